@@ -1,0 +1,38 @@
+# Two commands are all there is to know; both set up .venv first, and again only when something changed.
+#
+#   make demo    a real search on the best device here, compared with PyTorch, exported, imported and checked
+#   make test    every test this machine can run
+#   make lint    ruff, mypy, import-linter
+#
+#   PYTHON=/path/to/python3.12   the interpreter to build .venv from (3.11 to 3.14)
+#   CUDA=cu12                    compile with NVRTC 12 instead of 13, for drivers older than 580
+#   ARGS="-m gpu -x"             passed on to pytest
+#   BUDGET=10m                   how long the demo searches
+
+VENV ?= .venv
+CUDA ?= cu13
+BUDGET ?= 60s
+WORKERS ?= auto
+BIN := $(VENV)/bin
+
+export PYTHON VENV CUDA BUDGET
+
+.PHONY: help env demo test lint
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+env:
+	@bash scripts/environment.sh
+
+demo: env
+	@bash scripts/demo.sh
+
+# More than 8 workers only fight over memory; tests of the GPU share one worker (tests/conftest.py).
+test: env
+	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadgroup $(ARGS)
+
+lint: env
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports

@@ -1,0 +1,58 @@
+"""The command line: parsing and printing only. One module a group of commands."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import click
+import typer
+
+from evo.errors import EvoError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="evo",
+    help="A search engine for compute kernels that needs no language model.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs a command and ends the process with its exit code.
+
+    0 done, 1 the work failed, 2 bad usage, 130 interrupted with the state saved.
+    """
+    sys.exit(run(arguments))
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command; its exit code. A user's mistake is one sentence on stderr, never a traceback."""
+    from evo.cli import check, doctor, export, lineage, measure, search
+
+    for module in (search, lineage, export, measure, check, doctor):
+        module.register(app)
+    command = typer.main.get_command(app)
+    try:
+        code = command.main(args=list(arguments) if arguments is not None else None, standalone_mode=False)
+        return int(code or 0)
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.format_message())
+        return 2
+    except click.ClickException as error:
+        usage = f" (see: {error.ctx.command_path} --help)" if isinstance(error, click.UsageError) and error.ctx else ""
+        print(f"evo: {error.format_message()}{usage}", file=sys.stderr)
+        return 2
+    except (KeyboardInterrupt, click.exceptions.Abort):
+        print("evo: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
+        sys.stderr.close()
+        return 0
+    except EvoError as error:
+        print(f"evo: {error}", file=sys.stderr)
+        return error.exit_code

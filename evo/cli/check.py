@@ -1,0 +1,150 @@
+"""evo check."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from evo.checking import Branch, check_branches, check_workloads_of
+from evo.cli.options import DEFAULT_DB, Db, Json, TargetName, cache_dir, choose_arch, choose_target, print_json
+from evo.errors import DeviceError, UsageError
+from evo.evaluation import Status
+from evo.executors import ExecutorConfig
+from evo.executors.local import LocalExecutor
+from evo.kernel import load_kernel
+from evo.run import default_builders
+from evo.targets import find_target
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("check")(check)
+
+
+def check(
+    kernel: Annotated[str, typer.Argument(help="A kernel's name or its folder.")],
+    arch: Annotated[
+        str | None,
+        typer.Option(help="sm_89: machine code, also without a GPU. compute_89: PTX, gated on any newer GPU."),
+    ] = None,
+    target: TargetName = None,
+    workload: Annotated[list[str] | None, typer.Option(help="Instead of the kernel's own; repeat for more.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Draws the gate's data; random if left out.")] = None,
+    compile_only: Annotated[bool, typer.Option(help="Do not run anything.")] = False,
+    db: Db = DEFAULT_DB,
+    json: Json = False,
+) -> None:
+    """Compile every structural branch of a kernel's template, and gate those that can run here."""
+    problem = load_kernel(kernel)
+    chosen = target or ("cuda" if arch and re.match(r"(sm|compute)_", arch) else choose_target(None))
+    problem.check_target(chosen)
+    architecture = choose_arch(chosen, arch)
+    workloads = [problem.workload(chosen, w) for w in workload or ()] or check_workloads_of(problem, chosen)
+    runs_here, why_not = _runs_here(chosen, architecture)
+    drawn = int.from_bytes(os.urandom(4)) if seed is None else seed
+    executor = LocalExecutor(
+        chosen, ExecutorConfig(builders=default_builders(find_target(chosen)), cache_dir=cache_dir(db))
+    )
+    try:
+        branches = check_branches(
+            executor,
+            kernel,
+            problem,
+            chosen,
+            architecture,
+            workloads,
+            gate=runs_here and not compile_only,
+            seed=drawn,
+        )
+    finally:
+        executor.close()
+    failed = [b for b in branches if not b.passed]
+    if json:
+        print_json({"arch": architecture, "seed": drawn, "branches": [_record(b) for b in branches]})
+    else:
+        _print(Console(), problem.name, architecture, branches, why_not, drawn)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _runs_here(target: str, arch: str) -> tuple[bool, str]:
+    """Whether code for `arch` runs on the device present, and why not."""
+    try:
+        device = find_target(target).device()
+    except DeviceError as error:
+        return False, f"compiled only: {error}"
+    if target != "cuda":
+        return True, ""
+    wanted = re.fullmatch(r"(sm|compute)_(\d+)\w?", arch)
+    present = re.fullmatch(r"sm_(\d+)\w?", device.arch)
+    if wanted is None or present is None:
+        raise UsageError(f"architecture {arch!r} is not of the form sm_89 or compute_89")
+    kind, number = wanted[1], int(wanted[2])
+    here = int(present[1])
+    # Machine code runs on its own major version from its minor on; PTX on everything as new or newer.
+    fits = number <= here and (kind == "compute" or number // 10 == here // 10)
+    return fits, "" if fits else f"compiled only: this is {device.name} ({device.arch}); compute_{number} would run here"
+
+
+def _record(branch: Branch) -> dict[str, Any]:
+    build, measured = branch.build, branch.measurement
+    binary = build.binary
+    return {
+        "workload": branch.workload.key,
+        "changes": branch.changes,
+        "genome": branch.genome.parameters,
+        "build": str(build.status),
+        "compile_s": round(build.seconds, 3),
+        "registers": binary.registers if binary else None,
+        "spill_bytes": binary.spill_bytes if binary else None,
+        "smem_static_bytes": binary.smem_static_bytes if binary else None,
+        "smem_dynamic_bytes": build.smem_dynamic_bytes,
+        "occupancy": build.occupancy,
+        "code_bytes": len(binary.code) if binary else None,
+        "gate": str(measured.status) if measured else None,
+        "cases": len(measured.checks) if measured else 0,
+        "log": (measured.log if measured and measured.log else "") or (build.log if not binary else ""),
+    }
+
+
+def _print(console: Console, kernel: str, arch: str, branches: list[Branch], why_not: str, seed: int) -> None:
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    table.add_column("workload")
+    table.add_column("branch (what differs from the default)", overflow="fold")
+    for heading in ("registers", "spills B", "smem B", "occupancy", "compile s", "gate"):
+        table.add_column(heading, justify="right")
+    for branch in branches:
+        record = _record(branch)
+        known = record["registers"] is not None
+        smem = (record["smem_static_bytes"] or 0) + (record["smem_dynamic_bytes"] or 0)
+        verdict = record["gate"] if record["gate"] not in (None, "ok") else f"{record['cases']} ok" if record["gate"] else "-"
+        table.add_row(
+            str(branch.workload),
+            " ".join(f"{k}={v}" for k, v in branch.changes.items()) or "default",
+            str(record["registers"]) if known else "-",
+            str(record["spill_bytes"]) if known else "-",
+            str(smem) if known else "-",
+            f"{record['occupancy']:.0%}" if record["occupancy"] is not None else "-",
+            f"{record['compile_s']:.2f}",
+            verdict if record["build"] == "ok" else record["build"].replace("_", " "),
+            style="" if branch.passed else "red",
+        )
+    console.print(table)
+    for branch in branches:
+        if not branch.passed:
+            console.print(f"{branch.workload} {branch.changes}: {_record(branch)['log']}", style="red", highlight=False)
+    compiled = sum(b.build.status is Status.OK for b in branches)
+    gated = [b for b in branches if b.measurement is not None]
+    console.print(
+        f"{kernel} for {arch}: {compiled} of {len(branches)} branches compiled"
+        + (f", {sum(b.passed for b in gated)} of {len(gated)} passed the gate (seed {seed})" if gated else ""),
+        highlight=False,
+    )
+    if why_not:
+        console.print(why_not, highlight=False, soft_wrap=True)

@@ -1,0 +1,106 @@
+"""Options that several commands share, and how their text is read. The only place that reads the environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from evo.errors import DeviceError, UsageError
+from evo.space import Space, Value
+from evo.targets import find_target, target_names
+
+__all__ = [
+    "Db",
+    "Json",
+    "TargetName",
+    "cache_dir",
+    "choose_arch",
+    "choose_target",
+    "parse_duration",
+    "parse_fixed",
+    "print_json",
+]
+
+Db = Annotated[
+    str,
+    typer.Option("--db", envvar="EVO_DB", help="Lineage database: a file or a URL.", show_default="runs/lineage.db"),
+]
+DEFAULT_DB = "runs/lineage.db"
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document for programs.")]
+TargetName = Annotated[str | None, typer.Option("--target", help="cuda or cpu; the best present if left out.")]
+
+
+def choose_target(name: str | None) -> str:
+    """The target named, which must exist; else cuda where a GPU answers, else cpu."""
+    if name is not None:
+        find_target(name)
+        return name
+    for candidate in ("cuda", *(n for n in target_names() if n != "cuda")):
+        try:
+            find_target(candidate).device()
+        except DeviceError:
+            continue
+        return candidate
+    raise DeviceError("neither a CUDA GPU nor a C++ compiler answers here; see: evo doctor")
+
+
+def choose_arch(target: str, arch: str | None) -> str:
+    """The architecture named, which must be known; else the present device's. Raises DeviceError."""
+    chosen = arch or find_target(target).device().arch
+    find_target(target).limits(chosen)
+    return chosen
+
+
+def cache_dir(db: str) -> Path:
+    """Where compiled candidates are kept: EVO_CACHE, else beside the database, else under runs/."""
+    if named := os.environ.get("EVO_CACHE"):
+        return Path(named)
+    beside = Path("runs") if "://" in db else Path(db).parent
+    return beside / "cache"
+
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d)?", re.IGNORECASE)
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of 90, 90s, 1.5m, 2h, 1d. Raises UsageError."""
+    found = _DURATION.fullmatch(text.strip())
+    if not found:
+        raise UsageError(f"--budget {text!r} is not a duration; write e.g. 60s, 10m or 2h")
+    return float(found[1]) * _SECONDS[(found[2] or "s").lower()]
+
+
+def parse_fixed(texts: Iterable[str], space: Space) -> dict[str, Value]:
+    """name=value pairs, each value one of the parameter's own. Raises UsageError or UnknownNameError."""
+    fixed: dict[str, Value] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UsageError(f"--fix {text!r} is not NAME=VALUE")
+        parameter = space.by_name.get(name)
+        match = next((v for v in parameter.values if _written(v) == value.lower()), None) if parameter else None
+        fixed[name] = value if match is None else match
+    space.restricted(fixed)
+    return fixed
+
+
+def _written(value: Value) -> str:
+    return str(value).lower()
+
+
+def print_json(record: Any) -> None:
+    typer.echo(json.dumps(record, indent=2, default=_plain))
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    return str(value)

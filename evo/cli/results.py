@@ -1,0 +1,166 @@
+"""How the end of a search is told: one record, printed as tables or as JSON."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from evo.cli.screen import busy_share
+from evo.evaluation import Timing
+from evo.finals import Finalist, Finals
+from evo.run import Outcome
+from evo.store.columns import public_id
+
+__all__ = ["outcome_record", "print_outcome", "race_table", "short_id", "timing_record"]
+
+_MILESTONES = (1.1, 1.3, 1.5, 2.0)
+
+
+def short_id(identifier: str) -> str:
+    return identifier[:10]
+
+
+def outcome_record(outcome: Outcome, started: float) -> dict[str, Any]:
+    """Everything that is printed, as plain data. `started`: when the command began, as time.time()."""
+    run, search, progress = outcome.run, outcome.search, outcome.search.progress
+    before_search_s = max(0.0, search.started_unix - started)
+    searched_s = max(progress.elapsed_s, 1e-9)
+    device_s = max(progress.device_seconds, 1e-9)
+    return {
+        "run": run.name,
+        "kernel": run.spec.kernel,
+        "target": run.spec.target,
+        "arch": run.spec.arch,
+        "device": run.environment.device,
+        "sampler": run.spec.sampler,
+        "seed": run.spec.seed,
+        "stopped": str(outcome.reason),
+        "candidates": progress.finished,
+        "search_s": round(searched_s, 2),
+        "command_s": round(time.time() - started, 2),
+        "candidates_per_s": round(progress.finished / searched_s, 2),
+        "by_status": {str(k): v for k, v in sorted(progress.by_status.items())},
+        "device_busy_share": round(busy_share(progress), 3),
+        "gate_share": round(progress.gate_seconds / device_s, 3),
+        "timing_share": round(progress.timing_seconds / device_s, 3),
+        "timing_share_of_search": round(progress.timing_seconds / searched_s, 3),
+        "workloads": [
+            _workload_record(outcome, island, finals, before_search_s) for island, finals in enumerate(outcome.finals)
+        ],
+    }
+
+
+def _workload_record(outcome: Outcome, island: int, finals: Finals, before_search_s: float) -> dict[str, Any]:
+    run = outcome.run
+    ceiling = finals.baseline(finals.ceiling)
+    record: dict[str, Any] = {
+        "workload": run.spec.workloads[island].key,
+        "winner": None,
+        "finalists": [_finalist_record(outcome, f) for f in finals.finalists],
+        "baselines": {t.contender: timing_record(t) for t in finals.baselines},
+        "reached_s": {
+            f"{m}x": round(before_search_s + elapsed_s, 2)
+            for m in _MILESTONES
+            for elapsed_s in [_first_reaching(outcome, island, m)]
+            if elapsed_s is not None
+        },
+    }
+    if finals.winner is not None and finals.winner.timing is not None:
+        record["winner"] = _finalist_record(outcome, finals.winner)
+        if ceiling is not None:
+            record["times_ceiling"] = round(finals.winner.timing.median_us / ceiling.median_us, 4)
+            record["ceiling"] = finals.ceiling
+    return record
+
+
+def _first_reaching(outcome: Outcome, island: int, speedup: float) -> float | None:
+    return next((t for t, i, _, r in outcome.search.progress.improvements if i == island and 1 / r >= speedup), None)
+
+
+def _finalist_record(outcome: Outcome, finalist: Finalist) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "candidate": public_id(outcome.run.uid, finalist.ref.order),
+        "order": finalist.ref.order,
+        "operator": finalist.ref.proposal.operator,
+        "genome": finalist.ref.proposal.genome.parameters,
+        "status": str(finalist.measurement.status),
+        "log": finalist.measurement.log,
+    }
+    return record | (timing_record(finalist.timing) if finalist.timing else {})
+
+
+def timing_record(timing: Timing) -> dict[str, Any]:
+    record = {
+        "median_us": round(timing.median_us, 3),
+        "low_us": round(timing.low_us, 3),
+        "high_us": round(timing.high_us, 3),
+        "samples": len(timing.samples_us),
+    }
+    if timing.ratio and timing.ratio_low and timing.ratio_high:
+        record |= {
+            "speedup": round(1 / timing.ratio, 4),
+            "speedup_low": round(1 / timing.ratio_high, 4),
+            "speedup_high": round(1 / timing.ratio_low, 4),
+        }
+    return record
+
+
+def print_outcome(console: Console, outcome: Outcome, record: dict[str, Any]) -> None:
+    """Tables and a few sentences; every figure is one of the record's."""
+    for workload, finals in zip(record["workloads"], outcome.finals, strict=True):
+        console.print(race_table(workload, finals))
+        if workload["winner"] is None:
+            console.print(f"nothing passed the gate for {workload['workload']}: see  evo show CANDIDATE  for reasons")
+        reached = ", ".join(f"{k} after {v:g} s" for k, v in workload["reached_s"].items())
+        if reached:
+            console.print(f"reached {reached} from the start of the command", highlight=False)
+        for f in workload["finalists"]:
+            if f["status"] != "ok":
+                console.print(f"finalist {short_id(f['candidate'])} was refused: {f['log']}", highlight=False)
+    statuses = ", ".join(f"{n} {s.replace('_', ' ')}" for s, n in record["by_status"].items())
+    console.print(
+        f"{record['candidates']} candidates in {record['search_s']:g} s ({record['candidates_per_s']:g}/s): {statuses}.\n"
+        f"device busy {record['device_busy_share']:.0%} of the time, of that {record['timing_share']:.0%} timing and"
+        f" {record['gate_share']:.0%} gating; stopped: {record['stopped']}.",
+        highlight=False,
+        soft_wrap=True,
+    )
+    winners = [w["winner"]["candidate"] for w in record["workloads"] if w["winner"]]
+    if winners:
+        console.print(
+            f"next:  evo lineage {short_id(winners[0])}   evo export {record['run']} --out my_{record['kernel']}",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def race_table(workload: dict[str, Any], finals: Finals) -> Table:
+    """Winner, baselines and ceiling, timed interleaved in one race."""
+    table = Table(
+        title=f"{workload['workload']}", title_justify="left", title_style="bold", header_style="dim", box=None,
+        padding=(0, 2, 0, 0),
+    )
+    table.add_column("contender")
+    for heading in ("median us", "95% interval", "speed-up", "95% interval", "of a copy"):
+        table.add_column(heading, justify="right")
+    bound = finals.baseline(finals.ceiling)
+    rows = [] if workload["winner"] is None else [(short_id(workload["winner"]["candidate"]), workload["winner"], True)]
+    rows += [(name, record, False) for name, record in workload["baselines"].items()]
+    for name, record, ours in rows:
+        style = "bold green" if ours else ""
+        gain = f"{record['speedup']:.3f}x" if "speedup" in record else "1"
+        interval = f"{record['speedup_low']:.3f} to {record['speedup_high']:.3f}" if "speedup" in record else ""
+        share = f"{record['median_us'] / bound.median_us:.3f}" if bound else ""
+        table.add_row(
+            name,
+            f"{record['median_us']:.2f}",
+            f"{record['low_us']:.2f} to {record['high_us']:.2f}",
+            gain,
+            interval,
+            share,
+            style=style,
+        )
+    return table

@@ -1,0 +1,161 @@
+"""What a running search shows: a live screen on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Protocol
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from evo.evaluation import Status
+from evo.kernel import Workload
+from evo.search import Budget, Progress
+
+__all__ = ["LiveScreen", "PlainLines", "Screen", "SilentScreen", "format_duration"]
+
+_LINE_EVERY_S = 5.0
+
+
+class Screen(Protocol):
+    """An observer of the search that may own the terminal while it is entered."""
+
+    def __enter__(self) -> Screen: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+    def update(self, progress: Progress) -> None: ...
+    def say(self, text: str) -> None: ...
+
+
+def format_duration(seconds: float) -> str:
+    whole = int(max(seconds, 0))
+    hours, minutes, rest = whole // 3600, whole % 3600 // 60, whole % 60
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+class SilentScreen:
+    """For --json."""
+
+    def __enter__(self) -> SilentScreen:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def update(self, progress: Progress) -> None:
+        return None
+
+    def say(self, text: str) -> None:
+        return None
+
+
+class PlainLines:
+    """A line whenever something better is found, and one every few seconds."""
+
+    def __init__(self, console: Console, workloads: tuple[Workload, ...]) -> None:
+        self._console, self._workloads = console, workloads
+        self._improvements = 0
+        self._last = time.monotonic()
+
+    def __enter__(self) -> PlainLines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def say(self, text: str) -> None:
+        self._console.print(text, highlight=False, soft_wrap=True)
+
+    def update(self, progress: Progress) -> None:
+        for elapsed_s, island, order, ratio in progress.improvements[self._improvements :]:
+            workload = self._workloads[island]
+            self.say(f"{elapsed_s:7.1f} s  {workload}: candidate {order} is {1 / ratio:.3f}x PyTorch")
+        self._improvements = len(progress.improvements)
+        if time.monotonic() - self._last >= _LINE_EVERY_S:
+            self._last = time.monotonic()
+            self.say(f"{progress.elapsed_s:7.1f} s  {_counts(progress)}")
+
+
+class LiveScreen:
+    """Best so far, rate, states, failures by kind, busy share, time left; redrawn in place."""
+
+    def __init__(self, console: Console, title: str, workloads: tuple[Workload, ...], budget: Budget) -> None:
+        self._console, self._title = console, title
+        self._workloads, self._budget = workloads, budget
+        self._live = Live(console=console, refresh_per_second=8, transient=True)
+        self._shown = 0.0
+
+    def __enter__(self) -> LiveScreen:
+        self._live.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.__exit__(kind, error, trace)
+
+    def say(self, text: str) -> None:
+        self._live.update(Panel(Text(text), title=self._title, border_style="cyan"), refresh=True)
+
+    def update(self, progress: Progress) -> None:
+        if time.monotonic() - self._shown < 0.1:
+            return
+        self._shown = time.monotonic()
+        self._live.update(Panel(self._body(progress), title=self._title, border_style="cyan"))
+
+    def _body(self, progress: Progress) -> Group:
+        best = Table(box=None, padding=(0, 2, 0, 0), show_edge=False)
+        for heading, justify in (("workload", "left"), ("best", "right"), ("speed-up", "right"), ("candidate", "right")):
+            best.add_column(heading, justify="right" if justify == "right" else "left", header_style="dim")
+        for island, workload in enumerate(self._workloads):
+            if island in progress.best:
+                order, ratio, median_us = progress.best[island]
+                best.add_row(str(workload), f"{median_us:.2f} us", f"[bold green]{1 / ratio:.2f}x[/]", f"#{order}")
+            else:
+                best.add_row(str(workload), "…", "…", "")
+        share, left = self._time_left(progress)
+        bar = ProgressBar(total=1.0, completed=share, width=40)
+        line = Table.grid(padding=(0, 2))
+        line.add_row(bar, Text(left))
+        return Group(best, Text(), line, Text(_counts(progress)), Text(_failures(progress), style="yellow"))
+
+    def _time_left(self, progress: Progress) -> tuple[float, str]:
+        budget = self._budget
+        if budget.seconds is not None:
+            left = budget.seconds - progress.elapsed_s
+            return min(1.0, progress.elapsed_s / budget.seconds), f"{format_duration(left)} left"
+        if budget.evaluations is not None:
+            share = progress.finished / budget.evaluations
+            left_s = progress.elapsed_s * (1 / share - 1) if share > 0 else 0.0
+            return min(1.0, share), f"{progress.finished} of {budget.evaluations}, about {format_duration(left_s)} left"
+        return 0.0, f"until {budget.patience} in a row bring nothing better"
+
+
+def busy_share(progress: Progress) -> float:
+    """Share of the time since the first measurement in which the device process worked."""
+    if progress.first_measured_s is None:
+        return 0.0
+    return min(1.0, progress.device_seconds / max(progress.elapsed_s - progress.first_measured_s, 1e-9))
+
+
+def _counts(progress: Progress) -> str:
+    rate = progress.finished / progress.elapsed_s if progress.elapsed_s else 0.0
+    return (
+        f"{progress.finished} candidates, {rate:.1f}/s | building {progress.building}, measuring"
+        f" {progress.measuring} | device busy {busy_share(progress):.0%}"
+    )
+
+
+def _failures(progress: Progress) -> str:
+    failed = {s: n for s, n in sorted(progress.by_status.items()) if not s.passed}
+    same = progress.by_status.get(Status.SAME_CODE, 0)
+    parts = [f"{n} {s.value.replace('_', ' ')}" for s, n in failed.items()]
+    if same:
+        parts.append(f"{same} with machine code seen before")
+    return "refused: " + ", ".join(parts) if failed else ", ".join(parts)

@@ -1,0 +1,276 @@
+"""evo search, evo resume."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from evo.cli.options import (
+    DEFAULT_DB,
+    Db,
+    Json,
+    TargetName,
+    cache_dir,
+    choose_arch,
+    choose_target,
+    parse_duration,
+    parse_fixed,
+    print_json,
+)
+from evo.cli.results import outcome_record, print_outcome
+from evo.cli.screen import LiveScreen, PlainLines, Screen, SilentScreen
+from evo.errors import StoreError, UsageError
+from evo.kernel import load_kernel
+from evo.run import RunSettings, budget_of, check_workloads, default_builders, describe_environment, execute, plan_run
+from evo.samplers import find_sampler
+from evo.search import Budget, Search, SearchConfig, StopReason, window_for
+from evo.store import RunStatus, StoredRun
+from evo.store.store import Store
+from evo.targets import find_target
+
+__all__ = ["register"]
+
+_DEFAULT_BUDGET = "60s"
+_JOB_KEYS = frozenset(
+    {
+        "kernel",
+        "target",
+        "arch",
+        "workloads",
+        "budget",
+        "evaluations",
+        "patience",
+        "sampler",
+        "seed",
+        "name",
+        "fix",
+        "builders",
+        "finalists",
+    }
+)
+
+
+def register(app: typer.Typer) -> None:
+    app.command("search")(search)
+    app.command("resume")(resume)
+
+
+def search(
+    kernel: Annotated[str, typer.Argument(help="A kernel's name, its folder, or a job file (.toml).")],
+    target: TargetName = None,
+    arch: Annotated[str | None, typer.Option(help="Architecture, e.g. sm_89; the device's own if left out.")] = None,
+    workload: Annotated[
+        list[str] | None, typer.Option(help="e.g. rows=4096,cols=8192,dtype=float16; repeat for more.")
+    ] = None,
+    budget: Annotated[str | None, typer.Option(help="Time, finals included: 60s, 10m, 2h.")] = None,
+    evaluations: Annotated[int | None, typer.Option(help="Stop after so many candidates.")] = None,
+    patience: Annotated[int | None, typer.Option(help="Stop after so many candidates without a better one.")] = None,
+    sampler: Annotated[str | None, typer.Option(help="evolution, tpe or random.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Reproduces the proposals, given the same measurements.")] = None,
+    fix: Annotated[list[str] | None, typer.Option(help="Hold a parameter at one value: NAME=VALUE.")] = None,
+    builders: Annotated[int | None, typer.Option(help="Compiling processes.", min=1)] = None,
+    finalists: Annotated[int | None, typer.Option(help="Candidates that are timed again, paired.", min=1)] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the run.")] = None,
+    export: Annotated[Path | None, typer.Option(help="Export the winners to this folder as a module.")] = None,
+    db: Db = DEFAULT_DB,
+    json: Json = False,
+) -> None:
+    """Search for faster variants of a kernel."""
+    started = _process_started()
+    job = _read_job(Path(kernel)) if kernel.endswith(".toml") else {"kernel": kernel}
+    given = {
+        "target": target,
+        "arch": arch,
+        "workloads": workload,
+        "budget": budget,
+        "evaluations": evaluations,
+        "patience": patience,
+        "sampler": sampler,
+        "seed": seed,
+        "name": name,
+        "fix": fix,
+        "builders": builders,
+        "finalists": finalists,
+    }
+    job |= {k: v for k, v in given.items() if v is not None}
+    config = _configure(job)
+    problem = load_kernel(config.kernel)
+    environment = describe_environment(find_target(config.target))
+    with _open(db) as store:
+        run = store.create_run(plan_run(config, problem, job.get("name")), environment)
+        _carry_out(store, run, job, db, config.budget, json, export, started)
+
+
+def resume(
+    run: Annotated[str, typer.Argument(help="A run's name, a unique beginning of it, or 'latest'.")],
+    budget: Annotated[str | None, typer.Option(help="A new budget of time for the run as a whole.")] = None,
+    evaluations: Annotated[int | None, typer.Option(help="A new number of candidates for the run as a whole.")] = None,
+    export: Annotated[Path | None, typer.Option(help="Export the winners to this folder as a module.")] = None,
+    db: Db = DEFAULT_DB,
+    json: Json = False,
+) -> None:
+    """Continue a search that was interrupted."""
+    started = _process_started()
+    with _open(db) as store:
+        stored = store.run(run)
+        longer = budget is not None or evaluations is not None
+        if stored.status is RunStatus.FINISHED and not longer:
+            raise StoreError(
+                f"run {stored.name!r} is finished ({stored.stop_reason}); to search on, give it a larger --budget or"
+                " --evaluations"
+            )
+        limit = budget_of(stored)
+        if longer:
+            limit = Budget(seconds=parse_duration(budget) if budget else None, evaluations=evaluations)
+        here = find_target(stored.spec.target).device()
+        if here.name != stored.environment.device:
+            raise StoreError(
+                f"run {stored.name!r} was measured on {stored.environment.device}, and this is {here.name}: times of"
+                " two devices do not mix; start a new run here"
+            )
+        store.set_status(stored, RunStatus.RUNNING, elapsed_s=stored.elapsed_s)
+        _carry_out(store, stored, {}, db, limit, json, export, started)
+
+
+def _configure(job: dict[str, Any]) -> SearchConfig:
+    kernel = load_kernel(job["kernel"])
+    target = choose_target(job.get("target"))
+    workloads = check_workloads(kernel, target, list(job.get("workloads") or ()))
+    arch = choose_arch(target, job.get("arch"))
+    limits = find_target(target).limits(arch)
+    fixed = parse_fixed(job.get("fix") or (), kernel.space(target, workloads[0], limits))
+    sampler = job.get("sampler") or "evolution"
+    find_sampler(sampler)
+    seconds = job.get("budget")
+    limited = any(job.get(k) is not None for k in ("budget", "evaluations", "patience"))
+    if not limited:
+        seconds = _DEFAULT_BUDGET
+    builders = job.get("builders") or default_builders(find_target(target))
+    seed = job.get("seed")
+    return SearchConfig(
+        kernel=job["kernel"],
+        target=target,
+        arch=arch,
+        workloads=workloads,
+        sampler=sampler,
+        seed=int.from_bytes(os.urandom(4)) if seed is None else int(seed),
+        window=window_for(builders),
+        budget=Budget(
+            seconds=parse_duration(str(seconds)) if seconds is not None else None,
+            evaluations=job.get("evaluations"),
+            patience=job.get("patience"),
+        ),
+        fixed=fixed,
+    )
+
+
+def _carry_out(
+    store: Store,
+    run: StoredRun,
+    job: dict[str, Any],
+    db: str,
+    budget: Budget,
+    json: bool,
+    export: Path | None,
+    started: float,
+) -> None:
+    target = find_target(run.spec.target)
+    settings = RunSettings(
+        cache_dir=cache_dir(db),
+        builders=job.get("builders") or default_builders(target),
+        finalists=job.get("finalists") or RunSettings.finalists,
+    )
+    console = Console()
+    screen = _screen(console, run, budget, json)
+    with screen:
+        screen.say(f"run {run.name}: {run.spec.kernel} on {run.environment.device}, seed {run.spec.seed}; starting …")
+        with _signals() as connect:
+            outcome = execute(run, store, settings, screen, budget=budget, on_search=connect)
+    if outcome.reason is StopReason.INTERRUPTED:
+        typer.echo(f"evo: interrupted; everything finished is stored. Continue with: evo resume {run.name}", err=True)
+        raise typer.Exit(130)
+    record = outcome_record(outcome, started)
+    if export is not None and outcome.has_winner:
+        from evo.cli.export import export_run
+
+        record["export"] = [str(p) for p in export_run(store, run.name, "module", export)]
+    if json:
+        print_json(record)
+    else:
+        print_outcome(console, outcome, record)
+    if not outcome.has_winner:
+        raise typer.Exit(1)
+
+
+def _screen(console: Console, run: StoredRun, budget: Budget, json: bool) -> Screen:
+    if json:
+        return SilentScreen()
+    if console.is_terminal:
+        title = f"evo search {run.spec.kernel} · {run.environment.device} · {run.name}"
+        return LiveScreen(console, title, run.spec.workloads, budget)
+    return PlainLines(console, run.spec.workloads)
+
+
+@contextmanager
+def _open(db: str) -> Iterator[Store]:
+    store = Store.open(db, write=True)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+@contextmanager
+def _signals() -> Iterator[Any]:
+    """The first SIGINT or SIGTERM ends the search in order; a second SIGINT ends the process."""
+    before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+
+    def connect(search: Search) -> None:
+        def stop(number: int, frame: object) -> None:
+            search.interrupt()
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+        for s in before:
+            signal.signal(s, stop)
+
+    try:
+        yield connect
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)
+
+
+def _read_job(path: Path) -> dict[str, Any]:
+    """The [search] table of a job file. Raises UsageError."""
+    try:
+        document = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise UsageError(f"job file {path} does not exist") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise UsageError(f"job file {path} cannot be read: {error}") from error
+    job = document.get("search")
+    if not isinstance(job, dict) or "kernel" not in job:
+        raise UsageError(f"job file {path} needs a table [search] with at least: kernel = \"layernorm\"")
+    unknown = sorted(set(job) - _JOB_KEYS)
+    if unknown:
+        raise UsageError(f"job file {path}: unknown key {unknown[0]!r}; known: {', '.join(sorted(_JOB_KEYS))}")
+    return job
+
+
+def _process_started() -> float:
+    """When this process began, on the clock of time.time(): what a user waits for includes the imports."""
+    import psutil
+
+    try:
+        return float(psutil.Process().create_time())
+    except psutil.Error:
+        return time.time()

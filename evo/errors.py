@@ -1,0 +1,97 @@
+"""Every error that evo raises on purpose.
+
+EvoError                      exit code 1: the work failed
+├── UsageError                exit code 2: the user asked for something that cannot be
+│   ├── UnknownNameError      no such kernel, target, sampler, parameter, run, ...
+│   ├── KernelError           a kernel.py that does not state a usable problem
+│   ├── TemplateError         a template that does not render
+│   ├── SpaceError            a search space, or a point of it, that is not legal
+│   ├── WorkloadError         a workload that does not fit its kernel
+│   ├── DeviceError           no GPU, no compiler, an unusable driver
+│   └── StoreError            a database that is locked, foreign, newer, unwritable, full
+├── CompileError              one candidate did not compile; carries the compiler's log
+├── LaunchError               one candidate could not be loaded or launched
+└── EngineError               evo itself is broken; reported as a bug
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "CompileError",
+    "DeviceError",
+    "EngineError",
+    "EvoError",
+    "KernelError",
+    "LaunchError",
+    "SpaceError",
+    "StoreError",
+    "TemplateError",
+    "UnknownNameError",
+    "UsageError",
+    "WorkloadError",
+]
+
+
+class EvoError(Exception):
+    """One sentence that says what went wrong, where, what was found, and what to do next."""
+
+    exit_code = 1
+
+
+class UsageError(EvoError):
+    """The request cannot be carried out as it stands."""
+
+    exit_code = 2
+
+
+class UnknownNameError(UsageError):
+    """A name that nothing answers to; offers the nearest names there are."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        names = sorted(known)
+        near = difflib.get_close_matches(name, names, n=3)
+        offer = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names) or 'none'}"
+        super().__init__(f"unknown {kind} {name!r}; {offer}")
+        self.kind, self.name = kind, name
+
+    def __reduce__(self) -> tuple[type[UsageError], tuple[str]]:
+        return (UsageError, (str(self),))  # crosses process boundaries as its sentence
+
+
+class KernelError(UsageError):
+    """A kernel.py that does not state a usable problem."""
+
+
+class TemplateError(UsageError):
+    """A template that does not render."""
+
+
+class SpaceError(UsageError):
+    """A search space, or a point of it, that is not legal."""
+
+
+class WorkloadError(UsageError):
+    """A workload that does not fit its kernel."""
+
+
+class DeviceError(UsageError):
+    """The machine lacks what was asked for: a GPU, a compiler, a driver."""
+
+
+class StoreError(UsageError):
+    """A lineage database that cannot be used as it is."""
+
+
+class CompileError(EvoError):
+    """A candidate did not compile; `str()` is the compiler's log."""
+
+
+class LaunchError(EvoError):
+    """A candidate could not be loaded or launched."""
+
+
+class EngineError(EvoError):
+    """An invariant of evo does not hold; never a fault of the user or of a candidate."""

@@ -1,0 +1,200 @@
+"""What crosses the seams: proposals, builds, checks, timings, evaluations. Plain, frozen, picklable."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from evo.errors import EngineError
+from evo.genome import Genome
+from evo.kernel import Workload
+
+__all__ = [
+    "Binary",
+    "Build",
+    "CandidateRef",
+    "Check",
+    "Evaluation",
+    "Measurement",
+    "Parent",
+    "Proposal",
+    "Status",
+    "Timing",
+]
+
+
+class Status(StrEnum):
+    """How an evaluation ended. Only OK and SAME_CODE may carry times."""
+
+    OK = "ok"
+    SAME_CODE = "same_code"
+    """Machine code equal to an earlier candidate's; its measurement is reused, not repeated."""
+    RENDER_ERROR = "render_error"
+    COMPILE_ERROR = "compile_error"
+    COMPILE_TIMEOUT = "compile_timeout"
+    LOAD_ERROR = "load_error"
+    LAUNCH_ERROR = "launch_error"
+    WRONG = "wrong"
+    """Refused by the gate."""
+    TIMEOUT = "timeout"
+    CRASH = "crash"
+    ILLEGAL_ADDRESS = "illegal_address"
+    OUT_OF_MEMORY = "out_of_memory"
+
+    @property
+    def passed(self) -> bool:
+        return self in (Status.OK, Status.SAME_CODE)
+
+
+@dataclass(frozen=True)
+class Parent:
+    """A candidate that a proposal came from: its order in the run, and its part in the making."""
+
+    order: int
+    role: str = "parent"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposal:
+    """What a sampler wants tried. `parents` name earlier proposals of the same run by order."""
+
+    genome: Genome
+    operator: str
+    parents: tuple[Parent, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CandidateRef:
+    """A proposal with its place in a run: global order from 0, and the workload (island) it is tried on."""
+
+    order: int
+    island: int
+    workload: Workload
+    proposal: Proposal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Binary:
+    """Compiled code and what the compiler said of it. None where a target has no such figure."""
+
+    code: bytes
+    code_hash: str
+    """sha256 of the machine code itself, not of the container around it."""
+    log: str = ""
+    registers: int | None = None
+    spill_bytes: int | None = None
+    smem_static_bytes: int | None = None
+    stack_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Build:
+    """One compilation, successful or not."""
+
+    status: Status
+    arch: str
+    compiler: str
+    source_digest: str
+    source: str = ""
+    seconds: float = 0.0
+    """Compile seconds; those of the original build when `cached`."""
+    cached: bool = False
+    log: str = ""
+    binary: Binary | None = None
+    smem_dynamic_bytes: int | None = None
+    occupancy: float | None = None
+    """Resident threads over the multiprocessor's limit, 0 to 1, from registers, shared memory and block size."""
+
+    def __post_init__(self) -> None:
+        if (self.binary is None) == (self.status is Status.OK):
+            raise EngineError(f"a build with status {self.status} and binary={self.binary is not None}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One gate case: the largest error against float64, what was allowed, and why it failed if it did."""
+
+    case: str
+    passed: bool
+    error: float | None = None
+    """max |output - reference|; None where no number could be had."""
+    allowed: float | None = None
+    torch_error: float | None = None
+    reason: str = ""
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """A contender's time for one workload under one protocol.
+
+    All times in microseconds a call. `low` and `high` bound the median with 95% confidence.
+    `ratio` is contender over reference baseline, sample by sample in interleaved rounds (below 1: faster).
+    """
+
+    workload: str
+    contender: str
+    """"candidate", or a baseline's name."""
+    protocol: str
+    """"cold", "hot", "final"."""
+    median_us: float
+    low_us: float
+    high_us: float
+    samples_us: tuple[float, ...]
+    ratio: float | None = None
+    ratio_low: float | None = None
+    ratio_high: float | None = None
+    calls_per_sample: int = 1
+    sets: int = 1
+    """Buffer sets that a sample walks over."""
+    clocks: dict[str, float] = field(default_factory=dict)
+    """Clocks, temperature, power as read beside the samples, where the device tells."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """What the device process found out about one binary."""
+
+    status: Status
+    checks: tuple[Check, ...] = ()
+    timings: tuple[Timing, ...] = ()
+    log: str = ""
+    seconds: float = 0.0
+    gate_seconds: float = 0.0
+    timing_seconds: float = 0.0
+    device_lost: bool = False
+    """The device answers nothing any more: the process must be replaced before anything else is measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Everything that is known of one candidate. Illegal combinations cannot be built."""
+
+    status: Status
+    build: Build | None = None
+    checks: tuple[Check, ...] = ()
+    timings: tuple[Timing, ...] = ()
+    log: str = ""
+    same_code_as: int | None = None
+    """Order of the candidate with equal machine code and launch; its verdict and times hold for this one too."""
+    seconds: float = 0.0
+    """Wall time in the device process."""
+    gate_seconds: float = 0.0
+    timing_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.timings and not (self.status.passed and self.checks and all(c.passed for c in self.checks)):
+            raise EngineError(f"a candidate that did not pass the gate ({self.status}) cannot carry a time")
+        if self.status is Status.SAME_CODE and self.same_code_as is None:
+            raise EngineError("status same_code needs the candidate whose code it is")
+        if self.status.passed and (self.build is None or self.build.status is not Status.OK):
+            raise EngineError("a candidate that passed must have a successful build")
+
+    def timing(self, protocol: str = "cold") -> Timing | None:
+        return next((t for t in self.timings if t.contender == "candidate" and t.protocol == protocol), None)
+
+    @property
+    def score(self) -> float | None:
+        """What a search minimises: the cold time over the reference baseline's. None if it has no time."""
+        timing = self.timing()
+        return timing.ratio if timing else None

@@ -1,0 +1,182 @@
+"""What the device process keeps between candidates of one workload: buffers, references, baseline replays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from evo.evaluation import Check, Timing
+from evo.gate import Expected, Gate, allocate_outputs, argument_values, as_outputs, compare, poison
+from evo.kernel import Baseline, Kernel, Launch, Tensors, Workload
+from evo.targets import Loaded, Replay, Session
+from evo.timing import Protocol, Samples, calls_for, estimate_us, race, sets_for, summarise
+
+__all__ = ["Bench"]
+
+_SAMPLED_ELEMENTS = 1 << 20
+"""On a CPU, how many elements of a timed output are compared with the reference: all of them would take longer
+than the timing. Rows are picked anew for every candidate; unwritten elements are looked for everywhere."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Entry:
+    """One contender of a race: a call per buffer set."""
+
+    name: str
+    calls: Sequence[Callable[[], object]]
+
+
+class Bench:
+    """Times binaries for one workload, beside its baselines, over rotating buffers."""
+
+    def __init__(self, kernel: Kernel, target: str, workload: Workload, session: Session, seed: int) -> None:
+        self._kernel, self._target, self._workload, self._session = kernel, target, workload, session
+        self._gate = Gate(kernel, target, session, seed)
+        self._generator = torch.Generator(device=session.device).manual_seed(seed % 2**63)
+        self._replays: dict[tuple[str, int], Replay] = {}
+        self._call_us: dict[str, float] = {}
+
+    @property
+    def gate(self) -> Gate:
+        return self._gate
+
+    @cached_property
+    def set_count(self) -> int:
+        memory = 4 << 30
+        if self._session.device.type == "cuda":
+            memory = torch.cuda.get_device_properties(self._session.device).total_memory
+        return sets_for(self._kernel.cost(self._workload).bytes, self._session.limits.cache_bytes, memory)
+
+    @cached_property
+    def inputs(self) -> list[Tensors]:
+        """Fresh random inputs for every set: equal data in all of them would be kinder than life."""
+        data = self._kernel.data[0]
+        return [self._kernel.inputs(self._workload, data, self._generator) for _ in range(self.set_count)]
+
+    @cached_property
+    def outputs(self) -> list[dict[str, torch.Tensor]]:
+        return [allocate_outputs(self._kernel, self._workload, self._session.device) for _ in self.inputs]
+
+    @cached_property
+    def expected(self) -> tuple[Expected, ...]:
+        """For the outputs of set 0."""
+        return self._gate.expect(self.inputs[0], self._workload)
+
+    def candidate(self, name: str, loaded: Loaded, launch: Launch) -> _Entry:
+        def bind(i: int) -> Callable[[], object]:
+            values = argument_values(self._kernel, self._workload, self.inputs[i], self.outputs[i])
+            return lambda: loaded(values, launch)
+
+        return _Entry(name=name, calls=[bind(i) for i in range(self.set_count)])
+
+    def baseline(self, baseline: Baseline) -> _Entry:
+        def bind(i: int) -> Callable[[], object]:
+            return lambda: baseline.call(self.inputs[i], self._workload)
+
+        return _Entry(name=baseline.name, calls=[bind(i) for i in range(self.set_count)])
+
+    def time(
+        self,
+        entries: Sequence[_Entry],
+        protocol: Protocol,
+        reference: str | None,
+        keep: frozenset[str] = frozenset(),
+    ) -> tuple[Timing, ...]:
+        """Races the entries, cold. Replays of entries named in `keep` are kept for the next race."""
+        replays: dict[str, Replay] = {}
+        own: list[Replay] = []
+        try:
+            for entry in entries:
+                replays[entry.name] = self._replay(entry, protocol, entry.name in keep, own)
+            samples = race(self._session, replays, protocol, reference)
+            clocks = self._session.clocks()
+            return tuple(self._summary(samples, e.name, replays, protocol, reference, clocks) for e in entries)
+        finally:
+            for replay in own:
+                replay.close()
+
+    def verify_timed(self, pick: int) -> Check:
+        """Were the outputs that the timed calls wrote right? `pick` varies the rows that are compared."""
+        for e in self.expected:
+            output = self.outputs[0][e.name]
+            whole = output.numel() <= _SAMPLED_ELEMENTS or self._session.device.type == "cuda"
+            seen, wanted = (output, e) if whole else _sampled(output, e, pick)
+            error, reason = compare(seen, wanted)
+            if not reason and not whole and bool(output.isnan().any()) and e.all_finite:
+                reason = "elements are NaN or were never written"
+            if reason:
+                return Check(
+                    case="timed", passed=False, error=error, allowed=e.largest_allowed, reason=f"{e.name}: {reason}"
+                )
+        return Check(case="timed", passed=True, error=error, allowed=e.largest_allowed, torch_error=e.torch_error)
+
+    def poison_timed(self) -> None:
+        for e in self.expected:
+            poison(self.outputs[0][e.name], all_finite=e.all_finite)
+
+    def check_baseline(self, baseline: Baseline) -> str:
+        """Why a baseline's own result is not comparable; empty when it is right."""
+        got = as_outputs(self._kernel, baseline.call(self.inputs[0], self._workload))
+        for e in self.expected:
+            _, reason = compare(got[e.name], e)
+            if reason:
+                return reason
+        return ""
+
+    def _replay(self, entry: _Entry, protocol: Protocol, keep: bool, own: list[Replay]) -> Replay:
+        if entry.name not in self._call_us or not keep:
+            self._call_us[entry.name] = estimate_us(entry.calls[0], self._session)
+        calls = calls_for(len(entry.calls), self._call_us[entry.name], protocol.sample_us)
+        if (entry.name, calls) in self._replays:
+            return self._replays[entry.name, calls]
+        replay = self._session.record([entry.calls[i % len(entry.calls)] for i in range(calls)])
+        if keep:
+            self._replays[entry.name, calls] = replay
+        else:
+            own.append(replay)
+        return replay
+
+    def _summary(
+        self,
+        samples: Samples,
+        name: str,
+        replays: Mapping[str, Replay],
+        protocol: Protocol,
+        reference: str | None,
+        clocks: Mapping[str, float],
+    ) -> Timing:
+        return summarise(
+            samples,
+            name,
+            workload=self._workload.key,
+            protocol=protocol.name,
+            reference=reference,
+            calls=replays[name].calls,
+            sets=self.set_count,
+            clocks=clocks,
+        )
+
+
+def _sampled(output: torch.Tensor, expected: Expected, pick: int) -> tuple[torch.Tensor, Expected]:
+    rows = output.reshape(-1, output.shape[-1])
+    count = max(2, _SAMPLED_ELEMENTS // rows.shape[1])
+    generator = torch.Generator().manual_seed(pick)
+    index = torch.randint(0, rows.shape[0], (count,), generator=generator)
+    index[0], index[-1] = 0, rows.shape[0] - 1
+    wide = output.shape[-1]
+
+    def at(t: torch.Tensor) -> torch.Tensor:
+        return t.reshape(-1, wide)[index]
+
+    return at(rows), Expected(
+        name=expected.name,
+        reference=at(expected.reference),
+        finite=at(expected.finite),
+        allowed=at(expected.allowed),
+        torch_error=expected.torch_error,
+        largest_allowed=expected.largest_allowed,
+        all_finite=expected.all_finite,
+    )

@@ -1,0 +1,244 @@
+"""What worker processes run. Only names and plain data come in and go out.
+
+This module must stay cheap to import: builders load no torch.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from evo.errors import CompileError, LaunchError, TemplateError
+from evo.evaluation import Build, Check, Measurement, Status
+from evo.executors import BuildRequest, MeasureRequest, RaceRequest, RaceResult
+from evo.genome import Genome
+from evo.kernel import Kernel, Workload, load_kernel
+from evo.render import render
+from evo.targets import Session, find_target
+from evo.targets._cache import BuildCache
+from evo.timing import Protocol
+
+if TYPE_CHECKING:
+    from evo.executors._bench import Bench
+
+__all__ = ["build", "classify", "measure", "open_device", "race"]
+
+_PROTOCOLS = {
+    ("search", False): Protocol(name="cold", min_rounds=6, max_rounds=16, sample_us=300.0, precision=0.015),
+    ("search", True): Protocol(name="cold", min_rounds=4, max_rounds=8, sample_us=2000.0, precision=0.03),
+    ("final", False): Protocol(name="final", min_rounds=30, max_rounds=60, sample_us=1000.0, precision=0.003),
+    ("final", True): Protocol(name="final", min_rounds=16, max_rounds=40, sample_us=4000.0, precision=0.01),
+}
+"""By stage and by whether the target shares its cores with everything else (and is therefore noisier)."""
+
+
+def build(request: BuildRequest, cache_dir: str) -> Build:
+    """Renders and compiles one candidate. A failing candidate is a Build that says so."""
+    kernel, target = load_kernel(request.kernel), find_target(request.target)
+    compiler = target.compiler()
+    try:
+        source = render(
+            kernel, request.target, request.genome, kernel.binding(request.target, request.workload), request.arch
+        )
+    except TemplateError as error:
+        return Build(
+            status=Status.RENDER_ERROR, arch=request.arch, compiler=compiler, source_digest="", log=str(error)
+        )
+    started = time.perf_counter()
+    workdir = Path(tempfile.mkdtemp(prefix="evo-build-"))
+    try:
+        binary, seconds, cached = BuildCache(Path(cache_dir)).get_or_build(target, source, request.arch, workdir)
+    except CompileError as error:
+        return Build(
+            status=Status.COMPILE_ERROR,
+            arch=request.arch,
+            compiler=compiler,
+            source_digest=source.digest,
+            source=source.text,
+            seconds=time.perf_counter() - started,
+            log=str(error),
+        )
+    finally:
+        shutil.rmtree(workdir, ignore_errors=True)
+    limits = target.limits(request.arch)
+    launch = kernel.launch(request.target, request.genome.parameters, request.workload, limits)
+    return Build(
+        status=Status.OK,
+        arch=request.arch,
+        compiler=compiler,
+        source_digest=source.digest,
+        source=source.text,
+        seconds=seconds,
+        cached=cached,
+        log=binary.log,
+        binary=binary,
+        smem_dynamic_bytes=launch.smem_bytes,
+        occupancy=target.occupancy(binary, launch, limits),
+    )
+
+
+_device: dict[str, Session] = {}
+
+
+def open_device(target: str, index: int, core: int | None = None) -> None:
+    """Initialises a device process."""
+    if core is not None:
+        os.sched_setaffinity(0, {core})
+    _device["session"] = find_target(target).open(index)
+
+
+@cache
+def _bench(kernel_name: str, target: str, workload: Workload, seed: int) -> Bench:
+    from evo.executors._bench import Bench
+
+    return Bench(load_kernel(kernel_name), target, workload, _device["session"], seed)
+
+
+def measure(request: MeasureRequest) -> Measurement:
+    """Loads, gates and times one binary. Raises only if evo itself is broken."""
+    started = time.perf_counter()
+    kernel, session = load_kernel(request.kernel), _device["session"]
+    bench = _bench(request.kernel, request.target, request.workload, request.seed)
+    checks: tuple[Check, ...] = ()
+    gated = started
+    assert request.build.binary is not None
+    try:
+        loaded = session.load(request.build.binary, kernel.entry)
+    except LaunchError as error:
+        return Measurement(
+            status=classify(str(error), Status.LOAD_ERROR), log=str(error), seconds=time.perf_counter() - started
+        )
+    try:
+        cases = [
+            (case, kernel.launch(request.target, request.genome.parameters, case.workload, session.limits))
+            for case in kernel.cases(request.target, request.workload)
+        ]
+        checks = bench.gate.run(loaded, cases)
+        gated = time.perf_counter()
+        if not all(c.passed for c in checks):
+            return Measurement(
+                status=Status.WRONG,
+                checks=checks,
+                log=f"{checks[-1].case}: {checks[-1].reason}",
+                seconds=gated - started,
+                gate_seconds=gated - started,
+            )
+        if not request.time:
+            return Measurement(
+                status=Status.OK, checks=checks, seconds=gated - started, gate_seconds=gated - started
+            )
+        reference = next(b for b in kernel.baselines if b.role == "reference")
+        launch = kernel.launch(request.target, request.genome.parameters, request.workload, session.limits)
+        bench.poison_timed()
+        timings = bench.time(
+            [bench.candidate("candidate", loaded, launch), bench.baseline(reference)],
+            _protocol("search", request.target),
+            reference.name,
+            keep=frozenset({reference.name}),
+        )
+        timed = time.perf_counter()
+        checks = (*checks, bench.verify_timed(pick=int(request.genome.digest[:8], 16)))
+        ended = time.perf_counter()
+        passed = checks[-1].passed
+        return Measurement(
+            status=Status.OK if passed else Status.WRONG,
+            checks=checks,
+            timings=timings if passed else (),
+            log="" if passed else f"{checks[-1].case}: {checks[-1].reason}",
+            seconds=ended - started,
+            gate_seconds=gated - started + ended - timed,
+            timing_seconds=timed - gated,
+        )
+    except LaunchError as error:
+        return Measurement(
+            status=classify(str(error), Status.LAUNCH_ERROR),
+            checks=checks if all(c.passed for c in checks) else (),
+            log=str(error),
+            seconds=time.perf_counter() - started,
+            device_lost=not _answers(session),
+        )
+    finally:
+        loaded.close()
+
+
+def race(request: RaceRequest) -> RaceResult:
+    """Times contenders and baselines interleaved; every output is verified first."""
+    started = time.perf_counter()
+    kernel, session = load_kernel(request.kernel), _device["session"]
+    bench = _bench(request.kernel, request.target, request.workload, request.seed)
+    reference = next(b for b in kernel.baselines if b.role == "reference")
+    names = dict.fromkeys((reference.name, *request.baselines))
+    refused: list[tuple[str, str]] = []
+    entries, loaded_all = [], []
+    try:
+        for name, genome, built in request.contenders:
+            assert built.binary is not None
+            loaded = session.load(built.binary, kernel.entry)
+            loaded_all.append(loaded)
+            launch = kernel.launch(request.target, genome.parameters, request.workload, session.limits)
+            entry = bench.candidate(name, loaded, launch)
+            bench.poison_timed()
+            entry.calls[0]()
+            session.synchronize()
+            check = bench.verify_timed(pick=int(genome.digest[:8], 16) ^ request.seed & 0xFFFF)
+            if check.passed:
+                entries.append(entry)
+            else:
+                refused.append((name, check.reason))
+        for name in names:
+            baseline = kernel.baseline(name)
+            if request.target not in baseline.targets:
+                continue
+            reason = "" if baseline.role == "ceiling" else bench.check_baseline(baseline)
+            if reason and name != reference.name:
+                refused.append((name, reason))
+            else:
+                entries.append(bench.baseline(baseline))
+        timings = [
+            t
+            for stage in request.protocols
+            for t in bench.time(entries, _protocol(stage, request.target), reference.name)
+        ]
+    except LaunchError as error:
+        return RaceResult(
+            log=str(error),
+            refused=tuple(refused),
+            seconds=time.perf_counter() - started,
+            device_lost=not _answers(session),
+        )
+    finally:
+        for loaded in loaded_all:
+            loaded.close()
+    return RaceResult(timings=tuple(timings), refused=tuple(refused), seconds=time.perf_counter() - started)
+
+
+def _answers(session: Session) -> bool:
+    """Most CUDA errors of a kernel are sticky: the context is lost and reports the same error for ever."""
+    try:
+        session.synchronize()
+    except LaunchError:
+        return False
+    return True
+
+
+def classify(message: str, default: Status) -> Status:
+    """The status that a device's error message stands for."""
+    text = message.upper()
+    if "ILLEGAL_ADDRESS" in text or "MISALIGNED_ADDRESS" in text or "ILLEGAL_INSTRUCTION" in text:
+        return Status.ILLEGAL_ADDRESS
+    if "OUT_OF_MEMORY" in text:
+        return Status.OUT_OF_MEMORY
+    if "LAUNCH_TIMEOUT" in text:
+        return Status.TIMEOUT
+    return default
+
+
+def _protocol(stage: str, target: str) -> Protocol:
+    return _PROTOCOLS[stage, find_target(target).shares_cores]
+
+

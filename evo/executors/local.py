@@ -1,0 +1,209 @@
+"""Runs work on this machine: a pool of builders and one disposable device process (both by pebble).
+
+Pebble's pools kill a task at its time limit and replace a worker that dies; what is added here is the order of
+things: one measurement at a time, a fresh process after a broken one, and turns where building and timing would
+share cores.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future, TimeoutError
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pebble import ProcessExpired, ProcessPool
+
+from evo.errors import EvoError
+from evo.evaluation import Build, Measurement, Status
+from evo.executors import BuildRequest, ExecutorConfig, MeasureRequest, RaceRequest, RaceResult
+from evo.executors import _tasks as tasks
+from evo.targets import find_target
+
+__all__ = ["LocalExecutor"]
+
+_OPEN_TIMEOUT_S = 180.0
+"""The first task of a device process also imports torch and opens the device."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    run: Callable[[], None]
+
+
+class LocalExecutor:
+    """See `evo.executors.Executor`."""
+
+    def __init__(self, target: str, config: ExecutorConfig) -> None:
+        self._target, self._config = target, config
+        self._turns = find_target(target).shares_cores
+        self._context = multiprocessing.get_context("spawn")
+        self._builders = ProcessPool(max_workers=config.builders, context=self._context)
+        self._device: ProcessPool | None = None
+        self._jobs: deque[_Job] = deque()
+        self._held_builds: deque[Callable[[], None]] = deque()
+        self._building = 0
+        self._measuring = False
+        self._closed = False
+        self._changed = threading.Condition()
+        self._dispatcher = threading.Thread(target=self._dispatch, name="evo-device", daemon=True)
+        self._dispatcher.start()
+
+    # -- builds ---------------------------------------------------------------------------------------------
+
+    def build(self, request: BuildRequest) -> Future[Build]:
+        outer: Future[Build] = Future()
+
+        def start() -> None:
+            inner = self._builders.schedule(
+                tasks.build, args=(request, str(self._config.cache_dir)), timeout=self._config.build_timeout_s
+            )
+            inner.add_done_callback(lambda done: self._built(request, done, outer))
+
+        with self._changed:
+            if self._turns and (self._measuring or self._jobs):
+                self._held_builds.append(start)
+                return outer
+            self._building += 1
+        start()
+        return outer
+
+    def _built(self, request: BuildRequest, done: Any, outer: Future[Build]) -> None:
+        with self._changed:
+            self._building -= 1
+            self._changed.notify_all()
+        try:
+            result = done.result()
+        except TimeoutError:
+            limit = self._config.build_timeout_s
+            result = _failed_build(request, Status.COMPILE_TIMEOUT, f"the build took longer than {limit:g} s")
+        except ProcessExpired as error:
+            result = _failed_build(
+                request, Status.CRASH, f"the builder died (exit code {error.exitcode}) while it compiled this"
+            )
+        except CancelledError:
+            outer.cancel()
+            return
+        except BaseException as error:
+            outer.set_exception(error)
+            return
+        _deliver(outer, result)
+
+    # -- the device -----------------------------------------------------------------------------------------
+
+    def measure(self, request: MeasureRequest) -> Future[Measurement]:
+        def failed(status: Status, log: str) -> Measurement:
+            return Measurement(status=status, log=log)
+
+        return self._enqueue(tasks.measure, request, failed, lambda m: m.device_lost)
+
+    def race(self, request: RaceRequest) -> Future[RaceResult]:
+        def failed(status: Status, log: str) -> RaceResult:
+            return RaceResult(log=f"{status}: {log}")
+
+        return self._enqueue(tasks.race, request, failed, lambda r: r.device_lost)
+
+    def renew_device(self) -> None:
+        outer: Future[None] = Future()
+        self._submit(_Job(run=lambda: (self._end_device(), _deliver(outer, None))[1]))
+
+    def _enqueue(
+        self,
+        task: Callable[[Any], _T],
+        request: MeasureRequest | RaceRequest,
+        failed: Callable[[Status, str], _T],
+        lost: Callable[[_T], bool],
+    ) -> Future[_T]:
+        outer: Future[_T] = Future()
+
+        def run() -> None:
+            if outer.cancelled():
+                return
+            fresh = self._device is None
+            try:
+                pool = self._open_device()
+                limit = self._config.measure_timeout_s + (_OPEN_TIMEOUT_S if fresh else 0.0)
+                result = pool.schedule(task, args=(request,), timeout=limit).result()
+            except TimeoutError:
+                result = failed(Status.TIMEOUT, f"no result within {self._config.measure_timeout_s:g} s")
+                self._end_device()
+            except ProcessExpired as error:
+                result = failed(Status.CRASH, f"the device process died (exit code {error.exitcode})")
+                self._end_device()
+            except BaseException as error:
+                _deliver_error(outer, error)
+                return
+            if lost(result):
+                self._end_device()
+            _deliver(outer, result)
+
+        self._submit(_Job(run=run))
+        return outer
+
+    def _submit(self, job: _Job) -> None:
+        with self._changed:
+            self._jobs.append(job)
+            self._changed.notify_all()
+
+    def _dispatch(self) -> None:
+        while True:
+            with self._changed:
+                while not self._closed and (not self._jobs or (self._turns and self._building)):
+                    self._changed.wait()
+                if self._closed:
+                    return
+                job = self._jobs.popleft()
+                self._measuring = True
+            job.run()
+            with self._changed:
+                self._measuring = False
+                held = list(self._held_builds) if not self._jobs else []
+                if held:
+                    self._held_builds.clear()
+                self._building += len(held)
+            for start in held:
+                start()
+
+    def _open_device(self) -> ProcessPool:
+        if self._device is None:
+            self._device = ProcessPool(
+                max_workers=1,
+                context=self._context,
+                initializer=tasks.open_device,
+                initargs=(self._target, self._config.device_index),
+            )
+        return self._device
+
+    def _end_device(self) -> None:
+        pool, self._device = self._device, None
+        if pool is not None:
+            pool.stop()
+            pool.join()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._builders.stop()
+        self._end_device()
+        self._builders.join()
+        self._dispatcher.join(timeout=10)
+
+
+def _failed_build(request: BuildRequest, status: Status, log: str) -> Build:
+    return Build(status=status, arch=request.arch, compiler="", source_digest="", log=log)
+
+
+def _deliver(future: Future[_T], result: _T) -> None:
+    if not future.cancelled():
+        future.set_result(result)
+
+
+def _deliver_error(future: Future[_T], error: BaseException) -> None:
+    if not future.cancelled():
+        future.set_exception(error if isinstance(error, EvoError) else error)

@@ -1,0 +1,61 @@
+"""Exporters: winners in a form that others import. One format a module, found by its name; it defines
+`EXPORTER`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from evo.discovery import find_plugin, plugin_names
+from evo.genome import Genome
+from evo.kernel import Workload
+
+__all__ = ["ExportItem", "ExportRequest", "Exporter", "exporter_names", "find_exporter"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportItem:
+    """One winner: what to render and compile again, and what is known of it."""
+
+    workload: Workload
+    genome: Genome
+    candidate: str
+    """Public identifier."""
+    record: Mapping[str, Any] = field(default_factory=dict)
+    """Provenance as plain JSON data: run, order, timings with intervals, checks passed, ancestry."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportRequest:
+    """Winners of one kernel on one target and architecture, at most one a workload."""
+
+    kernel: str
+    target: str
+    arch: str
+    items: tuple[ExportItem, ...]
+    out: Path
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    """What they were measured on and with."""
+
+
+class Exporter(Protocol):
+    name: str
+
+    def export(self, request: ExportRequest) -> list[Path]:
+        """Writes the files and returns their paths. `out` is created; it must be empty or an earlier export.
+
+        Raises UsageError if it is neither, CompileError if a source no longer compiles.
+        """
+        ...
+
+
+def exporter_names() -> list[str]:
+    return plugin_names(sys.modules[__name__])
+
+
+def find_exporter(name: str) -> Exporter:
+    """Raises UnknownNameError."""
+    return cast(Exporter, find_plugin(sys.modules[__name__], "exporter", name))

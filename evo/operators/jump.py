@@ -1,0 +1,38 @@
+"""Jump: a random part of the parameters drawn anew, the rest kept: leaves a local optimum behind."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from evo.genome import Genome
+from evo.operators._repair import fill, repair
+from evo.space import Space
+
+__all__ = ["OPERATOR", "Jump"]
+
+_ATTEMPTS = 8
+
+
+class Jump:
+    name = "jump"
+    arity = 1
+    weight = 1.0
+
+    def __call__(self, rng: random.Random, space: Space, parents: Sequence[Genome]) -> Genome | None:
+        parent = parents[0]
+        start = parent.parameters
+        names = [p.name for p in space.parameters if p.name in start and len(p.values) > 1]
+        if not names:
+            return None
+        for _ in range(_ATTEMPTS):
+            count = rng.randint(min(2, len(names)), len(names))
+            forgotten = set(rng.sample(names, count))
+            kept = {n: v for n, v in start.items() if n not in forgotten}
+            child = repair(rng, space, fill(rng, space, kept))
+            if child is not None and child != start:
+                return Genome.of(child, parent.flags)
+        return None
+
+
+OPERATOR = Jump()

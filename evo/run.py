@@ -1,0 +1,237 @@
+"""A whole run: start it or take it up again, search, hold the finals, name the winners.
+
+Everything a run needs to be continued is in its record, so `start` and `resume` meet in the same function.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from evo import __version__
+from evo.errors import EvoError, StoreError, UsageError
+from evo.executors import Executor, ExecutorConfig
+from evo.executors.local import LocalExecutor
+from evo.finals import FINAL_SEED_STEP, Finals, Setting, hold_finals
+from evo.kernel import Kernel, Workload, load_kernel
+from evo.samplers import find_sampler
+from evo.search import Budget, Observer, Search, SearchConfig, StopReason
+from evo.store import Environment, Recorder, RunSpec, RunStatus, Stage, StoredEvaluation, StoredRun
+from evo.targets import Target, find_target
+
+__all__ = ["Outcome", "RunSettings", "budget_of", "describe_environment", "execute", "plan_run"]
+
+_FINALS_RESERVE = 0.15
+_FINALS_RESERVE_MAX_S = 20.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """How this process carries a run out; none of it changes what is proposed."""
+
+    cache_dir: Path
+    builders: int
+    build_timeout_s: float = 30.0
+    measure_timeout_s: float = 30.0
+    finalists: int = 8
+    device_index: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a run ended. `finals` by island; empty if it was interrupted."""
+
+    run: StoredRun
+    reason: StopReason
+    search: Search
+    finals: tuple[Finals, ...] = ()
+
+    @property
+    def has_winner(self) -> bool:
+        return any(f.winner for f in self.finals)
+
+
+def plan_run(config: SearchConfig, kernel: Kernel, name: str | None) -> RunSpec:
+    """The record from which `execute` can start, and start again."""
+    return RunSpec(
+        kernel=config.kernel,
+        kernel_digest=kernel.digest,
+        target=config.target,
+        arch=config.arch,
+        sampler=config.sampler,
+        seed=config.seed,
+        window=config.window,
+        workloads=config.workloads,
+        options={"sampler": dict(config.sampler_options), "fixed": dict(config.fixed)},
+        budget=dataclasses.asdict(config.budget),
+        name=name,
+    )
+
+
+def budget_of(run: StoredRun) -> Budget:
+    return Budget(**{k: v for k, v in run.spec.budget.items()})  # type: ignore[arg-type]
+
+
+def execute(
+    run: StoredRun,
+    recorder: Recorder,
+    settings: RunSettings,
+    observer: Observer,
+    *,
+    budget: Budget | None = None,
+    on_search: Callable[[Search], None] = lambda search: None,
+) -> Outcome:
+    """Carries a new or an interrupted run to its end.
+
+    `on_search` gets the search before it starts, e.g. to connect signals with `Search.interrupt`.
+    Raises StoreError if the kernel is not what the run was started with, or the database fails.
+    """
+    spec = run.spec
+    kernel, target = load_kernel(spec.kernel), find_target(spec.target)
+    if kernel.digest != spec.kernel_digest:
+        raise StoreError(
+            f"kernel {spec.kernel!r} has changed since run {run.name!r} was started, so its search cannot be"
+            " continued; start a new run, or check out the files it was started with"
+        )
+    limits = target.limits(spec.arch)
+    total = budget or budget_of(run)
+    options: Mapping[str, Any] = spec.options
+    config = SearchConfig(
+        kernel=spec.kernel,
+        target=spec.target,
+        arch=spec.arch,
+        workloads=spec.workloads,
+        sampler=spec.sampler,
+        seed=spec.seed,
+        window=spec.window,
+        budget=_search_part(total),
+        sampler_options=options.get("sampler", {}),
+        fixed=options.get("fixed", {}),
+    )
+    executor = LocalExecutor(
+        spec.target,
+        ExecutorConfig(
+            builders=settings.builders,
+            cache_dir=settings.cache_dir,
+            build_timeout_s=settings.build_timeout_s,
+            measure_timeout_s=settings.measure_timeout_s,
+            device_index=settings.device_index,
+        ),
+    )
+    search: Search | None = None
+    try:
+        recorded: list[StoredEvaluation] = recorder.evaluations(run)
+        search = Search(
+            config,
+            kernel,
+            limits,
+            find_sampler(spec.sampler),
+            executor,
+            recorder,
+            run,
+            observer,
+            recorded=recorded,
+            elapsed_s=run.elapsed_s,
+        )
+        on_search(search)
+        reason = search.run()
+        if reason is StopReason.INTERRUPTED:
+            recorder.set_status(run, RunStatus.INTERRUPTED, reason=reason, elapsed_s=search.elapsed_s)
+            return Outcome(run=run, reason=reason, search=search)
+        setting = Setting(
+            kernel=kernel,
+            kernel_name=spec.kernel,
+            target=spec.target,
+            arch=spec.arch,
+            limits=limits,
+            seed=spec.seed + FINAL_SEED_STEP,
+        )
+        finals = _finals(executor, setting, search, recorder, run, settings.finalists)
+        recorder.set_status(run, RunStatus.FINISHED, reason=reason, elapsed_s=search.elapsed_s)
+        return Outcome(run=run, reason=reason, search=search, finals=finals)
+    except BaseException:
+        _mark_interrupted(recorder, run, search.elapsed_s if search else run.elapsed_s)
+        raise
+    finally:
+        executor.close()
+
+
+def _finals(
+    executor: Executor, setting: Setting, search: Search, recorder: Recorder, run: StoredRun, count: int
+) -> tuple[Finals, ...]:
+    executor.renew_device()
+    held = []
+    for island in range(len(run.spec.workloads)):
+        finals = hold_finals(executor, setting, search.elites(island, count))
+        with recorder.transaction():
+            for finalist in finals.finalists:
+                recorder.add_final(run, finalist.ref.order, finalist.measurement, elapsed_s=search.elapsed_s)
+            recorder.add_baselines(run, island, finals.baselines, stage=Stage.FINAL)
+            recorder.set_winner(run, island, finals.winner.ref.order if finals.winner else None)
+        held.append(finals)
+    return tuple(held)
+
+
+def _search_part(budget: Budget) -> Budget:
+    """The finals are part of the time a user grants."""
+    if budget.seconds is None:
+        return budget
+    reserve = min(_FINALS_RESERVE * budget.seconds, _FINALS_RESERVE_MAX_S)
+    return dataclasses.replace(budget, seconds=budget.seconds - reserve)
+
+
+def _mark_interrupted(recorder: Recorder, run: StoredRun, elapsed_s: float) -> None:
+    try:
+        recorder.set_status(run, RunStatus.INTERRUPTED, reason="stopped by an error", elapsed_s=elapsed_s)
+    except EvoError:
+        return  # the database itself is what failed; the first error says so
+
+
+def default_builders(target: Target) -> int:
+    """Builders beside the device process: all cores but one, or all where they take turns anyway."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores if target.shares_cores else max(1, min(cores - 1, 32))
+
+
+def check_workloads(kernel: Kernel, target: str, texts: list[str]) -> tuple[Workload, ...]:
+    """The workloads named, or the kernel's own for this target. Raises what `Kernel.workload` raises."""
+    kernel.check_target(target)
+    if not texts:
+        return kernel.workloads[target]
+    found = tuple(kernel.workload(target, text) for text in texts)
+    for workload in found:
+        if any(size == 0 for _, size in workload.dims):
+            raise UsageError(f"workload {workload.key} is empty: there is nothing to time; give sizes above 0")
+    if len(set(found)) < len(found):
+        raise UsageError("a workload is named twice; name each once")
+    return found
+
+
+def describe_environment(target: Target) -> Environment:
+    """Device, driver, compilers and library versions as they are now. Raises DeviceError."""
+    info = target.device()
+    return Environment(
+        device=info.name,
+        arch=info.arch,
+        driver=info.driver,
+        cuda=info.details.get("cuda", ""),
+        nvrtc=info.details.get("nvrtc", ""),
+        compiler=target.compiler(),
+        torch=_version("torch"),
+        python=platform.python_version(),
+        evo=__version__,
+        details=dict(info.details),
+    )
+
+
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return ""

@@ -1,0 +1,60 @@
+"""Points not proposed yet: the memory that keeps every sampler from repeating itself."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+from evo.errors import SpaceError
+from evo.genome import Genome
+from evo.samplers import Exhausted
+from evo.space import Point, Space
+
+__all__ = ["Unseen"]
+
+_RANDOM_ATTEMPTS = 256
+"""Random points that must all be known before the rest of the space is walked instead."""
+_ENUMERABLE = 1 << 17
+"""Upper bound of points up to which walking the whole space is a matter of seconds at worst, all told."""
+
+
+class Unseen:
+    """Which genomes of `space` have been proposed, and where a new one can still be had."""
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+        self._proposed: set[Genome] = set()
+        self._sequence: list[Genome] = []
+        self._rest: Iterator[Point] | None = None
+
+    def __contains__(self, genome: Genome) -> bool:
+        return genome not in self._proposed
+
+    def remember(self, genome: Genome) -> None:
+        self._proposed.add(genome)
+        self._sequence.append(genome)
+
+    def draw(self, rng: random.Random) -> Genome:
+        """A legal genome never proposed, at random as long as random points are mostly new.
+
+        Then what is left of a small space in declaration order, of a large one what neighbours the points
+        proposed so far. Raises Exhausted when that yields nothing either.
+        """
+        if self._rest is None:
+            for _ in range(_RANDOM_ATTEMPTS):
+                genome = Genome.of(self._space.sample(rng))
+                if genome in self:
+                    return genome
+            self._rest = self._walk()
+        for point in self._rest:
+            genome = Genome.of(point)
+            if genome in self:
+                return genome
+        raise Exhausted(f"all {len(self._proposed)} legal points that could be found have been proposed")
+
+    def _walk(self) -> Iterator[Point]:
+        if self._space.cardinality <= _ENUMERABLE:
+            yield from self._space.points()
+            return
+        for genome in self._sequence:  # grows while it is walked
+            yield from self._space.neighbours(genome.parameters)

@@ -1,0 +1,30 @@
+"""Random search: legal points, uniform over the conditional tree, none twice."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+from evo.evaluation import Proposal
+from evo.samplers import Result
+from evo.samplers._unseen import Unseen
+from evo.space import Space
+
+__all__ = ["SAMPLER", "RandomSampler"]
+
+
+class RandomSampler:
+    def __init__(self, space: Space, seed: int, options: Mapping[str, object]) -> None:
+        self._rng = random.Random(seed)
+        self._unseen = Unseen(space)
+
+    def ask(self, order: int) -> Proposal:
+        genome = self._unseen.draw(self._rng)
+        self._unseen.remember(genome)
+        return Proposal(genome=genome, operator="random")
+
+    def tell(self, result: Result) -> None:
+        """Random search learns nothing."""
+
+
+SAMPLER = RandomSampler

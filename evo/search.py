@@ -1,0 +1,388 @@
+"""The search loop: ask, build, measure, store, tell. Steady-state, and reproducible.
+
+Proposal n is made when exactly the results of proposals 0 to n - window have been told, whatever finished first:
+a seed and the same measurements give the same proposals. Results are stored the moment they are known, told in
+order. A search that was cut off is continued by replaying the stored results through a fresh sampler, which
+then is in the state it was in.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+from evo.errors import StoreError, UsageError
+from evo.evaluation import Build, CandidateRef, Evaluation, Measurement, Status
+from evo.executors import BuildRequest, Executor, MeasureRequest
+from evo.kernel import Kernel, Launch, Limits, Workload
+from evo.samplers import Exhausted, Result, Sampler, SamplerFactory
+from evo.store import Recorder, StoredEvaluation, StoredRun
+
+__all__ = ["Budget", "Progress", "Search", "SearchConfig", "StopReason", "window_for"]
+
+_TICK_S = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """When to stop; the first limit reached counts. None: no such limit."""
+
+    seconds: float | None = None
+    evaluations: int | None = None
+    patience: int | None = None
+    """Evaluations in a row without a better candidate."""
+
+    def __post_init__(self) -> None:
+        for name, value, unit in (
+            ("time", self.seconds, "10m"),
+            ("evaluations", self.evaluations, "500"),
+            ("patience", self.patience, "200"),
+        ):
+            if value is not None and value <= 0:
+                raise UsageError(f"a budget of {value:g} {name} leaves nothing to do; give more, e.g. {unit}")
+        if self.seconds is None and self.evaluations is None and self.patience is None:
+            raise UsageError("a search needs a budget: time, evaluations or patience")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchConfig:
+    """Everything that decides what a search proposes, and for how long."""
+
+    kernel: str
+    target: str
+    arch: str
+    workloads: tuple[Workload, ...]
+    sampler: str
+    seed: int
+    window: int
+    budget: Budget
+    sampler_options: Mapping[str, object] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    """Parameters held at one value."""
+
+
+class StopReason(StrEnum):
+    TIME = "time is up"
+    EVALUATIONS = "evaluations done"
+    PATIENCE = "no improvement"
+    EXHAUSTED = "every point of the space was tried"
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(kw_only=True)
+class Progress:
+    """What an onlooker sees of a running search. Owned by the search; read it, do not keep it."""
+
+    asked: int = 0
+    finished: int = 0
+    building: int = 0
+    measuring: int = 0
+    cached: int = 0
+    by_status: dict[Status, int] = field(default_factory=dict)
+    best: dict[int, tuple[int, float, float]] = field(default_factory=dict)
+    """By island: order, ratio to the reference, median microseconds."""
+    improvements: list[tuple[float, int, int, float]] = field(default_factory=list)
+    """(elapsed seconds, island, order, ratio)"""
+    device_seconds: float = 0.0
+    gate_seconds: float = 0.0
+    timing_seconds: float = 0.0
+    build_seconds: float = 0.0
+    first_measured_s: float | None = None
+    elapsed_s: float = 0.0
+
+
+class Observer(Protocol):
+    def update(self, progress: Progress) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Known:
+    """What is remembered of a finished candidate."""
+
+    ref: CandidateRef
+    status: Status
+    ratio: float | None
+    median_us: float | None
+    code: tuple[str, Launch] | None
+
+
+class Search:
+    """One run of the loop. `recorded` are the evaluations of an earlier part of the same run."""
+
+    def __init__(
+        self,
+        config: SearchConfig,
+        kernel: Kernel,
+        limits: Limits,
+        make_sampler: SamplerFactory,
+        executor: Executor,
+        recorder: Recorder,
+        run: StoredRun,
+        observer: Observer,
+        *,
+        recorded: Sequence[StoredEvaluation] = (),
+        elapsed_s: float = 0.0,
+    ) -> None:
+        self._config, self._kernel, self._limits = config, kernel, limits
+        self._executor, self._recorder, self._run, self._observer = executor, recorder, run, observer
+        self._recorded = {r.ref.order: r for r in recorded}
+        self._samplers: list[Sampler] = []
+        for island, workload in enumerate(config.workloads):
+            space = kernel.space(config.target, workload, limits)
+            if config.fixed:
+                space = space.restricted(config.fixed)
+            self._samplers.append(make_sampler(space, config.seed + 1_000_003 * island, config.sampler_options))
+        self._open_islands = list(range(len(config.workloads)))
+        self._asked = self._told = 0
+        self._known: dict[int, _Known] = {}
+        self._refs: dict[int, CandidateRef] = {}
+        self._builds: dict[int, Build] = {}
+        self._by_code: dict[tuple[int, tuple[str, Launch]], int] = {}
+        self._told_codes: dict[tuple[int, tuple[str, Launch]], int] = {}
+        self._waiting: dict[int, list[int]] = {}
+        self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._since_better = 0
+        self._best_told: dict[int, float] = {}
+        self._interrupted = False
+        self._before_s, self._started = elapsed_s, time.monotonic()
+        self.started_unix = time.time()
+        self.progress = Progress()
+
+    def interrupt(self) -> None:
+        """Safe in a signal handler: the loop stops at its next step, with everything finished stored."""
+        self._interrupted = True
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds spent searching, earlier parts of the run included."""
+        return self._before_s + time.monotonic() - self._started
+
+    def run(self) -> StopReason:
+        """Searches until the budget is spent. Raises what the store raises; candidates' faults are data."""
+        while True:
+            reason = self._advance()
+            self.progress.elapsed_s = self.elapsed_s
+            self._observer.update(self.progress)
+            if reason is not None:
+                return reason
+            self._wait()
+
+    def known(self) -> list[tuple[CandidateRef, Status, float | None, float | None]]:
+        """(candidate, status, ratio, median_us) of all finished, in order."""
+        return [(k.ref, k.status, k.ratio, k.median_us) for _, k in sorted(self._known.items())]
+
+    def elites(self, island: int, count: int) -> list[CandidateRef]:
+        """The best candidates of an island with distinct machine code, best first."""
+        found = [k for k in self._known.values() if k.ref.island == island and k.status is Status.OK]
+        found.sort(key=lambda k: (k.ratio if k.ratio is not None else float("inf"), k.ref.order))
+        return [k.ref for k in found[:count]]
+
+    # -- the schedule ---------------------------------------------------------------------------------------
+
+    def _advance(self) -> StopReason | None:
+        """Asks and tells as far as results allow; the reason to stop, if there is one."""
+        while True:
+            if self._interrupted:
+                return StopReason.INTERRUPTED
+            if self._config.budget.seconds is not None and self.elapsed_s >= self._config.budget.seconds:
+                return StopReason.TIME
+            drained = self._told == self._asked
+            limit = self._config.budget.evaluations
+            patience = self._config.budget.patience
+            if patience is not None and self._since_better >= patience:
+                return StopReason.PATIENCE
+            may_ask = self._open_islands and (limit is None or self._asked < limit)
+            if may_ask and self._asked - self._told < self._config.window:
+                self._ask()
+            elif self._told in self._known:
+                self._tell()
+            elif drained and not may_ask:
+                return StopReason.EVALUATIONS if self._open_islands else StopReason.EXHAUSTED
+            else:
+                return None
+
+    def _ask(self) -> None:
+        order = self._asked
+        island = self._open_islands[order % len(self._open_islands)]
+        try:
+            proposal = self._samplers[island].ask(order)
+        except Exhausted:
+            self._open_islands.remove(island)
+            return
+        ref = CandidateRef(order=order, island=island, workload=self._config.workloads[island], proposal=proposal)
+        self._refs[order] = ref
+        self._asked += 1
+        self.progress.asked = self._asked
+        if order in self._recorded:
+            self._replay(ref)
+            return
+        self.progress.building += 1
+        future = self._executor.build(
+            BuildRequest(
+                kernel=self._config.kernel,
+                target=self._config.target,
+                arch=self._config.arch,
+                genome=proposal.genome,
+                workload=ref.workload,
+            )
+        )
+        self._when_done(future, lambda done: self._on_build(ref, done.result()))
+
+    def _tell(self) -> None:
+        known = self._known[self._told]
+        same_as = None
+        if known.code is not None:
+            same_as = self._told_codes.setdefault((known.ref.island, known.code), known.ref.order)
+        self._samplers[known.ref.island].tell(
+            Result(
+                order=known.ref.order,
+                genome=known.ref.proposal.genome,
+                status=Status.OK if known.status is Status.SAME_CODE else known.status,
+                score=known.ratio,
+                same_code_as=same_as if same_as != known.ref.order else None,
+            )
+        )
+        best = self._best_told.get(known.ref.island)
+        if known.ratio is not None and (best is None or known.ratio < best):
+            self._best_told[known.ref.island] = known.ratio
+            self._since_better = 0
+        else:
+            self._since_better += 1
+        self._told += 1
+
+    def _wait(self) -> None:
+        """Handles what has finished; returns after a tick at the latest, so that the clock is looked at."""
+        try:
+            self._events.get(timeout=_TICK_S)()
+            while True:
+                self._events.get_nowait()()
+        except queue.Empty:
+            return
+
+    def _when_done(self, future: Future[Any], handle: Callable[[Future[Any]], None]) -> None:
+        future.add_done_callback(lambda done: None if done.cancelled() else self._events.put(lambda: handle(done)))
+
+    # -- results --------------------------------------------------------------------------------------------
+
+    def _on_build(self, ref: CandidateRef, build: Build) -> None:
+        self.progress.building -= 1
+        self.progress.cached += build.cached
+        self.progress.build_seconds += 0.0 if build.cached else build.seconds
+        if build.binary is None:
+            self._finish(ref, Evaluation(status=build.status, build=build, log=build.log), None)
+            return
+        self._builds[ref.order] = build
+        code = self._code(ref, build.binary.code_hash)
+        original = self._by_code.setdefault((ref.island, code), ref.order)
+        if original != ref.order:
+            if original in self._known:
+                self._finish_same(ref, original)
+            else:
+                self._waiting.setdefault(original, []).append(ref.order)
+            return
+        self.progress.measuring += 1
+        if self.progress.first_measured_s is None:
+            self.progress.first_measured_s = self.elapsed_s
+        future = self._executor.measure(
+            MeasureRequest(
+                kernel=self._config.kernel,
+                target=self._config.target,
+                genome=ref.proposal.genome,
+                workload=ref.workload,
+                build=build,
+                seed=self._config.seed,
+            )
+        )
+        self._when_done(future, lambda done: self._on_measure(ref, code, done.result()))
+
+    def _on_measure(self, ref: CandidateRef, code: tuple[str, Launch], measured: Measurement) -> None:
+        self.progress.measuring -= 1
+        self.progress.device_seconds += measured.seconds
+        self.progress.gate_seconds += measured.gate_seconds
+        self.progress.timing_seconds += measured.timing_seconds
+        evaluation = Evaluation(
+            status=measured.status,
+            build=self._builds[ref.order],
+            checks=measured.checks,
+            timings=measured.timings,
+            log=measured.log,
+            seconds=measured.seconds,
+            gate_seconds=measured.gate_seconds,
+            timing_seconds=measured.timing_seconds,
+        )
+        self._finish(ref, evaluation, code)
+        for order in self._waiting.pop(ref.order, []):
+            self._finish_same(self._refs[order], ref.order)
+
+    def _finish_same(self, ref: CandidateRef, original: int) -> None:
+        first = self._known[original]
+        evaluation = Evaluation(
+            status=Status.SAME_CODE if first.status.passed else first.status,
+            build=self._builds[ref.order],
+            same_code_as=original,
+            log=f"machine code and launch equal those of candidate {original}",
+        )
+        self._finish(ref, evaluation, first.code)
+
+    def _finish(self, ref: CandidateRef, evaluation: Evaluation, code: tuple[str, Launch] | None) -> None:
+        self._recorder.add(self._run, ref, evaluation, elapsed_s=self.elapsed_s)
+        self._builds.pop(ref.order, None)
+        self._remember(ref, evaluation, code, self.elapsed_s)
+
+    def _remember(
+        self, ref: CandidateRef, evaluation: Evaluation, code: tuple[str, Launch] | None, elapsed_s: float
+    ) -> None:
+        timing = evaluation.timing()
+        ratio, median_us = (timing.ratio, timing.median_us) if timing else (None, None)
+        if evaluation.same_code_as is not None:
+            ratio, median_us = self._figures(evaluation.same_code_as)
+        self._known[ref.order] = _Known(
+            ref=ref, status=evaluation.status, ratio=ratio, median_us=median_us, code=code
+        )
+        progress = self.progress
+        progress.finished += 1
+        progress.by_status[evaluation.status] = progress.by_status.get(evaluation.status, 0) + 1
+        best = progress.best.get(ref.island)
+        if evaluation.status is Status.OK and ratio is not None and (best is None or ratio < best[1]):
+            progress.best[ref.island] = (ref.order, ratio, median_us or 0.0)
+            progress.improvements.append((elapsed_s, ref.island, ref.order, ratio))
+
+    def _figures(self, order: int) -> tuple[float | None, float | None]:
+        """(ratio, median_us) of a candidate; of a later one, while a run is replayed, from its record."""
+        if order in self._known:
+            return self._known[order].ratio, self._known[order].median_us
+        timing = self._recorded[order].evaluation.timing()
+        return (timing.ratio, timing.median_us) if timing else (None, None)
+
+    def _replay(self, ref: CandidateRef) -> None:
+        record = self._recorded[ref.order]
+        evaluation, was = record.evaluation, record.ref
+        if was.proposal.genome != ref.proposal.genome or was.island != ref.island:
+            raise StoreError(
+                f"candidate {ref.order} of this run was proposed as {was.proposal.genome.digest[:12]}, and now"
+                f" the sampler proposes {ref.proposal.genome.digest[:12]}: the kernel, its search space or evo has"
+                " changed since; start a new run"
+            )
+        code = None
+        if evaluation.build is not None and evaluation.build.binary is not None:
+            code = self._code(ref, evaluation.build.binary.code_hash)
+            if evaluation.same_code_as is None:
+                self._by_code[ref.island, code] = ref.order
+        self._remember(ref, evaluation, code, record.elapsed_s)
+
+    def _code(self, ref: CandidateRef, code_hash: str) -> tuple[str, Launch]:
+        """Equal machine code launched differently is not the same thing."""
+        launch = self._kernel.launch(
+            self._config.target, ref.proposal.genome.parameters, ref.workload, self._limits
+        )
+        return code_hash, launch
+
+
+def window_for(builders: int) -> int:
+    """Candidates in flight: enough to keep the builders and the device busy, few enough to learn from."""
+    return max(8, 2 * builders)

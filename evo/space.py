@@ -1,0 +1,284 @@
+"""Search spaces: ordinal and categorical parameters, conditions, constraints.
+
+A point of a space is a plain dict from parameter name to value. Only the parameters that are active at a
+point belong to it, so that two points that mean the same kernel are the same dict.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+
+from evo.errors import SpaceError, UnknownNameError
+
+__all__ = ["Categorical", "Constraint", "Ordinal", "Parameter", "Point", "Space", "Value", "When"]
+
+Value = bool | int | float | str
+Point = dict[str, Value]
+
+_SAMPLE_ATTEMPTS = 20_000
+_NEAREST_ATTEMPTS = 2_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class When:
+    """A parameter is active only where `parameter` is active and has one of `values`."""
+
+    parameter: str
+    values: tuple[Value, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameter:
+    """A named choice among finitely many values; use `Ordinal` or `Categorical`."""
+
+    name: str
+    values: tuple[Value, ...]
+    when: tuple[When, ...] = ()
+    why: str = ""
+    structural: bool = False
+    """A structural parameter selects another algorithm or code shape, not a size of the same one."""
+
+    def __post_init__(self) -> None:
+        if not self.values:
+            raise SpaceError(f"parameter {self.name!r} has no values; give at least one")
+        if len(set(map(repr, self.values))) != len(self.values):
+            raise SpaceError(f"parameter {self.name!r} lists a value twice: {self.values}")
+
+    def steps_from(self, value: Value) -> tuple[Value, ...]:
+        """Values one step away from `value`."""
+        return tuple(v for v in self.values if v != value)
+
+
+class Ordinal(Parameter):
+    """Values have an order that matters: 1, 2, 4, 8. One step is the next value up or down."""
+
+    def steps_from(self, value: Value) -> tuple[Value, ...]:
+        i = self.values.index(value)
+        return self.values[max(i - 1, 0) : i] + self.values[i + 1 : i + 2]
+
+
+class Categorical(Parameter):
+    """Values have no order: "registers", "shared". One step is any other value."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constraint:
+    """A named predicate over a point. `reason` says, as a sentence, why it must hold.
+
+    The predicate sees only complete points: every active parameter present, inactive ones absent (use
+    `point.get`).
+    """
+
+    name: str
+    holds: Callable[[Mapping[str, Value]], bool]
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Space:
+    """A finite search space with a legal default point.
+
+    Raises SpaceError on construction if names repeat, a condition names a later or unknown parameter, or the
+    default is not legal.
+    """
+
+    parameters: tuple[Parameter, ...]
+    constraints: tuple[Constraint, ...] = ()
+    default: Point = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        seen: set[str] = set()
+        for p in self.parameters:
+            if p.name in seen:
+                raise SpaceError(f"parameter {p.name!r} is declared twice; names must be unique")
+            for w in p.when:
+                if w.parameter not in seen:
+                    raise SpaceError(
+                        f"parameter {p.name!r} depends on {w.parameter!r}, which is not declared before it"
+                    )
+            seen.add(p.name)
+        if self.default:
+            self.validate(self.complete(self.default))
+
+    @cached_property
+    def by_name(self) -> dict[str, Parameter]:
+        return {p.name: p for p in self.parameters}
+
+    @property
+    def cardinality(self) -> int:
+        """Points before conditions and constraints: an upper bound."""
+        return prod(len(p.values) for p in self.parameters)
+
+    def is_active(self, parameter: Parameter, point: Mapping[str, Value]) -> bool:
+        return all(w.parameter in point and point[w.parameter] in w.values for w in parameter.when)
+
+    def complete(self, partial: Mapping[str, Value]) -> Point:
+        """`partial` without its inactive parameters, and with missing active ones at their default value.
+
+        Raises UnknownNameError for a name the space does not have.
+        """
+        for name in partial:
+            if name not in self.by_name:
+                raise UnknownNameError("parameter", name, self.by_name)
+        point: Point = {}
+        for p in self.parameters:
+            if self.is_active(p, point):
+                point[p.name] = partial.get(p.name, self.default.get(p.name, p.values[0]))
+        return point
+
+    def violations(self, point: Mapping[str, Value]) -> list[str]:
+        """Why `point` is not legal, a sentence each; empty when it is."""
+        found = []
+        for name in point:
+            if name not in self.by_name:
+                found.append(f"unknown parameter {name!r}")
+        for p in self.parameters:
+            active = self.is_active(p, point)
+            if active and p.name not in point:
+                found.append(f"{p.name} is missing")
+            elif not active and p.name in point:
+                found.append(f"{p.name} has no effect here and must be left out")
+            elif active and not _is_one_of(point[p.name], p.values):
+                found.append(f"{p.name}={point[p.name]!r} is not one of {', '.join(map(repr, p.values))}")
+        if not found:  # a constraint may rely on a complete point
+            found = [f"{c.name}: {c.reason}" for c in self.constraints if not c.holds(point)]
+        return found
+
+    def is_legal(self, point: Mapping[str, Value]) -> bool:
+        return not self.violations(point)
+
+    def validate(self, point: Mapping[str, Value]) -> None:
+        """Raises SpaceError that names everything wrong with `point`."""
+        found = self.violations(point)
+        if found:
+            raise SpaceError(f"not a legal point of the search space: {'; '.join(found)} (got {dict(point)})")
+
+    def draw(self, rng: random.Random) -> Point:
+        """A point that respects conditions, not necessarily constraints."""
+        point: Point = {}
+        for p in self.parameters:
+            if self.is_active(p, point):
+                point[p.name] = rng.choice(p.values)
+        return point
+
+    def sample(self, rng: random.Random) -> Point:
+        """A legal point, uniform over the conditional tree and then rejected by constraints.
+
+        Raises SpaceError, naming the constraint that refused most, when nothing legal is found.
+        """
+        refused: dict[str, int] = {}
+        for _ in range(_SAMPLE_ATTEMPTS):
+            point = self.draw(rng)
+            broken = next((c.name for c in self.constraints if not c.holds(point)), None)
+            if broken is None:
+                return point
+            refused[broken] = refused.get(broken, 0) + 1
+        worst = max(refused, key=lambda name: refused[name])
+        reason = next(c.reason for c in self.constraints if c.name == worst)
+        raise SpaceError(
+            f"the constraints leave nothing to search: none of {_SAMPLE_ATTEMPTS} random points is legal, and"
+            f" {worst!r} ({reason}) refused {refused[worst]} of them; relax it or widen the parameters"
+        )
+
+    def neighbours(self, point: Mapping[str, Value]) -> Iterator[Point]:
+        """Legal points one step away in one parameter (others are dropped or filled in where a condition
+        turns)."""
+        for p in self.parameters:
+            if p.name not in point:
+                continue
+            for value in p.steps_from(point[p.name]):
+                near = self.complete({**point, p.name: value})
+                if self.is_legal(near):
+                    yield near
+
+    def nearest(self, base: Mapping[str, Value], name: str, value: Value) -> Point | None:
+        """A legal point with `name` = `value`, few changes away from `base`; None if none is found.
+
+        Breadth-first over changes of up to two other parameters, then random.
+        """
+        start = self.complete({**base, name: value})
+        if start.get(name) == value and self.is_legal(start):
+            return start
+        frontier, seen = [start], {repr(start)}
+        for _ in range(2):
+            following: list[Point] = []
+            for point in frontier:
+                for p in self.parameters:
+                    for other in p.values if p.name != name else ():
+                        near = self.complete({**point, name: value, p.name: other})
+                        if repr(near) in seen:
+                            continue
+                        seen.add(repr(near))
+                        if near.get(name) == value and not any(not c.holds(near) for c in self.constraints):
+                            return near
+                        following.append(near)
+            frontier = following
+        rng = random.Random(0)
+        for _ in range(_NEAREST_ATTEMPTS):
+            point = self.draw(rng)
+            if point.get(name) == value and all(c.holds(point) for c in self.constraints):
+                return point
+        return None
+
+    def branches(self) -> list[Point]:
+        """The default, and near it one legal point for every value of every categorical or structural
+        parameter: between them they take every structural branch of a template that can be reached."""
+        base = self.complete(self.default)
+        found = [base]
+        for p in self.parameters:
+            if not (isinstance(p, Categorical) or p.structural):
+                continue
+            for value in p.values:
+                point = self.nearest(base, p.name, value)
+                if point is not None and point not in found:
+                    found.append(point)
+        return found
+
+    def points(self) -> Iterator[Point]:
+        """Every legal point, in declaration order. Only for small spaces."""
+
+        def walk(rest: Sequence[Parameter], point: Point) -> Iterator[Point]:
+            if not rest:
+                if all(c.holds(point) for c in self.constraints):
+                    yield dict(point)
+                return
+            head, tail = rest[0], rest[1:]
+            if not self.is_active(head, point):
+                yield from walk(tail, point)
+                return
+            for value in head.values:
+                yield from walk(tail, {**point, head.name: value})
+
+        yield from walk(self.parameters, {})
+
+    def restricted(self, fixed: Mapping[str, Value]) -> Space:
+        """The same space with the named parameters held at one value each.
+
+        Raises UnknownNameError or SpaceError for a name or value the space does not have.
+        """
+        for name, value in fixed.items():
+            if name not in self.by_name:
+                raise UnknownNameError("parameter", name, self.by_name)
+            if not _is_one_of(value, self.by_name[name].values):
+                known = ", ".join(map(str, self.by_name[name].values))
+                raise SpaceError(f"parameter {name} has no value {value!r}; choose one of {known}")
+        kept = tuple(
+            type(p)(name=p.name, values=(fixed[p.name],), when=p.when, why=p.why, structural=p.structural)
+            if p.name in fixed
+            else p
+            for p in self.parameters
+        )
+        free = Space(parameters=kept, constraints=self.constraints)
+        default = free.complete({k: v for k, v in {**self.default, **fixed}.items()})
+        if not free.is_legal(default):
+            default = free.sample(random.Random(0))
+        return Space(parameters=kept, constraints=self.constraints, default=default)
+
+
+def _is_one_of(value: Value, values: Sequence[Value]) -> bool:
+    # 1 == True in Python; a genome that says True where 1 is meant is another genome.
+    return any(type(v) is type(value) and v == value for v in values)

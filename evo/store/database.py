@@ -1,0 +1,160 @@
+"""Where a lineage database is, and how it is opened: SQLite by path or URL, PostgreSQL by URL."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+
+from evo.errors import StoreError
+from evo.store.faults import first_line
+
+__all__ = ["Location", "connect", "locate", "make_folder"]
+
+_SQLITE_MAGIC = b"SQLite format 3\0"
+_BUSY_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Location:
+    """A database's address. `path` is the file of a SQLite one, None for a server."""
+
+    url: URL
+    path: Path | None
+
+    def __str__(self) -> str:
+        return f"the database {self.path or self.url.render_as_string(hide_password=True)}"
+
+
+def locate(where: str | Path) -> Location:
+    """A path, sqlite:///path or postgresql+psycopg://user@host/name as a location.
+
+    Raises StoreError for a URL that is none, or of a database that evo does not know.
+    """
+    if isinstance(where, Path) or "://" not in where:
+        if not str(where):
+            raise StoreError("the database has no name; give a file such as runs/lineage.db, or a URL")
+        path = Path(where).expanduser().absolute()
+        return Location(url=URL.create("sqlite", database=str(path)), path=path)
+    try:
+        url = make_url(where)
+        backend, driver, asynchronous = url.get_backend_name(), url.get_driver_name(), url.get_dialect().is_async
+    except (ArgumentError, NoSuchModuleError, ValueError) as error:
+        raise StoreError(f"{_hidden(where)!r} is not a database URL ({first_line(error)}); {_EXAMPLES}") from None
+    if backend == "sqlite" and driver == "pysqlite":
+        if not url.database or url.database == ":memory:":
+            raise StoreError(f"{where!r} names no file, so nothing would be kept; {_EXAMPLES}")
+        if url.query:
+            raise StoreError(f"{where!r}: options after '?' are not understood; write sqlite:///FILE")
+        path = Path(url.database).expanduser().absolute()
+        return Location(url=URL.create("sqlite", database=str(path)), path=path)
+    if backend == "postgresql" and not asynchronous:
+        return Location(url=url, path=None)
+    raise StoreError(f"{_hidden(where)!r}: evo does not work with {url.drivername} databases; {_EXAMPLES}")
+
+
+_EXAMPLES = "write a file, sqlite:///FILE or postgresql+psycopg://USER@HOST/NAME"
+
+
+def _hidden(text: str) -> str:
+    """`text` without the user and password that may stand before an @."""
+    scheme, _, rest = text.partition("://")
+    return f"{scheme}://{'***@' if '@' in rest else ''}{rest.rpartition('@')[2]}"
+
+
+def connect(location: Location, *, write: bool) -> Engine:
+    """An engine for the database; a reading one cannot change anything.
+
+    Raises StoreError where it can be seen at once that this is no database, or not one to be opened this way.
+    """
+    if location.path is None:
+        return _connect_server(location, write=write)
+    path = location.path
+    if path.is_dir():
+        raise StoreError(f"{path} is a folder; name a file in it, such as {path / 'lineage.db'}")
+    if not write and not path.exists():
+        raise StoreError(f"there is no database {path}; run a search first, or name another with --db")
+    if path.exists():
+        _check_file(path, write=write)
+    return _connect_file(location, path, write=write)
+
+
+def make_folder(path: Path) -> None:
+    """Raises StoreError if the folder of `path` is not there and cannot be made."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(
+            f"cannot make the folder {path.parent}: {error.strerror or error}; choose another with --db"
+        ) from error
+
+
+def _check_file(path: Path, *, write: bool) -> None:
+    try:
+        with path.open("rb") as file:
+            head = file.read(len(_SQLITE_MAGIC))
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
+    if head and head != _SQLITE_MAGIC:  # an empty file is an empty database
+        raise StoreError(f"{path} is not a SQLite database; name another file with --db")
+    if write and not os.access(path, os.W_OK):
+        raise StoreError(f"{path} cannot be written; check its permissions, or name another file with --db")
+
+
+def _connect_file(location: Location, path: Path, *, write: bool) -> Engine:
+    if write:
+        mode = "mode=rwc"
+    elif os.access(path.parent, os.W_OK) or path.with_name(path.name + "-wal").exists():
+        mode = "mode=ro"
+    else:
+        # SQLite reads a WAL database only with a -shm file beside it. Where nobody can write one, nobody can
+        # change the database either, and it may be read as it lies.
+        mode = "immutable=1"
+    uri = f"{path.as_uri()}?{mode}"
+    engine = create_engine(
+        location.url,
+        creator=lambda: sqlite3.connect(uri, uri=True, timeout=_BUSY_TIMEOUT_S, check_same_thread=False),
+        poolclass=QueuePool,
+        json_serializer=_write_json,
+    )
+
+    @event.listens_for(engine, "connect")
+    def configure(connection: sqlite3.Connection, record: object) -> None:
+        # sqlite3 would begin transactions late and commit before some statements; evo begins them itself.
+        connection.isolation_level = None
+        if write:
+            connection.execute("PRAGMA journal_mode = WAL")
+            # In WAL a killed process loses nothing this way; a power cut at most the last few candidates.
+            connection.execute("PRAGMA synchronous = NORMAL")
+            connection.execute("PRAGMA foreign_keys = ON")
+        else:
+            connection.execute("PRAGMA query_only = ON")
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        # A writer takes the write lock at once: a later upgrade of a read lock could fail with "locked".
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+    return engine
+
+
+def _connect_server(location: Location, *, write: bool) -> Engine:
+    try:
+        engine = create_engine(location.url, json_serializer=_write_json, pool_pre_ping=True)
+    except ModuleNotFoundError as error:
+        raise StoreError(
+            f"{location} needs the Python package {error.name!r}, which is not installed; install it with pip"
+        ) from error
+    except (ArgumentError, TypeError) as error:  # a driver's word on the URL's options
+        raise StoreError(f"{location} cannot be opened: {first_line(error)}") from error
+    return engine if write else engine.execution_options(postgresql_readonly=True)
+
+
+# NaN is not JSON, and PostgreSQL refuses it. The order of keys is kept: a workload's dimensions have one.
+_write_json = partial(json.dumps, allow_nan=False, separators=(",", ":"), ensure_ascii=False)

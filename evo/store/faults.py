@@ -1,0 +1,73 @@
+"""What a database says, in one sentence of ours. Nothing of a driver's traceback reaches the user."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy.exc import DBAPIError, InvalidRequestError, SQLAlchemyError, StatementError
+
+from evo.errors import EngineError, StoreError
+
+__all__ = ["first_line", "translated"]
+
+# Primary result codes of SQLite (https://www.sqlite.org/rescode.html), the low byte of an extended one.
+_SQLITE = {
+    3: "may not be used by this account; check the permissions of the file and its folder",
+    5: "is being written by another program; wait until it is done, or close it",
+    6: "is being written by another program; wait until it is done, or close it",
+    8: "cannot be written; check the permissions of the file and its folder",
+    10: "cannot be read or written by the system (disk I/O error); check the disk, its free space and the mount",
+    11: "is damaged; restore a backup, or save what is left with: sqlite3 DB .recover",
+    13: "cannot grow because the disk is full; nothing half-written was kept: free some space, then go on",
+    14: "cannot be opened; check that the folder exists, that it may be written, and that the disk is not full",
+    26: "is not a SQLite database; name another file with --db",
+}
+# SQLSTATE codes of PostgreSQL (its manual, appendix A).
+_POSTGRES = {
+    "25006": "is open for reading only",
+    "42501": "does not let this user do that; ask for the rights to create and write tables",
+    "53100": "cannot grow because the disk is full; nothing half-written was kept: free some space, then go on",
+    "53300": "takes no more connections; close some, or raise its max_connections",
+    "57P01": "was shut down by its administrator",
+}
+
+
+@contextmanager
+def translated(place: str) -> Iterator[None]:
+    """Turns whatever the database objects to inside into a StoreError about `place`, or an EngineError where
+    only evo itself can be at fault."""
+    try:
+        yield
+    except DBAPIError as error:
+        raise _explain(place, error.orig or error) from error
+    except sqlite3.Error as error:
+        raise _explain(place, error) from error
+    except StatementError as error:  # a value was refused before it reached the database
+        if isinstance(error.orig, EngineError):
+            raise error.orig from None
+        raise EngineError(f"a record cannot be stored: {first_line(error.orig or error)}") from error
+    except InvalidRequestError as error:
+        raise EngineError(f"the lineage database was misused: {first_line(error)}") from error
+    except SQLAlchemyError as error:
+        raise StoreError(f"{place} cannot be used: {first_line(error)}") from error
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _explain(place: str, error: BaseException) -> StoreError | EngineError:
+    code = getattr(error, "sqlite_errorcode", None)
+    if isinstance(code, int):
+        if code & 0xFF in _SQLITE:
+            return StoreError(f"{place} {_SQLITE[code & 0xFF]}")
+    state = getattr(error, "sqlstate", None)
+    if isinstance(state, str) and state in _POSTGRES:
+        return StoreError(f"{place} {_POSTGRES[state]}")
+    # The classes of PEP 249 have the same names in every driver.
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    if kinds & {"IntegrityError", "DataError", "ProgrammingError"}:
+        return EngineError(f"a record does not fit {place}: {first_line(error)}")
+    return StoreError(f"{place} cannot be used: {first_line(error)}")

@@ -1,0 +1,284 @@
+"""Answers of `evo.store.queries`: frozen, plain, and JSON-able by `dataclasses.asdict`.
+
+Times are ISO 8601 in UTC. A candidate is named by its public id, an artefact by its sha256, a workload by its key.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from evo.space import Value
+
+__all__ = [
+    "Best",
+    "BuildRecord",
+    "CandidateRecord",
+    "CheckRecord",
+    "Failure",
+    "FinalRecord",
+    "IslandSummary",
+    "Point",
+    "Relative",
+    "RunSummary",
+    "Selection",
+    "Step",
+    "TimingRecord",
+]
+
+Change = dict[str, tuple[Value | None, Value | None]]
+"""Parameters that differ, as {name: (parent's value, own value)}; None where absent. Compiler flags as "flags"."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimingRecord:
+    """A contender's time; see `evo.evaluation.Timing`. stage: "search" or "final"; round: 0, or the final's."""
+
+    island: int
+    stage: str
+    round: int
+    contender: str
+    workload: str
+    protocol: str
+    median_us: float
+    low_us: float
+    high_us: float
+    ratio: float | None
+    ratio_low: float | None
+    ratio_high: float | None
+    calls_per_sample: int
+    sets: int
+    samples_us: tuple[float, ...]
+    clocks: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckRecord:
+    """A gate case; see `evo.evaluation.Check`."""
+
+    stage: str
+    round: int
+    case: str
+    passed: bool
+    error: float | None
+    allowed: float | None
+    torch_error: float | None
+    reason: str
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildRecord:
+    """A compilation; see `evo.evaluation.Build`. binary: sha256 of the code, for `queries.artefact`."""
+
+    status: str
+    arch: str
+    compiler: str
+    seconds: float
+    cached: bool
+    log: str
+    remarks: str
+    source_digest: str
+    registers: int | None
+    spill_bytes: int | None
+    smem_static_bytes: int | None
+    smem_dynamic_bytes: int | None
+    stack_bytes: int | None
+    occupancy: float | None
+    code_hash: str | None
+    binary: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinalRecord:
+    """A finalist's re-timing; its checks and timings are those of the same round."""
+
+    round: int
+    status: str
+    log: str
+    seconds: float
+    gate_seconds: float
+    timing_seconds: float
+    created: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Relative:
+    """A parent or child of a candidate. role: the parent's part in the making of the child."""
+
+    id: str
+    order: int
+    role: str
+    operator: str
+    status: str
+    score: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CandidateRecord:
+    """All there is of one candidate.
+
+    digest: of the genome. source: sha256 of its text, for `queries.source`. winner: it is its island's winner.
+    """
+
+    id: str
+    run: str
+    kernel: str
+    target: str
+    arch: str
+    device: str
+    order: int
+    island: int
+    workload: str
+    dims: dict[str, int]
+    dtype: str
+    options: dict[str, Value]
+    parameters: dict[str, Value]
+    flags: tuple[str, ...]
+    digest: str
+    source: str | None
+    operator: str
+    status: str
+    score: float | None
+    log: str
+    same_code_as: str | None
+    winner: bool
+    seconds: float
+    gate_seconds: float
+    timing_seconds: float
+    elapsed_s: float
+    created: str
+    build: BuildRecord | None
+    checks: tuple[CheckRecord, ...]
+    timings: tuple[TimingRecord, ...]
+    finals: tuple[FinalRecord, ...]
+    parents: tuple[Relative, ...]
+    children: tuple[Relative, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One candidate on the way from the roots to a descendant.
+
+    change: against the first parent; empty for a root. gain: the first parent's score over this one's (above 1:
+    faster), None where either has none. main_line: reached from the descendant through first parents only.
+    median_us: of the search's cold timing.
+    """
+
+    id: str
+    order: int
+    operator: str
+    status: str
+    score: float | None
+    median_us: float | None
+    gain: float | None
+    parents: tuple[Relative, ...]
+    change: Change
+    parameters: dict[str, Value]
+    main_line: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class IslandSummary:
+    """A workload of a run. best: the winner if one is named, else the candidate of the lowest score."""
+
+    number: int
+    workload: str
+    dims: dict[str, int]
+    dtype: str
+    options: dict[str, Value]
+    winner: str | None
+    best: str | None
+    best_score: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSummary:
+    """A run at a glance. counts: candidates by status."""
+
+    name: str
+    kernel: str
+    kernel_digest: str
+    target: str
+    arch: str
+    device: str
+    sampler: str
+    seed: int
+    window: int
+    options: dict[str, Any]
+    budget: dict[str, Any]
+    status: str
+    stop_reason: str
+    created: str
+    updated: str
+    finished: str | None
+    elapsed_s: float
+    evaluations: int
+    passed: int
+    counts: dict[str, int]
+    islands: tuple[IslandSummary, ...]
+    environment: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Best:
+    """The fastest candidate known for a kernel, target, device and workload.
+
+    score: what the search found. The times are of the last final round where `stage` is "final", else of the
+    search; ratio: time over the reference baseline's.
+    """
+
+    kernel: str
+    target: str
+    arch: str
+    device: str
+    workload: str
+    run: str
+    id: str
+    order: int
+    winner: bool
+    score: float
+    stage: str
+    protocol: str
+    median_us: float
+    low_us: float
+    high_us: float
+    ratio: float
+    ratio_low: float | None
+    ratio_high: float | None
+    parameters: dict[str, Value]
+    flags: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """A candidate that did not pass. reason: the first line of its log, or what the gate said."""
+
+    id: str
+    order: int
+    island: int
+    operator: str
+    status: str
+    reason: str
+    parameters: dict[str, Value]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One candidate in the course of a run. elapsed_s: seconds of searching until it was recorded."""
+
+    order: int
+    id: str
+    island: int
+    operator: str
+    status: str
+    score: float | None
+    elapsed_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """The answer to a query in SQL."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]

@@ -1,0 +1,248 @@
+"""Store: the lineage database, opened for a search to write or for anybody to read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+
+from sqlalchemy import Connection, Engine, func, insert, select, update
+from sqlalchemy.exc import IntegrityError
+
+from evo.errors import EngineError, StoreError
+from evo.evaluation import CandidateRef, Evaluation, Measurement, Timing
+from evo.store import Environment, RunSpec, RunStatus, Stage, StoredEvaluation, StoredResult, StoredRun
+from evo.store import models as m
+from evo.store.batch import Batch
+from evo.store.columns import candidate_key
+from evo.store.database import Location, connect, locate, make_folder
+from evo.store.faults import translated
+from evo.store.history import read_evaluation, read_evaluations, read_results
+from evo.store.lock import WriterLock
+from evo.store.rows import check_rows, final_row, timing_rows
+from evo.store.runs import insert_run, read_run, resolve_run
+from evo.store.schema import check_schema, migrate
+
+__all__ = ["Store"]
+
+_BATCH_SIZE = 500  # candidates of one transaction that wait in memory
+
+
+class Store:
+    """A lineage database. Open with `Store.open`, close with `close` or `with`.
+
+    For one thread of one process; every method raises StoreError with one sentence where the database fails.
+    """
+
+    def __init__(self, engine: Engine, location: Location, lock: WriterLock | None, *, write: bool) -> None:
+        self._engine, self._location, self._lock, self._write = engine, location, lock, write
+        self._open: Connection | None = None
+        self._batch = Batch()
+
+    @classmethod
+    def open(cls, where: str | Path, *, write: bool) -> Store:
+        """The database at a path (runs/lineage.db) or URL (sqlite:///FILE, postgresql+psycopg://...).
+
+        Writing creates what is missing, brings the tables up to date, and shuts out other writers of the same
+        file. Reading needs no lock, and works beside a writer.
+        Raises StoreError for a database that is absent, locked, not evo's, newer, damaged or not writable.
+        """
+        location, lock = locate(where), None
+        if write and location.path is not None and not location.path.is_dir():
+            make_folder(location.path)
+            lock = WriterLock(location.path.resolve())
+        try:
+            engine = connect(location, write=write)
+            try:
+                with translated(str(location)):
+                    cls._prepare(engine, location, write=write)
+            except BaseException:
+                engine.dispose()
+                raise
+        except BaseException:
+            if lock is not None:
+                lock.release()
+            raise
+        return cls(engine, location, lock, write=write)
+
+    @staticmethod
+    def _prepare(engine: Engine, location: Location, *, write: bool) -> None:
+        with engine.connect() as connection:
+            current = check_schema(connection, location)
+        if not current and not write:
+            raise StoreError(f"{location} is empty, or of an older evo; the next search that writes to it mends that")
+        if not current:
+            migrate(engine, location)
+        if write and location.path is not None:
+            # Under the writer's lock nobody else is alive to be running anything.
+            with engine.begin() as connection:
+                connection.execute(
+                    update(m.Run).where(m.Run.status == RunStatus.RUNNING.value),
+                    {"status": RunStatus.INTERRUPTED.value, "stop_reason": "its process ended without saying why"},
+                )
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connections, and lets the next writer in. Closing twice does nothing."""
+        self._engine.dispose()
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def __str__(self) -> str:
+        return str(self._location)
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """A connection for queries that see one state of the database, and everything recorded so far."""
+        with translated(str(self)):
+            if self._open is not None:
+                self._batch.flush(self._open)
+                yield self._open
+            else:
+                with self._engine.connect() as connection:
+                    yield connection
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Everything recorded inside is one transaction: all of it or, if anything fails, nothing.
+
+        Many candidates in one are recorded many times faster. What is wrong with a candidate may only be said at
+        the end. Raises EngineError for one inside another.
+        """
+        if self._open is not None:
+            raise EngineError("a transaction of the store was opened inside another")
+        with self._writing():
+            yield
+
+    @contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        """The open transaction, or else one that ends with this block."""
+        if self._open is not None:
+            yield self._open
+            return
+        if not self._write:
+            raise EngineError(f"{self} was opened for reading only")
+        try:
+            with translated(str(self)):
+                try:
+                    with self._engine.begin() as connection:
+                        self._open = connection
+                        yield connection
+                        self._batch.flush(connection)
+                except IntegrityError:
+                    with self._engine.connect() as connection:
+                        self._batch.explain(connection)
+                    raise
+        finally:
+            self._open, self._batch = None, Batch()
+
+    def create_run(self, spec: RunSpec, environment: Environment) -> StoredRun:
+        """Raises StoreError for a name that is taken or not legal."""
+        with self._writing() as connection:
+            return read_run(connection, insert_run(connection, spec, environment))
+
+    def run(self, name: str) -> StoredRun:
+        """By name, unique prefix of a name, or "latest". Raises UnknownNameError, or StoreError if ambiguous."""
+        with self.reading() as connection:
+            return read_run(connection, resolve_run(connection, name))
+
+    def add(self, run: StoredRun, ref: CandidateRef, evaluation: Evaluation, *, elapsed_s: float) -> None:
+        """Records a candidate with its parents, build, checks, timings, source and code, all or nothing.
+
+        Orders may come in any sequence; parents and `same_code_as` must be there before. Code that the build's
+        binary does not carry (b"") is not stored.
+        Raises EngineError for a second candidate of the same order, or one that refers to an unknown one.
+        """
+        with self._writing() as connection:
+            self._batch.add(run, ref, evaluation, elapsed_s=elapsed_s, now=datetime.now(UTC))
+            if len(self._batch) >= _BATCH_SIZE:
+                self._batch.flush(connection)
+
+    def add_baselines(
+        self, run: StoredRun, island: int, timings: Sequence[Timing], *, stage: Stage = Stage.SEARCH
+    ) -> None:
+        """Records times of baselines that were not taken beside a candidate."""
+        if timings:
+            with self._writing() as connection:
+                connection.execute(insert(m.Timing), timing_rows(run, island, None, timings, stage, 0))
+
+    def add_final(self, run: StoredRun, order: int, measurement: Measurement, *, elapsed_s: float) -> None:
+        """Records a finalist's re-timing. Another one of the same candidate stands beside it; the last counts.
+
+        Raises EngineError for an unknown candidate, and for times of one that did not pass.
+        """
+        passed = measurement.status.passed and all(c.passed for c in measurement.checks)
+        if measurement.timings and not passed:
+            raise EngineError(f"candidate {order} did not pass the final gate ({measurement.status}) and has a time")
+        with self._writing() as connection:
+            key, island = self._find(connection, run, order)
+            past = connection.scalar(select(func.max(m.Final.round)).where(m.Final.candidate_id == key))
+            round_ = (past or 0) + 1
+            connection.execute(insert(m.Final), final_row(key, measurement, round_=round_, created=datetime.now(UTC)))
+            if measurement.checks:
+                connection.execute(insert(m.Check), check_rows(key, measurement.checks, Stage.FINAL, round_))
+            if measurement.timings:
+                timings = timing_rows(run, island, key, measurement.timings, Stage.FINAL, round_)
+                connection.execute(insert(m.Timing), timings)
+            self._touch(connection, run, elapsed_s=elapsed_s)
+
+    def set_winner(self, run: StoredRun, island: int, order: int | None) -> None:
+        """Names the winner of an island, or takes the name back. Raises EngineError if it is not of the island."""
+        with self._writing() as connection:
+            key = None
+            if order is not None:
+                key, home = self._find(connection, run, order)
+                if home != island:
+                    raise EngineError(f"candidate {order} is of island {home}, so it cannot win island {island}")
+            where = (m.Island.run_id == run.id, m.Island.number == island)
+            if connection.execute(update(m.Island).where(*where), {"winner_id": key}).rowcount != 1:
+                raise EngineError(f"run {run.name!r} has no island {island}")
+
+    def set_status(self, run: StoredRun, status: RunStatus, *, reason: str = "", elapsed_s: float) -> None:
+        """Records how a run stands; for finished and failed ones, also when that was."""
+        now = datetime.now(UTC)
+        ended = status in (RunStatus.FINISHED, RunStatus.FAILED)
+        state = {"status": status.value, "stop_reason": reason, "finished": now if ended else None}
+        with self._writing() as connection:
+            self._batch.flush(connection)
+            self._touch(connection, run, elapsed_s=elapsed_s, **state)
+
+    def evaluations(self, run: StoredRun) -> list[StoredEvaluation]:
+        """Everything added so far, sorted by order."""
+        with self.reading() as connection:
+            return read_evaluations(connection, run)
+
+    def evaluation(self, run: StoredRun, order: int) -> StoredEvaluation:
+        """One of them. Raises EngineError if there is no such order."""
+        with self.reading() as connection:
+            return read_evaluation(connection, run, order)
+
+    def results(self, run: StoredRun) -> list[StoredResult]:
+        """Everything added so far in brief, sorted by order: many times faster and smaller."""
+        with self.reading() as connection:
+            return read_results(connection, run)
+
+    def _find(self, connection: Connection, run: StoredRun, order: int) -> tuple[int, int]:
+        """Key and island of a candidate, among those still waiting to be inserted too."""
+        self._batch.flush(connection)
+        key = candidate_key(run.id, order)
+        island = connection.scalar(select(m.Candidate.island).where(m.Candidate.id == key))
+        if island is None:
+            raise EngineError(f"run {run.name!r} has no candidate {order}")
+        return key, island
+
+    @staticmethod
+    def _touch(connection: Connection, run: StoredRun, *, elapsed_s: float, **state: object) -> None:
+        values = {"elapsed_s": elapsed_s, "updated": datetime.now(UTC), **state}
+        if connection.execute(update(m.Run).where(m.Run.id == run.id), values).rowcount != 1:
+            raise EngineError(f"run {run.name!r} is not in this database")

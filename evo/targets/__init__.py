@@ -1,0 +1,126 @@
+"""Targets: where candidates are compiled for, loaded and run. One module each, found by its name.
+
+A module defines `TARGET`, an object of protocol `Target`. Compilation must work on a machine without the
+device; `open` is called in a process of its own, which may die with a candidate.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, cast
+
+from evo.discovery import find_plugin, plugin_names
+from evo.evaluation import Binary
+from evo.kernel import Launch, Limits
+from evo.render import Source
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["DeviceInfo", "Loaded", "Replay", "Session", "Target", "find_target", "target_names"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceInfo:
+    """A device as it is recorded beside every run."""
+
+    name: str
+    arch: str
+    driver: str = ""
+    details: dict[str, str] = field(default_factory=dict)
+
+
+class Replay(Protocol):
+    """A prepared sequence of calls that can be run and timed again and again."""
+
+    calls: int
+
+    def run_us(self) -> float:
+        """Runs the sequence once; microseconds per call, measured on the device where it has a clock."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Loaded(Protocol):
+    """A loaded entry point. `values` are the arguments in the kernel's order: tensors, None, numbers."""
+
+    def __call__(self, values: Sequence[object], launch: Launch) -> None:
+        """Enqueues one call on the session's current stream. Raises LaunchError if it cannot."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Session(Protocol):
+    """An open device, in the process that may die with a candidate."""
+
+    info: DeviceInfo
+    limits: Limits
+    device: torch.device
+    alignment: int
+    """Bytes to which allocations are aligned."""
+
+    def load(self, binary: Binary, entry: str) -> Loaded:
+        """Raises LaunchError."""
+        ...
+
+    def synchronize(self) -> None:
+        """Waits for the device. Raises LaunchError with the device's own words if a call failed."""
+        ...
+
+    def record(self, calls: Sequence[Callable[[], object]]) -> Replay:
+        """Prepares calls to be replayed in order; what they return is kept alive with the replay."""
+        ...
+
+    def clocks(self) -> dict[str, float]:
+        """Clocks (MHz), temperature (C), power (W) at this moment, as far as the device tells."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Target(Protocol):
+    """A kind of machine that candidates run on."""
+
+    name: str
+    language: str
+    """What a template renders to, for file names and highlighting: cu, cpp."""
+    shares_cores: bool
+    """True where building and timing compete for the same cores and must take turns."""
+
+    def device(self) -> DeviceInfo:
+        """The device present. Raises DeviceError, with the remedy, if there is none."""
+        ...
+
+    def limits(self, arch: str) -> Limits:
+        """What `arch` offers; works without the device. Raises DeviceError for an unknown arch."""
+        ...
+
+    def compiler(self) -> str:
+        """Compiler name and version, part of the build cache's key. Raises DeviceError if there is none."""
+        ...
+
+    def compile(self, source: Source, arch: str, workdir: Path) -> Binary:
+        """Compiles in an empty folder of its own. Raises CompileError with the compiler's log."""
+        ...
+
+    def occupancy(self, binary: Binary, launch: Launch, limits: Limits) -> float | None:
+        """Predicted resident threads over the multiprocessor's limit; None where it means nothing."""
+        ...
+
+    def open(self, index: int = 0) -> Session:
+        """Raises DeviceError."""
+        ...
+
+
+def target_names() -> list[str]:
+    return plugin_names(sys.modules[__name__])
+
+
+def find_target(name: str) -> Target:
+    """Raises UnknownNameError."""
+    return cast(Target, find_plugin(sys.modules[__name__], "target", name))

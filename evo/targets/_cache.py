@@ -1,0 +1,105 @@
+"""Compiled code kept on disk, keyed by everything it depends on. Failures are not kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import NamedTuple
+
+from evo.errors import UsageError
+from evo.evaluation import Binary
+from evo.render import Source
+from evo.targets import Target
+
+__all__ = ["BuildCache", "CachedBinary"]
+
+_FORMAT = 1
+"""Part of every key: entries of another layout are never read."""
+
+
+class CachedBinary(NamedTuple):
+    """`seconds` are those of the compilation, also where that was another time."""
+
+    binary: Binary
+    seconds: float
+    cached: bool
+
+
+class BuildCache:
+    """A folder of entries, one file each, that any number of processes may share.
+
+    An entry is written beside its place and moved there in one step, so that readers see it whole or not at all;
+    of two processes that build the same, the later replaces equal with equal. What a crash or a bad disk left
+    behind does not match its checksum and is built again.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def get_or_build(
+        self, target: Target, source: Source, arch: str, workdir: Path | None = None
+    ) -> CachedBinary:
+        """The binary of `source` for `arch`; compiled in `workdir` (else a temporary folder) if it is not here.
+
+        Raises CompileError from the target; UsageError if the folder cannot be written to.
+        """
+        path = self._path(target, source, arch)
+        found = _read(path)
+        if found is not None:
+            return found
+        own = Path(tempfile.mkdtemp(prefix="evo-build-")) if workdir is None else None
+        started = time.perf_counter()
+        try:
+            binary = target.compile(source, arch, workdir or own or Path())
+        finally:
+            if own is not None:
+                shutil.rmtree(own, ignore_errors=True)
+        seconds = time.perf_counter() - started
+        _write(path, binary, seconds)
+        return CachedBinary(binary, seconds, cached=False)
+
+    def _path(self, target: Target, source: Source, arch: str) -> Path:
+        # The source's digest covers text, local headers, entry point and flags.
+        parts = (str(_FORMAT), target.name, target.compiler(), arch, *source.flags, source.digest)
+        key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+        return self._folder / key[:2] / f"{key[2:]}.build"
+
+
+def _read(path: Path) -> CachedBinary | None:
+    """The entry at `path`; None if there is none or it is damaged."""
+    try:
+        checksum, _, content = path.read_bytes().partition(b"\n")
+        if hashlib.sha256(content).hexdigest().encode() != checksum:
+            return None
+        head, _, code = content.partition(b"\n")
+        record = json.loads(head)
+        return CachedBinary(Binary(code=code, **record["binary"]), record["seconds"], cached=True)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _write(path: Path, binary: Binary, seconds: float) -> None:
+    fields = {name: value for name, value in asdict(binary).items() if name != "code"}
+    content = json.dumps({"binary": fields, "seconds": seconds}).encode() + b"\n" + binary.code
+    scratch: str | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, scratch = tempfile.mkstemp(prefix=".writing-", dir=path.parent)
+        with os.fdopen(handle, "wb") as file:
+            file.write(hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
+        Path(scratch).replace(path)
+    except OSError as error:
+        if scratch is not None:
+            with suppress(OSError):
+                Path(scratch).unlink(missing_ok=True)
+        raise UsageError(
+            f"the build cache {path.parent.parent} cannot be written ({error.strerror}): free some space there, "
+            f"or choose another folder"
+        ) from error

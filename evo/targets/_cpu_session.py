@@ -1,0 +1,142 @@
+"""The CPU as an open device: candidates are shared libraries in this process, called through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import operator
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import _ctypes
+import torch
+
+from evo.errors import EngineError, LaunchError
+from evo.evaluation import Binary
+from evo.kernel import Launch, Limits
+from evo.targets import DeviceInfo
+from evo.targets._openmp import keep_freed_memory, share_openmp_runtime
+
+__all__ = ["CpuLoaded", "CpuReplay", "CpuSession"]
+
+
+class CpuLoaded:
+    """An entry point of a loaded library: extern "C", returning nothing, pointers, int64 and float arguments."""
+
+    def __init__(self, library: ctypes.CDLL, entry: str) -> None:
+        self._library: ctypes.CDLL | None = library
+        self._entry = entry
+        try:
+            self._function = library[entry]
+        except AttributeError as error:
+            raise LaunchError(f'no symbol {entry!r}: declare extern "C" void {entry}(...)') from error
+        self._function.restype = None
+        self._types: tuple[type, ...] | None = None
+
+    def __call__(self, values: Sequence[object], launch: Launch) -> None:
+        """`launch` means nothing here. Returns when the call is done."""
+        words: list[object] = []
+        types: list[type] = []
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                if value.device.type != "cpu":
+                    raise LaunchError(
+                        f"argument {len(words)} of {self._entry!r} is on {value.device}, not in memory"
+                    )
+                words.append(value.data_ptr())
+                types.append(ctypes.c_void_p)
+            elif value is None:
+                words.append(None)
+                types.append(ctypes.c_void_p)
+            elif isinstance(value, float):
+                words.append(value)
+                types.append(ctypes.c_float)
+            else:
+                words.append(operator.index(value))  # type: ignore[arg-type]
+                types.append(ctypes.c_int64)
+        if (found := tuple(types)) != self._types:
+            self._function.argtypes = self._types = found
+        self._function(*words)
+
+    def close(self) -> None:
+        """Unloads the library; the entry point must not be called again."""
+        if self._library is not None:
+            _ctypes.dlclose(self._library._handle)
+            self._library = None
+
+
+class CpuReplay:
+    """Calls made one after another. What they return is kept until the next run, so that a call which makes its
+    own output finds cold memory, as one that is given its output does."""
+
+    def __init__(self, calls: Sequence[Callable[[], object]]) -> None:
+        if not calls:
+            raise EngineError("a replay needs at least one call")
+        self.calls = len(calls)
+        self._calls = tuple(calls)
+        self._kept: list[object] = [None] * len(calls)
+
+    def run_us(self) -> float:
+        kept = self._kept
+        begin = time.perf_counter_ns()
+        for i, call in enumerate(self._calls):
+            kept[i] = call()
+        return (time.perf_counter_ns() - begin) / 1e3 / self.calls
+
+    def close(self) -> None:
+        self._calls = ()
+        self._kept.clear()
+
+
+class CpuSession:
+    """The methods are those of `evo.targets.Session`."""
+
+    alignment = 64  # PyTorch's CPU allocator
+
+    def __init__(self, info: DeviceInfo, limits: Limits) -> None:
+        self.info, self.limits = info, limits
+        self.device = torch.device("cpu")
+        keep_freed_memory()
+        share_openmp_runtime()
+
+    def load(self, binary: Binary, entry: str) -> CpuLoaded:
+        """Raises LaunchError with the dynamic linker's words."""
+        # The dynamic linker takes a path it knows for the library it knows: each needs a name of its own.
+        handle, name = tempfile.mkstemp(prefix="evo-", suffix=".so")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(binary.code)
+            # RTLD_LOCAL: candidates share symbol names. RTLD_NOW: an undefined symbol shows here, not in a call.
+            library = ctypes.CDLL(name, mode=os.RTLD_LOCAL | os.RTLD_NOW)
+        except OSError as error:
+            raise LaunchError(f"{entry!r} does not load: {error}") from error
+        finally:
+            Path(name).unlink(missing_ok=True)
+        try:
+            return CpuLoaded(library, entry)
+        except LaunchError:
+            _ctypes.dlclose(library._handle)
+            raise
+
+    def synchronize(self) -> None:
+        """Calls are done when they return."""
+
+    def record(self, calls: Sequence[Callable[[], object]]) -> CpuReplay:
+        return CpuReplay(calls)
+
+    def clocks(self) -> dict[str, float]:
+        """cpu_mhz, the mean over the cores, and load, the runnable processes of the last minute."""
+        found = dict[str, float]()
+        with suppress(Exception):  # a courtesy: sandboxes hide it
+            import psutil
+
+            found["cpu_mhz"] = float(psutil.cpu_freq().current)
+        with suppress(OSError):
+            found["load"] = os.getloadavg()[0]
+        return found
+
+    def close(self) -> None:
+        """Nothing is held."""

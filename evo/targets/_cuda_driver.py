@@ -1,0 +1,196 @@
+"""The CUDA driver and NVML, as far as evo asks them: errors by name, the device's figures, its clocks.
+
+Nothing here makes a context, so that asking costs no device memory; but a process that has asked cannot fork a
+child that uses the GPU: device processes must be spawned.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+from evo.errors import DeviceError, LaunchError
+from evo.kernel import Limits
+
+__all__ = [
+    "Clocks",
+    "device_arch",
+    "device_limits",
+    "device_record",
+    "driver",
+    "driver_version",
+    "error_text",
+    "expect",
+    "version_advice",
+]
+
+_REMEDY = "run with --target cpu, or compile without one: evo check KERNEL --arch sm_89"
+
+
+@cache
+def driver() -> Any:
+    """The driver API's bindings, initialised. Raises DeviceError if no GPU can be used."""
+    try:
+        from cuda.bindings import driver as api
+
+        (error,) = api.cuInit(0)
+    except (ImportError, RuntimeError, OSError) as reason:  # no bindings, or no libcuda.so
+        text = str(reason).strip().partition("\n")[0]
+        raise DeviceError(f"no CUDA GPU answers ({text}): {_REMEDY}") from reason
+    if error:
+        raise DeviceError(f"no CUDA GPU answers ({error_text(api, error)}): {_REMEDY}")
+    return api
+
+
+def error_text(api: Any, error: Any) -> str:
+    """CUDA_ERROR_ILLEGAL_ADDRESS (700): an illegal memory access was encountered."""
+    _, name = api.cuGetErrorName(error)
+    _, text = api.cuGetErrorString(error)
+    known = (name or b"").decode() or getattr(error, "name", "CUDA_ERROR_UNKNOWN")
+    return f"{known} ({int(error)}): {(text or b'unknown error').decode()}"
+
+
+def expect(result: tuple[Any, ...], doing: str) -> Any:
+    """What a driver call returned beside its status. Raises LaunchError: `doing`, and CUDA's name for the error."""
+    error, *values = result
+    if error:
+        raise LaunchError(f"{doing}: {error_text(driver(), error)}")
+    return values[0] if values else None
+
+
+def _ask(result: tuple[Any, ...], what: str) -> Any:
+    """Likewise for questions about the device. Raises DeviceError."""
+    try:
+        return expect(result, f"the CUDA driver does not tell {what}")
+    except LaunchError as error:
+        raise DeviceError(f"{error}; {_REMEDY}") from error
+
+
+def driver_version() -> tuple[int, int]:
+    """(major, minor) of the newest CUDA the driver supports. Raises DeviceError."""
+    number = int(_ask(driver().cuDriverGetVersion(), "its version"))
+    return number // 1000, number % 1000 // 10
+
+
+def version_advice(nvrtc: tuple[int, int], supported: tuple[int, int]) -> str | None:
+    """What does not work with this compiler on a driver that supports CUDA up to `supported`, and the remedy.
+
+    None where all is well. Source: CUDA Compatibility, "Minor Version Compatibility" and its limits for PTX.
+    """
+    have, can = ".".join(map(str, nvrtc)), ".".join(map(str, supported))
+    if nvrtc[0] > supported[0]:
+        return (
+            f"NVRTC {have} writes code that this driver (CUDA {can}) does not load: "
+            f"pip install 'evo-kernels[cu{supported[0]}]', or update the driver to one for CUDA {nvrtc[0]}"
+        )
+    if nvrtc[0] == supported[0] and nvrtc[1] > supported[1]:
+        wheel = "nvidia-cuda-nvrtc" if nvrtc[0] >= 13 else f"nvidia-cuda-nvrtc-cu{nvrtc[0]}"
+        return (
+            f"NVRTC {have} is newer than this driver (CUDA {can}): machine code (--arch sm_XX) runs, PTX (--arch "
+            f"compute_XX) does not; for PTX pip install '{wheel}=={supported[0]}.{supported[1]}.*', or update the driver"
+        )
+    return None
+
+
+def device_handle(index: int) -> Any:
+    """Raises DeviceError if there are fewer devices."""
+    api = driver()
+    error, count = api.cuDeviceGetCount()
+    if error or not 0 <= index < count:
+        found = error_text(api, error) if error else f"{count} present"
+        raise DeviceError(f"no CUDA GPU with index {index} ({found}): {_REMEDY}")
+    return _ask(api.cuDeviceGet(index), "its devices")
+
+
+def _attribute(index: int, name: str) -> int:
+    api = driver()
+    attribute = getattr(api.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+    return int(_ask(api.cuDeviceGetAttribute(attribute, device_handle(index)), name))
+
+
+def device_arch(index: int) -> str:
+    """sm_89."""
+    return (
+        f"sm_{_attribute(index, 'COMPUTE_CAPABILITY_MAJOR')}{_attribute(index, 'COMPUTE_CAPABILITY_MINOR')}"
+    )
+
+
+def device_limits(index: int, arch: str) -> Limits:
+    """The device's own figures, under the name `arch`. Raises DeviceError."""
+    return Limits(
+        arch=arch,
+        multiprocessors=_attribute(index, "MULTIPROCESSOR_COUNT"),
+        threads_per_block=_attribute(index, "MAX_THREADS_PER_BLOCK"),
+        threads_per_multiprocessor=_attribute(index, "MAX_THREADS_PER_MULTIPROCESSOR"),
+        registers_per_multiprocessor=_attribute(index, "MAX_REGISTERS_PER_MULTIPROCESSOR"),
+        smem_bytes_per_block=_attribute(index, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+        smem_bytes_per_multiprocessor=_attribute(index, "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR"),
+        smem_bytes_reserved_per_block=_attribute(index, "RESERVED_SHARED_MEMORY_PER_BLOCK"),
+        blocks_per_multiprocessor=_attribute(index, "MAX_BLOCKS_PER_MULTIPROCESSOR"),
+        cache_bytes=_attribute(index, "L2_CACHE_SIZE"),
+    )
+
+
+def device_record(index: int) -> tuple[str, str, dict[str, str]]:
+    """Name, driver version and further details of a device. Raises DeviceError."""
+    api, device = driver(), device_handle(index)
+    name = _ask(api.cuDeviceGetName(128, device), "the device's name").split(b"\0")[0].decode()
+    memory = _ask(api.cuDeviceTotalMem(device), "the device's memory")
+    cuda = ".".join(map(str, driver_version()))
+    details = {
+        "cuda_driver": cuda,
+        "multiprocessors": str(_attribute(index, "MULTIPROCESSOR_COUNT")),
+        "memory_bytes": str(int(memory)),
+        "l2_bytes": str(_attribute(index, "L2_CACHE_SIZE")),
+        "pci_bus": _pci_bus(index),
+    }
+    version = f"CUDA {cuda}"
+    with suppress(Exception):  # NVML is a courtesy: containers often lack it
+        import pynvml
+
+        pynvml.nvmlInit()
+        version = str(pynvml.nvmlSystemGetDriverVersion())
+    return name, version, details
+
+
+def _pci_bus(index: int) -> str:
+    found = _ask(driver().cuDeviceGetPCIBusId(32, device_handle(index)), "the PCI bus")
+    return str(found.split(b"\0")[0].decode())
+
+
+class Clocks:
+    """Reads a device's clocks through NVML; says nothing where NVML is missing or refuses."""
+
+    def __init__(self, index: int) -> None:
+        self._nvml: Any = None
+        with suppress(Exception):
+            import pynvml
+
+            pynvml.nvmlInit()
+            # NVML counts devices that CUDA_VISIBLE_DEVICES hides; the bus is the same to both.
+            self._handle = pynvml.nvmlDeviceGetHandleByPciBusId(_pci_bus(index).encode())
+            self._nvml = pynvml
+
+    def read(self) -> dict[str, float]:
+        """sm_mhz, memory_mhz, temperature_c, power_w, and throttle_reasons: NVML's bits, 0 for none."""
+        nvml, found = self._nvml, dict[str, float]()
+        if nvml is None:
+            return found
+        readings = {
+            "sm_mhz": lambda h: nvml.nvmlDeviceGetClockInfo(h, nvml.NVML_CLOCK_SM),
+            "memory_mhz": lambda h: nvml.nvmlDeviceGetClockInfo(h, nvml.NVML_CLOCK_MEM),
+            "temperature_c": lambda h: nvml.nvmlDeviceGetTemperature(h, nvml.NVML_TEMPERATURE_GPU),
+            "power_w": lambda h: nvml.nvmlDeviceGetPowerUsage(h) / 1e3,
+            "throttle_reasons": nvml.nvmlDeviceGetCurrentClocksThrottleReasons,
+        }
+        for name, reading in readings.items():
+            with suppress(nvml.NVMLError):
+                found[name] = float(reading(self._handle))
+        return found
+
+    def close(self) -> None:
+        if self._nvml is not None:
+            with suppress(self._nvml.NVMLError):
+                self._nvml.nvmlShutdown()
+            self._nvml = None

@@ -1,0 +1,126 @@
+"""A hash of machine code itself, so that candidates that compile to the same code are timed once.
+
+Whole binaries differ even for equal code: they carry symbol tables, line tables, notes and compiler options.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import struct
+from collections.abc import Iterator
+from io import BytesIO
+from typing import Any
+
+from elftools.common.exceptions import ELFError
+from elftools.elf.elffile import ELFFile
+
+__all__ = ["elf_code_hash", "ptx_code_hash"]
+
+_EM_CUDA = 190
+
+# Sections of a host library and of a cubin that decide what the code does. A cubin's .nv.constant0 is left out:
+# it is the launch parameters' blank space.
+_CODE = re.compile(
+    r"\.text|\.rodata|\.data\b|\.data\.rel\.ro|\.init_array|\.nv\.constant[1-9]|\.nv\.global\.init|\.nv\.uft"
+)
+_SIZE_ONLY = re.compile(r"\.bss|\.nv\.shared\.|\.nv\.global$|\.nv\.local\.")
+_RELOCATIONS = re.compile(r"\.rela?\.(text|plt|dyn|data|nv\.constant[1-9]|nv\.global\.init)")
+
+# Attributes of a cubin that change a launch though the instructions are equal (names as cuobjdump -elf prints them).
+# EIATTR_MAXTHREADS and EIATTR_MAX_STACK_SIZE, say, only bound it, and are left out.
+_EIATTR_REQNTID = 0x10
+_EIATTR_REGCOUNT = 0x2F
+_EIATTR_CTA_PER_CLUSTER = 0x3D
+_EIATTR_EXPLICIT_CLUSTER = 0x3E
+_EIFMT_SVAL = 0x04
+"""An attribute whose 16-bit value is the length of the payload that follows."""
+
+
+def elf_code_hash(elf: bytes) -> str:
+    """sha256, hexadecimal, of what an ELF file (cubin or shared library) executes.
+
+    Counted: instructions, constants, the targets of relocations, the sizes of static memory and, for a cubin,
+    registers a thread and the cluster shape. Not counted: names of sections' neighbours, debug information, notes.
+    Something that is no ELF file is hashed whole: equal only to an identical copy.
+    """
+    try:
+        file = ELFFile(BytesIO(elf))
+        parts = sorted(_parts(file))
+    except (ELFError, ValueError, struct.error, UnicodeDecodeError):
+        return hashlib.sha256(elf).hexdigest()
+    digest = hashlib.sha256()
+    for name, content in parts:
+        digest.update(f"{name}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def _parts(file: Any) -> Iterator[tuple[str, bytes]]:
+    is_cubin = file.header["e_machine"] in ("EM_CUDA", _EM_CUDA)
+    symbols = file.get_section_by_name(".symtab")
+    for section in file.iter_sections():
+        name, size = section.name, section["sh_size"]
+        if section["sh_type"] == "SHT_NOBITS":
+            if _SIZE_ONLY.match(name):
+                yield (name, str(size).encode())
+        elif _RELOCATIONS.match(name):
+            if size:
+                yield (name, _relocations(file, section))
+        elif _CODE.match(name):
+            yield (name, section.data())
+        elif is_cubin and name.startswith(".nv.info"):
+            yield (name, _launch_attributes(section.data(), symbols))
+
+
+def _relocations(file: Any, section: Any) -> bytes:
+    """Offset, type and target of each. A target with an address counts as its place, not its name."""
+    symbols = file.get_section(section["sh_link"])
+    lines = []
+    for r in section.iter_relocations():
+        addend = r["r_addend"] if r.is_RELA() else 0
+        target = ""
+        if symbols is not None and hasattr(symbols, "get_symbol"):
+            symbol = symbols.get_symbol(r["r_info_sym"])
+            place = symbol["st_shndx"]
+            target = (
+                f"{file.get_section(place).name}+{symbol['st_value']}"
+                if isinstance(place, int)
+                else symbol.name
+            )
+        lines.append(f"{r['r_offset']} {r['r_info_type']} {target} {addend}")
+    return "\n".join(lines).encode()
+
+
+def _launch_attributes(data: bytes, symbols: Any) -> bytes:
+    """The attributes listed above, of one .nv.info section: records of format, attribute, value[, payload]."""
+    found, at = [], 0
+    while at + 4 <= len(data):
+        form, attribute, value = struct.unpack_from("<BBH", data, at)
+        at += 4
+        payload = b""
+        if form == _EIFMT_SVAL:
+            payload = data[at : at + value]
+            at += value
+        if attribute == _EIATTR_REGCOUNT and len(payload) == 8:
+            index, registers = struct.unpack(
+                "<II", payload
+            )  # the index moves with unrelated symbols; the name stays
+            found.append(f"registers {symbols.get_symbol(index).name} {registers}")
+        elif attribute in (_EIATTR_REQNTID, _EIATTR_CTA_PER_CLUSTER, _EIATTR_EXPLICIT_CLUSTER):
+            found.append(f"{attribute} {payload.hex()}")
+    return "\n".join(sorted(found)).encode()
+
+
+_PTX_NOISE = re.compile(
+    r"//[^\n]*|/\*.*?\*/|^\s*\.(?:file|loc)\b[^\n]*|^\s*\.section\s+\.debug.*?^\s*\}",
+    re.DOTALL | re.MULTILINE,
+)
+
+
+def ptx_code_hash(ptx: str) -> str:
+    """sha256, hexadecimal, of PTX without comments, line tables and spacing.
+
+    Names stay: registers are numbered in order, and other names come from the source.
+    """
+    return hashlib.sha256(" ".join(_PTX_NOISE.sub(" ", ptx).split()).encode()).hexdigest()

@@ -1,0 +1,241 @@
+"""CUDA C++ to machine code in this process, by NVRTC: needs neither a CUDA toolkit nor a GPU.
+
+The compiler and the headers come as wheels (nvidia-cuda-nvrtc, nvidia-cuda-runtime); where only a toolkit is
+installed, its own are found. Reference: NVRTC documentation, https://docs.nvidia.com/cuda/nvrtc/
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from evo.errors import CompileError, DeviceError
+
+__all__ = [
+    "NvrtcOutput",
+    "PtxasFigures",
+    "compiler_name",
+    "nvrtc_options",
+    "nvrtc_version",
+    "ptxas_figures",
+    "run_nvrtc",
+]
+
+_SOURCE_NAME = "candidate.cu"
+"""What the compiler's messages call the source: candidate.cu(12): error: ..."""
+
+_REMEDY = "install it with: pip install 'evo-kernels[cu13]' (or [cu12], for drivers older than 580)"
+
+_BOOLEAN, _NUMBER, _ANY = r"true|false", r"[1-9]\d*", r".+"
+_OPTIONS: dict[str, str] = {
+    "--define-macro": r"[A-Za-z_]\w*(=.*)?",
+    "--device-int128": "",
+    "--extra-device-vectorization": "",
+    "--fmad": _BOOLEAN,
+    "--ftz": _BOOLEAN,
+    "--generate-line-info": "",
+    "--maxrregcount": _NUMBER,
+    "--prec-div": _BOOLEAN,
+    "--prec-sqrt": _BOOLEAN,
+    "--ptxas-options": _ANY,
+    "--restrict": "",
+    "--std": r"c\+\+(11|14|17|20)",
+    "--use_fast_math": "",
+}
+"""Flags a candidate may ask for, with the values they take; none where empty. Paths and outputs are the engine's."""
+
+_ALIASES = {
+    "-Xptxas": "--ptxas-options",
+    "-extra-device-vectorization": "--extra-device-vectorization",
+    "-fmad": "--fmad",
+    "-ftz": "--ftz",
+    "-lineinfo": "--generate-line-info",
+    "-maxrregcount": "--maxrregcount",
+    "-prec-div": "--prec-div",
+    "-prec-sqrt": "--prec-sqrt",
+    "-restrict": "--restrict",
+    "-std": "--std",
+    "-use_fast_math": "--use_fast_math",
+}
+"""nvcc's other spellings of the same."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NvrtcOutput:
+    """A cubin, or PTX text in UTF-8, and the log of both compilers (NVRTC, ptxas)."""
+
+    code: bytes
+    log: str
+
+
+@cache
+def _nvrtc() -> Any:
+    """The bindings, with the library found. Raises DeviceError."""
+    try:
+        from cuda.bindings import nvrtc
+
+        nvrtc.nvrtcVersion()  # finds and loads the shared library
+    except (ImportError, RuntimeError, OSError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise DeviceError(f"the CUDA compiler NVRTC cannot be loaded ({reason}); {_REMEDY}") from error
+    return nvrtc
+
+
+def nvrtc_version() -> tuple[int, int]:
+    """(major, minor) of the CUDA release NVRTC belongs to. Raises DeviceError."""
+    error, major, minor = _nvrtc().nvrtcVersion()
+    if error:
+        raise DeviceError(f"NVRTC does not tell its version ({error!s}); {_REMEDY}")
+    return int(major), int(minor)
+
+
+@cache
+def compiler_name() -> str:
+    """NVRTC's version with the patch level, and that of the CUDA headers: both shape the code. DeviceError."""
+    # nvrtcVersion leaves the patch level out; the head of any PTX has it.
+    probe = run_nvrtc('extern "C" __global__ void probe() {}', "compute_80", ())
+    found = re.search(rb"release [\d.]+, V([\d.]+)", probe.code)
+    version = found.group(1).decode() if found else ".".join(map(str, nvrtc_version()))
+    text = (_header_dirs()[0] / "cuda_runtime_api.h").read_text(errors="replace")
+    headers = re.search(r"#define\s+CUDART_VERSION\s+(\d+)", text)
+    return f"nvrtc {version}, headers {headers.group(1) if headers else 'unknown'}"
+
+
+@cache
+def _header_dirs() -> tuple[Path, ...]:
+    """Where cuda_fp16.h and cuda_runtime_api.h are, then libcu++ (cuda/std) if there is one. Raises DeviceError."""
+    from cuda.pathfinder import find_nvidia_header_directory
+
+    # Wheels of both CUDA 12 and 13 can lie side by side: headers must be of the compiler's own major version.
+    major = nvrtc_version()[0]
+    wheels = [f"cu{major}/include"] if major >= 13 else ["cuda_runtime/include"]
+    spec = importlib.util.find_spec("nvidia")
+    roots = [Path(p) for p in (spec.submodule_search_locations or ())] if spec else []
+    beside = next((root / w for root in roots for w in wheels if (root / w / "cuda_fp16.h").is_file()), None)
+    found = beside or find_nvidia_header_directory("cudart")
+    if found is None:
+        raise DeviceError(f"the CUDA headers (cuda_fp16.h) were not found beside NVRTC; {_REMEDY}")
+    extra = beside / "cccl" if beside else find_nvidia_header_directory("cccl")
+    return (Path(found), Path(extra)) if extra and Path(extra).is_dir() else (Path(found),)
+
+
+def nvrtc_options(flags: Iterable[str]) -> tuple[str, ...]:
+    """A candidate's flags as NVRTC spells them. Raises CompileError for one that is unknown or has a bad value."""
+    options = []
+    for flag in flags:
+        if short := re.fullmatch(r"-D\s*(.+)", flag):
+            flag = f"--define-macro={short.group(1)}"
+        name, equals, value = re.sub(r"^-Xptxas[ ,]+", "-Xptxas=", flag).partition("=")
+        name = _ALIASES.get(name, name)
+        if name not in _OPTIONS:
+            raise CompileError(
+                f"unknown compiler flag {flag!r} for target cuda; known: {', '.join(_OPTIONS)}"
+            )
+        pattern = _OPTIONS[name]
+        if bool(equals) != bool(pattern) or not re.fullmatch(pattern, value):
+            wanted = f"{name}={pattern}" if pattern else f"{name} without a value"
+            raise CompileError(f"compiler flag {flag!r}: expected {wanted}")
+        options.append(f"{name}{equals}{value}")
+    return tuple(options)
+
+
+def run_nvrtc(text: str, arch: str, flags: Iterable[str], include_dirs: Iterable[str] = ()) -> NvrtcOutput:
+    """Compiles `text` to a cubin for sm_XX, to PTX for compute_XX.
+
+    Raises CompileError with the log, which names lines; DeviceError where the compiler is missing or does not know
+    `arch`.
+    """
+    nvrtc = _nvrtc()
+    flags = nvrtc_options(flags)
+    _check_arch(nvrtc, arch)
+    options = [
+        f"--gpu-architecture={arch}",
+        *(() if any(f.startswith("--std") for f in flags) else ("--std=c++17",)),
+        *flags,
+        "--ptxas-options=-v",
+        *(f"--include-path={d}" for d in (*include_dirs, *map(str, _header_dirs()))),
+    ]
+    with _program(nvrtc, text) as program:
+        (error,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
+        log = _fetch(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
+        # ptxas ends its part of the log with a NUL, and errors may follow it.
+        log_text = log.replace(b"\0", b"").decode(errors="replace").strip()
+        if error:
+            raise CompileError(log_text or f"NVRTC failed without a word: {_name(error)}")
+        if arch.startswith("sm_"):
+            code = _fetch(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
+        else:
+            code = _fetch(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program).rstrip(b"\0")
+    return NvrtcOutput(code=code, log=log_text)
+
+
+@contextmanager
+def _program(nvrtc: Any, text: str) -> Iterator[Any]:
+    error, program = nvrtc.nvrtcCreateProgram(text.encode(), _SOURCE_NAME.encode(), 0, None, None)
+    if error:
+        raise CompileError(f"NVRTC refuses the source: {_name(error)}")
+    try:
+        yield program
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def _fetch(size_of: Any, read: Any, program: Any) -> bytes:
+    error, size = size_of(program)
+    # The bindings write into what they are given: never into bytes, of which CPython shares the short ones.
+    buffer = bytearray(size)
+    if error or (size and read(program, buffer)[0]):
+        raise CompileError("NVRTC does not hand over its result")
+    return bytes(buffer)
+
+
+def _name(error: Any) -> str:
+    return str(getattr(error, "name", error))
+
+
+def _check_arch(nvrtc: Any, arch: str) -> None:
+    _, numbers = nvrtc.nvrtcGetSupportedArchs()
+    found = re.fullmatch(r"(?:sm|compute)_(\d+)[af]?", arch)
+    if found is None or int(found.group(1)) not in numbers:
+        version = ".".join(map(str, nvrtc_version()))
+        raise DeviceError(
+            f"NVRTC {version} does not compile for {arch!r}; it knows sm_XX and compute_XX with XX one of "
+            f"{', '.join(map(str, numbers))}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PtxasFigures:
+    """What ptxas -v says of one entry point."""
+
+    registers: int
+    spill_bytes: int
+    """Bytes stored and bytes loaded, summed over the instructions that spill, a thread."""
+    smem_static_bytes: int
+    stack_bytes: int
+
+
+def ptxas_figures(log: str, entry: str) -> PtxasFigures | None:
+    """The figures of `entry` in a log of ptxas -v; None where it is not in it (PTX has no ptxas)."""
+    _, compiled, rest = log.partition(f"Compiling entry function '{entry}'")
+    if not compiled:
+        return None
+    # Functions that were not inlined report their own stack frames within the section of their entry.
+    section = rest.partition("Compiling entry function")[0].partition(f"Function properties for {entry}\n")[2]
+
+    def figure(pattern: str) -> int:
+        found = re.search(pattern, section)
+        return int(found.group(1)) if found else 0
+
+    return PtxasFigures(
+        registers=figure(r"Used (\d+) registers"),
+        spill_bytes=figure(r"(\d+) bytes spill stores") + figure(r"(\d+) bytes spill loads"),
+        smem_static_bytes=figure(r"(\d+) bytes smem"),
+        stack_bytes=figure(r"(\d+) bytes stack frame"),
+    )

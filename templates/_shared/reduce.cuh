@@ -1,0 +1,139 @@
+// Reductions over the threads that share a row: part of a warp, a warp, warps of a block, blocks of a cluster.
+#pragma once
+
+// What is reduced. merge(a, b) combines two partial results; exchange(a, distance, mask) fetches the partner's.
+struct sum1 {
+    float a;
+    __device__ __forceinline__ static sum1 nothing() { return {0.f}; }
+};
+struct sum2 {
+    float a, b;
+    __device__ __forceinline__ static sum2 nothing() { return {0.f, 0.f}; }
+};
+// Count, mean and sum of squared deviations from that mean. With EQUAL every partner holds the same count, so it
+// stays a compile-time constant: the weights of Chan's formula fold to constants and one shuffle a step is saved.
+template <bool EQUAL> struct moments {
+    float count, mean, m2;
+    __device__ __forceinline__ static moments nothing() { return {0.f, 0.f, 0.f}; }
+};
+
+__device__ __forceinline__ sum1 merge(const sum1& p, const sum1& q) { return {p.a + q.a}; }
+__device__ __forceinline__ sum2 merge(const sum2& p, const sum2& q) { return {p.a + q.a, p.b + q.b}; }
+// Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances" (1979), eq. 2.1.
+// The mean moves by delta * share, so equal means stay equal exactly: a constant row keeps variance 0.
+template <bool EQUAL>
+__device__ __forceinline__ moments<EQUAL> merge(const moments<EQUAL>& p, const moments<EQUAL>& q) {
+    const float count = p.count + q.count, delta = q.mean - p.mean;
+    const float share = EQUAL ? q.count / count : __fdividef(q.count, fmaxf(count, 1.f));
+    return {count, p.mean + delta * share, p.m2 + q.m2 + delta * delta * (p.count * share)};
+}
+
+__device__ __forceinline__ sum1 exchange(const sum1& p, int d, unsigned mask) { return {__shfl_xor_sync(mask, p.a, d)}; }
+__device__ __forceinline__ sum2 exchange(const sum2& p, int d, unsigned mask) {
+    return {__shfl_xor_sync(mask, p.a, d), __shfl_xor_sync(mask, p.b, d)};
+}
+template <bool EQUAL>
+__device__ __forceinline__ moments<EQUAL> exchange(const moments<EQUAL>& p, int d, unsigned mask) {
+    return {EQUAL ? p.count : __shfl_xor_sync(mask, p.count, d), __shfl_xor_sync(mask, p.mean, d), __shfl_xor_sync(mask, p.m2, d)};
+}
+
+// A result read back from shared memory; the count of equal partners is known without reading it.
+__device__ __forceinline__ sum1 fetch(const sum1& stored, const sum1&) { return stored; }
+__device__ __forceinline__ sum2 fetch(const sum2& stored, const sum2&) { return stored; }
+template <bool EQUAL>
+__device__ __forceinline__ moments<EQUAL> fetch(const moments<EQUAL>& stored, const moments<EQUAL>& own) {
+    return {EQUAL ? own.count : stored.count, stored.mean, stored.m2};
+}
+
+// Butterfly over aligned runs of WIDTH lanes (a power of two): every lane ends with the result.
+template <int WIDTH, class M> __device__ __forceinline__ M reduce_lanes(M m, unsigned mask) {
+    #pragma unroll
+    for (int d = WIDTH / 2; d > 0; d /= 2) m = merge(m, exchange(m, d, mask));
+    return m;
+}
+
+// Waits for the THREADS threads of one row group; groups of a block do not wait for each other (hardware barrier `id`).
+template <int THREADS> __device__ __forceinline__ void group_barrier(int id, unsigned mask) {
+    if (THREADS <= 32) __syncwarp(mask);
+    else asm volatile("bar.sync %0, %1;" :: "r"(id), "n"(THREADS) : "memory");
+}
+
+enum class across_warps { none, shuffle, broadcast, leader };   // none: the group is within a warp
+
+__device__ constexpr int power_of_two_from(int n) { int p = 1; while (p < n) p *= 2; return p; }
+
+// Combines the result of each warp of a group through shared memory; `partial` holds one entry a warp and is not used
+// by the previous call (the caller alternates two buffers, so one barrier a reduction is enough).
+//   shuffle:   each warp reads all entries, one a lane, and reduces them by shuffles (one barrier)
+//   broadcast: each thread reads all entries and merges them one by one: no shuffles (one barrier)
+//   leader:    the first warp reduces and publishes the result (two barriers, least shared-memory traffic)
+template <int THREADS, across_warps HOW, class M>
+__device__ __forceinline__ M reduce_warps(M m, M* partial, int lane, int id) {
+    constexpr int WARPS = THREADS / 32, WIDTH = power_of_two_from(WARPS);
+    if (lane % 32 == 0) partial[lane / 32] = m;
+    group_barrier<THREADS>(id, 0xffffffffu);
+    if (HOW == across_warps::broadcast) {
+        M all = fetch(partial[0], m);
+        #pragma unroll
+        for (int w = 1; w < WARPS; ++w) all = merge(all, fetch(partial[w], m));
+        return all;
+    }
+    if (HOW == across_warps::shuffle || lane < 32) {
+        m = lane % WIDTH < WARPS ? fetch(partial[lane % WIDTH], m) : M::nothing();
+        m = reduce_lanes<WIDTH>(m, 0xffffffffu);
+    }
+    if (HOW == across_warps::leader) {
+        if (lane == 0) partial[WARPS] = m;
+        group_barrier<THREADS>(id, 0xffffffffu);
+        m = partial[WARPS];
+    }
+    return m;
+}
+
+__device__ __forceinline__ void cluster_barrier() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Same over the blocks of a cluster (sm_90): each warp writes its result into every block's `partial`
+// (BLOCKS * THREADS / 32 <= 32 entries), one cluster barrier, then every warp reduces all entries.
+template <int THREADS, int BLOCKS, class M>
+__device__ __forceinline__ M reduce_cluster(M m, M* partial, int thread, int rank) {
+    constexpr int WARPS = THREADS / 32, ENTRIES = WARPS * BLOCKS, WIDTH = power_of_two_from(ENTRIES);
+    const int lane = thread % 32;
+    if (lane < BLOCKS) {
+        unsigned remote;
+        const unsigned local = (unsigned)__cvta_generic_to_shared(&partial[rank * WARPS + thread / 32]);
+        asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(local), "r"(lane));
+        const float* words = reinterpret_cast<const float*>(&m);
+        #pragma unroll
+        for (int i = 0; i < (int)(sizeof(M) / 4); ++i)
+            asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(remote + 4 * i), "f"(words[i]) : "memory");
+    }
+    cluster_barrier();
+    m = lane % WIDTH < ENTRIES ? fetch(partial[lane % WIDTH], m) : M::nothing();
+    return reduce_lanes<WIDTH>(m, 0xffffffffu);
+}
+
+// The threads that share a row: THREADS of this block (GROUPS such groups in it), times BLOCKS blocks of a cluster.
+template <int THREADS, int GROUPS, int BLOCKS, across_warps HOW> struct row_group {
+    using Scratch = float[2][GROUPS][3 * (THREADS / 32 * BLOCKS + 1)];   // two buffers of moments, one entry a warp
+    Scratch& scratch;
+    int group, thread, rank;   // which group of the block, which thread of the group, which block of the cluster
+    int turn = 0;
+
+    __device__ __forceinline__ unsigned mask() const {   // lanes of this group in its warp
+        return THREADS >= 32 ? 0xffffffffu : ((1u << THREADS % 32) - 1) << (group % (32 / (THREADS < 32 ? THREADS : 32)) * THREADS);
+    }
+    __device__ __forceinline__ void barrier() const { group_barrier<THREADS>(group, mask()); }
+    // The merged partial results of all threads of the row, in every thread.
+    template <class M> __device__ __forceinline__ M reduce(M m) {
+        m = reduce_lanes<THREADS < 32 ? THREADS : 32>(m, mask());
+        if constexpr (THREADS > 32 || BLOCKS > 1) {
+            M* partial = reinterpret_cast<M*>(scratch[turn][group]);
+            turn ^= 1;
+            if constexpr (BLOCKS > 1) m = reduce_cluster<THREADS, BLOCKS>(m, partial, thread, rank);
+            else m = reduce_warps<THREADS, HOW>(m, partial, thread, group);
+        }
+        return m;
+    }
+};

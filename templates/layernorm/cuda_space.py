@@ -1,0 +1,384 @@
+"""The search space of cuda.cu.j2: parameters, constraints, default and launch geometry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from evo.kernel import DTYPE_BYTES, LaunchPlan, Limits, Workload
+from evo.space import Categorical, Constraint, Ordinal, Parameter, Point, Space, Value, When
+
+__all__ = ["INACTIVE", "plan", "space"]
+
+INACTIVE: dict[str, Value] = {
+    "stages": 1,
+    "blocks_per_sm": 1,
+    "prefetch": 0,
+    "accumulators": 1,
+    "cluster": 1,
+    "row_split": 1,
+    "x_load": "default",
+    "unroll": 1,
+}
+
+_ARCH_HAS_CLUSTERS = 90
+_SMEM_STATIC_BYTES = 4096
+"""Room left for the static shared memory of the reductions."""
+
+
+def _parameters(limits: Limits) -> tuple[Parameter, ...]:
+    hopper = limits.capability >= _ARCH_HAS_CLUSTERS
+    persistent = When(parameter="grid", values=("persistent",))
+    direct = When(parameter="load_path", values=("direct",))
+    paths: tuple[Value, ...] = ("direct", "cp_async", "bulk") if hopper else ("direct", "cp_async")
+    found: list[Parameter] = [
+        Ordinal(name="vector_bytes", values=(2, 4, 8, 16), why="wider accesses need fewer instructions"),
+        Ordinal(
+            name="threads_per_row",
+            values=(8, 16, 32, 64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024),
+            why="more threads shorten a row's latency, fewer make its reduction cheaper",
+        ),
+        Ordinal(name="rows_per_block", values=(1, 2, 4, 8, 16, 32), why="fills a block where rows are short"),
+        Categorical(
+            name="row_store",
+            values=("registers", "registers_f32", "shared", "reread"),
+            structural=True,
+            why="where the row waits between the statistics and the result",
+        ),
+        Categorical(name="load_path", values=paths, structural=True, why="asynchronous copies need no registers"),
+        Ordinal(
+            name="stages",
+            values=(1, 2, 3, 4),
+            when=(When(parameter="load_path", values=("cp_async", "bulk")),),
+            why="rows in flight ahead of the one being worked on",
+        ),
+        Categorical(
+            name="grid", values=("rows", "persistent"), structural=True, why="a persistent block starts only once"
+        ),
+        Ordinal(
+            name="blocks_per_sm",
+            values=(1, 2, 3, 4, 5, 6, 8, 10, 12, 16),
+            when=(persistent,),
+            why="resident blocks hide each other's latency",
+        ),
+        Ordinal(
+            name="prefetch",
+            values=(0, 1),
+            structural=True,
+            when=(persistent, direct, When(parameter="row_store", values=("registers", "registers_f32"))),
+            why="the next row travels while this one is reduced",
+        ),
+        Categorical(
+            name="statistics",
+            values=("two_pass", "chan", "welford", "shifted"),
+            structural=True,
+            why="one reduction instead of two, at the price of more arithmetic",
+        ),
+        Ordinal(
+            name="accumulators",
+            values=(1, 2, 4),
+            when=(When(parameter="statistics", values=("two_pass", "chan", "shifted")),),
+            why="independent sums shorten the chain of additions",
+        ),
+        Categorical(
+            name="reduction",
+            values=("warp", "shuffle", "broadcast", "leader"),
+            structural=True,
+            why="barriers against redundant work",
+        ),
+    ]
+    if hopper:
+        found.append(
+            Ordinal(name="cluster", values=(1, 2, 4, 8), structural=True, why="several SMs share a row through distributed memory")
+        )
+    found += [
+        Ordinal(
+            name="row_split",
+            values=(1, 2, 4),
+            structural=True,
+            when=(When(parameter="grid", values=("rows",)),),
+            why="several blocks read the whole row and write a part each, where rows are few",
+        ),
+        Categorical(
+            name="affine_load",
+            values=("early", "late", "stream", "kept", "shared"),
+            structural=True,
+            why="weight and bias: hide their latency, or save their registers",
+        ),
+        Categorical(
+            name="x_load",
+            values=("default", "nc", "no_allocate", "no_allocate_256B", "cs", "lu", "evict_first"),
+            when=(direct,),
+            why="data used once need not displace what is used again",
+        ),
+        Categorical(
+            name="y_store", values=("default", "cg", "cs", "wt", "no_allocate", "evict_first"), why="as for x_load"
+        ),
+        Categorical(name="affine_hint", values=("nc", "evict_last"), why="weight and bias are used by every row"),
+        Ordinal(
+            name="unroll",
+            values=(1, 2, 4, 8),
+            when=(When(parameter="row_store", values=("shared", "reread")),),
+            why="loads in flight against registers",
+        ),
+        Ordinal(
+            name="min_blocks",
+            values=(0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16),
+            why="caps registers so that so many blocks fit an SM",
+        ),
+    ]
+    return tuple(found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Shape:
+    """Sizes that follow from a point, the dtype and the columns."""
+
+    element_bytes: int
+    lanes: int
+    edges: bool
+    packets: int
+    iterations: int
+    threads: int
+    staged: bool
+    smem_bytes: int
+    registers: int
+
+
+def _power_dividing(columns: int, at_most: int) -> int:
+    power = 1
+    while power * 2 <= at_most and columns % (power * 2) == 0:
+        power *= 2
+    return power
+
+
+def _shape(point: Mapping[str, Value], dtype: str, columns: int) -> _Shape:
+    p: dict[str, Any] = {**INACTIVE, **point}
+    element_bytes = DTYPE_BYTES[dtype]
+    lanes = max(1, p["vector_bytes"] // element_bytes)
+    edges = columns % lanes != 0
+    shift = lanes - _power_dividing(columns, lanes) if edges else 0
+    packets = -(-(columns + shift) // lanes)
+    iterations = -(-packets // (p["threads_per_row"] * p["cluster"]))
+    staged = p["load_path"] != "direct"
+    smem = 0
+    if staged or p["row_store"] == "shared":
+        stages = p["stages"] if staged else 1
+        smem += p["rows_per_block"] * stages * iterations * p["threads_per_row"] * p["vector_bytes"]
+    if p["affine_load"] == "shared":
+        smem += 2 * packets * p["vector_bytes"]
+    packed = iterations * max(1, p["vector_bytes"] // 4)
+    registers = 24 + (2 * lanes if p["statistics"] == "welford" else 0)
+    if p["row_store"] in ("registers", "registers_f32"):
+        registers += packed * (2 if p["prefetch"] else 1)
+        if p["row_store"] == "registers_f32":
+            registers += iterations * lanes - (0 if p["prefetch"] else packed)
+    if p["affine_load"] in ("early", "late", "kept"):
+        registers += 2 * packed
+    return _Shape(
+        element_bytes=element_bytes,
+        lanes=lanes,
+        edges=edges,
+        packets=packets,
+        iterations=iterations,
+        threads=p["threads_per_row"] * p["rows_per_block"],
+        staged=staged,
+        smem_bytes=smem,
+        registers=registers,
+    )
+
+
+def _constraints(dtype: str, columns: int, limits: Limits) -> tuple[Constraint, ...]:
+    latest: list[Any] = [None, {}, None]  # all rules look at one point after the other: derive its sizes once
+
+    def derived(point: Mapping[str, Value]) -> tuple[dict[str, Any], _Shape]:
+        if point is not latest[0] or point != latest[1]:
+            latest[:] = point, dict(point), ({**INACTIVE, **point}, _shape(point, dtype, columns))
+        return latest[2]
+
+    def rule(name: str, holds: Callable[[dict[str, Any], _Shape], bool], reason: str) -> Constraint:
+        return Constraint(name=name, holds=lambda point: bool(holds(*derived(point))), reason=reason)
+
+    threads_per_sm = limits.threads_per_multiprocessor
+    smem_per_sm = limits.smem_bytes_per_multiprocessor
+    return (
+        rule("vector_holds_element", lambda p, s: p["vector_bytes"] >= s.element_bytes, "a vector holds an element"),
+        rule("block_threads", lambda p, s: 32 <= s.threads <= 1024, "a block has 32 to 1024 threads"),
+        rule(
+            "named_barriers",
+            lambda p, s: p["threads_per_row"] <= 32 or p["rows_per_block"] <= 16,
+            "a block has 16 hardware barriers, one a row",
+        ),
+        rule(
+            "threads_have_work",
+            lambda p, s: p["threads_per_row"] * p["cluster"] <= max(32, s.packets),
+            "beyond one warp, no more threads than vectors in a row",
+        ),
+        rule(
+            "reduction_fits",
+            lambda p, s: (p["reduction"] == "warp") == (p["threads_per_row"] <= 32 and p["cluster"] == 1)
+            and (p["cluster"] == 1 or p["reduction"] == "shuffle"),
+            "the reduction is 'warp' exactly where a row has at most 32 threads; a cluster reduces by 'shuffle'",
+        ),
+        rule(
+            "f32_row_is_distinct",
+            lambda p, s: p["row_store"] != "registers_f32" or s.element_bytes == 2,
+            "registers_f32 differs from registers only for 16-bit dtypes",
+        ),
+        rule(
+            "registers_fit",
+            lambda p, s: s.registers
+            <= min(255, limits.registers_per_multiprocessor // max(32, s.threads * max(1, p["min_blocks"]))),
+            "what is held in registers must fit those of a thread",
+        ),
+        rule(
+            "unrolled_loops_are_short",
+            lambda p, s: s.iterations <= 16
+            or not (
+                p["row_store"] in ("registers", "registers_f32") or p["affine_load"] in ("early", "late", "kept")
+            ),
+            "loops over registers are unrolled whole: at most 16 vectors a thread",
+        ),
+        rule("passes_are_short", lambda p, s: s.iterations <= 2048, "at most 2048 vectors a thread"),
+        rule(
+            "staged_rows_are_aligned",
+            lambda p, s: not s.staged or (not s.edges and p["vector_bytes"] >= 4),
+            "asynchronous copies move whole vectors of at least 4 bytes",
+        ),
+        rule(
+            "cp_async_is_unrolled",
+            lambda p, s: p["load_path"] != "cp_async" or s.iterations <= 32,
+            "cp_async issues at most 32 vectors a thread and row",
+        ),
+        rule(
+            "bulk_rows",
+            lambda p, s: p["load_path"] != "bulk"
+            or (columns * s.element_bytes % 16 == 0 and p["vector_bytes"] == 16 and p["cluster"] == 1),
+            "bulk copies need rows of a multiple of 16 bytes, 16-byte vectors and no cluster",
+        ),
+        rule(
+            "stages_need_rows",
+            lambda p, s: not s.staged or p["stages"] == 1 or p["grid"] == "persistent",
+            "more than one stage needs a persistent grid",
+        ),
+        rule(
+            "shared_memory",
+            lambda p, s: s.smem_bytes <= limits.smem_bytes_per_block - _SMEM_STATIC_BYTES,
+            "stages and shared weight and bias must fit the shared memory of a block",
+        ),
+        rule(
+            "shared_occupancy",
+            lambda p, s: p["grid"] != "persistent"
+            or (s.smem_bytes + limits.smem_bytes_reserved_per_block) * p["blocks_per_sm"] <= smem_per_sm,
+            "blocks_per_sm blocks must fit the shared memory of an SM",
+        ),
+        rule(
+            "resident_threads",
+            lambda p, s: p["grid"] != "persistent" or p["blocks_per_sm"] * s.threads <= threads_per_sm,
+            "blocks_per_sm blocks must fit the threads of an SM",
+        ),
+        rule(
+            "min_blocks_resident",
+            lambda p, s: p["min_blocks"] * s.threads <= threads_per_sm,
+            "min_blocks blocks must fit the threads of an SM",
+        ),
+        rule(
+            "kept_needs_persistence",
+            lambda p, s: p["affine_load"] not in ("kept", "shared") or (p["grid"] == "persistent" and not s.edges),
+            "kept and shared weight and bias need a persistent grid and aligned rows",
+        ),
+        rule(
+            "reread_is_direct",
+            lambda p, s: p["row_store"] != "reread" or p["load_path"] == "direct",
+            "a row that is read again is loaded directly",
+        ),
+        rule(
+            "whole_packets",
+            lambda p, s: p["statistics"] not in ("welford", "shifted") or not s.edges,
+            "welford and shifted count whole vectors",
+        ),
+        rule(
+            "shifted_is_16_bit",
+            lambda p, s: p["statistics"] != "shifted" or s.element_bytes == 2,
+            "shifted sums are exact enough for 16-bit results only",
+        ),
+        rule(
+            "cluster_shape",
+            lambda p, s: p["cluster"] == 1
+            or (
+                p["rows_per_block"] == 1
+                and p["threads_per_row"] >= 32
+                and p["threads_per_row"] * p["cluster"] <= 1024
+                and p["row_split"] == 1
+            ),
+            "a cluster works on one row with at most 32 warps in all",
+        ),
+        rule(
+            "row_split_parts",
+            lambda p, s: p["row_split"] == 1
+            or (
+                p["affine_load"] != "stream"
+                and p["row_store"] in ("registers", "registers_f32")
+                and s.iterations % p["row_split"] == 0
+            ),
+            "row_split divides the vectors of a thread, all held in registers",
+        ),
+    )
+
+
+def _default(dtype: str, columns: int) -> Point:
+    """Legal on every architecture for every number of columns: registers while the row fits, else reread."""
+    element_bytes = DTYPE_BYTES[dtype]
+    vector = 16
+    if columns * element_bytes < 512:
+        vector = max(element_bytes, min(16, _power_dividing(columns, 16 // element_bytes) * element_bytes))
+    packets = -(-columns // (vector // element_bytes))
+    threads = 32
+    while threads < 1024 and packets > 4 * threads:
+        threads *= 2
+    point: Point = {
+        "vector_bytes": vector,
+        "threads_per_row": threads,
+        "rows_per_block": max(1, 128 // threads),
+        "row_store": "registers",
+        "load_path": "direct",
+        "grid": "rows",
+        "statistics": "two_pass",
+        "accumulators": 4,
+        "reduction": "warp" if threads == 32 else "shuffle",
+        "row_split": 1,
+        "affine_load": "stream",
+        "x_load": "no_allocate",
+        "y_store": "default",
+        "affine_hint": "nc",
+        "min_blocks": 0,
+    }
+    if _shape(point, dtype, columns).iterations > 8:
+        point |= {"row_store": "reread", "threads_per_row": 512, "rows_per_block": 1, "x_load": "nc", "unroll": 4}
+    return point
+
+
+def space(workload: Workload, limits: Limits) -> Space:
+    columns = workload.dim("cols")
+    default = _default(workload.dtype, columns)
+    if limits.capability >= _ARCH_HAS_CLUSTERS:
+        default["cluster"] = 1
+    return Space(
+        parameters=_parameters(limits),
+        constraints=_constraints(workload.dtype, columns, limits),
+        default=default,
+    )
+
+
+def plan(point: Mapping[str, Value], workload: Workload) -> LaunchPlan:
+    p: dict[str, Any] = {**INACTIVE, **point}
+    shape = _shape(point, workload.dtype, workload.dim("cols"))
+    return LaunchPlan(
+        threads=shape.threads,
+        tiles=(("rows", p["rows_per_block"]),),
+        blocks_per_tile=p["row_split"],
+        blocks_per_multiprocessor=p["blocks_per_sm"] if p["grid"] == "persistent" else None,
+        smem_bytes=shape.smem_bytes,
+        cluster=p["cluster"],
+    )

@@ -1,0 +1,245 @@
+"""LayerNorm forward: y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias, per row (Ba et al. 2016,
+arXiv:1607.06450), with the population variance, as torch.nn.functional.layer_norm computes it.
+
+Layout: x and y are rows x cols, contiguous, of one dtype with weight and bias (cols each, both optional).
+Statistics are float32. The CUDA template is specialised for the number of columns, the CPU template is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from evo.kernel import (
+    DTYPE_BYTES,
+    Argument,
+    Baseline,
+    Case,
+    Cost,
+    Dimension,
+    Kernel,
+    LaunchPlan,
+    Limits,
+    Tensors,
+    Tolerance,
+    Workload,
+)
+from evo.space import Space, Value
+
+from . import cpu_space, cuda_space
+
+if TYPE_CHECKING:
+    import torch
+
+_OPTIONS: dict[str, Value] = {"weight": True, "bias": True, "eps": 1e-5}
+_MAX_COLS = 65_536
+
+
+def _torch_layer_norm(inputs: Tensors, workload: Workload) -> torch.Tensor:
+    import torch.nn.functional as functional
+
+    x = _required(inputs, "x")
+    return functional.layer_norm(
+        x, (workload.dim("cols"),), inputs["weight"], inputs["bias"], float(workload.option("eps"))
+    )
+
+
+def _copy(inputs: Tensors, workload: Workload) -> torch.Tensor:
+    return _required(inputs, "x").clone()
+
+
+def _negate(inputs: Tensors, workload: Workload) -> torch.Tensor:
+    """As many bytes as a copy through an elementwise kernel: on some GPUs faster than the driver's own copy."""
+    return -_required(inputs, "x")
+
+
+def _reference(inputs: Tensors, workload: Workload) -> dict[str, torch.Tensor]:
+    x = _required(inputs, "x")
+    mean = x.mean(dim=1, keepdim=True)
+    centred = x - mean
+    variance = centred.square().mean(dim=1, keepdim=True)
+    y = centred / (variance + float(workload.option("eps"))).sqrt()
+    weight, bias = inputs["weight"], inputs["bias"]
+    if weight is not None:
+        y = y * weight
+    if bias is not None:
+        y = y + bias
+    return {"y": y}
+
+
+def _inputs(workload: Workload, data: str, generator: torch.Generator) -> Tensors:
+    """x of the named distribution; weight and bias far from 1 and 0, so that ignoring them shows."""
+    import torch
+
+    rows, cols = workload.dim("rows"), workload.dim("cols")
+    dtype, device = getattr(torch, workload.dtype), generator.device
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, device=device)
+
+    def uniform(*shape: int) -> torch.Tensor:
+        return torch.rand(shape, generator=generator, device=device)
+
+    def spot() -> tuple[torch.Tensor, torch.Tensor]:
+        column = torch.randint(0, cols, (rows,), generator=generator, device=device)
+        return torch.arange(rows, device=device), column
+
+    x = normal(rows, cols)
+    if data == "normal":  # every row its own mean and scale: no fixed statistics fit
+        x = x * torch.exp(2 * uniform(rows, 1) - 1) + 4 * normal(rows, 1)
+    elif data == "large_mean":
+        x = x + 1000
+    elif data == "tight":  # standard deviation of a hundredth at mean 1000
+        x = x * 0.01 + 1000
+    elif data == "constant":
+        x = normal(rows, 1).expand(rows, cols) * 3
+    elif data == "outlier":
+        x[spot()] = 300.0
+    elif data == "first_outlier":
+        x[:, 0] = 1000.0
+    elif data == "huge":
+        x = (2 * uniform(rows, cols) - 1) * (65000.0 if workload.dtype == "float16" else 1e15)
+    elif data == "tiny":  # variance far below eps
+        x = x * 1e-4
+    elif data == "ramp":  # sorted values: order matters to running sums
+        x = torch.linspace(-3, 5, cols, device=device).expand(rows, cols) + normal(rows, 1)
+    elif data == "non_finite":  # a NaN row, an Inf row, then clean ones, in turn
+        row, column = spot()
+        x[row[row % 3 == 0], column[row % 3 == 0]] = float("nan")
+        x[row[row % 3 == 1], column[row % 3 == 1]] = float("inf")
+    else:
+        raise ValueError(f"unknown data {data!r}")
+    options = dict(workload.options)
+    return {
+        "x": x.to(dtype).contiguous(),
+        "weight": (1.0 + 0.5 * normal(cols)).to(dtype) if options["weight"] else None,
+        "bias": (0.5 * normal(cols)).to(dtype) if options["bias"] else None,
+    }
+
+
+def _cases(target: str, workload: Workload) -> list[Case]:
+    """Few rows each, so that all of them together take a few milliseconds."""
+    cols, dtype = workload.dim("cols"), workload.dtype
+
+    def case(
+        data: str, rows: int, columns: int = cols, offset: int = 0, **options: Value
+    ) -> Case:
+        problem = Workload.of({"rows": rows, "cols": columns}, dtype, {**_OPTIONS, **options})
+        extras = [f"{k}={v}" for k, v in options.items()] + ([f"offset={offset}"] if offset else [])
+        return Case(" ".join([data, f"{rows}x{columns}", *extras]), problem, data, offset)
+
+    found = [
+        case("normal", 67),
+        case("large_mean", 67),
+        case("normal", 1, weight=False),
+        case("normal", 5, bias=False),
+        case("normal", 3, weight=False, bias=False),
+        case("tiny", 5, eps=0.5),
+        case("constant", 5),
+        case("outlier", 33),
+        case("first_outlier", 33),
+        case("huge", 5),
+        case("ramp", 9),
+        case("non_finite", 7),
+        case("normal", 6, offset=1),
+        case("normal", 0),
+    ]
+    if dtype == "float32":
+        found.append(case("tight", 67))
+    if target == "cpu":  # one binary serves every number of columns
+        found += [case("normal", 5, columns) for columns in (1, 3, 17, 64, 769, 1023)]
+        found += [case("large_mean", 33, 769), case("normal", 3, 1023, offset=3)]
+    return found
+
+
+def _neighbours(target: str, workload: Workload) -> Sequence[Workload]:
+    """Other columns for the same genome: odd, one less, one more, short, long."""
+    if target == "cpu":
+        return ()
+    cols = workload.dim("cols")
+    near = (cols - 1, cols + 1, cols + 8, 2 * cols, 769)
+    return [
+        Workload.of({"rows": 67, "cols": c}, workload.dtype, _OPTIONS)
+        for c in dict.fromkeys(near)
+        if 1 <= c <= _MAX_COLS and c != cols
+    ]
+
+
+def _cost(workload: Workload) -> Cost:
+    """x in, y out, weight and bias in; about 8 operations an element."""
+    rows, cols = workload.dim("rows"), workload.dim("cols")
+    affine = sum(bool(workload.option(name)) for name in ("weight", "bias"))
+    return Cost(bytes=(2 * rows * cols + affine * cols) * DTYPE_BYTES[workload.dtype], flops=8 * rows * cols)
+
+
+def _space(target: str, workload: Workload, limits: Limits) -> Space:
+    return (cuda_space if target == "cuda" else cpu_space).space(workload, limits)
+
+
+def _plan(target: str, point: Mapping[str, Value], workload: Workload) -> LaunchPlan:
+    return cuda_space.plan(point, workload) if target == "cuda" else LaunchPlan(threads=1)
+
+
+def _required(inputs: Tensors, name: str) -> torch.Tensor:
+    tensor = inputs[name]
+    assert tensor is not None
+    return tensor
+
+
+def _workloads(*shapes: tuple[int, int, str]) -> tuple[Workload, ...]:
+    return tuple(Workload.of({"rows": r, "cols": c}, dtype, _OPTIONS) for r, c, dtype in shapes)
+
+
+KERNEL = Kernel(
+    name="layernorm",
+    title="LayerNorm forward",
+    entry="layernorm",
+    dimensions=(Dimension(name="rows", low=0, high=2**31 - 1), Dimension(name="cols", low=1, high=_MAX_COLS)),
+    dtypes={"cuda": ("float16", "bfloat16", "float32"), "cpu": ("float32", "bfloat16")},
+    options=_OPTIONS,
+    specialised={"cuda": ("cols",), "cpu": ()},
+    arguments=(
+        Argument(name="x", kind="input"),
+        Argument(name="weight", kind="input", optional=True),
+        Argument(name="bias", kind="input", optional=True),
+        Argument(name="y", kind="output", shape=("rows", "cols")),
+        Argument(name="rows", kind="scalar", dtype="int64"),
+        Argument(name="cols", kind="scalar", dtype="int64"),
+        Argument(name="eps", kind="scalar", dtype="float32"),
+    ),
+    tolerance={
+        "float16": Tolerance(atol=2e-3, rtol=2e-3),
+        "bfloat16": Tolerance(atol=1.6e-2, rtol=1.6e-2),
+        "float32": Tolerance(atol=1e-5, rtol=1e-5),
+    },
+    reference=_reference,
+    inputs=_inputs,
+    data=(
+        "normal",
+        "large_mean",
+        "tight",
+        "constant",
+        "outlier",
+        "first_outlier",
+        "huge",
+        "tiny",
+        "ramp",
+        "non_finite",
+    ),
+    cases=_cases,
+    neighbours=_neighbours,
+    cost=_cost,
+    baselines=(
+        Baseline(name="torch", role="reference", call=_torch_layer_norm),
+        Baseline(name="copy", role="ceiling", call=_copy),
+        Baseline(name="negate", role="ceiling", call=_negate),
+    ),
+    workloads={
+        "cuda": _workloads((4096, 4096, "float16")),
+        "cpu": _workloads((4096, 1024, "float32")),
+    },
+    space=_space,
+    plan=_plan,
+    inactive={"cuda": cuda_space.INACTIVE, "cpu": cpu_space.INACTIVE},
+    replaces="torch.nn.functional.layer_norm",
+)

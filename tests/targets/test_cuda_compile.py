@@ -1,0 +1,200 @@
+"""CUDA candidates are compiled here and now, on a machine that may have neither a GPU nor a toolkit."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from evo.errors import CompileError, DeviceError
+from evo.evaluation import Binary
+from evo.render import Source
+from evo.targets import find_target
+from evo.targets._nvrtc import nvrtc_options, ptxas_figures
+
+CUDA = find_target("cuda")
+
+PLAIN = """
+#include <cuda_fp16.h>
+extern "C" __global__ void scale(const __half* x, __half* y, long long n, float by) {
+    __shared__ float part[64];
+    if (threadIdx.x < 64) part[threadIdx.x] = by;
+    __syncthreads();
+    long long i = blockIdx.x * 256ll + threadIdx.x;
+    if (i < n) y[i] = __float2half(__half2float(x[i]) * part[i % 64]);
+}
+"""
+
+HUNGRY = """
+extern "C" __global__ void __launch_bounds__(1024) sums(const float* x, float* y, int rounds) {
+    float v[160];
+    #pragma unroll
+    for (int i = 0; i < 160; ++i) v[i] = x[threadIdx.x + 1024 * i];
+    for (int r = 0; r < rounds; ++r) {
+        #pragma unroll
+        for (int i = 0; i < 160; ++i) v[i] = v[i] * v[(i + 7) % 160] + 1.0f;
+    }
+    #pragma unroll
+    for (int i = 0; i < 160; ++i) y[threadIdx.x + 1024 * i] = v[i];
+}
+"""
+
+
+def compiled(text: str, entry: str = "scale", arch: str = "sm_89", flags: tuple[str, ...] = ()) -> Binary:
+    return CUDA.compile(Source(text=text, target="cuda", entry=entry, flags=flags), arch, Path())
+
+
+def test_a_kernel_compiles_to_a_cubin_with_the_figures_of_ptxas() -> None:
+    binary = compiled(PLAIN)
+    assert binary.code.startswith(b"\x7fELF")
+    assert binary.registers is not None
+    assert 8 <= binary.registers <= 32
+    assert binary.smem_static_bytes == 64 * 4
+    assert (binary.spill_bytes, binary.stack_bytes) == (0, 0)
+
+
+def test_spilled_registers_are_counted() -> None:
+    binary = compiled(HUNGRY, "sums")
+    assert binary.registers == 64  # 64 K registers over 1,024 threads
+    assert binary.spill_bytes is not None
+    assert binary.spill_bytes > 160
+    assert binary.stack_bytes is not None
+    assert binary.stack_bytes > 0
+
+
+def test_a_flag_reaches_the_compiler() -> None:
+    limited = compiled(HUNGRY.replace("__launch_bounds__(1024)", ""), "sums", flags=("--maxrregcount=80",))
+    free = compiled(HUNGRY.replace("__launch_bounds__(1024)", ""), "sums")
+    assert limited.registers == 80
+    assert free.registers is not None
+    assert free.registers > 80
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--use_fast_math",),
+        ("--ftz=true", "--prec-div=false", "--prec-sqrt=false", "--fmad=true"),
+        ("-lineinfo",),
+        ("--ptxas-options=-O1",),
+        ("-Xptxas=-dlcm=cg",),
+        ("--ptxas-options=-regUsageLevel=8",),
+        ("-DWIDTH=4", "--extra-device-vectorization"),
+        ("--std=c++20",),
+    ],
+)
+def test_every_kind_of_flag_is_taken(flags: tuple[str, ...]) -> None:
+    assert compiled(PLAIN, flags=flags).registers
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("--frobnicate", "unknown compiler flag '--frobnicate' for target cuda; known: "),
+        ("--include-path=/etc", "unknown compiler flag"),
+        ("--ftz=perhaps", "expected --ftz=true|false"),
+        ("--maxrregcount", "expected --maxrregcount="),
+        ("--use_fast_math=1", "expected --use_fast_math without a value"),
+    ],
+)
+def test_a_flag_that_is_wrong_is_named_with_what_would_be_right(flag: str, said: str) -> None:
+    with pytest.raises(CompileError) as caught:
+        compiled(PLAIN, flags=(flag,))
+    assert said in str(caught.value)
+
+
+def test_spellings_of_nvcc_become_those_of_nvrtc() -> None:
+    given = ("-maxrregcount=40", "-D X=1", "-Xptxas -O1", "-use_fast_math", "-lineinfo")
+    assert nvrtc_options(given) == (
+        "--maxrregcount=40",
+        "--define-macro=X=1",
+        "--ptxas-options=-O1",
+        "--use_fast_math",
+        "--generate-line-info",
+    )
+
+
+def test_an_error_names_the_line_of_the_source() -> None:
+    text = "\n\nextern \"C\" __global__ void scale(float* y) {\n    y[0] = nothing;\n}\n"
+    with pytest.raises(CompileError, match=r'candidate\.cu\(4\): error: identifier "nothing" is undefined'):
+        compiled(text)
+
+
+def test_too_much_shared_memory_is_a_compile_error_in_the_words_of_ptxas() -> None:
+    with pytest.raises(CompileError, match="too much shared data"):
+        compiled(PLAIN.replace("part[64]", "part[64000]"))
+
+
+@pytest.mark.parametrize("arch", ["sm_89", "compute_89"])
+def test_a_source_without_its_entry_point_is_refused(arch: str) -> None:
+    with pytest.raises(CompileError, match="no entry point 'other'.*extern \"C\""):
+        compiled(PLAIN, "other", arch)
+
+
+@pytest.mark.parametrize("arch", ["gfx942", "sm_33", "native", "sm_89; true"])
+def test_an_unknown_architecture_is_refused_with_those_that_are_known(arch: str) -> None:
+    with pytest.raises(DeviceError, match="sm_89"):
+        compiled(PLAIN, arch=arch)
+
+
+def test_ptx_carries_no_figures_and_no_machine_code() -> None:
+    binary = compiled(PLAIN, arch="compute_89")
+    assert b".target sm_89" in binary.code
+    assert not binary.code.endswith(b"\0")
+    assert (binary.registers, binary.spill_bytes, binary.smem_static_bytes) == (None, None, None)
+
+
+def test_instructions_of_hopper_need_the_a_of_sm_90a() -> None:
+    text = 'extern "C" __global__ void scale() { asm volatile("setmaxnreg.inc.sync.aligned.u32 240;"); }'
+    with pytest.raises(CompileError, match="setmaxnreg"):
+        compiled(text, arch="sm_90")
+    assert compiled(text, arch="sm_90a").registers is not None
+
+
+def test_local_headers_are_found_and_change_the_digest(tmp_path: Path) -> None:
+    header = tmp_path / "by.cuh"
+    text = '#include "by.cuh"\nextern "C" __global__ void scale(float* y) { y[threadIdx.x] *= BY; }'
+
+    def build(value: str) -> tuple[str, str]:
+        header.write_text(f"#define BY {value}\n")
+        source = Source(text=text, target="cuda", entry="scale", include_dirs=(str(tmp_path),))
+        return source.digest, CUDA.compile(source, "sm_89", Path()).code_hash
+
+    first, second = build("2.0f"), build("3.0f")
+    assert first[0] != second[0]
+    assert first[1] != second[1]
+
+
+def test_the_figures_are_those_of_the_entry_asked_for_among_several() -> None:
+    text = """
+    __noinline__ __device__ float deep(const float* x, int n) {
+        float v[32]; for (int i = 0; i < n; ++i) v[i % 32] = x[i]; return v[n % 32];
+    }
+    extern "C" __global__ void first(float* y) { __shared__ float a[16]; a[threadIdx.x] = 1; y[0] = a[3]; }
+    extern "C" __global__ void second(float* y, int n) { __shared__ float a[32]; a[threadIdx.x] = deep(y, n); y[0] = a[3]; }
+    """
+    assert compiled(text, "first").smem_static_bytes == 16 * 4
+    assert compiled(text, "second").smem_static_bytes == 32 * 4
+    assert ptxas_figures(compiled(text, "first").log, "third") is None
+
+
+def test_the_compiler_is_named_to_the_patch_level() -> None:
+    name = CUDA.compiler()
+    assert name.startswith("nvrtc ")
+    assert name.split(",")[0].count(".") == 2
+    assert name == CUDA.compiler()
+
+
+def test_compiling_loads_no_torch() -> None:
+    program = f"""
+import sys
+from pathlib import Path
+from evo.render import Source
+from evo.targets import find_target
+source = Source(text={PLAIN!r}, target="cuda", entry="scale")
+assert find_target("cuda").compile(source, "sm_89", Path()).registers
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

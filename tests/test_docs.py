@@ -1,0 +1,71 @@
+"""The kernel that docs/writing-a-kernel.md builds is a working one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from evo.gate import Gate
+from evo.genome import Genome
+from evo.kernel import Kernel, load_kernel
+from evo.render import render
+from evo.targets import find_target
+
+PAGE = Path(__file__).parent.parent / "docs" / "writing-a-kernel.md"
+ARCH = "sm_89"
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> Kernel:
+    blocks = dict(re.findall(r"^```(\w+)\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE))
+    folder = tmp_path / "rmsnorm"
+    folder.mkdir()
+    (folder / "kernel.py").write_text(blocks["python"])
+    (folder / "cuda.cu.j2").write_text(blocks["cuda"])
+    return load_kernel(str(folder))
+
+
+def test_the_reference_of_the_example_is_what_its_baseline_computes(kernel: Kernel) -> None:
+    workload = kernel.workload("cuda", "rows=5,cols=33,dtype=float16")
+    for data in kernel.data:
+        drawn = kernel.inputs(workload, data, torch.Generator().manual_seed(1))
+        wide = {name: tensor.double() for name, tensor in drawn.items()}
+        expected = kernel.reference(wide, workload)["y"]
+        assert torch.allclose(kernel.baseline("torch").call(wide, workload), expected)
+        assert expected.std() > 0.1
+
+
+def test_every_point_of_the_example_compiles(kernel: Kernel, tmp_path: Path) -> None:
+    target, workload = find_target("cuda"), kernel.workload("cuda", "rows=64,cols=100,dtype=float16")
+    space = kernel.space("cuda", workload, target.limits(ARCH))
+    points = list(space.points())
+    assert {point["threads"] for point in points} == {32, 64}, "100 columns leave no use for more threads"
+    for point in points:
+        source = render(kernel, "cuda", Genome.of(point), kernel.binding("cuda", workload), ARCH)
+        assert f"THREADS = {point['threads']}" in source.text
+        assert target.compile(source, ARCH, tmp_path).code
+
+
+@pytest.mark.gpu
+def test_every_point_of_the_example_passes_its_gate(kernel: Kernel, tmp_path: Path) -> None:
+    target, workload = find_target("cuda"), kernel.workload("cuda", "rows=64,cols=1000,dtype=float16")
+    session = target.open()
+    try:
+        arch = session.info.arch
+        gate = Gate(kernel, "cuda", session, seed=1)
+        for point in kernel.space("cuda", workload, session.limits).points():
+            source = render(kernel, "cuda", Genome.of(point), kernel.binding("cuda", workload), arch)
+            loaded = session.load(target.compile(source, arch, tmp_path), kernel.entry)
+            cases = [
+                (case, kernel.launch("cuda", point, case.workload, session.limits))
+                for case in kernel.cases("cuda", workload)
+            ]
+            checks = gate.run(loaded, cases)
+            loaded.close()
+            assert len(checks) == len(cases)
+            assert all(check.passed for check in checks), checks[-1].reason
+    finally:
+        session.close()
