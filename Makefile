@@ -17,7 +17,7 @@ BIN := $(VENV)/bin
 
 export PYTHON VENV CUDA BUDGET
 
-.PHONY: help env demo test lint
+.PHONY: help env demo test lint ruff mypy imports
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -32,7 +32,13 @@ demo: env
 test: env
 	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadgroup $(ARGS)
 
-lint: env
+lint: ruff mypy imports # apart, so that `make --keep-going lint` reports all of them
+
+ruff: env
 	$(BIN)/ruff check .
+
+mypy: env
 	$(BIN)/mypy
+
+imports: env
 	$(BIN)/lint-imports

@@ -18,7 +18,7 @@ from evo.executors import BuildRequest, Executor, MeasureRequest, RaceRequest
 from evo.genome import Genome
 from evo.kernel import Kernel, Limits, Workload
 
-__all__ = ["FINAL_SEED_STEP", "Finals", "Finalist", "Setting", "hold_finals"]
+__all__ = ["FINAL_SEED_STEP", "Finalist", "Finals", "Setting", "hold_finals"]
 
 FINAL_SEED_STEP = 7_919
 """Finals draw their data with the search's seed plus this."""

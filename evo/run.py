@@ -75,7 +75,8 @@ def plan_run(config: SearchConfig, kernel: Kernel, name: str | None) -> RunSpec:
 
 
 def budget_of(run: StoredRun) -> Budget:
-    return Budget(**{k: v for k, v in run.spec.budget.items()})  # type: ignore[arg-type]
+    limits: Mapping[str, Any] = run.spec.budget
+    return Budget(**limits)
 
 
 def execute(

@@ -273,7 +273,7 @@ class Space:
             for p in self.parameters
         )
         free = Space(parameters=kept, constraints=self.constraints)
-        default = free.complete({k: v for k, v in {**self.default, **fixed}.items()})
+        default = free.complete({**self.default, **fixed})
         if not free.is_legal(default):
             default = free.sample(random.Random(0))
         return Space(parameters=kept, constraints=self.constraints, default=default)

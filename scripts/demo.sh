@@ -16,4 +16,6 @@ winner=$(evo best layernorm --json | python -c 'import json, sys; print(json.loa
 run evo lineage "$winner"
 run evo report demo --out runs/demo.html
 run evo export demo --format module --out exported/layernorm
-run env PYTHONPATH=exported python scripts/demo_check.py
+cd exported # the module needs no evo from here on
+run python -m layernorm check
+run python -m layernorm bench

@@ -93,8 +93,8 @@ def _contenders(kernel: Kernel, target: str, arch: str, workload: Workload, db: 
     with Store.open(db, write=False) as store:
         for best in queries.best(store, kernel.name):
             same = best.workload == workload.key and best.target == target and best.device == device
-            if same and space.is_legal(Genome.from_json(best.genome).parameters):
-                found.insert(0, (short_id(best.candidate), Genome.from_json(best.genome)))
+            if same and space.is_legal(best.parameters):
+                found.insert(0, (short_id(best.id), Genome.of(best.parameters, best.flags)))
     return found
 
 

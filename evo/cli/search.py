@@ -86,8 +86,8 @@ def search(
 ) -> None:
     """Search for faster variants of a kernel."""
     started = _process_started()
-    job = _read_job(Path(kernel)) if kernel.endswith(".toml") else {"kernel": kernel}
-    given = {
+    job: dict[str, Any] = _read_job(Path(kernel)) if kernel.endswith(".toml") else {"kernel": kernel}
+    given: dict[str, Any] = {
         "target": target,
         "arch": arch,
         "workloads": workload,

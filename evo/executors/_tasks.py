@@ -5,7 +5,6 @@ This module must stay cheap to import: builders load no torch.
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 import time
@@ -16,8 +15,7 @@ from typing import TYPE_CHECKING
 from evo.errors import CompileError, LaunchError, TemplateError
 from evo.evaluation import Build, Check, Measurement, Status
 from evo.executors import BuildRequest, MeasureRequest, RaceRequest, RaceResult
-from evo.genome import Genome
-from evo.kernel import Kernel, Workload, load_kernel
+from evo.kernel import Workload, load_kernel
 from evo.render import render
 from evo.targets import Session, find_target
 from evo.targets._cache import BuildCache
@@ -26,7 +24,7 @@ from evo.timing import Protocol
 if TYPE_CHECKING:
     from evo.executors._bench import Bench
 
-__all__ = ["build", "classify", "measure", "open_device", "race"]
+__all__ = ["build", "classify", "measure", "prepare_device", "race", "warm_up"]
 
 _PROTOCOLS = {
     ("search", False): Protocol(name="cold", min_rounds=6, max_rounds=16, sample_us=300.0, precision=0.015),
@@ -82,27 +80,38 @@ def build(request: BuildRequest, cache_dir: str) -> Build:
     )
 
 
-_device: dict[str, Session] = {}
+_place: list[tuple[str, int]] = []
 
 
-def open_device(target: str, index: int, core: int | None = None) -> None:
-    """Initialises a device process."""
-    if core is not None:
-        os.sched_setaffinity(0, {core})
-    _device["session"] = find_target(target).open(index)
+def prepare_device(target: str, index: int) -> None:
+    """Tells a device process which device is its own; opened at its first measurement."""
+    _place[:] = [(target, index)]
+
+
+def warm_up() -> None:
+    """The slow part of starting a device process that touches no device."""
+    import torch
+
+    torch.set_grad_enabled(False)
+
+
+@cache
+def _session() -> Session:
+    target, index = _place[0]
+    return find_target(target).open(index)
 
 
 @cache
 def _bench(kernel_name: str, target: str, workload: Workload, seed: int) -> Bench:
     from evo.executors._bench import Bench
 
-    return Bench(load_kernel(kernel_name), target, workload, _device["session"], seed)
+    return Bench(load_kernel(kernel_name), target, workload, _session(), seed)
 
 
 def measure(request: MeasureRequest) -> Measurement:
     """Loads, gates and times one binary. Raises only if evo itself is broken."""
     started = time.perf_counter()
-    kernel, session = load_kernel(request.kernel), _device["session"]
+    kernel, session = load_kernel(request.kernel), _session()
     bench = _bench(request.kernel, request.target, request.workload, request.seed)
     checks: tuple[Check, ...] = ()
     gated = started
@@ -169,7 +178,7 @@ def measure(request: MeasureRequest) -> Measurement:
 def race(request: RaceRequest) -> RaceResult:
     """Times contenders and baselines interleaved; every output is verified first."""
     started = time.perf_counter()
-    kernel, session = load_kernel(request.kernel), _device["session"]
+    kernel, session = load_kernel(request.kernel), _session()
     bench = _bench(request.kernel, request.target, request.workload, request.seed)
     reference = next(b for b in kernel.baselines if b.role == "reference")
     names = dict.fromkeys((reference.name, *request.baselines))

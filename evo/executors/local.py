@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 from pebble import ProcessExpired, ProcessPool
 
-from evo.errors import EvoError
 from evo.evaluation import Build, Measurement, Status
 from evo.executors import BuildRequest, ExecutorConfig, MeasureRequest, RaceRequest, RaceResult
 from evo.executors import _tasks as tasks
@@ -45,6 +44,7 @@ class LocalExecutor:
         self._context = multiprocessing.get_context("spawn")
         self._builders = ProcessPool(max_workers=config.builders, context=self._context)
         self._device: ProcessPool | None = None
+        self._standby: ProcessPool | None = None
         self._jobs: deque[_Job] = deque()
         self._held_builds: deque[Callable[[], None]] = deque()
         self._building = 0
@@ -109,8 +109,7 @@ class LocalExecutor:
         return self._enqueue(tasks.race, request, failed, lambda r: r.device_lost)
 
     def renew_device(self) -> None:
-        outer: Future[None] = Future()
-        self._submit(_Job(run=lambda: (self._end_device(), _deliver(outer, None))[1]))
+        self._submit(_Job(run=self._end_device))
 
     def _enqueue(
         self,
@@ -170,29 +169,45 @@ class LocalExecutor:
                 start()
 
     def _open_device(self) -> ProcessPool:
+        """The device process; where cores are to spare, its successor is already being started beside it."""
         if self._device is None:
-            self._device = ProcessPool(
-                max_workers=1,
-                context=self._context,
-                initializer=tasks.open_device,
-                initargs=(self._target, self._config.device_index),
-            )
+            self._device = self._standby or self._start_device()
+            self._standby = None if self._turns else self._start_device()
         return self._device
+
+    def _start_device(self) -> ProcessPool:
+        pool = ProcessPool(
+            max_workers=1,
+            context=self._context,
+            initializer=tasks.prepare_device,
+            initargs=(self._target, self._config.device_index),
+        )
+        pool.schedule(tasks.warm_up, timeout=_OPEN_TIMEOUT_S)
+        return pool
 
     def _end_device(self) -> None:
         pool, self._device = self._device, None
-        if pool is not None:
-            pool.stop()
-            pool.join()
+        _end(pool)
 
     def close(self) -> None:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._builders.stop()
+        _stop(self._builders)
         self._end_device()
+        _end(self._standby)
         self._builders.join()
         self._dispatcher.join(timeout=10)
+
+
+def _end(pool: ProcessPool | None) -> None:
+    if pool is not None:
+        _stop(pool)
+        pool.join()
+
+
+def _stop(pool: Any) -> None:
+    pool.stop()  # which pebble leaves without types
 
 
 def _failed_build(request: BuildRequest, status: Status, log: str) -> Build:
@@ -206,4 +221,4 @@ def _deliver(future: Future[_T], result: _T) -> None:
 
 def _deliver_error(future: Future[_T], error: BaseException) -> None:
     if not future.cancelled():
-        future.set_exception(error if isinstance(error, EvoError) else error)
+        future.set_exception(error)

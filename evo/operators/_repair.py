@@ -52,7 +52,9 @@ def repair(rng: random.Random, space: Space, point: Point, keep: Collection[str]
         if not free:
             return None
         p = rng.choice(free)
-        moved = fill(rng, space, {**point, p.name: move(rng, p, point[p.name])})
+        moved = {**point, p.name: move(rng, p, point[p.name])}
+        if any(w.parameter == p.name for q in space.parameters for w in q.when):
+            moved = fill(rng, space, moved)
         after = _broken(space, moved)
         if after <= broken:
             point, broken = moved, after

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from evo.errors import SpaceError
 from evo.genome import Genome
 from evo.samplers import Exhausted
 from evo.space import Point, Space

@@ -1,8 +1,8 @@
 """The lineage: every candidate of every run, with its parents, its build, its checks and its times.
 
-This module holds what the search hands over and gets back (plain, frozen), and the protocol `Recorder` that it
-writes through. `evo.store.store.Store` is the database behind it; `evo.store.queries` asks it, and answers with
-the records of `evo.store.records`.
+This module holds what the search hands over and gets back (plain, frozen), and the protocol `Recorder` that
+it writes through. `evo.store.store.Store` is the database behind it; `evo.store.queries` asks it, and answers
+with the records of `evo.store.records`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class RunStatus(StrEnum):
 
 
 class Stage(StrEnum):
-    """Which protocol a check or a timing belongs to: the cheap one of the search, or the finalists' paired one."""
+    """What a check or a timing belongs to: the cheap protocol of the search, or the finalists' paired one."""
 
     SEARCH = "search"
     FINAL = "final"
@@ -112,8 +112,8 @@ class StoredRun:
 class StoredEvaluation:
     """One recorded candidate, as a resumed search needs it.
 
-    `evaluation.build` has neither source text nor binary code (`queries.source` and `queries.binary` have them),
-    but its `binary.code_hash`. elapsed_s: the run's seconds of searching when it was recorded.
+    `evaluation.build` has neither source text nor binary code (`queries.build` has both), but its
+    `binary.code_hash`. elapsed_s: the run's seconds of searching when it was recorded.
     """
 
     public_id: str
@@ -141,8 +141,8 @@ class StoredResult:
 class Recorder(Protocol):
     """What a search writes through. Each call is one transaction: recorded whole, or not at all.
 
-    Every method raises StoreError, in one sentence, where the database cannot take it (disk full, locked, gone),
-    and EngineError for a record that must not exist (a second one for the same order, an unknown parent).
+    Every method raises StoreError, in one sentence, where the database cannot take it (disk full, locked,
+    gone), and EngineError for a record that must not exist (a second one of an order, an unknown parent).
     """
 
     def create_run(self, spec: RunSpec, environment: Environment) -> StoredRun:
@@ -170,7 +170,7 @@ class Recorder(Protocol):
     def set_status(self, run: StoredRun, status: RunStatus, *, reason: str = "", elapsed_s: float) -> None: ...
 
     def evaluations(self, run: StoredRun) -> list[StoredEvaluation]:
-        """Everything added so far, sorted by order; every check and sample is in memory then (see `results`)."""
+        """Everything added so far, sorted by order, with every check and sample; `results` has less."""
         ...
 
     def evaluation(self, run: StoredRun, order: int) -> StoredEvaluation: ...

@@ -115,7 +115,12 @@ class Batch:
             some = digests[i : i + _LOOKUP_SIZE]
             known.update(connection.scalars(select(_ARTEFACT.c.sha256).where(_ARTEFACT.c.sha256.in_(some))))
         rows = [
-            {"sha256": digest, "kind": kind, "size": len(content), "data": zlib.compress(content, _COMPRESSION)}
+            {
+                "sha256": digest,
+                "kind": kind,
+                "size": len(content),
+                "data": zlib.compress(content, _COMPRESSION),
+            }
             for digest, (kind, content) in self._artefacts.items()
             if digest not in known
         ]

@@ -34,7 +34,7 @@ def candidate_key(run_id: int, order: int) -> int:
 
 
 def public_id(run_uid: str, order: int) -> str:
-    """What people call a candidate by: hexadecimal, the same for the same run and order, prefixes are enough."""
+    """What people call a candidate by: hexadecimal, the same for the same run and order."""
     return hashlib.sha256(f"{run_uid}:{order}".encode()).hexdigest()[:PUBLIC_ID_DIGITS]
 
 

@@ -44,7 +44,8 @@ def locate(where: str | Path) -> Location:
         return Location(url=URL.create("sqlite", database=str(path)), path=path)
     try:
         url = make_url(where)
-        backend, driver, asynchronous = url.get_backend_name(), url.get_driver_name(), url.get_dialect().is_async
+        backend, driver = url.get_backend_name(), url.get_driver_name()
+        asynchronous = url.get_dialect().is_async
     except (ArgumentError, NoSuchModuleError, ValueError) as error:
         raise StoreError(f"{_hidden(where)!r} is not a database URL ({first_line(error)}); {_EXAMPLES}") from None
     if backend == "sqlite" and driver == "pysqlite":
@@ -78,6 +79,8 @@ def connect(location: Location, *, write: bool) -> Engine:
     path = location.path
     if path.is_dir():
         raise StoreError(f"{path} is a folder; name a file in it, such as {path / 'lineage.db'}")
+    if path.exists() and not path.is_file():
+        raise StoreError(f"{path} is a device and not a file; name another with --db")
     if not write and not path.exists():
         raise StoreError(f"there is no database {path}; run a search first, or name another with --db")
     if path.exists():
@@ -113,8 +116,8 @@ def _connect_file(location: Location, path: Path, *, write: bool) -> Engine:
     elif os.access(path.parent, os.W_OK) or path.with_name(path.name + "-wal").exists():
         mode = "mode=ro"
     else:
-        # SQLite reads a WAL database only with a -shm file beside it. Where nobody can write one, nobody can
-        # change the database either, and it may be read as it lies.
+        # SQLite reads a WAL database through a -shm file beside it. Where this account may not make one, and no
+        # writer has the database open, it is read as it lies.
         mode = "immutable=1"
     uri = f"{path.as_uri()}?{mode}"
     engine = create_engine(
@@ -157,4 +160,4 @@ def _connect_server(location: Location, *, write: bool) -> Engine:
 
 
 # NaN is not JSON, and PostgreSQL refuses it. The order of keys is kept: a workload's dimensions have one.
-_write_json = partial(json.dumps, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
+_write_json = partial(json.dumps, allow_nan=False, separators=(",", ":"))

@@ -18,17 +18,17 @@ _SQLITE = {
     5: "is being written by another program; wait until it is done, or close it",
     6: "is being written by another program; wait until it is done, or close it",
     8: "cannot be written; check the permissions of the file and its folder",
-    10: "cannot be read or written by the system (disk I/O error); check the disk, its free space and the mount",
+    10: "cannot be read or written by the system (disk I/O error); check the disk and its free space",
     11: "is damaged; restore a backup, or save what is left with: sqlite3 DB .recover",
-    13: "cannot grow because the disk is full; nothing half-written was kept: free some space, then go on",
-    14: "cannot be opened; check that the folder exists, that it may be written, and that the disk is not full",
+    13: "cannot grow because the disk is full; no half record was kept: free some space, then go on",
+    14: "cannot be opened; check that its folder exists and may be written, and that the disk is not full",
     26: "is not a SQLite database; name another file with --db",
 }
 # SQLSTATE codes of PostgreSQL (its manual, appendix A).
 _POSTGRES = {
     "25006": "is open for reading only",
     "42501": "does not let this user do that; ask for the rights to create and write tables",
-    "53100": "cannot grow because the disk is full; nothing half-written was kept: free some space, then go on",
+    "53100": "cannot grow because the disk is full; no half record was kept: free some space, then go on",
     "53300": "takes no more connections; close some, or raise its max_connections",
     "57P01": "was shut down by its administrator",
 }
@@ -48,6 +48,8 @@ def translated(place: str) -> Iterator[None]:
         if isinstance(error.orig, EngineError):
             raise error.orig from None
         raise EngineError(f"a record cannot be stored: {first_line(error.orig or error)}") from error
+    except (UnicodeError, OverflowError) as error:  # likewise, by the driver
+        raise EngineError(f"a record cannot be stored: {first_line(error)}") from error
     except InvalidRequestError as error:
         raise EngineError(f"the lineage database was misused: {first_line(error)}") from error
     except SQLAlchemyError as error:
@@ -60,9 +62,8 @@ def first_line(error: BaseException) -> str:
 
 def _explain(place: str, error: BaseException) -> StoreError | EngineError:
     code = getattr(error, "sqlite_errorcode", None)
-    if isinstance(code, int):
-        if code & 0xFF in _SQLITE:
-            return StoreError(f"{place} {_SQLITE[code & 0xFF]}")
+    if isinstance(code, int) and code & 0xFF in _SQLITE:
+        return StoreError(f"{place} {_SQLITE[code & 0xFF]}")
     state = getattr(error, "sqlstate", None)
     if isinstance(state, str) and state in _POSTGRES:
         return StoreError(f"{place} {_POSTGRES[state]}")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, select
+from sqlalchemy import Connection, select
 
 from evo.errors import EngineError
 from evo.evaluation import CandidateRef, Check, Evaluation, Parent, Proposal, Status, Timing
@@ -110,18 +110,14 @@ def _read_ref(run: StoredRun, row: Any, parents: dict[int, list[Parent]]) -> Can
         order=key % ORDERS_PER_RUN,
         island=island,
         workload=run.spec.workloads[island],
-        proposal=Proposal(
-            genome=Genome.from_json(genome), operator=operator, parents=tuple(parents.get(key, ()))
-        ),
+        proposal=Proposal(genome=Genome.from_json(genome), operator=operator, parents=tuple(parents.get(key, ()))),
     )
 
 
 def _parents(connection: Connection, first: int, last: int) -> dict[int, list[Parent]]:
     p, found = m.Parentage, defaultdict(list)
     rows = connection.execute(
-        select(p.child_id, p.parent_id, p.role)
-        .where(p.child_id.between(first, last))
-        .order_by(p.child_id, p.position)
+        select(p.child_id, p.parent_id, p.role).where(p.child_id.between(first, last)).order_by(p.child_id, p.position)
     )
     for child, parent, role in rows:
         found[child].append(Parent(parent % ORDERS_PER_RUN, role))
@@ -144,18 +140,20 @@ def _checks(connection: Connection, first: int, last: int) -> dict[int, list[Che
 def _timings(connection: Connection, run: StoredRun, first: int, last: int) -> dict[int, list[Timing]]:
     t = m.Timing
     found: dict[int, list[Timing]] = defaultdict(list)
-    here: tuple[ColumnElement[bool], ...] = (t.run_id == run.id, t.candidate_id.between(first, last), t.round == 0)
     rows = connection.execute(
-        select(t.candidate_id, *TIMING_COLUMNS).where(*here).order_by(t.candidate_id, t.id)
+        select(t.candidate_id, *TIMING_COLUMNS)
+        .where(t.run_id == run.id, t.candidate_id.between(first, last), t.round == 0)
+        .order_by(t.candidate_id, t.id)
     )
     for key, *row in rows:
-        found[key].append(read_timing(row))
+        if key is not None:  # never is: such a row is in no range of keys
+            found[key].append(read_timing(row))
     return found
 
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """No garbage collection inside: walking millions of new objects again and again takes half of the time."""
+    """No garbage collection inside: it walks millions of new objects again and again, half of the time."""
     collecting = gc.isenabled()
     gc.disable()
     try:

@@ -14,20 +14,22 @@ __all__ = ["WriterLock"]
 
 
 class WriterLock:
-    """Held from construction to `release`. Raises StoreError if another process holds it, or it cannot be made.
+    """Held from construction to `release`.
 
-    The file stays when released: deleting it would let two processes lock two files of one name.
+    Raises StoreError if another process holds it, or it cannot be made. The file stays when released:
+    deleting it would let two processes lock two files of one name.
     """
 
     def __init__(self, database: Path) -> None:
         self.path = database.with_name(database.name + ".lock")
         self._lock = FileLock(self.path)
+        holder = self._holder()  # first: older releases of filelock empty the file when they try
         try:
             self._lock.acquire(timeout=0)
         except Timeout:
             raise StoreError(
-                f"another search (pid {self._holder()}) writes to this database ({database}); wait for it to end, or"
-                " use --db FILE for a second one"
+                f"another search (pid {holder}) writes to this database ({database}); wait for it to end,"
+                " or use --db FILE for a second one"
             ) from None
         except OSError as error:
             raise StoreError(

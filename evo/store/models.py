@@ -1,8 +1,8 @@
 """The tables. Portable types only: the same models and migrations serve SQLite and PostgreSQL.
 
 A candidate's key is `run_id * 2**32 + order` (held by a constraint): a parent's key follows from its order
-without a look-up, a run's candidates lie together, and no second index is needed for (run, order). For queries
-by hand, mind that `order`, `check` and `case` are words of SQL: write them in double quotes.
+without a look-up, a run's candidates lie together, and no second index is needed for (run, order). In SQL
+written by hand, `order`, `check` and `case` are words of the language: put them in double quotes.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Island(Base):
     """One workload of a run, searched for itself. `number` is its place in the run, from 0."""
 
     __tablename__ = "island"
-    # A candidate belongs to an island and an island names its winner: one of the two keys is added afterwards.
+    # A candidate belongs to an island, and an island names its winner: one of the keys is added afterwards.
     __table_args__ = (
         ForeignKeyConstraint(["winner_id"], ["candidate.id"], use_alter=True, name="fk_island_winner_id_candidate"),
         Index(None, "workload"),
@@ -183,7 +183,7 @@ class Candidate(Base):
 
 
 class Parentage(Base):
-    """Who a candidate was made from; `position` keeps the order of its parents, the first being the main line."""
+    """Who a candidate was made from; `position` orders its parents, the first being the main line."""
 
     __tablename__ = "parentage"
     __table_args__ = (Index(None, "parent_id"), {"sqlite_with_rowid": False})
@@ -195,7 +195,7 @@ class Parentage(Base):
 
 
 class Build(Base):
-    """The compilation of a candidate. `binary_log` is NULL where the compiler's remarks are those in `log`."""
+    """The compilation of a candidate. `binary_log` is NULL where the binary's remarks are those in `log`."""
 
     __tablename__ = "build"
 

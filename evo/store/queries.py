@@ -1,26 +1,28 @@
-"""Questions to the lineage, over runs. For one candidate and its family see `evo.store.candidates`; the names
-there can be had from here too."""
+"""Questions to the lineage: all of them can be asked from here."""
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, ScalarSelect, and_, case, func, literal, or_, select, text
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy import Connection, func, select
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import aliased
 
-from evo.errors import StoreError, UsageError
+from evo.errors import EngineError, UsageError
 from evo.evaluation import Status
-from evo.store import Stage
+from evo.genome import Genome
+from evo.store import StoredRun
 from evo.store import models as m
-from evo.store.candidates import ancestry, artefact, binary, candidate, source
+from evo.store.ancestry import ancestry
+from evo.store.candidates import artefact, build, candidate, source, timing_record
 from evo.store.faults import first_line
-from evo.store.records import Best, Failure, IslandSummary, Point, RunSummary, Selection, TimingRecord
+from evo.store.leaders import best, leader_key
+from evo.store.records import Failure, IslandSummary, Point, RunSummary, Selection, TimingRecord
 from evo.store.rows import TIMING_COLUMNS
-from evo.store.runs import iso, resolve_run
+from evo.store.runs import read_run, resolve_run
 from evo.store.store import Store
 
 __all__ = [
@@ -28,7 +30,7 @@ __all__ = [
     "artefact",
     "baselines",
     "best",
-    "binary",
+    "build",
     "candidate",
     "counts",
     "failures",
@@ -39,5 +41,201 @@ __all__ = [
     "source",
 ]
 
-_PASSED = tuple(s.value for s in Status if s.passed)
-_c = m.Candidate
+_PASSED = tuple(status.value for status in Status if status.passed)
+_c, _i, _r, _t = m.Candidate, m.Island, m.Run, m.Timing
+
+
+def runs(store: Store) -> tuple[RunSummary, ...]:
+    """Every run, the latest first."""
+    with store.reading() as connection:
+        keys = connection.scalars(select(_r.id).order_by(_r.id.desc())).all()
+        return _summaries(connection, keys, every=True)
+
+
+def run(store: Store, name: str) -> RunSummary:
+    """By name, unique prefix of a name, or "latest". Raises UnknownNameError, or StoreError if ambiguous."""
+    with store.reading() as connection:
+        return _summaries(connection, [resolve_run(connection, name)], every=False)[0]
+
+
+def _summaries(connection: Connection, keys: Iterable[int], *, every: bool) -> tuple[RunSummary, ...]:
+    keys = list(keys)
+    by_status = _counts(connection, None if every else keys[0])
+    islands = _islands(connection, None if every else keys[0])
+    return tuple(
+        _summary(read_run(connection, key), by_status.get(key, {}), tuple(islands.get(key, ()))) for key in keys
+    )
+
+
+def _summary(known: StoredRun, by_status: dict[str, int], islands: tuple[IslandSummary, ...]) -> RunSummary:
+    spec = known.spec
+    return RunSummary(
+        name=known.name,
+        kernel=spec.kernel,
+        kernel_digest=spec.kernel_digest,
+        target=spec.target,
+        arch=spec.arch,
+        device=known.environment.device,
+        sampler=spec.sampler,
+        seed=spec.seed,
+        window=spec.window,
+        options=dict(spec.options),
+        budget=dict(spec.budget),
+        status=known.status.value,
+        stop_reason=known.stop_reason,
+        created=known.created,
+        updated=known.updated,
+        finished=known.finished,
+        elapsed_s=known.elapsed_s,
+        evaluations=sum(by_status.values()),
+        passed=sum(n for status, n in by_status.items() if status in _PASSED),
+        counts=by_status,
+        islands=islands,
+        environment=asdict(known.environment),
+    )
+
+
+def _counts(connection: Connection, run_id: int | None) -> dict[int, dict[str, int]]:
+    """Candidates by run and status, the most frequent first."""
+    number = func.count()
+    query = select(_c.run_id, _c.status, number).group_by(_c.run_id, _c.status).order_by(number.desc(), _c.status)
+    found: dict[int, dict[str, int]] = defaultdict(dict)
+    for key, status, n in connection.execute(query if run_id is None else query.where(_c.run_id == run_id)):
+        found[key][status] = n
+    return found
+
+
+def _islands(connection: Connection, run_id: int | None) -> dict[int, list[IslandSummary]]:
+    leader, winner = aliased(_c), aliased(_c)
+    query = (
+        select(_i, leader.public_id.label("best"), leader.score.label("score"), winner.public_id.label("winner"))
+        .join_from(_i, leader, leader.id == leader_key(), isouter=True)
+        .join(winner, winner.id == _i.winner_id, isouter=True)
+        .order_by(_i.run_id, _i.number)
+    )
+    found: dict[int, list[IslandSummary]] = defaultdict(list)
+    rows: Any = connection.execute(query if run_id is None else query.where(_i.run_id == run_id))
+    for row in rows:
+        found[row.run_id].append(
+            IslandSummary(
+                number=row.number,
+                workload=row.workload,
+                dims=row.dims,
+                dtype=row.dtype,
+                options=row.options,
+                winner=row.winner,
+                best=row.best,
+                best_score=row.score,
+            )
+        )
+    return found
+
+
+def counts(store: Store, run: str) -> dict[str, int]:
+    """Candidates of a run by status, the most frequent first."""
+    with store.reading() as connection:
+        key = resolve_run(connection, run)
+        return _counts(connection, key).get(key, {})
+
+
+def failures(store: Store, run: str, *, limit: int | None = None) -> tuple[Failure, ...]:
+    """The candidates of a run that did not pass, by order; the first `limit` of them."""
+    k, b = m.Check, m.Build
+    refused = (
+        select(k.case + ": " + k.reason)
+        .where(k.candidate_id == _c.id, k.round == 0, k.passed.is_(False))
+        .order_by(k.position)
+        .limit(1)
+        .correlate(_c)
+        .scalar_subquery()
+    )
+    with store.reading() as connection:
+        rows: Any = connection.execute(
+            select(
+                _c.public_id,
+                _c.order,
+                _c.island,
+                _c.operator,
+                _c.status,
+                _c.genome,
+                _c.log,
+                b.log.label("build_log"),
+                refused.label("refused"),
+            )
+            .join_from(_c, b, b.candidate_id == _c.id, isouter=True)
+            .where(_c.run_id == resolve_run(connection, run), _c.status.not_in(_PASSED))
+            .order_by(_c.id)
+            .limit(limit)
+        )
+        return tuple(
+            Failure(
+                id=row.public_id,
+                order=row.order,
+                island=row.island,
+                operator=row.operator,
+                status=row.status,
+                reason=row.refused or _reason(row.log) or _reason(row.build_log or ""),
+                parameters=Genome.from_json(row.genome).parameters,
+            )
+            for row in rows
+        )
+
+
+def _reason(log: str) -> str:
+    """The first line that speaks of an error, or else the first."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    return next((line for line in lines if "error" in line.lower()), lines[0] if lines else "")
+
+
+def history(store: Store, run: str) -> tuple[Point, ...]:
+    """The course of a run: every candidate by order."""
+    with store.reading() as connection:
+        rows = connection.execute(
+            select(_c.order, _c.public_id, _c.island, _c.operator, _c.status, _c.score, _c.elapsed_s)
+            .where(_c.run_id == resolve_run(connection, run))
+            .order_by(_c.id)
+        )
+        return tuple(
+            Point(order=a, id=b, island=c, operator=d, status=e, score=f, elapsed_s=g) for a, b, c, d, e, f, g in rows
+        )
+
+
+def baselines(store: Store, run: str) -> tuple[TimingRecord, ...]:
+    """Times of a run's baselines that were not taken beside a candidate, in the order they were taken."""
+    with store.reading() as connection:
+        rows = connection.execute(
+            select(_t.island, _t.stage, _t.round, *TIMING_COLUMNS)
+            .where(_t.run_id == resolve_run(connection, run), _t.candidate_id.is_(None))
+            .order_by(_t.id)
+        )
+        return tuple(timing_record(row._mapping) for row in rows)
+
+
+def select_sql(store: Store, sql: str) -> Selection:
+    """The answer to one statement of SQL, which cannot change anything.
+
+    Raises UsageError for a statement that the database does not understand or that would write, and
+    EngineError if the store is open for writing.
+    """
+    if store.writes:
+        raise EngineError("SQL from outside needs a store that was opened for reading only")
+    with store.reading() as connection:
+        try:
+            rows = connection.execution_options(no_parameters=True).exec_driver_sql(sql)
+            if not rows.returns_rows:
+                return Selection(columns=(), rows=())
+            return Selection(columns=tuple(rows.keys()), rows=tuple(tuple(row) for row in rows))
+        except DBAPIError as error:
+            if _is_about_sql(error):
+                raise UsageError(f"the query cannot be run: {first_line(error.orig or error)}") from error
+            raise
+
+
+def _is_about_sql(error: DBAPIError) -> bool:
+    """Whether the statement is at fault: SQLite's ERROR, READONLY, AUTH; PostgreSQL's classes 42 and 25."""
+    code, state = getattr(error.orig, "sqlite_errorcode", None), getattr(error.orig, "sqlstate", None)
+    if isinstance(code, int):
+        return code & 0xFF in (1, 8, 23)
+    if isinstance(state, str):
+        return state[:2] in ("42", "25")
+    return type(error.orig).__name__ == "ProgrammingError"  # sqlite3's own: no statement, or several

@@ -1,6 +1,7 @@
 """Answers of `evo.store.queries`: frozen, plain, and JSON-able by `dataclasses.asdict`.
 
-Times are ISO 8601 in UTC. A candidate is named by its public id, an artefact by its sha256, a workload by its key.
+Times are ISO 8601 in UTC. A candidate is named by its public id, an artefact by its sha256, a workload by its
+key.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ __all__ = [
 ]
 
 Change = dict[str, tuple[Value | None, Value | None]]
-"""Parameters that differ, as {name: (parent's value, own value)}; None where absent. Compiler flags as "flags"."""
+"""What differs, as {name: (parent's value, own value)}; None where absent. "flags" are the compiler's."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimingRecord:
-    """A contender's time; see `evo.evaluation.Timing`. stage: "search" or "final"; round: 0, or the final's."""
+    """A contender's time; see `evo.evaluation.Timing`. stage: search or final; round: 0, or the final's."""
 
     island: int
     stage: str
@@ -118,7 +119,7 @@ class Relative:
 class CandidateRecord:
     """All there is of one candidate.
 
-    digest: of the genome. source: sha256 of its text, for `queries.source`. winner: it is its island's winner.
+    digest: of the genome. source: sha256 of its text, for `queries.artefact`. winner: of its island.
     """
 
     id: str
@@ -160,8 +161,8 @@ class CandidateRecord:
 class Step:
     """One candidate on the way from the roots to a descendant.
 
-    change: against the first parent; empty for a root. gain: the first parent's score over this one's (above 1:
-    faster), None where either has none. main_line: reached from the descendant through first parents only.
+    change: against the first parent; empty for a root. gain: the first parent's score over this one's (above
+    1: faster), None where either has none. main_line: reached from the descendant through first parents only.
     median_us: of the search's cold timing.
     """
 

@@ -22,6 +22,7 @@ __all__ = [
     "build_row",
     "candidate_row",
     "check_rows",
+    "clean_text",
     "final_row",
     "parentage_rows",
     "read_build",
@@ -34,7 +35,7 @@ __all__ = [
 Row = dict[str, Any]
 
 
-def _text(text: str) -> str:
+def clean_text(text: str) -> str:
     """`text` as every database takes it: compilers and crashed devices also emit NULs and broken UTF-8."""
     if text.isascii():
         return text.replace("\0", "\N{REPLACEMENT CHARACTER}") if "\0" in text else text
@@ -65,7 +66,7 @@ def candidate_row(
         "operator": ref.proposal.operator,
         "status": evaluation.status.value,
         "score": _number(evaluation.score),
-        "log": _text(evaluation.log),
+        "log": clean_text(evaluation.log),
         "same_code_as_id": None if same is None else candidate_key(run.id, same),
         "seconds": evaluation.seconds,
         "gate_seconds": evaluation.gate_seconds,
@@ -80,7 +81,7 @@ def parentage_rows(run: StoredRun, ref: CandidateRef) -> list[Row]:
     child = candidate_key(run.id, ref.order)
     for parent in ref.proposal.parents:
         if parent.order >= ref.order:
-            raise EngineError(f"candidate {ref.order} of run {run.name!r} cannot come from candidate {parent.order}")
+            raise EngineError(f"candidate {ref.order} of run {run.name!r} cannot come from the later {parent.order}")
     return [
         {"child_id": child, "position": i, "parent_id": candidate_key(run.id, p.order), "role": p.role}
         for i, p in enumerate(ref.proposal.parents)
@@ -89,8 +90,8 @@ def parentage_rows(run: StoredRun, ref: CandidateRef) -> list[Row]:
 
 def build_row(candidate_id: int, build: Build) -> Row:
     """The build, still without `binary_sha`."""
-    binary, log = build.binary, _text(build.log)
-    remarks = None if binary is None else _text(binary.log)
+    binary, log = build.binary, clean_text(build.log)
+    remarks = None if binary is None else clean_text(binary.log)
     return {
         "candidate_id": candidate_id,
         "arch": build.arch,
@@ -124,7 +125,7 @@ def check_rows(candidate_id: int, checks: Sequence[Check], stage: Stage, round_:
             "error": _number(c.error),
             "allowed": _number(c.allowed),
             "torch_error": _number(c.torch_error),
-            "reason": _text(c.reason),
+            "reason": clean_text(c.reason),
             "seed": c.seed,
         }
         for i, c in enumerate(checks)
@@ -132,7 +133,12 @@ def check_rows(candidate_id: int, checks: Sequence[Check], stage: Stage, round_:
 
 
 def timing_rows(
-    run: StoredRun, island: int, candidate_id: int | None, timings: Sequence[Timing], stage: Stage, round_: int
+    run: StoredRun,
+    island: int,
+    candidate_id: int | None,
+    timings: Sequence[Timing],
+    stage: Stage,
+    round_: int,
 ) -> list[Row]:
     return [
         {
@@ -164,7 +170,7 @@ def final_row(candidate_id: int, measurement: Measurement, *, round_: int, creat
         "candidate_id": candidate_id,
         "round": round_,
         "status": measurement.status.value,
-        "log": _text(measurement.log),
+        "log": clean_text(measurement.log),
         "seconds": measurement.seconds,
         "gate_seconds": measurement.gate_seconds,
         "timing_seconds": measurement.timing_seconds,
@@ -172,11 +178,12 @@ def final_row(candidate_id: int, measurement: Measurement, *, round_: int, creat
     }
 
 
-# In the order in which the readers below take them apart; by position, because a resumed search reads millions.
+# In the order in which the readers below take them apart: by position, as a resumed search reads millions.
 _b, _k, _t = m.Build, m.Check, m.Timing
 BUILD_COLUMNS = (
-    _b.status, _b.arch, _b.compiler, _b.seconds, _b.cached, _b.log, _b.binary_log, _b.source_digest, _b.registers,
-    _b.spill_bytes, _b.smem_static_bytes, _b.smem_dynamic_bytes, _b.stack_bytes, _b.occupancy, _b.code_hash,
+    _b.status, _b.arch, _b.compiler, _b.seconds, _b.cached, _b.log, _b.binary_log, _b.source_digest,
+    _b.registers, _b.spill_bytes, _b.smem_static_bytes, _b.smem_dynamic_bytes, _b.stack_bytes,
+    _b.occupancy, _b.code_hash,
 )  # fmt: skip
 CHECK_COLUMNS = (_k.case, _k.passed, _k.error, _k.allowed, _k.torch_error, _k.reason, _k.seed)
 TIMING_COLUMNS = (
@@ -220,7 +227,13 @@ def read_check(row: Sequence[Any]) -> Check:
     """From values of CHECK_COLUMNS."""
     case, passed, error, allowed, torch_error, reason, seed = row
     return Check(
-        case=case, passed=passed, error=error, allowed=allowed, torch_error=torch_error, reason=reason, seed=seed
+        case=case,
+        passed=passed,
+        error=error,
+        allowed=allowed,
+        torch_error=torch_error,
+        reason=reason,
+        seed=seed,
     )
 
 

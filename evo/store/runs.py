@@ -64,7 +64,7 @@ def insert_run(connection: Connection, spec: RunSpec, environment: Environment) 
         "environment_id": _environment_id(connection, environment),
     }
     run_id = connection.scalar(insert(m.Run).returning(m.Run.id), row)
-    assert run_id is not None
+    assert isinstance(run_id, int)
     islands = [
         {
             "run_id": run_id,
@@ -83,11 +83,13 @@ def insert_run(connection: Connection, spec: RunSpec, environment: Environment) 
 def _check_name(connection: Connection, name: str) -> None:
     if not _NAME.fullmatch(name) or name == LATEST:
         raise StoreError(
-            f"{name!r} is not a name for a run; use 1 to 64 letters, digits, '.', '_' or '-', beginning with a letter"
-            f" or digit, and not {LATEST!r}"
+            f"{name!r} is not a name for a run; use 1 to 64 letters, digits, '.', '_' or '-', beginning with"
+            f" a letter or digit, and not {LATEST!r}"
         )
     if connection.scalar(select(m.Run.id).where(m.Run.name == name)) is not None:
-        raise StoreError(f"there is a run {name!r} already; choose another name, or continue it with: evo resume {name}")
+        raise StoreError(
+            f"there is a run {name!r} already; choose another name, or continue it with: evo resume {name}"
+        )
 
 
 def _free_name(connection: Connection, kernel: str) -> str:
@@ -118,7 +120,7 @@ def resolve_run(connection: Connection, name: str) -> int:
         last = connection.scalar(select(m.Run.id).order_by(m.Run.id.desc()).limit(1))
         if last is None:
             raise StoreError("no run has been recorded in this database yet; start one with: evo search")
-        return last
+        return int(last)
     exact = connection.scalar(select(m.Run.id).where(m.Run.name == name))
     if exact is not None:
         return exact

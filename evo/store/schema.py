@@ -36,8 +36,8 @@ def check_schema(connection: Connection, location: Location) -> bool:
         return False
     if not tables >= _OURS:
         raise StoreError(
-            f"{location} belongs to something else (it holds {', '.join(sorted(tables)[:3])}, ...); name another with"
-            " --db"
+            f"{location} belongs to something else (it holds {', '.join(sorted(tables)[:3])}, ...);"
+            " name another with --db"
         )
     script = ScriptDirectory.from_config(alembic_config())
     found = MigrationContext.configure(connection).get_current_heads()
@@ -54,7 +54,7 @@ def migrate(engine: Engine, location: Location) -> None:
     """Creates the tables, or brings them up to date, all in one transaction. Raises StoreError."""
     with engine.connect() as connection:
         if connection.dialect.name == "sqlite":
-            # Alembic copies tables to alter them; with keys enforced, dropping the old copy would delete children.
+            # Alembic copies tables to alter them; with keys enforced, dropping the old copy deletes children.
             # The pragma works outside transactions only, and so on the connection below SQLAlchemy's.
             driver = connection.connection.driver_connection
             assert driver is not None

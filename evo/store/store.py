@@ -21,7 +21,7 @@ from evo.store.database import Location, connect, locate, make_folder
 from evo.store.faults import translated
 from evo.store.history import read_evaluation, read_evaluations, read_results
 from evo.store.lock import WriterLock
-from evo.store.rows import check_rows, final_row, timing_rows
+from evo.store.rows import check_rows, clean_text, final_row, timing_rows
 from evo.store.runs import insert_run, read_run, resolve_run
 from evo.store.schema import check_schema, migrate
 
@@ -49,21 +49,34 @@ class Store:
         file. Reading needs no lock, and works beside a writer.
         Raises StoreError for a database that is absent, locked, not evo's, newer, damaged or not writable.
         """
-        location, lock = locate(where), None
-        if write and location.path is not None and not location.path.is_dir():
-            make_folder(location.path)
-            lock = WriterLock(location.path.resolve())
-        try:
-            engine = connect(location, write=write)
+        location = locate(where)
+        if not write:
+            return cls._connected(location, None, write=False)
+        if location.path is None:
+            return cls._connected(location, None, write=True)
+        if location.path.exists():  # looked at for reading first: a file that is not ours stays as it is
+            engine = connect(location, write=False)
             try:
-                with translated(str(location)):
-                    cls._prepare(engine, location, write=write)
-            except BaseException:
+                with translated(str(location)), engine.connect() as connection:
+                    check_schema(connection, location)
+            finally:
                 engine.dispose()
-                raise
+        make_folder(location.path)
+        lock = WriterLock(location.path.resolve())
+        try:
+            return cls._connected(location, lock, write=True)
         except BaseException:
-            if lock is not None:
-                lock.release()
+            lock.release()
+            raise
+
+    @classmethod
+    def _connected(cls, location: Location, lock: WriterLock | None, *, write: bool) -> Store:
+        engine = connect(location, write=write)
+        try:
+            with translated(str(location)):
+                cls._prepare(engine, location, write=write)
+        except BaseException:
+            engine.dispose()
             raise
         return cls(engine, location, lock, write=write)
 
@@ -80,7 +93,10 @@ class Store:
             with engine.begin() as connection:
                 connection.execute(
                     update(m.Run).where(m.Run.status == RunStatus.RUNNING.value),
-                    {"status": RunStatus.INTERRUPTED.value, "stop_reason": "its process ended without saying why"},
+                    {
+                        "status": RunStatus.INTERRUPTED.value,
+                        "stop_reason": "its process ended without saying why",
+                    },
                 )
 
     def __enter__(self) -> Store:
@@ -101,6 +117,10 @@ class Store:
     def __str__(self) -> str:
         return str(self._location)
 
+    @property
+    def writes(self) -> bool:
+        return self._write
+
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """A connection for queries that see one state of the database, and everything recorded so far."""
@@ -116,8 +136,8 @@ class Store:
     def transaction(self) -> Iterator[None]:
         """Everything recorded inside is one transaction: all of it or, if anything fails, nothing.
 
-        Many candidates in one are recorded many times faster. What is wrong with a candidate may only be said at
-        the end. Raises EngineError for one inside another.
+        Many candidates in one are recorded many times faster. What is wrong with a candidate may only be said
+        at the end. Raises EngineError for one inside another.
         """
         if self._open is not None:
             raise EngineError("a transaction of the store was opened inside another")
@@ -152,15 +172,15 @@ class Store:
             return read_run(connection, insert_run(connection, spec, environment))
 
     def run(self, name: str) -> StoredRun:
-        """By name, unique prefix of a name, or "latest". Raises UnknownNameError, or StoreError if ambiguous."""
+        """By name, unique prefix or "latest". Raises UnknownNameError, or StoreError if ambiguous."""
         with self.reading() as connection:
             return read_run(connection, resolve_run(connection, name))
 
     def add(self, run: StoredRun, ref: CandidateRef, evaluation: Evaluation, *, elapsed_s: float) -> None:
         """Records a candidate with its parents, build, checks, timings, source and code, all or nothing.
 
-        Orders may come in any sequence; parents and `same_code_as` must be there before. Code that the build's
-        binary does not carry (b"") is not stored.
+        Orders may come in any sequence; parents and `same_code_as` must be there before. Code that the
+        build's binary does not carry (b"") is not stored.
         Raises EngineError for a second candidate of the same order, or one that refers to an unknown one.
         """
         with self._writing() as connection:
@@ -177,13 +197,13 @@ class Store:
                 connection.execute(insert(m.Timing), timing_rows(run, island, None, timings, stage, 0))
 
     def add_final(self, run: StoredRun, order: int, measurement: Measurement, *, elapsed_s: float) -> None:
-        """Records a finalist's re-timing. Another one of the same candidate stands beside it; the last counts.
+        """Records a finalist's re-timing. A further one of a candidate stands beside it; the last counts.
 
         Raises EngineError for an unknown candidate, and for times of one that did not pass.
         """
         passed = measurement.status.passed and all(c.passed for c in measurement.checks)
         if measurement.timings and not passed:
-            raise EngineError(f"candidate {order} did not pass the final gate ({measurement.status}) and has a time")
+            raise EngineError(f"candidate {order} did not pass the final gate ({measurement.status}) but has times")
         with self._writing() as connection:
             key, island = self._find(connection, run, order)
             past = connection.scalar(select(func.max(m.Final.round)).where(m.Final.candidate_id == key))
@@ -197,13 +217,13 @@ class Store:
             self._touch(connection, run, elapsed_s=elapsed_s)
 
     def set_winner(self, run: StoredRun, island: int, order: int | None) -> None:
-        """Names the winner of an island, or takes the name back. Raises EngineError if it is not of the island."""
+        """Names an island's winner, or takes that back. Raises EngineError for one of another island."""
         with self._writing() as connection:
             key = None
             if order is not None:
                 key, home = self._find(connection, run, order)
                 if home != island:
-                    raise EngineError(f"candidate {order} is of island {home}, so it cannot win island {island}")
+                    raise EngineError(f"candidate {order} is of island {home} and cannot win {island}")
             where = (m.Island.run_id == run.id, m.Island.number == island)
             if connection.execute(update(m.Island).where(*where), {"winner_id": key}).rowcount != 1:
                 raise EngineError(f"run {run.name!r} has no island {island}")
@@ -212,7 +232,7 @@ class Store:
         """Records how a run stands; for finished and failed ones, also when that was."""
         now = datetime.now(UTC)
         ended = status in (RunStatus.FINISHED, RunStatus.FAILED)
-        state = {"status": status.value, "stop_reason": reason, "finished": now if ended else None}
+        state = {"status": status.value, "stop_reason": clean_text(reason), "finished": now if ended else None}
         with self._writing() as connection:
             self._batch.flush(connection)
             self._touch(connection, run, elapsed_s=elapsed_s, **state)

@@ -35,18 +35,16 @@ class CachedBinary(NamedTuple):
 class BuildCache:
     """A folder of entries, one file each, that any number of processes may share.
 
-    An entry is written beside its place and moved there in one step, so that readers see it whole or not at all;
-    of two processes that build the same, the later replaces equal with equal. What a crash or a bad disk left
-    behind does not match its checksum and is built again.
+    An entry is written beside its place and moved there in one step, so that readers see it whole or not at
+    all; of two processes that build the same, the later replaces equal with equal. What a crash or a bad disk
+    left behind does not match its checksum and is built again.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def get_or_build(
-        self, target: Target, source: Source, arch: str, workdir: Path | None = None
-    ) -> CachedBinary:
-        """The binary of `source` for `arch`; compiled in `workdir` (else a temporary folder) if it is not here.
+    def get_or_build(self, target: Target, source: Source, arch: str, workdir: Path | None = None) -> CachedBinary:
+        """The binary of `source` for `arch`, compiled in `workdir` (or a temporary folder) if not yet here.
 
         Raises CompileError from the target; UsageError if the folder cannot be written to.
         """
@@ -100,6 +98,6 @@ def _write(path: Path, binary: Binary, seconds: float) -> None:
             with suppress(OSError):
                 Path(scratch).unlink(missing_ok=True)
         raise UsageError(
-            f"the build cache {path.parent.parent} cannot be written ({error.strerror}): free some space there, "
-            f"or choose another folder"
+            f"the build cache {path.parent.parent} cannot be written ({error.strerror}): free some space "
+            f"there, or choose another folder"
         ) from error

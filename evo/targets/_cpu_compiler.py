@@ -18,22 +18,34 @@ __all__ = ["build_library", "check_arch", "compiler_path", "compiler_version"]
 _CANDIDATES = ("g++", "c++", "clang++")
 _REMEDY = "install one (apt install g++, dnf install gcc-c++, or xcode-select --install) or set CXX"
 
-# IEEE semantics stay (no -ffast-math, which also sets a mode bit of the whole process): errno and traps are not
-# looked at, and a*b+c may be fused, as CUDA does by default.
-_FLAGS = (
-    "-std=c++17 -O3 -fPIC -shared -fopenmp -fno-math-errno -fno-trapping-math -ffp-contract=fast -fno-exceptions"
-    " -fno-rtti -fno-asynchronous-unwind-tables -Wno-psabi -fdiagnostics-color=never -pipe"
-).split()
+# IEEE semantics stay (no -ffast-math, which also sets a mode bit of the whole process): errno and traps are
+# not looked at, and a*b+c may be fused, as CUDA does by default.
+_FLAGS = [
+    "-std=c++17",
+    "-O3",
+    "-fPIC",
+    "-shared",
+    "-fopenmp",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=fast",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-fno-asynchronous-unwind-tables",
+    "-Wno-psabi",
+    "-fdiagnostics-color=never",
+    "-pipe",
+]
 
-# -fopenmp at the link would tie a candidate to libgomp beside PyTorch's own copy: two pools of threads that fight
-# for the cores. So the libraries are named, without it; the session provides PyTorch's runtime when it loads.
-_LIBRARIES = "-nodefaultlibs -Wl,--as-needed -Wl,--build-id=none -lstdc++ -lm -lgcc_s -lgcc -lc".split()
+# -fopenmp at the link would tie a candidate to libgomp beside PyTorch's own copy: two pools of threads that
+# fight for the cores. So the libraries are named, without it; the session offers PyTorch's runtime instead.
+_LIBRARIES = ["-nodefaultlibs", "-Wl,--as-needed", "-Wl,--build-id=none", "-lstdc++", "-lm", "-lgcc_s", "-lgcc", "-lc"]
 
 _ALLOWED = re.compile(
     r"-O([0-3sgz]|fast)?|-f(?!plugin)[\w=+:,.-]+|-m[\w=+,.-]+|-W(?![lap],)[\w=+-]+|--param[= ][\w-]+=\d+"
     r"|-[DU][A-Za-z_]\w*(=[\w.+-]*)?|-std=(c|gnu)\+\+\d\w|-g\d?"
 )
-"""What a candidate may ask for: optimisation, code generation, macros. Not paths, plug-ins or linker options."""
+"""What a candidate may ask for: optimisation, code generation, macros; no paths, plug-ins, linker options."""
 
 _SECONDS_OF_CPU = 600
 """A compiler that outlives the process that wanted its result ends after this much work."""
@@ -70,7 +82,7 @@ def check_arch(path: str, arch: str) -> None:
         known = subprocess.run(command, capture_output=True, timeout=30, check=False).returncode == 0
     if not known:
         raise DeviceError(
-            f"{compiler_version(path)} knows no CPU architecture {arch!r}: use native, or one such as x86-64-v3"
+            f"{compiler_version(path)} knows no CPU architecture {arch!r}: use native, or such as x86-64-v3"
         )
 
 
@@ -110,9 +122,7 @@ def build_library(source: Source, arch: str, compiler: str, workdir: Path) -> tu
     rule = shell.replace("$", "$$")
     try:
         (workdir / _SOURCE).write_text(source.text)
-        (workdir / "build.ninja").write_text(
-            f"rule library\n  command = {rule}\nbuild {_LIBRARY}: library {_SOURCE}\n"
-        )
+        (workdir / "build.ninja").write_text(f"rule library\n  command = {rule}\nbuild {_LIBRARY}: library {_SOURCE}\n")
         done = subprocess.run(
             [_ninja(), "--quiet", "-C", str(workdir)],
             capture_output=True,
@@ -122,9 +132,7 @@ def build_library(source: Source, arch: str, compiler: str, workdir: Path) -> tu
         )
         log = done.stdout.rpartition(shell)[2].replace("ninja: build stopped: subcommand failed.", "").strip()
         if "No space left on device" in log or "Disk quota exceeded" in log:
-            raise UsageError(
-                f"the compiler ran out of disk space in {workdir} or the temporary folder: free some"
-            )
+            raise UsageError(f"the compiler ran out of disk space in {workdir} or the temporary folder: free some")
         if done.returncode:
             raise CompileError(log or f"{compiler} failed without a word: {done.stderr.strip()}")
         return (workdir / _LIBRARY).read_bytes(), log
@@ -138,7 +146,7 @@ def _checked(flags: Iterable[str]) -> list[str]:
     for flag in flags:
         if not _ALLOWED.fullmatch(flag):
             raise CompileError(
-                f"compiler flag {flag!r} is not one a candidate may set for target cpu: -O, -f, -m, -W, -D, -U, -g, "
-                f"-std and --param are"
+                f"compiler flag {flag!r} is not one a candidate may set for target cpu: "
+                f"-O, -f, -m, -W, -D, -U, -g, -std and --param are"
             )
     return list(flags)

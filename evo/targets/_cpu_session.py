@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _ctypes
 import ctypes
 import operator
 import os
@@ -11,7 +12,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import _ctypes
 import torch
 
 from evo.errors import EngineError, LaunchError
@@ -24,7 +24,7 @@ __all__ = ["CpuLoaded", "CpuReplay", "CpuSession"]
 
 
 class CpuLoaded:
-    """An entry point of a loaded library: extern "C", returning nothing, pointers, int64 and float arguments."""
+    """An entry point of a loaded library: extern "C", void, of pointers, int64 and float arguments."""
 
     def __init__(self, library: ctypes.CDLL, entry: str) -> None:
         self._library: ctypes.CDLL | None = library
@@ -43,9 +43,7 @@ class CpuLoaded:
         for value in values:
             if isinstance(value, torch.Tensor):
                 if value.device.type != "cpu":
-                    raise LaunchError(
-                        f"argument {len(words)} of {self._entry!r} is on {value.device}, not in memory"
-                    )
+                    raise LaunchError(f"argument {len(words)} of {self._entry!r} is on {value.device}, not in memory")
                 words.append(value.data_ptr())
                 types.append(ctypes.c_void_p)
             elif value is None:
@@ -69,8 +67,8 @@ class CpuLoaded:
 
 
 class CpuReplay:
-    """Calls made one after another. What they return is kept until the next run, so that a call which makes its
-    own output finds cold memory, as one that is given its output does."""
+    """Calls made one after another. What they return is kept until the next run, so that a call which
+    makes its own output finds cold memory, as one that is given its output does."""
 
     def __init__(self, calls: Sequence[Callable[[], object]]) -> None:
         if not calls:
@@ -109,7 +107,7 @@ class CpuSession:
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(binary.code)
-            # RTLD_LOCAL: candidates share symbol names. RTLD_NOW: an undefined symbol shows here, not in a call.
+            # RTLD_LOCAL: candidates share names. RTLD_NOW: an undefined symbol shows here, not in a call.
             library = ctypes.CDLL(name, mode=os.RTLD_LOCAL | os.RTLD_NOW)
         except OSError as error:
             raise LaunchError(f"{entry!r} does not load: {error}") from error

@@ -13,10 +13,10 @@ __all__ = ["arch_limits", "parse_arch", "resident_blocks", "resident_share"]
 
 _KB = 1024
 
-# capability: (threads an SM, blocks an SM, KB of shared memory an SM, SMs, MB of L2, the GPU those two are of).
-# Source: CUDA C++ Programming Guide, table "Technical Specifications per Compute Capability"; SMs and L2 from the
-# data sheet of the named GPU. On every one: 64 K registers an SM, 1,024 threads a block, 1 KB of shared memory
-# reserved a block, so that a block can have all but 1 KB of an SM's.
+# capability: (threads an SM, blocks an SM, KB of shared memory an SM, SMs, MB of L2, the GPU those two are
+# of). Source: CUDA C++ Programming Guide, table "Technical Specifications per Compute Capability"; SMs and L2
+# from the data sheet of the named GPU. On every one: 64 K registers an SM, 1,024 threads a block, 1 KB of
+# shared memory reserved a block, so that a block can have all but 1 KB of an SM's.
 _TABLE = {
     80: (2048, 32, 164, 108, 40, "A100"),
     86: (1536, 16, 100, 72, 6, "A10"),
@@ -33,7 +33,8 @@ def parse_arch(arch: str) -> tuple[str, int]:
     found = re.fullmatch(r"(sm|compute)_(\d{2,3})([af]?)", arch)
     if found is None:
         raise DeviceError(
-            f"{arch!r} is no CUDA architecture; write sm_89 for machine code, compute_89 for PTX that the driver compiles"
+            f"{arch!r} is no CUDA architecture; write sm_89 for machine code, compute_89 for PTX that the "
+            f"driver compiles"
         )
     return found.group(1), int(found.group(2))
 
@@ -70,16 +71,12 @@ _PARTITIONS = 4
 def resident_blocks(registers: int, smem_static_bytes: int, launch: Launch, limits: Limits) -> int:
     """Blocks that a multiprocessor holds at once; 0 if not even one fits.
 
-    The calculation of NVIDIA's cuda_occupancy.h for compute capability 8.0 and later, shared memory at its largest
-    carve-out.
+    The calculation of NVIDIA's cuda_occupancy.h for compute capability 8.0 and later, shared memory at its
+    largest carve-out.
     """
     threads = prod(launch.block)
     smem = launch.smem_bytes + smem_static_bytes
-    if (
-        threads > limits.threads_per_block
-        or smem > limits.smem_bytes_per_block
-        or registers > _REGISTERS_PER_THREAD
-    ):
+    if threads > limits.threads_per_block or smem > limits.smem_bytes_per_block or registers > _REGISTERS_PER_THREAD:
         return 0
     warps = -(-threads // _WARP)
     per_warp = -(-max(registers, 1) * _WARP // _REGISTER_UNIT) * _REGISTER_UNIT

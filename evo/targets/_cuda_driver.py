@@ -1,7 +1,7 @@
 """The CUDA driver and NVML, as far as evo asks them: errors by name, the device's figures, its clocks.
 
-Nothing here makes a context, so that asking costs no device memory; but a process that has asked cannot fork a
-child that uses the GPU: device processes must be spawned.
+Nothing here makes a context, so that asking costs no device memory; but a process that has asked cannot fork
+a child that uses the GPU: device processes must be spawned.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ def driver() -> Any:
         from cuda.bindings import driver as api
 
         (error,) = api.cuInit(0)
-    except (ImportError, RuntimeError, OSError) as reason:  # no bindings, or no libcuda.so
-        text = str(reason).strip().partition("\n")[0]
+    except (ImportError, RuntimeError, OSError) as reason:
+        missing = "libcuda.so, the NVIDIA driver's library, is not installed"
+        text = missing if "DynamicLib" in type(reason).__name__ else str(reason).strip().partition("\n")[0]
         raise DeviceError(f"no CUDA GPU answers ({text}): {_REMEDY}") from reason
     if error:
         raise DeviceError(f"no CUDA GPU answers ({error_text(api, error)}): {_REMEDY}")
@@ -52,7 +53,7 @@ def error_text(api: Any, error: Any) -> str:
 
 
 def expect(result: tuple[Any, ...], doing: str) -> Any:
-    """What a driver call returned beside its status. Raises LaunchError: `doing`, and CUDA's name for the error."""
+    """What a driver call returned beside its status. Raises LaunchError: `doing`, and CUDA's own words."""
     error, *values = result
     if error:
         raise LaunchError(f"{doing}: {error_text(driver(), error)}")
@@ -87,8 +88,8 @@ def version_advice(nvrtc: tuple[int, int], supported: tuple[int, int]) -> str | 
     if nvrtc[0] == supported[0] and nvrtc[1] > supported[1]:
         wheel = "nvidia-cuda-nvrtc" if nvrtc[0] >= 13 else f"nvidia-cuda-nvrtc-cu{nvrtc[0]}"
         return (
-            f"NVRTC {have} is newer than this driver (CUDA {can}): machine code (--arch sm_XX) runs, PTX (--arch "
-            f"compute_XX) does not; for PTX pip install '{wheel}=={supported[0]}.{supported[1]}.*', or update the driver"
+            f"NVRTC {have} is newer than this driver (CUDA {can}): machine code (--arch sm_XX) runs, PTX "
+            f"(--arch compute_XX) does not; for PTX pip install '{wheel}=={can}.*', or update the driver"
         )
     return None
 
@@ -111,9 +112,7 @@ def _attribute(index: int, name: str) -> int:
 
 def device_arch(index: int) -> str:
     """sm_89."""
-    return (
-        f"sm_{_attribute(index, 'COMPUTE_CAPABILITY_MAJOR')}{_attribute(index, 'COMPUTE_CAPABILITY_MINOR')}"
-    )
+    return f"sm_{_attribute(index, 'COMPUTE_CAPABILITY_MAJOR')}{_attribute(index, 'COMPUTE_CAPABILITY_MINOR')}"
 
 
 def device_limits(index: int, arch: str) -> Limits:

@@ -1,4 +1,4 @@
-"""An open GPU: loads candidates into the context that PyTorch uses, launches them on its streams, times by graph."""
+"""An open GPU: candidates are loaded into PyTorch's context, launched on its streams, and timed as graphs."""
 
 from __future__ import annotations
 
@@ -27,17 +27,15 @@ _MOST_ARGUMENTS = 64
 
 
 class CudaLoaded:
-    """An entry point in a module of its own. One buffer holds the arguments of every call: the driver copies them
-    when a call is enqueued or captured."""
+    """An entry point in a module of its own. One buffer holds the arguments of every call: the driver
+    copies them when a call is enqueued or captured."""
 
     def __init__(self, module: Any, entry: str, limits: Limits) -> None:
         self._driver = driver()
         self._module, self._entry, self._limits = module, entry, limits
-        self._function = expect(
-            self._driver.cuModuleGetFunction(module, entry.encode()), f"looking up {entry!r}"
-        )
+        self._function = expect(self._driver.cuModuleGetFunction(module, entry.encode()), f"looking up {entry!r}")
         attribute = self._driver.CUfunction_attribute
-        # Reading attributes also makes a lazily loading driver load the code now, and not amid a graph's capture.
+        # Reading attributes also has a lazily loading driver load the code now, not amid a graph's capture.
         self.registers = self._attribute(attribute.CU_FUNC_ATTRIBUTE_NUM_REGS)
         self.smem_static_bytes = self._attribute(attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)
         self.local_bytes = self._attribute(attribute.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)
@@ -65,8 +63,9 @@ class CudaLoaded:
             (error,) = self._driver.cuLaunchKernelEx(config, self._function, self._arguments, 0)
         if error:
             raise LaunchError(
-                f"launch of {self._entry!r} with grid {launch.grid}, block {launch.block}, {launch.smem_bytes} bytes of "
-                f"shared memory, cluster {launch.cluster}: {error_text(self._driver, error)}"
+                f"launch of {self._entry!r} with grid {launch.grid}, block {launch.block}, "
+                f"{launch.smem_bytes} bytes of shared memory, cluster {launch.cluster}: "
+                f"{error_text(self._driver, error)}"
             )
 
     def occupancy(self, launch: Launch) -> float:
@@ -75,9 +74,7 @@ class CudaLoaded:
             self._opt_in(launch)
         threads = launch.block[0] * launch.block[1] * launch.block[2]
         blocks = expect(
-            self._driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
-                self._function, threads, launch.smem_bytes
-            ),
+            self._driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(self._function, threads, launch.smem_bytes),
             f"asking for the occupancy of {self._entry!r}",
         )
         return int(blocks) * threads / self._limits.threads_per_multiprocessor
@@ -88,12 +85,10 @@ class CudaLoaded:
             self._module = None
 
     def _attribute(self, attribute: Any) -> int:
-        return int(
-            expect(self._driver.cuFuncGetAttribute(attribute, self._function), f"loading {self._entry!r}")
-        )
+        return int(expect(self._driver.cuFuncGetAttribute(attribute, self._function), f"loading {self._entry!r}"))
 
     def _parameter_sizes(self) -> tuple[int, ...] | None:
-        """Bytes of each parameter of the compiled entry point; None where the driver cannot tell (before 12.4)."""
+        """Bytes of each parameter of the entry point; None where the driver cannot tell (before 12.4)."""
         sizes: list[int] = []
         try:
             while True:
@@ -110,9 +105,7 @@ class CudaLoaded:
         for value in values:
             if isinstance(value, torch.Tensor):
                 if not value.is_cuda:
-                    raise LaunchError(
-                        f"argument {len(words)} of {self._entry!r} is on {value.device}, not on the GPU"
-                    )
+                    raise LaunchError(f"argument {len(words)} of {self._entry!r} is on {value.device}, not on the GPU")
                 codes.append("Q")
                 words.append(value.data_ptr())
             elif value is None:
@@ -133,9 +126,7 @@ class CudaLoaded:
     def _check(self, codes: list[str]) -> None:
         # A wrong count or size would have the driver read past the buffer: a crash that blames nobody.
         if len(codes) > _MOST_ARGUMENTS:
-            raise LaunchError(
-                f"{self._entry!r} is given {len(codes)} arguments; at most {_MOST_ARGUMENTS} are passed"
-            )
+            raise LaunchError(f"{self._entry!r} is given {len(codes)} arguments; at most {_MOST_ARGUMENTS} are passed")
         if self._sizes is None:
             return
         if len(codes) != len(self._sizes):
@@ -144,12 +135,10 @@ class CudaLoaded:
             passed = 4 if code == "f4x" else 8
             if passed != size:
                 kind = {"Q": "an address", "q": "an integer", "f4x": "a float"}[code]
-                raise LaunchError(
-                    f"parameter {i} of {self._entry!r} has {size} bytes; {kind} is passed as {passed}"
-                )
+                raise LaunchError(f"parameter {i} of {self._entry!r} has {size} bytes; {kind} is passed as {passed}")
 
     def _opt_in(self, launch: Launch) -> None:
-        """Asks for what a launch needs beyond the defaults: shared memory over 48 KB, clusters over 8 blocks."""
+        """Asks for what goes beyond the defaults: shared memory over 48 KB, clusters over 8 blocks."""
         attribute = self._driver.CUfunction_attribute
         total = launch.smem_bytes + self.smem_static_bytes
         if total > self._limits.smem_bytes_per_block:
@@ -190,8 +179,8 @@ class CudaLoaded:
 class CudaReplay:
     """A CUDA graph of calls in order, with what they read, wrote and returned kept alive.
 
-    Its first and last nodes record events, so that a run is timed from node to node: the time that the host takes
-    to launch the graph is not in it.
+    Its first and last nodes record events, so that a run is timed from node to node: the time that the host
+    takes to launch the graph is not in it.
     """
 
     def __init__(self, session: CudaSession, calls: Sequence[Callable[[], object]]) -> None:
@@ -251,8 +240,7 @@ class CudaSession:
         if error:
             advice = None if is_cubin else version_advice(nvrtc_version(), driver_version())
             raise LaunchError(
-                f"{entry!r} does not load: {error_text(self._driver, error)}"
-                + (f"; {advice}" if advice else "")
+                f"{entry!r} does not load: {error_text(self._driver, error)}" + (f"; {advice}" if advice else "")
             )
         try:
             return CudaLoaded(module, entry, self.limits)
@@ -268,7 +256,7 @@ class CudaSession:
         return CudaReplay(self, calls)
 
     def clocks(self) -> dict[str, float]:
-        """sm_mhz, memory_mhz, temperature_c, power_w, throttle_reasons (NVML's bits); {} where NVML is missing."""
+        """sm_mhz, memory_mhz, temperature_c, power_w, throttle_reasons (NVML's bits); {} without NVML."""
         return self._clocks.read()
 
     def close(self) -> None:
@@ -290,8 +278,8 @@ class CudaSession:
     ) -> tuple[torch.cuda.CUDAGraph, list[object]]:
         """A graph of `calls` between two event records, and what the calls returned.
 
-        Not by torch.cuda.graph: it collects garbage and empties the allocator's cache first, which takes longer
-        than the capture.
+        Not by torch.cuda.graph: it collects garbage and empties the allocator's cache first, which takes
+        longer than the capture.
         """
         graph = torch.cuda.CUDAGraph()
         self._side.wait_stream(torch.cuda.current_stream())

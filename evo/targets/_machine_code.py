@@ -19,16 +19,16 @@ __all__ = ["elf_code_hash", "ptx_code_hash"]
 
 _EM_CUDA = 190
 
-# Sections of a host library and of a cubin that decide what the code does. A cubin's .nv.constant0 is left out:
-# it is the launch parameters' blank space.
+# Sections of a host library and of a cubin that decide what the code does. A cubin's .nv.constant0 is left
+# out: it is the launch parameters' blank space.
 _CODE = re.compile(
     r"\.text|\.rodata|\.data\b|\.data\.rel\.ro|\.init_array|\.nv\.constant[1-9]|\.nv\.global\.init|\.nv\.uft"
 )
 _SIZE_ONLY = re.compile(r"\.bss|\.nv\.shared\.|\.nv\.global$|\.nv\.local\.")
 _RELOCATIONS = re.compile(r"\.rela?\.(text|plt|dyn|data|nv\.constant[1-9]|nv\.global\.init)")
 
-# Attributes of a cubin that change a launch though the instructions are equal (names as cuobjdump -elf prints them).
-# EIATTR_MAXTHREADS and EIATTR_MAX_STACK_SIZE, say, only bound it, and are left out.
+# Attributes of a cubin that change a launch though the instructions are equal (names as cuobjdump -elf prints
+# them). EIATTR_MAXTHREADS and EIATTR_MAX_STACK_SIZE, say, only bound it, and are left out.
 _EIATTR_REQNTID = 0x10
 _EIATTR_REGCOUNT = 0x2F
 _EIATTR_CTA_PER_CLUSTER = 0x3D
@@ -41,8 +41,8 @@ def elf_code_hash(elf: bytes) -> str:
     """sha256, hexadecimal, of what an ELF file (cubin or shared library) executes.
 
     Counted: instructions, constants, the targets of relocations, the sizes of static memory and, for a cubin,
-    registers a thread and the cluster shape. Not counted: names of sections' neighbours, debug information, notes.
-    Something that is no ELF file is hashed whole: equal only to an identical copy.
+    registers a thread and the cluster shape. Not counted: names of sections' neighbours, debug information,
+    notes. Something that is no ELF file is hashed whole: equal only to an identical copy.
     """
     try:
         file = ELFFile(BytesIO(elf))
@@ -83,17 +83,13 @@ def _relocations(file: Any, section: Any) -> bytes:
         if symbols is not None and hasattr(symbols, "get_symbol"):
             symbol = symbols.get_symbol(r["r_info_sym"])
             place = symbol["st_shndx"]
-            target = (
-                f"{file.get_section(place).name}+{symbol['st_value']}"
-                if isinstance(place, int)
-                else symbol.name
-            )
+            target = f"{file.get_section(place).name}+{symbol['st_value']}" if isinstance(place, int) else symbol.name
         lines.append(f"{r['r_offset']} {r['r_info_type']} {target} {addend}")
     return "\n".join(lines).encode()
 
 
 def _launch_attributes(data: bytes, symbols: Any) -> bytes:
-    """The attributes listed above, of one .nv.info section: records of format, attribute, value[, payload]."""
+    """The attributes listed above, of an .nv.info section: records of format, attribute, value[, payload]."""
     found, at = [], 0
     while at + 4 <= len(data):
         form, attribute, value = struct.unpack_from("<BBH", data, at)
@@ -103,9 +99,7 @@ def _launch_attributes(data: bytes, symbols: Any) -> bytes:
             payload = data[at : at + value]
             at += value
         if attribute == _EIATTR_REGCOUNT and len(payload) == 8:
-            index, registers = struct.unpack(
-                "<II", payload
-            )  # the index moves with unrelated symbols; the name stays
+            index, registers = struct.unpack("<II", payload)  # the index moves with unrelated symbols; the name stays
             found.append(f"registers {symbols.get_symbol(index).name} {registers}")
         elif attribute in (_EIATTR_REQNTID, _EIATTR_CTA_PER_CLUSTER, _EIATTR_EXPLICIT_CLUSTER):
             found.append(f"{attribute} {payload.hex()}")

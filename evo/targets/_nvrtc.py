@@ -48,7 +48,7 @@ _OPTIONS: dict[str, str] = {
     "--std": r"c\+\+(11|14|17|20)",
     "--use_fast_math": "",
 }
-"""Flags a candidate may ask for, with the values they take; none where empty. Paths and outputs are the engine's."""
+"""Flags a candidate may ask for, and what values they take, if any. Paths and outputs are the engine's."""
 
 _ALIASES = {
     "-Xptxas": "--ptxas-options",
@@ -97,7 +97,7 @@ def nvrtc_version() -> tuple[int, int]:
 
 @cache
 def compiler_name() -> str:
-    """NVRTC's version with the patch level, and that of the CUDA headers: both shape the code. DeviceError."""
+    """NVRTC's version with the patch level, and the CUDA headers': both shape the code. Raises DeviceError."""
     # nvrtcVersion leaves the patch level out; the head of any PTX has it.
     probe = run_nvrtc('extern "C" __global__ void probe() {}', "compute_80", ())
     found = re.search(rb"release [\d.]+, V([\d.]+)", probe.code)
@@ -109,7 +109,7 @@ def compiler_name() -> str:
 
 @cache
 def _header_dirs() -> tuple[Path, ...]:
-    """Where cuda_fp16.h and cuda_runtime_api.h are, then libcu++ (cuda/std) if there is one. Raises DeviceError."""
+    """Where cuda_fp16.h is, then libcu++ (cuda/std) if there is one. Raises DeviceError."""
     from cuda.pathfinder import find_nvidia_header_directory
 
     # Wheels of both CUDA 12 and 13 can lie side by side: headers must be of the compiler's own major version.
@@ -126,7 +126,7 @@ def _header_dirs() -> tuple[Path, ...]:
 
 
 def nvrtc_options(flags: Iterable[str]) -> tuple[str, ...]:
-    """A candidate's flags as NVRTC spells them. Raises CompileError for one that is unknown or has a bad value."""
+    """A candidate's flags as NVRTC spells them. Raises CompileError for an unknown one or a bad value."""
     options = []
     for flag in flags:
         if short := re.fullmatch(r"-D\s*(.+)", flag):
@@ -134,9 +134,7 @@ def nvrtc_options(flags: Iterable[str]) -> tuple[str, ...]:
         name, equals, value = re.sub(r"^-Xptxas[ ,]+", "-Xptxas=", flag).partition("=")
         name = _ALIASES.get(name, name)
         if name not in _OPTIONS:
-            raise CompileError(
-                f"unknown compiler flag {flag!r} for target cuda; known: {', '.join(_OPTIONS)}"
-            )
+            raise CompileError(f"unknown compiler flag {flag!r} for target cuda; known: {', '.join(_OPTIONS)}")
         pattern = _OPTIONS[name]
         if bool(equals) != bool(pattern) or not re.fullmatch(pattern, value):
             wanted = f"{name}={pattern}" if pattern else f"{name} without a value"
@@ -148,8 +146,8 @@ def nvrtc_options(flags: Iterable[str]) -> tuple[str, ...]:
 def run_nvrtc(text: str, arch: str, flags: Iterable[str], include_dirs: Iterable[str] = ()) -> NvrtcOutput:
     """Compiles `text` to a cubin for sm_XX, to PTX for compute_XX.
 
-    Raises CompileError with the log, which names lines; DeviceError where the compiler is missing or does not know
-    `arch`.
+    Raises CompileError with the log, which names lines; DeviceError where the compiler is missing or does not
+    know `arch`.
     """
     nvrtc = _nvrtc()
     flags = nvrtc_options(flags)
@@ -164,8 +162,10 @@ def run_nvrtc(text: str, arch: str, flags: Iterable[str], include_dirs: Iterable
     with _program(nvrtc, text) as program:
         (error,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
         log = _fetch(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
-        # ptxas ends its part of the log with a NUL, and errors may follow it.
+        # ptxas ends its part of the log with a NUL, and errors may follow it. Its own time would have every
+        # compilation of one source differ.
         log_text = log.replace(b"\0", b"").decode(errors="replace").strip()
+        log_text = re.sub(r"\n?ptxas info +: Compile time = .*", "", log_text)
         if error:
             raise CompileError(log_text or f"NVRTC failed without a word: {_name(error)}")
         if arch.startswith("sm_"):

@@ -1,7 +1,7 @@
 """One OpenMP runtime for PyTorch and every candidate: one pool of threads, which torch.set_num_threads rules.
 
-Candidates are linked against no OpenMP library. Their GOMP_* and omp_* symbols bind, when they are loaded, to what
-the dynamic linker's global scope offers; here PyTorch's own runtime is put into it.
+Candidates are linked against no OpenMP library. Their GOMP_* and omp_* symbols bind, when they are loaded, to
+what the dynamic linker's global scope offers; here PyTorch's own runtime is put into it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def share_openmp_runtime() -> str:
 
 
 def _owner(library: ctypes.CDLL) -> str | None:
-    """Path of the shared object in which the symbol resolves, seen from `library` and what it was linked with."""
+    """Path of the shared object that gives `library` the symbol."""
     try:
         address = ctypes.cast(getattr(library, _SYMBOL), ctypes.c_void_p)
     except AttributeError:
@@ -67,9 +67,9 @@ def _owner(library: ctypes.CDLL) -> str | None:
 def keep_freed_memory() -> None:
     """Has malloc keep large freed blocks, for the rest of this process.
 
-    glibc hands blocks above 32 MiB back and maps them afresh, so that PyTorch pays a page fault for every 4 KiB of
-    every new output. That would be timed as the baseline's, while a candidate writes to an output made beforehand.
-    Where there is no mallopt, nothing happens.
+    glibc hands blocks above 32 MiB back and maps them afresh, so that PyTorch pays a page fault for every 4
+    KiB of every new output. That would be timed as the baseline's, while a candidate writes to an output made
+    beforehand. Where there is no mallopt, nothing happens.
     """
     with suppress(AttributeError):
         set_option = ctypes.CDLL(None).mallopt

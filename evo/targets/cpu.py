@@ -27,8 +27,8 @@ _CACHE_WHERE_UNKNOWN = 32 << 20
 
 
 class CpuTarget:
-    """The methods are those of `evo.targets.Target`. `compiler`: name or path; None takes the first of g++, c++,
-    clang++."""
+    """The methods are those of `evo.targets.Target`. `compiler`: name or path; None takes the first of
+    g++, c++, clang++."""
 
     name = "cpu"
     language = "cpp"
@@ -52,7 +52,7 @@ class CpuTarget:
         return f"{compiler_version(compiler_path(self._compiler))}, on {_processor()} [{_features()}]"
 
     def compile(self, source: Source, arch: str, workdir: Path) -> Binary:
-        """Raises CompileError; DeviceError without a compiler or for an unknown arch; UsageError if disks fill."""
+        """Raises CompileError; DeviceError for no compiler or an unknown arch; UsageError for a full disk."""
         path = compiler_path(self._compiler)
         check_arch(path, arch)
         code, log = build_library(source, arch, path, workdir)
@@ -93,9 +93,7 @@ def _cache_bytes(cores: frozenset[int]) -> int:
                 if size is not None:
                     level = int((folder / "level").read_text())
                     sharers = (folder / "shared_cpu_list").read_text().strip()
-                    found[level, sharers] = (
-                        int(size.group(1)) << {"": 0, "K": 10, "M": 20, "G": 30}[size.group(2)]
-                    )
+                    found[level, sharers] = int(size.group(1)) << {"": 0, "K": 10, "M": 20, "G": 30}[size.group(2)]
     last = max((level for level, _ in found), default=0)
     return sum(size for (level, _), size in found.items() if level == last) or _CACHE_WHERE_UNKNOWN
 

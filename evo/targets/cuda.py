@@ -1,7 +1,7 @@
 """NVIDIA GPUs: compiled by NVRTC, with or without a GPU present, and run through the CUDA driver.
 
-Architectures: sm_89 (also sm_90a and the like) is machine code for one kind of GPU; compute_89 is PTX that the
-driver compiles when it loads it, for any GPU at least as new.
+Architectures: sm_89 (also sm_90a and the like) is machine code for one kind of GPU; compute_89 is PTX that
+the driver compiles when it loads it, for any GPU at least as new.
 """
 
 from __future__ import annotations
@@ -31,13 +31,15 @@ class CudaTarget:
     shares_cores = False
 
     def device(self) -> DeviceInfo:
-        """GPU 0 of those that CUDA_VISIBLE_DEVICES leaves. Raises DeviceError if it or PyTorch cannot be used."""
+        """GPU 0 of those that CUDA_VISIBLE_DEVICES leaves. Raises DeviceError if it or PyTorch cannot be
+        used."""
         return device_info(0)
 
     def limits(self, arch: str) -> Limits:
         """The GPU's own figures where `arch` runs on it, else those of the architecture's table.
 
-        PTX may run on a GPU with more shared memory than its architecture promises: only what is promised counts.
+        PTX may run on a GPU with more shared memory than its architecture promises: only what is promised
+        counts.
         """
         return _limits(arch)
 
@@ -80,7 +82,8 @@ class CudaTarget:
         return CudaSession(index, info, device_limits(index, info.arch))
 
     def advice(self) -> str | None:
-        """What this compiler and this driver cannot do together, and the remedy; None if nothing. DeviceError."""
+        """What this compiler and this driver cannot do together, and the remedy; None if nothing.
+        DeviceError."""
         return version_advice(nvrtc_version(), driver_version())
 
 
@@ -91,8 +94,8 @@ def device_info(index: int) -> DeviceInfo:
 
     if torch.version.cuda is None:
         raise DeviceError(
-            f"{name} answers, but this PyTorch ({torch.__version__}) is built without CUDA: install a CUDA build "
-            f"(https://pytorch.org/get-started/locally/), or run with --target cpu"
+            f"{name} answers, but this PyTorch ({torch.__version__}) is built without CUDA: install a CUDA "
+            f"build (https://pytorch.org/get-started/locally/), or run with --target cpu"
         )
     return DeviceInfo(name=name, arch=device_arch(index), driver=version, details=details)
 

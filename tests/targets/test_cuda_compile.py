@@ -117,7 +117,7 @@ def test_spellings_of_nvcc_become_those_of_nvrtc() -> None:
 
 
 def test_an_error_names_the_line_of_the_source() -> None:
-    text = "\n\nextern \"C\" __global__ void scale(float* y) {\n    y[0] = nothing;\n}\n"
+    text = '\n\nextern "C" __global__ void scale(float* y) {\n    y[0] = nothing;\n}\n'
     with pytest.raises(CompileError, match=r'candidate\.cu\(4\): error: identifier "nothing" is undefined'):
         compiled(text)
 
@@ -135,7 +135,7 @@ def test_a_source_without_its_entry_point_is_refused(arch: str) -> None:
 
 @pytest.mark.parametrize("arch", ["gfx942", "sm_33", "native", "sm_89; true"])
 def test_an_unknown_architecture_is_refused_with_those_that_are_known(arch: str) -> None:
-    with pytest.raises(DeviceError, match="sm_89"):
+    with pytest.raises(DeviceError, match=r"sm_89|one of .*\b89\b"):
         compiled(PLAIN, arch=arch)
 
 

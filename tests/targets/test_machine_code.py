@@ -66,9 +66,7 @@ def test_line_tables_leave_the_hash_of_ptx() -> None:
     ],
 )
 @pytest.mark.parametrize("arch", ["sm_89", "compute_89"])
-def test_other_code_data_or_shared_memory_changes_the_hash_of_gpu_code(
-    found: str, changed: str, arch: str
-) -> None:
+def test_other_code_data_or_shared_memory_changes_the_hash_of_gpu_code(found: str, changed: str, arch: str) -> None:
     assert found in GPU_TEXT
     assert gpu_hash(GPU_TEXT.replace(found, changed), arch) != gpu_hash(GPU_TEXT, arch)
 
@@ -115,6 +113,6 @@ def test_bytes_that_are_no_elf_file_are_hashed_whole() -> None:
 
 def test_ptx_strings_that_differ_only_in_noise_hash_equal() -> None:
     ptx = ".version 9.0\n.visible .entry k()\n{\n\tret;\n}\n"
-    noisy = "// made by\n.version 9.0\n.file 1 \"a.cu\"\n.visible  .entry k()\n{\n\t.loc 1 2 3\n\tret; // end\n}\n"
+    noisy = '// made by\n.version 9.0\n.file 1 "a.cu"\n.visible  .entry k()\n{\n\t.loc 1 2 3\n\tret; // end\n}\n'
     assert ptx_code_hash(noisy) == ptx_code_hash(ptx)
     assert ptx_code_hash(ptx.replace("ret", "exit")) != ptx_code_hash(ptx)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-# A migration keeps its own copy of what the types and names were: it must read the same after the models change.
+# A migration keeps its own copy of types and names: it must do the same after the models have changed.
 revision = "0001"
 down_revision = None
 branch_labels = None
@@ -228,7 +228,7 @@ def create_outcome() -> None:
 def downgrade() -> None:
     with op.batch_alter_table("island") as island:
         island.drop_constraint("fk_island_winner_id_candidate", type_="foreignkey")
-    for table in (
-        "timing", "check", "final", "build", "parentage", "candidate", "artefact", "island", "run", "environment"
-    ):  # fmt: skip
+    for table in ("timing", "check", "final", "build", "parentage", "candidate"):
+        op.drop_table(table)
+    for table in ("artefact", "island", "run", "environment"):
         op.drop_table(table)

@@ -1,0 +1,118 @@
+"""evo export."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from evo.cli.options import DEFAULT_DB, Db, Json, print_json
+from evo.errors import StoreError, UnknownNameError, UsageError
+from evo.exporters import ExportItem, ExportRequest, exporter_names, find_exporter
+from evo.genome import Genome
+from evo.kernel import Workload
+from evo.store import candidates, queries
+from evo.store.records import CandidateRecord
+from evo.store.store import Store
+
+__all__ = ["export_run", "register"]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("export")(export)
+
+
+def export(
+    what: Annotated[list[str], typer.Argument(help="A run, or candidates.")],
+    out: Annotated[Path, typer.Option(help="Folder to write; its name is the module's.")],
+    format: Annotated[str, typer.Option(help="What to write.")] = "module",
+    db: Db = DEFAULT_DB,
+    json: Json = False,
+) -> None:
+    """Export winners as something that PyTorch code imports."""
+    if format not in exporter_names():
+        raise UnknownNameError("export format", format, exporter_names())
+    with Store.open(db, write=False) as store:
+        chosen = _winners(store, what[0]) if len(what) == 1 else None
+        if chosen is None:
+            chosen = [_candidate(store, name) for name in what]
+        written = _export(store, chosen, format, out)
+    if json:
+        print_json([str(p) for p in written])
+        return
+    workloads = ", ".join(f"{c.workload.split(',dtype')[0]} {c.dtype}" for c in chosen)
+    typer.echo(f"{out}: {len(written)} files for {workloads}")
+    typer.echo(f"try it:  python -m {out.name} check   and   python -m {out.name} bench   in {out.resolve().parent}")
+
+
+def export_run(store: Store, run: str, format: str, out: Path) -> list[Path]:
+    """Exports the winners of a run; the files written. Raises StoreError if it has none."""
+    found = _winners(store, run)
+    if found is None:
+        raise UnknownNameError("run", run, [r.name for r in queries.runs(store)])
+    return _export(store, found, format, out)
+
+
+def _winners(store: Store, run: str) -> list[CandidateRecord] | None:
+    """The winners of the run of that name; None if it is not a run's. Raises StoreError if it has none."""
+    try:
+        summary = queries.run(store, run)
+    except UnknownNameError:
+        return None
+    names = [i.winner or i.best for i in summary.islands]
+    found = [candidates.candidate(store, name) for name in names if name]
+    if not found:
+        raise StoreError(f"run {summary.name!r} has nothing that passed the gate, so there is nothing to export")
+    return found
+
+
+def _candidate(store: Store, name: str) -> CandidateRecord:
+    record = candidates.candidate(store, name)
+    if record.status not in ("ok", "same_code"):
+        raise UsageError(f"candidate {record.id} did not pass ({record.status}: {record.log}); export one that did")
+    return record
+
+
+def _export(store: Store, chosen: list[CandidateRecord], format: str, out: Path) -> list[Path]:
+    first = chosen[0]
+    for record in chosen:
+        if (record.kernel, record.target, record.arch) != (first.kernel, first.target, first.arch):
+            raise UsageError(
+                f"{record.id} is for {record.kernel} on {record.target} {record.arch}, {first.id} for {first.kernel} on"
+                f" {first.target} {first.arch}: export them to folders of their own"
+            )
+    environment = next(r.environment for r in queries.runs(store) if r.name == first.run)
+    items = tuple(
+        ExportItem(
+            workload=Workload.of(c.dims, c.dtype, c.options),
+            genome=Genome.of(c.parameters, c.flags),
+            candidate=c.id,
+            record=_provenance(store, c),
+        )
+        for c in chosen
+    )
+    request = ExportRequest(
+        kernel=first.kernel, target=first.target, arch=first.arch, items=items, out=out, environment=environment
+    )
+    return find_exporter(format).export(request)
+
+
+def _provenance(store: Store, record: CandidateRecord) -> dict[str, object]:
+    """What a manifest says of a winner."""
+    latest = max((t.round for t in record.timings), default=0)
+    return {
+        "run": record.run,
+        "candidate": record.id,
+        "order": record.order,
+        "operator": record.operator,
+        "device": record.device,
+        "created": record.created,
+        "timings": [asdict(t) for t in record.timings if t.round == latest],
+        "checks": [asdict(c) for c in record.checks if c.round == latest],
+        "lineage": [
+            {"id": s.id, "order": s.order, "operator": s.operator, "change": s.change, "gain": s.gain}
+            for s in candidates.ancestry(store, record.id)
+        ],
+    }

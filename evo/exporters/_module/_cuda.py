@@ -1,0 +1,250 @@
+"""Loads cubins (or PTX) and launches them on PyTorch's streams: the CUDA driver API through ctypes.
+
+Reference: CUDA Driver API, sections Module Management and Execution Control.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from ._variant import Busy, Unavailable, Variant, read_unchanged
+
+__all__ = ["CudaCall", "Function", "grid_blocks", "load", "runs_on"]
+
+_SMEM_WITHOUT_OPT_IN = 48 * 1024
+_PORTABLE_CLUSTER = 8
+_LARGEST_GRID = 2**31 - 1
+_STATIC_SMEM, _REGISTERS, _DYNAMIC_SMEM, _LARGE_CLUSTER = 1, 4, 8, 14  # CUfunction_attribute
+_CLUSTER_DIMENSION = 4  # CUlaunchAttributeID
+_NO_CONTEXT = 201
+_CAPTURE_ERRORS = range(900, 920)
+_RELAXED = 2  # CUstreamCaptureMode
+
+_WORDS = {"P": "Q", "q": "q", "d": "d", "i": "i4x", "f": "f4x"}
+"""How struct writes an argument into 8 bytes."""
+
+# torch's public ways to ask these make objects first, which takes longer than the launch.
+_current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+_current_stream: Callable[[int], int] = getattr(
+    torch._C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream
+)
+
+
+class _LaunchAttribute(ctypes.Structure):
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_uint * 16))
+
+
+class _LaunchConfig(ctypes.Structure):
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("smem_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_LaunchAttribute)),
+        ("attribute_count", ctypes.c_uint),
+    )
+
+
+@cache
+def _driver() -> Any:
+    """Raises Unavailable."""
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise Unavailable(f"there is no CUDA driver ({error})") from error
+    pointer, number = ctypes.c_void_p, ctypes.c_uint
+    library.cuModuleLoadData.argtypes = [pointer, ctypes.c_char_p]
+    library.cuModuleGetFunction.argtypes = [pointer, pointer, ctypes.c_char_p]
+    library.cuFuncGetAttribute.argtypes = [pointer, ctypes.c_int, pointer]
+    library.cuFuncSetAttribute.argtypes = [pointer, ctypes.c_int, ctypes.c_int]
+    library.cuDevicePrimaryCtxRetain.argtypes = [pointer, ctypes.c_int]
+    library.cuCtxPushCurrent_v2.argtypes = [pointer]
+    library.cuLaunchKernel.argtypes = [pointer, *[number] * 7, pointer, pointer, pointer]
+    if hasattr(library, "cuLaunchKernelEx"):
+        library.cuLaunchKernelEx.argtypes = [pointer, pointer, pointer, pointer]
+    _expect(library, library.cuInit(0), "the CUDA driver does not start")
+    return library
+
+
+def _error_text(driver: Any, error: int) -> str:
+    name = ctypes.c_char_p()
+    driver.cuGetErrorName(error, ctypes.byref(name))
+    return f"{(name.value or b'CUDA error').decode()} ({error})"
+
+
+def _expect(driver: Any, error: int, doing: str) -> None:
+    if error:
+        raise Unavailable(f"{doing}: {_error_text(driver, error)}")
+
+
+@dataclass(frozen=True, eq=False)
+class Function:
+    """An entry point loaded into the primary context of one GPU, the one that PyTorch uses."""
+
+    handle: int
+    context: int
+    index: int
+    multiprocessors: int
+
+
+def runs_on(arch: str, index: int) -> bool:
+    """Machine code (sm_89) runs on its own compute capability, PTX (compute_89) on any from there."""
+    kind, _, digits = arch.partition("_")
+    capability = int(digits.rstrip("af"))
+    major, minor = torch.cuda.get_device_capability(index)
+    here = 10 * major + minor
+    return here >= capability if kind == "compute" else here == capability
+
+
+@contextmanager
+def _context(driver: Any, context: int) -> Iterator[None]:
+    _expect(driver, driver.cuCtxPushCurrent_v2(context), "the GPU's context cannot be used")
+    try:
+        yield
+    finally:
+        driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+
+
+def load(variant: Variant, index: int) -> Function:
+    """Raises Unavailable; Busy while a CUDA graph is being captured, which loading code could break."""
+    if torch.version.cuda is None:
+        raise Unavailable("this PyTorch is not built for CUDA")
+    with torch.cuda.device(index):
+        if torch.cuda.is_current_stream_capturing():
+            raise Busy("it was not used before the capture of this CUDA graph began; call it once beforehand")
+    image = read_unchanged(variant.record["binary"], variant.record["binary_sha256"])
+    driver = _driver()
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    _expect(driver, driver.cuDeviceGet(ctypes.byref(device), index), "the GPU does not answer")
+    _expect(
+        driver, driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "the GPU's context cannot be had"
+    )
+    assert context.value is not None
+    # Another thread may be capturing a graph: loading allocates memory, which only this mode lets pass.
+    mode = ctypes.c_int(_RELAXED)
+    driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    try:
+        with _context(driver, context.value):
+            handle = _load_function(driver, image, variant)
+    finally:
+        driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    properties = torch.cuda.get_device_properties(index)
+    return Function(handle, context.value, index, properties.multi_processor_count)
+
+
+def _load_function(driver: Any, image: bytes, variant: Variant) -> int:
+    module, function = ctypes.c_void_p(), ctypes.c_void_p()
+    name, launch = variant.record["binary"], variant.record["launch"]
+    # The terminating NUL that ctypes sees to is what PTX needs; a cubin knows its own length.
+    _expect(driver, driver.cuModuleLoadData(ctypes.byref(module), image), f"{name} does not load")
+    error = driver.cuModuleGetFunction(ctypes.byref(function), module, variant.entry.encode())
+    _expect(driver, error, f"{name} has no entry point {variant.entry}")
+    found = ctypes.c_int()
+    # Also has a driver that loads lazily load the code now, and not amid a later capture.
+    _expect(driver, driver.cuFuncGetAttribute(ctypes.byref(found), _REGISTERS, function), f"{name} does not load")
+    _expect(driver, driver.cuFuncGetAttribute(ctypes.byref(found), _STATIC_SMEM, function), f"{name} does not load")
+    if launch["smem_bytes"] + found.value > _SMEM_WITHOUT_OPT_IN:
+        error = driver.cuFuncSetAttribute(function, _DYNAMIC_SMEM, launch["smem_bytes"])
+        _expect(driver, error, f"{name} needs {launch['smem_bytes']} bytes of shared memory a block")
+    if launch["cluster"] > _PORTABLE_CLUSTER:
+        error = driver.cuFuncSetAttribute(function, _LARGE_CLUSTER, 1)
+        _expect(driver, error, f"{name} needs clusters of {launch['cluster']} blocks")
+    assert function.value is not None
+    return function.value
+
+
+def grid_blocks(launch: dict[str, Any], sizes: dict[str, int], multiprocessors: int) -> int:
+    """Blocks of a launch plan: one a tile, as many as share it, at most so many for each multiprocessor.
+
+    Raises Unavailable where that is more than a grid can have.
+    """
+    blocks: int = launch["blocks_per_tile"]
+    for name, size in launch["tiles"]:
+        blocks *= -(-sizes[name] // size)
+    if launch["blocks_per_multiprocessor"] is not None:
+        resident = multiprocessors * launch["blocks_per_multiprocessor"] // launch["cluster"]
+        blocks = min(blocks, max(1, resident))
+    blocks *= launch["cluster"]
+    if blocks > _LARGEST_GRID:
+        raise Unavailable(f"it would need a grid of {blocks} blocks")
+    return blocks
+
+
+class _Frame:
+    """The arguments of one launch as the driver wants them. The driver has copied them when the launch returns."""
+
+    def __init__(self, count: int, config: _LaunchConfig | None) -> None:
+        self.words = ctypes.create_string_buffer(8 * count)
+        base = ctypes.addressof(self.words)
+        self.pointers = (ctypes.c_void_p * count)(*(base + 8 * i for i in range(count)))
+        self.address = ctypes.addressof(self.pointers)
+        self.config = config
+        self.config_address = ctypes.addressof(config) if config is not None else 0
+
+
+class CudaCall:
+    """A function with its launch geometry. May be called by several threads at once."""
+
+    def __init__(
+        self, function: Function, variant: Variant, sizes: dict[str, int], retire: Callable[[Variant, int, str], None]
+    ) -> None:
+        self.variant = variant
+        launch = variant.record["launch"]
+        self._driver, self._function, self._retire = _driver(), function, retire
+        self._blocks = grid_blocks(launch, sizes, function.multiprocessors)
+        self._threads, self._smem, self._cluster = launch["threads"], launch["smem_bytes"], launch["cluster"]
+        self._pack = struct.Struct("=" + "".join(_WORDS[code] for code in variant.arguments)).pack_into
+        self._frames: list[_Frame] = []  # list.append and list.pop are atomic
+        self._launch, self._index, self._handle = self._driver.cuLaunchKernel, function.index, function.handle
+        if self._cluster > 1 and not hasattr(self._driver, "cuLaunchKernelEx"):
+            raise Unavailable("this CUDA driver knows no clusters")
+
+    def __call__(self, *values: float) -> bool:
+        try:
+            frame = self._frames.pop()
+        except IndexError:
+            frame = self._new_frame()
+        self._pack(frame.words, 0, *values)
+        error = self._enqueue(frame) if _current_device() == self._index else _NO_CONTEXT
+        if error == _NO_CONTEXT:  # another GPU is the current one, or this thread has not used CUDA yet
+            with suppress(Unavailable), _context(self._driver, self._function.context):
+                error = self._enqueue(frame)
+        self._frames.append(frame)
+        if not error:
+            return True
+        if error not in _CAPTURE_ERRORS:
+            self._retire(self.variant, self._index, f"a launch failed: {_error_text(self._driver, error)}")
+        return False
+
+    def _enqueue(self, frame: _Frame) -> int:
+        stream = _current_stream(self._index)
+        if frame.config is None:
+            found: int = self._launch(
+                self._handle, self._blocks, 1, 1, self._threads, 1, 1, self._smem, stream, frame.address, None
+            )
+            return found
+        frame.config.stream = stream
+        error: int = self._driver.cuLaunchKernelEx(frame.config_address, self._handle, frame.address, None)
+        return error
+
+    def _new_frame(self) -> _Frame:
+        if self._cluster == 1:
+            return _Frame(len(self.variant.arguments), None)
+        attribute = _LaunchAttribute(id=_CLUSTER_DIMENSION)
+        attribute.value[:3] = (self._cluster, 1, 1)
+        config = _LaunchConfig(
+            grid=(self._blocks, 1, 1),
+            block=(self._threads, 1, 1),
+            smem_bytes=self._smem,
+            attributes=ctypes.pointer(attribute),  # keeps the attribute alive
+            attribute_count=1,
+        )
+        return _Frame(len(self.variant.arguments), config)

@@ -1,0 +1,92 @@
+"""Where a candidate came from: its ancestors, and what each changed."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from sqlalchemy import CTE, Connection, and_, select
+
+from evo.genome import Genome
+from evo.store import models as m
+from evo.store.candidates import RELATIVE_COLUMNS, read_relative, resolve_candidate
+from evo.store.records import Change, Relative, Step
+from evo.store.store import Store
+
+__all__ = ["ancestry"]
+
+_c, _p = m.Candidate, m.Parentage
+
+
+def ancestry(store: Store, prefix: str) -> tuple[Step, ...]:
+    """Every ancestor of a candidate and itself, from the roots on: in the order they were proposed.
+
+    Raises UnknownNameError, or StoreError for an ambiguous prefix.
+    """
+    with store.reading() as connection:
+        key = resolve_candidate(connection, prefix)
+        line = select(_c.id).where(_c.id == key).cte("line", recursive=True)
+        line = line.union(select(_p.parent_id).join_from(_p, line, _p.child_id == line.c.id))
+        parents = _parents(connection, line)
+        medians = _medians(connection, line)
+        rows = connection.execute(
+            select(_c.id, _c.public_id, _c.order, _c.operator, _c.status, _c.score, _c.genome)
+            .join_from(line, _c, _c.id == line.c.id)
+            .order_by(_c.id)
+        ).all()
+    genomes = {row.id: Genome.from_json(row.genome) for row in rows}
+    main = {key}
+    while parents[key]:
+        key = parents[key][0][0]
+        main.add(key)
+    steps = []
+    for row in rows:
+        first = parents[row.id][0] if parents[row.id] else None
+        steps.append(
+            Step(
+                id=row.public_id,
+                order=row.order,
+                operator=row.operator,
+                status=row.status,
+                score=row.score,
+                median_us=medians.get(row.id),
+                gain=first[1].score / row.score if first and first[1].score and row.score else None,
+                parents=tuple(parent for _, parent in parents[row.id]),
+                change=_change(genomes[first[0]], genomes[row.id]) if first else {},
+                parameters=genomes[row.id].parameters,
+                main_line=row.id in main,
+            )
+        )
+    return tuple(steps)
+
+
+def _change(before: Genome, after: Genome) -> Change:
+    change: Change = dict(before.difference(after))
+    if before.flags != after.flags:
+        change["flags"] = (" ".join(before.flags), " ".join(after.flags))
+    return change
+
+
+def _parents(connection: Connection, line: CTE) -> dict[int, list[tuple[int, Relative]]]:
+    """Key and record of the parents of every candidate in `line`, in their order."""
+    found: dict[int, list[tuple[int, Relative]]] = defaultdict(list)
+    rows = connection.execute(
+        select(_p.child_id, _c.id, *RELATIVE_COLUMNS)
+        .join_from(line, _p, _p.child_id == line.c.id)
+        .join(_c, _c.id == _p.parent_id)
+        .order_by(_p.child_id, _p.position)
+    )
+    for child, parent, *row in rows:
+        found[child].append((parent, read_relative(row)))
+    return found
+
+
+def _medians(connection: Connection, line: CTE) -> dict[int, float]:
+    """Microseconds of the search's cold timing, where there is one."""
+    t = m.Timing
+    rows = connection.execute(
+        select(_c.id, t.median_us)
+        .join_from(line, _c, _c.id == line.c.id)
+        .join(t, and_(t.run_id == _c.run_id, t.candidate_id == _c.id))
+        .where(t.round == 0, t.contender == "candidate", t.protocol == "cold")
+    )
+    return dict(rows.tuples().all())

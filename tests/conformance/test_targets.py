@@ -1,0 +1,138 @@
+"""What every target promises, as far as it can be seen without its device. A new target file is picked up here;
+its source for a kernel that doubles numbers goes into SOURCES."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from evo.errors import CompileError, DeviceError
+from evo.evaluation import Binary
+from evo.kernel import Launch
+from evo.render import TEMPLATE_FILES, Source
+from evo.targets import Target, find_target, target_names
+from evo.targets._cache import BuildCache
+
+SOURCES = {
+    "cuda": 'extern "C" __global__ void twice(float* y, long long n) { if (threadIdx.x < n) y[threadIdx.x] *= 2; }',
+    "cpu": 'extern "C" void twice(float* y, long long n) { for (long long i = 0; i < n; ++i) y[i] *= 2; }',
+}
+ARCHES = {"cuda": "sm_89", "cpu": "native"}
+LAUNCH = Launch(grid=(1, 1, 1), block=(64, 1, 1))
+
+
+@pytest.fixture(params=target_names())
+def target(request: pytest.FixtureRequest) -> Target:
+    return find_target(request.param)
+
+
+def source_of(target: Target, text: str | None = None) -> Source:
+    return Source(text=SOURCES[target.name] if text is None else text, target=target.name, entry="twice")
+
+
+def built(target: Target, folder: Path, text: str | None = None) -> Binary:
+    folder.mkdir(exist_ok=True)
+    return target.compile(source_of(target, text), ARCHES[target.name], folder)
+
+
+def test_a_target_is_found_by_its_file_and_says_the_same_name(target: Target) -> None:
+    assert target is find_target(target.name)
+    assert target.language.isalnum()
+    assert target.name in TEMPLATE_FILES
+    assert f".{target.language}." in TEMPLATE_FILES[target.name]
+
+
+def test_a_device_is_described_or_its_absence_explained_with_a_remedy(target: Target) -> None:
+    try:
+        info = target.device()
+    except DeviceError as error:
+        assert ": run with " in str(error) or "install" in str(error)
+    else:
+        assert info.name
+        assert target.limits(info.arch).arch == info.arch
+
+
+def test_limits_of_an_unknown_architecture_are_refused(target: Target) -> None:
+    with pytest.raises(DeviceError, match="z80000"):
+        target.limits("z80000")
+
+
+def test_limits_are_known_without_the_device(target: Target) -> None:
+    limits = target.limits(ARCHES[target.name])
+    assert limits.arch == ARCHES[target.name]
+    assert limits.multiprocessors >= 1
+    assert limits.cache_bytes > 0
+
+
+def test_a_compiler_has_a_name_with_a_version_that_stays(target: Target) -> None:
+    assert any(c.isdigit() for c in target.compiler())
+    assert target.compiler() == target.compiler()
+
+
+def test_compiling_twice_gives_equal_machine_code(target: Target, tmp_path: Path) -> None:
+    first, second = built(target, tmp_path / "a"), built(target, tmp_path / "b")
+    assert first.code_hash == second.code_hash
+    assert len(first.code_hash) == 64
+
+
+def test_a_comment_changes_no_machine_code_and_an_operator_does(target: Target, tmp_path: Path) -> None:
+    text = SOURCES[target.name]
+    plain = built(target, tmp_path / "plain")
+    commented = built(target, tmp_path / "commented", f"// a comment\n{text}")
+    thrice = built(target, tmp_path / "thrice", text.replace("*= 2", "*= 3"))
+    assert commented.code_hash == plain.code_hash
+    assert thrice.code_hash != plain.code_hash
+
+
+def test_a_source_that_does_not_compile_is_an_error_with_the_line(target: Target, tmp_path: Path) -> None:
+    with pytest.raises(CompileError, match=r"candidate\.\w+[(:]2\b") as caught:
+        built(target, tmp_path, "\nint broken(;\n" + SOURCES[target.name])
+    assert isinstance(pickle.loads(pickle.dumps(caught.value)), CompileError)
+
+
+def test_an_unknown_flag_is_a_compile_error_that_names_it(target: Target, tmp_path: Path) -> None:
+    source = Source(text=SOURCES[target.name], target=target.name, entry="twice", flags=("--no-such-flag",))
+    with pytest.raises(CompileError, match="--no-such-flag"):
+        target.compile(source, ARCHES[target.name], tmp_path)
+
+
+def test_a_binary_crosses_processes_and_the_cache_unchanged(target: Target, tmp_path: Path) -> None:
+    cache = BuildCache(tmp_path)
+    binary = cache.get_or_build(target, source_of(target), ARCHES[target.name]).binary
+    assert pickle.loads(pickle.dumps(binary)) == binary
+    assert cache.get_or_build(target, source_of(target), ARCHES[target.name]).binary == binary
+
+
+def test_occupancy_is_a_share_or_nothing(target: Target, tmp_path: Path) -> None:
+    share = target.occupancy(built(target, tmp_path), LAUNCH, target.limits(ARCHES[target.name]))
+    assert share is None or 0 < share <= 1
+
+
+def test_an_open_device_runs_what_was_compiled_and_replays_it(target: Target, tmp_path: Path) -> None:
+    import torch
+
+    try:
+        arch = target.device().arch
+        session = target.open()
+    except DeviceError as error:
+        pytest.skip(str(error))
+    loaded = session.load(target.compile(source_of(target), arch, tmp_path), "twice")
+    y = torch.ones(64, device=session.device)
+    loaded((y, 63), LAUNCH)
+    session.synchronize()
+    assert y.tolist() == [2.0] * 63 + [1.0]
+    assert y.data_ptr() % session.alignment == 0
+
+    z = torch.ones(64, device=session.device)
+    replay = session.record([lambda: loaded((z, 64), LAUNCH)] * 3)
+    z.fill_(1.0)
+    assert replay.run_us() > 0
+    session.synchronize()
+    assert replay.calls == 3
+    assert z.tolist() == [8.0] * 64
+    assert all(isinstance(v, float) for v in session.clocks().values())
+    replay.close()
+    loaded.close()
+    session.close()

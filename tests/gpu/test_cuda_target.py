@@ -1,0 +1,322 @@
+"""The CUDA target on a GPU: loading, launching, replaying, and what is said when a candidate goes wrong."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from evo.errors import LaunchError
+from evo.evaluation import Binary
+from evo.kernel import Launch
+from evo.render import Source
+from evo.targets import find_target
+from evo.targets._cuda_arch import arch_limits
+from evo.targets._cuda_session import CudaLoaded, CudaSession
+
+pytestmark = pytest.mark.gpu
+
+CUDA = find_target("cuda")
+
+SCALE = """
+extern "C" __global__ void scale(const float* x, const float* bias, float* y, long long n, float by) {
+    long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+    if (i < n) y[i] = x[i] * by + (bias ? bias[i] : 0.0f);
+}
+"""
+
+REVERSE = """
+extern "C" __global__ void reverse(const float* x, float* y, long long n) {
+    extern __shared__ float all[];
+    for (int i = threadIdx.x; i < n; i += blockDim.x) all[i] = x[i];
+    __syncthreads();
+    for (int i = threadIdx.x; i < n; i += blockDim.x) y[i] = all[n - 1 - i];
+}
+"""
+
+CLUSTER = """
+#include <cooperative_groups.h>
+namespace cg = cooperative_groups;
+extern "C" __global__ void ranks(long long* y) {
+    cg::cluster_group c = cg::this_cluster();
+    if (threadIdx.x == 0) y[blockIdx.x] = 100 * c.num_blocks() + c.block_rank();
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def session() -> CudaSession:
+    opened = CUDA.open()
+    assert isinstance(opened, CudaSession)
+    return opened
+
+
+def build(text: str, entry: str, arch: str | None = None) -> Binary:
+    return CUDA.compile(Source(text=text, target="cuda", entry=entry), arch or CUDA.device().arch, Path())
+
+
+def load(session: CudaSession, text: str, entry: str, arch: str | None = None) -> CudaLoaded:
+    return session.load(build(text, entry, arch), entry)
+
+
+def blocks(count: int, threads: int = 256, smem_bytes: int = 0, cluster: int = 1) -> Launch:
+    return Launch(grid=(count, 1, 1), block=(threads, 1, 1), smem_bytes=smem_bytes, cluster=cluster)
+
+
+def test_the_device_is_described_with_its_own_limits(session: CudaSession) -> None:
+    info = CUDA.device()
+    props = torch.cuda.get_device_properties(0)
+    assert info == session.info
+    assert info.name == props.name
+    assert info.arch == f"sm_{props.major}{props.minor}"
+    limits = CUDA.limits(info.arch)
+    assert limits.multiprocessors == props.multi_processor_count
+    assert limits.cache_bytes == props.L2_cache_size
+    try:
+        listed = arch_limits(info.arch)
+    except Exception:
+        return
+    figures = {"multiprocessors": limits.multiprocessors, "cache_bytes": limits.cache_bytes}
+    assert limits == replace(listed, **figures)  # type: ignore[arg-type]
+
+
+def test_ptx_of_an_older_architecture_has_this_gpus_size_and_only_the_memory_it_was_promised() -> None:
+    limits = CUDA.limits("compute_80")
+    own = CUDA.limits(CUDA.device().arch)
+    assert limits.multiprocessors == own.multiprocessors
+    assert limits.smem_bytes_per_block == min(own.smem_bytes_per_block, 163 * 1024)
+
+
+def test_a_candidate_is_launched_with_tensors_numbers_and_nothing(session: CudaSession) -> None:
+    loaded = load(session, SCALE, "scale")
+    n = 100_003
+    x, bias, y = torch.randn(n, device="cuda"), torch.randn(n, device="cuda"), torch.zeros(n, device="cuda")
+    loaded((x, bias, y, n, 3.0), blocks(-(-n // 256)))
+    session.synchronize()
+    torch.testing.assert_close(y, x * 3 + bias)
+    loaded((x, None, y, n - 1, 2.0), blocks(-(-n // 256)))
+    session.synchronize()
+    torch.testing.assert_close(y[:-1], x[:-1] * 2)
+    assert y[-1] == x[-1] * 3 + bias[-1]
+    loaded.close()
+    loaded.close()
+
+
+def test_the_driver_agrees_with_ptxas_and_with_the_predicted_occupancy(session: CudaSession) -> None:
+    binary = build(SCALE, "scale")
+    loaded = session.load(binary, "scale")
+    assert loaded.registers == binary.registers
+    assert loaded.smem_static_bytes == binary.smem_static_bytes
+    for threads, smem in ((32, 0), (96, 0), (256, 0), (1024, 0), (128, 20_000), (128, 60_000), (64, 90_000)):
+        launch = blocks(1, threads, smem)
+        assert loaded.occupancy(launch) == CUDA.occupancy(binary, launch, session.limits)
+
+
+def test_ptx_is_compiled_by_the_driver_and_gives_the_same_results(session: CudaSession) -> None:
+    loaded = load(session, SCALE, "scale", "compute_80")
+    x, y = torch.randn(1000, device="cuda"), torch.zeros(1000, device="cuda")
+    loaded((x, None, y, 1000, 2.0), blocks(4))
+    session.synchronize()
+    torch.testing.assert_close(y, x * 2)
+    assert loaded.registers > 0
+
+
+def test_shared_memory_beyond_48_kb_is_opted_into(session: CudaSession) -> None:
+    loaded = load(session, REVERSE, "reverse")
+    for size in (1_000, 99 * 256, 20_000):  # elements of 4 bytes: 99 KB is what every GPU here has
+        x, y = torch.randn(size, device="cuda"), torch.zeros(size, device="cuda")
+        loaded((x, y, size), blocks(1, 1024, 4 * size))
+        session.synchronize()
+        assert torch.equal(y, x.flip(0))
+
+
+def test_shared_memory_beyond_the_gpu_is_refused_with_both_numbers(session: CudaSession) -> None:
+    loaded = load(session, REVERSE, "reverse")
+    x = torch.randn(8, device="cuda")
+    most = session.limits.smem_bytes_per_block
+    with pytest.raises(LaunchError, match=f"asks for {most + 4:,} bytes of shared memory.*at most {most:,}"):
+        loaded((x, x, 8), blocks(1, 32, most + 4))
+    loaded((x, torch.empty_like(x), 8), blocks(1, 32, most))
+    session.synchronize()
+
+
+@pytest.mark.parametrize("cluster", [2, 8, 16])
+def test_clusters_are_launched(session: CudaSession, cluster: int) -> None:
+    if session.limits.capability < 90:
+        pytest.skip("clusters need compute capability 9.0")
+    loaded = load(session, CLUSTER, "ranks")
+    y = torch.zeros(32, dtype=torch.int64, device="cuda")
+    for _ in range(2):
+        loaded((y,), blocks(32, 32, 0, cluster))
+    session.synchronize()
+    assert y.tolist() == [100 * cluster + i % cluster for i in range(32)]
+
+
+def test_a_replay_repeats_calls_of_candidates_and_of_torch_in_order(session: CudaSession) -> None:
+    loaded = load(session, SCALE, "scale")
+    x, y = torch.ones(1000, device="cuda"), torch.zeros(1000, device="cuda")
+
+    def double() -> None:
+        loaded((x, None, x, 1000, 2.0), blocks(4))
+
+    replay = session.record([double, lambda: y.add_(x), double])
+    x.fill_(1.0)
+    y.zero_()
+    assert replay.run_us() > 0
+    session.synchronize()
+    assert replay.calls == 3
+    assert (x[0].item(), y[0].item()) == (4.0, 2.0)
+    replay.run_us()
+    assert (x[0].item(), y[0].item()) == (16.0, 10.0)
+    replay.close()
+
+
+def test_what_replayed_calls_return_is_kept_until_the_replay_is_closed(session: CudaSession) -> None:
+    x = torch.randn(1 << 20, device="cuda")
+    made: list[int] = []
+
+    def call() -> torch.Tensor:
+        out = x * 2
+        made.append(out.data_ptr())
+        return out
+
+    replay = session.record([call] * 4)
+    assert len(set(made[-4:])) == 4  # each output has memory of its own
+    held = torch.cuda.memory_allocated()
+    gc.collect()
+    assert torch.cuda.memory_allocated() == held
+    replay.run_us()
+    replay.close()
+    assert torch.cuda.memory_allocated() <= held - 4 * x.nbytes
+
+
+def test_a_replay_is_timed_on_the_gpu_from_node_to_node(session: CudaSession) -> None:
+    x = torch.randn(1 << 26, device="cuda")
+    y = torch.empty_like(x)
+    few, many = session.record([lambda: y.copy_(x)] * 2), session.record([lambda: y.copy_(x)] * 20)
+    copied = min(many.run_us() for _ in range(5))
+    bytes_per_s = 2 * x.nbytes / (copied * 1e-6)
+    assert 1e11 < bytes_per_s < 2e13  # 0.1 to 20 TB/s: microseconds a call, and neither of a run nor of nothing
+    assert min(few.run_us() for _ in range(5)) == pytest.approx(copied, rel=0.3)
+    few.close()
+    many.close()
+
+
+def test_recording_hundreds_of_calls_is_quick(session: CudaSession, record_property: pytest.FixtureRequest) -> None:
+    loaded = load(session, SCALE, "scale")
+    x, y = torch.ones(256, device="cuda"), torch.zeros(256, device="cuda")
+    launch = blocks(1)
+    began = time.perf_counter()
+    replay = session.record([lambda: loaded((x, None, y, 256, 2.0), launch)] * 500)
+    assert time.perf_counter() - began < 1.0
+    assert replay.run_us() < 100
+    replay.close()
+
+
+def test_a_launch_that_fails_in_a_recording_is_reported_and_leaves_the_session_usable(session: CudaSession) -> None:
+    loaded = load(session, SCALE, "scale")
+    x, y = torch.ones(256, device="cuda"), torch.zeros(256, device="cuda")
+    good, bad = blocks(1), blocks(1, 2048)
+    values = (x, None, y, 256, 2.0)
+    for calls in ([bad], [good, bad]):
+        with pytest.raises(LaunchError, match=r"block \(2048, 1, 1\).*CUDA_ERROR_INVALID_VALUE"):
+            session.record([lambda launch=launch: loaded(values, launch) for launch in calls])  # type: ignore[misc]
+    replay = session.record([lambda: loaded(values, good)])
+    replay.run_us()
+    assert y.eq(2.0).all()
+    replay.close()
+
+
+def test_a_synchronisation_amid_a_recording_is_reported_and_leaves_the_session_usable(session: CudaSession) -> None:
+    x = torch.ones(256, device="cuda")
+    with pytest.raises(LaunchError, match="preparing a replay"):
+        session.record([lambda: x.sum().item()])
+    session.record([lambda: x.sum()]).close()
+
+
+@pytest.mark.parametrize(
+    ("drop", "said"),
+    [
+        (slice(0, 4), "takes 5 arguments, got 4"),
+        (slice(0, 0), "takes 5 arguments, got 0"),
+    ],
+)
+def test_a_wrong_number_of_arguments_is_refused_before_the_driver_reads_them(
+    session: CudaSession, drop: slice, said: str
+) -> None:
+    loaded = load(session, SCALE, "scale")
+    x = torch.ones(256, device="cuda")
+    with pytest.raises(LaunchError, match=said):
+        loaded((x, None, x, 256, 2.0)[drop], blocks(1))
+
+
+def test_arguments_of_a_wrong_width_or_place_are_refused(session: CudaSession) -> None:
+    loaded = load(session, SCALE, "scale")
+    x = torch.ones(256, device="cuda")
+    with pytest.raises(LaunchError, match="parameter 4 of 'scale' has 4 bytes; an integer is passed as 8"):
+        loaded((x, None, x, 256, 2), blocks(1))
+    with pytest.raises(LaunchError, match="argument 1 of 'scale' is on cpu, not on the GPU"):
+        loaded((x, torch.ones(256), x, 256, 2.0), blocks(1))
+
+
+def test_code_that_does_not_load_says_why(session: CudaSession) -> None:
+    with pytest.raises(LaunchError, match="'k' does not load: CUDA_ERROR"):
+        session.load(Binary(code=b"\x7fELF" + bytes(100), code_hash=""), "k")
+    with pytest.raises(LaunchError, match="'k' does not load: CUDA_ERROR"):
+        session.load(Binary(code=b".version 99.0\n.target sm_80\n.address_size 64\n", code_hash=""), "k")
+    with pytest.raises(LaunchError, match="'other'.*CUDA_ERROR_NOT_FOUND"):
+        session.load(build(SCALE, "scale"), "other")
+
+
+def test_clocks_are_numbers(session: CudaSession) -> None:
+    clocks = session.clocks()
+    assert set(clocks) <= {"sm_mhz", "memory_mhz", "temperature_c", "power_w", "throttle_reasons"}
+    assert all(isinstance(v, float) for v in clocks.values())
+    if "sm_mhz" in clocks:
+        assert 50 < clocks["sm_mhz"] < 5000
+
+
+BROKEN = {
+    "CUDA_ERROR_ILLEGAL_ADDRESS": "y[1ll << 40] = 1.0f;",
+    "CUDA_ERROR_MISALIGNED_ADDRESS": "*(volatile double*)((char*)y + 4) = 1.0;",
+}
+
+
+@pytest.mark.parametrize("way", ["direct", "replay"])
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_candidate_that_breaks_the_context_is_reported_by_the_name_cuda_gives_it(name: str, way: str) -> None:
+    # In a process of its own: the context does not survive.
+    program = f"""
+import torch
+from pathlib import Path
+from evo.errors import LaunchError
+from evo.kernel import Launch
+from evo.render import Source
+from evo.targets import find_target
+cuda = find_target("cuda")
+text = 'extern "C" __global__ void k(float* y) {{ {BROKEN[name]} }}'
+session = cuda.open()
+binary = cuda.compile(Source(text=text, target="cuda", entry="k"), session.info.arch, Path())
+loaded = session.load(binary, "k")
+y = torch.zeros(16, device="cuda")
+launch = Launch(grid=(1, 1, 1), block=(1, 1, 1))
+for attempt in range(2):
+    try:
+        if {way!r} == "direct":
+            loaded((y,), launch)
+            session.synchronize()
+        else:
+            session.record([lambda: loaded((y,), launch)]).run_us()
+    except LaunchError as error:
+        print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    said = done.stdout.splitlines()
+    assert len(said) == 2, done.stderr
+    assert all(f"{name} (7" in line for line in said), said

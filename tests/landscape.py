@@ -1,0 +1,101 @@
+"""A machine made of arithmetic: an executor whose verdicts and times follow from the genome alone.
+
+It stands in where a test is about the order of things and must know every measurement beforehand. The real
+executor is tested in tests/executors, the real machine in tests/test_whole_run.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from evo.evaluation import Binary, Build, Check, Measurement, Status, Timing
+from evo.executors import BuildRequest, MeasureRequest, RaceRequest, RaceResult
+from evo.genome import Genome
+
+
+def _hash(genome: Genome, salt: str) -> int:
+    return int(hashlib.sha256(f"{salt}{genome.digest}".encode()).hexdigest()[:8], 16)
+
+
+def code_of(genome: Genome) -> str:
+    """Some genomes share machine code: a hint that the compiler ignores."""
+    kept = {k: v for k, v in genome.parameters.items() if k != "prefetch_bytes"}
+    return hashlib.sha256(Genome.of(kept).to_json().encode()).hexdigest()
+
+
+def ratio_of(genome: Genome) -> float:
+    kept = Genome.of({k: v for k, v in genome.parameters.items() if k != "prefetch_bytes"})
+    return 0.5 + (_hash(kept, "time") % 1000) / 1000
+
+
+def status_of(genome: Genome) -> Status:
+    pick = int(code_of(genome)[:4], 16) % 10
+    return {0: Status.COMPILE_ERROR, 1: Status.WRONG}.get(pick, Status.OK)
+
+
+def timing(workload: str, ratio: float, contender: str = "candidate", protocol: str = "cold") -> Timing:
+    us = 100 * ratio
+    return Timing(
+        workload=workload,
+        contender=contender,
+        protocol=protocol,
+        median_us=us,
+        low_us=us,
+        high_us=us,
+        samples_us=(us, us),
+        ratio=ratio,
+        ratio_low=ratio,
+        ratio_high=ratio,
+    )
+
+
+class LandscapeExecutor:
+    """Results arrive in an order of chance: `delays` seeds it. Nothing else depends on it."""
+
+    def __init__(self, delays: int, longest_s: float = 0.004) -> None:
+        self._rng, self._lock, self._longest_s = random.Random(delays), threading.Lock(), longest_s
+        self._pool = ThreadPoolExecutor(max_workers=8)
+        self.built: list[str] = []
+        self.measured: list[str] = []
+
+    def _later(self, result: object) -> Future[object]:
+        with self._lock:
+            delay = self._rng.random() * self._longest_s
+        return self._pool.submit(lambda: (time.sleep(delay), result)[1])
+
+    def build(self, request: BuildRequest) -> Future[Build]:
+        self.built.append(request.genome.digest)
+        status = status_of(request.genome)
+        if status is Status.COMPILE_ERROR:
+            build = Build(status=status, arch="none", compiler="none", source_digest="", log="error: no")
+        else:
+            binary = Binary(code=b"code", code_hash=code_of(request.genome))
+            build = Build(
+                status=Status.OK, arch="none", compiler="none", source_digest="0" * 64, source="text", binary=binary
+            )
+        return self._later(build)  # type: ignore[return-value]
+
+    def measure(self, request: MeasureRequest) -> Future[Measurement]:
+        self.measured.append(request.genome.digest)
+        if status_of(request.genome) is Status.WRONG:
+            check = Check(case="normal", passed=False, reason="off", seed=request.seed)
+            return self._later(Measurement(status=Status.WRONG, checks=(check,), log="off"))  # type: ignore[return-value]
+        timings = (timing(request.workload.key, ratio_of(request.genome)),) if request.time else ()
+        passed = Check(case="normal", passed=True, error=0.0, allowed=1.0, seed=request.seed)
+        return self._later(Measurement(status=Status.OK, checks=(passed,), timings=timings))  # type: ignore[return-value]
+
+    def race(self, request: RaceRequest) -> Future[RaceResult]:
+        key = request.workload.key
+        timings = [timing(key, ratio_of(g), n, "final") for n, g, _ in request.contenders]
+        timings += [timing(key, 1.0, "torch", "final"), timing(key, 0.4, "copy", "final")]
+        return self._later(RaceResult(timings=tuple(timings)))  # type: ignore[return-value]
+
+    def renew_device(self) -> None:
+        return None
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)

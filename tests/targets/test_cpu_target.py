@@ -1,0 +1,237 @@
+"""CPU candidates are compiled by the system's compiler, loaded into this process and run."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from evo.errors import CompileError, DeviceError, EngineError, LaunchError
+from evo.evaluation import Binary
+from evo.kernel import Launch
+from evo.render import Source
+from evo.targets import find_target
+from evo.targets._openmp import share_openmp_runtime
+from evo.targets.cpu import CpuTarget
+
+CPU = find_target("cpu")
+NOWHERE = Launch(grid=(1, 1, 1), block=(1, 1, 1))
+
+SCALE = """
+extern "C" void scale(const float* x, const float* bias, float* y, long long n, float by) {
+    #pragma omp parallel for
+    for (long long i = 0; i < n; ++i) y[i] = x[i] * by + (bias ? bias[i] : 0.0f);
+}
+"""
+
+Compile = Callable[..., Binary]
+
+
+@pytest.fixture
+def compiled(tmp_path: Path) -> Compile:
+    def compile_text(text: str, entry: str = "scale", arch: str = "native", flags: tuple[str, ...] = ()) -> Binary:
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        source = Source(text=text, target="cpu", entry=entry, flags=flags)
+        return CPU.compile(source, arch, folder)
+
+    return compile_text
+
+
+def test_a_candidate_is_loaded_and_computes_what_it_says(compiled: Compile) -> None:
+    loaded = CPU.open().load(compiled(SCALE), "scale")
+    x, bias, y = torch.randn(1000), torch.randn(1000), torch.empty(1000)
+    loaded((x, bias, y, 1000, 3.0), NOWHERE)
+    torch.testing.assert_close(y, x * 3 + bias)
+    loaded((x, None, y, 999, 2.0), NOWHERE)
+    torch.testing.assert_close(y[:999], x[:999] * 2)
+    assert y[999] == x[999] * 3 + bias[999]
+    loaded.close()
+    loaded.close()
+
+
+def test_integers_are_64_bits_wide_and_floats_32(compiled: Compile) -> None:
+    text = 'extern "C" void keep(long long n, float f, long long* a, float* b) { *a = n; *b = f; }'
+    loaded = CPU.open().load(compiled(text, "keep"), "keep")
+    a, b = torch.zeros(1, dtype=torch.int64), torch.zeros(1)
+    loaded((2**40 + 1, 0.1, a, b), NOWHERE)
+    assert a.item() == 2**40 + 1
+    assert b.item() == torch.tensor(0.1).item()
+
+
+def test_candidates_of_one_name_live_side_by_side(compiled: Compile) -> None:
+    session = CPU.open()
+    twice = session.load(compiled(SCALE), "scale")
+    minus = session.load(compiled(SCALE.replace("x[i] * by", "x[i] - by")), "scale")
+    x, y, z = torch.arange(8.0), torch.empty(8), torch.empty(8)
+    twice((x, None, y, 8, 2.0), NOWHERE)
+    minus((x, None, z, 8, 2.0), NOWHERE)
+    assert y.tolist() == (x * 2).tolist()
+    assert z.tolist() == (x - 2).tolist()
+
+
+def test_a_closed_candidate_is_out_of_the_process(compiled: Compile) -> None:
+    def mapped() -> int:
+        return sum("evo-" in line and ".so" in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+    session, before = CPU.open(), mapped()
+    loaded = session.load(compiled(SCALE), "scale")
+    assert mapped() > before
+    loaded.close()
+    assert mapped() == before
+
+
+def test_candidates_run_on_the_threads_of_torch(compiled: Compile) -> None:
+    text = """
+    extern "C" int omp_get_max_threads();
+    extern "C" int omp_get_thread_num();
+    extern "C" void count(long long* most, long long* seen) {
+        *most = omp_get_max_threads();
+        #pragma omp parallel
+        { seen[omp_get_thread_num()] = 1; }
+    }
+    """
+    loaded = CPU.open().load(compiled(text, "count"), "count")
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            most, seen = torch.zeros(1, dtype=torch.int64), torch.zeros(64, dtype=torch.int64)
+            loaded((most, seen), NOWHERE)
+            assert (most.item(), seen.sum().item()) == (threads, threads)
+    finally:
+        torch.set_num_threads(before)
+    runtimes = {
+        line.split()[-1]
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if "libgomp" in line or "libomp" in line or "libiomp" in line
+    }
+    assert runtimes == {str(Path(share_openmp_runtime()).resolve())}
+
+
+def test_mathematical_functions_and_the_standard_library_are_there(compiled: Compile) -> None:
+    text = """
+    #include <cmath>
+    #include <vector>
+    extern "C" void scale(const float* x, float* y, long long n) {
+        std::vector<double> sums(n);
+        for (long long i = 0; i < n; ++i) y[i] = std::exp(x[i]) + std::erf(x[i]) + sums[i];
+    }
+    """
+    loaded = CPU.open().load(compiled(text), "scale")
+    x, y = torch.randn(100), torch.empty(100)
+    loaded((x, y, 100), NOWHERE)
+    torch.testing.assert_close(y, x.exp() + x.erf())
+
+
+def test_a_replay_makes_the_calls_in_order_and_keeps_what_they_return() -> None:
+    seen: list[int] = []
+    alive: list[torch.Tensor] = []
+
+    def call(i: int) -> Callable[[], object]:
+        def run() -> torch.Tensor:
+            seen.append(i)
+            made = torch.full((4,), float(i))
+            alive.append(made)
+            return made
+
+        return run
+
+    replay = CPU.open().record([call(i) for i in range(5)])
+    assert replay.calls == 5
+    assert replay.run_us() > 0
+    assert seen == [0, 1, 2, 3, 4]
+    addresses = [made.data_ptr() for made in alive]
+    alive.clear()
+    gc.collect()
+    assert len({torch.empty(4).data_ptr() for _ in range(20)} & set(addresses)) == 0
+    replay.close()
+
+
+def test_a_replay_of_nothing_is_a_fault_of_the_engine() -> None:
+    with pytest.raises(EngineError):
+        CPU.open().record([])
+
+
+def test_an_error_names_the_line_of_the_source(compiled: Compile) -> None:
+    with pytest.raises(CompileError, match=r"candidate\.cpp:4:\d+: error: .nothing. was not declared") as caught:
+        compiled(SCALE.replace("x[i] * by", "nothing"))
+    assert "ninja" not in str(caught.value)
+    assert "ulimit" not in str(caught.value)
+
+
+@pytest.mark.parametrize("flag", ["-fplugin=evil.so", "-lm", "-Wl,-z,now", "-I/etc", "; rm x", "-o", "-O9"])
+def test_a_flag_outside_of_code_generation_is_refused(compiled: Compile, flag: str) -> None:
+    with pytest.raises(CompileError, match="is not one a candidate may set"):
+        compiled(SCALE, flags=(flag,))
+
+
+def test_flags_of_a_candidate_come_after_the_defaults(compiled: Compile) -> None:
+    text = SCALE + "\n#ifdef __OPTIMIZE__\n#error optimised\n#endif\n#if WIDTH != 4\n#error no width\n#endif\n"
+    assert compiled(text, flags=("-O0", "-DWIDTH=4", "-fno-tree-vectorize", "--param=max-unroll-times=4")).code
+
+
+def test_an_undefined_symbol_shows_when_the_candidate_is_loaded(compiled: Compile) -> None:
+    text = 'extern "C" float elsewhere(float);\n' + SCALE.replace("x[i] * by", "elsewhere(x[i])")
+    with pytest.raises(LaunchError, match="undefined symbol: elsewhere"):
+        CPU.open().load(compiled(text), "scale")
+
+
+def test_a_missing_entry_point_is_named_with_how_to_declare_it(compiled: Compile) -> None:
+    with pytest.raises(LaunchError, match="no symbol 'other': declare extern \"C\" void other"):
+        CPU.open().load(compiled(SCALE), "other")
+
+
+@pytest.mark.parametrize("arch", ["sm_89", "pentium-9000", "native; true", ""])
+def test_an_unknown_architecture_is_refused(compiled: Compile, arch: str) -> None:
+    with pytest.raises(DeviceError, match="knows no CPU architecture"):
+        CPU.limits(arch)
+    with pytest.raises(DeviceError, match="knows no CPU architecture"):
+        compiled(SCALE, arch=arch)
+
+
+def test_a_machine_without_a_compiler_says_how_to_get_one() -> None:
+    with pytest.raises(DeviceError, match=r"looked for no-such-compiler.*apt install g\+\+"):
+        CpuTarget(compiler="no-such-compiler").compiler()
+    program = "from evo.targets.cpu import TARGET; TARGET.compiler()"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={"PATH": "/nowhere"}, capture_output=True, text=True, check=False
+    )
+    assert "DeviceError: no C++ compiler found (looked for g++, c++, clang++): install one" in done.stderr
+
+
+def test_the_compiler_is_named_with_its_version_and_the_processor() -> None:
+    name = CPU.compiler()
+    assert any(c.isdigit() for c in name)
+    assert CPU.device().name in name
+
+
+def test_limits_are_those_of_this_machine() -> None:
+    limits = CPU.limits("native")
+    assert limits.multiprocessors >= 1
+    assert limits.cache_bytes >= 1 << 20
+    assert limits.capability == 0
+
+
+def test_warnings_are_kept_as_the_log(compiled: Compile) -> None:
+    binary = compiled(SCALE.replace("{\n", "{ int unused;\n", 1), flags=("-Wunused",))
+    assert "unused variable" in binary.log
+    assert compiled(SCALE).log == ""
+
+
+def test_compiling_loads_no_torch(tmp_path: Path) -> None:
+    program = f"""
+import sys
+from pathlib import Path
+from evo.render import Source
+from evo.targets import find_target
+source = Source(text={SCALE!r}, target="cpu", entry="scale")
+assert find_target("cpu").compile(source, "native", Path({str(tmp_path)!r})).code
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -1,0 +1,161 @@
+"""What architectures offer and how many blocks fit, against NVIDIA's own header and the programming guide."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from cuda.pathfinder import find_nvidia_header_directory
+
+from evo.errors import DeviceError
+from evo.evaluation import Binary
+from evo.kernel import Launch, Limits
+from evo.render import Source
+from evo.targets import find_target
+from evo.targets._cuda_arch import arch_limits, parse_arch, resident_blocks, resident_share
+
+KNOWN = ["sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_100", "sm_120"]
+
+# NVIDIA's calculator, which ships as a header for the host: one block count for every row of eight numbers.
+ORACLE = """
+#include <cuda_occupancy.h>
+extern "C" void oracle(const long long* rows, long long* blocks, long long n) {
+    for (long long i = 0; i < n; ++i) {
+        const long long* r = rows + 13 * i;
+        cudaOccDeviceProp p = {};
+        p.computeMajor = r[0]; p.computeMinor = r[1]; p.maxThreadsPerBlock = r[2];
+        p.maxThreadsPerMultiprocessor = r[3]; p.regsPerBlock = r[4]; p.regsPerMultiprocessor = r[4];
+        p.warpSize = 32; p.sharedMemPerBlock = 48 * 1024; p.sharedMemPerMultiprocessor = r[5]; p.numSms = 1;
+        p.sharedMemPerBlockOptin = r[6]; p.reservedSharedMemPerBlock = r[7];
+        cudaOccFuncAttributes a = {};
+        a.maxThreadsPerBlock = 1024; a.numRegs = r[8]; a.sharedSizeBytes = r[9];
+        a.partitionedGCConfig = PARTITIONED_GC_OFF; a.shmemLimitConfig = FUNC_SHMEM_LIMIT_OPTIN;
+        a.maxDynamicSharedSizeBytes = r[6]; a.numBlockBarriers = 1;
+        cudaOccDeviceState s = {}; s.carveoutConfig = SHAREDMEM_CARVEOUT_MAX_SHARED;
+        cudaOccResult out = {};
+        cudaOccError e = cudaOccMaxActiveBlocksPerMultiprocessor(&out, &p, &a, &s, r[11], r[10]);
+        blocks[i] = e == CUDA_OCC_SUCCESS ? out.activeBlocksPerMultiprocessor : -1 - e;
+    }
+}
+"""
+
+
+def launch(threads: int, smem_bytes: int = 0) -> Launch:
+    return Launch(grid=(1, 1, 1), block=(threads, 1, 1), smem_bytes=smem_bytes)
+
+
+def test_blocks_agree_with_nvidias_own_calculator_on_random_kernels(tmp_path: Path) -> None:
+    cpu = find_target("cpu")
+    source = Source(
+        text=ORACLE,
+        target="cpu",
+        entry="oracle",
+        flags=("-Wno-unused-function",),
+        include_dirs=(str(find_nvidia_header_directory("cudart")),),
+    )
+    oracle = cpu.open().load(cpu.compile(source, "native", tmp_path), "oracle")
+    rng = random.Random(0)
+    rows, mine = [], []
+    for arch in KNOWN:
+        limits = arch_limits(arch)
+        for _ in range(400):
+            threads = rng.choice([32, 64, 96, 100, 128, 160, 192, 256, 384, 512, 640, 768, 1024, rng.randint(1, 1024)])
+            registers = rng.choice([rng.randint(1, 255), 16, 32, 40, 64, 80, 96, 128, 168, 255])
+            static = rng.choice([0, 0, 256, 4096, rng.randint(0, 48 * 1024)])
+            room = limits.smem_bytes_per_block - static
+            dynamic = rng.choice([0, rng.randint(0, room), room])
+            rows.append(
+                [
+                    limits.capability // 10,
+                    limits.capability % 10,
+                    limits.threads_per_block,
+                    limits.threads_per_multiprocessor,
+                    limits.registers_per_multiprocessor,
+                    limits.smem_bytes_per_multiprocessor,
+                    limits.smem_bytes_per_block,
+                    limits.smem_bytes_reserved_per_block,
+                    registers,
+                    static,
+                    dynamic,
+                    threads,
+                    0,
+                ]
+            )
+            mine.append(resident_blocks(registers, static, launch(threads, dynamic), limits))
+    table, blocks = torch.tensor(rows, dtype=torch.int64), torch.zeros(len(rows), dtype=torch.int64)
+    oracle((table, blocks, len(rows)), launch(1))
+    wrong = [(r, int(b), m) for r, b, m in zip(rows, blocks.tolist(), mine, strict=True) if b != m]
+    assert not wrong, wrong[:5]
+    assert len(set(mine)) > 10
+
+
+@pytest.mark.parametrize(
+    ("arch", "registers", "threads", "smem", "blocks"),
+    [
+        ("sm_89", 32, 256, 0, 6),  # 1,536 threads
+        ("sm_89", 40, 256, 0, 6),
+        ("sm_89", 48, 256, 0, 5),  # 64 K registers
+        ("sm_89", 128, 128, 48 * 1024, 2),  # 100 KB, 1 KB of it reserved a block
+        ("sm_89", 32, 32, 0, 24),
+        ("sm_90", 32, 256, 0, 8),  # 2,048 threads
+        ("sm_90", 168, 384, 0, 1),
+        ("sm_90", 32, 32, 227 * 1024, 1),
+        ("sm_89", 255, 512, 0, 0),  # not even one
+        ("sm_89", 32, 32, 99 * 1024 + 1, 0),
+    ],
+)
+def test_blocks_are_those_of_the_occupancy_calculator(
+    arch: str, registers: int, threads: int, smem: int, blocks: int
+) -> None:
+    assert resident_blocks(registers, 0, launch(threads, smem), arch_limits(arch)) == blocks
+
+
+def test_occupancy_is_a_share_of_the_threads_and_unknown_for_ptx() -> None:
+    limits = arch_limits("sm_89")
+    binary = Binary(code=b"", code_hash="", registers=48, smem_static_bytes=0)
+    assert resident_share(binary, launch(256), limits) == pytest.approx(5 * 256 / 1536)
+    assert resident_share(Binary(code=b"", code_hash=""), launch(256), limits) is None
+
+
+@pytest.mark.parametrize(
+    ("arch", "threads", "blocks", "smem_kb", "multiprocessors", "cache_mb"),
+    [
+        ("sm_80", 2048, 32, 164, 108, 40),
+        ("sm_86", 1536, 16, 100, 72, 6),
+        ("sm_87", 1536, 16, 164, 16, 4),
+        ("sm_89", 1536, 24, 100, 58, 48),
+        ("sm_90", 2048, 32, 228, 132, 50),
+        ("sm_90a", 2048, 32, 228, 132, 50),
+        ("sm_100", 2048, 32, 228, 148, 126),
+        ("sm_120", 1536, 24, 100, 170, 96),
+        ("compute_89", 1536, 24, 100, 58, 48),
+    ],
+)
+def test_limits_are_those_of_the_programming_guide(
+    arch: str, threads: int, blocks: int, smem_kb: int, multiprocessors: int, cache_mb: int
+) -> None:
+    assert arch_limits(arch) == Limits(
+        arch=arch,
+        multiprocessors=multiprocessors,
+        threads_per_block=1024,
+        threads_per_multiprocessor=threads,
+        registers_per_multiprocessor=65536,
+        smem_bytes_per_block=(smem_kb - 1) * 1024,
+        smem_bytes_per_multiprocessor=smem_kb * 1024,
+        smem_bytes_reserved_per_block=1024,
+        blocks_per_multiprocessor=blocks,
+        cache_bytes=cache_mb << 20,
+    )
+
+
+@pytest.mark.parametrize(("arch", "said"), [("sm_61", r"sm_89 \(L4\)"), ("rdna3", "write sm_89"), ("", "write sm_89")])
+def test_an_architecture_without_known_limits_is_refused_with_those_there_are(arch: str, said: str) -> None:
+    with pytest.raises(DeviceError, match=said):
+        arch_limits(arch)
+
+
+def test_architectures_are_told_apart() -> None:
+    assert parse_arch("sm_90a") == ("sm", 90)
+    assert parse_arch("compute_120") == ("compute", 120)

@@ -1,0 +1,252 @@
+"""The loop: what is proposed depends on the seed and the measurements, and on nothing else."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from evo.errors import StoreError, UsageError
+from evo.evaluation import Status
+from evo.finals import Setting, hold_finals
+from evo.kernel import load_kernel
+from evo.run import plan_run
+from evo.samplers import find_sampler
+from evo.search import Budget, Progress, Search, SearchConfig, StopReason
+from evo.store import Environment, StoredEvaluation, StoredRun
+from evo.store.store import Store
+from evo.targets import find_target
+from tests.landscape import LandscapeExecutor, code_of, ratio_of, status_of
+
+KERNEL = load_kernel("layernorm")
+ENVIRONMENT = Environment(device="a landscape", arch="none")
+
+
+class Silent:
+    def update(self, progress: Progress) -> None:
+        return None
+
+
+def configure(evaluations: int, *, sampler: str = "evolution", seed: int = 1, islands: int = 1) -> SearchConfig:
+    texts = ["rows=512,cols=1024,dtype=float32", "rows=64,cols=4096,dtype=bfloat16"][:islands]
+    return SearchConfig(
+        kernel="layernorm",
+        target="cpu",
+        arch="native",
+        workloads=tuple(KERNEL.workload("cpu", t) for t in texts),
+        sampler=sampler,
+        seed=seed,
+        window=8,
+        budget=Budget(evaluations=evaluations),
+    )
+
+
+def make_search(
+    config: SearchConfig,
+    store: Store,
+    run: StoredRun,
+    executor: LandscapeExecutor,
+    recorded: Sequence[StoredEvaluation] = (),
+) -> Search:
+    limits = find_target("cpu").limits("native")
+    return Search(
+        config, KERNEL, limits, find_sampler(config.sampler), executor, store, run, Silent(), recorded=recorded
+    )
+
+
+def search(config: SearchConfig, store: Store, delays: int) -> tuple[Search, StoredRun, LandscapeExecutor]:
+    run = store.create_run(plan_run(config, KERNEL, None), ENVIRONMENT)
+    executor = LandscapeExecutor(delays)
+    try:
+        found = make_search(config, store, run, executor)
+        assert found.run() is StopReason.EVALUATIONS
+        return found, run, executor
+    finally:
+        executor.close()
+
+
+def genomes(store: Store, run: StoredRun) -> list[tuple[int, int, str, tuple[int, ...]]]:
+    return [
+        (e.ref.order, e.ref.island, e.ref.proposal.genome.to_json(), tuple(p.order for p in e.ref.proposal.parents))
+        for e in store.evaluations(run)
+    ]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    with Store.open(tmp_path / "lineage.db", write=True) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("sampler", ["evolution", "tpe", "random"])
+def test_the_same_seed_and_measurements_give_the_same_proposals_whatever_finishes_first(
+    store: Store, sampler: str
+) -> None:
+    runs = [search(configure(90, sampler=sampler, islands=2), store, delays)[1] for delays in (1, 2)]
+    first, second = (genomes(store, run) for run in runs)
+    assert len(first) == 90
+    assert first == second
+
+
+def test_another_seed_gives_other_proposals(store: Store) -> None:
+    first, second = (search(configure(60, seed=seed), store, 1)[1] for seed in (1, 2))
+    assert genomes(store, first) != genomes(store, second)
+
+
+def test_no_genome_is_built_twice_and_no_machine_code_measured_twice(store: Store) -> None:
+    _, run, executor = search(configure(300), store, 3)
+    assert len(executor.built) == len(set(executor.built)) == 300
+    codes = [code_of(e.ref.proposal.genome) for e in store.evaluations(run) if e.ref.proposal.genome.digest in executor.measured]
+    assert len(codes) == len(set(codes))
+    same = [e for e in store.evaluations(run) if e.evaluation.status is Status.SAME_CODE]
+    assert same, "the landscape makes some genomes share their code"
+    for e in same:
+        original = store.evaluation(run, e.evaluation.same_code_as or 0)
+        assert code_of(original.ref.proposal.genome) == code_of(e.ref.proposal.genome)
+        assert not e.evaluation.timings
+
+
+def test_every_verdict_is_recorded_as_it_was(store: Store) -> None:
+    _, run, _ = search(configure(120), store, 4)
+    for e in store.evaluations(run):
+        expected = status_of(e.ref.proposal.genome)
+        if e.evaluation.same_code_as is None:
+            assert e.evaluation.status is expected
+        if e.evaluation.status is Status.OK:
+            assert e.evaluation.score == pytest.approx(ratio_of(e.ref.proposal.genome))
+
+
+def test_an_interrupted_search_goes_on_as_if_it_had_not_been(store: Store) -> None:
+    whole = search(configure(120, islands=2), store, 5)[1]
+    config = configure(120, islands=2)
+    run = store.create_run(plan_run(config, KERNEL, None), ENVIRONMENT)
+    rng = random.Random(0)
+    finished = False
+    for part in range(50):
+        executor = LandscapeExecutor(part + 10)
+        part_search = make_search(config, store, run, executor, store.evaluations(run))
+        stop_after = len(store.evaluations(run)) + rng.randint(1, 25)
+
+        class Stop:
+            def update(self, progress: Progress, search: Search = part_search, limit: int = stop_after) -> None:
+                if progress.finished >= limit:
+                    search.interrupt()
+
+        part_search._observer = Stop()
+        reason = part_search.run()
+        executor.close()
+        if reason is StopReason.EVALUATIONS:
+            finished = True
+            break
+    assert finished and part >= 3
+    assert genomes(store, run) == genomes(store, whole)
+
+
+def test_a_killed_search_loses_nothing_that_was_finished_and_doubles_nothing(tmp_path: Path) -> None:
+    """kill -9 at moments of chance, then resume: the proposals are those of an unbroken search."""
+    path = tmp_path / "killed.db"
+    rng = random.Random(7)
+    finished_before: dict[int, str] = {}
+    for _ in range(4):
+        process = subprocess.Popen([sys.executable, "-m", "tests.test_search", str(path)], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "searching\n"
+        time.sleep(rng.uniform(0.05, 0.6))
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+        with Store.open(path, write=True) as store:
+            kept = {e.ref.order: e.ref.proposal.genome.digest for e in store.evaluations(store.run("killed"))}
+            assert kept.items() >= finished_before.items()
+            finished_before = kept
+    subprocess.run([sys.executable, "-m", "tests.test_search", str(path)], check=True, stdout=subprocess.DEVNULL)
+    with Store.open(path, write=True) as store:
+        resumed = genomes(store, store.run("killed"))
+        whole = genomes(store, search(configure(150), store, 99)[1])
+    assert [r[0] for r in resumed] == list(range(150))
+    assert resumed == whole
+
+
+def test_a_run_whose_proposals_no_longer_agree_is_not_continued(store: Store) -> None:
+    run = search(configure(30, seed=1), store, 1)[1]
+    executor = LandscapeExecutor(1)
+    other = make_search(configure(60, seed=2), store, run, executor, store.evaluations(run))
+    with pytest.raises(StoreError, match="start a new run"):
+        other.run()
+    executor.close()
+
+
+def test_a_small_space_is_searched_to_its_end(store: Store) -> None:
+    config = configure(10_000)
+    space = KERNEL.space("cpu", config.workloads[0], find_target("cpu").limits("native"))
+    point = space.complete(space.default)
+    free = {"simd_bits", "unroll"}
+    fixed = {k: v for k, v in point.items() if k not in free}
+    config = SearchConfig(**{**config.__dict__, "fixed": fixed})
+    run = store.create_run(plan_run(config, KERNEL, None), ENVIRONMENT)
+    executor = LandscapeExecutor(1)
+    found = make_search(config, store, run, executor)
+    assert found.run() is StopReason.EXHAUSTED
+    executor.close()
+    assert len(store.evaluations(run)) == len(list(space.restricted(fixed).points()))
+
+
+def test_patience_ends_a_search_that_finds_nothing_better(store: Store) -> None:
+    config = SearchConfig(**{**configure(1).__dict__, "budget": Budget(patience=40)})
+    run = store.create_run(plan_run(config, KERNEL, None), ENVIRONMENT)
+    executor = LandscapeExecutor(1)
+    found = make_search(config, store, run, executor)
+    assert found.run() is StopReason.PATIENCE
+    executor.close()
+
+
+@pytest.mark.parametrize("budget", [{"seconds": 0.0}, {"evaluations": 0}, {"patience": -1}, {}])
+def test_a_budget_that_allows_nothing_is_refused(budget: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match="budget"):
+        Budget(**budget)
+
+
+def test_finals_name_the_fastest_finalist_and_keep_the_refused_ones_last(store: Store) -> None:
+    found, _, _ = search(configure(100), store, 6)
+    elites = found.elites(0, 5)
+    assert [ratio_of(e.proposal.genome) for e in elites] == sorted(ratio_of(e.proposal.genome) for e in elites)
+    executor = LandscapeExecutor(3)
+    setting = Setting(
+        kernel=KERNEL,
+        kernel_name="layernorm",
+        target="cpu",
+        arch="native",
+        limits=find_target("cpu").limits("native"),
+        seed=5,
+    )
+    finals = hold_finals(executor, setting, elites)
+    executor.close()
+    assert finals.winner is not None
+    assert finals.winner.ref == elites[0]
+    assert finals.ceiling == "copy"
+    assert {t.contender for t in finals.baselines} == {"torch", "copy"}
+
+
+def _search_for_a_subprocess(path: Path) -> None:
+    """Starts or continues the run "killed"; said on stdout when it begins."""
+    with Store.open(path, write=True) as store:
+        config = configure(150)
+        try:
+            run = store.run("killed")
+        except UsageError:
+            run = store.create_run(plan_run(config, KERNEL, "killed"), ENVIRONMENT)
+        executor = LandscapeExecutor(os.getpid(), longest_s=0.03)
+        found = make_search(config, store, run, executor, store.evaluations(run))
+        print("searching", flush=True)
+        assert found.run() is StopReason.EVALUATIONS
+        executor.close()
+
+
+if __name__ == "__main__":
+    _search_for_a_subprocess(Path(sys.argv[1]))
