@@ -3,7 +3,7 @@
 For every case the candidate gets clones of the inputs and poisoned outputs. Its result is compared with a
 float64 reference, elementwise within the kernel's tolerance, and its largest error with the largest error of
 PyTorch's own result on the same input: at most `Tolerance.torch_factor` times that (the rule FlashAttention
-tests by, Dao et al. 2022) plus two roundings of the output's dtype. Where the reference is not finite the
+tests by, Dao et al. 2022), plus what rounding alone may do. Where the reference is not finite the
 candidate must agree exactly; where it is finite the candidate must be. Inputs must come back untouched.
 """
 
@@ -151,7 +151,10 @@ class Gate:
                 both = finite & own[argument.name].isfinite()
                 torch_error = float(torch.where(both, (own[argument.name].double() - reference).abs(), 0.0).max())
             scale = float(magnitude.max()) if reference.numel() else 0.0
-            limit = tolerance.torch_factor * torch_error + 2 * torch.finfo(dtype).eps * scale
+            # PyTorch may be lucky on a case: float32 results of equal merit differ by some roundings of the
+            # last place, 16-bit ones (computed in float32, rounded once) by one.
+            roundings = 2.0 if dtype.itemsize > 2 else 0.5
+            limit = tolerance.torch_factor * torch_error + roundings * torch.finfo(dtype).eps * scale
             limit = max(limit, torch.finfo(dtype).smallest_normal)
             found.append(
                 Expected(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Any
 
-import click
 import typer
 
 from evo.errors import EvoError
@@ -40,14 +40,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
     try:
         code = command.main(args=list(arguments) if arguments is not None else None, standalone_mode=False)
         return int(code or 0)
-    except click.exceptions.NoArgsIsHelpError as error:
-        print(error.format_message())
+    except _USAGE_ERROR as error:
+        where = f" (see: {error.ctx.command_path} --help)" if error.ctx else ""
+        print(f"evo: {error.format_message()}{where}" if error.message else error.format_message(), file=sys.stderr)
         return 2
-    except click.ClickException as error:
-        usage = f" (see: {error.ctx.command_path} --help)" if isinstance(error, click.UsageError) and error.ctx else ""
-        print(f"evo: {error.format_message()}{usage}", file=sys.stderr)
-        return 2
-    except (KeyboardInterrupt, click.exceptions.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         print("evo: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
@@ -56,3 +53,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except EvoError as error:
         print(f"evo: {error}", file=sys.stderr)
         return error.exit_code
+
+
+# click's class, or that of the copy of click that newer versions of typer carry
+_USAGE_ERROR: Any = typer.BadParameter.__mro__[1]

@@ -11,7 +11,17 @@ from rich.console import Console
 from rich.table import Table
 
 from evo.checking import Branch, check_branches, check_workloads_of
-from evo.cli.options import DEFAULT_DB, Db, Json, TargetName, cache_dir, choose_arch, choose_target, print_json
+from evo.cli.options import (
+    DEFAULT_DB,
+    Db,
+    Json,
+    TargetName,
+    cache_dir,
+    choose_arch,
+    choose_target,
+    make_console,
+    print_json,
+)
 from evo.errors import DeviceError, UsageError
 from evo.evaluation import Status
 from evo.executors import ExecutorConfig
@@ -68,7 +78,7 @@ def check(
     if json:
         print_json({"arch": architecture, "seed": drawn, "branches": [_record(b) for b in branches]})
     else:
-        _print(Console(), problem.name, architecture, branches, why_not, drawn)
+        _print(make_console(), problem.name, architecture, branches, why_not, drawn)
     if failed:
         raise typer.Exit(1)
 

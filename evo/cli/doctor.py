@@ -9,10 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import typer
-from rich.console import Console
 
 from evo import __version__
-from evo.cli.options import DEFAULT_DB, Db, Json, print_json
+from evo.cli.options import DEFAULT_DB, Db, Json, make_console, print_json
 from evo.errors import EvoError
 from evo.kernel import kernel_names
 from evo.targets import find_target
@@ -42,7 +41,7 @@ def doctor(db: Db = DEFAULT_DB, json: Json = False) -> None:
     if json:
         print_json({"usable": bool(usable), "findings": [asdict(f) for f in findings]})
     else:
-        console = Console()
+        console = make_console()
         marks = {"ok": "[green]ok[/]     ", "note": "[yellow]note[/]   ", "problem": "[red]problem[/]"}
         for f in findings:
             console.print(f"{marks[f.level]} [bold]{f.subject}[/]: ", end="")

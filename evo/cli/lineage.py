@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.syntax import Syntax
 from rich.table import Table
 
-from evo.cli.options import DEFAULT_DB, Db, Json, print_json
+from evo.cli.options import DEFAULT_DB, Db, Json, make_console, print_json
 from evo.cli.results import short_id
 from evo.cli.screen import format_duration
 from evo.store import candidates, queries
@@ -64,7 +64,7 @@ def runs(db: Db = DEFAULT_DB, json: Json = False) -> None:
             _speedup(min(scores)) if scores else "-",
             r.created[:16].replace("T", " "),
         )
-    Console().print(table)
+    make_console().print(table)
 
 
 def best(
@@ -94,7 +94,7 @@ def best(
                 b.stage,
                 b.run,
             )
-        Console().print(table)
+        make_console().print(table)
     if not found:
         typer.echo("evo: nothing has passed the gate in this database yet; start with: evo search", err=True)
         raise typer.Exit(1)
@@ -120,7 +120,7 @@ def show(
     if json:
         print_json(asdict(record) | ({"text": text} if source else {}))
         return
-    console = Console()
+    console = make_console()
     if source:
         language = "cuda" if record.target == "cuda" else "cpp"
         if console.is_terminal:
@@ -198,7 +198,7 @@ def lineage(candidate: Candidate, db: Db = DEFAULT_DB, json: Json = False) -> No
     if json:
         print_json([asdict(s) for s in steps])
         return
-    console = Console()
+    console = make_console()
     console.print(
         f"{record.kernel}, {_shorter(record.workload)} on {record.device}: {len(steps)} candidates from the first"
         f" ancestor to {short_id(record.id)}",

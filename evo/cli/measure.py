@@ -12,7 +12,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from evo.cli.options import DEFAULT_DB, Db, Json, TargetName, cache_dir, choose_arch, choose_target, print_json
+from evo.cli.options import (
+    DEFAULT_DB,
+    Db,
+    Json,
+    TargetName,
+    cache_dir,
+    choose_arch,
+    choose_target,
+    make_console,
+    print_json,
+)
 from evo.cli.results import short_id, timing_record
 from evo.errors import EvoError, UsageError
 from evo.evaluation import Build, Timing
@@ -76,7 +86,7 @@ def bench(
             records.append({"workload": w.key, "timings": [_record(t) for t in result.timings]})
             records[-1]["refused"] = [{"name": n, "reason": r} for n, r in result.refused]
             if not json:
-                _print(Console(), problem, w, result.timings, result.refused)
+                _print(make_console(), problem, w, result.timings, result.refused)
     finally:
         executor.close()
     if json:

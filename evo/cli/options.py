@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from evo.errors import DeviceError, UsageError
 from evo.space import Space, Value
@@ -23,6 +24,7 @@ __all__ = [
     "cache_dir",
     "choose_arch",
     "choose_target",
+    "make_console",
     "parse_duration",
     "parse_fixed",
     "print_json",
@@ -32,6 +34,7 @@ Db = Annotated[
     str,
     typer.Option("--db", envvar="EVO_DB", help="Lineage database: a file or a URL.", show_default="runs/lineage.db"),
 ]
+_FILE_WIDTH = 200
 DEFAULT_DB = "runs/lineage.db"
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document for programs.")]
 TargetName = Annotated[str | None, typer.Option("--target", help="cuda or cpu; the best present if left out.")]
@@ -94,6 +97,12 @@ def parse_fixed(texts: Iterable[str], space: Space) -> dict[str, Value]:
 
 def _written(value: Value) -> str:
     return str(value).lower()
+
+
+def make_console() -> Console:
+    """A console as wide as the terminal; in a file or pipe, wide enough that no table is folded."""
+    console = Console()
+    return console if console.is_terminal else Console(width=_FILE_WIDTH)
 
 
 def print_json(record: Any) -> None:

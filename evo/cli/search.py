@@ -22,6 +22,7 @@ from evo.cli.options import (
     cache_dir,
     choose_arch,
     choose_target,
+    make_console,
     parse_duration,
     parse_fixed,
     print_json,
@@ -189,7 +190,7 @@ def _carry_out(
         builders=job.get("builders") or default_builders(target),
         finalists=job.get("finalists") or RunSettings.finalists,
     )
-    console = Console()
+    console = make_console()
     screen = _screen(console, run, budget, json)
     with screen:
         screen.say(f"run {run.name}: {run.spec.kernel} on {run.environment.device}, seed {run.spec.seed}; starting …")

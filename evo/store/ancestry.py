@@ -8,8 +8,8 @@ from sqlalchemy import CTE, Connection, and_, select
 
 from evo.genome import Genome
 from evo.store import models as m
-from evo.store.candidates import RELATIVE_COLUMNS, read_relative, resolve_candidate
 from evo.store.records import Change, Relative, Step
+from evo.store.relatives import RELATIVE_COLUMNS, read_relative, resolve_candidate
 from evo.store.store import Store
 
 __all__ = ["ancestry"]
@@ -89,4 +89,4 @@ def _medians(connection: Connection, line: CTE) -> dict[int, float]:
         .join(t, and_(t.run_id == _c.run_id, t.candidate_id == _c.id))
         .where(t.round == 0, t.contender == "candidate", t.protocol == "cold")
     )
-    return dict(rows.tuples().all())
+    return {row.id: row.median_us for row in rows}

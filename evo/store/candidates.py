@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import string
 import zlib
 from dataclasses import replace
 from typing import Any
@@ -14,6 +13,7 @@ from evo.errors import EngineError, StoreError, UnknownNameError
 from evo.evaluation import Build
 from evo.genome import Genome
 from evo.store import models as m
+from evo.store.ancestry import ancestry
 from evo.store.records import (
     BuildRecord,
     CandidateRecord,
@@ -22,52 +22,14 @@ from evo.store.records import (
     Relative,
     TimingRecord,
 )
-from evo.store.rows import BUILD_COLUMNS, CHECK_COLUMNS, TIMING_COLUMNS, read_build
+from evo.store.relatives import RELATIVE_COLUMNS, read_relative, resolve_candidate
+from evo.store.rows import BUILD_COLUMNS, CHECK_COLUMNS, TIMING_COLUMNS, read_build, read_timing_record
 from evo.store.runs import iso
 from evo.store.store import Store
 
-__all__ = [
-    "RELATIVE_COLUMNS",
-    "artefact",
-    "build",
-    "candidate",
-    "read_relative",
-    "resolve_candidate",
-    "source",
-    "timing_record",
-]
+__all__ = ["ancestry", "artefact", "build", "candidate", "source"]
 
 _c, _p = m.Candidate, m.Parentage
-RELATIVE_COLUMNS = (_c.public_id, _c.order, _p.role, _c.operator, _c.status, _c.score)
-_SHORTEST = 3  # digits that a mistyped id must have right for its neighbours to be offered
-
-
-def resolve_candidate(connection: Connection, prefix: str) -> int:
-    """The key of the candidate whose public id begins so.
-
-    Raises UnknownNameError, or StoreError for the beginning of several.
-    """
-    prefix = prefix.strip().lower()
-    found = _beginning(connection, prefix) if prefix and set(prefix) <= set(string.hexdigits) else []
-    if not found:
-        near = _beginning(connection, prefix[:_SHORTEST]) if len(prefix) > _SHORTEST else []
-        latest = connection.scalars(select(_c.public_id).order_by(_c.id.desc()).limit(3))
-        raise UnknownNameError("candidate", prefix, [name for _, name in near] or list(latest))
-    if len(found) > 1:
-        several = ", ".join(name for _, name in found[:3])
-        raise StoreError(f"several candidates begin with {prefix!r} ({several}, ...); write more digits")
-    return found[0][0]
-
-
-def _beginning(connection: Connection, prefix: str) -> list[tuple[int, str]]:
-    # A range and not LIKE, which no index helps with; "g" comes after every hexadecimal digit.
-    rows = connection.execute(
-        select(_c.id, _c.public_id)
-        .where(_c.public_id >= prefix, _c.public_id < prefix + "g")
-        .order_by(_c.public_id)
-        .limit(4)
-    )
-    return [(key, name) for key, name in rows]
 
 
 def candidate(store: Store, prefix: str) -> CandidateRecord:
@@ -181,12 +143,7 @@ def _timings(connection: Connection, run_id: int, key: int) -> tuple[TimingRecor
         .where(t.run_id == run_id, t.candidate_id == key)
         .order_by(t.id)
     )
-    return tuple(timing_record(row._mapping) for row in rows)
-
-
-def timing_record(values: Any) -> TimingRecord:
-    """From a mapping of TIMING_COLUMNS with island, stage and round."""
-    return TimingRecord(**{**values, "samples_us": tuple(values["samples_us"])})
+    return tuple(read_timing_record(row._mapping) for row in rows)
 
 
 def _finals(connection: Connection, key: int) -> tuple[FinalRecord, ...]:
@@ -208,11 +165,6 @@ def _relatives(connection: Connection, key: int, kind: str) -> tuple[Relative, .
         query = select(*RELATIVE_COLUMNS).join_from(_p, _c, _c.id == _p.child_id).where(_p.parent_id == key)
         rows = connection.execute(query.order_by(_c.id, _p.position))
     return tuple(read_relative(row) for row in rows)
-
-
-def read_relative(row: Any) -> Relative:
-    public_id, order, role, operator, status, score = row
-    return Relative(id=public_id, order=order, role=role, operator=operator, status=status, score=score)
 
 
 def source(store: Store, prefix: str) -> str:

@@ -27,6 +27,8 @@ class WriterLock:
         try:
             self._lock.acquire(timeout=0)
         except Timeout:
+            if not self.path.exists():  # filelock takes any file that cannot be made for one that is being made
+                raise StoreError(f"cannot write in the folder {database.parent}; choose another with --db") from None
             raise StoreError(
                 f"another search (pid {holder}) writes to this database ({database}); wait for it to end,"
                 " or use --db FILE for a second one"

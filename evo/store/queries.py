@@ -17,11 +17,11 @@ from evo.genome import Genome
 from evo.store import StoredRun
 from evo.store import models as m
 from evo.store.ancestry import ancestry
-from evo.store.candidates import artefact, build, candidate, source, timing_record
+from evo.store.candidates import artefact, build, candidate, source
 from evo.store.faults import first_line
 from evo.store.leaders import best, leader_key
 from evo.store.records import Failure, IslandSummary, Point, RunSummary, Selection, TimingRecord
-from evo.store.rows import TIMING_COLUMNS
+from evo.store.rows import TIMING_COLUMNS, read_timing_record
 from evo.store.runs import read_run, resolve_run
 from evo.store.store import Store
 
@@ -208,7 +208,7 @@ def baselines(store: Store, run: str) -> tuple[TimingRecord, ...]:
             .where(_t.run_id == resolve_run(connection, run), _t.candidate_id.is_(None))
             .order_by(_t.id)
         )
-        return tuple(timing_record(row._mapping) for row in rows)
+        return tuple(read_timing_record(row._mapping) for row in rows)
 
 
 def select_sql(store: Store, sql: str) -> Selection:

@@ -13,6 +13,7 @@ from evo.evaluation import Binary, Build, CandidateRef, Check, Evaluation, Measu
 from evo.store import Environment, Stage, StoredRun
 from evo.store import models as m
 from evo.store.columns import candidate_key, public_id
+from evo.store.records import TimingRecord
 
 __all__ = [
     "BUILD_COLUMNS",
@@ -29,6 +30,7 @@ __all__ = [
     "read_check",
     "read_environment",
     "read_timing",
+    "read_timing_record",
     "timing_rows",
 ]
 
@@ -37,6 +39,7 @@ Row = dict[str, Any]
 
 def clean_text(text: str) -> str:
     """`text` as every database takes it: compilers and crashed devices also emit NULs and broken UTF-8."""
+    text = str(text)  # not a StrEnum, which drivers may take for something else
     if text.isascii():
         return text.replace("\0", "\N{REPLACEMENT CHARACTER}") if "\0" in text else text
     return text.encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
@@ -258,6 +261,11 @@ def read_timing(row: Sequence[Any]) -> Timing:
         sets=sets,
         clocks=clocks,
     )
+
+
+def read_timing_record(values: Any) -> TimingRecord:
+    """From a mapping of TIMING_COLUMNS with island, stage and round."""
+    return TimingRecord(**{**values, "samples_us": tuple(values["samples_us"])})
 
 
 def read_environment(row: Any) -> Environment:

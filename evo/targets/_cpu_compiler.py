@@ -20,7 +20,7 @@ _REMEDY = "install one (apt install g++, dnf install gcc-c++, or xcode-select --
 
 # IEEE semantics stay (no -ffast-math, which also sets a mode bit of the whole process): errno and traps are
 # not looked at, and a*b+c may be fused, as CUDA does by default.
-_FLAGS = [
+_FLAGS = (
     "-std=c++17",
     "-O3",
     "-fPIC",
@@ -35,11 +35,11 @@ _FLAGS = [
     "-Wno-psabi",
     "-fdiagnostics-color=never",
     "-pipe",
-]
+)
 
 # -fopenmp at the link would tie a candidate to libgomp beside PyTorch's own copy: two pools of threads that
 # fight for the cores. So the libraries are named, without it; the session offers PyTorch's runtime instead.
-_LIBRARIES = ["-nodefaultlibs", "-Wl,--as-needed", "-Wl,--build-id=none", "-lstdc++", "-lm", "-lgcc_s", "-lgcc", "-lc"]
+_LIBRARIES = ("-nodefaultlibs", "-Wl,--as-needed", "-Wl,--build-id=none", "-lstdc++", "-lm", "-lgcc_s", "-lgcc", "-lc")
 
 _ALLOWED = re.compile(
     r"-O([0-3sgz]|fast)?|-f(?!plugin)[\w=+:,.-]+|-m[\w=+,.-]+|-W(?![lap],)[\w=+-]+|--param[= ][\w-]+=\d+"

@@ -68,8 +68,8 @@ _PARTITIONS = 4
 """Of a multiprocessor; each holds a quarter of the registers, and a warp's registers lie in one of them."""
 
 
-def resident_blocks(registers: int, smem_static_bytes: int, launch: Launch, limits: Limits) -> int:
-    """Blocks that a multiprocessor holds at once; 0 if not even one fits.
+def resident_blocks(registers: int, smem_static_bytes: int, launch: Launch, limits: Limits, barriers: int = 0) -> int:
+    """Blocks that a multiprocessor holds at once; 0 if not even one fits. `barriers`: named ones, bar.sync's.
 
     The calculation of NVIDIA's cuda_occupancy.h for compute capability 8.0 and later, shared memory at its
     largest carve-out.
@@ -87,12 +87,22 @@ def resident_blocks(registers: int, smem_static_bytes: int, launch: Launch, limi
     reserved = -(-(smem + limits.smem_bytes_reserved_per_block) // _SMEM_UNIT) * _SMEM_UNIT
     by_smem = limits.smem_bytes_per_multiprocessor // reserved
     by_threads = limits.threads_per_multiprocessor // _WARP // warps
-    return min(by_registers, by_smem, by_threads, limits.blocks_per_multiprocessor)
+    by_barriers = _barriers(limits) // max(barriers, 1)
+    return min(by_registers, by_smem, by_threads, by_barriers, limits.blocks_per_multiprocessor)
+
+
+def _barriers(limits: Limits) -> int:
+    """Named barriers that the blocks of a multiprocessor share; before 9.0 every block has its own 16."""
+    if limits.capability < 90:
+        return 16 * limits.blocks_per_multiprocessor
+    return limits.blocks_per_multiprocessor * (2 if limits.capability in (90, 100) else 1)
 
 
 def resident_share(binary: Binary, launch: Launch, limits: Limits) -> float | None:
     """Resident threads over the multiprocessor's limit, 0 to 1; None while registers are unknown (PTX)."""
     if binary.registers is None:
         return None
-    blocks = resident_blocks(binary.registers, binary.smem_static_bytes or 0, launch, limits)
+    # bar.sync with a number that is not known to the compiler reserves all 16 barriers: on 9.0 that is four blocks.
+    barriers = max((int(n) for n in re.findall(r"used (\d+) barriers", binary.log)), default=0)
+    blocks = resident_blocks(binary.registers, binary.smem_static_bytes or 0, launch, limits, barriers)
     return blocks * prod(launch.block) / limits.threads_per_multiprocessor

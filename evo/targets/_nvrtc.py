@@ -157,6 +157,8 @@ def run_nvrtc(text: str, arch: str, flags: Iterable[str], include_dirs: Iterable
         *(() if any(f.startswith("--std") for f in flags) else ("--std=c++17",)),
         *flags,
         "--ptxas-options=-v",
+        # Where there is a driver, NVRTC takes machine code from the driver's cache, and ptxas then reports nothing.
+        *(("--no-cache",) if nvrtc_version() >= (12, 9) else ()),
         *(f"--include-path={d}" for d in (*include_dirs, *map(str, _header_dirs()))),
     ]
     with _program(nvrtc, text) as program:

@@ -71,7 +71,7 @@ def _parameters(dtype: str, cores: int) -> tuple[Parameter, ...]:
             why="writing past the cache saves reading the output first",
         ),
         Ordinal(name="prefetch_bytes", values=(0, 512, 1024, 2048), why="ahead of the hardware's own prefetcher"),
-        Categorical(name="prefetch_next", values=(False, True), why="the next row arrives during this one's arithmetic"),
+        Categorical(name="prefetch_next", values=(False, True), why="the next row arrives in time"),
     ]
     if dtype == "bfloat16":
         found += [
@@ -115,6 +115,11 @@ def _constraints(dtype: str) -> tuple[Constraint, ...]:
             name="accumulators_fit_the_registers",
             holds=lambda p: int(p["rows_in_flight"]) * int(p["unroll"]) * 2 <= 32,
             reason="more than 32 vectors of running sums spill",
+        ),
+        Constraint(
+            name="shifted_keeps_small_squares",
+            holds=lambda p: p["statistics"] != "shifted" or int(p["simd_bits"]) * int(p["unroll"]) >= 512,
+            reason="a few running sums would lose the small squares beside an outlier's",
         ),
     )
 

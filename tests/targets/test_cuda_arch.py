@@ -18,7 +18,7 @@ from evo.targets._cuda_arch import arch_limits, parse_arch, resident_blocks, res
 
 KNOWN = ["sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_100", "sm_120"]
 
-# NVIDIA's calculator, which ships as a header for the host: one block count for every row of eight numbers.
+# NVIDIA's calculator, which ships as a header for the host: one block count for every row of numbers.
 ORACLE = """
 #include <cuda_occupancy.h>
 extern "C" void oracle(const long long* rows, long long* blocks, long long n) {
@@ -32,7 +32,7 @@ extern "C" void oracle(const long long* rows, long long* blocks, long long n) {
         cudaOccFuncAttributes a = {};
         a.maxThreadsPerBlock = 1024; a.numRegs = r[8]; a.sharedSizeBytes = r[9];
         a.partitionedGCConfig = PARTITIONED_GC_OFF; a.shmemLimitConfig = FUNC_SHMEM_LIMIT_OPTIN;
-        a.maxDynamicSharedSizeBytes = r[6]; a.numBlockBarriers = 1;
+        a.maxDynamicSharedSizeBytes = r[6]; a.numBlockBarriers = r[12];
         cudaOccDeviceState s = {}; s.carveoutConfig = SHAREDMEM_CARVEOUT_MAX_SHARED;
         cudaOccResult out = {};
         cudaOccError e = cudaOccMaxActiveBlocksPerMultiprocessor(&out, &p, &a, &s, r[11], r[10]);
@@ -64,6 +64,7 @@ def test_blocks_agree_with_nvidias_own_calculator_on_random_kernels(tmp_path: Pa
             threads = rng.choice([32, 64, 96, 100, 128, 160, 192, 256, 384, 512, 640, 768, 1024, rng.randint(1, 1024)])
             registers = rng.choice([rng.randint(1, 255), 16, 32, 40, 64, 80, 96, 128, 168, 255])
             static = rng.choice([0, 0, 256, 4096, rng.randint(0, 48 * 1024)])
+            barriers = rng.choice([0, 1, 1, 2, 3, 4, 8, 16])
             room = limits.smem_bytes_per_block - static
             dynamic = rng.choice([0, rng.randint(0, room), room])
             rows.append(
@@ -80,10 +81,10 @@ def test_blocks_agree_with_nvidias_own_calculator_on_random_kernels(tmp_path: Pa
                     static,
                     dynamic,
                     threads,
-                    0,
+                    barriers,
                 ]
             )
-            mine.append(resident_blocks(registers, static, launch(threads, dynamic), limits))
+            mine.append(resident_blocks(registers, static, launch(threads, dynamic), limits, barriers))
     table, blocks = torch.tensor(rows, dtype=torch.int64), torch.zeros(len(rows), dtype=torch.int64)
     oracle((table, blocks, len(rows)), launch(1))
     wrong = [(r, int(b), m) for r, b, m in zip(rows, blocks.tolist(), mine, strict=True) if b != m]
@@ -117,6 +118,21 @@ def test_occupancy_is_a_share_of_the_threads_and_unknown_for_ptx() -> None:
     binary = Binary(code=b"", code_hash="", registers=48, smem_static_bytes=0)
     assert resident_share(binary, launch(256), limits) == pytest.approx(5 * 256 / 1536)
     assert resident_share(Binary(code=b"", code_hash=""), launch(256), limits) is None
+
+
+def test_named_barriers_limit_the_blocks_of_hopper() -> None:
+    text = """
+    extern "C" __global__ void pairs(float* y) {
+        asm volatile("bar.sync %0, 64;" :: "r"(threadIdx.x / 64 + BASE));
+        y[threadIdx.x] = 1.0f;
+    }
+    """
+    cuda = find_target("cuda")
+    shares = {}
+    for arch in ("sm_89", "sm_90"):
+        source = Source(text=text, target="cuda", entry="pairs", flags=("-DBASE=1",))
+        shares[arch] = resident_share(cuda.compile(source, arch, Path()), launch(128), arch_limits(arch))
+    assert shares == {"sm_89": 1.0, "sm_90": 4 * 128 / 2048}
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ def test_too_much_shared_memory_is_a_compile_error_in_the_words_of_ptxas() -> No
 
 @pytest.mark.parametrize("arch", ["sm_89", "compute_89"])
 def test_a_source_without_its_entry_point_is_refused(arch: str) -> None:
-    with pytest.raises(CompileError, match="no entry point 'other'.*extern \"C\""):
+    with pytest.raises(CompileError, match=r"no entry point 'other'.*extern .C."):
         compiled(PLAIN, "other", arch)
 
 
@@ -137,6 +137,14 @@ def test_a_source_without_its_entry_point_is_refused(arch: str) -> None:
 def test_an_unknown_architecture_is_refused_with_those_that_are_known(arch: str) -> None:
     with pytest.raises(DeviceError, match=r"sm_89|one of .*\b89\b"):
         compiled(PLAIN, arch=arch)
+
+
+def test_a_source_compiled_again_has_the_same_figures() -> None:
+    # A compiler that remembers its results reports on the first compilation only.
+    text = PLAIN + "// not compiled by any other test"
+    first, second = compiled(text), compiled(text)
+    assert first == second
+    assert second.registers is not None
 
 
 def test_ptx_carries_no_figures_and_no_machine_code() -> None:
@@ -173,7 +181,9 @@ def test_the_figures_are_those_of_the_entry_asked_for_among_several() -> None:
         float v[32]; for (int i = 0; i < n; ++i) v[i % 32] = x[i]; return v[n % 32];
     }
     extern "C" __global__ void first(float* y) { __shared__ float a[16]; a[threadIdx.x] = 1; y[0] = a[3]; }
-    extern "C" __global__ void second(float* y, int n) { __shared__ float a[32]; a[threadIdx.x] = deep(y, n); y[0] = a[3]; }
+    extern "C" __global__ void second(float* y, int n) {
+        __shared__ float a[32]; a[threadIdx.x] = deep(y, n); y[0] = a[3];
+    }
     """
     assert compiled(text, "first").smem_static_bytes == 16 * 4
     assert compiled(text, "second").smem_static_bytes == 32 * 4

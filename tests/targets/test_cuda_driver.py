@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -48,7 +49,7 @@ print(cuda.limits("sm_89").multiprocessors)
 """
     done = subprocess.run(
         [sys.executable, "-c", program],
-        env={"PATH": "", "CUDA_VISIBLE_DEVICES": ""},
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
         timeout=60,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -161,7 +161,7 @@ def _load_function(driver: Any, image: bytes, variant: Variant) -> int:
     return function.value
 
 
-def grid_blocks(launch: dict[str, Any], sizes: dict[str, int], multiprocessors: int) -> int:
+def grid_blocks(launch: Mapping[str, Any], sizes: Mapping[str, int], multiprocessors: int) -> int:
     """Blocks of a launch plan: one a tile, as many as share it, at most so many for each multiprocessor.
 
     Raises Unavailable where that is more than a grid can have.
@@ -194,9 +194,13 @@ class CudaCall:
     """A function with its launch geometry. May be called by several threads at once."""
 
     def __init__(
-        self, function: Function, variant: Variant, sizes: dict[str, int], retire: Callable[[Variant, int, str], None]
+        self,
+        variant: Variant,
+        function: Function,
+        sizes: Mapping[str, int],
+        retire: Callable[[Variant, int, str], None],
     ) -> None:
-        self.variant = variant
+        self.variant, self.sizes = variant, tuple(sizes.values())
         launch = variant.record["launch"]
         self._driver, self._function, self._retire = _driver(), function, retire
         self._blocks = grid_blocks(launch, sizes, function.multiprocessors)

@@ -9,16 +9,20 @@ from torch.overrides import has_torch_function
 __all__ = ["obstacle"]
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+_STRIDED = torch.strided
+# Private to PyTorch. Without the first, a mode is still noticed where it makes the output something else than a plain
+# tensor; without the second, the public question is asked every time, which takes longer.
 _count_dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
-"""Private: without it a mode is still noticed where it makes the output something else than a plain tensor."""
+_is_any_autocast_enabled = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 
 
 def obstacle(*tensors: torch.Tensor | None) -> str:
-    """Why a kernel must not be given these tensors; empty if it may. None stands for one that is left out.
+    """Why a kernel must not be given the memory of these tensors; empty if it may. None stands for one left out.
 
-    If it may, they are dense in some order, hold memory, and have the device and dtype of the first one.
+    If it may, the tensors are plain, hold memory, and have the device and the dtype of the first. Called for every
+    call of the module: what costs time here is worth a look.
     """
-    if torch.jit.is_tracing():
+    if torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
         return "torch.jit.trace must see the operation"
     if has_torch_function(tensors):
         return "a tensor subclass or a torch function mode (such as torch.set_default_device) is involved"
@@ -27,7 +31,7 @@ def obstacle(*tensors: torch.Tensor | None) -> str:
     if forward_ad._current_level >= 0:
         return "forward-mode differentiation is active"
     recording = torch.is_grad_enabled()
-    device, dtype = None, None
+    device = dtype = None
     for t in tensors:
         if t is None:
             continue
@@ -35,29 +39,23 @@ def obstacle(*tensors: torch.Tensor | None) -> str:
             return f"an argument is a {type(t).__name__}, not a plain tensor"
         if recording and t.requires_grad:
             return "gradients are being recorded"
-        if t.is_nested or t.layout is not torch.strided:
+        if t.is_nested or t.layout is not _STRIDED:
             return "an argument is not laid out as a plain array"
         if device is None:
             device, dtype = t.device, t.dtype
-        elif t.device != device:
-            return "the arguments are on different devices"
         elif t.dtype is not dtype:
             return "the arguments have different dtypes"
+        elif t.device != device:
+            return "the arguments are on different devices"
         if t.is_neg():
             return "an argument is a view that negates what it reads"
-        if not _has_memory(t):
-            return "an argument has no memory of its own (meta, functorch, empty or released)"
-    if device is not None and torch.is_autocast_enabled(device.type):
+        try:
+            address = t.data_ptr()
+        except RuntimeError:  # functorch's wrappers have no storage
+            address = 0
+        # A view into a released storage has an address, too: its offset from nothing.
+        if not address or ((offset := t.storage_offset()) and t.untyped_storage().nbytes() <= offset * t.itemsize):
+            return "an argument holds no memory (it is empty, released, on meta, or a functorch wrapper)"
+    if device is not None and _is_any_autocast_enabled() and torch.is_autocast_enabled(device.type):
         return "autocast is enabled"
     return ""
-
-
-def _has_memory(t: torch.Tensor) -> bool:
-    try:
-        if not t.data_ptr():
-            return False
-    except RuntimeError:  # functorch's wrappers have no storage
-        return False
-    # A view into a released storage has an address too: its offset from nothing.
-    offset = t.storage_offset()
-    return not offset or t.untyped_storage().nbytes() > offset * t.element_size()

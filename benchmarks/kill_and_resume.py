@@ -1,0 +1,126 @@
+"""Kills a real search with SIGKILL at random moments, resumes it, and examines what is left.
+
+    python benchmarks/kill_and_resume.py [--kills 10] [--target cpu] [--seed 0]
+
+After every kill: the database opens and passes its own integrity check; every evaluation that was there before
+is there still, unchanged and once. At the end: a fresh sampler that is told the recorded measurements in order
+proposes exactly what was recorded, which is what an unbroken search would have done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+from evo.evaluation import Status
+from evo.kernel import load_kernel
+from evo.samplers import Result, find_sampler
+from evo.store import StoredEvaluation
+from evo.store.store import Store
+from evo.targets import find_target
+
+RUN = "killed"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--target", default="cpu")
+    parser.add_argument("--workload", default="rows=512,cols=1024,dtype=float32")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments of death")
+    arguments = parser.parse_args()
+    moments = random.Random(arguments.seed)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "lineage.db"
+        known: dict[int, str] = {}
+        for kill in range(1, arguments.kills + 1):
+            died_s = _run_and_kill(path, arguments, first=kill == 1, after_s=moments.uniform(4, 12))
+            integrity = sqlite3.connect(path).execute("PRAGMA integrity_check").fetchone()[0]
+            with Store.open(path, write=False) as store:
+                found = store.evaluations(store.run(RUN))
+            now = {e.ref.order: _identity(e) for e in found}
+            lost = [o for o, identity in known.items() if now.get(o) != identity]
+            print(f"kill {kill:2}: after {died_s:4.1f} s, {len(now):4} evaluations, integrity {integrity}, lost {len(lost)}")
+            assert integrity == "ok" and not lost and len(now) == len(found)
+            known = now
+        subprocess.run(_command("resume", RUN, path, "--evaluations", str(len(known) + 30)), check=True)
+        with Store.open(path, write=False) as store:
+            run = store.run(RUN)
+            evaluations = store.evaluations(run)
+        orders = [e.ref.order for e in evaluations]
+        assert orders == list(range(len(orders))), "an order is missing or doubled"
+        differing = _replay(run.spec.seed, run.spec.window, run.spec.sampler, evaluations)
+        print(f"{len(evaluations)} evaluations, none missing or doubled; replayed proposals that differ: {differing}")
+        assert differing == 0
+
+
+def _command(verb: str, subject: str, path: Path, *more: str) -> list[str]:
+    return [sys.executable, "-m", "evo", verb, subject, "--db", str(path), *more]
+
+
+def _run_and_kill(path: Path, arguments: argparse.Namespace, *, first: bool, after_s: float) -> float:
+    if first:
+        more = ["--target", arguments.target, "--workload", arguments.workload, "--seed", "1", "--name", RUN]
+        command = _command("search", "layernorm", path, *more, "--budget", "1h")
+    else:
+        command = _command("resume", RUN, path)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    time.sleep(after_s + (4 if first else 0))
+    if process.poll() is not None:
+        sys.exit(f"the search ended by itself with code {process.returncode}")
+    children = psutil.Process(process.pid).children(recursive=True)
+    os.kill(process.pid, signal.SIGKILL)  # the search itself; its workers must notice by themselves
+    process.wait()
+    _, alive = psutil.wait_procs(children, timeout=30)
+    assert not alive, f"workers outlive their search: {alive}"
+    return after_s
+
+
+def _identity(e: StoredEvaluation) -> str:
+    times = [t.samples_us for t in e.evaluation.timings]
+    return f"{e.public_id} {e.ref.proposal.genome.digest} {e.evaluation.status} {times}"
+
+
+def _replay(seed: int, window: int, sampler: str, evaluations: list[StoredEvaluation]) -> int:
+    """How many recorded proposals a fresh sampler would not have made from the recorded measurements."""
+    first = evaluations[0].ref
+    kernel = load_kernel("layernorm")
+    space = kernel.space("cpu", first.workload, find_target("cpu").limits("native"))
+    made = find_sampler(sampler)(space, seed, {})
+    differing, told_codes = 0, dict[str, int]()
+    scores = {e.ref.order: e.evaluation.score for e in evaluations}
+    for order, e in enumerate(evaluations):
+        if order >= window:
+            _tell(made, evaluations[order - window], told_codes, scores)
+        proposal = made.ask(order)
+        differing += (proposal.genome, proposal.parents) != (e.ref.proposal.genome, e.ref.proposal.parents)
+    return differing
+
+
+def _tell(sampler: object, e: StoredEvaluation, told_codes: dict[str, int], scores: dict[int, float | None]) -> None:
+    evaluation, same = e.evaluation, None
+    if evaluation.build is not None and evaluation.build.binary is not None:
+        same = told_codes.setdefault(evaluation.build.binary.code_hash, e.ref.order)
+    score = evaluation.score if evaluation.same_code_as is None else scores[evaluation.same_code_as]
+    result = Result(
+        order=e.ref.order,
+        genome=e.ref.proposal.genome,
+        status=Status.OK if evaluation.status is Status.SAME_CODE else evaluation.status,
+        score=score,
+        same_code_as=same if same != e.ref.order else None,
+    )
+    sampler.tell(result)  # type: ignore[attr-defined]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""The folder an export is written to: complete or not at all, and nothing but an earlier export replaced."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from evo.errors import UsageError
+
+__all__ = ["MANIFEST", "file_digests", "publish"]
+
+MANIFEST = "manifest.json"
+WRITER = "evo"
+"""`written_by` in a manifest: whose folder it is."""
+
+
+@contextmanager
+def publish(out: Path, format: str) -> Iterator[Path]:
+    """A new folder beside `out` that takes its place when the block ends well, and vanishes when it does not.
+
+    The block must leave a manifest there with `written_by`, `format` and `files`. Raises UsageError if `out` is
+    neither absent, nor empty, nor an earlier export of the same format, or cannot be written to.
+    """
+    _check_replaceable(out, format)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".part", dir=out.parent))
+    except OSError as error:
+        raise UsageError(f"cannot write to {out.parent} ({error.strerror}); choose another --out") from error
+    new, old = staging / "new", staging / "old"
+    try:
+        new.mkdir()
+        yield new
+        _check_replaceable(out, format)  # again: the block may have taken a while
+        if out.exists():
+            out.rename(old)
+        try:
+            new.rename(out)
+        except OSError:
+            if old.exists():
+                old.rename(out)
+            raise
+    except OSError as error:
+        raise UsageError(f"cannot write {out} ({error.strerror}); free some space or fix its rights") from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def file_digests(folder: Path) -> dict[str, str]:
+    """sha256 of every file below a folder, by its path there."""
+    files = sorted(p for p in folder.rglob("*") if p.is_file())
+    return {p.relative_to(folder).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+
+
+def _check_replaceable(out: Path, format: str) -> None:
+    if not out.exists() and not out.is_symlink():
+        return
+    if out.is_symlink() or not out.is_dir():
+        raise UsageError(f"{out} is not a folder; choose another --out")
+    found = {p.relative_to(out).as_posix() for p in out.rglob("*") if not p.is_dir() and "__pycache__" not in p.parts}
+    if not found:
+        return
+    manifest = _read_manifest(out)
+    if manifest is None:
+        raise UsageError(f"{out} is not empty and no earlier export (no {MANIFEST} of evo's): choose another --out")
+    if manifest.get("format") != format:
+        raise UsageError(f"{out} is an export of format {manifest.get('format')}, not {format}: choose another --out")
+    foreign = sorted(found - {MANIFEST, *manifest.get("files", {})})
+    if foreign:
+        raise UsageError(f"{out} is an earlier export, but {foreign[0]} in it is not evo's: move it away first")
+
+
+def _read_manifest(out: Path) -> dict[str, Any] | None:
+    with suppress(OSError, ValueError):
+        manifest = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
+        if isinstance(manifest, dict) and manifest.get("written_by") == WRITER:
+            return manifest
+    return None

@@ -1,0 +1,147 @@
+"""manifest.json of an exported module: what its run time reads, and where everything in it comes from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from evo import __version__
+from evo.evaluation import Binary
+from evo.exporters import ExportItem, ExportRequest
+from evo.exporters._folder import WRITER
+from evo.exporters._module import _processor
+from evo.kernel import Kernel
+from evo.render import Source
+from evo.targets import Target
+from evo.targets._cpu_compiler import _FLAGS, _LIBRARIES
+
+__all__ = ["BuiltVariant", "manifest_record", "to_json"]
+
+_FORMAT_VERSION = 1
+_PSABI = {
+    "x86-64": "cx8 fpu fxsr mmx sse sse2",
+    "x86-64-v2": "cx16 lahf_lm popcnt pni sse4_1 sse4_2 ssse3",
+    "x86-64-v3": "abm avx avx2 bmi1 bmi2 f16c fma movbe",
+    "x86-64-v4": "avx512f avx512bw avx512cd avx512dq avx512vl",
+}
+"""What each level adds, as Linux spells it. Source: x86-64 psABI, table "Micro-Architecture Levels"."""
+_UNTOLD = {"cx8", "fpu", "fxsr", "mmx"}
+"""Every x86-64 CPU has these, and _processor does not report them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltVariant:
+    """A winner, rendered and compiled again."""
+
+    item: ExportItem
+    source: Source
+    binary: Binary
+    source_file: str
+    binary_file: str
+
+
+def manifest_record(
+    kernel: Kernel, target: Target, request: ExportRequest, variants: Iterable[BuiltVariant]
+) -> dict[str, Any]:
+    """Everything but `files`, which the caller adds when they are written."""
+    return {
+        "written_by": WRITER,
+        "format": "module",
+        "format_version": _FORMAT_VERSION,
+        "evo_version": __version__,
+        "exported_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "kernel": {
+            "name": kernel.name,
+            "title": kernel.title,
+            "entry": kernel.entry,
+            "replaces": kernel.replaces,
+            "digest": kernel.digest,
+            "dimensions": [asdict(d) for d in kernel.dimensions],
+            "arguments": [{"name": a.name, "kind": a.kind, "dtype": a.dtype} for a in kernel.arguments],
+            "tolerance": {dtype: asdict(tolerance) for dtype, tolerance in kernel.tolerance.items()},
+        },
+        "measured_on": dict(request.environment),
+        "exported_on": {
+            "compiler": target.compiler(),
+            "machine": _processor.machine(),
+            "python": platform.python_version(),
+            "torch": _torch_version(),
+        },
+        "variants": [_variant_record(kernel, target, request.arch, v) for v in variants],
+    }
+
+
+def to_json(record: Mapping[str, Any]) -> str:
+    """One text for one record, times in ISO 8601."""
+    return json.dumps(record, indent=1, default=_as_json) + "\n"
+
+
+def _variant_record(kernel: Kernel, target: Target, arch: str, variant: BuiltVariant) -> dict[str, Any]:
+    item, source, binary = variant.item, variant.source, variant.binary
+    dims = dict(item.workload.dims)
+    measured_code = item.record.get("code_hash")
+    record: dict[str, Any] = {
+        "candidate": item.candidate,
+        "target": target.name,
+        "arch": arch,
+        "workload": {
+            "key": item.workload.key,
+            "dims": {d.name: dims[d.name] for d in kernel.dimensions},
+            "dtype": item.workload.dtype,
+            "options": dict(item.workload.options),
+        },
+        "fixed": list(kernel.specialised[target.name]),
+        "genome": {"parameters": item.genome.parameters, "flags": list(item.genome.flags)},
+        "source": variant.source_file,
+        "source_sha256": _sha256(source.text.encode()),
+        "source_digest": source.digest,
+        "includes": {name: _sha256(text.encode()) for name, text in sorted(source.includes.items())},
+        "flags": list(source.flags),
+        "binary": variant.binary_file,
+        "binary_sha256": _sha256(binary.code),
+        "code_hash": binary.code_hash,
+        "same_code_as_measured": None if measured_code is None else measured_code == binary.code_hash,
+        "registers": binary.registers,
+        "spill_bytes": binary.spill_bytes,
+        "smem_static_bytes": binary.smem_static_bytes,
+        "launch": asdict(kernel.plan(target.name, item.genome.parameters, item.workload)),
+        "record": dict(item.record),
+    }
+    if target.name == "cpu":
+        record["needs"] = {"machine": _processor.machine(), "features": _needed_features(arch, source.flags)}
+        record["recipe"] = {"flags": [*_FLAGS, *source.flags], "libraries": list(_LIBRARIES)}
+    return record
+
+
+def _needed_features(arch: str, flags: Iterable[str]) -> list[str] | None:
+    """Instruction sets that code for -march=`arch` may use; None where that is not known: it is then built anew."""
+    if arch == "native":
+        return sorted(_processor.features()) or None
+    if arch not in _PSABI or any(f.startswith("-m") for f in flags):
+        return None
+    levels = list(_PSABI)[: list(_PSABI).index(arch) + 1]
+    return sorted({f for level in levels for f in _PSABI[level].split()} - _UNTOLD)
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _torch_version() -> str:
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return "none"
+
+
+def _as_json(value: object) -> object:
+    """What provenance may hold beside plain JSON data."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    return value.isoformat() if isinstance(value, datetime) else str(value)

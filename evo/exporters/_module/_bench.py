@@ -1,0 +1,141 @@
+"""How long does a variant take, and PyTorch beside it? Interleaved, over buffers that together exceed the caches.
+
+On a GPU twice: as a CUDA graph, which is the kernels' own time, and as calls from Python, one after another.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+
+from ._launcher import MANIFEST, Dispatch
+
+__all__ = ["Comparison", "compare"]
+
+_FOOTPRINT_BYTES = 256 << 20
+_MOST_SETS = 64
+_SAMPLE_S = 2e-3
+"""At least so long is one sample, so that reading the clock costs nothing."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Medians in microseconds a call. `ratio` is the variant's time over PyTorch's, `low` and `high` bound its median
+    with 95% confidence."""
+
+    how: str
+    own_us: float
+    torch_us: float
+    ratio: float
+    low: float
+    high: float
+
+
+def compare(frontend: Any, dispatch: Dispatch, index: int, rounds: int) -> list[Comparison]:
+    """Times one variant at the sizes it was tuned for."""
+    workload = MANIFEST["variants"][index]["workload"]
+    device = dispatch.device_of(index)
+    place = torch.device("cpu") if device < 0 else torch.device("cuda", device)
+    dtype = getattr(torch, workload["dtype"])
+    with dispatch.only(index), torch.inference_mode():
+        args = [frontend.timed(workload["dims"], dtype, place, 0)]
+        sets = min(_MOST_SETS, max(1, _FOOTPRINT_BYTES // (2 * _bytes(args[0]))))
+        args += [frontend.timed(workload["dims"], dtype, place, seed) for seed in range(1, sets)]
+        own, original = _walk(frontend.SUBJECT, args), _walk(frontend.ORIGINAL, args)
+        if device < 0:
+            return [_race("call", sets, rounds, _wall(own), _wall(original))]
+        with torch.cuda.device(device):
+            graphs = [_device_time(_graph(walk)) for walk in (own, original)]
+            calls = [_wall(walk, torch.cuda.synchronize) for walk in (own, original)]
+            return [_race("graph", sets, rounds, *graphs), _race("call", sets, rounds, *calls)]
+
+
+def _bytes(args: tuple[Any, ...]) -> int:
+    return sum(a.numel() * a.element_size() for a in args if isinstance(a, torch.Tensor))
+
+
+def _walk(function: Callable[..., torch.Tensor], args: list[tuple[Any, ...]]) -> Callable[[], object]:
+    """One call with each set of arguments; the results live together, as in a graph."""
+    return lambda: [function(*a) for a in args]
+
+
+def _graph(walk: Callable[[], object]) -> Callable[[], object]:
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        walk()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = walk()
+
+    def replay() -> object:
+        graph.replay()
+        return kept
+
+    return replay
+
+
+def _wall(run: Callable[[], object], synchronize: Callable[[], object] = lambda: None) -> Callable[[int], float]:
+    """Seconds of so many runs, by the wall clock."""
+
+    def seconds(repeats: int) -> float:
+        synchronize()
+        begin = time.perf_counter()
+        for _ in range(repeats):
+            run()
+        synchronize()
+        return time.perf_counter() - begin
+
+    return seconds
+
+
+def _device_time(run: Callable[[], object]) -> Callable[[int], float]:
+    """Seconds of so many runs, by the GPU's own clock."""
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+
+    def seconds(repeats: int) -> float:
+        begin.record()
+        for _ in range(repeats):
+            run()
+        end.record()
+        end.synchronize()
+        milliseconds: float = begin.elapsed_time(end)
+        return milliseconds / 1e3
+
+    return seconds
+
+
+def _race(
+    how: str, calls: int, rounds: int, own: Callable[[int], float], original: Callable[[int], float]
+) -> Comparison:
+    """Rounds of one sample each, in turns; the first two warm up."""
+    once = min(original(1), original(1), own(1))
+    repeats = max(1, round(_SAMPLE_S / once))
+    pairs = []
+    for i in range(rounds + 2):
+        if i % 2:
+            torch_s, own_s = original(repeats), own(repeats)
+        else:
+            own_s, torch_s = own(repeats), original(repeats)
+        pairs.append((own_s, torch_s))
+    pairs = pairs[2:]
+    ratios = sorted(a / b for a, b in pairs)
+    # The ranks that enclose a median of n samples with 95% confidence: n/2 -+ 0.98 sqrt(n).
+    reach = 0.98 * len(ratios) ** 0.5
+    low = max(0, int(len(ratios) / 2 - reach))
+    high = min(len(ratios) - 1, int(len(ratios) / 2 + reach))
+    scale = 1e6 / (repeats * calls)
+    return Comparison(
+        how=how,
+        own_us=median(a for a, _ in pairs) * scale,
+        torch_us=median(b for _, b in pairs) * scale,
+        ratio=median(ratios),
+        low=ratios[low],
+        high=ratios[high],
+    )

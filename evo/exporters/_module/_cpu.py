@@ -1,0 +1,163 @@
+"""Loads the libraries of CPU variants, and builds them again from the shipped source where they do not fit.
+
+Nothing is run that this CPU may not understand: the instruction sets that a library was built for are compared with
+those of this CPU before it is loaded. Libraries built here are kept in $XDG_CACHE_HOME (~/.cache), in evo-kernels/.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ._openmp import share_openmp_runtime
+from ._processor import features, machine
+from ._variant import FOLDER, Unavailable, Variant, read_unchanged
+
+__all__ = ["CpuCall", "Library", "load"]
+
+_TYPES: dict[str, Any] = {
+    "P": ctypes.c_void_p,
+    "q": ctypes.c_int64,
+    "i": ctypes.c_int32,
+    "f": ctypes.c_float,
+    "d": ctypes.c_double,
+}
+_COMPILERS = ("g++", "c++", "clang++")
+_BUILD_TIMEOUT_S = 300
+
+
+@dataclass(frozen=True, eq=False)
+class Library:
+    """A loaded entry point. `rebuilt`: why the shipped library was not it; empty if it was."""
+
+    function: Any
+    rebuilt: str
+
+
+class CpuCall:
+    """An entry point that is done when it returns. May be called by several threads at once."""
+
+    def __init__(self, variant: Variant, library: Library, sizes: Mapping[str, int]) -> None:
+        self.variant, self.sizes = variant, tuple(sizes.values())
+        self._function = library.function
+
+    def __call__(self, *values: float) -> bool:
+        self._function(*values)
+        return True
+
+
+def load(variant: Variant) -> Library:
+    """The shipped library if it fits this machine, else one built here. Raises Unavailable."""
+    if not machine().startswith("linux-"):
+        raise Unavailable("CPU variants run on Linux only")
+    record = variant.record
+    try:
+        _check_machine(record)
+        read_unchanged(record["binary"], record["binary_sha256"])
+        return Library(_open(FOLDER / record["binary"], variant), rebuilt="")
+    except Unavailable as shipped:
+        try:
+            with _built(variant) as path:
+                return Library(_open(path, variant), rebuilt=str(shipped))
+        except Unavailable as built:
+            raise Unavailable(f"{shipped}, and building it here fails: {built}") from built
+
+
+def _check_machine(record: Mapping[str, Any]) -> None:
+    """Raises Unavailable unless this CPU has every instruction set that the shipped library may use."""
+    needs = record["needs"]
+    if needs["machine"] != machine():
+        raise Unavailable(f"{record['binary']} is for {needs['machine']}, this is {machine()}")
+    if needs["features"] is None:
+        raise Unavailable(f"what {record['binary']} needs of a CPU is not known")
+    missing = set(needs["features"]) - features()
+    if missing:
+        raise Unavailable(f"{record['binary']} needs {', '.join(sorted(missing))}, which this CPU lacks")
+
+
+def _open(path: Path, variant: Variant) -> Any:
+    try:
+        share_openmp_runtime()
+        # RTLD_LOCAL: variants share symbol names. RTLD_NOW: an undefined symbol shows here, not in a call.
+        function = ctypes.CDLL(str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)[variant.entry]
+    except (OSError, AttributeError) as error:
+        raise Unavailable(f"{path.name} does not load ({error})") from error
+    function.restype = None
+    function.argtypes = [_TYPES[code] for code in variant.arguments]
+    return function
+
+
+@contextmanager
+def _built(variant: Variant) -> Iterator[Path]:
+    """The library built from the shipped source for this very CPU; on disk at least until the block ends."""
+    record = variant.record
+    for name, sha256 in {record["source"]: record["source_sha256"], **record["includes"]}.items():
+        read_unchanged(name, sha256)
+    compiler, version = _compiler()
+    recipe = record["recipe"]
+    command = [*compiler, *recipe["flags"], "-march=native"]
+    libraries = [] if "clang" in version else recipe["libraries"]  # clang's OpenMP calls need its own runtime
+    sources = [record["source_sha256"], *sorted(record["includes"].values())]
+    parts = [*sources, version, *command, *libraries, machine(), *sorted(features())]
+    name = hashlib.sha256("\0".join(parts).encode()).hexdigest() + ".so"
+    cache = _cache_folder()
+    if cache is not None and (cache / name).is_file():
+        yield cache / name
+        return
+    try:
+        with tempfile.TemporaryDirectory(prefix="evo-module-", ignore_cleanup_errors=True) as folder:
+            path = Path(folder) / name
+            _run([*command, f"-I{FOLDER}", str(FOLDER / record["source"]), "-o", str(path), *libraries])
+            if cache is not None:
+                with suppress(OSError):
+                    part = Path(tempfile.mkdtemp(dir=cache)) / name
+                    shutil.copyfile(path, part)
+                    part.replace(cache / name)
+                    part.parent.rmdir()
+            yield path
+    except OSError as error:
+        raise Unavailable(f"no room to build in ({error.strerror})") from error
+
+
+def _compiler() -> tuple[list[str], str]:
+    """$CXX or the first compiler there is, as a command, and its version. Raises Unavailable."""
+    wanted = os.environ.get("CXX", "")
+    for command in [shlex.split(wanted)] if wanted else [[name] for name in _COMPILERS]:
+        if command and shutil.which(command[0]):
+            return command, _run([*command, "--version"]).partition("\n")[0].strip()
+    raise Unavailable(f"there is no C++ compiler ({wanted or ', '.join(_COMPILERS)})")
+
+
+def _run(command: list[str]) -> str:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_BUILD_TIMEOUT_S, check=True
+        )
+    except subprocess.CalledProcessError as error:
+        reason = (error.stderr.strip() or "no message").splitlines()[0]
+        raise Unavailable(f"{command[0]} refuses ({reason})") from error
+    except (OSError, subprocess.SubprocessError) as error:
+        raise Unavailable(f"{command[0]} does not run ({error})") from error
+    return done.stdout
+
+
+def _cache_folder() -> Path | None:
+    """A folder of this user's alone, since what lies in it is executed; None if there is none."""
+    try:
+        home = os.environ.get("XDG_CACHE_HOME")
+        folder = (Path(home) if home else Path.home() / ".cache") / "evo-kernels"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+    except (OSError, RuntimeError):  # read-only, or no home
+        return None
+    return folder if status.st_uid == os.getuid() and not status.st_mode & 0o022 else None

@@ -1,0 +1,218 @@
+"""Chooses and runs the variants of this package. It knows no kernel: frontend.py does, which is written against this:
+
+    DISPATCH = Dispatch(self_test)            what manifest.json lists; self_test: see Dispatch
+    found = DISPATCH[device, dtype, *sizes]   device: index of the GPU, -1 for the CPU; dtype: torch's; sizes: in
+                                              the order of the kernel's dimensions. As cheap as a dict
+    found is a str                            why no variant serves this problem: leave it to PyTorch
+    found(*values) -> bool                    otherwise a Call. values: the entry point's arguments in order,
+                                              addresses as int (0: left out), numbers. True: enqueued on the
+                                              GPU's current stream (CPU: done). False: nothing ran: leave it to
+                                              PyTorch
+    found.sizes                               those of the key
+    str(found.variant)                        for people
+    obstacle(*tensors) -> str                 why these tensors must be left to PyTorch; empty if nothing is known
+                                              against it (_tensors.py)
+    variants() -> list[dict]                  the manifest's records
+
+What frontend.py passes must be memory of that device and dtype, laid out as the kernel expects.
+
+Beside its public names (__all__), frontend.py defines, for `python -m PACKAGE check` and `bench`:
+
+    SUBJECT, ORIGINAL                      the function of this package, and PyTorch's that it stands in for
+    explain(*args)                         the way a call takes: starts with "variant" or "PyTorch"
+    exact(*args)                           the result in float64
+    cases(sizes, dtype, device, seed)      yields (name, args): random and edge-case calls around a variant's sizes
+    timed(sizes, dtype, device, seed)      args of a call of exactly these sizes
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any
+
+import torch
+
+from . import _cpu, _cuda
+from ._tensors import obstacle
+from ._variant import FOLDER, Busy, Unavailable, Variant
+
+__all__ = ["MANIFEST", "Call", "Dispatch", "obstacle", "variants"]
+
+MANIFEST: dict[str, Any] = json.loads((FOLDER / "manifest.json").read_text(encoding="utf-8"))
+
+Call = _cpu.CpuCall | _cuda.CudaCall
+
+_MOST_ENTRIES = 4096
+_CODES = {"int64": "q", "int32": "i", "float32": "f", "float64": "d"}
+
+
+def variants() -> list[dict[str, Any]]:
+    """What the manifest records of each variant: workload, genome, candidate, timings, ..."""
+    found: list[dict[str, Any]] = deepcopy(MANIFEST["variants"])
+    return found
+
+
+def _read_variants() -> tuple[Variant, ...]:
+    kernel = MANIFEST["kernel"]
+    codes = "".join("P" if a["kind"] != "scalar" else _CODES[a["dtype"]] for a in kernel["arguments"])
+    return tuple(
+        Variant(
+            index=index,
+            target=record["target"],
+            arch=record["arch"],
+            dtype=record["workload"]["dtype"],
+            sizes=record["workload"]["dims"],
+            fixed=frozenset(record["fixed"]),
+            entry=kernel["entry"],
+            arguments=codes,
+            record=record,
+        )
+        for index, record in enumerate(MANIFEST["variants"])
+    )
+
+
+class Dispatch(dict[tuple[Any, ...], Call | str]):
+    """From problem to Call, or to the reason why there is none; filled as problems come.
+
+    self_test(call, dtype, sizes) -> bool: whether a call gives right results; asked before a library that was built
+    on this machine, and so was never checked by evo, is used.
+    """
+
+    def __init__(self, self_test: Callable[[Call, torch.dtype, dict[str, int]], bool]) -> None:
+        super().__init__()
+        self._self_test = self_test
+        self._variants = _read_variants()
+        self._dimensions: list[dict[str, Any]] = MANIFEST["kernel"]["dimensions"]
+        self._loaded: dict[tuple[int, int], _cpu.Library | _cuda.Function | str] = {}
+        self._only: int | None = None
+        self._forked = False
+        self._lock = threading.RLock()
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    def __missing__(self, key: tuple[Any, ...]) -> Call | str:
+        with self._lock:
+            try:
+                found: Call | str = self._find(key)
+            except Busy as reason:
+                return str(reason)
+            except Unavailable as reason:
+                found = str(reason)
+            if len(self) >= _MOST_ENTRIES:
+                self.clear()
+            if not self._forked:  # there the answer depends on the number of threads
+                self[key] = found
+            return found
+
+    @contextmanager
+    def only(self, index: int) -> Iterator[None]:
+        """Within the block no other variant is chosen, in any thread: for checks and measurements."""
+        self._only = index
+        self.clear()
+        try:
+            yield
+        finally:
+            self._only = None
+            self.clear()
+
+    def unavailable(self, index: int) -> str:
+        """Why a variant does not run on this machine; empty if it does."""
+        variant = self._variants[index]
+        try:
+            self._load(variant, self.device_of(index))
+        except Unavailable as reason:
+            return str(reason)
+        return ""
+
+    def device_of(self, index: int) -> int:
+        """The first device that a variant runs on. Raises Unavailable."""
+        variant = self._variants[index]
+        if variant.target == "cpu":
+            return -1
+        if not torch.cuda.is_available():
+            raise Unavailable("no CUDA GPU answers to PyTorch")
+        for device in range(torch.cuda.device_count()):
+            if _cuda.runs_on(variant.arch, device):
+                return device
+        raise Unavailable(f"it is for {variant.arch}, and no GPU here is")
+
+    def _find(self, key: tuple[Any, ...]) -> Call:
+        device, dtype, *numbers = key
+        sizes = {d["name"]: n for d, n in zip(self._dimensions, numbers, strict=True)}
+        for d in self._dimensions:
+            if not d["low"] <= sizes[d["name"]] <= d["high"]:
+                raise Unavailable(f"{d['name']}={sizes[d['name']]} is not within {d['low']} to {d['high']}")
+        variant = min(self._candidates(device, str(dtype).removeprefix("torch."), sizes), key=_distance_from(sizes))
+        loaded = self._load(variant, device)
+        if isinstance(loaded, _cuda.Function):
+            return _cuda.CudaCall(variant, loaded, sizes, self._retire)
+        if self._forked and torch.get_num_threads() > 1:
+            # OpenMP's threads do not survive a fork, and its runtimes wait for them for ever.
+            raise Unavailable("this process was forked; torch.set_num_threads(1) lets it use CPU variants")
+        return _cpu.CpuCall(variant, loaded, sizes)
+
+    def _candidates(self, device: int, dtype: str, sizes: dict[str, int]) -> list[Variant]:
+        """Variants that are right for a problem. Raises Unavailable, saying what they lack, if there are none."""
+        target = "cpu" if device < 0 else "cuda"
+        found = [v for v in self._variants if v.target == target and self._only in (None, v.index)]
+        if not found:
+            raise Unavailable(f"nothing was tuned for {target}")
+        if target == "cuda":
+            known = sorted({v.arch for v in found})
+            found = [v for v in found if _cuda.runs_on(v.arch, device)]
+            if not found:
+                raise Unavailable(f"this GPU is not of an architecture that was tuned for ({', '.join(known)})")
+        known = sorted({v.dtype for v in found})
+        found = [v for v in found if v.dtype == dtype]
+        if not found:
+            raise Unavailable(f"{dtype} is not a dtype that was tuned for ({', '.join(known)})")
+        known = sorted({", ".join(f"{n}={v.sizes[n]}" for n in sorted(v.fixed)) for v in found})
+        found = [v for v in found if all(v.sizes[n] == sizes[n] for n in v.fixed)]
+        if not found:
+            raise Unavailable(f"these sizes were not tuned for ({'; '.join(known)})")
+        return found
+
+    def _load(self, variant: Variant, device: int) -> _cpu.Library | _cuda.Function:
+        """Loads a variant once for each device. Raises Unavailable, also for one that has failed before."""
+        key = (variant.index, device)
+        with self._lock:
+            if key not in self._loaded:
+                try:
+                    self._loaded[key] = self._load_cpu(variant) if device < 0 else _cuda.load(variant, device)
+                except Busy:
+                    raise
+                except Unavailable as reason:
+                    self._loaded[key] = f"{variant}: {reason}"
+            found = self._loaded[key]
+        if isinstance(found, str):
+            raise Unavailable(found)
+        return found
+
+    def _load_cpu(self, variant: Variant) -> _cpu.Library:
+        library = _cpu.load(variant)
+        if library.rebuilt:
+            call = _cpu.CpuCall(variant, library, variant.sizes)
+            if not self._self_test(call, getattr(torch, variant.dtype), dict(variant.sizes)):
+                raise Unavailable(f"{library.rebuilt}, and what this machine's compiler makes of it is wrong")
+        return library
+
+    def _retire(self, variant: Variant, device: int, reason: str) -> None:
+        """A variant that failed is not tried again in this process."""
+        with self._lock:
+            self._loaded[variant.index, device] = f"{variant}: {reason}"
+            self.clear()
+
+    def _after_fork(self) -> None:
+        self._lock = threading.RLock()  # whoever held it is not in this process
+        self._forked = True
+        self.clear()
+
+
+def _distance_from(sizes: dict[str, int]) -> Callable[[Variant], float]:
+    """How far a variant was tuned from `sizes`: in factors, summed over the dimensions."""
+    return lambda variant: sum(abs(math.log2(max(n, 1) / max(sizes[d], 1))) for d, n in variant.sizes.items())

@@ -1,0 +1,206 @@
+"""LayerNorm for PyTorch: `layer_norm` in place of torch.nn.functional.layer_norm, `LayerNorm` of torch.nn.LayerNorm.
+
+Every call gives what PyTorch's gives. One that a tuned variant serves (inference on dense tensors of one dtype, over
+a tuned number of columns, on a tuned device) runs that variant; any other is left to PyTorch's own function.
+`explain`, called with the same arguments, says which and why.
+
+This file is copied into exported modules; what it is written against is told in _launcher.py there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ._launcher import Call, Dispatch, obstacle, variants
+
+__all__ = ["LayerNorm", "explain", "layer_norm", "variants"]
+
+_EPS_LOW, _EPS_HIGH = 1e-12, 1e6
+"""What eps the variants take; with less, a constant row is noise, and PyTorch's own noise is what is expected."""
+
+
+def layer_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """As torch.nn.functional.layer_norm, for every input."""
+    if not torch.compiler.is_compiling():  # a compiler must see PyTorch's operation
+        call = _choose(input, normalized_shape, weight, bias, eps)
+        if type(call) is not str:
+            output = _run(call, input, weight, bias, eps)
+            if output is not None:
+                return output
+    return functional.layer_norm(input, normalized_shape, weight, bias, eps)
+
+
+class LayerNorm(torch.nn.LayerNorm):
+    """As torch.nn.LayerNorm: same constructor, parameters and state_dict.
+
+    Its parameters want gradients, so tuned variants run under torch.no_grad() or torch.inference_mode().
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        if torch.jit.is_scripting():
+            return functional.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+        else:  # noqa: RET505 - the script compiler leaves out a branch, not what follows one
+            return layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+
+
+def explain(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> str:
+    """Which way a call of layer_norm takes here and now: "variant 0 (...)", or "PyTorch: " and the reason."""
+    if torch.compiler.is_compiling():
+        return "PyTorch: torch.compile must see the operation"
+    found = _choose(input, normalized_shape, weight, bias, eps)
+    return f"PyTorch: {found}" if isinstance(found, str) else str(found.variant)
+
+
+def _choose(input: Any, normalized_shape: Any, weight: Any, bias: Any, eps: Any) -> Call | str:
+    """A call that serves these arguments, or why they are left to PyTorch, which also has the errors to raise."""
+    if not isinstance(input, Tensor):
+        return "input is not a tensor"
+    refusal = obstacle(input, weight, bias)
+    if refusal:
+        return refusal
+    if type(normalized_shape) not in _SEQUENCES:
+        return "normalized_shape is not a tuple or list"
+    normalized = tuple(normalized_shape)
+    # Equal is not enough: 64.0 equals 64, and PyTorch refuses it.
+    if not normalized or input.shape[-len(normalized) :] != normalized or set(map(type, normalized)) != {int}:
+        return "normalized_shape is not the end of the input's shape"
+    if weight is not None and (weight.shape != normalized or not weight.is_contiguous()):
+        return "weight is not contiguous and of normalized_shape"
+    if bias is not None and (bias.shape != normalized or not bias.is_contiguous()):
+        return "bias is not contiguous and of normalized_shape"
+    if type(eps) is not float or not _EPS_LOW <= eps <= _EPS_HIGH:
+        return f"eps is not a float from {_EPS_LOW:g} to {_EPS_HIGH:g}"
+    device = input.get_device() if input.is_cuda else -1 if input.is_cpu else None
+    if device is None:
+        return f"nothing is tuned for {input.device.type}"
+    cols = normalized[0] if len(normalized) == 1 else prod(normalized)
+    return DISPATCH[device, input.dtype, input.numel() // cols, cols]
+
+
+def _run(call: Call, input: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor | None:
+    """None if the call could not be made."""
+    x = input.contiguous()  # PyTorch's own kernels, too, copy what is not contiguous
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if type(y) is not Tensor:  # a mode that _choose does not know makes its own
+        return None
+    rows, cols = call.sizes
+    weight_address = 0 if weight is None else weight.data_ptr()
+    bias_address = 0 if bias is None else bias.data_ptr()
+    done = call(x.data_ptr(), weight_address, bias_address, y.data_ptr(), rows, cols, eps)
+    return y if done else None
+
+
+def _self_test(call: Call, dtype: torch.dtype, sizes: dict[str, int]) -> bool:
+    """Whether a library built on this machine agrees with PyTorch: odd sizes, with and without weight and bias."""
+    tolerance = {torch.float32: 1e-4}.get(dtype, 2e-2)
+    for rows, cols in ((5, sizes["cols"]), (3, 17), (1, 1), (9, 769)):
+        x, out = 3 * torch.randn(rows, cols) + 2, torch.full((rows, cols), torch.nan)
+        x, out, weight, bias = (t.to(dtype) for t in (x, out, torch.randn(cols), torch.randn(cols)))
+        for w, b in ((weight, bias), (None, None)):
+            call(*(t.data_ptr() if t is not None else 0 for t in (x, w, b, out)), rows, cols, 1e-5)
+            if not torch.allclose(out, functional.layer_norm(x, (cols,), w, b), rtol=tolerance, atol=tolerance):
+                return False
+    return True
+
+
+_SEQUENCES = frozenset({tuple, list, torch.Size})
+DISPATCH = Dispatch(_self_test)
+
+# For `python -m PACKAGE check` and `bench`.
+SUBJECT, ORIGINAL = layer_norm, functional.layer_norm
+
+
+def exact(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
+    """In float64, term by term."""
+    dims = tuple(range(-len(normalized_shape), 0))
+    x = input.double()
+    centred = x - x.mean(dims, keepdim=True)
+    y = centred / (centred.square().mean(dims, keepdim=True) + eps).sqrt()
+    y = y * weight.double() if weight is not None else y
+    return y + bias.double() if bias is not None else y
+
+
+def timed(sizes: dict[str, int], dtype: torch.dtype, device: torch.device, seed: int) -> tuple[Any, ...]:
+    """Arguments of a call of these sizes."""
+    draw = _Draw(dtype, device, seed)
+    cols = sizes["cols"]
+    return draw.normal(sizes["rows"], cols), (cols,), draw.normal(cols), draw.normal(cols), 1e-5
+
+
+def cases(
+    sizes: dict[str, int], dtype: torch.dtype, device: torch.device, seed: int
+) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Calls over the tuned number of columns, and some that must be left to PyTorch."""
+    draw, c, eps = _Draw(dtype, device, seed), sizes["cols"], 1e-5
+    rows = min(sizes["rows"], max(1, (1 << 24) // c))
+    w, b = draw.normal(c) + 1, draw.normal(c)
+    yield "as tuned", (draw.rows(rows, c), (c,), w, b, eps)
+    for n in (1, 2, 3, 7, 33, 257):
+        yield f"{n} rows", (draw.rows(n, c), (c,), w, b, eps)
+    yield "no weight", (draw.rows(5, c), (c,), None, b, eps)
+    yield "no bias", (draw.rows(5, c), (c,), w, None, eps)
+    yield "neither, eps 1e-12", (draw.rows(5, c), [c], None, None, 1e-12)
+    yield "eps 0.5, tiny values", (1e-4 * draw.rows(5, c), (c,), w, b, 0.5)
+    yield "mean 1000", (draw.normal(9, c) + 1000, (c,), w, b, eps)
+    yield "constant rows", (draw.normal(5, 1).expand(5, c).contiguous(), (c,), w, b, eps)
+    yield "outliers", (draw.marked(33, c, 300.0), (c,), w, b, eps)
+    scale = 8e3 if dtype == torch.float16 else 1e14
+    yield "large values", (draw.rows(5, c).clamp(-8, 8) * scale, (c,), w, b, eps)
+    yield "NaN in some rows", (draw.marked(7, c, float("nan"))[1:], (c,), w, b, eps)
+    yield "Inf in some rows", (draw.marked(7, c, float("inf"))[1:], (c,), w, b, eps)
+    yield "three dimensions", (draw.rows(6, c).view(2, 3, c), (c,), w, b, eps)
+    yield "one dimension", (draw.rows(1, c).view(c), (c,), w, b, eps)
+    yield "misaligned input", (draw.rows(1, 6 * c + 1).view(-1)[1:].view(6, c), (c,), w, b, eps)
+    yield "misaligned weight", (draw.rows(6, c), (c,), draw.normal(c + 1)[1:], b, eps)
+    yield "transposed input", (draw.rows(c, 6).t(), (c,), w, b, eps)
+    yield "every other row", (draw.rows(12, c)[::2], (c,), w, b, eps)
+    yield "expanded input", (draw.rows(1, c).expand(6, c), (c,), w, b, eps)
+    if c % 2 == 0:
+        shape = (2, c // 2)
+        yield "two normalised dimensions", (draw.rows(5, c).view(5, *shape), shape, w.view(shape), b.view(shape), eps)
+    yield "no rows", (draw.rows(0, c), (c,), w, b, eps)
+    yield "one column more", (draw.rows(5, c + 1), (c + 1,), None, None, eps)
+    yield "weight not contiguous", (draw.rows(5, c), (c,), draw.normal(c, 2)[:, 0], b, eps)
+    yield "eps 0", (draw.rows(5, c), (c,), w, b, 0.0)
+
+
+class _Draw:
+    """Random tensors of one dtype on one device."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device, seed: int) -> None:
+        self._dtype, self._generator = dtype, torch.Generator(device).manual_seed(seed)
+
+    def normal(self, *shape: int) -> Tensor:
+        generator = self._generator
+        return torch.randn(shape, generator=generator, device=generator.device).to(self._dtype)
+
+    def rows(self, rows: int, cols: int) -> Tensor:
+        """Every row has its own mean and scale."""
+        scale = 1 + self.normal(rows, 1).abs()
+        return self.normal(rows, cols) * scale + 4 * self.normal(rows, 1)
+
+    def marked(self, rows: int, cols: int, value: float) -> Tensor:
+        """One element of every other row is `value`."""
+        x = self.rows(rows, cols)
+        x[::2, cols // 2] = value
+        return x

@@ -1,0 +1,52 @@
+"""A search from the command to the winner, and every structural branch, on a real GPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from evo import cli
+from evo.store.store import Store
+
+pytestmark = pytest.mark.gpu
+
+WORKLOAD = "rows=1024,cols=2048,dtype=bfloat16"
+
+
+def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object]:
+    code = cli.run([*arguments, "--json"])
+    captured = capsys.readouterr()
+    assert code == 0, captured.err
+    record = json.loads(captured.out)
+    assert isinstance(record, dict)
+    return record
+
+
+def test_a_search_ends_with_a_winner_whose_ancestry_is_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    db = str(tmp_path / "lineage.db")
+    search = ["search", "layernorm", "--target", "cuda", "--workload", WORKLOAD, "--evaluations", "80"]
+    record = run_json(capsys, *search, "--seed", "3", "--name", "gpu", "--db", db)
+    (workload,) = record["workloads"]
+    assert workload["winner"]["speedup"] > 1
+    assert {"torch", "copy", "negate"} <= set(workload["baselines"])
+    with Store.open(db, write=False) as store:
+        evaluations = store.evaluations(store.run("gpu"))
+    assert [e.ref.order for e in evaluations] == list(range(80))
+    refused = [e for e in evaluations if not e.evaluation.status.passed]
+    assert not refused, [(e.evaluation.status, e.evaluation.log, str(e.ref.proposal.genome)) for e in refused]
+
+
+@pytest.mark.parametrize("arch", [None, "compute_89"])
+def test_every_structural_branch_passes_the_gate(
+    arch: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """compute_89: what sm_89 would run, compiled by the driver for the GPU present."""
+    more = ["--arch", arch] if arch else []
+    record = run_json(capsys, "check", "layernorm", "--target", "cuda", *more, "--db", str(tmp_path / "lineage.db"))
+    branches = record["branches"]
+    assert isinstance(branches, list) and len(branches) > 100
+    assert {b["gate"] for b in branches} == {"ok"}
