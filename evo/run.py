@@ -8,7 +8,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -25,7 +26,7 @@ from evo.search import Budget, Observer, Search, SearchConfig, StopReason
 from evo.store import Environment, Recorder, RunSpec, RunStatus, Stage, StoredEvaluation, StoredRun
 from evo.targets import Target, find_target
 
-__all__ = ["Outcome", "RunSettings", "budget_of", "describe_environment", "execute", "plan_run"]
+__all__ = ["Outcome", "RunSettings", "budget_of", "describe_environment", "execute", "open_executor", "plan_run"]
 
 _FINALS_RESERVE = 0.15
 _FINALS_RESERVE_MAX_S = 20.0
@@ -79,9 +80,29 @@ def budget_of(run: StoredRun) -> Budget:
     return Budget(**limits)
 
 
+@contextmanager
+def open_executor(target: str, settings: RunSettings) -> Iterator[Executor]:
+    """Worker processes that start at once: they take seconds to get ready, so open this before anything slow."""
+    executor = LocalExecutor(
+        target,
+        ExecutorConfig(
+            builders=settings.builders,
+            cache_dir=settings.cache_dir,
+            build_timeout_s=settings.build_timeout_s,
+            measure_timeout_s=settings.measure_timeout_s,
+            device_index=settings.device_index,
+        ),
+    )
+    try:
+        yield executor
+    finally:
+        executor.close()
+
+
 def execute(
     run: StoredRun,
     recorder: Recorder,
+    executor: Executor,
     settings: RunSettings,
     observer: Observer,
     *,
@@ -114,16 +135,6 @@ def execute(
         budget=_search_part(total),
         sampler_options=options.get("sampler", {}),
         fixed=options.get("fixed", {}),
-    )
-    executor = LocalExecutor(
-        spec.target,
-        ExecutorConfig(
-            builders=settings.builders,
-            cache_dir=settings.cache_dir,
-            build_timeout_s=settings.build_timeout_s,
-            measure_timeout_s=settings.measure_timeout_s,
-            device_index=settings.device_index,
-        ),
     )
     search: Search | None = None
     try:
@@ -159,8 +170,6 @@ def execute(
     except BaseException:
         _mark_interrupted(recorder, run, search.elapsed_s if search else run.elapsed_s)
         raise
-    finally:
-        executor.close()
 
 
 def _finals(

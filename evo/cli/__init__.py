@@ -9,8 +9,12 @@ from typing import Any
 import typer
 
 from evo.errors import EvoError
+from evo.executors._server import start_server
 
 __all__ = ["app", "main"]
+
+_WORKING = frozenset({"search", "resume", "check", "bench"})
+"""Commands that need worker processes; these start to get ready before anything else is imported."""
 
 app = typer.Typer(
     name="evo",
@@ -32,13 +36,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; its exit code. A user's mistake is one sentence on stderr, never a traceback."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words and words[0] in _WORKING:
+        start_server()
     from evo.cli import check, doctor, export, lineage, measure, search
 
     for module in (search, lineage, export, measure, check, doctor):
         module.register(app)
     command = typer.main.get_command(app)
     try:
-        code = command.main(args=list(arguments) if arguments is not None else None, standalone_mode=False)
+        code = command.main(args=words, standalone_mode=False)
         return int(code or 0)
     except _USAGE_ERROR as error:
         where = f" (see: {error.ctx.command_path} --help)" if error.ctx else ""

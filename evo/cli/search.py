@@ -30,8 +30,18 @@ from evo.cli.options import (
 from evo.cli.results import outcome_record, print_outcome
 from evo.cli.screen import LiveScreen, PlainLines, Screen, SilentScreen
 from evo.errors import StoreError, UsageError
+from evo.executors import Executor
 from evo.kernel import load_kernel
-from evo.run import RunSettings, budget_of, check_workloads, default_builders, describe_environment, execute, plan_run
+from evo.run import (
+    RunSettings,
+    budget_of,
+    check_workloads,
+    default_builders,
+    describe_environment,
+    execute,
+    open_executor,
+    plan_run,
+)
 from evo.samplers import find_sampler
 from evo.search import Budget, Search, SearchConfig, StopReason, window_for
 from evo.store import RunStatus, StoredRun
@@ -105,10 +115,11 @@ def search(
     job |= {k: v for k, v in given.items() if v is not None}
     config = _configure(job)
     problem = load_kernel(config.kernel)
-    environment = describe_environment(find_target(config.target))
-    with _open(db) as store:
+    settings = _settings(job, config.target, db)
+    with open_executor(config.target, settings) as executor, _open(db) as store:
+        environment = describe_environment(find_target(config.target))
         run = store.create_run(plan_run(config, problem, job.get("name")), environment)
-        _carry_out(store, run, job, db, config.budget, json, export, started)
+        _carry_out(store, run, executor, settings, config.budget, json, export, started)
 
 
 def resume(
@@ -139,7 +150,9 @@ def resume(
                 " two devices do not mix; start a new run here"
             )
         store.set_status(stored, RunStatus.RUNNING, elapsed_s=stored.elapsed_s)
-        _carry_out(store, stored, {}, db, limit, json, export, started)
+        settings = _settings({}, stored.spec.target, db)
+        with open_executor(stored.spec.target, settings) as executor:
+            _carry_out(store, stored, executor, settings, limit, json, export, started)
 
 
 def _configure(job: dict[str, Any]) -> SearchConfig:
@@ -174,28 +187,30 @@ def _configure(job: dict[str, Any]) -> SearchConfig:
     )
 
 
+def _settings(job: dict[str, Any], target: str, db: str) -> RunSettings:
+    return RunSettings(
+        cache_dir=cache_dir(db),
+        builders=job.get("builders") or default_builders(find_target(target)),
+        finalists=job.get("finalists") or RunSettings.finalists,
+    )
+
+
 def _carry_out(
     store: Store,
     run: StoredRun,
-    job: dict[str, Any],
-    db: str,
+    executor: Executor,
+    settings: RunSettings,
     budget: Budget,
     json: bool,
     export: Path | None,
     started: float,
 ) -> None:
-    target = find_target(run.spec.target)
-    settings = RunSettings(
-        cache_dir=cache_dir(db),
-        builders=job.get("builders") or default_builders(target),
-        finalists=job.get("finalists") or RunSettings.finalists,
-    )
     console = make_console()
     screen = _screen(console, run, budget, json)
     with screen:
         screen.say(f"run {run.name}: {run.spec.kernel} on {run.environment.device}, seed {run.spec.seed}; starting …")
         with _signals() as connect:
-            outcome = execute(run, store, settings, screen, budget=budget, on_search=connect)
+            outcome = execute(run, store, executor, settings, screen, budget=budget, on_search=connect)
     if outcome.reason is StopReason.INTERRUPTED:
         typer.echo(f"evo: interrupted; everything finished is stored. Continue with: evo resume {run.name}", err=True)
         raise typer.Exit(130)

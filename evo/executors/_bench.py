@@ -16,7 +16,7 @@ from evo.timing import Protocol, Samples, calls_for, estimate_us, race, sets_for
 
 __all__ = ["Bench"]
 
-_SAMPLED_ELEMENTS = 1 << 20
+_SAMPLED_ELEMENTS = 1 << 18
 """On a CPU, how many elements of a timed output are compared with the reference: all of them would take longer
 than the timing. Rows are picked anew for every candidate; unwritten elements are looked for everywhere."""
 

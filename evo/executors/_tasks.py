@@ -1,6 +1,6 @@
 """What worker processes run. Only names and plain data come in and go out.
 
-This module must stay cheap to import: builders load no torch.
+Workers are forked from a server that has this module imported (`evo.executors.local`).
 """
 
 from __future__ import annotations
@@ -8,11 +8,12 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evo.errors import CompileError, LaunchError, TemplateError
+from evo.errors import CompileError, EvoError, LaunchError, TemplateError
 from evo.evaluation import Build, Check, Measurement, Status
 from evo.executors import BuildRequest, MeasureRequest, RaceRequest, RaceResult
 from evo.kernel import Workload, load_kernel
@@ -24,15 +25,20 @@ from evo.timing import Protocol
 if TYPE_CHECKING:
     from evo.executors._bench import Bench
 
-__all__ = ["build", "classify", "measure", "prepare_device", "race", "warm_up"]
+__all__ = ["build", "classify", "measure", "open_device", "prepare_device", "race", "warm_up_builder"]
 
 _PROTOCOLS = {
-    ("search", False): Protocol(name="cold", min_rounds=6, max_rounds=16, sample_us=300.0, precision=0.015),
-    ("search", True): Protocol(name="cold", min_rounds=4, max_rounds=8, sample_us=2000.0, precision=0.03),
+    ("search", False): Protocol(name="cold", min_rounds=6, max_rounds=10, sample_us=300.0, precision=0.015),
+    ("search", True): Protocol(name="cold", min_rounds=4, max_rounds=6, sample_us=1500.0, precision=0.03),
     ("final", False): Protocol(name="final", min_rounds=30, max_rounds=60, sample_us=1000.0, precision=0.003),
     ("final", True): Protocol(name="final", min_rounds=16, max_rounds=40, sample_us=4000.0, precision=0.01),
 }
 """By stage and by whether the target shares its cores with everything else (and is therefore noisier)."""
+
+
+def warm_up_builder(target: str) -> None:
+    """Has the builders started, and what they import imported."""
+    find_target(target)
 
 
 def build(request: BuildRequest, cache_dir: str) -> Build:
@@ -88,15 +94,17 @@ def prepare_device(target: str, index: int) -> None:
     _place[:] = [(target, index)]
 
 
-def warm_up() -> None:
-    """The slow part of starting a device process that touches no device."""
-    import torch
-
-    torch.set_grad_enabled(False)
+def open_device() -> None:
+    """Opens the device ahead of the first measurement. One that does not open is reported by that."""
+    with suppress(EvoError):
+        _session()
 
 
 @cache
 def _session() -> Session:
+    import torch
+
+    torch.set_grad_enabled(False)
     target, index = _place[0]
     return find_target(target).open(index)
 

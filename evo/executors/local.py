@@ -7,7 +7,6 @@ share cores.
 
 from __future__ import annotations
 
-import multiprocessing
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from pebble import ProcessExpired, ProcessPool
 from evo.evaluation import Build, Measurement, Status
 from evo.executors import BuildRequest, ExecutorConfig, MeasureRequest, RaceRequest, RaceResult
 from evo.executors import _tasks as tasks
+from evo.executors._server import worker_context
 from evo.targets import find_target
 
 __all__ = ["LocalExecutor"]
@@ -41,16 +41,17 @@ class LocalExecutor:
     def __init__(self, target: str, config: ExecutorConfig) -> None:
         self._target, self._config = target, config
         self._turns = find_target(target).shares_cores
-        self._context = multiprocessing.get_context("spawn")
+        self._context = worker_context()
         self._builders = ProcessPool(max_workers=config.builders, context=self._context)
         self._device: ProcessPool | None = None
-        self._standby: ProcessPool | None = None
         self._jobs: deque[_Job] = deque()
         self._held_builds: deque[Callable[[], None]] = deque()
         self._building = 0
         self._measuring = False
         self._closed = False
         self._changed = threading.Condition()
+        self._builders.schedule(tasks.warm_up_builder, args=(target,))
+        self._open_device()
         self._dispatcher = threading.Thread(target=self._dispatch, name="evo-device", daemon=True)
         self._dispatcher.start()
 
@@ -169,21 +170,15 @@ class LocalExecutor:
                 start()
 
     def _open_device(self) -> ProcessPool:
-        """The device process; where cores are to spare, its successor is already being started beside it."""
         if self._device is None:
-            self._device = self._standby or self._start_device()
-            self._standby = None if self._turns else self._start_device()
+            self._device = ProcessPool(
+                max_workers=1,
+                context=self._context,
+                initializer=tasks.prepare_device,
+                initargs=(self._target, self._config.device_index),
+            )
+            self._device.schedule(tasks.open_device, timeout=_OPEN_TIMEOUT_S)
         return self._device
-
-    def _start_device(self) -> ProcessPool:
-        pool = ProcessPool(
-            max_workers=1,
-            context=self._context,
-            initializer=tasks.prepare_device,
-            initargs=(self._target, self._config.device_index),
-        )
-        pool.schedule(tasks.warm_up, timeout=_OPEN_TIMEOUT_S)
-        return pool
 
     def _end_device(self) -> None:
         pool, self._device = self._device, None
@@ -195,7 +190,6 @@ class LocalExecutor:
             self._changed.notify_all()
         _stop(self._builders)
         self._end_device()
-        _end(self._standby)
         self._builders.join()
         self._dispatcher.join(timeout=10)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from sqlalchemy import CTE, Connection, and_, select
+from sqlalchemy import Connection, Select, select
 
 from evo.genome import Genome
 from evo.store import models as m
+from evo.store.columns import ORDERS_PER_RUN
 from evo.store.records import Change, Relative, Step
 from evo.store.relatives import RELATIVE_COLUMNS, read_relative, resolve_candidate
 from evo.store.store import Store
@@ -26,11 +27,13 @@ def ancestry(store: Store, prefix: str) -> tuple[Step, ...]:
         key = resolve_candidate(connection, prefix)
         line = select(_c.id).where(_c.id == key).cte("line", recursive=True)
         line = line.union(select(_p.parent_id).join_from(_p, line, _p.child_id == line.c.id))
-        parents = _parents(connection, line)
-        medians = _medians(connection, line)
+        # IN and no joins: a planner that joins may read the whole of the other table to find a handful.
+        members = select(line.c.id)
+        parents = _parents(connection, members)
+        medians = _medians(connection, key // ORDERS_PER_RUN, members)
         rows = connection.execute(
             select(_c.id, _c.public_id, _c.order, _c.operator, _c.status, _c.score, _c.genome)
-            .join_from(line, _c, _c.id == line.c.id)
+            .where(_c.id.in_(members))
             .order_by(_c.id)
         ).all()
     genomes = {row.id: Genome.from_json(row.genome) for row in rows}
@@ -66,13 +69,13 @@ def _change(before: Genome, after: Genome) -> Change:
     return change
 
 
-def _parents(connection: Connection, line: CTE) -> dict[int, list[tuple[int, Relative]]]:
-    """Key and record of the parents of every candidate in `line`, in their order."""
+def _parents(connection: Connection, members: Select[int]) -> dict[int, list[tuple[int, Relative]]]:
+    """Key and record of the parents of every candidate among `members`, in their order."""
     found: dict[int, list[tuple[int, Relative]]] = defaultdict(list)
     rows = connection.execute(
         select(_p.child_id, _c.id, *RELATIVE_COLUMNS)
-        .join_from(line, _p, _p.child_id == line.c.id)
-        .join(_c, _c.id == _p.parent_id)
+        .join_from(_p, _c, _c.id == _p.parent_id)
+        .where(_p.child_id.in_(members))
         .order_by(_p.child_id, _p.position)
     )
     for child, parent, *row in rows:
@@ -80,13 +83,12 @@ def _parents(connection: Connection, line: CTE) -> dict[int, list[tuple[int, Rel
     return found
 
 
-def _medians(connection: Connection, line: CTE) -> dict[int, float]:
-    """Microseconds of the search's cold timing, where there is one."""
+def _medians(connection: Connection, run_id: int, members: Select[int]) -> dict[int, float]:
+    """Microseconds of the search's cold timing, by key, where there is one."""
     t = m.Timing
     rows = connection.execute(
-        select(_c.id, t.median_us)
-        .join_from(line, _c, _c.id == line.c.id)
-        .join(t, and_(t.run_id == _c.run_id, t.candidate_id == _c.id))
-        .where(t.round == 0, t.contender == "candidate", t.protocol == "cold")
+        select(t.candidate_id, t.median_us)
+        .where(t.run_id == run_id, t.candidate_id.in_(members), t.round == 0)
+        .where(t.contender == "candidate", t.protocol == "cold")
     )
-    return {row.id: row.median_us for row in rows}
+    return {row.candidate_id: row.median_us for row in rows if row.candidate_id is not None}

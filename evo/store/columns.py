@@ -18,6 +18,7 @@ __all__ = [
     "Key",
     "UtcDateTime",
     "candidate_key",
+    "key_range",
     "public_id",
 ]
 
@@ -31,6 +32,11 @@ def candidate_key(run_id: int, order: int) -> int:
     if not 0 <= order < ORDERS_PER_RUN:
         raise EngineError(f"candidate order {order} is outside 0 to {ORDERS_PER_RUN - 1}")
     return run_id * ORDERS_PER_RUN + order
+
+
+def key_range(run_id: int) -> tuple[int, int]:
+    """The first and last primary key that candidates of a run may have."""
+    return candidate_key(run_id, 0), candidate_key(run_id, ORDERS_PER_RUN - 1)
 
 
 def public_id(run_uid: str, order: int) -> str:

@@ -9,16 +9,17 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event, make_url
+from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event, func, make_url, select
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
 from evo.errors import StoreError
 from evo.store.faults import first_line
 
-__all__ = ["Location", "connect", "locate", "make_folder"]
+__all__ = ["Location", "connect", "locate", "make_folder", "take_turns"]
 
 _SQLITE_MAGIC = b"SQLite format 3\0"
 _BUSY_TIMEOUT_S = 10.0
+_ADVISORY_LOCK = 0x65766F  # "evo": any number that other users of PostgreSQL's advisory locks will not take
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +87,15 @@ def connect(location: Location, *, write: bool) -> Engine:
     if path.exists():
         _check_file(path, write=write)
     return _connect_file(location, path, write=write)
+
+
+def take_turns(connection: Connection) -> None:
+    """Until its transaction ends, others wait here; for what two writers must not decide at once.
+
+    A writing transaction on SQLite is alone from its beginning.
+    """
+    if connection.dialect.name == "postgresql":
+        connection.execute(select(func.pg_advisory_xact_lock(_ADVISORY_LOCK)))
 
 
 def make_folder(path: Path) -> None:

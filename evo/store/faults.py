@@ -41,9 +41,9 @@ def translated(place: str) -> Iterator[None]:
     try:
         yield
     except DBAPIError as error:
-        raise _explain(place, error.orig or error) from error
+        raise _explain(place, error.orig or error, connected=error.statement is not None) from error
     except sqlite3.Error as error:
-        raise _explain(place, error) from error
+        raise _explain(place, error, connected=True) from error
     except StatementError as error:  # a value was refused before it reached the database
         if isinstance(error.orig, EngineError):
             raise error.orig from None
@@ -60,7 +60,7 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def _explain(place: str, error: BaseException) -> StoreError | EngineError:
+def _explain(place: str, error: BaseException, *, connected: bool) -> StoreError | EngineError:
     code = getattr(error, "sqlite_errorcode", None)
     if isinstance(code, int) and code & 0xFF in _SQLITE:
         return StoreError(f"{place} {_SQLITE[code & 0xFF]}")
@@ -69,6 +69,6 @@ def _explain(place: str, error: BaseException) -> StoreError | EngineError:
         return StoreError(f"{place} {_POSTGRES[state]}")
     # The classes of PEP 249 have the same names in every driver.
     kinds = {kind.__name__ for kind in type(error).__mro__}
-    if kinds & {"IntegrityError", "DataError", "ProgrammingError"}:
+    if connected and kinds & {"IntegrityError", "DataError", "ProgrammingError"}:
         return EngineError(f"a record does not fit {place}: {first_line(error)}")
     return StoreError(f"{place} cannot be used: {first_line(error)}")

@@ -15,7 +15,7 @@ from evo.evaluation import CandidateRef, Check, Evaluation, Parent, Proposal, St
 from evo.genome import Genome
 from evo.store import StoredEvaluation, StoredResult, StoredRun
 from evo.store import models as m
-from evo.store.columns import ORDERS_PER_RUN, candidate_key
+from evo.store.columns import ORDERS_PER_RUN, candidate_key, key_range
 from evo.store.rows import BUILD_COLUMNS, CHECK_COLUMNS, TIMING_COLUMNS, read_build, read_check, read_timing
 
 __all__ = ["read_evaluation", "read_evaluations", "read_results"]
@@ -26,7 +26,7 @@ _REF_COLUMNS = (_c.id, _c.island, _c.public_id, _c.genome, _c.operator, _c.elaps
 
 def read_evaluations(connection: Connection, run: StoredRun) -> list[StoredEvaluation]:
     """Every candidate of the run as it was added, by order, but without source text and binary code."""
-    return _read(connection, run, candidate_key(run.id, 0), candidate_key(run.id, ORDERS_PER_RUN - 1))
+    return _read(connection, run, *key_range(run.id))
 
 
 def read_evaluation(connection: Connection, run: StoredRun, order: int) -> StoredEvaluation:
@@ -40,7 +40,7 @@ def read_evaluation(connection: Connection, run: StoredRun, order: int) -> Store
 
 def read_results(connection: Connection, run: StoredRun) -> list[StoredResult]:
     """Every candidate of the run by order, with its outcome and nothing of how it was found."""
-    first, last = candidate_key(run.id, 0), candidate_key(run.id, ORDERS_PER_RUN - 1)
+    first, last = key_range(run.id)
     with _uncollected():
         parents = _parents(connection, first, last)
         rows = connection.execute(

@@ -18,6 +18,7 @@ from evo.store import StoredRun
 from evo.store import models as m
 from evo.store.ancestry import ancestry
 from evo.store.candidates import artefact, build, candidate, source
+from evo.store.columns import key_range
 from evo.store.faults import first_line
 from evo.store.leaders import best, leader_key
 from evo.store.records import Failure, IslandSummary, Point, RunSummary, Selection, TimingRecord
@@ -163,7 +164,7 @@ def failures(store: Store, run: str, *, limit: int | None = None) -> tuple[Failu
                 refused.label("refused"),
             )
             .join_from(_c, b, b.candidate_id == _c.id, isouter=True)
-            .where(_c.run_id == resolve_run(connection, run), _c.status.not_in(_PASSED))
+            .where(_c.id.between(*key_range(resolve_run(connection, run))), _c.status.not_in(_PASSED))
             .order_by(_c.id)
             .limit(limit)
         )
@@ -192,7 +193,7 @@ def history(store: Store, run: str) -> tuple[Point, ...]:
     with store.reading() as connection:
         rows = connection.execute(
             select(_c.order, _c.public_id, _c.island, _c.operator, _c.status, _c.score, _c.elapsed_s)
-            .where(_c.run_id == resolve_run(connection, run))
+            .where(_c.id.between(*key_range(resolve_run(connection, run))))
             .order_by(_c.id)
         )
         return tuple(

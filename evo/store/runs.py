@@ -18,6 +18,7 @@ from evo.errors import StoreError, UnknownNameError
 from evo.kernel import Workload
 from evo.store import LATEST, Environment, RunSpec, RunStatus, StoredRun
 from evo.store import models as m
+from evo.store.database import take_turns
 from evo.store.rows import read_environment
 
 __all__ = ["insert_run", "iso", "read_run", "resolve_run"]
@@ -37,6 +38,7 @@ def insert_run(connection: Connection, spec: RunSpec, environment: Environment) 
         raise StoreError(f"the seed {spec.seed} is too large to be stored; choose one below 2**63")
     if not spec.workloads:
         raise StoreError("a run without workloads has nothing to search; name at least one")
+    take_turns(connection)  # two runs must not find the same name free
     name = spec.name
     if name is None:
         name = _free_name(connection, spec.kernel)

@@ -8,15 +8,14 @@ from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, func, inspect, select
+from sqlalchemy import Connection, Engine, inspect
 
 from evo.errors import StoreError
-from evo.store.database import Location
+from evo.store.database import Location, take_turns
 
 __all__ = ["alembic_config", "check_schema", "migrate"]
 
 _OURS = frozenset({"alembic_version", "run", "candidate", "parentage"})
-_MIGRATION_LOCK = 0x65766F  # "evo": any number that other users of a PostgreSQL advisory lock will not take
 
 
 def alembic_config(connection: Connection | None = None) -> Config:
@@ -66,7 +65,7 @@ def migrate(engine: Engine, location: Location) -> None:
                 driver.execute("PRAGMA foreign_keys = ON")
         else:
             with connection.begin():
-                connection.execute(select(func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
+                take_turns(connection)
                 _upgrade(connection, location)
 
 

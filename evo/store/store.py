@@ -124,13 +124,12 @@ class Store:
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """A connection for queries that see one state of the database, and everything recorded so far."""
-        with translated(str(self)):
-            if self._open is not None:
-                self._batch.flush(self._open)
-                yield self._open
-            else:
-                with self._engine.connect() as connection:
-                    yield connection
+        if self._open is not None:  # what goes wrong here is explained where the transaction ends
+            self._batch.flush(self._open)
+            yield self._open
+            return
+        with translated(str(self)), self._engine.connect() as connection:
+            yield connection
 
     @contextmanager
     def transaction(self) -> Iterator[None]:

@@ -6,6 +6,8 @@ the driver compiles when it loads it, for any GPU at least as new.
 
 from __future__ import annotations
 
+import importlib.util
+import runpy
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -98,6 +100,19 @@ def device_info(index: int) -> DeviceInfo:
             f"build (https://pytorch.org/get-started/locally/), or run with --target cpu"
         )
     return DeviceInfo(name=name, arch=device_arch(index), driver=version, details=details)
+
+
+@cache
+def _torch_build() -> tuple[str, str | None]:
+    """(version, CUDA version it is built for) of PyTorch, without its import, which takes seconds.
+
+    Raises DeviceError where it is not installed.
+    """
+    found = importlib.util.find_spec("torch")
+    if found is None or not found.submodule_search_locations:
+        raise DeviceError("PyTorch is not installed: pip install torch")
+    names = runpy.run_path(str(Path(found.submodule_search_locations[0]) / "version.py"))
+    return str(names["__version__"]), names["cuda"]
 
 
 @cache

@@ -52,10 +52,18 @@ template <int WIDTH, class M> __device__ __forceinline__ M reduce_lanes(M m, uns
     return m;
 }
 
-// Waits for the THREADS threads of one row group; groups of a block do not wait for each other (hardware barrier `id`).
-template <int THREADS> __device__ __forceinline__ void group_barrier(int id, unsigned mask) {
-    if (THREADS <= 32) __syncwarp(mask);
-    else asm volatile("bar.sync %0, %1;" :: "r"(id), "n"(THREADS) : "memory");
+// Waits for the THREADS threads of one of GROUPS row groups; groups of a block do not wait for each other (hardware
+// barrier `id`). Every barrier is named by a constant: for one named at run time ptxas reserves all 16, and an SM that
+// has 64 then holds no more than four blocks.
+template <int THREADS, int GROUPS> __device__ __forceinline__ void group_barrier(int id, unsigned mask) {
+    if constexpr (THREADS <= 32) {
+        __syncwarp(mask);
+    } else if constexpr (GROUPS > 1) {
+        if (id == GROUPS - 1) asm volatile("bar.sync %0, %1;" :: "n"(GROUPS - 1), "n"(THREADS) : "memory");
+        else group_barrier<THREADS, GROUPS - 1>(id, mask);
+    } else {
+        asm volatile("bar.sync 0, %0;" :: "n"(THREADS) : "memory");
+    }
 }
 
 enum class across_warps { none, shuffle, broadcast, leader };   // none: the group is within a warp
@@ -67,11 +75,11 @@ __device__ constexpr int power_of_two_from(int n) { int p = 1; while (p < n) p *
 //   shuffle:   each warp reads all entries, one a lane, and reduces them by shuffles (one barrier)
 //   broadcast: each thread reads all entries and merges them one by one: no shuffles (one barrier)
 //   leader:    the first warp reduces and publishes the result (two barriers, least shared-memory traffic)
-template <int THREADS, across_warps HOW, class M>
+template <int THREADS, int GROUPS, across_warps HOW, class M>
 __device__ __forceinline__ M reduce_warps(M m, M* partial, int lane, int id) {
     constexpr int WARPS = THREADS / 32, WIDTH = power_of_two_from(WARPS);
     if (lane % 32 == 0) partial[lane / 32] = m;
-    group_barrier<THREADS>(id, 0xffffffffu);
+    group_barrier<THREADS, GROUPS>(id, 0xffffffffu);
     if (HOW == across_warps::broadcast) {
         M all = fetch(partial[0], m);
         #pragma unroll
@@ -84,7 +92,7 @@ __device__ __forceinline__ M reduce_warps(M m, M* partial, int lane, int id) {
     }
     if (HOW == across_warps::leader) {
         if (lane == 0) partial[WARPS] = m;
-        group_barrier<THREADS>(id, 0xffffffffu);
+        group_barrier<THREADS, GROUPS>(id, 0xffffffffu);
         m = partial[WARPS];
     }
     return m;
@@ -124,7 +132,7 @@ template <int THREADS, int GROUPS, int BLOCKS, across_warps HOW> struct row_grou
     __device__ __forceinline__ unsigned mask() const {   // lanes of this group in its warp
         return THREADS >= 32 ? 0xffffffffu : ((1u << THREADS % 32) - 1) << (group % (32 / (THREADS < 32 ? THREADS : 32)) * THREADS);
     }
-    __device__ __forceinline__ void barrier() const { group_barrier<THREADS>(group, mask()); }
+    __device__ __forceinline__ void barrier() const { group_barrier<THREADS, GROUPS>(group, mask()); }
     // The merged partial results of all threads of the row, in every thread.
     template <class M> __device__ __forceinline__ M reduce(M m) {
         m = reduce_lanes<THREADS < 32 ? THREADS : 32>(m, mask());
@@ -132,7 +140,7 @@ template <int THREADS, int GROUPS, int BLOCKS, across_warps HOW> struct row_grou
             M* partial = reinterpret_cast<M*>(scratch[turn][group]);
             turn ^= 1;
             if constexpr (BLOCKS > 1) m = reduce_cluster<THREADS, BLOCKS>(m, partial, thread, rank);
-            else m = reduce_warps<THREADS, HOW>(m, partial, thread, group);
+            else m = reduce_warps<THREADS, GROUPS, HOW>(m, partial, thread, group);
         }
         return m;
     }

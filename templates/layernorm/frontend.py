@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ._launcher import Call, Dispatch, obstacle, variants
+from ._launcher import Call, Dispatch, addresses, variants
 
 __all__ = ["LayerNorm", "explain", "layer_norm", "variants"]
 
@@ -34,10 +34,18 @@ def layer_norm(
 ) -> Tensor:
     """As torch.nn.functional.layer_norm, for every input."""
     if not torch.compiler.is_compiling():  # a compiler must see PyTorch's operation
-        call = _choose(input, normalized_shape, weight, bias, eps)
-        if type(call) is not str:
-            output = _run(call, input, weight, bias, eps)
-            if output is not None:
+        found = _choose(input, normalized_shape, weight, bias, eps)
+        if type(found) is tuple:
+            call, address, weight_address, bias_address = found
+            if not input.is_contiguous():  # PyTorch's own kernels copy it, too
+                input = input.contiguous()
+                address = input.data_ptr()
+            output = torch.empty_like(input, memory_format=torch.contiguous_format)
+            rows, cols = call.sizes
+            # A mode that went unnoticed might have made the output something else than a plain tensor.
+            if type(output) is Tensor and call(
+                address, weight_address, bias_address, output.data_ptr(), rows, cols, eps
+            ):
                 return output
     return functional.layer_norm(input, normalized_shape, weight, bias, eps)
 
@@ -66,46 +74,50 @@ def explain(
     if torch.compiler.is_compiling():
         return "PyTorch: torch.compile must see the operation"
     found = _choose(input, normalized_shape, weight, bias, eps)
-    return f"PyTorch: {found}" if isinstance(found, str) else str(found.variant)
+    return f"PyTorch: {found}" if isinstance(found, str) else str(found[0].variant)
 
 
-def _choose(input: Any, normalized_shape: Any, weight: Any, bias: Any, eps: Any) -> Call | str:
-    """A call that serves these arguments, or why they are left to PyTorch, which also has the errors to raise."""
+def _choose(
+    input: Any, normalized_shape: Any, weight: Any, bias: Any, eps: Any
+) -> tuple[Call, int, int, int] | str:
+    """A call that serves these arguments with the addresses of the tensors, or why PyTorch is to do it.
+
+    What is wrong is left to PyTorch as well: it knows the errors to raise.
+    """
     if not isinstance(input, Tensor):
         return "input is not a tensor"
-    refusal = obstacle(input, weight, bias)
-    if refusal:
-        return refusal
-    if type(normalized_shape) not in _SEQUENCES:
-        return "normalized_shape is not a tuple or list"
-    normalized = tuple(normalized_shape)
-    # Equal is not enough: 64.0 equals 64, and PyTorch refuses it.
-    if not normalized or input.shape[-len(normalized) :] != normalized or set(map(type, normalized)) != {int}:
+    found = addresses(input, weight, bias)
+    if type(found) is str:
+        return found
+    shape = input.shape
+    if type(normalized_shape) not in _SEQUENCES or not normalized_shape or not shape:
+        return "normalized_shape is not a tuple or list of sizes"
+    cols = shape[-1]
+    if len(normalized_shape) == 1:
+        fits = normalized_shape[0] == cols and type(normalized_shape[0]) is int
+    else:
+        tail = shape[-len(normalized_shape) :]
+        # Equal is not enough: 64.0 equals 64, and PyTorch refuses it.
+        fits = tail == tuple(normalized_shape) and {type(n) for n in normalized_shape} == {int}
+        cols = prod(tail)
+    if not fits:
         return "normalized_shape is not the end of the input's shape"
+    # A tuple, for a torch.Size never equals a list.
+    normalized = normalized_shape if type(normalized_shape) is tuple else tuple(normalized_shape)
     if weight is not None and (weight.shape != normalized or not weight.is_contiguous()):
         return "weight is not contiguous and of normalized_shape"
     if bias is not None and (bias.shape != normalized or not bias.is_contiguous()):
         return "bias is not contiguous and of normalized_shape"
     if type(eps) is not float or not _EPS_LOW <= eps <= _EPS_HIGH:
         return f"eps is not a float from {_EPS_LOW:g} to {_EPS_HIGH:g}"
-    device = input.get_device() if input.is_cuda else -1 if input.is_cpu else None
-    if device is None:
-        return f"nothing is tuned for {input.device.type}"
-    cols = normalized[0] if len(normalized) == 1 else prod(normalized)
-    return DISPATCH[device, input.dtype, input.numel() // cols, cols]
-
-
-def _run(call: Call, input: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor | None:
-    """None if the call could not be made."""
-    x = input.contiguous()  # PyTorch's own kernels, too, copy what is not contiguous
-    y = torch.empty_like(x, memory_format=torch.contiguous_format)
-    if type(y) is not Tensor:  # a mode that _choose does not know makes its own
-        return None
-    rows, cols = call.sizes
-    weight_address = 0 if weight is None else weight.data_ptr()
-    bias_address = 0 if bias is None else bias.data_ptr()
-    done = call(x.data_ptr(), weight_address, bias_address, y.data_ptr(), rows, cols, eps)
-    return y if done else None
+    if input.is_cuda:
+        device = input.get_device()
+    elif input.is_cpu:
+        device = -1
+    else:
+        return f"nothing was tuned for {input.device.type}"
+    call = DISPATCH[device, input.dtype, input.numel() // cols, cols]
+    return call if type(call) is str else (call, *found)
 
 
 def _self_test(call: Call, dtype: torch.dtype, sizes: dict[str, int]) -> bool:

@@ -180,6 +180,11 @@ def _plan(target: str, point: Mapping[str, Value], workload: Workload) -> Launch
     return cuda_space.plan(point, workload) if target == "cuda" else LaunchPlan(threads=1)
 
 
+def _compile_flags(target: str, point: Mapping[str, Value]) -> tuple[str, ...]:
+    """The CPU template spells its vectors out: what the compiler adds costs compile time and registers."""
+    return ("-fno-tree-vectorize", "-fno-tree-slp-vectorize") if target == "cpu" else ()
+
+
 def _required(inputs: Tensors, name: str) -> torch.Tensor:
     tensor = inputs[name]
     assert tensor is not None
@@ -241,5 +246,6 @@ KERNEL = Kernel(
     space=_space,
     plan=_plan,
     inactive={"cuda": cuda_space.INACTIVE, "cpu": cpu_space.INACTIVE},
+    compile_flags=_compile_flags,
     replaces="torch.nn.functional.layer_norm",
 )

@@ -55,7 +55,10 @@ def test_every_field_of_an_evaluation_comes_back(store: Store) -> None:
     recorded = [
         (s.ref(0, operator="random"), s.passed(0)),
         (s.ref(1, 0), s.refused(1)),
-        (s.ref(2, Parent(0, "mother"), Parent(1, "father"), island=1, operator="crossover"), s.passed(2, 0.4, island=1)),
+        (
+            s.ref(2, Parent(0, "mother"), Parent(1, "father"), island=1, operator="crossover"),
+            s.passed(2, 0.4, island=1),
+        ),
         (s.ref(3, 2, 2), s.same_code(3, original=0)),
         (s.ref(4), s.not_compiled(4)),
         (s.ref(5, 4), dataclasses.replace(s.refused(5), same_code_as=1)),
@@ -122,9 +125,7 @@ def test_any_genome_number_and_text_come_back(
 def test_what_a_database_cannot_hold_is_put_into_words_it_can(store: Store) -> None:
     run = s.new_run(store)
     check = Check(case="nan", passed=False, error=float("nan"), allowed=1.0)
-    evaluation = Evaluation(
-        status=Status.WRONG, build=s.build(0), checks=(check,), log="a\0b \udcff \N{SNOWMAN}"
-    )
+    evaluation = Evaluation(status=Status.WRONG, build=s.build(0), checks=(check,), log="a\0b \udcff \N{SNOWMAN}")
     store.add(run, s.ref(0), evaluation, elapsed_s=0.0)
     read = store.evaluations(run)[0].evaluation
     assert read.checks[0].error is None
@@ -243,9 +244,7 @@ def test_finals_stand_beside_the_search_and_beside_each_other(store: Store, path
         (2, "ok", "raced", 4.0, 1.0, 3.0),
     ]
     assert [(c.stage, c.round, c.case) for c in record.checks] == [
-        (stage, n, case)
-        for stage, n in (("search", 0), ("final", 1), ("final", 2))
-        for case in ("normal", "large")
+        (stage, n, case) for stage, n in (("search", 0), ("final", 1), ("final", 2)) for case in ("normal", "large")
     ]
     assert store.evaluations(run)[0].evaluation == s.without_artefacts(s.passed(0))
 
@@ -337,7 +336,9 @@ class TestTransactions:
         run = s.new_run(store)
         with store.transaction():
             for order in range(1203):  # more than one batch, and a rest
-                store.add(run, s.ref(order, *range(max(0, order - 2), order)), s.failed(Status.TIMEOUT), elapsed_s=order)
+                store.add(
+                    run, s.ref(order, *range(max(0, order - 2), order)), s.failed(Status.TIMEOUT), elapsed_s=order
+                )
         read = store.evaluations(run)
         assert [e.ref for e in read] == [s.ref(o, *range(max(0, o - 2), o)) for o in range(1203)]
         assert store.run(run.name).elapsed_s == 1202
@@ -345,13 +346,28 @@ class TestTransactions:
     def test_all_is_lost_if_anything_fails(self, store: Store, path: Path) -> None:
         run = s.new_run(store, "r")
         store.add(run, s.ref(0), s.passed(0), elapsed_s=0.0)
-        with pytest.raises(EngineError, match="candidate 0 of run 'r' is recorded already"), store.transaction():
-            store.add(run, s.ref(1), s.passed(1), elapsed_s=0.0)
-            store.add(run, s.ref(0), s.passed(0), elapsed_s=0.0)
-        with pytest.raises(KeyError), store.transaction():
-            store.add(run, s.ref(1), s.passed(1), elapsed_s=0.0)
-            store.set_winner(run, 0, 1)
-            raise KeyError
+
+        def twice() -> None:
+            with store.transaction():
+                store.add(run, s.ref(1), s.passed(1), elapsed_s=0.0)
+                store.add(run, s.ref(0), s.passed(0), elapsed_s=0.0)
+
+        def given_up() -> None:
+            with store.transaction():
+                store.add(run, s.ref(1), s.passed(1), elapsed_s=0.0)
+                store.set_winner(run, 0, 1)
+                raise KeyError
+
+        def twice_and_looked_at() -> None:
+            with store.transaction():
+                store.add(run, s.ref(0), s.passed(0), elapsed_s=0.0)
+                store.evaluations(run)
+
+        for wrong in (twice, twice_and_looked_at):
+            with pytest.raises(EngineError, match="candidate 0 of run 'r' is recorded already"):
+                wrong()
+        with pytest.raises(KeyError):
+            given_up()
         assert [e.ref.order for e in store.evaluations(run)] == [0]
         assert rows(path, "SELECT count(*) FROM artefact") == [(2,)]
         store.add(run, s.ref(1), s.passed(1), elapsed_s=0.0)

@@ -47,7 +47,13 @@ def _show(dispatch: Dispatch) -> int:
     for index, name in enumerate(_names()):
         state = dispatch.unavailable(index)
         print(f"{name}  candidate {MANIFEST['variants'][index]['candidate']}: {state or 'runs here'}")
+        _tell_rebuilt(dispatch, index)
     return 0
+
+
+def _tell_rebuilt(dispatch: Dispatch, index: int) -> None:
+    if dispatch.rebuilt(index):
+        print(f"  built from its source on this machine, because {dispatch.rebuilt(index)}")
 
 
 def _check(frontend: Any, dispatch: Dispatch, seed: int, verbose: bool) -> int:
@@ -57,6 +63,7 @@ def _check(frontend: Any, dispatch: Dispatch, seed: int, verbose: bool) -> int:
         if state:
             print(f"{name}  not checked: {state}")
             continue
+        _tell_rebuilt(dispatch, index)
         verdicts = list(check(frontend, dispatch, index, seed))
         for v in verdicts:
             if verbose or v.reason:

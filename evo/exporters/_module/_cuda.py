@@ -60,16 +60,16 @@ def _driver() -> Any:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
         raise Unavailable(f"there is no CUDA driver ({error})") from error
-    pointer, number = ctypes.c_void_p, ctypes.c_uint
+    pointer = ctypes.c_void_p
     library.cuModuleLoadData.argtypes = [pointer, ctypes.c_char_p]
     library.cuModuleGetFunction.argtypes = [pointer, pointer, ctypes.c_char_p]
     library.cuFuncGetAttribute.argtypes = [pointer, ctypes.c_int, pointer]
     library.cuFuncSetAttribute.argtypes = [pointer, ctypes.c_int, ctypes.c_int]
     library.cuDevicePrimaryCtxRetain.argtypes = [pointer, ctypes.c_int]
     library.cuCtxPushCurrent_v2.argtypes = [pointer]
-    library.cuLaunchKernel.argtypes = [pointer, *[number] * 7, pointer, pointer, pointer]
-    if hasattr(library, "cuLaunchKernelEx"):
-        library.cuLaunchKernelEx.argtypes = [pointer, pointer, pointer, pointer]
+    if not hasattr(library, "cuLaunchKernelEx"):
+        raise Unavailable("the CUDA driver is older than CUDA 11.8")
+    library.cuLaunchKernelEx.argtypes = [pointer, pointer, pointer, pointer]
     _expect(library, library.cuInit(0), "the CUDA driver does not start")
     return library
 
@@ -179,15 +179,26 @@ def grid_blocks(launch: Mapping[str, Any], sizes: Mapping[str, int], multiproces
 
 
 class _Frame:
-    """The arguments of one launch as the driver wants them. The driver has copied them when the launch returns."""
+    """One launch as the driver wants it: geometry, and the arguments, which it has copied when the launch returns.
 
-    def __init__(self, count: int, config: _LaunchConfig | None) -> None:
-        self.words = ctypes.create_string_buffer(8 * count)
+    cuLaunchKernelEx takes four parameters, where cuLaunchKernel takes eleven that ctypes would convert every time.
+    """
+
+    def __init__(self, blocks: int, launch: Mapping[str, Any], arguments: int) -> None:
+        self.words = ctypes.create_string_buffer(8 * arguments)
         base = ctypes.addressof(self.words)
-        self.pointers = (ctypes.c_void_p * count)(*(base + 8 * i for i in range(count)))
-        self.address = ctypes.addressof(self.pointers)
-        self.config = config
-        self.config_address = ctypes.addressof(config) if config is not None else 0
+        self._pointers = (ctypes.c_void_p * arguments)(*(base + 8 * i for i in range(arguments)))
+        self._attribute = _LaunchAttribute(id=_CLUSTER_DIMENSION)
+        self._attribute.value[:3] = (launch["cluster"], 1, 1)
+        self.config = _LaunchConfig(
+            grid=(blocks, 1, 1),
+            block=(launch["threads"], 1, 1),
+            smem_bytes=launch["smem_bytes"],
+            attributes=ctypes.pointer(self._attribute),
+            attribute_count=int(launch["cluster"] > 1),
+        )
+        self.address = ctypes.c_void_p(ctypes.addressof(self.config))
+        self.arguments = ctypes.c_void_p(ctypes.addressof(self._pointers))
 
 
 class CudaCall:
@@ -201,54 +212,29 @@ class CudaCall:
         retire: Callable[[Variant, int, str], None],
     ) -> None:
         self.variant, self.sizes = variant, tuple(sizes.values())
-        launch = variant.record["launch"]
-        self._driver, self._function, self._retire = _driver(), function, retire
-        self._blocks = grid_blocks(launch, sizes, function.multiprocessors)
-        self._threads, self._smem, self._cluster = launch["threads"], launch["smem_bytes"], launch["cluster"]
+        self._blocks = grid_blocks(variant.record["launch"], sizes, function.multiprocessors)
         self._pack = struct.Struct("=" + "".join(_WORDS[code] for code in variant.arguments)).pack_into
         self._frames: list[_Frame] = []  # list.append and list.pop are atomic
-        self._launch, self._index, self._handle = self._driver.cuLaunchKernel, function.index, function.handle
-        if self._cluster > 1 and not hasattr(self._driver, "cuLaunchKernelEx"):
-            raise Unavailable("this CUDA driver knows no clusters")
+        self._driver, self._function, self._retire = _driver(), function, retire
+        self._launch, self._index = self._driver.cuLaunchKernelEx, function.index
+        self._handle = ctypes.c_void_p(function.handle)
 
     def __call__(self, *values: float) -> bool:
         try:
             frame = self._frames.pop()
         except IndexError:
-            frame = self._new_frame()
+            frame = _Frame(self._blocks, self.variant.record["launch"], len(self.variant.arguments))
         self._pack(frame.words, 0, *values)
-        error = self._enqueue(frame) if _current_device() == self._index else _NO_CONTEXT
+        frame.config.stream = _current_stream(self._index)
+        error = _NO_CONTEXT
+        if _current_device() == self._index:
+            error = self._launch(frame.address, self._handle, frame.arguments, None)
         if error == _NO_CONTEXT:  # another GPU is the current one, or this thread has not used CUDA yet
             with suppress(Unavailable), _context(self._driver, self._function.context):
-                error = self._enqueue(frame)
+                error = self._launch(frame.address, self._handle, frame.arguments, None)
         self._frames.append(frame)
         if not error:
             return True
         if error not in _CAPTURE_ERRORS:
             self._retire(self.variant, self._index, f"a launch failed: {_error_text(self._driver, error)}")
         return False
-
-    def _enqueue(self, frame: _Frame) -> int:
-        stream = _current_stream(self._index)
-        if frame.config is None:
-            found: int = self._launch(
-                self._handle, self._blocks, 1, 1, self._threads, 1, 1, self._smem, stream, frame.address, None
-            )
-            return found
-        frame.config.stream = stream
-        error: int = self._driver.cuLaunchKernelEx(frame.config_address, self._handle, frame.address, None)
-        return error
-
-    def _new_frame(self) -> _Frame:
-        if self._cluster == 1:
-            return _Frame(len(self.variant.arguments), None)
-        attribute = _LaunchAttribute(id=_CLUSTER_DIMENSION)
-        attribute.value[:3] = (self._cluster, 1, 1)
-        config = _LaunchConfig(
-            grid=(self._blocks, 1, 1),
-            block=(self._threads, 1, 1),
-            smem_bytes=self._smem,
-            attributes=ctypes.pointer(attribute),  # keeps the attribute alive
-            attribute_count=1,
-        )
-        return _Frame(len(self.variant.arguments), config)

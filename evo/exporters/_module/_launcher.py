@@ -10,8 +10,8 @@
                                               PyTorch
     found.sizes                               those of the key
     str(found.variant)                        for people
-    obstacle(*tensors) -> str                 why these tensors must be left to PyTorch; empty if nothing is known
-                                              against it (_tensors.py)
+    addresses(*tensors) -> tuple | str        where they lie, 0 for None; or why they must be left to PyTorch: a
+                                              gradient, a mode, a subclass, ... (_tensors.py)
     variants() -> list[dict]                  the manifest's records
 
 What frontend.py passes must be memory of that device and dtype, laid out as the kernel expects.
@@ -39,10 +39,10 @@ from typing import Any
 import torch
 
 from . import _cpu, _cuda
-from ._tensors import obstacle
+from ._tensors import addresses
 from ._variant import FOLDER, Busy, Unavailable, Variant
 
-__all__ = ["MANIFEST", "Call", "Dispatch", "obstacle", "variants"]
+__all__ = ["MANIFEST", "Call", "Dispatch", "addresses", "variants"]
 
 MANIFEST: dict[str, Any] = json.loads((FOLDER / "manifest.json").read_text(encoding="utf-8"))
 
@@ -128,6 +128,11 @@ class Dispatch(dict[tuple[Any, ...], Call | str]):
         except Unavailable as reason:
             return str(reason)
         return ""
+
+    def rebuilt(self, index: int) -> str:
+        """Why the library of a CPU variant was built on this machine; empty if the shipped one is in use."""
+        library = self._loaded.get((index, -1))
+        return library.rebuilt if isinstance(library, _cpu.Library) else ""
 
     def device_of(self, index: int) -> int:
         """The first device that a variant runs on. Raises Unavailable."""

@@ -6,7 +6,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.overrides import has_torch_function
 
-__all__ = ["obstacle"]
+__all__ = ["addresses"]
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _STRIDED = torch.strided
@@ -16,11 +16,11 @@ _count_dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0
 _is_any_autocast_enabled = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 
 
-def obstacle(*tensors: torch.Tensor | None) -> str:
-    """Why a kernel must not be given the memory of these tensors; empty if it may. None stands for one left out.
+def addresses(*tensors: torch.Tensor | None) -> tuple[int, ...] | str:
+    """Where the tensors lie in memory (0 for None), or why that must not be handed to a kernel.
 
-    If it may, the tensors are plain, hold memory, and have the device and the dtype of the first. Called for every
-    call of the module: what costs time here is worth a look.
+    If it may, the tensors are plain and have the device and the dtype of the first. Asked at every call of the
+    module: what costs time here is worth a look.
     """
     if torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
         return "torch.jit.trace must see the operation"
@@ -32,8 +32,10 @@ def obstacle(*tensors: torch.Tensor | None) -> str:
         return "forward-mode differentiation is active"
     recording = torch.is_grad_enabled()
     device = dtype = None
+    found = []
     for t in tensors:
         if t is None:
+            found.append(0)
             continue
         if type(t) not in _PLAIN:
             return f"an argument is a {type(t).__name__}, not a plain tensor"
@@ -56,6 +58,7 @@ def obstacle(*tensors: torch.Tensor | None) -> str:
         # A view into a released storage has an address, too: its offset from nothing.
         if not address or ((offset := t.storage_offset()) and t.untyped_storage().nbytes() <= offset * t.itemsize):
             return "an argument holds no memory (it is empty, released, on meta, or a functorch wrapper)"
+        found.append(address)
     if device is not None and _is_any_autocast_enabled() and torch.is_autocast_enabled(device.type):
         return "autocast is enabled"
-    return ""
+    return tuple(found)

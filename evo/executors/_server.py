@@ -1,0 +1,26 @@
+"""The process that workers are forked from. It imports what they need, once: that takes seconds, a fork none.
+
+The server itself opens no device and starts no thread pool, so that its children may. It ends with its parent.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from multiprocessing import forkserver
+from multiprocessing.context import BaseContext
+
+__all__ = ["start_server", "worker_context"]
+
+_IMPORTED = ["evo.cli", "evo.executors._tasks", "evo.executors._bench"]
+
+
+def worker_context() -> BaseContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_IMPORTED)
+    return context
+
+
+def start_server() -> None:
+    """Starts it ahead of its first worker, so that it gets ready while the command reads its arguments."""
+    worker_context()
+    forkserver.ensure_running()

@@ -1,0 +1,90 @@
+"""What every export format promises. A new exporter file is picked up here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from evo.errors import CompileError, UsageError
+from evo.exporters import Exporter, ExportItem, ExportRequest, exporter_names, find_exporter
+from evo.genome import Genome
+from evo.kernel import load_kernel
+from evo.targets import find_target
+
+KERNEL = load_kernel("layernorm")
+TARGETS = [("cuda", "sm_89"), ("cpu", "native")]
+
+
+@pytest.fixture(params=exporter_names())
+def exporter(request: pytest.FixtureRequest) -> Exporter:
+    return find_exporter(request.param)
+
+
+def item(target: str, arch: str, cols: int, flags: tuple[str, ...] = ()) -> ExportItem:
+    """The default point of the search space."""
+    workload = KERNEL.workload(target, f"rows=64,cols={cols},dtype=float32")
+    space = KERNEL.space(target, workload, find_target(target).limits(arch))
+    genome = Genome.of(space.complete(space.default), flags)
+    return ExportItem(workload=workload, genome=genome, candidate=f"demo/{cols}", record={"run": "demo"})
+
+
+@pytest.fixture(params=TARGETS, ids=[target for target, _ in TARGETS])
+def request_to_export(request: pytest.FixtureRequest, tmp_path: Path) -> ExportRequest:
+    target, arch = request.param
+    items = (item(target, arch, 64),)
+    return ExportRequest(kernel=KERNEL.name, target=target, arch=arch, items=items, out=tmp_path / "below" / "exported")
+
+
+def listing(folder: Path) -> dict[str, bytes]:
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_an_exporter_is_found_by_its_file_and_says_the_same_name(exporter: Exporter) -> None:
+    assert exporter is find_exporter(exporter.name)
+
+
+def test_the_files_that_are_named_are_those_that_are_written(
+    exporter: Exporter, request_to_export: ExportRequest
+) -> None:
+    written = exporter.export(request_to_export)
+    out = request_to_export.out
+    assert written
+    assert sorted(written) == sorted(p for p in out.rglob("*") if p.is_file())
+    assert [p.name for p in out.parent.iterdir()] == [out.name]
+
+
+def test_the_source_is_among_what_is_exported(exporter: Exporter, request_to_export: ExportRequest) -> None:
+    written = exporter.export(request_to_export)
+    entry = f"{KERNEL.entry}(".encode()
+    assert any(entry in p.read_bytes() for p in written if not p.name.endswith((".so", ".cubin")))
+
+
+def test_an_earlier_export_is_replaced(exporter: Exporter, request_to_export: ExportRequest) -> None:
+    exporter.export(request_to_export)
+    target, arch = request_to_export.target, request_to_export.arch
+    other = replace(request_to_export, items=(item(target, arch, 128),))
+    exporter.export(other)
+    assert any(b"demo/128" in text for text in listing(other.out).values())
+    assert not any(b"demo/64" in text for text in listing(other.out).values())
+
+
+def test_what_is_not_an_export_is_left_alone(exporter: Exporter, request_to_export: ExportRequest) -> None:
+    out = request_to_export.out
+    out.mkdir(parents=True)
+    (out / "thesis.tex").write_text("mine")
+    with pytest.raises(UsageError, match="not empty"):
+        exporter.export(request_to_export)
+    assert listing(out.parent) == {"exported/thesis.tex": b"mine"}
+
+
+def test_a_winner_that_no_longer_compiles_leaves_nothing_behind(
+    exporter: Exporter, request_to_export: ExportRequest
+) -> None:
+    target, arch = request_to_export.target, request_to_export.arch
+    flag = {"cuda": "--define-macro=COLS=1", "cpu": "-DROWS=1"}[target]  # a constant of that name is defined
+    broken = item(target, arch, 96, (flag,))
+    with pytest.raises(CompileError):
+        exporter.export(replace(request_to_export, items=(*request_to_export.items, broken)))
+    assert not listing(request_to_export.out.parent)

@@ -1,0 +1,59 @@
+"""Exported packages to try out, and a way to import one from wherever it lies."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from exports import request_for
+
+from evo.exporters import find_exporter
+
+Importer = Callable[[Path], ModuleType]
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A package for this CPU: float32 tuned at 96 and 1024 columns, bfloat16 at 256."""
+    out = tmp_path_factory.mktemp("export") / "exported_layernorm"
+    workloads = (
+        "rows=64,cols=96,dtype=float32",
+        "rows=64,cols=1024,dtype=float32",
+        "rows=64,cols=256,dtype=bfloat16",
+    )
+    find_exporter("module").export(request_for("cpu", "native", out, *workloads))
+    return out
+
+
+_serial = count()
+
+
+@pytest.fixture
+def copy_of(exported: Path, tmp_path: Path) -> Path:
+    """The package moved elsewhere, under a name that nothing has been imported by."""
+    return Path(shutil.copytree(exported, tmp_path / f"moved_{next(_serial)}"))
+
+
+@pytest.fixture(scope="module")
+def use() -> Iterator[Importer]:
+    """Imports the package that lies in a folder; forgets it afterwards."""
+    names, places = [], []
+
+    def load(folder: Path) -> ModuleType:
+        sys.path.insert(0, str(folder.parent))
+        places.append(str(folder.parent))
+        names.append(folder.name)
+        importlib.invalidate_caches()
+        return importlib.import_module(folder.name)
+
+    yield load
+    for place in places:
+        sys.path.remove(place)
+    for name in [m for m in sys.modules if m.partition(".")[0] in names]:
+        del sys.modules[name]

@@ -1,0 +1,32 @@
+"""Requests for exports, and changes to what was exported."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from evo.exporters import ExportItem, ExportRequest
+from evo.genome import Genome
+from evo.kernel import load_kernel
+from evo.targets import find_target
+
+
+def request_for(target: str, arch: str, out: Path, *workloads: str, **record: Any) -> ExportRequest:
+    """The default point of the search space for each workload."""
+    kernel, limits = load_kernel("layernorm"), find_target(target).limits(arch)
+    items = []
+    for index, text in enumerate(workloads):
+        workload = kernel.workload(target, text)
+        space = kernel.space(target, workload, limits)
+        genome = Genome.of(space.complete(space.default))
+        items.append(ExportItem(workload=workload, genome=genome, candidate=f"test/{index}", record=record))
+    return ExportRequest(kernel="layernorm", target=target, arch=arch, items=tuple(items), out=out)
+
+
+def edit_manifest(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    change(manifest)
+    path.write_text(json.dumps(manifest))

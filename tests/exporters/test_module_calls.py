@@ -1,0 +1,296 @@
+"""What the exported function does with any arguments: PyTorch's result, by a variant or by PyTorch itself."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch._subclasses import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
+
+
+@pytest.fixture(scope="module")
+def module(exported: Path, use: Callable[[Path], ModuleType]) -> ModuleType:
+    return use(exported)
+
+
+def agree(own: torch.Tensor, torchs: torch.Tensor) -> None:
+    tolerance = 1e-4 if own.dtype == torch.float32 else 3e-2
+    assert (own.dtype, own.shape, own.stride(), own.device) == (
+        torchs.dtype,
+        torchs.shape,
+        torchs.stride(),
+        torchs.device,
+    )
+    torch.testing.assert_close(own, torchs, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def on_variant(module: ModuleType, *args: Any) -> torch.Tensor:
+    """The result of a call that a variant serves, which is compared with PyTorch's."""
+    assert module.explain(*args).startswith("variant"), module.explain(*args)
+    own = module.layer_norm(*args)
+    agree(own, functional.layer_norm(*args))
+    return own
+
+
+def left_to_pytorch(module: ModuleType, reason: str, *args: Any) -> torch.Tensor:
+    """The result of a call that is left to PyTorch, bit for bit its own."""
+    explanation = module.explain(*args)
+    assert explanation.startswith("PyTorch: ")
+    assert reason in explanation
+    own, torchs = module.layer_norm(*args), functional.layer_norm(*args)
+    assert torch.equal(torch.nan_to_num(own), torch.nan_to_num(torchs))
+    return own
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    rows=st.integers(1, 40),
+    cols=st.one_of(st.integers(1, 40), st.integers(41, 1100)),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    affine=st.sampled_from([(True, True), (True, False), (False, True), (False, False)]),
+    layout=st.sampled_from(["plain", "offset", "transposed", "strided", "expanded", "cube"]),
+    eps=st.sampled_from([1e-5, 1e-12, 0.5]),
+    seed=st.integers(0, 99),
+)
+def test_any_shape_and_layout_gives_pytorchs_result(
+    module: ModuleType,
+    rows: int,
+    cols: int,
+    dtype: torch.dtype,
+    affine: tuple[bool, bool],
+    layout: str,
+    eps: float,
+    seed: int,
+) -> None:
+    torch.manual_seed(seed)
+    x = {
+        "plain": lambda: torch.randn(rows, cols),
+        "offset": lambda: torch.randn(rows * cols + 1)[1:].view(rows, cols),
+        "transposed": lambda: torch.randn(cols, rows).t(),
+        "strided": lambda: torch.randn(rows, 2 * cols)[:, ::2],
+        "expanded": lambda: torch.randn(1, cols).expand(rows, cols),
+        "cube": lambda: torch.randn(1, rows, cols).transpose(0, 1),
+    }[layout]()
+    x = (3 * x + 10).to(dtype)
+    weight, bias = (torch.randn(cols, dtype=dtype) if wanted else None for wanted in affine)
+    if cols > 3:  # of two equal values every rounding is a whole unit of the result
+        on_variant(module, x, (cols,), weight, bias, eps)
+    else:
+        assert module.layer_norm(x, (cols,), weight, bias, eps).shape == x.shape
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e15, 0.0, 1e-30])
+def test_extreme_values_come_out_as_pytorchs(module: ModuleType, value: float) -> None:
+    x = torch.randn(9, 96)
+    x[4] = value
+    x[6, 3] = value
+    own = on_variant(module, x, (96,), torch.randn(96), torch.randn(96))
+    assert own[[0, 1, 2, 3, 5, 7, 8]].isfinite().all()
+
+
+def test_several_normalised_dimensions_are_one(module: ModuleType) -> None:
+    on_variant(module, torch.randn(5, 4, 24), (4, 24), torch.randn(4, 24), torch.randn(4, 24))
+    on_variant(module, torch.randn(4, 24), [4, 24])
+    on_variant(module, torch.randn(2, 3, 96), torch.Size([96]))
+    on_variant(module, torch.randn(96), (96,))
+
+
+def test_the_nearest_tuned_shape_serves(module: ModuleType) -> None:
+    for cols, index in ((96, 0), (64, 0), (1024, 1), (4096, 1)):
+        assert f"variant {index} " in module.explain(torch.randn(64, cols), (cols,))
+    assert "variant 2 " in module.explain(torch.randn(64, 96, dtype=torch.bfloat16), (96,))
+
+
+def test_the_function_takes_keywords_as_pytorchs_does(module: ModuleType) -> None:
+    x, w, b = torch.randn(8, 96), torch.randn(96), torch.randn(96)
+    own = module.layer_norm(input=x, normalized_shape=(96,), weight=w, bias=b, eps=1e-3)
+    agree(own, functional.layer_norm(input=x, normalized_shape=(96,), weight=w, bias=b, eps=1e-3))
+
+
+LEFT: list[tuple[str, Callable[[], tuple[Any, ...]]]] = [
+    ("float64 is not a dtype", lambda: (torch.randn(4, 96, dtype=torch.float64), (96,))),
+    ("float16 is not a dtype", lambda: (torch.randn(4, 96, dtype=torch.float16), (96,))),
+    ("different dtypes", lambda: (torch.randn(4, 96).bfloat16(), (96,), torch.randn(96), torch.randn(96))),
+    ("weight is not contiguous", lambda: (torch.randn(4, 96), (96,), torch.randn(192)[::2])),
+    ("bias is not contiguous", lambda: (torch.randn(4, 96), (96,), None, torch.randn(192)[::2])),
+    ("cols=70000 is not within", lambda: (torch.randn(1, 70_000), (70_000,))),
+    ("holds no memory", lambda: (torch.randn(0, 96), (96,))),
+    ("eps is not", lambda: (torch.randn(4, 96), (96,), None, None, 0.0)),
+    ("eps is not", lambda: (torch.randn(4, 96), (96,), None, None, -1.0)),
+    ("eps is not", lambda: (torch.randn(4, 96), (96,), None, None, float("nan"))),
+    ("eps is not", lambda: (torch.randn(4, 96), (96,), None, None, 1)),
+    ("gradients", lambda: (torch.randn(4, 96), (96,), torch.randn(96, requires_grad=True))),
+    ("negates", lambda: (torch._neg_view(torch.randn(4, 96)), (96,))),
+    ("negates", lambda: (torch.randn(4, 96), (96,), torch._neg_view(torch.randn(96)))),
+    ("holds no memory", lambda: (torch._efficientzerotensor((4, 96)), (96,))),
+    ("subclass", lambda: (torch.randn(4, 96).as_subclass(Marked), (96,))),
+    ("subclass", lambda: (torch.randn(4, 96), (96,), torch.randn(96).as_subclass(Marked))),
+]
+
+
+class Marked(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize(("reason", "make"), LEFT, ids=[f"{i} {reason}" for i, (reason, _) in enumerate(LEFT)])
+def test_what_a_variant_cannot_do_is_left_to_pytorch(
+    module: ModuleType, reason: str, make: Callable[[], tuple[Any, ...]]
+) -> None:
+    left_to_pytorch(module, reason, *make())
+
+
+def released() -> torch.Tensor:
+    """A view into a storage that was given back, as sharded training does."""
+    x = torch.randn(5, 96)[1:]
+    x.untyped_storage().resize_(0)
+    return x
+
+
+def nested() -> torch.Tensor:
+    with warnings.catch_warnings(action="ignore"):
+        return torch.nested.nested_tensor([torch.randn(2, 96), torch.randn(3, 96)])
+
+
+WRONG: list[Callable[[], tuple[Any, ...]]] = [
+    lambda: (torch.randn(4, 96), (95,)),
+    lambda: (torch.randn(4, 96), ()),
+    lambda: (torch.randn(4, 96), (-96,)),
+    lambda: (torch.randn(4, 96), (96.0,)),
+    lambda: (torch.randn(4, 96), 96),
+    lambda: (torch.randn(4, 96), None),
+    lambda: (torch.randn(96), (4, 96)),
+    lambda: (torch.randn(()), (1,)),
+    lambda: (torch.randn(4, 96), (96,), torch.randn(95)),
+    lambda: (torch.randn(4, 96), (96,), torch.randn(1, 96)),
+    lambda: (torch.randn(4, 96), (96,), [1.0] * 96),
+    lambda: (torch.randn(4, 96), (96,), torch.randn(96, device="meta")),
+    lambda: (torch.randn(4, 96), (96,), None, None, "1e-5"),
+    lambda: (torch.randint(9, (4, 96)), (96,)),
+    lambda: ([[1.0, 2.0]], (2,)),
+    lambda: (None, (2,)),
+    lambda: (torch.randn(4, 96).to_sparse(), (96,)),
+    lambda: (released(), (96,)),
+]
+
+
+@pytest.mark.parametrize("make", WRONG)
+def test_what_pytorch_refuses_is_refused_in_its_words(
+    module: ModuleType, make: Callable[[], tuple[Any, ...]]
+) -> None:
+    args = make()
+    with pytest.raises(Exception) as torchs:  # noqa: PT011 - whatever PyTorch raises is what is asked for
+        functional.layer_norm(*args)
+    with pytest.raises(torchs.type) as own:
+        module.layer_norm(*args)
+    assert str(own.value) == str(torchs.value)
+
+
+def test_tensors_without_an_address_are_pytorchs(module: ModuleType) -> None:
+    assert module.layer_norm(torch.randn(4, 96, device="meta"), (96,)).device.type == "meta"
+    args = (nested(), (96,), torch.randn(96), torch.randn(96))
+    agree(module.layer_norm(*args).to_padded_tensor(0), functional.layer_norm(*args).to_padded_tensor(0))
+    assert "plain array" in module.explain(*args)
+    with FakeTensorMode() as mode:
+        fake = mode.from_tensor(torch.randn(4, 96))
+        assert module.layer_norm(fake, (96,)).shape == (4, 96)
+
+
+def test_gradients_flow_as_they_do_through_pytorchs(module: ModuleType) -> None:
+    x = torch.randn(4, 96, requires_grad=True)
+    own = torch.autograd.grad(module.layer_norm(x, (96,)).square().sum(), x)
+    torchs = torch.autograd.grad(functional.layer_norm(x, (96,)).square().sum(), x)
+    assert torch.equal(own[0], torchs[0])
+    with torch.no_grad():
+        assert not on_variant(module, x, (96,)).requires_grad
+    with torch.inference_mode():
+        assert on_variant(module, x, (96,)).is_inference()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # PyTorch's own forward mode uses it
+def test_functorch_sees_pytorchs_operation(module: ModuleType) -> None:
+    x, tangent = torch.randn(3, 4, 96), torch.randn(3, 4, 96)
+
+    def own(x: torch.Tensor) -> torch.Tensor:
+        return module.layer_norm(x, (96,))
+
+    def torchs(x: torch.Tensor) -> torch.Tensor:
+        return functional.layer_norm(x, (96,))
+
+    agree(torch.func.vmap(own)(x), torch.func.vmap(torchs)(x))
+    agree(torch.func.grad(lambda x: own(x).square().sum())(x), torch.func.grad(lambda x: torchs(x).square().sum())(x))
+    agree(torch.func.functionalize(own)(x), torchs(x))
+    for a, b in zip(torch.func.jvp(own, (x,), (tangent,)), torch.func.jvp(torchs, (x,), (tangent,)), strict=True):
+        agree(a, b)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, tangent)
+        assert forward_ad.unpack_dual(own(dual)).tangent is not None
+
+
+def test_modes_see_pytorchs_operation(module: ModuleType) -> None:
+    x = torch.randn(4, 96)
+    with FlopCounterMode(display=False):
+        left_to_pytorch(module, "dispatch mode", x, (96,))
+    with torch.device("cpu"):
+        left_to_pytorch(module, "function mode", x, (96,))
+    with torch.autocast("cpu", torch.bfloat16):
+        left_to_pytorch(module, "autocast", x, (96,))
+    with torch.autocast("cpu", torch.bfloat16, enabled=False):
+        on_variant(module, x, (96,))
+
+
+def test_compiling_and_tracing_record_pytorchs_operation(module: ModuleType) -> None:
+    x, w = torch.randn(4, 96), torch.randn(96)
+    compiled = torch.compile(module.layer_norm, backend="eager", fullgraph=True)
+    agree(compiled(x, (96,), w), functional.layer_norm(x, (96,), w))
+    with warnings.catch_warnings(action="ignore"):
+        traced = torch.jit.trace(lambda x: module.layer_norm(x, (96,)), (x,))
+        scripted = torch.jit.script(module.LayerNorm(96))
+    other = torch.randn(4, 96)
+    agree(traced(other), functional.layer_norm(other, (96,)))
+    agree(scripted(other).detach(), functional.layer_norm(other, (96,)))
+
+
+def test_the_layer_stands_in_for_pytorchs(module: ModuleType) -> None:
+    own, torchs = module.LayerNorm((4, 24), eps=1e-3, bias=False), torch.nn.LayerNorm((4, 24), eps=1e-3, bias=False)
+    torch.nn.init.normal_(torchs.weight)
+    own.load_state_dict(torchs.state_dict())
+    assert repr(own) == repr(torchs)
+    assert isinstance(own, torch.nn.LayerNorm)
+    x = torch.randn(7, 4, 24)
+    own(x).sum().backward()
+    assert own.weight.grad is not None
+    with torch.no_grad():
+        assert module.explain(x, (4, 24), own.weight, own.bias, own.eps).startswith("variant")
+        agree(own(x), torchs(x))
+
+
+def test_threads_share_a_variant(module: ModuleType) -> None:
+    """Each over problems of its own, so that arguments which got mixed up would show."""
+    faults: list[Exception] = []
+
+    def work(seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        try:
+            for _ in range(50):
+                x = torch.randn(1 + seed, 96 + seed, generator=generator)
+                agree(module.layer_norm(x, (96 + seed,)), functional.layer_norm(x, (96 + seed,)))
+        except Exception as error:
+            faults.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not faults

@@ -1,0 +1,280 @@
+"""CPU variants on machines they were not built for: checked before they run, built again, or left to PyTorch."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from exports import edit_manifest
+from torch.nn import functional
+
+X = torch.randn(8, 96)
+NOT_A_LIBRARY = b"\x7fELF is how this begins, and nothing else of it is right"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where libraries built on this machine are kept."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("CXX", raising=False)
+    return tmp_path / "cache" / "evo-kernels"
+
+
+def serves(module: ModuleType) -> str:
+    """Why the library in use is not the shipped one, after checking what it computes."""
+    assert module.explain(X, (96,)).startswith("variant 0 "), module.explain(X, (96,))
+    torch.testing.assert_close(module.layer_norm(X, (96,)), functional.layer_norm(X, (96,)))
+    return str(module.frontend.DISPATCH.rebuilt(0))
+
+
+def refused(module: ModuleType) -> str:
+    """Why there is no variant, after checking that PyTorch's result comes instead."""
+    assert torch.equal(module.layer_norm(X, (96,)), functional.layer_norm(X, (96,)))
+    explanation = module.explain(X, (96,))
+    assert explanation.startswith("PyTorch: ")
+    return str(explanation)
+
+
+def library_of(folder: Path) -> Path:
+    return next(folder.glob("variant_0_*.so"))
+
+
+def compiler_that(folder: Path, script: str) -> str:
+    """A compiler of which the script decides what becomes of its arguments."""
+    path = folder / "compiler"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_moved_folder_still_works(copy_of: Path, use: Callable[[Path], ModuleType], cache: Path) -> None:
+    assert serves(use(copy_of)) == ""
+    assert not cache.exists()
+
+
+def test_a_missing_library_is_built_from_the_source(
+    copy_of: Path, use: Callable[[Path], ModuleType], cache: Path
+) -> None:
+    library_of(copy_of).unlink()
+    assert "cannot be read" in serves(use(copy_of))
+    assert [p.suffix for p in cache.iterdir()] == [".so"]
+
+
+def test_a_library_that_was_tampered_with_is_not_loaded(copy_of: Path, use: Callable[[Path], ModuleType]) -> None:
+    library_of(copy_of).write_bytes(NOT_A_LIBRARY)
+    assert "sha256 differs" in serves(use(copy_of))
+
+
+def claim(folder: Path, needs: dict[str, Any]) -> None:
+    """Has the manifest say that the shipped library needs this, and puts one there that must not be loaded."""
+    library_of(folder).write_bytes(NOT_A_LIBRARY)
+
+    def change(manifest: dict[str, Any]) -> None:
+        manifest["variants"][0]["needs"].update(needs)
+        manifest["variants"][0]["binary_sha256"] = hashlib.sha256(NOT_A_LIBRARY).hexdigest()
+
+    edit_manifest(folder, change)
+
+
+@pytest.mark.parametrize(
+    ("needs", "reason"),
+    [
+        ({"features": ["avx2", "avx99"]}, "needs avx99, which this CPU lacks"),
+        ({"features": None}, "is not known"),
+        ({"machine": "linux-s390x"}, "is for linux-s390x"),
+    ],
+)
+def test_a_library_for_another_cpu_is_built_again_and_never_loaded(
+    copy_of: Path, use: Callable[[Path], ModuleType], needs: dict[str, Any], reason: str
+) -> None:
+    claim(copy_of, needs)
+    found = serves(use(copy_of))
+    assert reason in found
+    assert "does not load" not in found
+
+
+def test_a_library_that_does_not_load_is_built_again(copy_of: Path, use: Callable[[Path], ModuleType]) -> None:
+    claim(copy_of, {})
+    assert "does not load" in serves(use(copy_of))
+
+
+def test_without_a_compiler_the_call_is_pytorchs(
+    copy_of: Path, use: Callable[[Path], ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    library_of(copy_of).unlink()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "no C++ compiler (g++, c++, clang++)" in refused(use(copy_of))
+
+
+def test_a_compiler_that_fails_leaves_the_call_to_pytorch(
+    copy_of: Path, use: Callable[[Path], ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    library_of(copy_of).unlink()
+    script = '[ "$1" = --version ] && exec echo one; echo "no such flag" >&2; exit 1'
+    monkeypatch.setenv("CXX", compiler_that(tmp_path, script))
+    assert "refuses (no such flag)" in refused(use(copy_of))
+
+
+def test_what_a_compiler_gets_wrong_is_found_before_it_is_used(
+    copy_of: Path, use: Callable[[Path], ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    library_of(copy_of).unlink()
+    wrong = f"exec {shutil.which('g++')} '-D__builtin_sqrt(x)=(1.01*__builtin_sqrtf(x))' \"$@\""
+    monkeypatch.setenv("CXX", compiler_that(tmp_path, wrong))
+    assert "makes of it is wrong" in refused(use(copy_of))
+
+
+def test_a_source_that_was_changed_is_not_built(copy_of: Path, use: Callable[[Path], ModuleType]) -> None:
+    library_of(copy_of).unlink()
+    source = next(copy_of.glob("variant_0_*.cpp"))
+    source.write_text(source.read_text() + "// a line more\n")
+    assert "variant_0_float32_64x96.cpp is not the file that was exported" in refused(use(copy_of))
+
+
+def test_what_was_built_once_is_kept(
+    copy_of: Path,
+    use: Callable[[Path], ModuleType],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    cache: Path,
+) -> None:
+    library_of(copy_of).unlink()
+    log = tmp_path / "log"
+    compiler = compiler_that(tmp_path, f'echo "$1" >>{log}; exec {shutil.which("g++")} "$@"')
+    monkeypatch.setenv("CXX", compiler)
+    again = Path(shutil.copytree(copy_of, tmp_path / "again"))
+    serves(use(copy_of))
+    assert len(log.read_text().split()) == 2  # its version, and the build
+    serves(use(again))
+    assert len(log.read_text().split()) == 3
+    assert len(list(cache.iterdir())) == 1
+
+
+def test_a_cache_that_others_can_write_to_is_not_used(
+    copy_of: Path, use: Callable[[Path], ModuleType], cache: Path
+) -> None:
+    cache.mkdir(parents=True)
+    cache.chmod(0o777)
+    library_of(copy_of).unlink()
+    serves(use(copy_of))
+    assert not list(cache.iterdir())
+
+
+def test_threads_that_come_first_together_build_once(
+    copy_of: Path, use: Callable[[Path], ModuleType], cache: Path
+) -> None:
+    library_of(copy_of).unlink()
+    module, results = use(copy_of), list[torch.Tensor]()
+    threads = [threading.Thread(target=lambda: results.append(module.layer_norm(X, (96,)))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 4
+    for result in results:
+        torch.testing.assert_close(result, functional.layer_norm(X, (96,)))
+    assert len(list(cache.iterdir())) == 1
+
+
+FORKED = """
+import os, sys, torch
+sys.path.insert(0, sys.argv[1])
+import {name} as module
+x = torch.randn(512, 96)
+torch.set_num_threads(4)
+assert module.explain(x, (96,)).startswith("variant")
+module.layer_norm(x, (96,))
+child = os.fork()
+if child == 0:
+    many = module.explain(x, (96,))
+    torch.set_num_threads(1)
+    one = module.explain(x, (96,))
+    module.layer_norm(x, (96,))
+    print(many, one, sep="\\n", flush=True)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_a_forked_process_does_not_wait_for_threads_that_stayed_behind(copy_of: Path) -> None:
+    program = FORKED.format(name=copy_of.name)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program, str(copy_of.parent)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    many, one = done.stdout.splitlines()
+    assert "this process was forked" in many
+    assert one.startswith("variant")
+
+
+ALONE = """
+import runpy, sys
+class Nothing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"evo", "jinja2", "cuda", "numpy", "ninja", "psutil"}:
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Nothing())
+sys.path.insert(0, sys.argv[1])
+sys.argv = sys.argv[2:]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+
+
+def alone(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`python -m PACKAGE ...` where neither evo nor anything it is built with can be imported."""
+    return subprocess.run(
+        [sys.executable, "-I", "-W", "ignore", "-c", ALONE, str(folder.parent), folder.name, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=os.sep,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},  # other tests use the cores, too
+        timeout=120,
+        check=False,
+    )
+
+
+def test_the_package_stands_alone_and_checks_itself(copy_of: Path) -> None:
+    done = alone(copy_of, "check", "--seed", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("  right: 2") == 3
+    assert "cases on it, 3 left to PyTorch" in done.stdout
+
+
+def test_the_check_finds_a_variant_that_is_wrong(copy_of: Path) -> None:
+    library, source = library_of(copy_of), next(copy_of.glob("variant_0_*.cpp"))
+    wrong = "-D__builtin_sqrt(x)=(1.001*__builtin_sqrtf(x))"
+    flags = ["-O1", "-fPIC", "-shared", "-fopenmp", "-fno-exceptions", "-Wno-psabi", "-nodefaultlibs"]
+    command = ["g++", *flags, wrong, str(source), "-o", str(library), "-lm", "-lgcc", "-lc"]
+    subprocess.run(command, check=True)
+    digest = hashlib.sha256(library.read_bytes()).hexdigest()
+    edit_manifest(copy_of, lambda m: m["variants"][0].update(binary_sha256=digest))
+    done = alone(copy_of, "check")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "built from its source" not in done.stdout
+    assert "WRONG  as tuned" in done.stdout
+    assert done.stdout.count("  right: 2") == 2
+
+
+def test_the_benchmark_compares_with_pytorch(copy_of: Path) -> None:
+    edit_manifest(copy_of, lambda m: m.update(variants=m["variants"][:1]))
+    done = alone(copy_of, "bench", "--rounds", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    header, line = done.stdout.splitlines()
+    assert header.split() == ["variant", "how", "own", "us", "torch", "us", "speed-up", "(95%", "interval)"]
+    own, torchs = map(float, line.partition("  call  ")[2].split()[:2])
+    assert own > 0
+    assert torchs > 0

@@ -1,0 +1,296 @@
+"""An exported module on a GPU: PyTorch's results on any stream, in graphs, from threads, on several GPUs."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from evo.exporters import ExportItem, ExportRequest, find_exporter
+from evo.genome import Genome
+from evo.kernel import load_kernel
+from evo.space import Point, Space, Value
+from evo.targets import find_target
+
+pytestmark = pytest.mark.gpu
+
+KERNEL = load_kernel("layernorm")
+
+
+def arch() -> str:
+    return find_target("cuda").device().arch
+
+
+def item(text: str, index: int, wanted: Mapping[str, Value] | None = None) -> ExportItem:
+    """The default point of the space, or one near it with what is wanted."""
+    workload = KERNEL.workload("cuda", text)
+    space = KERNEL.space("cuda", workload, find_target("cuda").limits(arch()))
+    point = near(space, wanted or {})
+    return ExportItem(workload=workload, genome=Genome.of(point), candidate=f"test/{index}")
+
+
+def near(space: Space, wanted: Mapping[str, Value]) -> Point:
+    point = space.complete(space.default)
+    for name, value in wanted.items():
+        found = space.nearest(point, name, value)
+        assert found is not None, f"no legal point has {name}={value}"
+        point = found
+    assert all(point[name] == value for name, value in wanted.items())
+    return point
+
+
+ITEMS: list[tuple[str, dict[str, Value]]] = [
+    ("rows=64,cols=1024,dtype=float16", {}),
+    ("rows=4096,cols=1024,dtype=float16", {"grid": "persistent"}),
+    ("rows=64,cols=768,dtype=bfloat16", {}),
+    ("rows=64,cols=1000,dtype=float32", {}),
+    ("rows=64,cols=769,dtype=float32", {}),
+    ("rows=64,cols=16384,dtype=float32", {"row_store": "shared"}),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a variant that needs more than 48 KB of shared memory and, where there are clusters, one of those."""
+    items = [item(text, index, wanted) for index, (text, wanted) in enumerate(ITEMS)]
+    if arch() >= "sm_90":
+        items.append(item("rows=64,cols=8192,dtype=float16", len(items), {"cluster": 2}))
+    out = tmp_path_factory.mktemp("export") / "layernorm_for_gpu"
+    find_exporter("module").export(
+        ExportRequest(kernel="layernorm", target="cuda", arch=arch(), items=tuple(items), out=out)
+    )
+    launches = [v["launch"] for v in json.loads((out / "manifest.json").read_text())["variants"]]
+    assert any(launch["smem_bytes"] > 48 * 1024 for launch in launches)
+    assert arch() < "sm_90" or launches[-1]["cluster"] == 2
+    return out
+
+
+@pytest.fixture(scope="module")
+def module(folder: Path) -> Iterator[ModuleType]:
+    yield from imported(folder)
+
+
+@pytest.fixture
+def fresh(folder: Path, tmp_path: Path) -> Iterator[ModuleType]:
+    """A copy in which nothing is loaded yet."""
+    copy = tmp_path / f"fresh_{hashlib.sha256(str(tmp_path).encode()).hexdigest()[:8]}"
+    copy.mkdir()
+    for path in folder.iterdir():
+        if path.is_file():
+            (copy / path.name).write_bytes(path.read_bytes())
+    yield from imported(copy)
+
+
+def imported(folder: Path) -> Iterator[ModuleType]:
+    sys.path.insert(0, str(folder.parent))
+    importlib.invalidate_caches()
+    yield importlib.import_module(folder.name)
+    sys.path.remove(str(folder.parent))
+    for name in [m for m in sys.modules if m.partition(".")[0] == folder.name]:
+        del sys.modules[name]
+
+
+def arguments(rows: int = 64, cols: int = 1024, dtype: torch.dtype = torch.float16, device: str = "cuda") -> Any:
+    x = 2 * torch.randn(rows, cols, device=device, dtype=dtype) + 1
+    weight, bias = torch.randn(2, cols, device=device, dtype=dtype)
+    return x, (cols,), weight, bias, 1e-5
+
+
+def agree(own: torch.Tensor, torchs: torch.Tensor) -> None:
+    tolerance = 1e-4 if own.dtype == torch.float32 else 3e-2
+    torch.testing.assert_close(own, torchs, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def on_variant(module: ModuleType, args: Any) -> torch.Tensor:
+    assert module.explain(*args).startswith("variant"), module.explain(*args)
+    own = module.layer_norm(*args)
+    agree(own, functional.layer_norm(*args))
+    return own
+
+
+def test_every_variant_passes_its_own_check(module: ModuleType) -> None:
+    check = importlib.import_module(f"{module.__name__}._check").check
+    for index, variant in enumerate(module.variants()):
+        verdicts = list(check(module.frontend, module.frontend.DISPATCH, index, seed=7))
+        assert [v for v in verdicts if v.reason] == [], variant["workload"]["key"]
+        assert sum(v.on_variant for v in verdicts) >= 20
+
+
+def test_any_number_of_rows_is_served_by_the_nearest(module: ModuleType) -> None:
+    for rows, index in ((1, 0), (63, 0), (300, 0), (900, 1), (70_001, 1)):
+        args = arguments(rows)
+        on_variant(module, args)
+        assert module.explain(*args).startswith(f"variant {index} ")
+
+
+@pytest.mark.parametrize(
+    ("reason", "make"),
+    [
+        ("these sizes were not tuned", lambda: arguments(cols=1023)),
+        ("float64 is not a dtype", lambda: arguments(dtype=torch.float64)),
+        ("gradients", lambda: (torch.randn(4, 1000, device="cuda", requires_grad=True), (1000,))),
+        ("nothing was tuned for cpu", lambda: arguments(cols=1000, dtype=torch.float32, device="cpu")),
+    ],
+)
+def test_what_was_not_tuned_is_left_to_pytorch(
+    module: ModuleType, reason: str, make: Callable[[], tuple[Any, ...]]
+) -> None:
+    args = make()
+    explanation = module.explain(*args)
+    assert explanation.startswith("PyTorch: ")
+    assert reason in explanation
+    assert torch.equal(module.layer_norm(*args), functional.layer_norm(*args))
+
+
+def test_arguments_on_different_devices_are_refused_in_pytorchs_words(module: ModuleType) -> None:
+    args = torch.randn(4, 1000, device="cuda"), (1000,), torch.ones(1000)
+    with pytest.raises(RuntimeError) as torchs:
+        functional.layer_norm(*args)
+    with pytest.raises(RuntimeError) as own:
+        module.layer_norm(*args)
+    assert str(own.value) == str(torchs.value)
+
+
+def test_autocast_gives_what_it_gives_with_pytorch(module: ModuleType) -> None:
+    with torch.autocast("cuda", torch.float16):
+        own, torchs = module.layer_norm(*arguments()), functional.layer_norm(*arguments())
+    assert own.dtype == torchs.dtype
+
+
+def test_calls_follow_the_current_stream(module: ModuleType) -> None:
+    args = arguments(4096)
+    expected = functional.layer_norm(*args)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(20_000_000)  # were the call on another stream, it would read x before it is written
+        x = torch.empty_like(args[0])
+        x.copy_(args[0])
+        own = module.layer_norm(x, *args[1:])
+    side.synchronize()
+    agree(own, expected)
+
+
+def test_a_captured_call_reads_what_is_there_at_each_replay(module: ModuleType) -> None:
+    for variant in module.variants():
+        dims = variant["workload"]["dims"]
+        args = arguments(dims["rows"], dims["cols"], getattr(torch, variant["workload"]["dtype"]))
+        on_variant(module, args)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = module.explain(*args)
+            own = module.layer_norm(*args)
+        assert captured.startswith("variant")
+        for _ in range(2):
+            args[0].copy_(torch.randn_like(args[0]))
+            own.zero_()
+            graph.replay()
+            agree(own, functional.layer_norm(*args))
+
+
+def test_a_first_call_within_a_capture_is_left_to_pytorch_and_later_ones_are_not(fresh: ModuleType) -> None:
+    args = arguments()
+    functional.layer_norm(*args)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        explanation = fresh.explain(*args)
+        own = fresh.layer_norm(*args)
+    assert "call it once beforehand" in explanation
+    graph.replay()
+    agree(own, functional.layer_norm(*args))
+    on_variant(fresh, args)
+
+
+def test_threads_that_never_used_cuda_may_call(fresh: ModuleType) -> None:
+    args = [arguments(64 + i) for i in range(8)]
+    expected = [functional.layer_norm(*a) for a in args]
+    torch.cuda.synchronize()
+    faults: list[BaseException] = []
+
+    def work(i: int) -> None:
+        try:
+            for _ in range(100):
+                assert fresh.explain(*args[i]).startswith("variant")
+                agree(fresh.layer_norm(*args[i]), expected[i])
+        except BaseException as error:
+            faults.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(args))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not faults
+
+
+def test_a_damaged_binary_is_not_loaded(fresh: ModuleType) -> None:
+    path = next(Path(str(fresh.__file__)).parent.glob("variant_0_*.cubin"))
+    path.write_bytes(path.read_bytes()[:-100])
+    args = arguments()
+    assert "sha256 differs" in fresh.explain(*args)
+    assert torch.equal(fresh.layer_norm(*args), functional.layer_norm(*args))
+
+
+def test_a_binary_the_driver_refuses_leaves_the_call_to_pytorch(fresh: ModuleType) -> None:
+    here = Path(str(fresh.__file__)).parent
+    record = fresh.frontend.DISPATCH._variants[0].record
+    (here / record["binary"]).write_bytes(b"no machine code")
+    record["binary_sha256"] = hashlib.sha256(b"no machine code").hexdigest()
+    args = arguments()
+    assert "does not load: CUDA_ERROR_INVALID" in fresh.explain(*args)
+    assert torch.equal(fresh.layer_norm(*args), functional.layer_norm(*args))
+
+
+def test_a_launch_that_fails_leaves_this_call_and_the_next_to_pytorch(fresh: ModuleType) -> None:
+    fresh.frontend.DISPATCH._variants[0].record["launch"]["threads"] = 4096
+    args = arguments()
+    assert torch.equal(fresh.layer_norm(*args), functional.layer_norm(*args))
+    assert "a launch failed: CUDA_ERROR_INVALID_VALUE" in fresh.explain(*args)
+    assert torch.equal(fresh.layer_norm(*args), functional.layer_norm(*args))
+    torch.cuda.synchronize()
+
+
+def test_ptx_runs_where_it_is_as_old_as_the_gpu_or_older(tmp_path: Path) -> None:
+    if find_target("cuda").advice():  # type: ignore[attr-defined]
+        pytest.skip("this driver is older than the compiler: no PTX")
+    out = tmp_path / "layernorm_as_ptx"
+    items = (item("rows=64,cols=1024,dtype=float16", 0),)
+    request = ExportRequest(kernel="layernorm", target="cuda", arch="compute_80", items=items, out=out)
+    find_exporter("module").export(request)
+    for module in imported(out):
+        on_variant(module, arguments())
+
+
+def test_every_gpu_has_its_own_copy(module: ModuleType) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("there is one GPU")
+    for current in (0, 1):
+        with torch.cuda.device(current):
+            for index in (1, 0):
+                own = on_variant(module, arguments(device=f"cuda:{index}"))
+                assert own.device.index == index
+
+
+def test_the_benchmark_times_every_variant(folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", folder.name, "bench", "--rounds", "4"],
+        cwd=folder.parent,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    print(done.stdout)
+    assert done.stdout.count("  graph  ") == done.stdout.count("  call   ") == len(list(folder.glob("*.cubin")))
