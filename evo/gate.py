@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Expected", "Gate", "PreparedCase", "allocate_outputs", "argument_values", "as_outputs", "compare"]
 
+_GUARD_ELEMENTS = 256
+"""Elements on either side of a gated output that nobody may write; whole cache lines, so alignment stays."""
+
+_GUARD_VALUE = 12288.0
+"""Exact in every dtype, and what no kernel writes."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
@@ -50,6 +56,8 @@ class PreparedCase:
     pristine: Tensors
     working: dict[str, torch.Tensor | None]
     outputs: dict[str, torch.Tensor]
+    guards: dict[str, tuple[torch.Tensor, torch.Tensor]]
+    """What lies before and after each output."""
     expected: tuple[Expected, ...]
 
 
@@ -70,24 +78,31 @@ def argument_values(
     return tuple(values)
 
 
-def allocate_outputs(
-    kernel: Kernel, workload: Workload, device: torch.device, offset: int = 0
-) -> dict[str, torch.Tensor]:
-    """Uninitialised outputs; `offset` elements past an aligned address."""
+def allocate_outputs(kernel: Kernel, workload: Workload, device: torch.device) -> dict[str, torch.Tensor]:
+    """Uninitialised outputs."""
     import torch
 
     outputs = {}
     for a in kernel.outputs:
-        shape = [workload.dim(d) for d in a.shape]
         dtype = getattr(torch, workload.dtype if a.dtype == "problem" else a.dtype)
-        count = int(torch.Size(shape).numel())
-        outputs[a.name] = torch.empty(count + offset, dtype=dtype, device=device)[offset:].view(shape)
+        outputs[a.name] = torch.empty([workload.dim(d) for d in a.shape], dtype=dtype, device=device)
     return outputs
+
+
+def _guarded(output: torch.Tensor, offset: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(guard before, output, guard after) in one piece of memory; `offset` elements past an aligned address."""
+    import torch
+
+    before, count = _GUARD_ELEMENTS + offset, output.numel()
+    storage = torch.full(
+        (before + count + _GUARD_ELEMENTS,), _GUARD_VALUE, dtype=output.dtype, device=output.device
+    )
+    return storage[:before], storage[before : before + count].view(output.shape), storage[before + count :]
 
 
 def poison(output: torch.Tensor, *, all_finite: bool) -> None:
     """Fills an output with what no kernel writes: NaN, or an odd number where NaN may be expected."""
-    output.fill_(float("nan") if all_finite else 12288.0)
+    output.fill_(float("nan") if all_finite else _GUARD_VALUE)
 
 
 def as_outputs(kernel: Kernel, result: object) -> dict[str, torch.Tensor]:
@@ -120,7 +135,8 @@ def compare(output: torch.Tensor, expected: Expected) -> tuple[float | None, str
     if wrong:
         return measured, f"{wrong:.0f} of {output.numel()} elements are outside the tolerance"
     if measured > expected.largest_allowed:
-        return measured, f"error {measured:.3g} exceeds {expected.largest_allowed:.3g} (PyTorch: {expected.torch_error:.3g})"
+        allowed, own = expected.largest_allowed, expected.torch_error
+        return measured, f"error {measured:.3g} exceeds {allowed:.3g} (PyTorch: {own:.3g})"
     return measured, ""
 
 
@@ -178,12 +194,15 @@ class Gate:
         generator = torch.Generator(device=self._session.device).manual_seed(seed)
         drawn = self._kernel.inputs(case.workload, case.data, generator)
         pristine = {n: _shifted(t, case.offset) if t is not None else None for n, t in drawn.items()}
+        bare = allocate_outputs(self._kernel, case.workload, self._session.device)
+        guarded = {n: _guarded(o, case.offset) for n, o in bare.items()}
         prepared = PreparedCase(
             case=case,
             seed=seed,
             pristine=pristine,
             working={n: _shifted(t, case.offset) if t is not None else None for n, t in drawn.items()},
-            outputs=allocate_outputs(self._kernel, case.workload, self._session.device, case.offset),
+            outputs={n: output for n, (_, output, _) in guarded.items()},
+            guards={n: (before, after) for n, (before, _, after) in guarded.items()},
             expected=self.expect(pristine, case.workload),
         )
         self._prepared[case] = prepared
@@ -197,7 +216,7 @@ class Gate:
         if all(o.numel() for o in prepared.outputs.values()):
             loaded(argument_values(kernel, workload, prepared.working, prepared.outputs), launch)
             self._session.synchronize()
-        mutated = self._restore_mutated(prepared)
+        mutated, overrun = self._restore_mutated(prepared), _restore_guards(prepared)
         error, torch_error, allowed, reason = None, None, None, ""
         for e in prepared.expected:
             error, reason = compare(prepared.outputs[e.name], e)
@@ -207,6 +226,8 @@ class Gate:
                 break
         if mutated:
             reason = f"input {', '.join(mutated)} was changed"
+        if overrun:
+            reason = f"memory outside output {', '.join(overrun)} was written"
         return Check(
             case=prepared.case.name,
             passed=not reason,
@@ -243,6 +264,17 @@ class Gate:
                 working.copy_(original)
                 mutated.append(name)
         return mutated
+
+
+def _restore_guards(prepared: PreparedCase) -> list[str]:
+    """Names of outputs beside which something was written; the guards are restored."""
+    overrun = []
+    for name, guards in prepared.guards.items():
+        if bool(sum((guard != _GUARD_VALUE).sum() for guard in guards)):  # one synchronisation
+            overrun.append(name)
+            for guard in guards:
+                guard.fill_(_GUARD_VALUE)
+    return overrun
 
 
 def case_seed(seed: int, case: Case) -> int:

@@ -59,7 +59,6 @@ class Base(DeclarativeBase):
         float: Double(),
         str: Text(),
         JsonObject: JSON(),
-        list[float]: JSON(),
     }
 
 
@@ -282,5 +281,5 @@ class Timing(Base):
     ratio_high: Mapped[float | None]
     calls_per_sample: Mapped[int]
     sets: Mapped[int]
-    samples_us: Mapped[list[float]]
+    samples_us: Mapped[list[float]] = mapped_column(JSON)
     clocks: Mapped[JsonObject]

@@ -93,7 +93,8 @@ class Dispatch(dict[tuple[Any, ...], Call | str]):
         self._only: int | None = None
         self._forked = False
         self._lock = threading.RLock()
-        os.register_at_fork(after_in_child=self._after_fork)
+        if hasattr(os, "register_at_fork"):  # Linux and macOS
+            os.register_at_fork(after_in_child=self._after_fork)
 
     def __missing__(self, key: tuple[Any, ...]) -> Call | str:
         with self._lock:

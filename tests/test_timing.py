@@ -1,0 +1,280 @@
+"""The clock's arithmetic: how many sets, calls and rounds, in what order, and what is made of the samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evo.timing import (
+    COLD_CACHE_MULTIPLE,
+    Protocol,
+    Samples,
+    bootstrap_interval,
+    calls_for,
+    estimate_us,
+    race,
+    sets_for,
+    summarise,
+)
+
+MIB, GIB = 1 << 20, 1 << 30
+
+
+class Device:
+    """A session as far as the clock needs one: counts what is asked of it."""
+
+    def __init__(self) -> None:
+        self.synchronized = 0
+        self.open_replays = 0
+
+    def synchronize(self) -> None:
+        self.synchronized += 1
+
+    def record(self, calls: list[Callable[[], object]]) -> Scripted:
+        self.open_replays += 1
+        return Scripted("recorded", iter([5.0, 3.0, 4.0]), [], calls=len(calls), device=self)
+
+
+class Scripted:
+    """A replay whose runs last as long as the script says."""
+
+    def __init__(
+        self, name: str, script: Iterator[float], log: list[str], calls: int = 1, device: Device | None = None
+    ) -> None:
+        self.name, self.script, self.log, self.calls, self.device = name, script, log, calls, device
+
+    def run_us(self) -> float:
+        self.log.append(self.name)
+        return next(self.script)
+
+    def close(self) -> None:
+        if self.device is not None:
+            self.device.open_replays -= 1
+
+
+def forever(values: Iterable[float]) -> Iterator[float]:
+    kept = list(values)
+    while True:
+        yield from kept
+
+
+def protocol(low: int, high: int, precision: float = 0.01, warmup_rounds: int = 0) -> Protocol:
+    return Protocol(
+        name="cold", min_rounds=low, max_rounds=high, sample_us=100, precision=precision, warmup_rounds=warmup_rounds
+    )
+
+
+def run(scripts: dict[str, Iterable[float]], rules: Protocol, reference: str | None) -> tuple[Samples, list[str]]:
+    log: list[str] = []
+    contenders = {name: Scripted(name, forever(script), log) for name, script in scripts.items()}
+    return race(Device(), contenders, rules, reference), log  # type: ignore[arg-type]
+
+
+# -- sets and calls -----------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 8 * GIB), st.integers(0, 512 * MIB), st.integers(MIB, 200 * GIB))
+def test_sets_exceed_the_cache_unless_memory_or_reason_forbids(set_bytes: int, cache: int, memory: int) -> None:
+    sets = sets_for(set_bytes, cache, memory)
+    assert 2 <= sets <= 512
+    beyond_cache = (sets - 1) * set_bytes >= COLD_CACHE_MULTIPLE * cache
+    at_the_limit = sets == 512 or (sets + 1) * set_bytes > memory // 4
+    assert beyond_cache or at_the_limit
+    assert sets == 2 or sets * set_bytes <= memory // 4
+
+
+def test_a_small_problem_on_a_large_cache_walks_over_many_sets() -> None:
+    assert sets_for(4 * MIB, 50 * MIB, 80 * GIB) == 39
+    assert sets_for(64 * MIB, 50 * MIB, 80 * GIB) == 4
+    assert sets_for(GIB, 50 * MIB, 80 * GIB) == 2
+    assert sets_for(64, 50 * MIB, 80 * GIB) == 512
+    assert sets_for(0, 0, GIB) >= 2
+
+
+@given(st.integers(1, 512), st.floats(0.001, 1e6), st.floats(1, 1e6))
+def test_a_sample_is_whole_walks_over_the_sets(sets: int, call_us: float, sample_us: float) -> None:
+    calls = calls_for(sets, call_us, sample_us)
+    assert calls >= sets
+    assert calls % sets == 0
+
+
+@given(st.integers(1, 512), st.floats(1, 1e6), st.floats(1, 1e6))
+def test_a_sample_lasts_as_long_as_wanted_and_not_a_walk_longer(sets: int, call_us: float, sample_us: float) -> None:
+    calls = calls_for(sets, call_us, sample_us)
+    assert calls * call_us >= int(sample_us)
+    assert calls == sets or (calls - sets) * int(call_us) <= sample_us
+
+
+# -- the race -----------------------------------------------------------------------------------------------
+
+
+def test_rounds_are_interleaved_and_alternate_in_order() -> None:
+    _, log = run({"a": [1.0], "b": [2.0], "c": [3.0]}, protocol(4, 4), "b")
+    assert "".join(log) == "abc" + "cba" + "abc" + "cba"
+
+
+def test_samples_are_told_by_contender_whatever_the_order_they_ran_in() -> None:
+    samples, _ = run({"a": [1.0, 2.0, 3.0, 4.0], "b": [10.0, 20.0, 30.0, 40.0]}, protocol(4, 4), "b")
+    assert samples.names == ("a", "b")
+    assert samples.us.tolist() == [[1, 10], [2, 20], [3, 30], [4, 40]]
+
+
+def test_warm_up_rounds_are_run_and_not_counted() -> None:
+    samples, log = run({"a": [9.0, 1.0], "b": [9.0, 2.0]}, protocol(2, 2, warmup_rounds=1), "b")
+    assert log[:2] == ["a", "b"]
+    assert samples.us[0].tolist() == [1.0, 2.0]
+    assert len(log) == 6
+
+
+def test_steady_contenders_need_no_more_than_the_least_rounds() -> None:
+    samples, _ = run({"a": [1.0], "b": [2.0]}, protocol(6, 40), "b")
+    assert len(samples.us) == 6
+
+
+def test_noisy_contenders_run_to_the_limit() -> None:
+    noise = np.random.default_rng(1).lognormal(sigma=1.0, size=200)
+    samples, _ = run({"a": noise, "b": [2.0]}, protocol(6, 40), "b")
+    assert len(samples.us) == 40
+
+
+def test_a_race_stops_only_after_an_even_number_of_rounds() -> None:
+    """Else one contender would have run first more often than the other."""
+    for least in range(1, 9):
+        samples, _ = run({"a": [1.0], "b": [2.0]}, protocol(least, 40), "b")
+        assert len(samples.us) % 2 == 0
+        assert len(samples.us) >= least
+
+
+def test_drift_that_both_share_does_not_keep_a_race_going() -> None:
+    drift = np.linspace(1.0, 3.0, 40)
+    paired, _ = run({"a": drift, "b": 2 * drift}, protocol(6, 40), "b")
+    alone, _ = run({"a": drift, "b": 2 * drift}, protocol(6, 40), None)
+    assert len(paired.us) == 6
+    assert len(alone.us) == 40
+
+
+def test_a_sharper_precision_takes_more_rounds() -> None:
+    noise = np.random.default_rng(2).normal(1.0, 0.05, size=400)
+    rounds = [len(run({"a": noise, "b": [1.0]}, protocol(4, 200, precision=p), "b")[0].us) for p in (0.2, 0.02, 0.001)]
+    assert rounds[0] < rounds[1] < rounds[2] == 200
+
+
+def test_the_device_is_idle_before_the_first_round() -> None:
+    device = Device()
+    race(device, {"a": Scripted("a", forever([1.0]), [])}, protocol(2, 2, warmup_rounds=3), None)  # type: ignore[arg-type]
+    assert device.synchronized == 1
+
+
+# -- the interval -------------------------------------------------------------------------------------------
+
+samples_us = st.lists(st.floats(0.1, 1e6), min_size=2, max_size=60)
+
+
+@given(samples_us)
+def test_the_interval_holds_the_median_and_stays_within_the_samples(values: list[float]) -> None:
+    low, high = bootstrap_interval(np.array(values))
+    assert min(values) <= low <= high <= max(values)
+    if len(set(values)) == 1:
+        assert low == high == values[0]
+    if len(values) >= 10:
+        assert low <= np.median(values) <= high
+
+
+@given(samples_us)
+def test_equal_samples_give_equal_intervals(values: list[float]) -> None:
+    assert bootstrap_interval(np.array(values)) == bootstrap_interval(np.array(values))
+
+
+@given(samples_us, st.sampled_from([0.5, 2.0, 1024.0]))
+def test_the_interval_scales_with_the_unit(values: list[float], factor: float) -> None:
+    low, high = bootstrap_interval(np.array(values))
+    assert bootstrap_interval(np.array(values) * factor) == pytest.approx((low * factor, high * factor))
+
+
+def test_a_single_sample_is_its_own_interval() -> None:
+    assert bootstrap_interval(np.array([7.0])) == (7.0, 7.0)
+
+
+def test_more_samples_and_less_confidence_make_it_narrower() -> None:
+    rng = np.random.default_rng(3)
+    few, many = rng.normal(100, 5, size=10), rng.normal(100, 5, size=1000)
+
+    def width(values: np.ndarray, confidence: float = 0.95) -> float:
+        low, high = bootstrap_interval(values, confidence)
+        return high - low
+
+    assert width(many) < width(few) / 3
+    assert width(many, 0.5) < width(many)
+
+
+def test_about_95_of_100_intervals_hold_the_true_median() -> None:
+    rng = np.random.default_rng(4)
+    held = 0
+    for _ in range(400):
+        low, high = bootstrap_interval(rng.lognormal(mean=0.0, sigma=0.3, size=25))
+        held += low <= 1.0 <= high
+    assert 0.90 <= held / 400 <= 0.99
+
+
+def test_one_outlier_does_not_move_the_figure() -> None:
+    low, high = bootstrap_interval(np.array([10.0] * 20 + [1e6]))
+    assert (low, high) == (10.0, 10.0)
+
+
+# -- the summary --------------------------------------------------------------------------------------------
+
+
+def summary(us: list[list[float]], name: str, reference: str | None = "torch", **more: object):  # type: ignore[no-untyped-def]
+    samples = Samples(names=("candidate", "torch"), us=np.array(us))
+    return summarise(samples, name, workload="w", protocol="cold", reference=reference, **more)  # type: ignore[arg-type]
+
+
+def test_the_ratio_is_the_median_of_the_rounds_ratios_not_the_ratio_of_medians() -> None:
+    us = [[1.0, 2.0], [10.0, 20.0], [30.0, 40.0]]
+    timing = summary(us, "candidate")
+    assert timing.ratio == 0.5
+    assert timing.median_us == 10.0
+    assert 0.5 <= timing.ratio_low <= timing.ratio <= timing.ratio_high <= 0.75
+    assert timing.samples_us == (1.0, 10.0, 30.0)
+
+
+def test_below_one_is_faster_than_the_reference() -> None:
+    assert summary([[1.0, 2.0]] * 4, "candidate").ratio == 0.5
+    assert summary([[4.0, 2.0]] * 4, "candidate").ratio == 2.0
+
+
+def test_the_reference_itself_and_a_race_without_one_have_no_ratio() -> None:
+    for timing in (summary([[1.0, 2.0]] * 4, "torch"), summary([[1.0, 2.0]] * 4, "candidate", reference=None)):
+        assert timing.ratio is None
+        assert timing.ratio_low is None
+        assert timing.ratio_high is None
+
+
+def test_a_summary_says_how_it_was_come_by() -> None:
+    timing = summary([[1.0, 2.0]] * 4, "candidate", contender="#7", calls=96, sets=12, clocks={"sm_mhz": 1980.0})
+    assert (timing.workload, timing.protocol, timing.contender) == ("w", "cold", "#7")
+    assert (timing.calls_per_sample, timing.sets, timing.clocks) == (96, 12, {"sm_mhz": 1980.0})
+
+
+def test_an_estimate_leaves_no_replay_behind() -> None:
+    device = Device()
+    assert estimate_us(lambda: None, device) in (3.0, 4.0)  # type: ignore[arg-type]
+    assert device.open_replays == 0
+
+
+def test_an_estimate_that_fails_leaves_no_replay_behind() -> None:
+    device = Device()
+
+    class Broken(Scripted):
+        def run_us(self) -> float:
+            raise RuntimeError("lost")
+
+    device.record = lambda calls: Broken("b", iter([]), [], device=device)  # type: ignore[method-assign,assignment]
+    device.open_replays = 1
+    with pytest.raises(RuntimeError, match="lost"):
+        estimate_us(lambda: None, device)  # type: ignore[arg-type]
+    assert device.open_replays == 0
