@@ -6,6 +6,7 @@ The server itself opens no device and starts no thread pool, so that its childre
 from __future__ import annotations
 
 import multiprocessing
+import signal
 from multiprocessing import forkserver
 from multiprocessing.context import BaseContext
 
@@ -15,12 +16,21 @@ _IMPORTED = ["evo.cli", "evo.executors._tasks", "evo.executors._bench"]
 
 
 def worker_context() -> BaseContext:
+    """What workers are started by."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_IMPORTED)
     return context
 
 
 def start_server() -> None:
-    """Starts it ahead of its first worker, so that it gets ready while the command reads its arguments."""
+    """Starts it ahead of its first worker, so that it gets ready while the command reads its arguments.
+
+    With SIGINT blocked, in it and in all its children: ^C on the terminal goes to every process there, and it is
+    for the command alone to decide what becomes of its workers.
+    """
     worker_context()
-    forkserver.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -5,8 +5,13 @@ Workers are forked from a server that has this module imported (`evo.executors.l
 
 from __future__ import annotations
 
+import multiprocessing
+import multiprocessing.connection
+import os
 import shutil
+import signal
 import tempfile
+import threading
 import time
 from contextlib import suppress
 from functools import cache
@@ -25,7 +30,16 @@ from evo.timing import Protocol
 if TYPE_CHECKING:
     from evo.executors._bench import Bench
 
-__all__ = ["build", "classify", "measure", "open_device", "prepare_device", "race", "warm_up_builder"]
+__all__ = [
+    "build",
+    "classify",
+    "measure",
+    "open_device",
+    "prepare_builder",
+    "prepare_device",
+    "race",
+    "warm_up_builder",
+]
 
 _PROTOCOLS = {
     ("search", False): Protocol(name="cold", min_rounds=6, max_rounds=10, sample_us=300.0, precision=0.015),
@@ -34,6 +48,35 @@ _PROTOCOLS = {
     ("final", True): Protocol(name="final", min_rounds=16, max_rounds=40, sample_us=4000.0, precision=0.01),
 }
 """By stage and by whether the target shares its cores with everything else (and is therefore noisier)."""
+
+
+def prepare_builder() -> None:
+    """A builder ends with its compiler: at once when it is ended, and when the process that wanted it is gone."""
+    signal.signal(signal.SIGTERM, lambda *_: _end_with_children())
+    _prepare_worker()
+
+
+def _prepare_worker() -> None:
+    """In a process group of its own, where ^C on the terminal reaches neither worker nor compiler: they would
+    look like failures of the candidates they are at."""
+    os.setpgid(0, 0)
+    threading.Thread(target=_end_with_parent, name="evo-parent", daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        multiprocessing.connection.wait([parent.sentinel])
+        _end_with_children()
+
+
+def _end_with_children() -> None:
+    import psutil
+
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            child.kill()
+    os._exit(1)
 
 
 def warm_up_builder(target: str) -> None:
@@ -90,7 +133,9 @@ _place: list[tuple[str, int]] = []
 
 
 def prepare_device(target: str, index: int) -> None:
-    """Tells a device process which device is its own; opened at its first measurement."""
+    """Tells a device process which device is its own."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a candidate that spins gives Python no turn to handle it
+    _prepare_worker()
     _place[:] = [(target, index)]
 
 

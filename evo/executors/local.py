@@ -19,20 +19,27 @@ from pebble import ProcessExpired, ProcessPool
 from evo.evaluation import Build, Measurement, Status
 from evo.executors import BuildRequest, ExecutorConfig, MeasureRequest, RaceRequest, RaceResult
 from evo.executors import _tasks as tasks
-from evo.executors._server import worker_context
+from evo.executors._server import start_server, worker_context
+from evo.kernel import Workload
 from evo.targets import find_target
 
 __all__ = ["LocalExecutor"]
 
 _OPEN_TIMEOUT_S = 180.0
-"""The first task of a device process also imports torch and opens the device."""
+"""For opening the device, a task of its own."""
+
+_SETUP_TIMEOUT_S = 30.0
+"""Added to the limit of the first measurement of a workload, which also makes its data and references."""
 
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Job:
+    """Something to be done in turn, and the future that waits for it, if one does."""
+
     run: Callable[[], None]
+    future: Future[Any] | None = None
 
 
 class LocalExecutor:
@@ -41,11 +48,15 @@ class LocalExecutor:
     def __init__(self, target: str, config: ExecutorConfig) -> None:
         self._target, self._config = target, config
         self._turns = find_target(target).shares_cores
+        start_server()
         self._context = worker_context()
-        self._builders = ProcessPool(max_workers=config.builders, context=self._context)
+        self._builders = ProcessPool(
+            max_workers=config.builders, context=self._context, initializer=tasks.prepare_builder
+        )
         self._device: ProcessPool | None = None
         self._jobs: deque[_Job] = deque()
-        self._held_builds: deque[Callable[[], None]] = deque()
+        self._held_builds: deque[_Job] = deque()
+        self._set_up: set[tuple[str, Workload, int]] = set()
         self._building = 0
         self._measuring = False
         self._closed = False
@@ -68,7 +79,7 @@ class LocalExecutor:
 
         with self._changed:
             if self._turns and (self._measuring or self._jobs):
-                self._held_builds.append(start)
+                self._held_builds.append(_Job(run=start, future=outer))
                 return outer
             self._building += 1
         start()
@@ -124,25 +135,28 @@ class LocalExecutor:
         def run() -> None:
             if outer.cancelled():
                 return
-            fresh = self._device is None
+            setting = (request.kernel, request.workload, request.seed)
+            limit = self._config.measure_timeout_s
             try:
                 pool = self._open_device()
-                limit = self._config.measure_timeout_s + (_OPEN_TIMEOUT_S if fresh else 0.0)
+                if setting not in self._set_up:
+                    limit += _SETUP_TIMEOUT_S
                 result = pool.schedule(task, args=(request,), timeout=limit).result()
+                self._set_up.add(setting)
             except TimeoutError:
-                result = failed(Status.TIMEOUT, f"no result within {self._config.measure_timeout_s:g} s")
+                result = failed(Status.TIMEOUT, f"no result within {limit:g} s")
                 self._end_device()
             except ProcessExpired as error:
                 result = failed(Status.CRASH, f"the device process died (exit code {error.exitcode})")
                 self._end_device()
-            except BaseException as error:
-                _deliver_error(outer, error)
+            except CancelledError:
+                outer.cancel()
                 return
             if lost(result):
                 self._end_device()
             _deliver(outer, result)
 
-        self._submit(_Job(run=run))
+        self._submit(_Job(run=run, future=outer))
         return outer
 
     def _submit(self, job: _Job) -> None:
@@ -159,26 +173,35 @@ class LocalExecutor:
                     return
                 job = self._jobs.popleft()
                 self._measuring = True
-            job.run()
+            try:
+                job.run()
+            except BaseException as error:  # what breaks evo itself is told to whoever waits
+                if job.future is not None:
+                    _deliver_error(job.future, error)
             with self._changed:
                 self._measuring = False
-                held = list(self._held_builds) if not self._jobs else []
+                held = list(self._held_builds) if not (self._jobs or self._closed) else []
                 if held:
                     self._held_builds.clear()
                 self._building += len(held)
-            for start in held:
-                start()
+            for build in held:
+                build.run()
 
     def _open_device(self) -> ProcessPool:
-        if self._device is None:
-            self._device = ProcessPool(
-                max_workers=1,
-                context=self._context,
-                initializer=tasks.prepare_device,
-                initargs=(self._target, self._config.device_index),
-            )
-            self._device.schedule(tasks.open_device, timeout=_OPEN_TIMEOUT_S)
-        return self._device
+        """Raises CancelledError once this executor is closed."""
+        with self._changed:
+            if self._closed:
+                raise CancelledError
+            if self._device is None:
+                self._set_up.clear()
+                self._device = ProcessPool(
+                    max_workers=1,
+                    context=self._context,
+                    initializer=tasks.prepare_device,
+                    initargs=(self._target, self._config.device_index),
+                )
+                self._device.schedule(tasks.open_device, timeout=_OPEN_TIMEOUT_S)
+            return self._device
 
     def _end_device(self) -> None:
         pool, self._device = self._device, None
@@ -187,11 +210,17 @@ class LocalExecutor:
     def close(self) -> None:
         with self._changed:
             self._closed = True
+            abandoned = [*self._jobs, *self._held_builds]
+            self._jobs.clear()
+            self._held_builds.clear()
             self._changed.notify_all()
         _stop(self._builders)
         self._end_device()
         self._builders.join()
-        self._dispatcher.join(timeout=10)
+        self._dispatcher.join()
+        for job in abandoned:
+            if job.future is not None:
+                job.future.cancel()
 
 
 def _end(pool: ProcessPool | None) -> None:

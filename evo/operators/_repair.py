@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from evo.space import Ordinal, Parameter, Point, Space, Value
 
-__all__ = ["fill", "move", "repair"]
+__all__ = ["change", "fill", "move", "repair"]
 
-_REPAIR_STEPS = 48
+_STEPS = 64
+_SIDEWAYS = 0.25
+"""Share of the moves that mend nothing by themselves which are still looked into: two rules that block each
+other are passed by such a move."""
 _FAR = 0.02
-"""Share of an ordinal's move that ignores distance, so that no value is out of reach."""
+"""Weight of every value of an ordinal whatever its distance, so that none is out of reach."""
 
 
 def move(rng: random.Random, parameter: Parameter, value: Value) -> Value:
@@ -38,28 +41,49 @@ def fill(rng: random.Random, space: Space, partial: Mapping[str, Value]) -> Poin
     return point
 
 
+def change(rng: random.Random, space: Space, point: Point, moved: Mapping[str, Value]) -> Point:
+    """`point`, which must be complete, with the values of `moved`; conditions are followed as by `fill`."""
+    changed = {**point, **moved}
+    if any(w.parameter in moved for p in space.parameters for w in p.when):
+        return fill(rng, space, changed)
+    return changed
+
+
 def repair(rng: random.Random, space: Space, point: Point, keep: Collection[str] = ()) -> Point | None:
     """A legal point near `point`, which must be complete; parameters in `keep` are not touched.
 
     Min-conflicts search (Minton et al. 1992): moves one free parameter at a time and takes the move unless it
     breaks more constraints than before. None if that finds nothing within a bounded number of moves.
     """
-    broken = _broken(space, point)
-    for _ in range(_REPAIR_STEPS):
-        if not broken:
-            return point
-        free = [p for p in space.parameters if p.name in point and p.name not in keep and len(p.values) > 1]
-        if not free:
-            return None
+    constraints = range(len(space.constraints))
+    broken = _broken(space, point, constraints, len(space.constraints))
+    free = _free(space, point, keep)
+    for _ in range(_STEPS):
+        if not broken or not free:
+            break
         p = rng.choice(free)
-        moved = {**point, p.name: move(rng, p, point[p.name])}
-        if any(w.parameter == p.name for q in space.parameters for w in q.when):
-            moved = fill(rng, space, moved)
-        after = _broken(space, moved)
-        if after <= broken:
-            point, broken = moved, after
+        moved = change(rng, space, point, {p.name: move(rng, p, point[p.name])})
+        # The broken rules first: most moves mend none of them, and then the others need no look.
+        still = _broken(space, moved, broken, len(broken))
+        if len(still) == len(broken) and rng.random() >= _SIDEWAYS:
+            continue
+        whole = (i for i in constraints if i not in broken)
+        after = still + _broken(space, moved, whole, len(broken) - len(still) + 1)
+        if len(after) <= len(broken):
+            point, broken, free = moved, after, _free(space, moved, keep)
     return None if broken else point
 
 
-def _broken(space: Space, point: Point) -> int:
-    return sum(not c.holds(point) for c in space.constraints)
+def _broken(space: Space, point: Point, which: Iterable[int], at_most: int) -> list[int]:
+    """Indices, among `which`, of constraints that do not hold; the search ends when there are `at_most`."""
+    found: list[int] = []
+    for i in which:
+        if not space.constraints[i].holds(point):
+            found.append(i)
+            if len(found) >= at_most:
+                break
+    return found
+
+
+def _free(space: Space, point: Point, keep: Collection[str]) -> list[Parameter]:
+    return [p for p in space.parameters if p.name in point and p.name not in keep and len(p.values) > 1]

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 
 from evo.genome import Genome
-from evo.operators._repair import fill, move, repair
+from evo.operators._repair import change, move, repair
 from evo.space import Space
 
 __all__ = ["OPERATOR", "Mutation"]
@@ -32,7 +32,7 @@ class Mutation:
             while count < len(movable) and rng.random() < _ONE_MORE:
                 count += 1
             moved = {p.name: move(rng, p, start[p.name]) for p in rng.sample(movable, count)}
-            child = repair(rng, space, fill(rng, space, {**start, **moved}), keep=moved)
+            child = repair(rng, space, change(rng, space, start, moved), keep=moved)
             if child is not None and child != start:
                 return Genome.of(child, parent.flags)
         return None

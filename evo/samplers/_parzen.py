@@ -49,12 +49,12 @@ class ParzenModel:
         for p in self._space.parameters:
             if self._space.is_active(p, point):
                 point[p.name] = p.values[_suggest(trial, p)]
-        # The point that is evaluated may be another one, so trials are added by `pending`, not kept from here.
+        # The point that is evaluated may be another one, so trials are added by `expect`, not kept from here.
         self._study.tell(trial, state=TrialState.FAIL)
         self._trials += 1
         return point
 
-    def pending(self, point: Point) -> int:
+    def expect(self, point: Point) -> int:
         """Says that `point` is being evaluated; returns its ticket for `learn`. Points nearby are avoided."""
         record = _Record(point=point)
         self._records.append(record)
@@ -111,15 +111,14 @@ class ParzenModel:
         self._live += 1
 
 
-ORD=True
 def _distribution(parameter: Parameter) -> BaseDistribution:
-    if ORD and isinstance(parameter, Ordinal):
+    if isinstance(parameter, Ordinal):
         return IntDistribution(0, len(parameter.values) - 1)
     return CategoricalDistribution(range(len(parameter.values)))
 
 
 def _suggest(trial: Trial, parameter: Parameter) -> int:
-    if ORD and isinstance(parameter, Ordinal):
+    if isinstance(parameter, Ordinal):
         return trial.suggest_int(parameter.name, 0, len(parameter.values) - 1)
     return trial.suggest_categorical(parameter.name, range(len(parameter.values)))
 

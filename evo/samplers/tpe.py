@@ -4,66 +4,94 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from dataclasses import dataclass
 
+from evo.errors import EngineError
 from evo.evaluation import Proposal
 from evo.genome import Genome
+from evo.operators import find_operator
 from evo.operators._repair import repair
-from evo.operators.mutation import Mutation
 from evo.samplers import Result
+from evo.samplers._options import at_least, read_options
 from evo.samplers._parzen import ParzenModel
 from evo.samplers._unseen import Unseen
 from evo.space import Space
 
-__all__ = ["SAMPLER", "TpeSampler"]
+__all__ = ["SAMPLER", "TpeConfig", "TpeSampler"]
+
+_NEIGHBOUR_ATTEMPTS = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class TpeConfig:
+    """Options of the sampler.
+
+    startup: results awaited before the estimator is asked; the default, then random points until then.
+    suggestions: asked of the estimator at most for one proposal, because it repeats itself.
+    history: results it is given: all of the latest and the best that make up so many.
+    """
+
+    startup: int = 10
+    suggestions: int = 4
+    history: int = 256
+
+    def __post_init__(self) -> None:
+        at_least(self, 1, "startup", "suggestions")
+        at_least(self, 16, "history")
+
 
 class TpeSampler:
-    """The space's default, random points, then suggestions of the estimator."""
+    """The space's default, random points, then suggestions of the estimator.
+
+    An illegal suggestion is repaired. One that was proposed before is replaced: by another suggestion, else by
+    a mutation of it, else by a random point.
+    """
 
     def __init__(self, space: Space, seed: int, options: Mapping[str, object]) -> None:
+        self._config = read_options("tpe", TpeConfig, options)
         self._space = space
         self._rng = random.Random(seed)
         self._unseen = Unseen(space)
-        self._model = ParzenModel(space, seed, options.get('history',256))
-        self._startup = options.get('startup',10)
-        self._reask = options.get('reask',4)
-        self._illegal = options.get('illegal','repair')
+        self._model = ParzenModel(space, seed, self._config.history)
+        self._mutation = find_operator("mutation")
         self._tickets: dict[int, int] = {}
-        self._told = 0
-        self._mutation = Mutation()
+        self._asked = self._told = 0
 
     def ask(self, order: int) -> Proposal:
-        genome, operator = self._propose()
-        self._unseen.remember(genome)
-        self._tickets[order] = self._model.pending(genome.parameters)
-        return Proposal(genome=genome, operator=operator)
+        proposal = self._propose()
+        self._asked += 1
+        self._unseen.remember(proposal.genome)
+        self._tickets[order] = self._model.expect(proposal.genome.parameters)
+        return proposal
 
     def tell(self, result: Result) -> None:
+        if result.order not in self._tickets:
+            raise EngineError(f"sampler tpe was told of candidate {result.order}, which it did not propose")
         self._told += 1
         self._model.learn(self._tickets.pop(result.order), result.score)
 
-    def _propose(self) -> tuple[Genome, str]:
-        if not self._unseen._proposed:
+    def _propose(self) -> Proposal:
+        if not self._asked:
             default = self._space.complete(self._space.default)
             if self._space.is_legal(default):
-                return Genome.of(default), "default"
-        if self._told < self._startup:
-            return self._unseen.draw(self._rng), "random"
+                return Proposal(genome=Genome.of(default), operator="default")
+        if self._told < self._config.startup:
+            return self._random()
         genome = None
-        for _ in range(1 + self._reask):
-            point = self._model.suggest()
-            if self._illegal=='tell' and not self._space.is_legal(point):
-                self._model.learn(self._model.pending(point),None)
-                continue
-            legal = repair(self._rng, self._space, point)
-            if legal is not None:
-                genome = Genome.of(legal)
+        for _ in range(self._config.suggestions):
+            point = repair(self._rng, self._space, self._model.suggest())
+            if point is not None:
+                genome = Genome.of(point)
                 if genome in self._unseen:
-                    return genome, "tpe"
-        for _ in range(32 if genome is not None else 0):
-            near = self._mutation(self._rng, self._space, [genome])
+                    return Proposal(genome=genome, operator="tpe")
+        for _ in range(_NEIGHBOUR_ATTEMPTS if genome is not None else 0):
+            near = self._mutation(self._rng, self._space, [genome]) if genome is not None else None
             if near is not None and near in self._unseen:
-                return near, "tpe"
-        return self._unseen.draw(self._rng), "random"
+                return Proposal(genome=near, operator="tpe")
+        return self._random()
+
+    def _random(self) -> Proposal:
+        return Proposal(genome=self._unseen.draw(self._rng), operator="random")
 
 
 SAMPLER = TpeSampler

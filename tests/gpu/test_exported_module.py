@@ -292,5 +292,4 @@ def test_the_benchmark_times_every_variant(folder: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    print(done.stdout)
     assert done.stdout.count("  graph  ") == done.stdout.count("  call   ") == len(list(folder.glob("*.cubin")))

@@ -20,6 +20,7 @@ class Verdict:
     case: str
     path: str
     error: float
+    """Infinite where the result is NaN and should not be."""
     torch_error: float
     reason: str
 
@@ -61,7 +62,7 @@ def _compare(own: torch.Tensor, original: torch.Tensor, exact: torch.Tensor) -> 
     torch_error = float(torch.where(both, (original.double() - exact).abs(), 0.0).max())
     allowed = (tolerance["atol"] + tolerance["rtol"] * magnitude).clamp(min=2 * torch_error)
     limit = tolerance["torch_factor"] * torch_error + 2 * torch.finfo(own.dtype).eps * float(magnitude.max())
-    largest = float(error.max())
+    largest = float(error.nan_to_num(nan=float("inf")).max())
     if lost.any():
         return largest, torch_error, f"{int(lost.sum())} NaN or Inf are lost"
     wrong = int((~(error <= allowed)).sum())

@@ -154,8 +154,8 @@ def _run(command: list[str]) -> str:
 def _cache_folder() -> Path | None:
     """A folder of this user's alone, since what lies in it is executed; None if there is none."""
     try:
-        home = os.environ.get("XDG_CACHE_HOME")
-        folder = (Path(home) if home else Path.home() / ".cache") / "evo-kernels"
+        base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+        folder = (base if base.is_absolute() else Path.home() / ".cache") / "evo-kernels"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.stat()
     except (OSError, RuntimeError):  # read-only, or no home

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch.autograd import forward_ad
 from torch.overrides import has_torch_function
@@ -10,6 +12,8 @@ __all__ = ["addresses"]
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _STRIDED = torch.strided
+_is_tracing: Callable[[], bool] = torch.jit.is_tracing  # type: ignore[attr-defined]
+_is_grad_enabled = torch.is_grad_enabled
 # Private to PyTorch. Without the first, a mode is still noticed where it makes the output something else than a plain
 # tensor; without the second, the public question is asked every time, which takes longer.
 _count_dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
@@ -22,15 +26,15 @@ def addresses(*tensors: torch.Tensor | None) -> tuple[int, ...] | str:
     If it may, the tensors are plain and have the device and the dtype of the first. Asked at every call of the
     module: what costs time here is worth a look.
     """
-    if torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
+    if _is_tracing():
         return "torch.jit.trace must see the operation"
     if has_torch_function(tensors):
         return "a tensor subclass or a torch function mode (such as torch.set_default_device) is involved"
     if _count_dispatch_modes():
         return "a torch dispatch mode is active"
-    if forward_ad._current_level >= 0:
+    if getattr(forward_ad, "_current_level", 0) >= 0:  # should PyTorch rename it, all is left to PyTorch
         return "forward-mode differentiation is active"
-    recording = torch.is_grad_enabled()
+    recording = _is_grad_enabled()
     device = dtype = None
     found = []
     for t in tensors:

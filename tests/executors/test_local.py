@@ -1,0 +1,344 @@
+"""Whatever a candidate does to its process, it harms no other, and nothing is left running."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from evo.evaluation import Build, Measurement, Status
+from evo.executors import BuildRequest, ExecutorConfig, MeasureRequest, RaceRequest
+from evo.executors.local import LocalExecutor
+from evo.genome import Genome
+from evo.kernel import Workload
+from tests.toy_kernel import write_kernel
+
+MODES = (
+    "honest",
+    "wrong",
+    "compile_error",
+    "compile_bomb",
+    "no_entry",
+    "segfault",
+    "abort",
+    "exit",
+    "spin",
+    "tell_time",
+)
+WORKLOAD = Workload.of({"n": 4096}, "float32")
+PATIENCE_S = 200.0
+"""How long a test waits for anything at all: the machine may be busy."""
+
+
+def build_request(kernel: Path, mode: str = "honest", unroll: int = 1) -> BuildRequest:
+    genome = Genome.of({"mode": mode, "unroll": unroll})
+    return BuildRequest(kernel=str(kernel), target="cpu", arch="native", genome=genome, workload=WORKLOAD)
+
+
+def measure_request(kernel: Path, build: Build, mode: str = "honest", *, timed: bool = True) -> MeasureRequest:
+    genome = Genome.of({"mode": mode, "unroll": 1})
+    return MeasureRequest(
+        kernel=str(kernel), target="cpu", genome=genome, workload=WORKLOAD, build=build, seed=1, time=timed
+    )
+
+
+def descendants() -> list[psutil.Process]:
+    """Workers and what they started. They are grandchildren, forked from a server that outlives every pool."""
+    own = psutil.Process().pid
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if process.status() != psutil.STATUS_ZOMBIE and process.ppid() != own:
+                found.append(process)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def wait_until(happened: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not happened():
+        assert time.monotonic() < deadline, f"not within {PATIENCE_S:g} s: {what}"
+        time.sleep(0.02)
+
+
+def compilers() -> list[psutil.Process]:
+    found = []
+    for process in descendants():
+        try:
+            if process.name().startswith("cc1plus") or process.name().startswith("clang"):
+                found.append(process)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_kernel(tmp_path_factory.mktemp("kernels") / "toy", MODES)
+
+
+@pytest.fixture(scope="module")
+def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalExecutor]:
+    """Short limits, which an honest candidate keeps with a factor of a hundred to spare."""
+    opened = LocalExecutor(
+        "cpu",
+        ExecutorConfig(
+            builders=1, cache_dir=tmp_path_factory.mktemp("cache"), build_timeout_s=8, measure_timeout_s=8
+        ),
+    )
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def honest(executor: LocalExecutor, kernel: Path) -> Build:
+    build = executor.build(build_request(kernel)).result(PATIENCE_S)
+    assert build.status is Status.OK, build.log
+    return build
+
+
+def measure(executor: LocalExecutor, kernel: Path, build: Build, mode: str = "honest") -> Measurement:
+    return executor.measure(measure_request(kernel, build, mode)).result(PATIENCE_S)
+
+
+def test_an_honest_candidate_is_gated_and_timed(executor: LocalExecutor, kernel: Path, honest: Build) -> None:
+    measured = measure(executor, kernel, honest)
+    assert measured.status is Status.OK, measured.log
+    assert [c.case for c in measured.checks] == ["normal 5", "normal 64", "normal 1001", "timed"]
+    assert {t.contender for t in measured.timings} == {"candidate", "torch"}
+    assert all(t.median_us > 0 for t in measured.timings)
+
+
+def test_a_candidate_that_is_only_to_be_gated_carries_no_time(
+    executor: LocalExecutor, kernel: Path, honest: Build
+) -> None:
+    measured = executor.measure(measure_request(kernel, honest, timed=False)).result(PATIENCE_S)
+    assert measured.status is Status.OK
+    assert not measured.timings
+
+
+def test_a_wrong_candidate_carries_the_reason_and_no_time(executor: LocalExecutor, kernel: Path) -> None:
+    build = executor.build(build_request(kernel, "wrong")).result(PATIENCE_S)
+    measured = measure(executor, kernel, build, "wrong")
+    assert measured.status is Status.WRONG
+    assert not measured.timings
+    assert measured.log == "normal 5: y: 5 of 5 elements are outside the tolerance"
+
+
+def test_a_build_that_fails_carries_the_compilers_words(executor: LocalExecutor, kernel: Path) -> None:
+    build = executor.build(build_request(kernel, "compile_error")).result(PATIENCE_S)
+    assert build.status is Status.COMPILE_ERROR
+    assert "this candidate does not compile" in build.log
+    assert "#error" in build.source
+    assert executor.build(build_request(kernel, unroll=2)).result(PATIENCE_S).status is Status.OK
+
+
+def test_a_build_that_takes_too_long_is_ended_with_its_compiler(executor: LocalExecutor, kernel: Path) -> None:
+    build = executor.build(build_request(kernel, "compile_bomb")).result(PATIENCE_S)
+    assert build.status is Status.COMPILE_TIMEOUT
+    assert build.log == "the build took longer than 8 s"
+    wait_until(lambda: not compilers(), "the compiler has ended")
+    assert executor.build(build_request(kernel, unroll=4)).result(PATIENCE_S).status is Status.OK
+
+
+def test_a_library_without_the_entry_point_is_a_load_error(executor: LocalExecutor, kernel: Path) -> None:
+    build = executor.build(build_request(kernel, "no_entry")).result(PATIENCE_S)
+    measured = measure(executor, kernel, build, "no_entry")
+    assert measured.status is Status.LOAD_ERROR
+    assert "'twice'" in measured.log
+
+
+@pytest.mark.parametrize(
+    ("mode", "status", "log"),
+    [
+        ("segfault", Status.CRASH, "the device process died (exit code -11)"),
+        ("abort", Status.CRASH, "the device process died (exit code -6)"),
+        ("exit", Status.CRASH, "the device process died (exit code 0)"),
+        ("spin", Status.TIMEOUT, "no result within 8 s"),
+    ],
+)
+def test_a_candidate_that_breaks_the_device_process_costs_only_its_own_evaluation(
+    executor: LocalExecutor, kernel: Path, honest: Build, mode: str, status: Status, log: str
+) -> None:
+    build = executor.build(build_request(kernel, mode)).result(PATIENCE_S)
+    before = executor.measure(measure_request(kernel, honest, timed=False))
+    broken = executor.measure(measure_request(kernel, build, mode))
+    after = executor.measure(measure_request(kernel, honest))
+    assert before.result(PATIENCE_S).status is Status.OK
+    verdict = broken.result(PATIENCE_S)
+    assert verdict.status is status
+    assert verdict.log == log
+    assert not verdict.checks
+    assert not verdict.timings
+    measured = after.result(PATIENCE_S)
+    assert measured.status is Status.OK, measured.log
+    assert measured.timings
+
+
+def test_a_contender_that_breaks_a_race_is_an_empty_result_with_the_reason(
+    executor: LocalExecutor, kernel: Path, honest: Build
+) -> None:
+    broken = executor.build(build_request(kernel, "abort")).result(PATIENCE_S)
+
+    def request(*contenders: tuple[str, str, Build]) -> RaceRequest:
+        return RaceRequest(
+            kernel=str(kernel),
+            target="cpu",
+            workload=WORKLOAD,
+            contenders=tuple((n, Genome.of({"mode": m, "unroll": 1}), b) for n, m, b in contenders),
+            baselines=("copy",),
+            seed=1,
+        )
+
+    lost = executor.race(request(("a", "honest", honest), ("b", "abort", broken))).result(PATIENCE_S)
+    assert not lost.timings
+    assert lost.log == "crash: the device process died (exit code -6)"
+    held = executor.race(request(("a", "honest", honest))).result(PATIENCE_S)
+    assert [t.contender for t in held.timings] == ["a", "torch", "copy"]
+    assert not held.refused
+
+
+def test_a_contender_that_is_wrong_is_left_out_of_the_race(
+    executor: LocalExecutor, kernel: Path, honest: Build
+) -> None:
+    wrong = executor.build(build_request(kernel, "wrong")).result(PATIENCE_S)
+    genomes = {m: Genome.of({"mode": m, "unroll": 1}) for m in ("honest", "wrong")}
+    result = executor.race(
+        RaceRequest(
+            kernel=str(kernel),
+            target="cpu",
+            workload=WORKLOAD,
+            contenders=(("a", genomes["honest"], honest), ("b", genomes["wrong"], wrong)),
+            baselines=(),
+            seed=1,
+        )
+    ).result(PATIENCE_S)
+    assert [t.contender for t in result.timings] == ["a", "torch"]
+    assert result.refused == (("b", "y: 4096 of 4096 elements are outside the tolerance"),)
+
+
+def test_a_renewed_device_is_another_process(executor: LocalExecutor, kernel: Path, honest: Build) -> None:
+    assert measure(executor, kernel, honest).status is Status.OK
+    before = {p.pid for p in descendants()}
+    executor.renew_device()
+    assert measure(executor, kernel, honest).status is Status.OK
+    after = {p.pid for p in descendants()}
+    assert len(before - after) == 1
+    assert len(after - before) == 1
+
+
+def test_a_builder_that_is_killed_is_replaced(executor: LocalExecutor, kernel: Path) -> None:
+    future = executor.build(build_request(kernel, "compile_bomb"))
+    wait_until(compilers, "a compiler runs")
+    compiler = compilers()[0]
+    builder = next(p for p in compiler.parents() if p.name().startswith("python"))
+    orphans = builder.children(recursive=True)
+    builder.kill()
+    build = future.result(PATIENCE_S)
+    for orphan in orphans:
+        orphan.kill()
+    assert build.status is Status.CRASH
+    assert build.log == "the builder died (exit code -9) while it compiled this"
+    assert executor.build(build_request(kernel, unroll=8)).result(PATIENCE_S).status is Status.OK
+
+
+def test_nothing_is_compiled_while_a_candidate_runs(executor: LocalExecutor, kernel: Path, tmp_path: Path) -> None:
+    log = kernel / "log.txt"
+    build = executor.build(build_request(kernel, "tell_time")).result(PATIENCE_S)
+    log.unlink()
+    futures = []
+    # A cache of its own would be kinder to the reader; other unrolls than before are as good.
+    for unroll in (2, 4, 8):
+        futures.append(executor.measure(measure_request(kernel, build, "tell_time")))
+        futures.append(executor.build(build_request(kernel, "wrong", unroll)))
+        futures.append(executor.build(build_request(kernel, "tell_time", unroll)))
+    results = [f.result(PATIENCE_S) for f in futures]
+    assert all(r.status is Status.OK for r in results)
+    events = [(float(time_s), event) for event, time_s in map(str.split, log.read_text().splitlines())]
+    calls = [t for t, event in events if event == "call"]
+    begins = sorted(t for t, event in events if event == "begin")
+    ends = sorted(t for t, event in events if event == "end")
+    assert len(begins) == len(ends) == 6
+    assert len(calls) > 100
+    for begin, end in zip(begins, ends, strict=True):
+        assert begin < end
+        assert not [t for t in calls if begin < t < end]
+
+
+def test_closing_ends_every_process_and_cancels_what_was_asked(kernel: Path, tmp_path: Path) -> None:
+    others = {p.pid for p in descendants()}
+    opened = LocalExecutor("cpu", ExecutorConfig(builders=2, cache_dir=tmp_path))
+    spin = opened.build(build_request(kernel, "spin")).result(PATIENCE_S)
+    running = opened.measure(measure_request(kernel, spin, "spin"))
+    queued = opened.measure(measure_request(kernel, spin, "spin"))
+    held = opened.build(build_request(kernel))
+    wait_until(
+        lambda: any(p.cpu_times().user > 0.5 for p in descendants() if p.pid not in others), "the candidate spins"
+    )
+    opened.close()
+    wait_until(lambda: not [p for p in descendants() if p.pid not in others], "all processes have ended")
+    for future in (running, queued, held):
+        assert future.cancelled()
+
+
+def test_closing_ends_the_compiler_too(kernel: Path, tmp_path: Path) -> None:
+    others = {p.pid for p in descendants()}
+    opened = LocalExecutor("cpu", ExecutorConfig(builders=1, cache_dir=tmp_path))
+    future = opened.build(build_request(kernel, "compile_bomb"))
+    wait_until(compilers, "a compiler runs")
+    opened.close()
+    wait_until(lambda: not [p for p in descendants() if p.pid not in others], "all processes have ended")
+    assert future.cancelled()
+
+
+def test_workers_do_not_outlive_a_killed_search(kernel: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.executors.test_local", str(kernel), str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "spinning\n"
+    left = psutil.Process(process.pid).children(recursive=True)
+    assert len(left) >= 2
+    process.kill()
+    process.communicate()
+    _, alive = psutil.wait_procs(left, timeout=PATIENCE_S)
+    assert not alive
+
+
+def test_an_interrupt_of_the_terminal_reaches_no_worker(kernel: Path, tmp_path: Path) -> None:
+    """^C goes to every process of the foreground group; compilers that died of it would be blamed on candidates."""
+    command = [sys.executable, "-m", "tests.executors.test_local", str(kernel), str(tmp_path)]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
+    )
+    assert process.stdout is not None
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.stdout.readline() == "spinning\n"
+    workers = psutil.Process(process.pid).children(recursive=True)
+    os.killpg(process.pid, signal.SIGINT)
+    time.sleep(0.5)
+    assert all(w.is_running() and w.status() != psutil.STATUS_ZOMBIE for w in workers)
+    process.kill()
+    assert process.communicate()[1] == ""
+
+
+def _spin_for_ever(kernel: Path, cache: Path) -> None:
+    """Starts a candidate that spins; said on stdout when it does. Interrupts are not for this process."""
+    opened = LocalExecutor("cpu", ExecutorConfig(builders=1, cache_dir=cache))
+    build = opened.build(build_request(kernel, "spin")).result(PATIENCE_S)
+    future = opened.measure(measure_request(kernel, build, "spin"))
+    wait_until(lambda: any(p.cpu_times().user > 2 for p in descendants()), "the candidate spins")
+    print("spinning", flush=True)
+    future.result()
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, lambda *_: None)
+    _spin_for_ever(Path(sys.argv[1]), Path(sys.argv[2]))

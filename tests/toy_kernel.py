@@ -1,0 +1,141 @@
+"""A kernel of two lines, written to a folder by tests that need candidates of every temper: y = 2 x."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = ["TEMPLATE", "write_kernel"]
+
+_KERNEL = '''
+import sys
+import time
+from pathlib import Path
+
+from evo.kernel import (
+    Argument, Baseline, Case, Cost, Dimension, Kernel, LaunchPlan, Tolerance, Workload,
+)
+from evo.space import Categorical, Constraint, Ordinal, Space
+
+MODES = {modes!r}
+LOG = Path({log!r})
+
+
+def note(event):
+    """Builders load no torch: what is asked of the kernel there frames a compilation."""
+    if "torch" not in sys.modules:
+        with LOG.open("a") as file:
+            file.write(f"{{event}} {{time.monotonic():.6f}}\\n")
+
+
+def inputs(workload, data, generator):
+    import torch
+
+    return {{"x": torch.randn(workload.dim("n"), generator=generator)}}
+
+
+def case(n):
+    return Case(f"normal {{n}}", Workload.of({{"n": n}}, "float32"), "normal")
+
+
+def compile_flags(target, point):
+    note("begin")
+    return ()
+
+
+def plan(target, point, workload):
+    note("end")
+    return LaunchPlan(threads=1)
+
+
+KERNEL = Kernel(
+    name="toy",
+    title="Twice",
+    entry="twice",
+    dimensions=(Dimension(name="n", low=0, high=1 << 20),),
+    dtypes={{"cpu": ("float32",)}},
+    options={{}},
+    specialised={{"cpu": ()}},
+    arguments=(
+        Argument(name="x", kind="input"),
+        Argument(name="y", kind="output", shape=("n",)),
+        Argument(name="n", kind="scalar", dtype="int64"),
+    ),
+    tolerance={{"float32": Tolerance(atol=1e-6, rtol=1e-6)}},
+    reference=lambda inputs, workload: {{"y": 2 * inputs["x"]}},
+    inputs=inputs,
+    data=("normal",),
+    cases=lambda target, workload: [case(5), case(64), case(1001)],
+    neighbours=lambda target, workload: (),
+    cost=lambda workload: Cost(bytes=8 * workload.dim("n"), flops=workload.dim("n")),
+    baselines=(
+        Baseline(name="torch", role="reference", call=lambda inputs, workload: inputs["x"] * 2),
+        Baseline(name="copy", role="ceiling", call=lambda inputs, workload: inputs["x"].clone()),
+    ),
+    workloads={{"cpu": (Workload.of({{"n": 4096}}, "float32"),)}},
+    space=lambda target, workload, limits: Space(
+        parameters=(
+            Categorical(name="mode", values=MODES, why="temper", structural=True),
+            Ordinal(name="unroll", values=(1, 2, 4, 8), why="fewer branches"),
+        ),
+        constraints=({constraints}),
+        default={{"mode": MODES[0], "unroll": 1}},
+    ),
+    plan=plan,
+    compile_flags=compile_flags,
+)
+'''
+
+TEMPLATE = r"""
+#include <cstdio>
+#include <cstdlib>
+#include <ctime>
+
+{% if p.mode == "compile_error" %}
+#error this candidate does not compile
+{% elif p.mode == "compile_bomb" %}
+// 2^40 classes, derived from one another: the compiler is never done.
+template <int DEPTH, long PATH> struct Bomb : Bomb<DEPTH - 1, 2 * PATH>, Bomb<DEPTH - 1, 2 * PATH + 1> {};
+template <long PATH> struct Bomb<0, PATH> {};
+static Bomb<40, 1> bomb;
+{% endif %}
+
+extern "C" void {{ "thrice" if p.mode == "no_entry" else "twice" }}(const float* x, float* y, long long n) {
+{% if p.mode == "segfault" %}
+    *(volatile int*)8 = 1;
+{% elif p.mode == "abort" %}
+    std::abort();
+{% elif p.mode == "exit" %}
+    std::exit(0);
+{% elif p.mode == "spin" %}
+    for (volatile int on = 1; on;) {}
+{% elif p.mode == "tell_time" %}
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    if (std::FILE* file = std::fopen("@LOG@", "a")) {
+        std::fprintf(file, "call %ld.%06ld\n", (long)now.tv_sec, now.tv_nsec / 1000);
+        std::fclose(file);
+    }
+{% endif %}
+    const float factor = {{ 3 if p.mode == "wrong" else 2 }};
+#pragma GCC unroll {{ p.unroll }}
+    for (long long i = 0; i < n; ++i) y[i] = factor * x[i];
+}
+"""
+
+
+def write_kernel(
+    folder: Path,
+    modes: tuple[str, ...] = ("honest",),
+    *,
+    template: str = TEMPLATE,
+    constraints: str = "",
+) -> Path:
+    """Writes kernel.py and cpu.cpp.j2 to `folder`; the first of `modes` is the default.
+
+    Builders and calls of mode tell_time note the time, in seconds of the monotonic clock, in `folder`/log.txt.
+    """
+    folder.mkdir(parents=True)
+    log = str(folder / "log.txt")
+    (folder / "kernel.py").write_text(_KERNEL.format(modes=modes, log=log, constraints=constraints))
+    (folder / "cpu.cpp.j2").write_text(template.replace("@LOG@", log))
+    return folder
