@@ -40,6 +40,9 @@ __all__ = [
 
 DTYPE_BYTES = MappingProxyType({"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8})
 
+FRONTEND_FILE = "frontend.py"
+"""What an exported module offers; copied into it."""
+
 Tensors = Mapping[str, "torch.Tensor | None"]
 """Tensor arguments by name; None for an optional one that is left out."""
 
@@ -349,8 +352,9 @@ class Kernel:
 
     @property
     def digest(self) -> str:
-        """sha256 over kernel.py and the templates: what a stored run was searched with."""
-        return files_digest(p for p in self.folder.iterdir() if p.suffix in {".py", ".j2", ".cuh", ".h"})
+        """sha256 over what decides a search: the folder's Python files and templates, but for the export's frontend."""
+        kept = {".py", ".j2", ".cuh", ".h"}
+        return files_digest(p for p in self.folder.iterdir() if p.suffix in kept and p.name != FRONTEND_FILE)
 
 
 def files_digest(paths: Iterable[Path]) -> str:

@@ -16,17 +16,28 @@ from pathlib import Path
 from typing import Any
 
 from evo import __version__
-from evo.errors import EvoError, StoreError, UsageError
-from evo.executors import Executor, ExecutorConfig
+from evo.errors import EvoError, StoreError, TemplateError, UsageError
+from evo.evaluation import Status
+from evo.executors import BuildRequest, Executor, ExecutorConfig
 from evo.executors.local import LocalExecutor
 from evo.finals import FINAL_SEED_STEP, Finals, Setting, hold_finals
+from evo.genome import Genome
 from evo.kernel import Kernel, Workload, load_kernel
 from evo.samplers import find_sampler
 from evo.search import Budget, Observer, Search, SearchConfig, StopReason
 from evo.store import Environment, Recorder, RunSpec, RunStatus, Stage, StoredEvaluation, StoredRun
 from evo.targets import Target, find_target
 
-__all__ = ["Outcome", "RunSettings", "budget_of", "describe_environment", "execute", "open_executor", "plan_run"]
+__all__ = [
+    "Outcome",
+    "RunSettings",
+    "budget_of",
+    "check_default",
+    "describe_environment",
+    "execute",
+    "open_executor",
+    "plan_run",
+]
 
 _FINALS_RESERVE = 0.15
 _FINALS_RESERVE_MAX_S = 20.0
@@ -75,6 +86,41 @@ def plan_run(config: SearchConfig, kernel: Kernel, name: str | None) -> RunSpec:
     )
 
 
+def check_default(executor: Executor, config: SearchConfig, kernel: Kernel) -> None:
+    """Builds the default genome for every workload: a template that cannot even do that is not worth a budget.
+
+    The binaries are cached, so the search itself has them for nothing. Raises TemplateError with file and line,
+    SpaceError if nothing is legal, EvoError with the compiler's first error.
+    """
+    limits = find_target(config.target).limits(config.arch)
+    builds = []
+    for workload in config.workloads:
+        space = kernel.space(config.target, workload, limits).restricted(config.fixed)
+        request = BuildRequest(
+            kernel=config.kernel,
+            target=config.target,
+            arch=config.arch,
+            genome=Genome.of(space.complete(space.default)),
+            workload=workload,
+        )
+        builds.append((workload, executor.build(request)))
+    for workload, future in builds:
+        build = future.result()
+        if build.status is Status.RENDER_ERROR:
+            raise TemplateError(build.log)
+        if build.status is not Status.OK:
+            raise EvoError(
+                f"the default genome of kernel {kernel.name!r} does not compile for {workload}"
+                f" ({_first_error(build.log)}); mend the template, then try: evo check {config.kernel}"
+            )
+
+
+def _first_error(log: str) -> str:
+    """The line of a compiler's log that says what is wrong."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    return next((line for line in lines if "error" in line.lower()), lines[0] if lines else "it says nothing")
+
+
 def budget_of(run: StoredRun) -> Budget:
     limits: Mapping[str, Any] = run.spec.budget
     return Budget(**limits)
@@ -108,10 +154,12 @@ def execute(
     *,
     budget: Budget | None = None,
     on_search: Callable[[Search], None] = lambda search: None,
+    on_finals: Callable[[], None] = lambda: None,
 ) -> Outcome:
     """Carries a new or an interrupted run to its end.
 
-    `on_search` gets the search before it starts, e.g. to connect signals with `Search.interrupt`.
+    `on_search` gets the search before it starts, e.g. to connect signals with `Search.interrupt`; `on_finals`
+    is called when it is over. The finals end by KeyboardInterrupt, and are held anew when the run is resumed.
     Raises StoreError if the kernel is not what the run was started with, or the database fails.
     """
     spec = run.spec
@@ -156,6 +204,7 @@ def execute(
         if reason is StopReason.INTERRUPTED:
             recorder.set_status(run, RunStatus.INTERRUPTED, reason=reason, elapsed_s=search.elapsed_s)
             return Outcome(run=run, reason=reason, search=search)
+        on_finals()
         setting = Setting(
             kernel=kernel,
             kernel_name=spec.kernel,

@@ -9,6 +9,7 @@ a bootstrap interval; the speed-up is the median of the ratios within rounds (Ef
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -44,6 +45,9 @@ class Protocol:
     max_rounds: int
     sample_us: float
     precision: float = 0.01
+    limit_s: float = 60.0
+    """Wall time after which a race ends with the next pair of rounds. On a machine that others keep busy a call
+    of several threads takes a scheduler's time slice, a hundred times what it was when the samples were sized."""
     warmup_rounds: int = 1
 
 
@@ -72,6 +76,7 @@ def race(
 ) -> Samples:
     """Runs the contenders in interleaved rounds until the ratios to `reference` are known well enough."""
     names = tuple(contenders)
+    deadline = time.monotonic() + protocol.limit_s
     for _ in range(protocol.warmup_rounds):
         for name in names:
             contenders[name].run_us()
@@ -81,7 +86,11 @@ def race(
         order = names if len(rows) % 2 == 0 else names[::-1]
         sample = {name: contenders[name].run_us() for name in order}
         rows.append([sample[name] for name in names])
-        enough = len(rows) >= protocol.min_rounds and len(rows) % 2 == 0
+        if len(rows) % 2:
+            continue  # whole pairs: else one contender would have run first more often
+        if time.monotonic() >= deadline:
+            break
+        enough = len(rows) >= protocol.min_rounds
         if enough and _widest(np.array(rows), names, reference) <= protocol.precision:
             break
     return Samples(names=names, us=np.array(rows))

@@ -168,6 +168,13 @@ def test_a_sharper_precision_takes_more_rounds() -> None:
     assert rounds[0] < rounds[1] < rounds[2] == 200
 
 
+def test_a_race_that_takes_too_long_ends_with_a_pair_of_rounds() -> None:
+    noise = np.random.default_rng(5).lognormal(sigma=1.0, size=200)
+    rules = Protocol(name="cold", min_rounds=20, max_rounds=40, sample_us=100, limit_s=0.0)
+    samples, _ = run({"a": noise, "b": [2.0]}, rules, "b")
+    assert len(samples.us) == 2
+
+
 def test_the_device_is_idle_before_the_first_round() -> None:
     device = Device()
     race(device, {"a": Scripted("a", forever([1.0]), [])}, protocol(2, 2, warmup_rounds=3), None)  # type: ignore[arg-type]

@@ -45,7 +45,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         module.register(app)
     command = typer.main.get_command(app)
     try:
-        code = command.main(args=words, standalone_mode=False)
+        code = command.main(args=words, prog_name="evo", standalone_mode=False)
         return int(code or 0)
     except _USAGE_ERROR as error:
         where = f" (see: {error.ctx.command_path} --help)" if error.ctx else ""

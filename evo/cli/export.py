@@ -109,6 +109,8 @@ def _provenance(store: Store, record: CandidateRecord) -> dict[str, object]:
         "operator": record.operator,
         "device": record.device,
         "created": record.created,
+        "source_digest": record.build.source_digest if record.build else None,
+        "code_hash": record.build.code_hash if record.build else None,
         "timings": [asdict(t) for t in record.timings if t.round == latest],
         "checks": [asdict(c) for c in record.checks if c.round == latest],
         "lineage": [

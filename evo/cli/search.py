@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from evo.cli.job import read_job
 from evo.cli.options import (
     DEFAULT_DB,
     Db,
@@ -29,12 +29,14 @@ from evo.cli.options import (
 )
 from evo.cli.results import outcome_record, print_outcome
 from evo.cli.screen import LiveScreen, PlainLines, Screen, SilentScreen
-from evo.errors import StoreError, UsageError
+from evo.errors import StoreError
 from evo.executors import Executor
+from evo.exporters._folder import check_replaceable
 from evo.kernel import load_kernel
 from evo.run import (
     RunSettings,
     budget_of,
+    check_default,
     check_workloads,
     default_builders,
     describe_environment,
@@ -51,23 +53,6 @@ from evo.targets import find_target
 __all__ = ["register"]
 
 _DEFAULT_BUDGET = "60s"
-_JOB_KEYS = frozenset(
-    {
-        "kernel",
-        "target",
-        "arch",
-        "workloads",
-        "budget",
-        "evaluations",
-        "patience",
-        "sampler",
-        "seed",
-        "name",
-        "fix",
-        "builders",
-        "finalists",
-    }
-)
 
 
 def register(app: typer.Typer) -> None:
@@ -97,7 +82,7 @@ def search(
 ) -> None:
     """Search for faster variants of a kernel."""
     started = _process_started()
-    job: dict[str, Any] = _read_job(Path(kernel)) if kernel.endswith(".toml") else {"kernel": kernel}
+    job: dict[str, Any] = read_job(Path(kernel)) if kernel.endswith(".toml") else {"kernel": kernel}
     given: dict[str, Any] = {
         "target": target,
         "arch": arch,
@@ -114,10 +99,13 @@ def search(
     }
     job |= {k: v for k, v in given.items() if v is not None}
     config = _configure(job)
+    if export is not None:
+        check_replaceable(export, "module")  # before the budget is spent
     problem = load_kernel(config.kernel)
     settings = _settings(job, config.target, db)
     with open_executor(config.target, settings) as executor, _open(db) as store:
         environment = describe_environment(find_target(config.target))
+        check_default(executor, config, problem)
         run = store.create_run(plan_run(config, problem, job.get("name")), environment)
         _carry_out(store, run, executor, settings, config.budget, json, export, started)
 
@@ -209,9 +197,15 @@ def _carry_out(
     screen = _screen(console, run, budget, json)
     with screen:
         screen.say(f"run {run.name}: {run.spec.kernel} on {run.environment.device}, seed {run.spec.seed}; starting …")
-        with _signals() as connect:
-            outcome = execute(run, store, executor, settings, screen, budget=budget, on_search=connect)
-    if outcome.reason is StopReason.INTERRUPTED:
+        try:
+            with _signals() as (connect, disconnect):
+                outcome = execute(
+                    run, store, executor, settings, screen, budget=budget, on_search=connect, on_finals=disconnect
+                )
+            interrupted = outcome.reason is StopReason.INTERRUPTED
+        except KeyboardInterrupt:
+            interrupted = True
+    if interrupted:
         typer.echo(f"evo: interrupted; everything finished is stored. Continue with: evo resume {run.name}", err=True)
         raise typer.Exit(130)
     record = outcome_record(outcome, started)
@@ -246,8 +240,9 @@ def _open(db: str) -> Iterator[Store]:
 
 
 @contextmanager
-def _signals() -> Iterator[Any]:
-    """The first SIGINT or SIGTERM ends the search in order; a second SIGINT ends the process."""
+def _signals() -> Iterator[tuple[Callable[[Search], None], Callable[[], None]]]:
+    """(connect, disconnect): the first SIGINT or SIGTERM ends a connected search in order. A second SIGINT, or
+    either one when no search is connected, raises KeyboardInterrupt."""
     before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
 
     def connect(search: Search) -> None:
@@ -258,28 +253,16 @@ def _signals() -> Iterator[Any]:
         for s in before:
             signal.signal(s, stop)
 
+    def disconnect() -> None:
+        for s in before:
+            signal.signal(s, signal.default_int_handler)
+
+    disconnect()
     try:
-        yield connect
+        yield connect, disconnect
     finally:
         for s, handler in before.items():
             signal.signal(s, handler)
-
-
-def _read_job(path: Path) -> dict[str, Any]:
-    """The [search] table of a job file. Raises UsageError."""
-    try:
-        document = tomllib.loads(path.read_text())
-    except FileNotFoundError:
-        raise UsageError(f"job file {path} does not exist") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise UsageError(f"job file {path} cannot be read: {error}") from error
-    job = document.get("search")
-    if not isinstance(job, dict) or "kernel" not in job:
-        raise UsageError(f"job file {path} needs a table [search] with at least: kernel = \"layernorm\"")
-    unknown = sorted(set(job) - _JOB_KEYS)
-    if unknown:
-        raise UsageError(f"job file {path}: unknown key {unknown[0]!r}; known: {', '.join(sorted(_JOB_KEYS))}")
-    return job
 
 
 def _process_started() -> float:

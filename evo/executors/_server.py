@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import BaseContext
 
 __all__ = ["start_server", "worker_context"]
@@ -29,6 +29,7 @@ def start_server() -> None:
     for the command alone to decide what becomes of its workers.
     """
     worker_context()
+    resource_tracker.ensure_running()  # first, for it leaves SIGINT unblocked
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         forkserver.ensure_running()

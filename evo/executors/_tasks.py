@@ -42,10 +42,18 @@ __all__ = [
 ]
 
 _PROTOCOLS = {
-    ("search", False): Protocol(name="cold", min_rounds=6, max_rounds=10, sample_us=300.0, precision=0.015),
-    ("search", True): Protocol(name="cold", min_rounds=4, max_rounds=6, sample_us=1500.0, precision=0.03),
-    ("final", False): Protocol(name="final", min_rounds=30, max_rounds=60, sample_us=1000.0, precision=0.003),
-    ("final", True): Protocol(name="final", min_rounds=16, max_rounds=40, sample_us=4000.0, precision=0.01),
+    ("search", False): Protocol(
+        name="cold", min_rounds=6, max_rounds=10, sample_us=300.0, precision=0.015, limit_s=4.0
+    ),
+    ("search", True): Protocol(
+        name="cold", min_rounds=4, max_rounds=6, sample_us=1500.0, precision=0.03, limit_s=4.0
+    ),
+    ("final", False): Protocol(
+        name="final", min_rounds=30, max_rounds=60, sample_us=1000.0, precision=0.003, limit_s=20.0
+    ),
+    ("final", True): Protocol(
+        name="final", min_rounds=16, max_rounds=40, sample_us=4000.0, precision=0.01, limit_s=20.0
+    ),
 }
 """By stage and by whether the target shares its cores with everything else (and is therefore noisier)."""
 

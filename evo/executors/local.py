@@ -56,6 +56,7 @@ class LocalExecutor:
         self._device: ProcessPool | None = None
         self._jobs: deque[_Job] = deque()
         self._held_builds: deque[_Job] = deque()
+        self._in_flight: set[Future[Any]] = set()
         self._set_up: set[tuple[str, Workload, int]] = set()
         self._building = 0
         self._measuring = False
@@ -72,9 +73,12 @@ class LocalExecutor:
         outer: Future[Build] = Future()
 
         def start() -> None:
-            inner = self._builders.schedule(
-                tasks.build, args=(request, str(self._config.cache_dir)), timeout=self._config.build_timeout_s
-            )
+            args = (request, str(self._config.cache_dir))
+            try:
+                inner = self._schedule(self._builders, tasks.build, args, self._config.build_timeout_s)
+            except CancelledError:
+                outer.cancel()
+                return
             inner.add_done_callback(lambda done: self._built(request, done, outer))
 
         with self._changed:
@@ -112,13 +116,15 @@ class LocalExecutor:
         def failed(status: Status, log: str) -> Measurement:
             return Measurement(status=status, log=log)
 
-        return self._enqueue(tasks.measure, request, failed, lambda m: m.device_lost)
+        limit_s = self._config.measure_timeout_s
+        return self._enqueue(tasks.measure, request, limit_s, failed, lambda m: m.device_lost)
 
     def race(self, request: RaceRequest) -> Future[RaceResult]:
         def failed(status: Status, log: str) -> RaceResult:
             return RaceResult(log=f"{status}: {log}")
 
-        return self._enqueue(tasks.race, request, failed, lambda r: r.device_lost)
+        limit_s = self._config.measure_timeout_s * (len(request.contenders) + len(request.baselines) + 1)
+        return self._enqueue(tasks.race, request, limit_s, failed, lambda r: r.device_lost)
 
     def renew_device(self) -> None:
         self._submit(_Job(run=self._end_device))
@@ -127,6 +133,7 @@ class LocalExecutor:
         self,
         task: Callable[[Any], _T],
         request: MeasureRequest | RaceRequest,
+        limit_s: float,
         failed: Callable[[Status, str], _T],
         lost: Callable[[_T], bool],
     ) -> Future[_T]:
@@ -136,12 +143,12 @@ class LocalExecutor:
             if outer.cancelled():
                 return
             setting = (request.kernel, request.workload, request.seed)
-            limit = self._config.measure_timeout_s
+            limit = limit_s
             try:
                 pool = self._open_device()
                 if setting not in self._set_up:
                     limit += _SETUP_TIMEOUT_S
-                result = pool.schedule(task, args=(request,), timeout=limit).result()
+                result = self._schedule(pool, task, (request,), limit).result()
                 self._set_up.add(setting)
             except TimeoutError:
                 result = failed(Status.TIMEOUT, f"no result within {limit:g} s")
@@ -158,6 +165,20 @@ class LocalExecutor:
 
         self._submit(_Job(run=run, future=outer))
         return outer
+
+    def _schedule(self, pool: Any, task: Callable[..., _T], args: tuple[Any, ...], timeout_s: float) -> Future[_T]:
+        """Pebble forgets the tasks of a pool that is stopped: those in flight are kept, to be cancelled."""
+        with self._changed:
+            if self._closed:
+                raise CancelledError
+            future: Future[_T] = pool.schedule(task, args=args, timeout=timeout_s)
+            self._in_flight.add(future)
+        future.add_done_callback(self._landed)
+        return future
+
+    def _landed(self, future: Future[Any]) -> None:
+        with self._changed:
+            self._in_flight.discard(future)
 
     def _submit(self, job: _Job) -> None:
         with self._changed:
@@ -210,10 +231,13 @@ class LocalExecutor:
     def close(self) -> None:
         with self._changed:
             self._closed = True
+            in_flight = list(self._in_flight)
             abandoned = [*self._jobs, *self._held_builds]
             self._jobs.clear()
             self._held_builds.clear()
             self._changed.notify_all()
+        for future in in_flight:
+            future.cancel()
         _stop(self._builders)
         self._end_device()
         self._builders.join()

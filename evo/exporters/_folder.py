@@ -13,7 +13,7 @@ from typing import Any
 
 from evo.errors import UsageError
 
-__all__ = ["MANIFEST", "file_digests", "publish"]
+__all__ = ["MANIFEST", "check_replaceable", "file_digests", "publish"]
 
 MANIFEST = "manifest.json"
 WRITER = "evo"
@@ -27,7 +27,7 @@ def publish(out: Path, format: str) -> Iterator[Path]:
     The block must leave a manifest there with `written_by`, `format` and `files`. Raises UsageError if `out` is
     neither absent, nor empty, nor an earlier export of the same format, or cannot be written to.
     """
-    _check_replaceable(out, format)
+    check_replaceable(out, format)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         staging = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".part", dir=out.parent))
@@ -37,7 +37,7 @@ def publish(out: Path, format: str) -> Iterator[Path]:
     try:
         new.mkdir()
         yield new
-        _check_replaceable(out, format)  # again: the block may have taken a while
+        check_replaceable(out, format)  # again: the block may have taken a while
         if out.exists():
             out.rename(old)
         try:
@@ -58,7 +58,8 @@ def file_digests(folder: Path) -> dict[str, str]:
     return {p.relative_to(folder).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
 
 
-def _check_replaceable(out: Path, format: str) -> None:
+def check_replaceable(out: Path, format: str) -> None:
+    """Raises UsageError if `out` is neither absent, nor empty, nor an earlier export of the same format."""
     if not out.exists() and not out.is_symlink():
         return
     if out.is_symlink() or not out.is_dir():

@@ -19,7 +19,7 @@ from evo.exporters._module import _processor
 from evo.kernel import Kernel
 from evo.render import Source
 from evo.targets import Target
-from evo.targets._cpu_compiler import _FLAGS, _LIBRARIES
+from evo.targets._cpu_compiler import FLAGS, LIBRARIES
 
 __all__ = ["BuiltVariant", "manifest_record", "to_json"]
 
@@ -115,7 +115,7 @@ def _variant_record(kernel: Kernel, target: Target, arch: str, variant: BuiltVar
     }
     if target.name == "cpu":
         record["needs"] = {"machine": _processor.machine(), "features": _needed_features(arch, source.flags)}
-        record["recipe"] = {"flags": [*_FLAGS, *source.flags], "libraries": list(_LIBRARIES)}
+        record["recipe"] = {"flags": [*FLAGS, *source.flags], "libraries": list(LIBRARIES)}
     return record
 
 

@@ -20,14 +20,13 @@ from evo.errors import KernelError, UsageError
 from evo.exporters import Exporter, ExportItem, ExportRequest
 from evo.exporters._folder import MANIFEST, file_digests, publish
 from evo.exporters._manifest import BuiltVariant, manifest_record, to_json
-from evo.kernel import Kernel, load_kernel
+from evo.kernel import FRONTEND_FILE, Kernel, load_kernel
 from evo.render import render
 from evo.targets import Target, find_target
 
 __all__ = ["EXPORTER", "ModuleExporter"]
 
 _RUNTIME = Path(__file__).parent / "_module"
-_FRONTEND = "frontend.py"
 _SCALARS = ("int64", "int32", "float32", "float64")
 _TAKEN = frozenset({"evo", "torch", *sys.stdlib_module_names})
 
@@ -56,7 +55,7 @@ class ModuleExporter:
             variants = [_build(kernel, target, request.arch, i, item) for i, item in enumerate(request.items)]
             for path in sorted(p for p in _RUNTIME.glob("*.py") if p.name != "__init__.py"):
                 (folder / path.name).write_bytes(path.read_bytes())
-            (folder / _FRONTEND).write_bytes(frontend.read_bytes())
+            (folder / FRONTEND_FILE).write_bytes(frontend.read_bytes())
             for variant in variants:
                 _write_variant(folder, variant)
             (folder / "__init__.py").write_text(_init(kernel, names, variants), encoding="utf-8")
@@ -75,10 +74,10 @@ def _check_package_name(name: str) -> None:
 
 
 def _frontend(kernel: Kernel) -> Path:
-    path = kernel.folder / _FRONTEND
+    path = kernel.folder / FRONTEND_FILE
     if not path.is_file():
         raise UsageError(
-            f"kernel {kernel.name!r} has no {_FRONTEND} in {kernel.folder}, the function that PyTorch code would "
+            f"kernel {kernel.name!r} has no {FRONTEND_FILE} in {kernel.folder}, the function that PyTorch code would "
             f"call: write one, or choose another --format"
         )
     return path

@@ -9,7 +9,7 @@ from evo.space import Ordinal, Parameter, Point, Space, Value
 
 __all__ = ["change", "fill", "move", "repair"]
 
-_STEPS = 64
+_STEPS = 24
 _SIDEWAYS = 0.25
 """Share of the moves that mend nothing by themselves which are still looked into: two rules that block each
 other are passed by such a move."""

@@ -15,6 +15,8 @@ _ATTEMPTS = 8
 
 
 class Jump:
+    """Draws two parameters to half of them anew."""
+
     name = "jump"
     arity = 1
     weight = 1.0
@@ -26,8 +28,8 @@ class Jump:
         if not names:
             return None
         for _ in range(_ATTEMPTS):
-            count = rng.randint(min(2, len(names)), len(names))
-            forgotten = set(rng.sample(names, count))
+            count = rng.randint(min(2, len(names)), max(2, len(names) // 2))
+            forgotten = rng.sample(names, min(count, len(names)))
             kept = {n: v for n, v in start.items() if n not in forgotten}
             child = repair(rng, space, fill(rng, space, kept))
             if child is not None and child != start:

@@ -25,7 +25,7 @@ class _Record:
     state: TrialState = TrialState.RUNNING
     score: float | None = None
     trial: int = -1
-    """Number in the present study; -1 where it has been left out."""
+    """Its number in the present study."""
 
 
 class ParzenModel:
@@ -38,6 +38,8 @@ class ParzenModel:
     def __init__(self, space: Space, seed: int, history: int) -> None:
         self._space, self._seed, self._history = space, seed, history
         self._records: list[_Record] = []
+        # Positions, not values: an estimator tells 1 and True apart no better than Python does.
+        self._positions = {p.name: {(type(v), v): i for i, v in enumerate(p.values)} for p in space.parameters}
         self._distributions = {p.name: _distribution(p) for p in space.parameters}
         self._generation = 0
         self._begin([])
@@ -49,7 +51,7 @@ class ParzenModel:
         for p in self._space.parameters:
             if self._space.is_active(p, point):
                 point[p.name] = p.values[_suggest(trial, p)]
-        # The point that is evaluated may be another one, so trials are added by `expect`, not kept from here.
+        # What is evaluated may be another point, so trials are added by `expect`, not kept from here.
         self._study.tell(trial, state=TrialState.FAIL)
         self._trials += 1
         return point
@@ -62,24 +64,24 @@ class ParzenModel:
         return len(self._records) - 1
 
     def learn(self, ticket: int, score: float | None) -> None:
-        """The result of a pending point; None if it failed, which ranks below every score."""
+        """The result of an expected point; None if it failed, which ranks below every score."""
         record = self._records[ticket]
         record.score = score
         record.state = TrialState.PRUNED if score is None else TrialState.COMPLETE
-        if record.trial >= 0:
-            self._study.tell(record.trial, score, state=record.state)
+        self._study.tell(record.trial, score, state=record.state)
         if self._live > self._history + self._history // 2:
             self._begin(self._worth_keeping())
 
     def _worth_keeping(self) -> list[_Record]:
+        """Those that run, the best quarter of the history, the latest three quarters; in their order."""
         done = [r for r in self._records if r.state is not TrialState.RUNNING]
-        best = sorted((r for r in done if r.score is not None), key=lambda r: r.score or 0.0)
-        kept = {id(r) for r in (*best[: self._history // 4], *done[-(self._history - self._history // 4) :])}
-        return [r for r in self._records if id(r) in kept or r.state is TrialState.RUNNING]
+        ranked = sorted((r.score, i) for i, r in enumerate(done) if r.score is not None)
+        quarter = self._history // 4
+        kept = {i for _, i in ranked[:quarter]} | set(range(max(0, len(done) - 3 * quarter), len(done)))
+        running = [r for r in self._records if r.state is TrialState.RUNNING]
+        return [done[i] for i in sorted(kept)] + running
 
     def _begin(self, records: list[_Record]) -> None:
-        for record in self._records:
-            record.trial = -1
         self._trials = self._live = 0
         with _quiet():
             sampler = optuna.samplers.TPESampler(
@@ -95,14 +97,12 @@ class ParzenModel:
             self._add(record)
 
     def _add(self, record: _Record) -> None:
-        params = {}
-        for name, value in record.point.items():
-            params[name] = _index(self._space.by_name[name], value)
+        params = {name: self._positions[name][type(value), value] for name, value in record.point.items()}
         self._study.add_trial(
             create_trial(
                 state=record.state,
                 params=params,
-                distributions={n: self._distributions[n] for n in params},
+                distributions={name: self._distributions[name] for name in params},
                 value=record.score,
             )
         )
@@ -121,11 +121,6 @@ def _suggest(trial: Trial, parameter: Parameter) -> int:
     if isinstance(parameter, Ordinal):
         return trial.suggest_int(parameter.name, 0, len(parameter.values) - 1)
     return trial.suggest_categorical(parameter.name, range(len(parameter.values)))
-
-
-def _index(parameter: Parameter, value: object) -> int:
-    # Not tuple.index: 1 == True, and a categorical may have both.
-    return next(i for i, v in enumerate(parameter.values) if type(v) is type(value) and v == value)
 
 
 @contextmanager

@@ -168,7 +168,7 @@ class Surrogate:
         self._fit()
         matrix = self._correlation(self._at)
         matrix[np.diag_indices(len(matrix))] += _NOISE
-        self._inverse = np.linalg.inv(matrix)
+        self._inverse = np.asarray(np.linalg.inv(matrix), dtype=np.float64)
         self._since_refit = 0
         self._targets = None
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
+from evo.errors import SpaceError
 from evo.genome import Genome
+from evo.operators._repair import repair
 from evo.samplers import Exhausted
 from evo.space import Point, Space
 
@@ -13,8 +15,8 @@ __all__ = ["Unseen"]
 
 _RANDOM_ATTEMPTS = 256
 """Random points that must all be known before the rest of the space is walked instead."""
-_ENUMERABLE = 1 << 17
-"""Upper bound of points up to which walking the whole space is a matter of seconds at worst, all told."""
+_ENUMERABLE = 1 << 18
+"""Upper bound of points up to which walking the whole space takes seconds at worst, all told."""
 
 
 class Unseen:
@@ -25,8 +27,10 @@ class Unseen:
         self._proposed: set[Genome] = set()
         self._sequence: list[Genome] = []
         self._rest: Iterator[Point] | None = None
+        self._rare: SpaceError | None = None
 
     def __contains__(self, genome: Genome) -> bool:
+        """Whether it is still unseen."""
         return genome not in self._proposed
 
     def remember(self, genome: Genome) -> None:
@@ -37,23 +41,36 @@ class Unseen:
         """A legal genome never proposed, at random as long as random points are mostly new.
 
         Then what is left of a small space in declaration order, of a large one what neighbours the points
-        proposed so far. Raises Exhausted when that yields nothing either.
+        proposed so far. Raises Exhausted when that yields nothing either, and SpaceError if no point is legal.
         """
         if self._rest is None:
             for _ in range(_RANDOM_ATTEMPTS):
-                genome = Genome.of(self._space.sample(rng))
-                if genome in self:
+                point = self._random(rng)
+                if point is not None and (genome := Genome.of(point)) in self:
                     return genome
             self._rest = self._walk()
         for point in self._rest:
             genome = Genome.of(point)
             if genome in self:
                 return genome
+        if self._rare is not None and not self._sequence:
+            raise self._rare
         raise Exhausted(f"all {len(self._proposed)} legal points that could be found have been proposed")
+
+    def _random(self, rng: random.Random) -> Point | None:
+        if self._rare is None:
+            try:
+                return self._space.sample(rng)
+            except SpaceError as error:
+                self._rare = error  # legal points are too rare to be hit upon: steer towards them
+        return repair(rng, self._space, self._space.draw(rng))
 
     def _walk(self) -> Iterator[Point]:
         if self._space.cardinality <= _ENUMERABLE:
             yield from self._space.points()
             return
+        default = self._space.complete(self._space.default)
+        if self._space.is_legal(default):
+            yield default
         for genome in self._sequence:  # grows while it is walked
             yield from self._space.neighbours(genome.parameters)

@@ -27,6 +27,8 @@ __all__ = ["SAMPLER", "EvolutionConfig", "EvolutionSampler"]
 
 _ROLES = {1: ("parent",), 2: ("first", "second")}
 _ATTEMPTS_PER_CHILD = 4
+_RESTLESS_INJECTION = 0.1
+_RESTLESS_UNSCREENED = 0.5
 _WORTH_OF_BEST = 1.0
 _WORTH_OF_MEMBER = 0.3
 
@@ -43,12 +45,12 @@ class EvolutionConfig:
     patience: results without a better candidate after which the search looks further afield.
     """
 
-    seeding: int = 20
+    seeding: int = 12
     population: int = 20
     rivals: int = 3
     children: int = 8
     injection: float = 0.02
-    patience: int = 100
+    patience: int = 60
 
     def __post_init__(self) -> None:
         at_least(self, 1, "seeding", "rivals", "children", "patience")
@@ -96,6 +98,8 @@ class EvolutionSampler:
     def _admit(self, result: Result) -> float:
         """Takes a result into the population; what that was worth, 0 to 1."""
         self._since_better += 1
+        if self._since_better % self._config.patience == 0:
+            self._population.shrink(max(2, self._config.population // 4))  # room for newcomers to have children
         if result.score is None or result.same_code_as is not None:
             return 0.0  # a neutral mutation would crowd out a candidate that differs
         best = self._population.best
@@ -108,9 +112,13 @@ class EvolutionSampler:
         return _WORTH_OF_MEMBER
 
     def _evolve(self) -> Proposal:
-        if not len(self._population) or self._rng.random() < self._config.injection:
+        # Where nothing has been found for long, the surrogate is part of the reason: it is asked less.
+        restless = self._since_better >= self._config.patience
+        injection = max(self._config.injection, _RESTLESS_INJECTION) if restless else self._config.injection
+        if not len(self._population) or self._rng.random() < injection:
             return self._random()
-        wanted = self._config.children if self._surrogate.ready else 1
+        screened = self._surrogate.ready and not (restless and self._rng.random() < _RESTLESS_UNSCREENED)
+        wanted = self._config.children if screened else 1
         children: list[Proposal] = []
         for _ in range(wanted * _ATTEMPTS_PER_CHILD):
             child = self._child()

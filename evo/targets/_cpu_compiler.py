@@ -13,14 +13,14 @@ from pathlib import Path
 from evo.errors import CompileError, DeviceError, UsageError
 from evo.render import Source
 
-__all__ = ["build_library", "check_arch", "compiler_path", "compiler_version"]
+__all__ = ["FLAGS", "LIBRARIES", "build_library", "check_arch", "compiler_path", "compiler_version"]
 
 _CANDIDATES = ("g++", "c++", "clang++")
-_REMEDY = "install one (apt install g++, dnf install gcc-c++, or xcode-select --install) or set CXX"
+_REMEDY = "install one (apt install g++, dnf install gcc-c++, xcode-select --install)"
 
 # IEEE semantics stay (no -ffast-math, which also sets a mode bit of the whole process): errno and traps are
 # not looked at, and a*b+c may be fused, as CUDA does by default.
-_FLAGS = (
+FLAGS = (
     "-std=c++17",
     "-O3",
     "-fPIC",
@@ -39,7 +39,7 @@ _FLAGS = (
 
 # -fopenmp at the link would tie a candidate to libgomp beside PyTorch's own copy: two pools of threads that
 # fight for the cores. So the libraries are named, without it; the session offers PyTorch's runtime instead.
-_LIBRARIES = ("-nodefaultlibs", "-Wl,--as-needed", "-Wl,--build-id=none", "-lstdc++", "-lm", "-lgcc_s", "-lgcc", "-lc")
+LIBRARIES = ("-nodefaultlibs", "-Wl,--as-needed", "-Wl,--build-id=none", "-lstdc++", "-lm", "-lgcc_s", "-lgcc", "-lc")
 
 _ALLOWED = re.compile(
     r"-O([0-3sgz]|fast)?|-f(?!plugin)[\w=+:,.-]+|-m[\w=+,.-]+|-W(?![lap],)[\w=+-]+|--param[= ][\w-]+=\d+"
@@ -109,14 +109,14 @@ def build_library(source: Source, arch: str, compiler: str, workdir: Path) -> tu
     is_clang = "clang" in compiler_version(compiler)
     command = [
         compiler,
-        *_FLAGS,
+        *FLAGS,
         f"-march={arch}",
         *_checked(source.flags),
         *(f"-I{folder}" for folder in source.include_dirs),
         _SOURCE,
         "-o",
         _LIBRARY,
-        *(() if is_clang else _LIBRARIES),  # clang's OpenMP calls (__kmpc_...) need its own runtime, linked
+        *(() if is_clang else LIBRARIES),  # clang's OpenMP calls (__kmpc_...) need its own runtime, linked
     ]
     shell = f"export LC_ALL=C; ulimit -t {_SECONDS_OF_CPU}; exec {shlex.join(command)}"
     rule = shell.replace("$", "$$")

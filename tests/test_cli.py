@@ -1,0 +1,478 @@
+"""Bad input gives one clear sentence and the documented exit code; nothing that was finished is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evo.cli import run as run_command
+from evo.errors import DeviceError
+from evo.targets import find_target
+from tests.toy_kernel import TEMPLATE, write_kernel
+
+SMALL = "rows=64,cols=256,dtype=float32"
+PATIENCE_S = 200.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def sentence(self) -> str:
+        """The one line on stderr."""
+        lines = self.err.strip().splitlines()
+        assert len(lines) == 1, self.err
+        assert lines[0].startswith("evo: ")
+        return lines[0]
+
+    @property
+    def document(self) -> Any:
+        return json.loads(self.out)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def waiting_threads_sleep() -> Iterator[None]:
+    """OpenMP threads that wait spin, and on a machine with more to do than cores that takes the others' turns."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_WAIT_POLICY", "passive")
+        yield
+
+
+def evo_process(*arguments: str, **options: Any) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "evo", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+
+
+def evo(*arguments: str, **options: Any) -> Ended:
+    """A command in a process of its own."""
+    process = evo_process(*arguments, **options)
+    out, err = process.communicate(timeout=PATIENCE_S)
+    return Ended(process.returncode, out, err)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Runs a command in this process, in an empty folder; its database is runs/lineage.db there."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "500")
+
+    def run(*arguments: str) -> Ended:
+        capsys.readouterr()
+        code = run_command(arguments)
+        captured = capsys.readouterr()
+        assert "Traceback" not in captured.err
+        return Ended(code, captured.out, captured.err)
+
+    return run
+
+
+# -- bad requests -------------------------------------------------------------------------------------------
+
+BAD = {
+    "kernel": (["search", "layernrm"], "unknown kernel 'layernrm'; did you mean layernorm?"),
+    "target": (["search", "layernorm", "--target", "cpx"], "unknown target 'cpx'"),
+    "arch": (["search", "layernorm", "--target", "cpu", "--arch", "z80"], "knows no CPU architecture 'z80'"),
+    "sampler": (["search", "layernorm", "--sampler", "luck"], "unknown sampler 'luck'; known: evolution, random, tpe"),
+    "option": (["search", "layernorm", "--bugdet", "1m"], "(see: evo search --help)"),
+    "parameter": (["search", "layernorm", "--fix", "treads=1"], "unknown parameter 'treads'; did you mean threads"),
+    "value": (["search", "layernorm", "--fix", "simd_bits=7"], "simd_bits has no value '7'; choose one of 128, 256, 512"),
+    "fix": (["search", "layernorm", "--fix", "threads"], "--fix 'threads' is not NAME=VALUE"),
+    "part": (["search", "layernorm", "--workload", "row=1,cols=2,dtype=float32"], "'row'; did you mean rows?"),
+    "dtype": (["search", "layernorm", "--workload", "rows=1,cols=2,dtype=int8"], "'int8'; known: bfloat16, float32"),
+    "no dtype": (["search", "layernorm", "--workload", "rows=1,cols=2"], "lacks dtype; e.g. rows="),
+    "range": (["search", "layernorm", "--workload", "rows=1,cols=99999999,dtype=float32"], "cols must be 1 to 65,536"),
+    "number": (["search", "layernorm", "--workload", "rows=1,cols=x,dtype=float32"], "cols must be a whole number"),
+    "twice": (["search", "layernorm", "--workload", "rows=1,rows=2,cols=2,dtype=float32"], "gives 'rows' twice"),
+    "same": (["search", "layernorm", "--workload", SMALL, "--workload", SMALL], "a workload is named twice"),
+    "empty": (["search", "layernorm", "--workload", "rows=0,cols=2,dtype=float32"], "is empty: there is nothing to time"),
+    "eps": (["search", "layernorm", "--workload", f"{SMALL},eps=much"], "eps must be a float such as 1e-05, got 'much'"),
+    "no budget": (["search", "layernorm", "--budget", "0"], "a budget of 0 time leaves nothing to do"),
+    "minus": (["search", "layernorm", "--budget", "-5"], "--budget '-5' is not a duration; write e.g. 60s"),
+    "words": (["search", "layernorm", "--budget", "abc"], "--budget 'abc' is not a duration; write e.g. 60s"),
+    "evaluations": (["search", "layernorm", "--evaluations", "0"], "a budget of 0 evaluations leaves nothing to do"),
+    "builders": (["search", "layernorm", "--builders", "0"], "'--builders'"),
+    "job": (["search", "missing.toml"], "job file missing.toml does not exist"),
+    "run": (["resume", "nobody"], "nobody"),
+    "candidate": (["show", "abcdef"], ""),
+    "format": (["export", "x", "--format", "fortran", "--out", "x"], "unknown export format 'fortran'"),
+    "command": (["serach"], "serach"),
+    "baseline": (["bench", "layernorm", "--against", "tensorflow"], "unknown baseline 'tensorflow'"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_request_is_one_sentence_and_exit_code_2(here: Any, tmp_path: Path, name: str) -> None:
+    arguments, sentence = BAD[name]
+    arguments = list(arguments)
+    if arguments[0] in ("search", "bench") and "--target" not in arguments and "missing.toml" not in arguments:
+        arguments += ["--target", "cpu"]
+    ended = here(*arguments)
+    assert ended.code == 2
+    assert sentence in ended.sentence
+    assert ended.out == ""
+    assert not (tmp_path / "runs" / "lineage.db").exists() or arguments[0] == "resume"
+
+
+JOBS = {
+    "not TOML": ("[search\n", "cannot be read"),
+    "no table": ('kernel = "layernorm"\n', "needs a table [search]"),
+    "no kernel": ("[search]\nseed = 1\n", "needs a table [search] with at least: kernel"),
+    "unknown key": ('[search]\nkernel = "layernorm"\nsed = 1\n', "unknown key 'sed'; known: arch, budget"),
+    "kernel": ("[search]\nkernel = 7\n", "kernel must be a name or a folder"),
+    "seed": ('[search]\nkernel = "layernorm"\nseed = "x"\n', "seed must be a whole number, got 'x'"),
+    "true": ('[search]\nkernel = "layernorm"\nseed = true\n', "seed must be a whole number, got True"),
+    "workloads": ('[search]\nkernel = "layernorm"\nworkloads = "abc"\n', "workloads must be a list"),
+    "workload": ('[search]\nkernel = "layernorm"\nworkloads = [7]\n', "workloads must be a list"),
+    "evaluations": ('[search]\nkernel = "layernorm"\nevaluations = 1.5\n', "evaluations must be a whole number, got 1.5"),
+    "budget": ('[search]\nkernel = "layernorm"\nbudget = []\n', "budget must be seconds, or a duration"),
+    "no time": ('[search]\nkernel = "layernorm"\nbudget = "soon"\n', "'soon' is not a duration"),
+    "fix": ('[search]\nkernel = "layernorm"\nfix = {threads = 1}\n', "fix must be a list"),
+    "builders": ('[search]\nkernel = "layernorm"\nbuilders = 0\n', "builders must be a whole number above 0, got 0"),
+    "target": ('[search]\nkernel = "layernorm"\ntarget = 1\n', 'target must be "cuda" or "cpu", got 1'),
+}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_bad_job_file_is_named_with_what_is_wrong_in_it(here: Any, tmp_path: Path, name: str) -> None:
+    text, sentence = JOBS[name]
+    (tmp_path / "job.toml").write_text(text)
+    ended = here("search", "job.toml")
+    assert ended.code == 2
+    assert sentence in ended.sentence
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_constraint_that_leaves_nothing_is_named(here: Any, tmp_path: Path) -> None:
+    write_kernel(
+        tmp_path / "toy", constraints='Constraint(name="never", holds=lambda p: p["unroll"] > 8, reason="on purpose"),'
+    )
+    ended = here("search", "./toy", "--target", "cpu", "--evaluations", "3")
+    assert ended.code == 2
+    assert "never: on purpose" in ended.sentence
+
+
+def test_a_parameter_that_can_only_be_illegal_is_refused(here: Any, tmp_path: Path) -> None:
+    write_kernel(
+        tmp_path / "toy", constraints='Constraint(name="small", holds=lambda p: p["unroll"] < 8, reason="on purpose"),'
+    )
+    ended = here("search", "./toy", "--target", "cpu", "--evaluations", "3", "--fix", "unroll=8")
+    assert ended.code == 2
+    assert "small" in ended.sentence
+
+
+def test_a_misspelt_name_in_a_template_ends_the_search_with_file_and_line(here: Any, tmp_path: Path) -> None:
+    broken = TEMPLATE.replace("{{ p.unroll }}", "{{ p.unrol }}")
+    write_kernel(tmp_path / "toy", template=broken)
+    line = 1 + broken[: broken.index("p.unrol ")].count("\n")
+    ended = here("search", "./toy", "--target", "cpu", "--evaluations", "50")
+    assert ended.code == 2
+    assert f"toy/cpu.cpp.j2, line {line}: " in ended.sentence
+    assert "unrol" in ended.sentence
+    assert here("runs", "--json").document == []
+
+
+def test_a_template_whose_default_does_not_compile_ends_the_search_with_the_compilers_word(
+    here: Any, tmp_path: Path
+) -> None:
+    write_kernel(tmp_path / "toy", ("compile_error", "honest"))
+    ended = here("search", "./toy", "--target", "cpu", "--evaluations", "50")
+    assert ended.code == 1
+    assert "the default genome of kernel 'toy' does not compile for 4096 float32" in ended.sentence
+    assert "#error this candidate does not compile" in ended.sentence
+    assert here("runs", "--json").document == []
+
+
+def test_a_kernel_of_which_nothing_passes_is_a_failure(here: Any, tmp_path: Path) -> None:
+    write_kernel(tmp_path / "toy", ("wrong",))
+    ended = here("search", "./toy", "--target", "cpu", "--evaluations", "2", "--json")
+    assert ended.code == 1
+    assert ended.document["workloads"][0]["winner"] is None
+    assert ended.document["by_status"] == {"wrong": 2}
+    assert here("best").code == 1
+
+
+# -- machines and files -------------------------------------------------------------------------------------
+
+
+def has_gpu() -> bool:
+    try:
+        find_target("cuda").device()
+    except DeviceError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(has_gpu(), reason="a GPU answers here")
+def test_without_a_gpu_the_cuda_target_says_what_works_without_one(here: Any) -> None:
+    ended = here("search", "layernorm", "--target", "cuda")
+    assert ended.code == 2
+    assert "no CUDA GPU answers" in ended.sentence
+    assert "evo check KERNEL --arch sm_89" in ended.sentence
+
+
+def test_without_a_compiler_the_cpu_target_says_how_to_get_one(tmp_path: Path) -> None:
+    environment = {k: v for k, v in os.environ.items() if k not in ("CXX", "PATH")} | {"PATH": str(tmp_path)}
+    ended = evo("search", "layernorm", "--target", "cpu", env=environment)
+    assert ended.code == 2
+    assert "no C++ compiler found" in ended.sentence
+    assert "apt install g++" in ended.sentence
+
+
+def search_toy(here: Any, tmp_path: Path, *more: str) -> Ended:
+    """A search of two candidates, of a kernel in this folder."""
+    if not (tmp_path / "toy").exists():
+        write_kernel(tmp_path / "toy")
+    found: Ended = here("search", "./toy", "--target", "cpu", "--evaluations", "2", *more)
+    return found
+
+
+def test_a_database_in_a_folder_that_cannot_be_written(here: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    ended = search_toy(here, tmp_path, "--db", "file/lineage.db")
+    assert ended.code == 2
+    assert "file" in ended.sentence
+
+
+def test_a_database_that_is_a_folder(here: Any, tmp_path: Path) -> None:
+    (tmp_path / "folder.db").mkdir()
+    ended = search_toy(here, tmp_path, "--db", "folder.db")
+    assert ended.code == 2
+    assert "folder.db" in ended.sentence
+
+
+def test_a_database_that_is_a_text_file_is_left_as_it_is(here: Any, tmp_path: Path) -> None:
+    note = tmp_path / "note.txt"
+    note.write_text("remember the milk\n" * 100)
+    ended = search_toy(here, tmp_path, "--db", "note.txt")
+    assert ended.code == 2
+    assert "is not a SQLite database" in ended.sentence
+    assert note.read_text() == "remember the milk\n" * 100
+
+
+def test_another_programs_database_is_left_as_it_is(here: Any, tmp_path: Path) -> None:
+    path = tmp_path / "other.db"
+    with sqlite3.connect(path) as connection:
+        connection.execute("create table songs (title text)")
+    connection.close()
+    before = path.read_bytes()
+    ended = search_toy(here, tmp_path, "--db", "other.db")
+    assert ended.code == 2
+    assert "other.db" in ended.sentence
+    assert path.read_bytes() == before
+
+
+def test_a_database_of_a_newer_evo_is_not_touched(here: Any, tmp_path: Path) -> None:
+    assert search_toy(here, tmp_path).code == 0
+    path = tmp_path / "runs" / "lineage.db"
+    with sqlite3.connect(path) as connection:
+        connection.execute("update alembic_version set version_num = '9999_from_the_future'")
+    connection.close()
+    ended = search_toy(here, tmp_path)
+    assert ended.code == 2
+    assert "newer" in ended.sentence
+    assert here("runs").code == 2
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mount"), reason="only root can mount a small disk")
+def test_a_disk_that_fills_up_ends_the_search_in_one_sentence(here: Any, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(disk)], check=False)
+    if mounted.returncode:
+        pytest.skip("this root may not mount")
+    try:
+        write_kernel(tmp_path / "toy")
+        (tmp_path / "cache").mkdir()
+        ended = here("search", "layernorm", "--target", "cpu", "--workload", SMALL, "--evaluations", "300",
+                     "--db", str(disk / "lineage.db"))  # fmt: skip
+        assert ended.code == 2
+        assert "disk" in ended.sentence or "space" in ended.sentence
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_an_export_folder_in_use_is_refused_before_the_search(here: Any, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("years of work")
+    ended = here("search", "layernorm", "--target", "cpu", "--budget", "10h", "--export", "mine")
+    assert ended.code == 2
+    assert "mine is not empty" in ended.sentence
+    assert not (tmp_path / "runs" / "lineage.db").exists()
+    assert (tmp_path / "mine" / "thesis.tex").read_text() == "years of work"
+
+
+# -- a real search, and what is asked of it afterwards ------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
+    folder = tmp_path_factory.mktemp("searched")
+    arguments = ("--target", "cpu", "--workload", SMALL, "--evaluations", "12", "--seed", "3", "--name", "small")
+    return folder, evo("search", "layernorm", *arguments, "--json", cwd=folder)
+
+
+def test_a_search_ends_with_one_document(searched: tuple[Path, Ended]) -> None:
+    _, ended = searched
+    assert ended.code == 0, ended.err
+    assert ended.err == ""
+    document = ended.document
+    assert document["run"] == "small"
+    assert document["candidates"] == 12
+    assert sum(document["by_status"].values()) == 12
+    assert document["stopped"] == "evaluations done"
+    (workload,) = document["workloads"]
+    assert workload["workload"].startswith(SMALL)
+    assert workload["winner"]["speedup_low"] <= workload["winner"]["speedup"] <= workload["winner"]["speedup_high"]
+    assert set(workload["baselines"]) >= {"torch", "copy"}
+
+
+@pytest.fixture
+def asked(searched: tuple[Path, Ended], here: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Commands in the folder of the real search."""
+    monkeypatch.chdir(searched[0])
+    return here
+
+
+def test_runs_best_show_and_lineage_agree_with_the_search(asked: Any, searched: tuple[Path, Ended]) -> None:
+    winner = searched[1].document["workloads"][0]["winner"]
+    (run,) = asked("runs", "--json").document
+    assert (run["name"], run["evaluations"], run["status"]) == ("small", 12, "finished")
+    (best,) = asked("best", "--json").document
+    assert best["candidate"] == winner["candidate"]
+    assert best["median_us"] == pytest.approx(winner["median_us"], abs=0.01)
+    shown = asked("show", winner["candidate"], "--json").document
+    assert shown["parameters"] == winner["genome"]
+    assert shown["winner"] is True
+    assert "layernorm" in asked("show", winner["candidate"], "--source").out
+    steps = asked("lineage", winner["candidate"], "--json").document
+    assert steps[-1]["id"] == winner["candidate"]
+    assert all(p["order"] < s["order"] for s in steps for p in s["parents"])
+
+
+@pytest.mark.parametrize("command", ["runs", "best", "show", "lineage"])
+def test_tables_are_printed_for_people(asked: Any, searched: tuple[Path, Ended], command: str) -> None:
+    winner = searched[1].document["workloads"][0]["winner"]["candidate"]
+    ended = asked(command, *([winner[:10]] if command in ("show", "lineage") else []))
+    assert ended.code == 0
+    assert ended.err == ""
+    assert ("small" if command == "runs" else winner[:10]) in ended.out
+
+
+def test_a_finished_run_is_not_resumed_without_more_to_do(asked: Any) -> None:
+    ended = asked("resume", "small")
+    assert ended.code == 2
+    assert "run 'small' is finished" in ended.sentence
+    assert "larger --budget or --evaluations" in ended.sentence
+
+
+def test_a_run_that_is_not_there_is_offered_the_ones_that_are(asked: Any) -> None:
+    ended = asked("resume", "smal1")
+    assert ended.code == 2
+    assert "small" in ended.sentence
+
+
+def test_a_name_is_given_to_one_run_only(asked: Any) -> None:
+    ended = asked("search", "layernorm", "--target", "cpu", "--evaluations", "2", "--workload", SMALL, "--name", "small")
+    assert ended.code == 2
+    assert "small" in ended.sentence
+    assert len(asked("runs", "--json").document) == 1
+
+
+def test_a_finished_run_is_searched_on_when_given_more(asked: Any, searched: tuple[Path, Ended]) -> None:
+    ended = asked("resume", "small", "--evaluations", "14", "--json")
+    assert ended.code == 0, ended.err
+    assert ended.document["candidates"] == 14
+    assert asked("runs", "--json").document[0]["evaluations"] == 14
+
+
+# -- interruptions ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """A search of a hundred candidates some of which are stored, in a process group of its own."""
+    write_kernel(tmp_path / "toy", ("honest", "wrong", *(f"like_honest_{i}" for i in range(40))))
+    process = evo_process(
+        "search", "./toy", "--target", "cpu", "--evaluations", "100", "--seed", "5", "--name", "long",
+        "--sampler", "random", cwd=tmp_path, process_group=0,
+    )  # fmt: skip
+    wait_for_candidates(tmp_path, 3)
+    yield process, tmp_path
+    process.kill()
+    process.communicate()
+
+
+def stored(folder: Path) -> dict[int, str]:
+    path = folder / "runs" / "lineage.db"
+    if not path.exists():
+        return {}
+    connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    try:
+        rows: Sequence[Any] = connection.execute('select "order", genome_digest, status from candidate').fetchall()
+    except sqlite3.OperationalError:  # not yet made
+        return {}
+    finally:
+        connection.close()
+    return {order: f"{digest} {status}" for order, digest, status in rows}
+
+
+def wait_for_candidates(folder: Path, count: int) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while len(stored(folder)) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def resume_to_the_end(folder: Path, before: dict[int, str]) -> None:
+    ended = evo("resume", "long", "--json", cwd=folder)
+    assert ended.code == 0, ended.err
+    assert ended.document["candidates"] == 100
+    after = stored(folder)
+    assert len(after) == 100
+    assert before.items() <= after.items()
+    kinds = {verdict.split()[1] for verdict in after.values()}
+    assert kinds <= {"ok", "wrong", "same_code"}, "no candidate is blamed for the interruption"
+
+
+def test_an_interrupted_search_says_how_to_go_on_and_does(begun: tuple[subprocess.Popen[str], Path]) -> None:
+    process, folder = begun
+    os.killpg(process.pid, signal.SIGINT)  # as ^C does: to the command, its workers and their compilers
+    out, err = process.communicate(timeout=PATIENCE_S)
+    ended = Ended(process.returncode, out, err)
+    assert ended.code == 130, err
+    assert ended.sentence.endswith("Continue with: evo resume long")
+    before = stored(folder)
+    assert len(before) < 100
+    resume_to_the_end(folder, before)
+
+
+def test_a_killed_search_is_resumed_to_the_end(begun: tuple[subprocess.Popen[str], Path]) -> None:
+    process, folder = begun
+    process.kill()
+    process.wait()
+    resume_to_the_end(folder, stored(folder))
+
+
+def test_one_search_at_a_time_writes_to_a_database(
+    begun: tuple[subprocess.Popen[str], Path], here: Any, tmp_path: Path
+) -> None:
+    process, _ = begun
+    ended = here("search", "./toy", "--target", "cpu", "--evaluations", "2")
+    assert ended.code == 2
+    assert f"another search (pid {process.pid}) writes to this database" in ended.sentence
+    assert here("runs", "--json").document[0]["name"] == "long"

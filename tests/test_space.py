@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+from spaces import tight_space, tiled_space, tiny_space
+
+from evo.errors import SpaceError, UnknownNameError
+from evo.space import Categorical, Constraint, Ordinal, Space, When
+
+
+def test_points_of_a_small_space_are_exactly_the_legal_combinations() -> None:
+    found = [
+        (p["tile"], p["store"], p.get("pad"), p["unroll"]) for p in tiny_space().points()
+    ]
+    expected = [
+        (tile, store, pad, unroll)
+        for tile in (1, 2, 4)
+        for store in ("registers", "shared")
+        for pad in ((None,) if store == "registers" else (False, True))
+        for unroll in (1, 2)
+        if tile * unroll * (2 if pad else 1) <= 8 and not (pad and tile < 2) and not (tile == 1 and unroll == 1)
+    ]
+    assert found == expected
+    assert len(found) == 13
+
+
+def test_an_inactive_parameter_has_no_place_in_a_point() -> None:
+    space = tiny_space()
+    assert "pad" not in space.complete({"store": "registers", "pad": True})
+    assert space.violations({"tile": 2, "store": "registers", "pad": True, "unroll": 1}) == [
+        "pad has no effect here and must be left out"
+    ]
+
+
+def test_a_condition_on_an_inactive_parameter_is_not_met() -> None:
+    space = Space(
+        parameters=(
+            Categorical(name="a", values=(0, 1)),
+            Categorical(name="b", values=(0, 1), when=(When(parameter="a", values=(1,)),)),
+            Categorical(name="c", values=(0, 1), when=(When(parameter="b", values=(0, 1)),)),
+        )
+    )
+    assert space.complete({"a": 0, "b": 1, "c": 1}) == {"a": 0}
+    assert space.complete({"a": 1, "b": 1, "c": 1}) == {"a": 1, "b": 1, "c": 1}
+
+
+def test_complete_takes_missing_values_from_the_default() -> None:
+    assert tiny_space().complete({"tile": 4}) == {"tile": 4, "store": "shared", "pad": False, "unroll": 1}
+
+
+def test_samples_are_legal_and_reach_every_point() -> None:
+    space, rng = tiny_space(), random.Random(0)
+    samples = [space.sample(rng) for _ in range(500)]
+    assert all(space.is_legal(p) for p in samples)
+    assert {tuple(sorted(p.items(), key=str)) for p in samples} == {
+        tuple(sorted(p.items(), key=str)) for p in space.points()
+    }
+
+
+def test_sampling_is_reproducible_from_the_generator() -> None:
+    space = tiled_space()
+    assert [space.sample(random.Random(3)) for _ in range(3)] == [space.sample(random.Random(3)) for _ in range(3)]
+
+
+def test_neighbours_of_a_point_are_legal_and_one_step_away() -> None:
+    space = tiny_space()
+    start = {"tile": 2, "store": "shared", "pad": True, "unroll": 1}
+    near = list(space.neighbours(start))
+    assert near == [
+        {"tile": 4, "store": "shared", "pad": True, "unroll": 1},
+        {"tile": 2, "store": "registers", "unroll": 1},
+        {"tile": 2, "store": "shared", "pad": False, "unroll": 1},
+        {"tile": 2, "store": "shared", "pad": True, "unroll": 2},
+    ]
+
+
+def test_one_step_of_an_ordinal_is_the_next_value_and_of_a_category_any_other() -> None:
+    assert Ordinal(name="n", values=(1, 2, 4, 8)).steps_from(2) == (1, 4)
+    assert Ordinal(name="n", values=(1, 2, 4, 8)).steps_from(8) == (4,)
+    assert Categorical(name="c", values=("x", "y", "z")).steps_from("y") == ("x", "z")
+
+
+def test_violations_name_the_parameter_and_what_it_may_be() -> None:
+    found = tiny_space().violations({"tile": 3, "store": "registers", "unroll": 1, "colour": "red"})
+    assert found == ["unknown parameter 'colour'", "tile=3 is not one of 1, 2, 4"]
+
+
+def test_a_broken_constraint_is_reported_with_its_reason() -> None:
+    with pytest.raises(SpaceError, match="fits: a tile, unrolled and padded, has at most 8 elements"):
+        tiny_space().validate({"tile": 4, "store": "shared", "pad": True, "unroll": 2})
+
+
+def test_true_is_not_one() -> None:
+    space = Space(parameters=(Ordinal(name="n", values=(1, 2)),))
+    assert not space.is_legal({"n": True})
+    assert space.is_legal({"n": 1})
+
+
+def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match="unknown parameter 'tiel'; did you mean tile"):
+        tiny_space().complete({"tiel": 2})
+
+
+def test_a_default_that_is_not_legal_is_refused() -> None:
+    with pytest.raises(SpaceError, match="not a legal point"):
+        Space(parameters=(Ordinal(name="n", values=(1, 2)),), default={"n": 3})
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ((Ordinal(name="a", values=(1,)), Ordinal(name="a", values=(2,))), "declared twice"),
+        (
+            (Ordinal(name="a", values=(1,), when=(When(parameter="b", values=(1,)),)), Ordinal(name="b", values=(1,))),
+            "not declared before it",
+        ),
+    ],
+)
+def test_a_space_that_makes_no_sense_is_refused(parameters: tuple[Ordinal, ...], message: str) -> None:
+    with pytest.raises(SpaceError, match=message):
+        Space(parameters=parameters)
+
+
+def test_a_parameter_needs_distinct_values() -> None:
+    with pytest.raises(SpaceError, match="no values"):
+        Ordinal(name="n", values=())
+    with pytest.raises(SpaceError, match="twice"):
+        Ordinal(name="n", values=(1, 1))
+
+
+def test_contradictory_constraints_are_named() -> None:
+    never = Constraint(name="never", holds=lambda p: False, reason="nothing is good enough")
+    space = Space(parameters=(Ordinal(name="n", values=(1, 2)),), constraints=(never,))
+    with pytest.raises(SpaceError, match=r"'never' \(nothing is good enough\) refused"):
+        space.sample(random.Random(0))
+
+
+def test_restriction_holds_a_parameter_and_keeps_the_default_legal() -> None:
+    space = tiny_space().restricted({"store": "registers", "tile": 1})
+    points = list(space.points())
+    assert points == [{"tile": 1, "store": "registers", "unroll": 2}]
+    assert space.default == points[0]  # the old default, unroll=1, would break a constraint here
+
+
+def test_restriction_to_an_unknown_value_says_what_there_is() -> None:
+    with pytest.raises(SpaceError, match="parameter tile has no value 3; choose one of 1, 2, 4"):
+        tiny_space().restricted({"tile": 3})
+    with pytest.raises(UnknownNameError, match="parameter"):
+        tiny_space().restricted({"colour": "red"})
+
+
+def test_cardinality_counts_combinations_before_conditions_and_constraints() -> None:
+    assert tiny_space().cardinality == 24
+    assert tight_space().cardinality == 10**9
