@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from evo.errors import KernelError, UnknownNameError, WorkloadError
+from evo.launch import Launch, LaunchPlan, Limits
 from evo.space import Space, Value
+from evo.workload import Binding, Case, Workload
 
 if TYPE_CHECKING:
     import torch
@@ -72,46 +73,6 @@ class Argument:
     optional: bool = False
 
 
-@dataclass(frozen=True)
-class Workload:
-    """A concrete problem: sizes, dtype and options such as weight=True or eps=1e-5. Hashable."""
-
-    dims: tuple[tuple[str, int], ...]
-    dtype: str
-    options: tuple[tuple[str, Value], ...] = ()
-
-    @classmethod
-    def of(cls, dims: Mapping[str, int], dtype: str, options: Mapping[str, Value] | None = None) -> Workload:
-        return cls(tuple(dims.items()), dtype, tuple(sorted((options or {}).items())))
-
-    def dim(self, name: str) -> int:
-        return dict(self.dims)[name]
-
-    def option(self, name: str) -> Value:
-        return dict(self.options)[name]
-
-    @property
-    def key(self) -> str:
-        """Text that `Kernel.workload` parses back: rows=4096,cols=4096,dtype=float16[,option=...]"""
-        parts = [*self.dims, ("dtype", self.dtype), *self.options]
-        return ",".join(f"{k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in parts)
-
-    def __str__(self) -> str:
-        return f"{'x'.join(str(v) for _, v in self.dims)} {self.dtype}"
-
-
-@dataclass(frozen=True)
-class Case:
-    """A gate input: a problem and how its data are drawn."""
-
-    name: str
-    workload: Workload
-    data: str
-    """A distribution that `Kernel.inputs` knows."""
-    offset: int = 0
-    """Elements by which every tensor starts past an aligned address."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Tolerance:
     """`allclose(atol, rtol)` against float64, and at most `torch_factor` times PyTorch's own largest error."""
@@ -122,90 +83,11 @@ class Tolerance:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Launch:
-    """CUDA launch geometry."""
-
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    smem_bytes: int = 0
-    cluster: int = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class LaunchPlan:
-    """Launch geometry as data, so that exported launchers can evaluate it without evo.
-
-    One block (of `threads`) a tile, where the tiles cut the named dimensions; `blocks_per_tile` of them if several
-    share one. A persistent grid has at most `blocks_per_multiprocessor` blocks for each SM. A cluster is
-    `cluster` blocks where others have one.
-    """
-
-    threads: int
-    tiles: tuple[tuple[str, int], ...] = ()
-    blocks_per_tile: int = 1
-    blocks_per_multiprocessor: int | None = None
-    smem_bytes: int = 0
-    cluster: int = 1
-
-    def at(self, dims: Mapping[str, int], multiprocessors: int) -> Launch:
-        blocks = self.blocks_per_tile
-        for name, size in self.tiles:
-            blocks *= -(-dims[name] // size)
-        if self.blocks_per_multiprocessor is not None:
-            blocks = min(blocks, max(1, multiprocessors * self.blocks_per_multiprocessor // self.cluster))
-        return Launch(
-            grid=(blocks * self.cluster, 1, 1),
-            block=(self.threads, 1, 1),
-            smem_bytes=self.smem_bytes,
-            cluster=self.cluster,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
 class Cost:
     """What the problem needs at least: bytes moved once in and once out, floating-point operations."""
 
     bytes: int
     flops: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """What an architecture or machine offers, as far as spaces and launches depend on it.
-
-    For CUDA: CUDA C++ Programming Guide, table "Technical Specifications per Compute Capability".
-    """
-
-    arch: str
-    multiprocessors: int = 1
-    """SMs of the GPU, or usable cores of the CPU."""
-    threads_per_block: int = 1024
-    threads_per_multiprocessor: int = 1536
-    registers_per_multiprocessor: int = 65536
-    smem_bytes_per_block: int = 0
-    """With opt-in, not the static 48 KB."""
-    smem_bytes_per_multiprocessor: int = 0
-    smem_bytes_reserved_per_block: int = 1024
-    blocks_per_multiprocessor: int = 24
-    cache_bytes: int = 0
-    """L2 of the GPU, last-level cache of the CPU."""
-
-    @property
-    def capability(self) -> int:
-        """89 for sm_89 and sm_89a; 0 where the architecture is no GPU."""
-        found = re.match(r"(?:sm|compute)_(\d+)", self.arch)
-        return int(found.group(1)) if found else 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Binding:
-    """What a rendered source is specialised for: dtype and the dimensions that are compile-time constants."""
-
-    dtype: str
-    dims: tuple[tuple[str, int], ...] = ()
-
-    def __str__(self) -> str:
-        return ",".join([*(f"{k}={v}" for k, v in self.dims), self.dtype])
 
 
 @dataclass(frozen=True, kw_only=True)

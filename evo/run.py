@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from evo import __version__
+from evo.budget import Budget, StopReason
 from evo.errors import EvoError, StoreError, TemplateError, UsageError
 from evo.evaluation import Status
 from evo.executors import BuildRequest, Executor, ExecutorConfig
@@ -23,8 +24,9 @@ from evo.executors.local import LocalExecutor
 from evo.finals import FINAL_SEED_STEP, Finals, Setting, hold_finals
 from evo.genome import Genome
 from evo.kernel import Kernel, Workload, load_kernel
+from evo.progress import Observer
 from evo.samplers import find_sampler
-from evo.search import Budget, Observer, Search, SearchConfig, StopReason
+from evo.search import Search, SearchConfig
 from evo.store import Environment, Recorder, RunSpec, RunStatus, Stage, StoredEvaluation, StoredRun
 from evo.targets import Target, find_target
 

@@ -13,40 +13,20 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any
 
-from evo.errors import StoreError, UsageError
+from evo.budget import Budget, StopReason
+from evo.errors import StoreError
 from evo.evaluation import Build, CandidateRef, Evaluation, Measurement, Status
 from evo.executors import BuildRequest, Executor, MeasureRequest
 from evo.kernel import Kernel, Launch, Limits, Workload
+from evo.progress import Observer, Progress
 from evo.samplers import Exhausted, Result, Sampler, SamplerFactory
 from evo.store import Recorder, StoredEvaluation, StoredRun
 
-__all__ = ["Budget", "Progress", "Search", "SearchConfig", "StopReason", "window_for"]
+__all__ = ["Search", "SearchConfig", "window_for"]
 
 _TICK_S = 0.2
-
-
-@dataclass(frozen=True, kw_only=True)
-class Budget:
-    """When to stop; the first limit reached counts. None: no such limit."""
-
-    seconds: float | None = None
-    evaluations: int | None = None
-    patience: int | None = None
-    """Evaluations in a row without a better candidate."""
-
-    def __post_init__(self) -> None:
-        for name, value, unit in (
-            ("time", self.seconds, "10m"),
-            ("evaluations", self.evaluations, "500"),
-            ("patience", self.patience, "200"),
-        ):
-            if value is not None and value <= 0:
-                raise UsageError(f"a budget of {value:g} {name} leaves nothing to do; give more, e.g. {unit}")
-        if self.seconds is None and self.evaluations is None and self.patience is None:
-            raise UsageError("a search needs a budget: time, evaluations or patience")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,40 +44,6 @@ class SearchConfig:
     sampler_options: Mapping[str, object] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Parameters held at one value."""
-
-
-class StopReason(StrEnum):
-    TIME = "time is up"
-    EVALUATIONS = "evaluations done"
-    PATIENCE = "no improvement"
-    EXHAUSTED = "every point of the space was tried"
-    INTERRUPTED = "interrupted"
-
-
-@dataclass(kw_only=True)
-class Progress:
-    """What an onlooker sees of a running search. Owned by the search; read it, do not keep it."""
-
-    asked: int = 0
-    finished: int = 0
-    building: int = 0
-    measuring: int = 0
-    cached: int = 0
-    by_status: dict[Status, int] = field(default_factory=dict)
-    best: dict[int, tuple[int, float, float]] = field(default_factory=dict)
-    """By island: order, ratio to the reference, median microseconds."""
-    improvements: list[tuple[float, int, int, float]] = field(default_factory=list)
-    """(elapsed seconds, island, order, ratio)"""
-    device_seconds: float = 0.0
-    gate_seconds: float = 0.0
-    timing_seconds: float = 0.0
-    build_seconds: float = 0.0
-    first_measured_s: float | None = None
-    elapsed_s: float = 0.0
-
-
-class Observer(Protocol):
-    def update(self, progress: Progress) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,9 +13,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from evo.budget import Budget
 from evo.evaluation import Status
 from evo.kernel import Workload
-from evo.search import Budget, Progress
+from evo.progress import Progress
 
 __all__ = ["LiveScreen", "PlainLines", "Screen", "SilentScreen", "format_duration"]
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from evo.budget import Budget, StopReason
 from evo.cli.job import read_job
 from evo.cli.options import (
     DEFAULT_DB,
@@ -45,7 +46,7 @@ from evo.run import (
     plan_run,
 )
 from evo.samplers import find_sampler
-from evo.search import Budget, Search, SearchConfig, StopReason, window_for
+from evo.search import Search, SearchConfig, window_for
 from evo.store import RunStatus, StoredRun
 from evo.store.store import Store
 from evo.targets import find_target

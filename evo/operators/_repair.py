@@ -9,7 +9,6 @@ from evo.space import Ordinal, Parameter, Point, Space, Value
 
 __all__ = ["change", "fill", "move", "repair"]
 
-_STEPS = 24
 _SIDEWAYS = 0.25
 """Share of the moves that mend nothing by themselves which are still looked into: two rules that block each
 other are passed by such a move."""
@@ -49,16 +48,18 @@ def change(rng: random.Random, space: Space, point: Point, moved: Mapping[str, V
     return changed
 
 
-def repair(rng: random.Random, space: Space, point: Point, keep: Collection[str] = ()) -> Point | None:
+def repair(
+    rng: random.Random, space: Space, point: Point, keep: Collection[str] = (), steps: int = 24
+) -> Point | None:
     """A legal point near `point`, which must be complete; parameters in `keep` are not touched.
 
     Min-conflicts search (Minton et al. 1992): moves one free parameter at a time and takes the move unless it
-    breaks more constraints than before. None if that finds nothing within a bounded number of moves.
+    breaks more constraints than before. None if that finds nothing within `steps` moves.
     """
     constraints = range(len(space.constraints))
     broken = _broken(space, point, constraints, len(space.constraints))
     free = _free(space, point, keep)
-    for _ in range(_STEPS):
+    for _ in range(steps):
         if not broken or not free:
             break
         p = rng.choice(free)

@@ -15,6 +15,7 @@ __all__ = ["Unseen"]
 
 _RANDOM_ATTEMPTS = 256
 """Random points that must all be known before the rest of the space is walked instead."""
+_STEERING_STEPS = 400
 _ENUMERABLE = 1 << 18
 """Upper bound of points up to which walking the whole space takes seconds at worst, all told."""
 
@@ -63,7 +64,7 @@ class Unseen:
                 return self._space.sample(rng)
             except SpaceError as error:
                 self._rare = error  # legal points are too rare to be hit upon: steer towards them
-        return repair(rng, self._space, self._space.draw(rng))
+        return repair(rng, self._space, self._space.draw(rng), steps=_STEERING_STEPS)
 
     def _walk(self) -> Iterator[Point]:
         if self._space.cardinality <= _ENUMERABLE:

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from evo.evaluation import Proposal
 from evo.samplers import Result
+from evo.samplers._options import read_options
 from evo.samplers._unseen import Unseen
 from evo.space import Space
 
-__all__ = ["SAMPLER", "RandomSampler"]
+__all__ = ["SAMPLER", "RandomConfig", "RandomSampler"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomConfig:
+    """Random search has no options."""
 
 
 class RandomSampler:
     def __init__(self, space: Space, seed: int, options: Mapping[str, object]) -> None:
+        read_options("random", RandomConfig, options)
         self._rng = random.Random(seed)
         self._unseen = Unseen(space)
 

@@ -20,6 +20,8 @@ from evo.space import Space
 __all__ = ["SAMPLER", "TpeConfig", "TpeSampler"]
 
 _NEIGHBOUR_ATTEMPTS = 32
+_REPAIR_STEPS = 100
+"""A suggestion costs as much time as hundreds of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +81,7 @@ class TpeSampler:
             return self._random()
         genome = None
         for _ in range(self._config.suggestions):
-            point = repair(self._rng, self._space, self._model.suggest())
+            point = repair(self._rng, self._space, self._model.suggest(), steps=_REPAIR_STEPS)
             if point is not None:
                 genome = Genome.of(point)
                 if genome in self._unseen:

@@ -1,26 +1,16 @@
-"""The search space of cuda.cu.j2: parameters, constraints, default and launch geometry."""
+"""The search space of cuda.cu.j2: parameters, constraints and default."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from evo.kernel import DTYPE_BYTES, LaunchPlan, Limits, Workload
+from evo.kernel import DTYPE_BYTES, Limits, Workload
 from evo.space import Categorical, Constraint, Ordinal, Parameter, Point, Space, Value, When
 
-__all__ = ["INACTIVE", "plan", "space"]
+from .cuda_shape import INACTIVE, Shape, power_dividing, shape_of
 
-INACTIVE: dict[str, Value] = {
-    "stages": 1,
-    "blocks_per_sm": 1,
-    "prefetch": 0,
-    "accumulators": 1,
-    "cluster": 1,
-    "row_split": 1,
-    "x_load": "default",
-    "unroll": 1,
-}
+__all__ = ["space"]
 
 _ARCH_HAS_CLUSTERS = 90
 _SMEM_STATIC_BYTES = 4096
@@ -134,73 +124,15 @@ def _parameters(limits: Limits) -> tuple[Parameter, ...]:
     return tuple(found)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Shape:
-    """Sizes that follow from a point, the dtype and the columns."""
-
-    element_bytes: int
-    lanes: int
-    edges: bool
-    packets: int
-    iterations: int
-    threads: int
-    staged: bool
-    smem_bytes: int
-    registers: int
-
-
-def _power_dividing(columns: int, at_most: int) -> int:
-    power = 1
-    while power * 2 <= at_most and columns % (power * 2) == 0:
-        power *= 2
-    return power
-
-
-def _shape(point: Mapping[str, Value], dtype: str, columns: int) -> _Shape:
-    p: dict[str, Any] = {**INACTIVE, **point}
-    element_bytes = DTYPE_BYTES[dtype]
-    lanes = max(1, p["vector_bytes"] // element_bytes)
-    edges = columns % lanes != 0
-    shift = lanes - _power_dividing(columns, lanes) if edges else 0
-    packets = -(-(columns + shift) // lanes)
-    iterations = -(-packets // (p["threads_per_row"] * p["cluster"]))
-    staged = p["load_path"] != "direct"
-    smem, slot_bytes = 0, max(4, p["vector_bytes"])  # a vector takes at least a bank of shared memory
-    if staged or p["row_store"] == "shared":
-        stages = p["stages"] if staged else 1
-        smem += p["rows_per_block"] * stages * iterations * p["threads_per_row"] * slot_bytes
-    if p["affine_load"] == "shared":
-        smem += 2 * packets * slot_bytes
-    packed = iterations * max(1, p["vector_bytes"] // 4)
-    registers = 24 + (2 * lanes if p["statistics"] == "welford" else 0)
-    if p["row_store"] in ("registers", "registers_f32"):
-        registers += packed * (2 if p["prefetch"] else 1)
-        if p["row_store"] == "registers_f32":
-            registers += iterations * lanes - (0 if p["prefetch"] else packed)
-    if p["affine_load"] in ("early", "late", "kept"):
-        registers += 2 * packed
-    return _Shape(
-        element_bytes=element_bytes,
-        lanes=lanes,
-        edges=edges,
-        packets=packets,
-        iterations=iterations,
-        threads=p["threads_per_row"] * p["rows_per_block"],
-        staged=staged,
-        smem_bytes=smem,
-        registers=registers,
-    )
-
-
 def _constraints(dtype: str, columns: int, limits: Limits) -> tuple[Constraint, ...]:
     latest: list[Any] = [None, {}, None]  # all rules look at one point after the other: derive its sizes once
 
-    def derived(point: Mapping[str, Value]) -> tuple[dict[str, Any], _Shape]:
+    def derived(point: Mapping[str, Value]) -> tuple[dict[str, Any], Shape]:
         if point is not latest[0] or point != latest[1]:
-            latest[:] = point, dict(point), ({**INACTIVE, **point}, _shape(point, dtype, columns))
+            latest[:] = point, dict(point), ({**INACTIVE, **point}, shape_of(point, dtype, columns))
         return latest[2]
 
-    def rule(name: str, holds: Callable[[dict[str, Any], _Shape], bool], reason: str) -> Constraint:
+    def rule(name: str, holds: Callable[[dict[str, Any], Shape], bool], reason: str) -> Constraint:
         return Constraint(name=name, holds=lambda point: bool(holds(*derived(point))), reason=reason)
 
     threads_per_sm = limits.threads_per_multiprocessor
@@ -341,7 +273,7 @@ def _default(dtype: str, columns: int) -> Point:
     """
     element_bytes = DTYPE_BYTES[dtype]
     half = element_bytes == 2
-    whole_bytes = _power_dividing(columns, 16 // element_bytes) * element_bytes
+    whole_bytes = power_dividing(columns, 16 // element_bytes) * element_bytes
     vector = min(whole_bytes, 8) if half and columns * element_bytes >= 4096 else whole_bytes
     if columns * element_bytes // vector > 16 * 1024:  # odd and long: wide vectors with edges
         vector = 8
@@ -365,14 +297,14 @@ def _default(dtype: str, columns: int) -> Point:
         "affine_hint": "nc",
         "min_blocks": 0,
     }
-    shape = _shape(point, dtype, columns)
+    shape = shape_of(point, dtype, columns)
     if shape.iterations * max(1, vector // 4) > 16 or shape.threads > 192:
         point["affine_load"] = "late"
     if shape.edges:
         point["statistics"] = "two_pass"
     if shape.edges or shape.threads > 256:
         point["affine_load"] = "stream"
-    shape = _shape(point, dtype, columns)
+    shape = shape_of(point, dtype, columns)
     if shape.iterations > 16 or shape.registers + 12 > 65536 // shape.threads:
         return point | {
             "row_store": "reread",
@@ -404,17 +336,4 @@ def space(workload: Workload, limits: Limits) -> Space:
         parameters=_parameters(limits),
         constraints=_constraints(workload.dtype, columns, limits),
         default=default,
-    )
-
-
-def plan(point: Mapping[str, Value], workload: Workload) -> LaunchPlan:
-    p: dict[str, Any] = {**INACTIVE, **point}
-    shape = _shape(point, workload.dtype, workload.dim("cols"))
-    return LaunchPlan(
-        threads=shape.threads,
-        tiles=(("rows", p["rows_per_block"]),),
-        blocks_per_tile=p["row_split"],
-        blocks_per_multiprocessor=p["blocks_per_sm"] if p["grid"] == "persistent" else None,
-        smem_bytes=shape.smem_bytes,
-        cluster=p["cluster"],
     )

@@ -26,7 +26,7 @@ from evo.kernel import (
 )
 from evo.space import Space, Value
 
-from . import cpu_space, cuda_space
+from . import cpu_space, cuda_shape, cuda_space
 
 if TYPE_CHECKING:
     import torch
@@ -177,7 +177,7 @@ def _space(target: str, workload: Workload, limits: Limits) -> Space:
 
 
 def _plan(target: str, point: Mapping[str, Value], workload: Workload) -> LaunchPlan:
-    return cuda_space.plan(point, workload) if target == "cuda" else LaunchPlan(threads=1)
+    return cuda_shape.plan(point, workload) if target == "cuda" else LaunchPlan(threads=1)
 
 
 def _compile_flags(target: str, point: Mapping[str, Value]) -> tuple[str, ...]:
@@ -245,7 +245,7 @@ KERNEL = Kernel(
     },
     space=_space,
     plan=_plan,
-    inactive={"cuda": cuda_space.INACTIVE, "cpu": cpu_space.INACTIVE},
+    inactive={"cuda": cuda_shape.INACTIVE, "cpu": cpu_space.INACTIVE},
     compile_flags=_compile_flags,
     replaces="torch.nn.functional.layer_norm",
 )

@@ -1,0 +1,77 @@
+"""Launch geometry, and the limits of architectures that it has to respect."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["Launch", "LaunchPlan", "Limits"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """CUDA launch geometry."""
+
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    smem_bytes: int = 0
+    cluster: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchPlan:
+    """Launch geometry as data, so that exported launchers can evaluate it without evo.
+
+    One block (of `threads`) a tile, where the tiles cut the named dimensions; `blocks_per_tile` of them if several
+    share one. A persistent grid has at most `blocks_per_multiprocessor` blocks for each SM. A cluster is
+    `cluster` blocks where others have one.
+    """
+
+    threads: int
+    tiles: tuple[tuple[str, int], ...] = ()
+    blocks_per_tile: int = 1
+    blocks_per_multiprocessor: int | None = None
+    smem_bytes: int = 0
+    cluster: int = 1
+
+    def at(self, dims: Mapping[str, int], multiprocessors: int) -> Launch:
+        blocks = self.blocks_per_tile
+        for name, size in self.tiles:
+            blocks *= -(-dims[name] // size)
+        if self.blocks_per_multiprocessor is not None:
+            blocks = min(blocks, max(1, multiprocessors * self.blocks_per_multiprocessor // self.cluster))
+        return Launch(
+            grid=(blocks * self.cluster, 1, 1),
+            block=(self.threads, 1, 1),
+            smem_bytes=self.smem_bytes,
+            cluster=self.cluster,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What an architecture or machine offers, as far as spaces and launches depend on it.
+
+    For CUDA: CUDA C++ Programming Guide, table "Technical Specifications per Compute Capability".
+    """
+
+    arch: str
+    multiprocessors: int = 1
+    """SMs of the GPU, or usable cores of the CPU."""
+    threads_per_block: int = 1024
+    threads_per_multiprocessor: int = 1536
+    registers_per_multiprocessor: int = 65536
+    smem_bytes_per_block: int = 0
+    """With opt-in, not the static 48 KB."""
+    smem_bytes_per_multiprocessor: int = 0
+    smem_bytes_reserved_per_block: int = 1024
+    blocks_per_multiprocessor: int = 24
+    cache_bytes: int = 0
+    """L2 of the GPU, last-level cache of the CPU."""
+
+    @property
+    def capability(self) -> int:
+        """89 for sm_89 and sm_89a; 0 where the architecture is no GPU."""
+        found = re.match(r"(?:sm|compute)_(\d+)", self.arch)
+        return int(found.group(1)) if found else 0

@@ -1,0 +1,157 @@
+"""What every sampler must do; a new file in evo/samplers is picked up by its name."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from spaces import outcome, play, tight_space, tiled_space, tiny_space
+
+from evo.errors import SpaceError, UnknownNameError
+from evo.genome import Genome
+from evo.samplers import Exhausted, SamplerFactory, find_sampler, sampler_names
+from evo.space import Constraint, Ordinal, Space
+
+COUNT = 90
+TRACE = """
+import json, sys
+from spaces import outcome, play, tiled_space
+from evo.samplers import find_sampler
+proposals, _ = play(find_sampler(sys.argv[1])(tiled_space(), 7, {}), outcome, 60, window=4, same_code=["ignored"])
+print(json.dumps([[p.genome.to_json(), p.operator, [[q.order, q.role] for q in p.parents]] for p in proposals]))
+"""
+
+
+@pytest.fixture(params=sampler_names())
+def make(request: pytest.FixtureRequest) -> SamplerFactory:
+    return find_sampler(request.param)
+
+
+@pytest.mark.parametrize("window", [1, 8])
+def test_proposals_are_legal_and_never_repeated(make: SamplerFactory, window: int) -> None:
+    space = tiled_space()
+    proposals, _ = play(make(space, 1, {}), outcome, COUNT, window=window)
+    assert len(proposals) == COUNT
+    for proposal in proposals:
+        space.validate(proposal.genome.parameters)
+    assert len({p.genome for p in proposals}) == COUNT
+
+
+@pytest.mark.parametrize("window", [1, 5])
+def test_a_small_space_is_proposed_whole_and_then_exhausted(make: SamplerFactory, window: int) -> None:
+    space = tiny_space()
+    sampler = make(space, 2, {})
+    proposals, _ = play(sampler, lambda g: float(len(g.to_json())), 100, window=window)
+    assert {p.genome for p in proposals} == {Genome.of(p) for p in space.points()}
+    assert len(proposals) == 13
+    for _ in range(2):
+        with pytest.raises(Exhausted, match="13 legal points"):
+            sampler.ask(13)
+
+
+def test_a_space_of_one_point_is_exhausted_after_it(make: SamplerFactory) -> None:
+    space = Space(parameters=(Ordinal(name="a", values=(1,)), Ordinal(name="b", values=(2,))))
+    proposals, _ = play(make(space, 0, {}), lambda g: 1.0, 10)
+    assert [p.genome for p in proposals] == [Genome.of({"a": 1, "b": 2})]
+
+
+@pytest.mark.parametrize("window", [1, 6])
+def test_a_seed_and_the_same_results_give_the_same_proposals(make: SamplerFactory, window: int) -> None:
+    first, _ = play(make(tiled_space(), 3, {}), outcome, COUNT, window=window, same_code=["ignored"])
+    again, _ = play(make(tiled_space(), 3, {}), outcome, COUNT, window=window, same_code=["ignored"])
+    assert first == again
+
+
+def test_another_seed_gives_other_proposals(make: SamplerFactory) -> None:
+    first, _ = play(make(tiled_space(), 3, {}), outcome, 40)
+    other, _ = play(make(tiled_space(), 4, {}), outcome, 40)
+    assert len({p.genome for p in first} & {p.genome for p in other}) < 20
+
+
+def test_a_search_goes_on_from_its_recorded_results_as_if_never_cut_off(make: SamplerFactory) -> None:
+    whole, results = play(make(tiled_space(), 5, {}), outcome, COUNT, window=4)
+    resumed = make(tiled_space(), 5, {})
+    proposals = []
+    for order in range(COUNT):  # as the search replays its record: a window of asks, tells in order
+        proposals.append(resumed.ask(order))
+        if order >= 3:
+            resumed.tell(results[order - 3])
+    assert proposals == whole
+
+
+@pytest.mark.parametrize("name", sampler_names())
+def test_the_order_in_which_python_hashes_strings_does_not_matter(name: str) -> None:
+    traces = []
+    for seed in ("1", "2"):
+        tests, root = Path(__file__).parents[1], Path(__file__).parents[2]
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join([str(tests), str(root)])}
+        done = subprocess.run(
+            [sys.executable, "-c", TRACE, name], env=environment, capture_output=True, text=True, check=True
+        )
+        assert done.stderr == ""
+        traces.append(json.loads(done.stdout))
+    assert len(traces[0]) == 60
+    assert traces[0] == traces[1]
+
+
+@pytest.mark.parametrize("window", [1, 8])
+def test_parents_have_been_told_before_and_have_passed(make: SamplerFactory, window: int) -> None:
+    proposals, results = play(make(tiled_space(), 6, {}), outcome, COUNT, window=window)
+    for order, proposal in enumerate(proposals):
+        for parent in proposal.parents:
+            assert parent.order <= order - window  # later ones were still outstanding
+            assert results[parent.order].score is not None
+        assert tuple(p.role for p in proposal.parents) in ((), ("parent",), ("first", "second"))
+        assert len({p.order for p in proposal.parents}) == len(proposal.parents)
+        assert proposal.operator
+
+
+def test_a_search_in_which_nothing_passes_goes_on(make: SamplerFactory) -> None:
+    proposals, _ = play(make(tiled_space(), 7, {}), lambda g: None, COUNT, window=3)
+    assert len({p.genome for p in proposals}) == COUNT
+    assert not any(p.parents for p in proposals)
+
+
+def test_equal_scores_are_no_trouble(make: SamplerFactory) -> None:
+    proposals, _ = play(make(tiled_space(), 8, {}), lambda g: 1.0, COUNT)
+    assert len({p.genome for p in proposals}) == COUNT
+
+
+def test_legal_points_that_chance_never_hits_are_still_found(make: SamplerFactory) -> None:
+    space = tight_space()
+    sampler = make(space, 9, {})
+    proposals, _ = play(sampler, lambda g: 1.0, 2)
+    assert all(space.is_legal(p.genome.parameters) for p in proposals)
+    assert len({p.genome for p in proposals}) == len(proposals) >= 1
+
+
+def test_a_space_without_a_legal_point_is_reported_as_such(make: SamplerFactory) -> None:
+    never = Constraint(name="never", holds=lambda p: False, reason="nothing is good enough")
+    space = Space(parameters=(Ordinal(name="a", values=(1, 2)),), constraints=(never,))
+    with pytest.raises(SpaceError, match="nothing is good enough"):
+        make(space, 0, {}).ask(0)
+
+
+@pytest.mark.parametrize("name", sampler_names())
+def test_an_option_that_does_not_exist_is_named(name: str) -> None:
+    with pytest.raises(UnknownNameError, match=f"unknown option of sampler {name} 'colour'"):
+        find_sampler(name)(tiled_space(), 0, {"colour": 3})
+
+
+def test_nothing_outside_the_sampler_is_touched(
+    make: SamplerFactory, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    logger = logging.getLogger("optuna")
+    before = (random.getstate(), np.random.get_state()[1].tolist(), list(warnings.filters), logger.level)
+    play(make(tiled_space(), 10, {}), outcome, 40)
+    assert (random.getstate(), np.random.get_state()[1].tolist(), list(warnings.filters), logger.level) == before
+    assert capfd.readouterr() == ("", "")
+    assert not caplog.records
