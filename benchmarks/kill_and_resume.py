@@ -51,7 +51,9 @@ def main() -> None:
             now = {e.ref.order: _identity(e) for e in found}
             lost = [o for o, identity in known.items() if now.get(o) != identity]
             print(f"kill {kill:2}: after {died_s:4.1f} s, {len(now):4} evaluations, integrity {integrity}, lost {len(lost)}")
-            assert integrity == "ok" and not lost and len(now) == len(found)
+            assert integrity == "ok"
+            assert not lost
+            assert len(now) == len(found), "an order is doubled"
             known = now
         subprocess.run(_command("resume", RUN, path, "--evaluations", str(len(known) + 30)), check=True)
         with Store.open(path, write=False) as store:

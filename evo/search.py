@@ -15,6 +15,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+from threadpoolctl import threadpool_limits
+
 from evo.budget import Budget, StopReason
 from evo.errors import StoreError
 from evo.evaluation import Build, CandidateRef, Evaluation, Measurement, Status
@@ -110,13 +112,16 @@ class Search:
 
     def run(self) -> StopReason:
         """Searches until the budget is spent. Raises what the store raises; candidates' faults are data."""
-        while True:
-            reason = self._advance()
-            self.progress.elapsed_s = self.elapsed_s
-            self._observer.update(self.progress)
-            if reason is not None:
-                return reason
-            self._wait()
+        # A sampler's matrices are small: threads of the linear algebra library would cost it more than they
+        # bring, and take cores from the builders.
+        with threadpool_limits(limits=1, user_api="blas"):
+            while True:
+                reason = self._advance()
+                self.progress.elapsed_s = self.elapsed_s
+                self._observer.update(self.progress)
+                if reason is not None:
+                    return reason
+                self._wait()
 
     def known(self) -> list[tuple[CandidateRef, Status, float | None, float | None]]:
         """(candidate, status, ratio, median_us) of all finished, in order."""

@@ -133,7 +133,7 @@ def _print(console: Console, kernel: str, arch: str, branches: list[Branch], why
         record = _record(branch)
         known = record["registers"] is not None
         smem = (record["smem_static_bytes"] or 0) + (record["smem_dynamic_bytes"] or 0)
-        verdict = record["gate"] if record["gate"] not in (None, "ok") else f"{record['cases']} ok" if record["gate"] else "-"
+        verdict = {None: "-", "ok": f"{record['cases']} ok"}.get(record["gate"], record["gate"])
         table.add_row(
             str(branch.workload),
             " ".join(f"{k}={v}" for k, v in branch.changes.items()) or "default",

@@ -16,6 +16,10 @@ from evo.store.columns import public_id
 
 __all__ = ["outcome_record", "print_outcome", "race_table", "short_id", "timing_record"]
 
+_DISTURBED_PER_S = 30.0
+"""Preemptions a second from which a CPU race was not alone: a team of threads waits for the one that lost its core,
+so that whole milliseconds are added to whoever is being timed, and more to one contender than to another."""
+
 _MILESTONES = (1.1, 1.3, 1.5, 2.0)
 
 
@@ -68,6 +72,8 @@ def _workload_record(outcome: Outcome, island: int, finals: Finals, before_searc
             if elapsed_s is not None
         },
     }
+    preemptions = max((t.clocks.get("preemptions_per_s", 0.0) for t in finals.baselines), default=0.0)
+    record["disturbed"] = preemptions >= _DISTURBED_PER_S
     if finals.winner is not None and finals.winner.timing is not None:
         record["winner"] = _finalist_record(outcome, finals.winner)
         if ceiling is not None:
@@ -112,6 +118,13 @@ def print_outcome(console: Console, outcome: Outcome, record: dict[str, Any]) ->
     """Tables and a few sentences; every figure is one of the record's."""
     for workload, finals in zip(record["workloads"], outcome.finals, strict=True):
         console.print(race_table(workload, finals))
+        if workload["disturbed"]:
+            console.print(
+                "other programs took the cores while these were timed: do not trust the figures, stop the others and"
+                f" run  evo bench {record['kernel']} --workload {workload['workload']}",
+                style="bold red",
+                highlight=False,
+            )
         if workload["winner"] is None:
             console.print(f"nothing passed the gate for {workload['workload']}: see  evo show CANDIDATE  for reasons")
         reached = ", ".join(f"{k} after {v:g} s" for k, v in workload["reached_s"].items())

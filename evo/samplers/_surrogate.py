@@ -26,9 +26,6 @@ _REFIT = 12
 """Points after which the basis is chosen anew and the length scales are fitted."""
 _ENOUGH = 8
 """Candidates that must have passed before a prediction means anything."""
-_FIT_ROUNDS = 3
-_FIT_GAIN = 0.5
-"""Rise of the log likelihood below which another round is not worth its time."""
 _WEIGHT = 0.5
 """Typical weight of a parameter: exp(-0.5) is the correlation of points that differ in it alone, end to end."""
 _WEIGHT_BOUNDS = (0.01, 20.0)
@@ -176,7 +173,7 @@ class Surrogate:
         self._targets = None
 
     def _fit(self) -> None:
-        """Coordinate ascent on the marginal likelihood: in a round each weight is doubled, halved or left."""
+        """One round of coordinate ascent on the marginal likelihood: each weight is doubled, halved or left."""
         rows = [r for r in self._basis if r not in self._pending]
         if len(rows) > _FIT_POINTS:
             rows = sorted(self._rng.sample(rows, _FIT_POINTS))
@@ -200,18 +197,14 @@ class Surrogate:
 
         weights = self._weights
         highest = likelihood(weights)
-        for _ in range(_FIT_ROUNDS):
-            before = highest
-            for j in self._rng.sample(range(len(weights)), len(weights)):
-                for factor in (2.0, 0.5) if self._rng.random() < 0.5 else (0.5, 2.0):
-                    tried = weights.copy()
-                    tried[j] = min(max(tried[j] * factor, _WEIGHT_BOUNDS[0]), _WEIGHT_BOUNDS[1])
-                    value = likelihood(tried)
-                    if value > highest + 1e-6:
-                        weights, highest = tried, value
-                        break
-            if highest - before < _FIT_GAIN:
-                break
+        for j in self._rng.sample(range(len(weights)), len(weights)):
+            for factor in (2.0, 0.5) if self._rng.random() < 0.5 else (0.5, 2.0):
+                tried = weights.copy()
+                tried[j] = min(max(tried[j] * factor, _WEIGHT_BOUNDS[0]), _WEIGHT_BOUNDS[1])
+                value = likelihood(tried)
+                if value > highest + 1e-6:
+                    weights, highest = tried, value
+                    break
         self._weights = weights
 
 

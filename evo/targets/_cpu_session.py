@@ -6,6 +6,7 @@ import _ctypes
 import ctypes
 import operator
 import os
+import resource
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -97,6 +98,7 @@ class CpuSession:
     def __init__(self, info: DeviceInfo, limits: Limits) -> None:
         self.info, self.limits = info, limits
         self.device = torch.device("cpu")
+        self._looked = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
         keep_freed_memory()
         share_openmp_runtime()
 
@@ -126,8 +128,12 @@ class CpuSession:
         return CpuReplay(calls)
 
     def clocks(self) -> dict[str, float]:
-        """cpu_mhz, the mean over the cores, and load, the runnable processes of the last minute."""
-        found = dict[str, float]()
+        """cpu_mhz, the mean over the cores; load, the runnable processes of the last minute; preemptions_per_s,
+        how often since the last call other programs took a core from this one."""
+        now, preempted = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+        since, before = self._looked
+        self._looked = now, preempted
+        found = {"preemptions_per_s": round((preempted - before) / max(now - since, 1e-3), 1)}
         with suppress(Exception):  # a courtesy: sandboxes hide it
             import psutil
 

@@ -20,7 +20,7 @@ from evo.genome import Genome
 from evo.samplers import Exhausted, SamplerFactory, find_sampler, sampler_names
 from evo.space import Constraint, Ordinal, Space
 
-COUNT = 90
+COUNT = 60
 TRACE = """
 import json, sys
 from spaces import outcome, play, tiled_space
