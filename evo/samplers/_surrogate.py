@@ -31,7 +31,7 @@ _WEIGHT = 0.5
 _WEIGHT_BOUNDS = (0.01, 20.0)
 _POOR = 0.9
 """Quantile of the passing scores that stands for failures and for everything worse."""
-_DIGITS = 9
+_DIGITS = 6
 """Merits are rounded, so that the last bits of another machine's linear algebra decide nothing."""
 
 
