@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -147,6 +148,8 @@ class Kernel:
     plan: Callable[[str, Mapping[str, Value], Workload], LaunchPlan]
     inactive: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)
     """By target: what a template reads for a parameter that is not active at a point."""
+    least: Mapping[str, float] = field(default_factory=dict)
+    """By option that is a number: the smallest value it may have; those left out may have any finite one."""
     compile_flags: Callable[[str, Mapping[str, Value]], tuple[str, ...]] = lambda target, point: ()
     replaces: str = ""
     """The PyTorch function whose signature an export has, e.g. torch.nn.functional.layer_norm."""
@@ -162,6 +165,9 @@ class Kernel:
             for d in a.shape:
                 if d not in names:
                     raise KernelError(f"kernel {self.name!r}: argument {a.name!r} has an unknown dimension {d!r}")
+        for name in self.least:
+            if name not in self.options:
+                raise KernelError(f"kernel {self.name!r}: `least` names {name!r}, which is not one of its options")
         for target, dtypes in self.dtypes.items():
             for dtype in dtypes:
                 if dtype not in self.tolerance:
@@ -216,6 +222,9 @@ class Kernel:
         if given["dtype"] not in self.dtypes[target]:
             raise UnknownNameError(f"dtype of kernel {self.name} on {target}", given["dtype"], self.dtypes[target])
         options = {n: _parse_option(text, n, given[n], v) if n in given else v for n, v in self.options.items()}
+        for name, low in self.least.items():
+            if float(options[name]) < low:
+                raise WorkloadError(f"workload {text!r}: {name} must be {low:g} or more, got {options[name]}")
         return Workload.of(dims, given["dtype"], options)
 
     def example(self, target: str) -> Workload:
@@ -234,9 +243,11 @@ class Kernel:
 
     @property
     def digest(self) -> str:
-        """sha256 over what decides a search: the folder's Python files and templates, but for the export's frontend."""
+        """sha256 over what decides a search: the folder's Python files and templates, but for the export's
+        frontend, and the device headers that kernels share."""
         kept = {".py", ".j2", ".cuh", ".h"}
-        return files_digest(p for p in self.folder.iterdir() if p.suffix in kept and p.name != FRONTEND_FILE)
+        files = [*self.folder.rglob("*"), *(template_root() / "_shared").rglob("*")]
+        return files_digest(p for p in files if p.suffix in kept and p.name != FRONTEND_FILE)
 
 
 def files_digest(paths: Iterable[Path]) -> str:
@@ -250,11 +261,14 @@ def _parse_option(text: str, name: str, given: str, default: Value) -> Value:
     try:
         if isinstance(default, bool):
             return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[given.lower()]
-        return type(default)(given)
+        value = type(default)(given)
     except (KeyError, ValueError):
         raise WorkloadError(
             f"workload {text!r}: {name} must be a {type(default).__name__} such as {default}, got {given!r}"
         ) from None
+    if isinstance(value, float) and not math.isfinite(value):
+        raise WorkloadError(f"workload {text!r}: {name} must be finite, such as {default}, got {given!r}")
+    return value
 
 
 def template_root() -> Path:

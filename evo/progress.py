@@ -18,7 +18,6 @@ class Progress:
     finished: int = 0
     building: int = 0
     measuring: int = 0
-    cached: int = 0
     by_status: dict[Status, int] = field(default_factory=dict)
     best: dict[int, tuple[int, float, float]] = field(default_factory=dict)
     """By island: order, ratio to the reference, median microseconds."""
@@ -27,7 +26,6 @@ class Progress:
     device_seconds: float = 0.0
     gate_seconds: float = 0.0
     timing_seconds: float = 0.0
-    build_seconds: float = 0.0
     first_measured_s: float | None = None
     elapsed_s: float = 0.0
 

@@ -16,9 +16,7 @@ from evo.errors import TemplateError
 from evo.genome import Genome
 from evo.kernel import Binding, Kernel, template_root
 
-__all__ = ["TEMPLATE_FILES", "Source", "render"]
-
-TEMPLATE_FILES = {"cuda": "cuda.cu.j2", "cpu": "cpu.cpp.j2"}
+__all__ = ["Source", "render"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,9 +76,7 @@ def render(kernel: Kernel, target: str, genome: Genome, binding: Binding, arch: 
     Template variables: `p` (the genome's parameters), `dtype`, `dims` (specialised dimensions), `arch`.
     Raises TemplateError with the file, the line and what is wrong.
     """
-    file = TEMPLATE_FILES[target]
-    if not (kernel.folder / file).is_file():
-        raise TemplateError(f"kernel {kernel.name!r} has no template {file} in {kernel.folder}; write one")
+    file = _template_file(kernel, target)
     try:
         text = _environment(kernel.folder).get_template(file).render(
             p=_Parameters(**{**kernel.inactive.get(target, {}), **genome.parameters}),
@@ -104,6 +100,22 @@ def render(kernel: Kernel, target: str, genome: Genome, binding: Binding, arch: 
         flags=(*kernel.compile_flags(target, genome.parameters), *genome.flags),
         include_dirs=(str(kernel.folder), str(template_root())),
     )
+
+
+def _template_file(kernel: Kernel, target: str) -> str:
+    """Name of the kernel's one template for a target: the target's, the language's, and j2. Raises TemplateError."""
+    found = sorted(path.name for path in kernel.folder.glob(f"{target}.*.j2"))
+    if not found:
+        raise TemplateError(
+            f"kernel {kernel.name!r} has no template for target {target} in {kernel.folder}; write {target}.LANGUAGE.j2,"
+            f" such as cuda.cu.j2 or cpu.cpp.j2"
+        )
+    if len(found) > 1:
+        raise TemplateError(
+            f"kernel {kernel.name!r} has {len(found)} templates for target {target} in {kernel.folder}"
+            f" ({', '.join(found)}); keep one"
+        )
+    return found[0]
 
 
 def _template_line(error: BaseException) -> str:

@@ -43,6 +43,7 @@ __all__ = [
 
 _FINALS_RESERVE = 0.15
 _FINALS_RESERVE_MAX_S = 20.0
+_FINALS_BATCHES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,6 +173,7 @@ def execute(
             " continued; start a new run, or check out the files it was started with"
         )
     limits = target.limits(spec.arch)
+    recorder.set_status(run, RunStatus.RUNNING, elapsed_s=run.elapsed_s)
     total = budget or budget_of(run)
     options: Mapping[str, Any] = spec.options
     config = SearchConfig(
@@ -182,7 +184,7 @@ def execute(
         sampler=spec.sampler,
         seed=spec.seed,
         window=spec.window,
-        budget=_search_part(total),
+        budget=_search_part(total, len(spec.workloads)),
         sampler_options=options.get("sampler", {}),
         fixed=options.get("fixed", {}),
     )
@@ -229,21 +231,25 @@ def _finals(
     executor.renew_device()
     held = []
     for island in range(len(run.spec.workloads)):
-        finals = hold_finals(executor, setting, search.elites(island, count))
-        with recorder.transaction():
-            for finalist in finals.finalists:
-                recorder.add_final(run, finalist.ref.order, finalist.measurement, elapsed_s=search.elapsed_s)
-            recorder.add_baselines(run, island, finals.baselines, stage=Stage.FINAL)
-            recorder.set_winner(run, island, finals.winner.ref.order if finals.winner else None)
+        for batch in range(_FINALS_BATCHES):
+            finals = hold_finals(executor, setting, search.elites(island, batch * count, count))
+            with recorder.transaction():
+                for finalist in finals.finalists:
+                    recorder.add_final(run, finalist.ref.order, finalist.measurement, elapsed_s=search.elapsed_s)
+                recorder.add_baselines(run, island, finals.baselines, stage=Stage.FINAL)
+                if finals.winner:
+                    recorder.set_winner(run, island, finals.winner.ref.order)
+            if finals.winner or not finals.finalists:
+                break  # else all of these were refused, and the next best have their turn
         held.append(finals)
     return tuple(held)
 
 
-def _search_part(budget: Budget) -> Budget:
-    """The finals are part of the time a user grants."""
+def _search_part(budget: Budget, islands: int) -> Budget:
+    """The finals are part of the time a user grants, as far as can be foreseen."""
     if budget.seconds is None:
         return budget
-    reserve = min(_FINALS_RESERVE * budget.seconds, _FINALS_RESERVE_MAX_S)
+    reserve = min(_FINALS_RESERVE * budget.seconds, _FINALS_RESERVE_MAX_S * islands)
     return dataclasses.replace(budget, seconds=budget.seconds - reserve)
 
 

@@ -97,7 +97,8 @@ class Search:
         self._since_better = 0
         self._best_told: dict[int, float] = {}
         self._interrupted = False
-        self._before_s, self._started = elapsed_s, time.monotonic()
+        self._last_recorded = max(self._recorded, default=-1)
+        self._before_s, self._started = elapsed_s, None if self._recorded else time.monotonic()
         self.started_unix = time.time()
         self.progress = Progress()
 
@@ -107,8 +108,8 @@ class Search:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds spent searching, earlier parts of the run included."""
-        return self._before_s + time.monotonic() - self._started
+        """Seconds spent searching, earlier parts of the run included; the replay of those costs nothing."""
+        return self._before_s + (time.monotonic() - self._started if self._started is not None else 0.0)
 
     def run(self) -> StopReason:
         """Searches until the budget is spent. Raises what the store raises; candidates' faults are data."""
@@ -123,15 +124,12 @@ class Search:
                     return reason
                 self._wait()
 
-    def known(self) -> list[tuple[CandidateRef, Status, float | None, float | None]]:
-        """(candidate, status, ratio, median_us) of all finished, in order."""
-        return [(k.ref, k.status, k.ratio, k.median_us) for _, k in sorted(self._known.items())]
-
-    def elites(self, island: int, count: int) -> list[CandidateRef]:
-        """The best candidates of an island with distinct machine code, best first."""
+    def elites(self, island: int, first: int, count: int) -> list[CandidateRef]:
+        """The best candidates of an island with distinct machine code, best first: `count` of them from place
+        `first` on."""
         found = [k for k in self._known.values() if k.ref.island == island and k.status is Status.OK]
         found.sort(key=lambda k: (k.ratio if k.ratio is not None else float("inf"), k.ref.order))
-        return [k.ref for k in found[:count]]
+        return [k.ref for k in found[first : first + count]]
 
     # -- the schedule ---------------------------------------------------------------------------------------
 
@@ -140,14 +138,15 @@ class Search:
         while True:
             if self._interrupted:
                 return StopReason.INTERRUPTED
-            if self._config.budget.seconds is not None and self.elapsed_s >= self._config.budget.seconds:
-                return StopReason.TIME
+            # What is recorded is taken up again whatever the budget says: the finals are about all of it.
+            replaying = self._asked <= self._last_recorded
+            if not replaying and self._started is None:
+                self._started = time.monotonic()
+            if not replaying and (reason := self._limit_reached()):
+                return reason
             drained = self._told == self._asked
             limit = self._config.budget.evaluations
-            patience = self._config.budget.patience
-            if patience is not None and self._since_better >= patience:
-                return StopReason.PATIENCE
-            may_ask = self._open_islands and (limit is None or self._asked < limit)
+            may_ask = self._open_islands and (replaying or limit is None or self._asked < limit)
             if may_ask and self._asked - self._told < self._config.window:
                 self._ask()
             elif self._told in self._known:
@@ -156,6 +155,14 @@ class Search:
                 return StopReason.EVALUATIONS if self._open_islands else StopReason.EXHAUSTED
             else:
                 return None
+
+    def _limit_reached(self) -> StopReason | None:
+        budget = self._config.budget
+        if budget.seconds is not None and self.elapsed_s >= budget.seconds:
+            return StopReason.TIME
+        if budget.patience is not None and self._since_better >= budget.patience:
+            return StopReason.PATIENCE
+        return None
 
     def _ask(self) -> None:
         order = self._asked
@@ -222,8 +229,6 @@ class Search:
 
     def _on_build(self, ref: CandidateRef, build: Build) -> None:
         self.progress.building -= 1
-        self.progress.cached += build.cached
-        self.progress.build_seconds += 0.0 if build.cached else build.seconds
         if build.binary is None:
             self._finish(ref, Evaluation(status=build.status, build=build, log=build.log), None)
             return

@@ -29,6 +29,7 @@ COLD_CACHE_MULTIPLE = 3
 
 _MAX_SETS = 512
 _BOOTSTRAP_RESAMPLES = 400
+_BOOTSTRAP_SAMPLES = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,12 +111,12 @@ def summarise(
 ) -> Timing:
     """The Timing of one contender of a race."""
     own = samples.us[:, samples.names.index(name)]
-    low, high = bootstrap_interval(own)
+    low, high = interval(own)
     ratio = ratio_low = ratio_high = None
     if reference is not None and reference != name:
         ratios = own / samples.us[:, samples.names.index(reference)]
         ratio = float(np.median(ratios))
-        ratio_low, ratio_high = bootstrap_interval(ratios)
+        ratio_low, ratio_high = interval(ratios)
     return Timing(
         workload=workload,
         contender=contender or name,
@@ -131,6 +132,17 @@ def summarise(
         sets=sets,
         clocks=dict(clocks or {}),
     )
+
+
+def interval(values: NDArray[np.float64]) -> tuple[float, float]:
+    """95% interval of the median: by bootstrap, or of fewer than ten samples their whole range.
+
+    A bootstrap of few samples is too narrow. The range of n holds the median with probability 1 - 2^(1 - n):
+    94% of five, 97% of six.
+    """
+    if len(values) < _BOOTSTRAP_SAMPLES:
+        return float(values.min()), float(values.max())
+    return bootstrap_interval(values)
 
 
 def bootstrap_interval(values: NDArray[np.float64], confidence: float = 0.95) -> tuple[float, float]:

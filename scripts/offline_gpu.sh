@@ -1,13 +1,19 @@
 #!/usr/bin/env bash
-# evo on a GPU machine without a network that already has torch and cuda-core, and may be short of the rest.
+# evo on a GPU machine without a network.
+#
+# That machine must have: Linux on x86-64; Python 3.11 or newer with pip; the NVIDIA driver; PyTorch in a CUDA build; and
+# for that build's CUDA version cuda-bindings, NVRTC and the CUDA headers, which recent CUDA builds of PyTorch bring (else
+# the wheels that pyproject.toml lists under cu12 and cu13). `evo doctor` there says what is missing. Everything else that
+# evo depends on is packed: some 30 MB.
 #
 # On a machine with a network, for the GPU machine's Python (wheels go to .wheels/; more packages may follow):
-#     bash scripts/offline_gpu.sh pack 3.12 [pytest hypothesis ...]
+#     bash scripts/offline_gpu.sh pack 3.12 [pytest pytest-timeout hypothesis ...]
 # Copy the checkout, .wheels/ included. On the GPU machine:
 #     bash scripts/offline_gpu.sh evo doctor
 #     bash scripts/offline_gpu.sh evo search layernorm --target cuda
 #     bash scripts/offline_gpu.sh pytest -m gpu --require-gpu
-# Nothing is installed into the machine's Python: the wheels are unpacked to .wheels/site, for these commands only.
+# Nothing is installed into the machine's Python: the wheels are unpacked to .wheels/site, for these commands only. There
+# they take precedence over what that Python has of the same packages, which is left as it is.
 # Reads: PYTHON (python3).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -18,9 +24,14 @@ case ${1:-} in
 pack)
     version=${2:?which Python does the GPU machine have? e.g. pack 3.12}
     rm -rf "$wheels" # wheels of another version would be installed beside these
-    exec "$python" -m pip download --quiet --no-deps --only-binary=:all: --python-version "$version" \
+    # Nothing but torch itself asks for torch, so without it pip finds no reason to fetch CUDA either.
+    mapfile -t needed < <("$python" -c '
+import tomllib
+with open("pyproject.toml", "rb") as file:
+    print(*(d for d in tomllib.load(file)["project"]["dependencies"] if not d.startswith("torch")), sep="\n")')
+    exec "$python" -m pip download --quiet --only-binary=:all: --python-version "$version" \
         --platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 --dest "$wheels" -c constraints.txt \
-        optuna sqlalchemy alembic mako pebble colorlog pyelftools "${@:3}"
+        "${needed[@]}" "${@:3}"
     ;;
 evo | pytest)
     if ! [ -d "$wheels/site" ]; then
@@ -32,7 +43,7 @@ evo | pytest)
     exec "$python" -m "$@"
     ;;
 *)
-    sed -n 's/^# \{0,1\}//; 2,11p' "${BASH_SOURCE[0]}" >&2
+    sed -n '/^# Reads/q; 2,$s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
     exit 2
     ;;
 esac

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -193,7 +194,7 @@ def test_a_small_space_is_searched_to_its_end(store: Store) -> None:
     point = space.complete(space.default)
     free = {"simd_bits", "unroll"}
     fixed = {k: v for k, v in point.items() if k not in free}
-    config = SearchConfig(**{**config.__dict__, "fixed": fixed})
+    config = replace(config, fixed=fixed)
     run = store.create_run(plan_run(config, KERNEL, None), ENVIRONMENT)
     executor = LandscapeExecutor(1)
     found = make_search(config, store, run, executor)
@@ -203,12 +204,46 @@ def test_a_small_space_is_searched_to_its_end(store: Store) -> None:
 
 
 def test_patience_ends_a_search_that_finds_nothing_better(store: Store) -> None:
-    config = SearchConfig(**{**configure(1).__dict__, "budget": Budget(patience=40)})
+    config = replace(configure(1), budget=Budget(patience=40))
     run = store.create_run(plan_run(config, KERNEL, None), ENVIRONMENT)
     executor = LandscapeExecutor(1)
     found = make_search(config, store, run, executor)
     assert found.run() is StopReason.PATIENCE
     executor.close()
+
+
+def test_a_run_whose_time_is_up_is_taken_up_whole_before_its_finals(store: Store) -> None:
+    """Interrupted in the finals, it has used all of its time already: nothing recorded may be lost for that."""
+    _, run, _ = search(configure(120), store, 8)
+    executor = LandscapeExecutor(1)
+    config = replace(configure(1), budget=Budget(seconds=0.5))
+    limits = find_target("cpu").limits("native")
+    resumed = Search(
+        config,
+        KERNEL,
+        limits,
+        find_sampler("evolution"),
+        executor,
+        store,
+        run,
+        Silent(),
+        recorded=store.evaluations(run),
+        elapsed_s=10.0,
+    )
+    assert resumed.run() is StopReason.TIME
+    executor.close()
+    assert resumed.progress.finished == 120
+    assert not executor.built
+    assert resumed.elites(0, 0, 3)
+
+
+def test_evolution_begins_after_suggestions_of_the_estimator(store: Store) -> None:
+    _, run, _ = search(configure(60), store, 9)
+    operators = [e.ref.proposal.operator for e in store.evaluations(run)]
+    assert operators[0] == "default"
+    assert "tpe" in operators
+    assert "mutation" in operators
+    assert operators.index("tpe") < operators.index("mutation")
 
 
 @pytest.mark.parametrize("budget", [{"seconds": 0.0}, {"evaluations": 0}, {"patience": -1}, {}])
@@ -219,7 +254,7 @@ def test_a_budget_that_allows_nothing_is_refused(budget: dict[str, float]) -> No
 
 def test_finals_name_the_fastest_finalist_and_keep_the_refused_ones_last(store: Store) -> None:
     found, _, _ = search(configure(100), store, 6)
-    elites = found.elites(0, 5)
+    elites = found.elites(0, 0, 5)
     assert [ratio_of(e.proposal.genome) for e in elites] == sorted(ratio_of(e.proposal.genome) for e in elites)
     executor = LandscapeExecutor(3)
     setting = Setting(

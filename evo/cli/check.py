@@ -22,7 +22,7 @@ from evo.cli.options import (
     make_console,
     print_json,
 )
-from evo.errors import DeviceError, UsageError
+from evo.errors import DeviceError
 from evo.evaluation import Status
 from evo.executors import ExecutorConfig
 from evo.executors.local import LocalExecutor
@@ -56,7 +56,7 @@ def check(
     problem.check_target(chosen)
     architecture = choose_arch(chosen, arch)
     workloads = [problem.workload(chosen, w) for w in workload or ()] or check_workloads_of(problem, chosen)
-    runs_here, why_not = _runs_here(chosen, architecture)
+    why_not = _why_not_here(chosen, architecture)
     drawn = int.from_bytes(os.urandom(4)) if seed is None else seed
     executor = LocalExecutor(
         chosen, ExecutorConfig(builders=default_builders(find_target(chosen)), cache_dir=cache_dir(db))
@@ -69,7 +69,7 @@ def check(
             chosen,
             architecture,
             workloads,
-            gate=runs_here and not compile_only,
+            gate=not (why_not or compile_only),
             seed=drawn,
         )
     finally:
@@ -83,23 +83,13 @@ def check(
         raise typer.Exit(1)
 
 
-def _runs_here(target: str, arch: str) -> tuple[bool, str]:
-    """Whether code for `arch` runs on the device present, and why not."""
+def _why_not_here(target: str, arch: str) -> str:
+    """Why code for `arch` is only compiled here; empty if it is run."""
     try:
-        device = find_target(target).device()
+        reason = find_target(target).runs(arch)
     except DeviceError as error:
-        return False, f"compiled only: {error}"
-    if target != "cuda":
-        return True, ""
-    wanted = re.fullmatch(r"(sm|compute)_(\d+)\w?", arch)
-    present = re.fullmatch(r"sm_(\d+)\w?", device.arch)
-    if wanted is None or present is None:
-        raise UsageError(f"architecture {arch!r} is not of the form sm_89 or compute_89")
-    kind, number = wanted[1], int(wanted[2])
-    here = int(present[1])
-    # Machine code runs on its own major version from its minor on; PTX on everything as new or newer.
-    fits = number <= here and (kind == "compute" or number // 10 == here // 10)
-    return fits, "" if fits else f"compiled only: this is {device.name} ({device.arch}); compute_{number} would run here"
+        reason = str(error)
+    return reason and f"compiled only: {reason}"
 
 
 def _record(branch: Branch) -> dict[str, Any]:

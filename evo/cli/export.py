@@ -13,7 +13,7 @@ from evo.errors import StoreError, UnknownNameError, UsageError
 from evo.exporters import ExportItem, ExportRequest, exporter_names, find_exporter
 from evo.genome import Genome
 from evo.kernel import Workload
-from evo.store import candidates, queries
+from evo.store import RunStatus, candidates, queries
 from evo.store.records import CandidateRecord
 from evo.store.store import Store
 
@@ -56,16 +56,29 @@ def export_run(store: Store, run: str, format: str, out: Path) -> list[Path]:
 
 
 def _winners(store: Store, run: str) -> list[CandidateRecord] | None:
-    """The winners of the run of that name; None if it is not a run's. Raises StoreError if it has none."""
+    """The winners that the run of that name has of its finals, at most one a workload; None if it is not a run's name.
+
+    Raises StoreError if there is none, or if finals are still to be held.
+    """
     try:
         summary = queries.run(store, run)
     except UnknownNameError:
         return None
-    names = [i.winner or i.best for i in summary.islands]
-    found = [candidates.candidate(store, name) for name in names if name]
-    if not found:
-        raise StoreError(f"run {summary.name!r} has nothing that passed the gate, so there is nothing to export")
-    return found
+    without = [i for i in summary.islands if i.winner is None]
+    finished = summary.status == RunStatus.FINISHED.value
+    if without and not finished:
+        raise StoreError(
+            f"run {summary.name!r} is {summary.status} and has not named its winners: let it end, or continue it with:"
+            f" evo resume {summary.name}; a candidate can be exported by its own name"
+        )
+    if len(without) == len(summary.islands):
+        raise StoreError(
+            f"run {summary.name!r} has no winner: nothing passed its finals, so there is nothing to export; evo show"
+            " tells why of each candidate"
+        )
+    for island in without:
+        typer.echo(f"evo: nothing won for {island.workload}: it is left to PyTorch", err=True)
+    return [candidates.candidate(store, i.winner) for i in summary.islands if i.winner is not None]
 
 
 def _candidate(store: Store, name: str) -> CandidateRecord:
@@ -102,6 +115,7 @@ def _export(store: Store, chosen: list[CandidateRecord], format: str, out: Path)
 def _provenance(store: Store, record: CandidateRecord) -> dict[str, object]:
     """What a manifest says of a winner."""
     latest = max((t.round for t in record.timings), default=0)
+    stages = {t.stage for t in record.timings if t.round == latest}
     return {
         "run": record.run,
         "candidate": record.id,
@@ -111,6 +125,8 @@ def _provenance(store: Store, record: CandidateRecord) -> dict[str, object]:
         "created": record.created,
         "source_digest": record.build.source_digest if record.build else None,
         "code_hash": record.build.code_hash if record.build else None,
+        "winner": record.winner,
+        "timed_in": "final" if "final" in stages else "search",
         "timings": [asdict(t) for t in record.timings if t.round == latest],
         "checks": [asdict(c) for c in record.checks if c.round == latest],
         "lineage": [

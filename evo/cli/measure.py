@@ -55,6 +55,10 @@ def bench(
 ) -> None:
     """Time the best known candidate and the kernel's default beside its baselines, interleaved in one race."""
     if (Path(kernel) / "manifest.json").is_file():
+        given = {"--target": target, "--workload": workload, "--against": against, "--seed": seed}
+        for option, value in given.items():
+            if value is not None and value != []:
+                raise UsageError(f"{kernel} is an exported module, which times its own variants: leave out {option}")
         raise typer.Exit(_bench_module(Path(kernel), json))
     problem = load_kernel(kernel)
     chosen = choose_target(target)

@@ -64,7 +64,7 @@ def _workload_record(outcome: Outcome, island: int, finals: Finals, before_searc
         "workload": run.spec.workloads[island].key,
         "winner": None,
         "finalists": [_finalist_record(outcome, f) for f in finals.finalists],
-        "baselines": {t.contender: timing_record(t) for t in finals.baselines},
+        "baselines": {t.contender: timing_record(t) for t in finals.baselines if t.protocol != "hot"},
         "reached_s": {
             f"{m}x": round(before_search_s + elapsed_s, 2)
             for m in _MILESTONES
@@ -74,6 +74,8 @@ def _workload_record(outcome: Outcome, island: int, finals: Finals, before_searc
     }
     preemptions = max((t.clocks.get("preemptions_per_s", 0.0) for t in finals.baselines), default=0.0)
     record["disturbed"] = preemptions >= _DISTURBED_PER_S
+    if finals.winner is not None and finals.winner.hot is not None:
+        record["hot"] = timing_record(finals.winner.hot)
     if finals.winner is not None and finals.winner.timing is not None:
         record["winner"] = _finalist_record(outcome, finals.winner)
         if ceiling is not None:
@@ -127,6 +129,11 @@ def print_outcome(console: Console, outcome: Outcome, record: dict[str, Any]) ->
             )
         if workload["winner"] is None:
             console.print(f"nothing passed the gate for {workload['workload']}: see  evo show CANDIDATE  for reasons")
+        if "hot" in workload:
+            hot = workload["hot"]
+            console.print(
+                f"with all data in the cache: {hot['median_us']:.2f} us, {hot['speedup']:.3f}x PyTorch", highlight=False
+            )
         reached = ", ".join(f"{k} after {v:g} s" for k, v in workload["reached_s"].items())
         if reached:
             console.print(f"reached {reached} from the start of the command", highlight=False)

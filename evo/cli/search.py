@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,7 +31,7 @@ from evo.cli.options import (
 )
 from evo.cli.results import outcome_record, print_outcome
 from evo.cli.screen import LiveScreen, PlainLines, Screen, SilentScreen
-from evo.errors import StoreError
+from evo.errors import DeviceError, StoreError
 from evo.executors import Executor
 from evo.exporters._folder import check_replaceable
 from evo.kernel import load_kernel
@@ -72,7 +73,7 @@ def search(
     evaluations: Annotated[int | None, typer.Option(help="Stop after so many candidates.")] = None,
     patience: Annotated[int | None, typer.Option(help="Stop after so many candidates without a better one.")] = None,
     sampler: Annotated[str | None, typer.Option(help="evolution, tpe or random.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Reproduces the proposals, given the same measurements.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Same seed, --builders and measurements: same proposals.")] = None,
     fix: Annotated[list[str] | None, typer.Option(help="Hold a parameter at one value: NAME=VALUE.")] = None,
     builders: Annotated[int | None, typer.Option(help="Compiling processes.", min=1)] = None,
     finalists: Annotated[int | None, typer.Option(help="Candidates that are timed again, paired.", min=1)] = None,
@@ -121,6 +122,8 @@ def resume(
 ) -> None:
     """Continue a search that was interrupted."""
     started = _process_started()
+    if export is not None:
+        check_replaceable(export, "module")  # before the budget is spent
     with _open(db) as store:
         stored = store.run(run)
         longer = budget is not None or evaluations is not None
@@ -132,16 +135,24 @@ def resume(
         limit = budget_of(stored)
         if longer:
             limit = Budget(seconds=parse_duration(budget) if budget else None, evaluations=evaluations)
-        here = find_target(stored.spec.target).device()
-        if here.name != stored.environment.device:
-            raise StoreError(
-                f"run {stored.name!r} was measured on {stored.environment.device}, and this is {here.name}: times of"
-                " two devices do not mix; start a new run here"
-            )
-        store.set_status(stored, RunStatus.RUNNING, elapsed_s=stored.elapsed_s)
+        _check_same_machine(stored)
+        if longer:
+            store.set_budget(stored, asdict(limit))
         settings = _settings({}, stored.spec.target, db)
         with open_executor(stored.spec.target, settings) as executor:
             _carry_out(store, stored, executor, settings, limit, json, export, started)
+
+
+def _check_same_machine(run: StoredRun) -> None:
+    """Raises StoreError if what a run was measured on and with has changed since: such times do not mix."""
+    then, now = run.environment, describe_environment(find_target(run.spec.target))
+    for name in ("device", "driver", "compiler", "torch"):
+        before, after = getattr(then, name), getattr(now, name)
+        if before != after:
+            raise StoreError(
+                f"run {run.name!r} was measured with {name} {before!r}, and now it is {after!r}: their times do not"
+                " mix; start a new run"
+            )
 
 
 def _configure(job: dict[str, Any]) -> SearchConfig:
@@ -149,6 +160,10 @@ def _configure(job: dict[str, Any]) -> SearchConfig:
     target = choose_target(job.get("target"))
     workloads = check_workloads(kernel, target, list(job.get("workloads") or ()))
     arch = choose_arch(target, job.get("arch"))
+    if reason := find_target(target).runs(arch):
+        raise DeviceError(
+            f"{reason}: search where it does, or check that it compiles with: evo check {job['kernel']} --arch {arch}"
+        )
     limits = find_target(target).limits(arch)
     fixed = parse_fixed(job.get("fix") or (), kernel.space(target, workloads[0], limits))
     sampler = job.get("sampler") or "evolution"

@@ -64,7 +64,8 @@ class RaceRequest:
     contenders: tuple[tuple[str, Genome, Build], ...]
     baselines: tuple[str, ...]
     seed: int = 0
-    protocols: tuple[str, ...] = ("final",)
+    hot: bool = False
+    """Also with all calls on one set, if that fits half the cache."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
+import psutil
 import torch
 
+from evo.errors import UsageError
 from evo.evaluation import Check, Timing
 from evo.gate import Expected, Gate, allocate_outputs, argument_values, as_outputs, compare, poison
 from evo.kernel import Baseline, Kernel, Launch, Tensors, Workload
@@ -19,6 +22,10 @@ __all__ = ["Bench"]
 _SAMPLED_ELEMENTS = 1 << 18
 """On a CPU, how many elements of a timed output are compared with the reference: all of them would take longer
 than the timing. Rows are picked anew for every candidate; unwritten elements are looked for everywhere."""
+
+
+_REFERENCE_BYTES = 40
+"""Bytes an output element for the reference, the bound and the error, in float64, and what is made on the way."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,10 +52,25 @@ class Bench:
 
     @cached_property
     def set_count(self) -> int:
-        memory = 4 << 30
+        """Raises UsageError if two sets, and the reference of one, do not fit the memory that is free."""
+        set_bytes = self._kernel.cost(self._workload).bytes
         if self._session.device.type == "cuda":
-            memory = torch.cuda.get_device_properties(self._session.device).total_memory
-        return sets_for(self._kernel.cost(self._workload).bytes, self._session.limits.cache_bytes, memory)
+            free, memory = torch.cuda.mem_get_info(self._session.device)
+        else:
+            free = memory = psutil.virtual_memory().available
+        elements = sum(prod(self._workload.dim(d) for d in a.shape) for a in self._kernel.outputs)
+        needed = 2 * set_bytes + _REFERENCE_BYTES * elements
+        if needed > free:
+            raise UsageError(
+                f"workload {self._workload.key} needs {needed / 2**30:.1f} GiB to be gated and timed, and"
+                f" {free / 2**30:.1f} GiB are free on {self._session.info.name}; choose a smaller one"
+            )
+        return sets_for(set_bytes, self._session.limits.cache_bytes, memory)
+
+    @property
+    def fits_cache(self) -> bool:
+        """Whether a set leaves room in the cache, so that a second call finds all of it there."""
+        return 2 * self._kernel.cost(self._workload).bytes <= self._session.limits.cache_bytes
 
     @cached_property
     def inputs(self) -> list[Tensors]:
@@ -84,8 +106,13 @@ class Bench:
         protocol: Protocol,
         reference: str | None,
         keep: frozenset[str] = frozenset(),
+        sets: int | None = None,
     ) -> tuple[Timing, ...]:
-        """Races the entries, cold. Replays of entries named in `keep` are kept for the next race."""
+        """Races the entries over the first `sets` buffer sets: all of them (cold), or one (hot).
+
+        Replays of entries named in `keep` are kept for the next race.
+        """
+        entries = [_Entry(name=e.name, calls=e.calls[:sets]) for e in entries]
         replays: dict[str, Replay] = {}
         own: list[Replay] = []
         try:
@@ -94,7 +121,9 @@ class Bench:
             self._session.clocks()  # what it counts is counted from here
             samples = race(self._session, replays, protocol, reference)
             clocks = self._session.clocks()
-            return tuple(self._summary(samples, e.name, replays, protocol, reference, clocks) for e in entries)
+            return tuple(
+                self._summary(samples, e.name, replays, protocol, reference, clocks, len(e.calls)) for e in entries
+            )
         finally:
             for replay in own:
                 replay.close()
@@ -148,6 +177,7 @@ class Bench:
         protocol: Protocol,
         reference: str | None,
         clocks: Mapping[str, float],
+        sets: int,
     ) -> Timing:
         return summarise(
             samples,
@@ -156,7 +186,7 @@ class Bench:
             protocol=protocol.name,
             reference=reference,
             calls=replays[name].calls,
-            sets=self.set_count,
+            sets=sets,
             clocks=clocks,
         )
 

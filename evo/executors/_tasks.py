@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -248,13 +249,18 @@ def race(request: RaceRequest) -> RaceResult:
     try:
         for name, genome, built in request.contenders:
             assert built.binary is not None
-            loaded = session.load(built.binary, kernel.entry)
-            loaded_all.append(loaded)
             launch = kernel.launch(request.target, genome.parameters, request.workload, session.limits)
-            entry = bench.candidate(name, loaded, launch)
-            bench.poison_timed()
-            entry.calls[0]()
-            session.synchronize()
+            try:
+                loaded_all.append(session.load(built.binary, kernel.entry))
+                entry = bench.candidate(name, loaded_all[-1], launch)
+                bench.poison_timed()
+                entry.calls[0]()
+                session.synchronize()
+            except LaunchError as error:
+                refused.append((name, str(error)))
+                if _answers(session):
+                    continue
+                raise
             check = bench.verify_timed(pick=int(genome.digest[:8], 16) ^ request.seed & 0xFFFF)
             if check.passed:
                 entries.append(entry)
@@ -269,11 +275,10 @@ def race(request: RaceRequest) -> RaceResult:
                 refused.append((name, reason))
             else:
                 entries.append(bench.baseline(baseline))
-        timings = [
-            t
-            for stage in request.protocols
-            for t in bench.time(entries, _protocol(stage, request.target), reference.name)
-        ]
+        protocol = _protocol("final", request.target)
+        timings = list(bench.time(entries, protocol, reference.name))
+        if request.hot and bench.fits_cache:
+            timings += bench.time(entries, replace(protocol, name="hot"), reference.name, sets=1)
     except LaunchError as error:
         return RaceResult(
             log=str(error),

@@ -22,6 +22,7 @@ _BASIS = 160
 """Points that a prediction rests on: its cost is quadratic in them."""
 _FIT_POINTS = 96
 """Points that length scales are fitted to: the cost of a fit is cubic in them."""
+_BLOCK = 8
 _REFIT = 12
 """Points after which the basis is chosen anew and the length scales are fitted."""
 _ENOUGH = 8
@@ -79,7 +80,7 @@ class Surrogate:
         if self.ready and self._basis:
             self._solve()
             self._pending[row] = float(self._correlation(self._points[row][None, :])[0] @ self._solved)
-            self._append(row)
+            self._append([row])
         return row
 
     def learn(self, row: int, score: float | None) -> None:
@@ -113,18 +114,21 @@ class Surrogate:
         """(len(points), len(basis))"""
         return np.asarray(np.exp(-(_distances(points, self._at) @ self._weights)))
 
-    def _append(self, row: int) -> None:
-        """Extends the basis by one point: inverse of a bordered matrix."""
-        k = self._correlation(self._points[row][None, :])[0]
-        u = self._inverse @ k
-        pivot = max(1.0 + _NOISE - float(k @ u), 1e-6)
-        n = len(k)
-        grown = np.empty((n + 1, n + 1))
-        grown[:n, :n] = self._inverse + np.outer(u, u / pivot)
-        grown[n, :n] = grown[:n, n] = -u / pivot
-        grown[n, n] = 1.0 / pivot
-        self._inverse, self._at = grown, np.vstack([self._at, self._points[row]])
-        self._basis.append(row)
+    def _append(self, rows: Sequence[int]) -> None:
+        """Extends the basis, and the inverse of its correlations by those of the bordered matrix."""
+        added = np.stack([self._points[r] for r in rows])
+        corner = np.exp(-(_distances(added, added) @ self._weights)) + _NOISE * np.eye(len(rows))
+        cross = self._correlation(added).T
+        u = self._inverse @ cross
+        pivot = np.linalg.inv(corner - cross.T @ u)
+        n = len(cross)
+        grown = np.empty((n + len(rows), n + len(rows)))
+        grown[:n, n:] = -(u @ pivot)
+        grown[:n, :n] = self._inverse - grown[:n, n:] @ u.T
+        grown[n:, :n] = grown[:n, n:].T
+        grown[n:, n:] = pivot
+        self._inverse, self._at = grown, np.vstack([self._at, added])
+        self._basis.extend(rows)
         self._targets = None
 
     def _solve(self) -> None:
@@ -161,20 +165,19 @@ class Surrogate:
         if len(rows) > room:
             by_score = sorted((s, r) for r, s in enumerate(self._scores) if s is not None)
             best = {r for _, r in by_score[: room // 2]}
-            self._basis = [r for r in rows if r in best or r in self._pending or r >= len(rows) - room // 2]
+            chosen = [r for r in rows if r in best or r in self._pending or r >= len(rows) - room // 2]
         else:
-            self._basis = list(rows)
-        self._at = np.stack([self._points[r] for r in self._basis])
-        self._fit()
-        matrix = self._correlation(self._at)
-        matrix[np.diag_indices(len(matrix))] += _NOISE
-        self._inverse = np.asarray(np.linalg.inv(matrix), dtype=np.float64)
+            chosen = list(rows)
+        self._fit(chosen)
+        self._basis, self._at, self._inverse = [], self._at[:0], np.empty((0, 0))
+        # A few at a time: a large inversion goes to a library's own threads, which stall where builds hold the cores.
+        for i in range(0, len(chosen), _BLOCK):
+            self._append(chosen[i : i + _BLOCK])
         self._since_refit = 0
-        self._targets = None
 
-    def _fit(self) -> None:
+    def _fit(self, basis: Sequence[int]) -> None:
         """One round of coordinate ascent on the marginal likelihood: each weight is doubled, halved or left."""
-        rows = [r for r in self._basis if r not in self._pending]
+        rows = [r for r in basis if r not in self._pending]
         if len(rows) > _FIT_POINTS:
             rows = sorted(self._rng.sample(rows, _FIT_POINTS))
         if not any(self._scores[r] is not None for r in rows):

@@ -37,7 +37,8 @@ _WORTH_OF_MEMBER = 0.3
 class EvolutionConfig:
     """Options of the sampler.
 
-    seeding: proposals before evolution begins, the default among them; half are random, half the estimator's.
+    seeding: results known before evolution begins. Until half of them are, proposals are random (the first is the
+        default), then the estimator's. Proposals made before anything is known come on top.
     population: candidates, of distinct machine code, that may become parents.
     rivals: size of a tournament for a parent.
     children: made for each proposal, of which the surrogate picks one; 1 switches the surrogate off.
@@ -66,7 +67,7 @@ class EvolutionSampler:
         self._unseen = Unseen(space)
         self._seeder = TpeSampler(space, seed, {"startup": max(1, config.seeding // 2)})
         self._seeds: set[int] = set()
-        self._asked = 0
+        self._told = 0
         self._rows: dict[int, int] = {}
         self._made_by: dict[int, str] = {}
         self._surrogate = Surrogate(space, seed)
@@ -75,12 +76,11 @@ class EvolutionSampler:
         self._since_better = 0
 
     def ask(self, order: int) -> Proposal:
-        if self._asked < self._config.seeding:
+        if self._told < self._config.seeding:
             proposal = self._seeder.ask(order)
             self._seeds.add(order)
         else:
             proposal = self._evolve()
-        self._asked += 1
         self._unseen.remember(proposal.genome)
         self._rows[order] = self._surrogate.expect(proposal.genome)
         self._made_by[order] = proposal.operator
@@ -89,6 +89,7 @@ class EvolutionSampler:
     def tell(self, result: Result) -> None:
         if result.order not in self._rows:
             raise EngineError(f"sampler evolution was told of candidate {result.order}, which it did not propose")
+        self._told += 1
         if result.order in self._seeds:
             self._seeds.remove(result.order)
             self._seeder.tell(result)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -226,6 +226,11 @@ class Store:
             where = (m.Island.run_id == run.id, m.Island.number == island)
             if connection.execute(update(m.Island).where(*where), {"winner_id": key}).rowcount != 1:
                 raise EngineError(f"run {run.name!r} has no island {island}")
+
+    def set_budget(self, run: StoredRun, budget: Mapping[str, object]) -> None:
+        """Records what a run that goes on may use from now on, as a whole."""
+        with self._writing() as connection:
+            self._touch(connection, run, elapsed_s=run.elapsed_s, budget=dict(budget))
 
     def set_status(self, run: StoredRun, status: RunStatus, *, reason: str = "", elapsed_s: float) -> None:
         """Records how a run stands; for finished and failed ones, also when that was."""

@@ -61,8 +61,6 @@ class Session(Protocol):
     info: DeviceInfo
     limits: Limits
     device: torch.device
-    alignment: int
-    """Bytes to which allocations are aligned."""
 
     def load(self, binary: Binary, entry: str) -> Loaded:
         """Raises LaunchError."""
@@ -98,6 +96,11 @@ class Target(Protocol):
 
     def limits(self, arch: str) -> Limits:
         """What `arch` offers; works without the device. Raises DeviceError for an unknown arch."""
+        ...
+
+    def runs(self, arch: str) -> str:
+        """Why code for `arch` does not run on the device present; empty if it does. Raises DeviceError if there is
+        none, or for an unknown arch."""
         ...
 
     def compiler(self) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from evo.errors import CompileError, DeviceError, UsageError
 from evo.render import Source
 
-__all__ = ["FLAGS", "LIBRARIES", "build_library", "check_arch", "compiler_path", "compiler_version"]
+__all__ = ["FLAGS", "LIBRARIES", "build_library", "check_arch", "compiler_path", "compiler_version", "extra_features"]
 
 _CANDIDATES = ("g++", "c++", "clang++")
 _REMEDY = "install one (apt install g++, dnf install gcc-c++, xcode-select --install)"
@@ -84,6 +84,26 @@ def check_arch(path: str, arch: str) -> None:
         raise DeviceError(
             f"{compiler_version(path)} knows no CPU architecture {arch!r}: use native, or such as x86-64-v3"
         )
+
+
+_FEATURE = re.compile(
+    r"^#define __((?:S?SSE|SSSE|AVX|AMX|FMA|BMI|F16C|LZCNT|POPCNT|MOVBE|TBM|XOP|V?AES|V?PCLMUL|GFNI|SHA|ADX|SM[34])\w*?"
+    r"|ARM_FEATURE_\w+)(?:__)? ",
+    re.MULTILINE,
+)
+"""Macros that stand for instructions a compiler may choose by itself."""
+
+
+@cache
+def extra_features(path: str, arch: str) -> tuple[str, ...]:
+    """Instruction sets of -march=`arch` that -march=native, this machine, lacks. Both must be known to the compiler."""
+    return tuple(sorted(_features(path, arch) - _features(path, "native")))
+
+
+def _features(path: str, arch: str) -> set[str]:
+    command = [path, f"-march={arch}", "-dM", "-E", "-x", "c++", "/dev/null"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    return set(_FEATURE.findall(done.stdout))
 
 
 @cache

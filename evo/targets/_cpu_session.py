@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from evo.errors import EngineError, LaunchError
+from evo.errors import DeviceError, EngineError, LaunchError
 from evo.evaluation import Binary
 from evo.kernel import Launch, Limits
 from evo.targets import DeviceInfo
@@ -93,8 +93,6 @@ class CpuReplay:
 class CpuSession:
     """The methods are those of `evo.targets.Session`."""
 
-    alignment = 64  # PyTorch's CPU allocator
-
     def __init__(self, info: DeviceInfo, limits: Limits) -> None:
         self.info, self.limits = info, limits
         self.device = torch.device("cpu")
@@ -103,18 +101,15 @@ class CpuSession:
         share_openmp_runtime()
 
     def load(self, binary: Binary, entry: str) -> CpuLoaded:
-        """Raises LaunchError with the dynamic linker's words."""
-        # The dynamic linker takes a path it knows for the library it knows: each needs a name of its own.
-        handle, name = tempfile.mkstemp(prefix="evo-", suffix=".so")
+        """Raises LaunchError with the dynamic linker's words, DeviceError if there is no room for the file."""
+        path = _write_library(binary.code)
         try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(binary.code)
             # RTLD_LOCAL: candidates share names. RTLD_NOW: an undefined symbol shows here, not in a call.
-            library = ctypes.CDLL(name, mode=os.RTLD_LOCAL | os.RTLD_NOW)
+            library = ctypes.CDLL(str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
         except OSError as error:
             raise LaunchError(f"{entry!r} does not load: {error}") from error
         finally:
-            Path(name).unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
         try:
             return CpuLoaded(library, entry)
         except LaunchError:
@@ -144,3 +139,21 @@ class CpuSession:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+def _write_library(code: bytes) -> Path:
+    """A temporary file for the dynamic linker, which takes a path it knows for the library it knows: each needs a
+    name of its own."""
+    path = None
+    try:
+        handle, name = tempfile.mkstemp(prefix="evo-", suffix=".so")
+        path = Path(name)
+        with os.fdopen(handle, "wb") as file:
+            file.write(code)
+    except OSError as error:
+        if path is not None:
+            path.unlink(missing_ok=True)
+        raise DeviceError(
+            f"cannot write a temporary file in {tempfile.tempdir} ({error.strerror}): free space or set TMPDIR"
+        ) from error
+    return path

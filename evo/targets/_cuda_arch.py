@@ -9,7 +9,7 @@ from evo.errors import DeviceError
 from evo.evaluation import Binary
 from evo.kernel import Launch, Limits
 
-__all__ = ["arch_limits", "parse_arch", "resident_blocks", "resident_share"]
+__all__ = ["arch_limits", "parse_arch", "resident_blocks", "resident_share", "runs_on"]
 
 _KB = 1024
 
@@ -37,6 +37,20 @@ def parse_arch(arch: str) -> tuple[str, int]:
             f"driver compiles"
         )
     return found.group(1), int(found.group(2))
+
+
+def runs_on(arch: str, present: str) -> bool:
+    """Whether code for `arch` runs on a GPU of architecture `present`. Raises DeviceError.
+
+    Machine code runs on its own major version from its minor on, PTX on everything as new or newer; what uses
+    a GPU's or a family's own instructions (sm_90a, compute_100f) there only. Source: CUDA C++ Programming Guide,
+    "Binary Compatibility", "PTX Compatibility", "Family-Specific Features".
+    """
+    (kind, number), here = parse_arch(arch), parse_arch(present)[1]
+    if arch.endswith("a"):
+        return number == here
+    same_major = number // 10 == here // 10
+    return number <= here and (same_major or (kind == "compute" and not arch.endswith("f")))
 
 
 def arch_limits(arch: str) -> Limits:

@@ -65,8 +65,6 @@ class CudaReplay:
 class CudaSession:
     """The methods are those of `evo.targets.Session`."""
 
-    alignment = 256  # cudaMalloc's promise; PyTorch's allocator keeps to 512
-
     def __init__(self, index: int, info: DeviceInfo, limits: Limits) -> None:
         self.info, self.limits, self._index = info, limits, index
         self.device = torch.device("cuda", index)

@@ -18,7 +18,7 @@ from evo.evaluation import Binary
 from evo.kernel import Launch, Limits
 from evo.render import Source
 from evo.targets import DeviceInfo, Session, Target
-from evo.targets._cpu_compiler import build_library, check_arch, compiler_path, compiler_version
+from evo.targets._cpu_compiler import build_library, check_arch, compiler_path, compiler_version, extra_features
 from evo.targets._machine_code import elf_code_hash
 
 __all__ = ["TARGET", "CpuTarget"]
@@ -46,6 +46,13 @@ class CpuTarget:
         """Cores this process may use, and their last-level cache. Raises DeviceError for an unknown arch."""
         check_arch(compiler_path(self._compiler), arch)
         return _machine(arch)
+
+    def runs(self, arch: str) -> str:
+        path = compiler_path(self._compiler)
+        check_arch(path, arch)
+        if not (extra := extra_features(path, arch)):
+            return ""
+        return f"this is {_processor()} without {', '.join(extra)}; code for {arch} does not run here"
 
     def compiler(self) -> str:
         """With the processor: what -march=native means depends on it."""

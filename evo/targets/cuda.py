@@ -17,7 +17,7 @@ from evo.evaluation import Binary
 from evo.kernel import Launch, Limits
 from evo.render import Source
 from evo.targets import DeviceInfo, Session, Target
-from evo.targets._cuda_arch import arch_limits, parse_arch, resident_share
+from evo.targets._cuda_arch import arch_limits, parse_arch, resident_share, runs_on
 from evo.targets._cuda_driver import device_arch, device_limits, device_record, driver_version, version_advice
 from evo.targets._machine_code import elf_code_hash, ptx_code_hash
 from evo.targets._nvrtc import compiler_name, nvrtc_version, ptxas_figures, run_nvrtc
@@ -44,6 +44,13 @@ class CudaTarget:
         counts.
         """
         return _limits(arch)
+
+    def runs(self, arch: str) -> str:
+        parse_arch(arch)
+        info = self.device()
+        if runs_on(arch, info.arch):
+            return ""
+        return f"this is {info.name} ({info.arch}); code for {arch} does not run here"
 
     def compiler(self) -> str:
         return compiler_name()

@@ -11,7 +11,8 @@ import pytest
 from evo.errors import CompileError, DeviceError
 from evo.evaluation import Binary
 from evo.kernel import Launch
-from evo.render import TEMPLATE_FILES, Source
+from evo.kernel import kernel_names, load_kernel
+from evo.render import Source
 from evo.targets import Target, find_target, target_names
 from evo.targets._cache import BuildCache
 
@@ -40,8 +41,13 @@ def built(target: Target, folder: Path, text: str | None = None) -> Binary:
 def test_a_target_is_found_by_its_file_and_says_the_same_name(target: Target) -> None:
     assert target is find_target(target.name)
     assert target.language.isalnum()
-    assert target.name in TEMPLATE_FILES
-    assert f".{target.language}." in TEMPLATE_FILES[target.name]
+
+
+def test_templates_are_named_after_target_and_language(target: Target) -> None:
+    kernels = [k for k in map(load_kernel, kernel_names()) if target.name in k.targets]
+    assert kernels
+    for kernel in kernels:
+        assert [p.name for p in kernel.folder.glob(f"{target.name}.*")] == [f"{target.name}.{target.language}.j2"]
 
 
 def test_a_device_is_described_or_its_absence_explained_with_a_remedy(target: Target) -> None:
@@ -58,6 +64,21 @@ def test_a_device_is_described_or_its_absence_explained_with_a_remedy(target: Ta
 def test_limits_of_an_unknown_architecture_are_refused(target: Target) -> None:
     with pytest.raises(DeviceError, match="z80000"):
         target.limits("z80000")
+
+
+def test_code_for_the_device_present_runs_here(target: Target) -> None:
+    try:
+        arch = target.device().arch
+    except DeviceError:
+        with pytest.raises(DeviceError):
+            target.runs(ARCHES[target.name])
+    else:
+        assert target.runs(arch) == ""
+
+
+def test_nobody_says_that_code_for_an_unknown_architecture_runs(target: Target) -> None:
+    with pytest.raises(DeviceError, match="z80000"):
+        target.runs("z80000")
 
 
 def test_limits_are_known_without_the_device(target: Target) -> None:
@@ -124,7 +145,6 @@ def test_an_open_device_runs_what_was_compiled_and_replays_it(target: Target, tm
     loaded((y, 63), LAUNCH)
     session.synchronize()
     assert y.tolist() == [2.0] * 63 + [1.0]
-    assert y.data_ptr() % session.alignment == 0
 
     z = torch.ones(64, device=session.device)
     replay = session.record([lambda: loaded((z, 64), LAUNCH)] * 3)

@@ -241,3 +241,32 @@ assert find_target("cpu").compile(source, "native", Path({str(tmp_path)!r})).cod
 assert "torch" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_code_with_instructions_that_this_cpu_lacks_does_not_run_here() -> None:
+    """Each architecture is one that the next can only add to."""
+    said = [CPU.runs(arch) for arch in ("native", "x86-64", "x86-64-v4", "sapphirerapids")]
+    flags = set(Path("/proc/cpuinfo").read_text().partition("\n\n")[0].split())
+    assert said[:2] == ["", ""]
+    for reason, flag, macro in ((said[2], "avx512bw", "AVX512BW"), (said[3], "amx_tile", "AMX_TILE")):
+        assert (reason == "") or macro in reason or flag in flags
+        assert flag in flags or f"{macro}" in reason
+    assert all("does not run here" in reason for reason in said if reason)
+
+
+def test_a_disk_that_is_full_is_no_fault_of_the_candidate(compiled: Compile) -> None:
+    binary, session = compiled(SCALE), CPU.open()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))  # no file may grow further; Python ignores the signal
+    try:
+        with pytest.raises(DeviceError) as caught:
+            session.load(binary, "scale")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert str(caught.value).startswith("cannot write a temporary file in ")
+    assert str(caught.value).endswith(": free space or set TMPDIR")
+
+
+def test_a_library_that_does_not_load_is_the_candidates_fault() -> None:
+    with pytest.raises(LaunchError, match="'scale' does not load"):
+        CPU.open().load(Binary(code=b"not a library", code_hash=""), "scale")

@@ -14,7 +14,7 @@ from evo.evaluation import Binary
 from evo.kernel import Launch, Limits
 from evo.render import Source
 from evo.targets import find_target
-from evo.targets._cuda_arch import arch_limits, parse_arch, resident_blocks, resident_share
+from evo.targets._cuda_arch import arch_limits, parse_arch, resident_blocks, resident_share, runs_on
 
 KNOWN = ["sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_100", "sm_120"]
 
@@ -175,3 +175,17 @@ def test_an_architecture_without_known_limits_is_refused_with_those_there_are(ar
 def test_architectures_are_told_apart() -> None:
     assert parse_arch("sm_90a") == ("sm", 90)
     assert parse_arch("compute_120") == ("compute", 120)
+
+
+@pytest.mark.parametrize(
+    ("present", "runs"),
+    [
+        ("sm_89", "sm_80 sm_86 sm_89 compute_80 compute_89"),
+        ("sm_90", "sm_90 sm_90a compute_80 compute_89 compute_90 compute_90a"),
+        ("sm_103", "sm_100 sm_100f compute_80 compute_89 compute_90 compute_100 compute_100f"),
+    ],
+)
+def test_code_runs_on_the_gpus_it_was_promised_for(present: str, runs: str) -> None:
+    arches = "sm_80 sm_86 sm_89 sm_90 sm_90a sm_100 sm_100a sm_100f sm_120 compute_80 compute_89 compute_90".split()
+    arches += "compute_90a compute_100 compute_100a compute_100f compute_120".split()
+    assert [arch for arch in arches if runs_on(arch, present)] == runs.split()

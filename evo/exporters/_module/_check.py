@@ -61,7 +61,8 @@ def _compare(own: torch.Tensor, original: torch.Tensor, exact: torch.Tensor) -> 
     both = finite & original.isfinite()
     torch_error = float(torch.where(both, (original.double() - exact).abs(), 0.0).max())
     allowed = (tolerance["atol"] + tolerance["rtol"] * magnitude).clamp(min=2 * torch_error)
-    limit = tolerance["torch_factor"] * torch_error + 2 * torch.finfo(own.dtype).eps * float(magnitude.max())
+    roundings = 2.0 if own.dtype.itemsize > 2 else 0.5
+    limit = tolerance["torch_factor"] * torch_error + roundings * torch.finfo(own.dtype).eps * float(magnitude.max())
     largest = float(error.nan_to_num(nan=float("inf")).max())
     if lost.any():
         return largest, torch_error, f"{int(lost.sum())} NaN or Inf are lost"
