@@ -163,6 +163,7 @@ def _configure(job: dict[str, Any]) -> SearchConfig:
     if reason := find_target(target).runs(arch):
         raise DeviceError(
             f"{reason}: search where it does, or check that it compiles with: evo check {job['kernel']} --arch {arch}"
+            f" --target {target}"
         )
     limits = find_target(target).limits(arch)
     fixed = parse_fixed(job.get("fix") or (), kernel.space(target, workloads[0], limits))

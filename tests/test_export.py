@@ -1,0 +1,135 @@
+"""`evo export`: winners of the finals, or what is named; and the manifest tells which."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from evo import cli
+from evo.evaluation import Binary, Build, CandidateRef, Check, Evaluation, Measurement, Proposal, Status, Timing
+from evo.genome import Genome
+from evo.kernel import Workload, load_kernel
+from evo.render import render
+from evo.store import Environment, RunSpec, RunStatus, StoredRun, queries
+from evo.store.store import Store
+from evo.targets import find_target
+
+KERNEL = load_kernel("layernorm")
+WORKLOADS = tuple(KERNEL.workload("cpu", f"rows=8,cols={cols},dtype=float32") for cols in (32, 48))
+ENVIRONMENT = Environment(device="a CPU", arch="native", compiler="g++", torch="2", python="3", evo="0")
+SPEC = RunSpec(
+    kernel="layernorm",
+    kernel_digest=KERNEL.digest,
+    target="cpu",
+    arch="native",
+    sampler="random",
+    seed=1,
+    window=8,
+    workloads=WORKLOADS,
+    options={},
+    budget={"evaluations": 2},
+    name="made",
+)
+CHECKS = (Check(case="normal", passed=True, error=0.0),)
+
+
+def timing(workload: Workload, protocol: str) -> Timing:
+    figures = {"median_us": 5.0, "low_us": 5.0, "high_us": 5.0, "samples_us": (5.0,), "ratio": 0.5}
+    return Timing(workload=workload.key, contender="candidate", protocol=protocol, **figures)  # type: ignore[arg-type]
+
+
+def add_candidate(store: Store, run: StoredRun, order: int) -> None:
+    """The kernel's default, as if it had been measured."""
+    workload = WORKLOADS[order]
+    space = KERNEL.space("cpu", workload, find_target("cpu").limits("native"))
+    genome = Genome.of(space.complete(space.default))
+    source = render(KERNEL, "cpu", genome, KERNEL.binding("cpu", workload), "native")
+    built = Build(
+        status=Status.OK,
+        arch="native",
+        compiler="g++",
+        source_digest=source.digest,
+        source=source.text,
+        binary=Binary(code=b"code", code_hash="0" * 64),
+    )
+    evaluation = Evaluation(status=Status.OK, build=built, checks=CHECKS, timings=(timing(workload, "cold"),))
+    ref = CandidateRef(
+        order=order, island=order, workload=workload, proposal=Proposal(genome=genome, operator="default")
+    )
+    with store.transaction():
+        store.add(run, ref, evaluation, elapsed_s=1.0)
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Path:
+    """A run of two workloads, each with a candidate that passed; stopped before its finals."""
+    with Store.open(tmp_path / "lineage.db", write=True) as store:
+        run = store.create_run(SPEC, ENVIRONMENT)
+        for order in range(len(WORKLOADS)):
+            add_candidate(store, run, order)
+        store.set_status(run, RunStatus.INTERRUPTED, reason="interrupted", elapsed_s=1.0)
+    return tmp_path / "lineage.db"
+
+
+def end_run(db: Path, *winners: int) -> None:
+    """The finals, won by `winners`, each on its own workload."""
+    with Store.open(db, write=True) as store:
+        run = store.run("made")
+        with store.transaction():
+            for order in winners:
+                final = Measurement(status=Status.OK, checks=CHECKS, timings=(timing(WORKLOADS[order], "final"),))
+                store.add_final(run, order, final, elapsed_s=2.0)
+                store.set_winner(run, order, order)
+        store.set_status(run, RunStatus.FINISHED, reason="evaluations done", elapsed_s=2.0)
+
+
+def export(db: Path, *names: str) -> tuple[int, list[dict[str, object]]]:
+    """(exit code, what the manifest records of each variant)"""
+    out = db.parent / "module"
+    code = cli.run(["export", *names, "--out", str(out), "--db", str(db)])
+    if code:
+        assert not out.exists()
+        return code, []
+    return code, [v["record"] for v in json.loads((out / "manifest.json").read_text())["variants"]]
+
+
+def test_a_run_without_finals_is_not_exported_and_the_remedy_named(
+    db: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert export(db, "made") == (2, [])
+    assert "run 'made' is interrupted and has not named its winners" in capsys.readouterr().err
+    with Store.open(db, write=False) as store:
+        assert store.run("made").status is RunStatus.INTERRUPTED
+
+
+def test_a_run_of_which_nothing_passed_the_finals_is_not_exported(
+    db: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    end_run(db)
+    assert export(db, "made") == (2, [])
+    assert "run 'made' has no winner" in capsys.readouterr().err
+
+
+def test_a_candidate_without_finals_is_exported_and_recorded_as_that(db: Path) -> None:
+    with Store.open(db, write=False) as store:
+        name = queries.run(store, "made").islands[0].best
+    assert name is not None
+    code, [record] = export(db, name)
+    assert code == 0
+    assert (record["winner"], record["timed_in"]) == (False, "search")
+
+
+def test_winners_are_exported_with_the_figures_of_the_finals(db: Path) -> None:
+    end_run(db, 0, 1)
+    code, records = export(db, "made")
+    assert code == 0
+    assert [(r["winner"], r["timed_in"], r["order"]) for r in records] == [(True, "final", 0), (True, "final", 1)]
+
+
+def test_a_workload_without_a_winner_is_left_out_and_named(db: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    end_run(db, 1)
+    code, [record] = export(db, "made")
+    assert (code, record["order"]) == (0, 1)
+    assert f"evo: nothing won for {WORKLOADS[0].key}: it is left to PyTorch" in capsys.readouterr().err

@@ -1,0 +1,42 @@
+"""Templates are found by their names, and what is wrong with them is said with file and line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from evo.errors import TemplateError
+from evo.genome import Genome
+from evo.kernel import Kernel, load_kernel
+from evo.render import Source, render
+from tests.toy_kernel import write_kernel
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> Kernel:
+    return load_kernel(str(write_kernel(tmp_path / "toy")))
+
+
+def rendered(kernel: Kernel) -> Source:
+    genome, workload = Genome.of({"mode": "honest", "unroll": 4}), kernel.example("cpu")
+    return render(kernel, "cpu", genome, kernel.binding("cpu", workload), "native")
+
+
+def test_a_template_is_named_after_its_target_in_any_language(kernel: Kernel) -> None:
+    before = rendered(kernel)
+    assert "GCC unroll 4" in before.text
+    (kernel.folder / "cpu.cpp.j2").rename(kernel.folder / "cpu.zig.j2")
+    assert rendered(kernel) == before
+
+
+def test_a_kernel_without_a_template_for_the_target_says_what_to_write(kernel: Kernel) -> None:
+    (kernel.folder / "cpu.cpp.j2").unlink()
+    with pytest.raises(TemplateError, match=r"'toy' has no template for target cpu in .*toy; write cpu\.LANGUAGE\.j2"):
+        rendered(kernel)
+
+
+def test_two_templates_for_one_target_are_refused_by_name(kernel: Kernel) -> None:
+    (kernel.folder / "cpu.zig.j2").write_text("")
+    with pytest.raises(TemplateError, match=r"2 templates for target cpu in .* \(cpu\.cpp\.j2, cpu\.zig\.j2\); keep one"):
+        rendered(kernel)
