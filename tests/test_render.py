@@ -38,5 +38,5 @@ def test_a_kernel_without_a_template_for_the_target_says_what_to_write(kernel: K
 
 def test_two_templates_for_one_target_are_refused_by_name(kernel: Kernel) -> None:
     (kernel.folder / "cpu.zig.j2").write_text("")
-    with pytest.raises(TemplateError, match=r"2 templates for target cpu in .* \(cpu\.cpp\.j2, cpu\.zig\.j2\); keep one"):
+    with pytest.raises(TemplateError, match=r"2 templates for target cpu in .* \(cpu\.cpp\.j2, cpu\.zig\.j2\)"):
         rendered(kernel)

@@ -22,7 +22,6 @@ _BASIS = 160
 """Points that a prediction rests on: its cost is quadratic in them."""
 _FIT_POINTS = 96
 """Points that length scales are fitted to: the cost of a fit is cubic in them."""
-_BLOCK = 8
 _REFIT = 12
 """Points after which the basis is chosen anew and the length scales are fitted."""
 _ENOUGH = 8
@@ -61,7 +60,8 @@ class Surrogate:
         self._weights: Array = np.full(len(self._codes), _WEIGHT)
         self._basis: list[int] = []
         self._at: Array = np.empty((0, len(self._codes)))
-        self._inverse: Array = np.empty((0, 0))
+        self._whitening: Array = np.empty((0, 0))
+        """Inverse of the Cholesky factor of the basis' covariances."""
         self._since_refit = _REFIT
         self._targets: Array | None = None
         self._solved: Array = np.empty(0)
@@ -80,7 +80,7 @@ class Surrogate:
         if self.ready and self._basis:
             self._solve()
             self._pending[row] = float(self._correlation(self._points[row][None, :])[0] @ self._solved)
-            self._append([row])
+            self._append(row)
         return row
 
     def learn(self, row: int, score: float | None) -> None:
@@ -98,7 +98,7 @@ class Surrogate:
         self._solve()
         k = self._correlation(np.stack([self._encode(g.parameters) for g in genomes]))
         mean = k @ self._solved
-        variance = 1.0 - ((k @ self._inverse) * k).sum(axis=1)
+        variance = 1.0 - ((k @ self._whitening.T) ** 2).sum(axis=1)
         found = []
         for m, v in zip(mean.tolist(), variance.tolist(), strict=True):
             sigma = math.sqrt(max(v, 1e-9))
@@ -114,28 +114,27 @@ class Surrogate:
         """(len(points), len(basis))"""
         return np.asarray(np.exp(-(_distances(points, self._at) @ self._weights)))
 
-    def _append(self, rows: Sequence[int]) -> None:
-        """Extends the basis, and the inverse of its correlations by those of the bordered matrix."""
-        added = np.stack([self._points[r] for r in rows])
-        corner = np.exp(-(_distances(added, added) @ self._weights)) + _NOISE * np.eye(len(rows))
-        cross = self._correlation(added).T
-        u = self._inverse @ cross
-        pivot = np.linalg.inv(corner - cross.T @ u)
-        n = len(cross)
-        grown = np.empty((n + len(rows), n + len(rows)))
-        grown[:n, n:] = -(u @ pivot)
-        grown[:n, :n] = self._inverse - grown[:n, n:] @ u.T
-        grown[n:, :n] = grown[:n, n:].T
-        grown[n:, n:] = pivot
-        self._inverse, self._at = grown, np.vstack([self._at, added])
-        self._basis.extend(rows)
+    def _append(self, row: int) -> None:
+        """Extends the basis by one point, and the inverse factor by one row.
+
+        The factor, not the inverse of the whole matrix, because that loses half the digits a few rows on.
+        """
+        w = self._whitening @ self._correlation(self._points[row][None, :])[0]
+        diagonal = math.sqrt(max(1.0 + _NOISE - float(w @ w), _NOISE))
+        n = len(w)
+        grown = np.zeros((n + 1, n + 1))
+        grown[:n, :n] = self._whitening
+        grown[n, :n] = (w @ self._whitening) / -diagonal
+        grown[n, n] = 1.0 / diagonal
+        self._whitening, self._at = grown, np.vstack([self._at, self._points[row]])
+        self._basis.append(row)
         self._targets = None
 
     def _solve(self) -> None:
         if self._targets is not None:
             return
         targets = self._targets_of(self._basis)
-        self._solved = self._inverse @ targets
+        self._solved = (self._whitening @ targets) @ self._whitening
         # The posterior mean, not the luckiest measurement, is what has to be improved on.
         smooth = targets - _NOISE * self._solved
         passed = [i for i, row in enumerate(self._basis) if self._scores[row] is not None]
@@ -165,19 +164,19 @@ class Surrogate:
         if len(rows) > room:
             by_score = sorted((s, r) for r, s in enumerate(self._scores) if s is not None)
             best = {r for _, r in by_score[: room // 2]}
-            chosen = [r for r in rows if r in best or r in self._pending or r >= len(rows) - room // 2]
+            self._basis = [r for r in rows if r in best or r in self._pending or r >= len(rows) - room // 2]
         else:
-            chosen = list(rows)
-        self._fit(chosen)
-        self._basis, self._at, self._inverse = [], self._at[:0], np.empty((0, 0))
-        # A few at a time: a large inversion goes to a library's own threads, which stall where builds hold the cores.
-        for i in range(0, len(chosen), _BLOCK):
-            self._append(chosen[i : i + _BLOCK])
+            self._basis = list(rows)
+        self._at = np.stack([self._points[r] for r in self._basis])
+        self._fit()
+        matrix = self._correlation(self._at) + _NOISE * np.eye(len(self._basis))
+        self._whitening = np.asarray(np.linalg.inv(np.linalg.cholesky(matrix)), dtype=np.float64)
         self._since_refit = 0
+        self._targets = None
 
-    def _fit(self, basis: Sequence[int]) -> None:
+    def _fit(self) -> None:
         """One round of coordinate ascent on the marginal likelihood: each weight is doubled, halved or left."""
-        rows = [r for r in basis if r not in self._pending]
+        rows = [r for r in self._basis if r not in self._pending]
         if len(rows) > _FIT_POINTS:
             rows = sorted(self._rng.sample(rows, _FIT_POINTS))
         if not any(self._scores[r] is not None for r in rows):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import random
 import statistics
 
+import numpy as np
 import pytest
 from spaces import outcome, tiled_space
 
@@ -93,3 +94,16 @@ def test_one_sequence_of_calls_has_one_answer() -> None:
     known, fresh = samples(space, 200, 8), samples(space, 10, 9)
     scores = [outcome(g) for g in known]
     assert taught(space, known, scores).merits(fresh) == taught(space, known, scores).merits(fresh)
+
+
+def test_its_algebra_stays_exact_as_points_come_and_go() -> None:
+    space, surrogate = tiled_space(), Surrogate(tiled_space(), 0)
+    for genome in samples(space, 220, 10):
+        if surrogate.ready:
+            surrogate.merits([genome])
+        surrogate.learn(surrogate.expect(genome), outcome(genome))
+        if len(surrogate._basis) > 100:
+            covariance = surrogate._correlation(surrogate._at) + 0.01 * np.eye(len(surrogate._basis))
+            whitened = surrogate._whitening @ covariance @ surrogate._whitening.T
+            assert np.abs(whitened - np.eye(len(whitened))).max() < 1e-10
+    assert len(surrogate._basis) > 100

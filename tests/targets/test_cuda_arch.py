@@ -186,6 +186,7 @@ def test_architectures_are_told_apart() -> None:
     ],
 )
 def test_code_runs_on_the_gpus_it_was_promised_for(present: str, runs: str) -> None:
-    arches = "sm_80 sm_86 sm_89 sm_90 sm_90a sm_100 sm_100a sm_100f sm_120 compute_80 compute_89 compute_90".split()
-    arches += "compute_90a compute_100 compute_100a compute_100f compute_120".split()
+    arches = ["sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_100a", "sm_100f", "sm_120"]
+    arches += ["compute_80", "compute_89", "compute_90", "compute_90a"]
+    arches += ["compute_100", "compute_100a", "compute_100f", "compute_120"]
     assert [arch for arch in arches if runs_on(arch, present)] == runs.split()
