@@ -16,9 +16,10 @@ from evo.store.columns import public_id
 
 __all__ = ["outcome_record", "print_outcome", "race_table", "short_id", "timing_record"]
 
-_DISTURBED_PER_S = 30.0
-"""Preemptions a second from which a CPU race was not alone: a team of threads waits for the one that lost its core,
-so that whole milliseconds are added to whoever is being timed, and more to one contender than to another."""
+_DISTURBED_PER_S = 120.0
+"""Preemptions a second from which a CPU race was not alone. An idle machine has up to 80, evo's own processes among
+them; one busy program makes it 170 and more. A team of threads waits for the one that lost its core, so that whole
+milliseconds are added to whoever is being timed, and more to one contender than to another."""
 
 _MILESTONES = (1.1, 1.3, 1.5, 2.0)
 
