@@ -44,6 +44,7 @@ def runs(db: Db = DEFAULT_DB, json: Json = False) -> None:
     """List the runs, the latest first."""
     with Store.open(db, write=False) as store:
         found = queries.runs(store)
+        ratios = {r.name: [b.ratio for b in queries.best(store, run=r.name)] for r in found}
     if json:
         print_json([asdict(r) for r in found])
         return
@@ -52,7 +53,6 @@ def runs(db: Db = DEFAULT_DB, json: Json = False) -> None:
         right=("candidates", "passed", "time", "best"),
     )
     for r in found:
-        scores = [i.best_score for i in r.islands if i.best_score]
         table.add_row(
             r.name,
             f"{r.kernel} ({r.target})",
@@ -61,7 +61,7 @@ def runs(db: Db = DEFAULT_DB, json: Json = False) -> None:
             str(r.evaluations),
             str(r.passed),
             format_duration(r.elapsed_s),
-            _speedup(min(scores)) if scores else "-",
+            _speedup(min(ratios[r.name], default=None)),
             r.created[:16].replace("T", " "),
         )
     make_console().print(table)
