@@ -13,6 +13,7 @@ from rich.table import Table
 from evo.cli.options import DEFAULT_DB, Db, Json, make_console, print_json
 from evo.cli.results import short_id
 from evo.cli.screen import format_duration
+from evo.errors import UnknownNameError
 from evo.store import candidates, queries
 from evo.store.records import CandidateRecord, Step, TimingRecord
 from evo.store.store import Store
@@ -74,6 +75,9 @@ def best(
 ) -> None:
     """Show the fastest candidate for every kernel, device and workload."""
     with Store.open(db, write=False) as store:
+        searched = {r.kernel for r in queries.runs(store)}
+        if kernel is not None and kernel not in searched:
+            raise UnknownNameError("kernel in this database", kernel, searched)
         found = queries.best(store, kernel)
     if json:
         print_json([{"candidate": b.id, **asdict(b)} for b in found])
