@@ -55,7 +55,6 @@ class RunSettings:
     build_timeout_s: float = 30.0
     measure_timeout_s: float = 30.0
     finalists: int = 8
-    device_index: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +138,6 @@ def open_executor(target: str, settings: RunSettings) -> Iterator[Executor]:
             cache_dir=settings.cache_dir,
             build_timeout_s=settings.build_timeout_s,
             measure_timeout_s=settings.measure_timeout_s,
-            device_index=settings.device_index,
         ),
     )
     try:
