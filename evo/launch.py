@@ -11,12 +11,19 @@ __all__ = ["Launch", "LaunchPlan", "Limits"]
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """CUDA launch geometry."""
+    """CUDA launch geometry and launch attributes."""
 
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     smem_bytes: int = 0
     cluster: int = 1
+    alignment: int = 1
+    """Bytes, a power of two, that every address passed must be a multiple of. Where one is not, the entry point
+    NAME_unaligned of the same source is launched instead: same grid and block, no dynamic shared memory, no cluster."""
+    programmatic: bool = False
+    """Programmatic dependent launch (sm_90 on): blocks may start while the kernel before in the stream still runs. The
+    source has to wait for it (griddepcontrol.wait) before it reads or writes global memory. CUDA C++ Programming
+    Guide, "Programmatic Dependent Launch and Synchronization"."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +32,7 @@ class LaunchPlan:
 
     One block (of `threads`) a tile, where the tiles cut the named dimensions; `blocks_per_tile` of them if several
     share one. A persistent grid has at most `blocks_per_multiprocessor` blocks for each SM. A cluster is
-    `cluster` blocks where others have one.
+    `cluster` blocks where others have one. `alignment` and `programmatic` are those of a Launch.
     """
 
     threads: int
@@ -34,6 +41,8 @@ class LaunchPlan:
     blocks_per_multiprocessor: int | None = None
     smem_bytes: int = 0
     cluster: int = 1
+    alignment: int = 1
+    programmatic: bool = False
 
     def at(self, dims: Mapping[str, int], multiprocessors: int) -> Launch:
         blocks = self.blocks_per_tile
@@ -46,6 +55,8 @@ class LaunchPlan:
             block=(self.threads, 1, 1),
             smem_bytes=self.smem_bytes,
             cluster=self.cluster,
+            alignment=self.alignment,
+            programmatic=self.programmatic,
         )
 
 

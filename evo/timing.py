@@ -2,13 +2,15 @@
 
 Contenders are prepared once (a CUDA graph of many calls on a GPU, a plain loop on a CPU) and then run in
 interleaved rounds whose order alternates (ABBA), so that drift of clocks and neighbours hits all of them alike.
-Cold: the calls walk over sets of inputs and outputs that together exceed several times the last-level cache, so
-that every call finds its data in memory. Hot: all calls use one set. The figure is the median over rounds, with
-a bootstrap interval; the speed-up is the median of the ratios within rounds (Efron & Tibshirani 1993, ch. 13).
+Cold: the cache is filled with other data before every sample, and the calls of a sample walk over sets of inputs
+and outputs, each used once, so that every call finds its data in memory. Hot: all calls use one set. The figure
+is the median over rounds, with a bootstrap interval; the speed-up is the median of the ratios within rounds (Efron &
+Tibshirani 1993, ch. 13).
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,10 +24,11 @@ from evo.evaluation import Timing
 if TYPE_CHECKING:
     from evo.targets import Replay, Session
 
-__all__ = ["COLD_CACHE_MULTIPLE", "Protocol", "Samples", "calls_for", "race", "sets_for", "summarise"]
+__all__ = ["COLD_CACHE_MULTIPLE", "Protocol", "Samples", "calls_for", "cold_calls", "race", "sets_for", "summarise"]
 
 COLD_CACHE_MULTIPLE = 3
-"""Cold sets together hold at least this many times the last-level cache."""
+"""Cold sets together hold at least this many times the last-level cache: what a sample leaves in it unwritten is
+a small part of what it moved."""
 
 _MAX_SETS = 512
 _BOOTSTRAP_RESAMPLES = 400
@@ -37,6 +40,7 @@ class Protocol:
     """How a race is run.
 
     sample_us: time one sample of one contender should take at least, so that fixed costs vanish in it.
+    cold: no call finds its data in the cache, whatever ran before and whatever hints it gives the cache.
     rounds: at least `min_rounds`; up to `max_rounds` while the interval of a contender's ratio is wider than
     `precision` (relative).
     """
@@ -45,6 +49,7 @@ class Protocol:
     min_rounds: int
     max_rounds: int
     sample_us: float
+    cold: bool = True
     precision: float = 0.01
     limit_s: float = 60.0
     """Wall time after which a race ends with the next pair of rounds. On a machine that others keep busy a call
@@ -60,16 +65,23 @@ class Samples:
     us: NDArray[np.float64]
 
 
-def sets_for(set_bytes: int, cache_bytes: int, memory_bytes: int) -> int:
-    """Buffer sets for a cold race: beyond the cache several times over, within a quarter of the memory."""
-    wanted = -(-COLD_CACHE_MULTIPLE * max(cache_bytes, 1) // max(set_bytes, 1)) + 1
+def sets_for(set_bytes: int, cache_bytes: int, memory_bytes: int, walk_bytes: int = 0) -> int:
+    """Buffer sets for a cold race: beyond the cache several times over and `walk_bytes` in all, so that a walk over
+    them lasts long enough to be timed, within a quarter of the memory."""
+    wanted = -(-max(COLD_CACHE_MULTIPLE * cache_bytes, walk_bytes, 1) // max(set_bytes, 1)) + 1
     affordable = max(2, memory_bytes // 4 // max(set_bytes, 1))
     return int(max(2, min(wanted, affordable, _MAX_SETS)))
 
 
-def calls_for(sets: int, call_us: float, sample_us: float) -> int:
-    """Calls in a sample: whole walks over the sets, lasting at least `sample_us`."""
-    return sets * max(1, -(-int(sample_us) // max(int(sets * call_us), 1)))
+def calls_for(call_us: float, sample_us: float, *, least: int, most: int | None) -> int:
+    """Calls in a sample: to last `sample_us`, at least `least`, no more than there are sets for (`most`)."""
+    wanted = max(least, math.ceil(sample_us / max(call_us, 1e-3)))
+    return max(1, wanted if most is None else min(wanted, most))
+
+
+def cold_calls(sets: int, set_bytes: int, cache_bytes: int) -> int:
+    """Calls after which a walk has gone several times through the cache, as far as there are sets for it."""
+    return min(sets, -(-COLD_CACHE_MULTIPLE * cache_bytes // max(set_bytes, 1)) + 1)
 
 
 def race(
@@ -78,14 +90,20 @@ def race(
     """Runs the contenders in interleaved rounds until the ratios to `reference` are known well enough."""
     names = tuple(contenders)
     deadline = time.monotonic() + protocol.limit_s
+
+    def sample_us(name: str) -> float:
+        if protocol.cold:
+            session.evict()
+        return contenders[name].run_us()
+
     for _ in range(protocol.warmup_rounds):
         for name in names:
-            contenders[name].run_us()
+            sample_us(name)
     session.synchronize()
     rows: list[list[float]] = []
     while len(rows) < protocol.max_rounds:
         order = names if len(rows) % 2 == 0 else names[::-1]
-        sample = {name: contenders[name].run_us() for name in order}
+        sample = {name: sample_us(name) for name in order}
         rows.append([sample[name] for name in names])
         if len(rows) % 2:
             continue  # whole pairs: else one contender would have run first more often

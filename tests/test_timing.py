@@ -15,6 +15,7 @@ from evo.timing import (
     Samples,
     bootstrap_interval,
     calls_for,
+    cold_calls,
     estimate_us,
     race,
     sets_for,
@@ -29,9 +30,13 @@ relaxed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow]) 
 class Device:
     """A session as far as the clock needs one: counts what is asked of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, log: list[str] | None = None) -> None:
         self.synchronized = 0
         self.open_replays = 0
+        self.log = [] if log is None else log
+
+    def evict(self) -> None:
+        self.log.append("-")
 
     def synchronize(self) -> None:
         self.synchronized += 1
@@ -64,9 +69,17 @@ def forever(values: Iterable[float]) -> Iterator[float]:
         yield from kept
 
 
-def protocol(low: int, high: int, precision: float = 0.01, warmup_rounds: int = 0) -> Protocol:
+def protocol(
+    low: int, high: int, precision: float = 0.01, warmup_rounds: int = 0, *, cold: bool = True
+) -> Protocol:
     return Protocol(
-        name="cold", min_rounds=low, max_rounds=high, sample_us=100, precision=precision, warmup_rounds=warmup_rounds
+        name="cold" if cold else "hot",
+        min_rounds=low,
+        max_rounds=high,
+        sample_us=100,
+        precision=precision,
+        warmup_rounds=warmup_rounds,
+        cold=cold,
     )
 
 
@@ -98,20 +111,30 @@ def test_a_small_problem_on_a_large_cache_walks_over_many_sets() -> None:
     assert sets_for(0, 0, GIB) >= 2
 
 
-@relaxed
-@given(st.integers(1, 512), st.floats(0.001, 1e6), st.floats(1, 1e6))
-def test_a_sample_is_whole_walks_over_the_sets(sets: int, call_us: float, sample_us: float) -> None:
-    calls = calls_for(sets, call_us, sample_us)
-    assert calls >= sets
-    assert calls % sets == 0
+def test_a_walk_over_the_sets_of_a_large_problem_lasts_long_enough_to_be_timed() -> None:
+    assert sets_for(64 * MIB, 50 * MIB, 80 * GIB, GIB) == 17
+    assert sets_for(64 * MIB, 50 * MIB, GIB, GIB) == 4
+    assert sets_for(4 * MIB, 50 * MIB, 80 * GIB, GIB) == 257
 
 
 @relaxed
-@given(st.integers(1, 512), st.floats(1, 1e6), st.floats(1, 1e6))
-def test_a_sample_lasts_as_long_as_wanted_and_not_a_walk_longer(sets: int, call_us: float, sample_us: float) -> None:
-    calls = calls_for(sets, call_us, sample_us)
-    assert calls * call_us >= int(sample_us)
-    assert calls == sets or (calls - sets) * int(call_us) <= sample_us
+@given(st.integers(1, 512), st.integers(1, 8 * GIB), st.integers(0, 512 * MIB), st.floats(0, 1e6), st.floats(1, 1e6))
+def test_a_cold_sample_uses_no_set_twice_and_exceeds_the_cache_if_the_sets_do(
+    sets: int, set_bytes: int, cache: int, call_us: float, sample_us: float
+) -> None:
+    least = cold_calls(sets, set_bytes, cache)
+    calls = calls_for(call_us, sample_us, least=least, most=sets)
+    assert 1 <= calls <= sets
+    assert calls == sets or calls * set_bytes >= COLD_CACHE_MULTIPLE * cache
+    assert calls == sets or calls * call_us >= sample_us or call_us < 1e-3
+
+
+@relaxed
+@given(st.floats(1, 1e6), st.floats(1, 1e6))
+def test_a_hot_sample_lasts_as_long_as_wanted_and_not_a_call_longer(call_us: float, sample_us: float) -> None:
+    calls = calls_for(call_us, sample_us, least=1, most=None)
+    assert calls * call_us >= sample_us * (1 - 1e-9)
+    assert calls == 1 or (calls - 1) * call_us < sample_us * (1 + 1e-9)
 
 
 # -- the race -----------------------------------------------------------------------------------------------
@@ -120,6 +143,15 @@ def test_a_sample_lasts_as_long_as_wanted_and_not_a_walk_longer(sets: int, call_
 def test_rounds_are_interleaved_and_alternate_in_order() -> None:
     _, log = run({"a": [1.0], "b": [2.0], "c": [3.0]}, protocol(4, 4), "b")
     assert "".join(log) == "abc" + "cba" + "abc" + "cba"
+
+
+def test_the_cache_is_filled_with_other_data_before_every_cold_sample_and_no_hot_one() -> None:
+    for cold, seen in ((True, "-a-b-a-b-b-a"), (False, "ababba")):
+        log: list[str] = []
+        contenders = {name: Scripted(name, forever([1.0]), log) for name in "ab"}
+        rules = protocol(2, 2, warmup_rounds=1, cold=cold)
+        race(Device(log), contenders, rules, "b")  # type: ignore[arg-type]
+        assert "".join(log) == seen
 
 
 def test_samples_are_told_by_contender_whatever_the_order_they_ran_in() -> None:

@@ -14,8 +14,8 @@ from evo.errors import UsageError
 from evo.evaluation import Check, Timing
 from evo.gate import Expected, Gate, allocate_outputs, argument_values, as_outputs, compare, poison
 from evo.kernel import Baseline, Kernel, Launch, Tensors, Workload
-from evo.targets import Loaded, Replay, Session
-from evo.timing import Protocol, Samples, calls_for, estimate_us, race, sets_for, summarise
+from evo.targets import Loaded, Replay, Session, find_target
+from evo.timing import Protocol, Samples, calls_for, cold_calls, estimate_us, race, sets_for, summarise
 
 __all__ = ["Bench"]
 
@@ -23,6 +23,9 @@ _SAMPLED_ELEMENTS = 1 << 18
 """On a CPU, how many elements of a timed output are compared with the reference: all of them would take longer
 than the timing. Rows are picked anew for every candidate; unwritten elements are looked for everywhere."""
 
+
+_WALK_BYTES = 1 << 30
+"""What the buffer sets of a device of its own hold at least: a quarter of a millisecond at 4 TB/s."""
 
 _REFERENCE_BYTES = 40
 """Bytes an output element for the reference, the bound and the error, in float64, and what is made on the way."""
@@ -65,7 +68,8 @@ class Bench:
                 f"workload {self._workload.key} needs {needed / 2**30:.1f} GiB to be gated and timed, and"
                 f" {free / 2**30:.1f} GiB are free on {self._session.info.name}; choose a smaller one"
             )
-        return sets_for(set_bytes, self._session.limits.cache_bytes, memory)
+        walk_bytes = 0 if find_target(self._target).shares_cores else _WALK_BYTES
+        return sets_for(set_bytes, self._session.limits.cache_bytes, memory, walk_bytes)
 
     @property
     def fits_cache(self) -> bool:
@@ -159,7 +163,7 @@ class Bench:
     def _replay(self, entry: _Entry, protocol: Protocol, keep: bool, own: list[Replay]) -> Replay:
         if entry.name not in self._call_us or not keep:
             self._call_us[entry.name] = estimate_us(entry.calls[0], self._session)
-        calls = calls_for(len(entry.calls), self._call_us[entry.name], protocol.sample_us)
+        calls = self._calls(len(entry.calls), self._call_us[entry.name], protocol)
         if (entry.name, calls) in self._replays:
             return self._replays[entry.name, calls]
         replay = self._session.record([entry.calls[i % len(entry.calls)] for i in range(calls)])
@@ -168,6 +172,13 @@ class Bench:
         else:
             own.append(replay)
         return replay
+
+    def _calls(self, sets: int, call_us: float, protocol: Protocol) -> int:
+        if not protocol.cold:
+            return calls_for(call_us, protocol.sample_us, least=1, most=None)
+        set_bytes = self._kernel.cost(self._workload).bytes
+        least = cold_calls(sets, set_bytes, self._session.limits.cache_bytes)
+        return calls_for(call_us, protocol.sample_us, least=least, most=sets)
 
     def _summary(
         self,

@@ -278,7 +278,7 @@ def race(request: RaceRequest) -> RaceResult:
         protocol = _protocol("final", request.target)
         timings = list(bench.time(entries, protocol, reference.name))
         if request.hot and bench.fits_cache:
-            timings += bench.time(entries, replace(protocol, name="hot"), reference.name, sets=1)
+            timings += bench.time(entries, replace(protocol, name="hot", cold=False), reference.name, sets=1)
     except LaunchError as error:
         return RaceResult(
             log=str(error),

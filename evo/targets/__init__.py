@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 __all__ = ["DeviceInfo", "Loaded", "Replay", "Session", "Target", "find_target", "target_names"]
 
 
+EVICTION_MULTIPLE = 2
+"""Session.evict() touches this many times the last-level cache: caches are no perfect queues."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class DeviceInfo:
     """A device as it is recorded beside every run."""
@@ -68,6 +72,10 @@ class Session(Protocol):
 
     def synchronize(self) -> None:
         """Waits for the device. Raises LaunchError with the device's own words if a call failed."""
+        ...
+
+    def evict(self) -> None:
+        """Fills the last-level cache with other data, before a sample that must not find its own there."""
         ...
 
     def record(self, calls: Sequence[Callable[[], object]]) -> Replay:

@@ -18,7 +18,7 @@ import torch
 from evo.errors import DeviceError, EngineError, LaunchError
 from evo.evaluation import Binary
 from evo.kernel import Launch, Limits
-from evo.targets import DeviceInfo
+from evo.targets import EVICTION_MULTIPLE, DeviceInfo
 from evo.targets._openmp import keep_freed_memory, share_openmp_runtime
 
 __all__ = ["CpuLoaded", "CpuReplay", "CpuSession"]
@@ -97,6 +97,7 @@ class CpuSession:
         self.info, self.limits = info, limits
         self.device = torch.device("cpu")
         self._looked = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+        self._other_data: torch.Tensor | None = None
         keep_freed_memory()
         share_openmp_runtime()
 
@@ -118,6 +119,11 @@ class CpuSession:
 
     def synchronize(self) -> None:
         """Calls are done when they return."""
+
+    def evict(self) -> None:
+        if self._other_data is None:
+            self._other_data = torch.zeros(EVICTION_MULTIPLE * self.limits.cache_bytes, dtype=torch.uint8)
+        self._other_data.add_(1)  # read and written by all threads, so that it passes through every core's caches
 
     def record(self, calls: Sequence[Callable[[], object]]) -> CpuReplay:
         return CpuReplay(calls)

@@ -32,6 +32,7 @@ class CudaLoaded:
         self._current_stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
         self._module, self._entry, self._limits = module, entry, limits
         self._function = expect(self._driver.cuModuleGetFunction(module, entry.encode()), f"looking up {entry!r}")
+        self._unaligned: Any = None
         attribute = self._driver.CUfunction_attribute
         # Reading attributes also has a lazily loading driver load the code now, not amid a graph's capture.
         self.registers = self._attribute(attribute.CU_FUNC_ATTRIBUTE_NUM_REGS)
@@ -43,26 +44,48 @@ class CudaLoaded:
         self._arguments = ctypes.addressof(self._pointers)
         self._smem_allowed = _SMEM_WITHOUT_OPT_IN - self.smem_static_bytes
         self._cluster_allowed = _PORTABLE_CLUSTER
-        self._cluster_launch: tuple[object, Any] = (None, None)
+        self._extended: tuple[object, Any] = (None, None)
         self._checked_form: str | None = None
 
     def __call__(self, values: Sequence[object], launch: Launch) -> None:
-        self._pack(values)
+        addresses = self._pack(values)
+        if addresses & (launch.alignment - 1):
+            self._launch_unaligned(launch)
+            return
         if launch.smem_bytes > self._smem_allowed or launch.cluster > self._cluster_allowed:
             self._opt_in(launch)
         stream = self._current_stream(self._index)
-        if launch.cluster == 1:
+        if launch.cluster == 1 and not launch.programmatic:
             (error,) = self._driver.cuLaunchKernel(
                 self._function, *launch.grid, *launch.block, launch.smem_bytes, stream, self._arguments, 0
             )
         else:
-            config = self._cluster_config(launch, stream)
+            config = self._extended_config(launch, stream)
             (error,) = self._driver.cuLaunchKernelEx(config, self._function, self._arguments, 0)
         if error:
             raise LaunchError(
                 f"launch of {self._entry!r} with grid {launch.grid}, block {launch.block}, "
-                f"{launch.smem_bytes} bytes of shared memory, cluster {launch.cluster}: "
-                f"{error_text(self._driver, error)}"
+                f"{launch.smem_bytes} bytes of shared memory, cluster {launch.cluster}"
+                f"{', programmatic' if launch.programmatic else ''}: {error_text(self._driver, error)}"
+            )
+
+    def _launch_unaligned(self, launch: Launch) -> None:
+        entry = f"{self._entry}_unaligned"
+        if self._unaligned is None:
+            error, found = self._driver.cuModuleGetFunction(self._module, entry.encode())
+            if error:
+                raise LaunchError(
+                    f"an address is no multiple of {launch.alignment} bytes, which {self._entry!r} asks for, and there "
+                    f"is no entry point {entry!r}"
+                )
+            self._unaligned = found
+        stream = self._current_stream(self._index)
+        (error,) = self._driver.cuLaunchKernel(
+            self._unaligned, *launch.grid, *launch.block, 0, stream, self._arguments, 0
+        )
+        if error:
+            raise LaunchError(
+                f"launch of {entry!r} with grid {launch.grid}, block {launch.block}: {error_text(self._driver, error)}"
             )
 
     def occupancy(self, launch: Launch) -> float:
@@ -96,15 +119,19 @@ class CudaLoaded:
         except (AttributeError, RuntimeError):
             return None
 
-    def _pack(self, values: Sequence[object]) -> None:
-        """Writes the arguments, 8 bytes apart: addresses and integers as 64 bits, floats as 32."""
-        codes, words = [], list[float]()
+    def _pack(self, values: Sequence[object]) -> int:
+        """Writes the arguments, 8 bytes apart: addresses and integers as 64 bits, floats as 32.
+
+        Returns all addresses or-ed together: what they are multiples of.
+        """
+        codes, words, addresses = [], list[float](), 0
         for value in values:
             if isinstance(value, torch.Tensor):
                 if not value.is_cuda:
                     raise LaunchError(f"argument {len(words)} of {self._entry!r} is on {value.device}, not on the GPU")
                 codes.append("Q")
-                words.append(value.data_ptr())
+                words.append(address := value.data_ptr())
+                addresses |= address
             elif value is None:
                 codes.append("Q")
                 words.append(0)
@@ -119,6 +146,7 @@ class CudaLoaded:
             self._check(codes)
             self._checked_form = form
         struct.pack_into("=" + form, self._buffer, 0, *words)
+        return addresses
 
     def _check(self, codes: list[str]) -> None:
         # A wrong count or size would have the driver read past the buffer: a crash that blames nobody.
@@ -156,18 +184,26 @@ class CudaLoaded:
             )
             self._cluster_allowed = launch.cluster
 
-    def _cluster_config(self, launch: Launch, stream: int) -> Any:
+    def _extended_config(self, launch: Launch, stream: int) -> Any:
         key = (launch, stream)
-        if self._cluster_launch[0] != key:
+        if self._extended[0] != key:
             api = self._driver
-            attribute = api.CUlaunchAttribute()
-            attribute.id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-            shape = attribute.value.clusterDim
-            shape.x, shape.y, shape.z = launch.cluster, 1, 1
+            attributes = []
+            if launch.cluster > 1:
+                attribute = api.CUlaunchAttribute()
+                attribute.id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+                shape = attribute.value.clusterDim
+                shape.x, shape.y, shape.z = launch.cluster, 1, 1
+                attributes.append(attribute)
+            if launch.programmatic:
+                attribute = api.CUlaunchAttribute()
+                attribute.id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+                attribute.value.programmaticStreamSerializationAllowed = 1
+                attributes.append(attribute)
             config = api.CUlaunchConfig()
             config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid
             config.blockDimX, config.blockDimY, config.blockDimZ = launch.block
             config.sharedMemBytes, config.hStream = launch.smem_bytes, stream
-            config.attrs, config.numAttrs = [attribute], 1
-            self._cluster_launch = (key, config)
-        return self._cluster_launch[1]
+            config.attrs, config.numAttrs = attributes, len(attributes)
+            self._extended = (key, config)
+        return self._extended[1]

@@ -12,7 +12,7 @@ import torch
 from evo.errors import EngineError, LaunchError
 from evo.evaluation import Binary
 from evo.kernel import Limits
-from evo.targets import DeviceInfo
+from evo.targets import EVICTION_MULTIPLE, DeviceInfo
 from evo.targets._cuda_driver import Clocks, driver, driver_version, error_text, expect, version_advice
 from evo.targets._cuda_loaded import CudaLoaded
 from evo.targets._nvrtc import nvrtc_version
@@ -73,6 +73,7 @@ class CudaSession:
         self._driver = driver()
         self._side = torch.cuda.Stream(self.device)
         self._clocks = Clocks(index)
+        self._other_data: torch.Tensor | None = None
 
     def load(self, binary: Binary, entry: str) -> CudaLoaded:
         """A cubin, or PTX that the driver compiles now. Raises LaunchError with the driver's log."""
@@ -92,6 +93,15 @@ class CudaSession:
 
     def synchronize(self) -> None:
         expect(self._driver.cuCtxSynchronize(), "the GPU reports")
+
+    def evict(self) -> None:
+        """The other data are written, so that a sample begins as it ends: with a cache of data still to be written
+        back. Lines that a kernel asked to keep for longer become ordinary ones first. Raises LaunchError."""
+        expect(self._driver.cuCtxResetPersistingL2Cache(), "clearing the cache")
+        if self._other_data is None:
+            size = EVICTION_MULTIPLE * self.limits.cache_bytes
+            self._other_data = torch.empty(size, dtype=torch.uint8, device=self.device)
+        self._other_data.zero_()
 
     def record(self, calls: Sequence[Callable[[], object]]) -> CudaReplay:
         """The first call is also made once beforehand, for what a first call sets up. Raises LaunchError."""

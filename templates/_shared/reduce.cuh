@@ -1,20 +1,37 @@
 // Reductions over the threads that share a row: part of a warp, a warp, warps of a block, blocks of a cluster.
 #pragma once
 
-// What is reduced. merge(a, b) combines two partial results; exchange(a, distance, mask) fetches the partner's.
+// What is reduced. merge(a, b) combines two partial results; exchange(a, distance, mask) fetches the partner's; put and
+// get move one to and from WORDS floats of shared memory, pairs as one word of 8 bytes.
 struct sum1 {
+    static constexpr int WORDS = 1;
     float a;
     __device__ __forceinline__ static sum1 nothing() { return {0.f}; }
+    __device__ __forceinline__ void put(float* p) const { p[0] = a; }
+    __device__ __forceinline__ sum1 get(const float* p) const { return {p[0]}; }
 };
 struct sum2 {
+    static constexpr int WORDS = 2;
     float a, b;
     __device__ __forceinline__ static sum2 nothing() { return {0.f, 0.f}; }
+    __device__ __forceinline__ void put(float* p) const { *reinterpret_cast<float2*>(p) = {a, b}; }
+    __device__ __forceinline__ sum2 get(const float* p) const { const float2 f = *reinterpret_cast<const float2*>(p); return {f.x, f.y}; }
 };
 // Count, mean and sum of squared deviations from that mean. With EQUAL every partner holds the same count, so it
-// stays a compile-time constant: the weights of Chan's formula fold to constants and one shuffle a step is saved.
+// stays a compile-time constant: the weights of Chan's formula fold to constants, and it is neither exchanged nor stored.
 template <bool EQUAL> struct moments {
+    static constexpr int WORDS = EQUAL ? 2 : 3;
     float count, mean, m2;
     __device__ __forceinline__ static moments nothing() { return {0.f, 0.f, 0.f}; }
+    __device__ __forceinline__ void put(float* p) const {
+        if (EQUAL) *reinterpret_cast<float2*>(p) = {mean, m2};
+        else { p[0] = mean; p[1] = m2; p[2] = count; }
+    }
+    __device__ __forceinline__ moments get(const float* p) const {   // called on the reader's own: of the same count, if EQUAL
+        if (!EQUAL) return {p[2], p[0], p[1]};
+        const float2 f = *reinterpret_cast<const float2*>(p);
+        return {count, f.x, f.y};
+    }
 };
 
 __device__ __forceinline__ sum1 merge(const sum1& p, const sum1& q) { return {p.a + q.a}; }
@@ -35,14 +52,6 @@ __device__ __forceinline__ sum2 exchange(const sum2& p, int d, unsigned mask) {
 template <bool EQUAL>
 __device__ __forceinline__ moments<EQUAL> exchange(const moments<EQUAL>& p, int d, unsigned mask) {
     return {EQUAL ? p.count : __shfl_xor_sync(mask, p.count, d), __shfl_xor_sync(mask, p.mean, d), __shfl_xor_sync(mask, p.m2, d)};
-}
-
-// A result read back from shared memory; the count of equal partners is known without reading it.
-__device__ __forceinline__ sum1 fetch(const sum1& stored, const sum1&) { return stored; }
-__device__ __forceinline__ sum2 fetch(const sum2& stored, const sum2&) { return stored; }
-template <bool EQUAL>
-__device__ __forceinline__ moments<EQUAL> fetch(const moments<EQUAL>& stored, const moments<EQUAL>& own) {
-    return {EQUAL ? own.count : stored.count, stored.mean, stored.m2};
 }
 
 // Butterfly over aligned runs of WIDTH lanes (a power of two): every lane ends with the result.
@@ -76,24 +85,24 @@ __device__ constexpr int power_of_two_from(int n) { int p = 1; while (p < n) p *
 //   broadcast: each thread reads all entries and merges them one by one: no shuffles (one barrier)
 //   leader:    the first warp reduces and publishes the result (two barriers, least shared-memory traffic)
 template <int THREADS, int GROUPS, across_warps HOW, class M>
-__device__ __forceinline__ M reduce_warps(M m, M* partial, int lane, int id) {
+__device__ __forceinline__ M reduce_warps(M m, float* partial, int lane, int id) {
     constexpr int WARPS = THREADS / 32, WIDTH = power_of_two_from(WARPS);
-    if (lane % 32 == 0) partial[lane / 32] = m;
+    if (lane % 32 == 0) m.put(partial + lane / 32 * M::WORDS);
     group_barrier<THREADS, GROUPS>(id, 0xffffffffu);
     if (HOW == across_warps::broadcast) {
-        M all = fetch(partial[0], m);
+        M all = m.get(partial);
         #pragma unroll
-        for (int w = 1; w < WARPS; ++w) all = merge(all, fetch(partial[w], m));
+        for (int w = 1; w < WARPS; ++w) all = merge(all, m.get(partial + w * M::WORDS));
         return all;
     }
     if (HOW == across_warps::shuffle || lane < 32) {
-        m = lane % WIDTH < WARPS ? fetch(partial[lane % WIDTH], m) : M::nothing();
+        m = lane % WIDTH < WARPS ? m.get(partial + lane % WIDTH * M::WORDS) : M::nothing();
         m = reduce_lanes<WIDTH>(m, 0xffffffffu);
     }
     if (HOW == across_warps::leader) {
-        if (lane == 0) partial[WARPS] = m;
+        if (lane == 0) m.put(partial + WARPS * M::WORDS);
         group_barrier<THREADS, GROUPS>(id, 0xffffffffu);
-        m = partial[WARPS];
+        m = m.get(partial + WARPS * M::WORDS);
     }
     return m;
 }
@@ -105,26 +114,28 @@ __device__ __forceinline__ void cluster_barrier() {
 // Same over the blocks of a cluster (sm_90): each warp writes its result into every block's `partial`
 // (BLOCKS * THREADS / 32 <= 32 entries), one cluster barrier, then every warp reduces all entries.
 template <int THREADS, int BLOCKS, class M>
-__device__ __forceinline__ M reduce_cluster(M m, M* partial, int thread, int rank) {
+__device__ __forceinline__ M reduce_cluster(M m, float* partial, int thread, int rank) {
     constexpr int WARPS = THREADS / 32, ENTRIES = WARPS * BLOCKS, WIDTH = power_of_two_from(ENTRIES);
     const int lane = thread % 32;
     if (lane < BLOCKS) {
         unsigned remote;
-        const unsigned local = (unsigned)__cvta_generic_to_shared(&partial[rank * WARPS + thread / 32]);
+        const unsigned local = (unsigned)__cvta_generic_to_shared(partial + (rank * WARPS + thread / 32) * M::WORDS);
         asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(local), "r"(lane));
-        const float* words = reinterpret_cast<const float*>(&m);
+        alignas(8) float words[M::WORDS];
+        m.put(words);
         #pragma unroll
-        for (int i = 0; i < (int)(sizeof(M) / 4); ++i)
+        for (int i = 0; i < M::WORDS; ++i)
             asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(remote + 4 * i), "f"(words[i]) : "memory");
     }
     cluster_barrier();
-    m = lane % WIDTH < ENTRIES ? fetch(partial[lane % WIDTH], m) : M::nothing();
+    m = lane % WIDTH < ENTRIES ? m.get(partial + lane % WIDTH * M::WORDS) : M::nothing();
     return reduce_lanes<WIDTH>(m, 0xffffffffu);
 }
 
 // The threads that share a row: THREADS of this block (GROUPS such groups in it), times BLOCKS blocks of a cluster.
 template <int THREADS, int GROUPS, int BLOCKS, across_warps HOW> struct row_group {
-    using Scratch = float[2][GROUPS][3 * (THREADS / 32 * BLOCKS + 1)];   // two buffers of moments, one entry a warp
+    // Two buffers, one entry of up to three words a warp and one more; a multiple of 16 bytes, so that reads can be wide.
+    struct alignas(16) Scratch { float words[2][GROUPS][(3 * (THREADS / 32 * BLOCKS + 1) + 3) / 4 * 4]; };
     Scratch& scratch;
     int group, thread, rank;   // which group of the block, which thread of the group, which block of the cluster
     int turn = 0;
@@ -137,7 +148,7 @@ template <int THREADS, int GROUPS, int BLOCKS, across_warps HOW> struct row_grou
     template <class M> __device__ __forceinline__ M reduce(M m) {
         m = reduce_lanes<THREADS < 32 ? THREADS : 32>(m, mask());
         if constexpr (THREADS > 32 || BLOCKS > 1) {
-            M* partial = reinterpret_cast<M*>(scratch[turn][group]);
+            float* partial = scratch.words[turn][group];
             turn ^= 1;
             if constexpr (BLOCKS > 1) m = reduce_cluster<THREADS, BLOCKS>(m, partial, thread, rank);
             else m = reduce_warps<THREADS, GROUPS, HOW>(m, partial, thread, group);

@@ -4,10 +4,13 @@
 // Where COLS is no multiple of the packet, rows start up to MAX_SHIFT elements into a packet (`shift`, it differs from
 // row to row). Packets then keep to the alignment of memory, not of the row: all accesses stay wide, the first and the
 // last packet of a row also hold elements of its neighbours, which inside() tells apart.
+//
+// ROTATED: `lane` may be any packet of the row to begin with, and a thread's packets go on from there round the row. All
+// threads have the same number of packets then (EVEN).
 #pragma once
 #include "_shared/packet.cuh"
 
-template <class T, int BYTES, int COLS, int STRIDE> struct row_packets {
+template <class T, int BYTES, int COLS, int STRIDE, bool ROTATED = false> struct row_packets {
     using Packet = packet<BYTES>;
     static constexpr int VEC = BYTES / sizeof(T);
     static constexpr bool RAGGED = COLS % VEC != 0;
@@ -15,6 +18,7 @@ template <class T, int BYTES, int COLS, int STRIDE> struct row_packets {
     static constexpr int COUNT = (COLS + MAX_SHIFT + VEC - 1) / VEC;      // packets a row can touch
     static constexpr int ITERS = (COUNT + STRIDE - 1) / STRIDE;           // packets a thread
     static constexpr bool EVEN = !RAGGED && COUNT % STRIDE == 0;          // every thread has ITERS whole packets
+    static_assert(EVEN || !ROTATED);
 
     static __device__ __forceinline__ int shift_of(long long row) { return RAGGED ? (int)(row * COLS % VEC) : 0; }
     // First column of a packet; negative or partly past the end at the edges of a ragged row.
@@ -35,7 +39,8 @@ template <class T, int BYTES, int COLS, int STRIDE> struct row_packets {
     }
 
     template <class Load> static __device__ __forceinline__ Packet load(const T* row, int it, int lane, int shift, bool last_row) {
-        const int col = column(it, lane, shift);
+        int col = column(it, lane, shift);
+        if (ROTATED && col >= COLS) col -= COLS;
         Packet v = {};
         if (whole(it)) { Load::into(v, row + col); return v; }
         if constexpr (!RAGGED) Load::into(v, row + col, present(it, lane));

@@ -20,6 +20,7 @@ INACTIVE: dict[str, Value] = {
     "row_split": 1,
     "x_load": "default",
     "unroll": 1,
+    "launch": "plain",
 }
 
 
@@ -67,7 +68,7 @@ def shape_of(point: Mapping[str, Value], dtype: str, columns: int) -> Shape:
         if p["row_store"] == "registers_f32":
             registers += iterations * lanes - (0 if p["prefetch"] else packed)
     if p["affine_load"] in ("early", "late", "kept"):
-        registers += 2 * packed
+        registers += 2 * -(-packed // p["row_split"])
     return Shape(
         element_bytes=element_bytes,
         lanes=lanes,
@@ -91,4 +92,6 @@ def plan(point: Mapping[str, Value], workload: Workload) -> LaunchPlan:
         blocks_per_multiprocessor=p["blocks_per_sm"] if p["grid"] == "persistent" else None,
         smem_bytes=shape.smem_bytes,
         cluster=p["cluster"],
+        alignment=p["vector_bytes"] if shape.lanes > 1 else 1,
+        programmatic=p["launch"] == "programmatic",
     )

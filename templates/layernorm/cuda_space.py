@@ -61,14 +61,14 @@ def _parameters(limits: Limits) -> tuple[Parameter, ...]:
         ),
         Categorical(
             name="statistics",
-            values=("two_pass", "chan", "welford", "shifted"),
+            values=("two_pass", "chan", "welford", "shifted", "sums"),
             structural=True,
-            why="one reduction instead of two, at the price of more arithmetic",
+            why="one reduction instead of two, at the price of more arithmetic or of a check",
         ),
         Ordinal(
             name="accumulators",
             values=(1, 2, 4),
-            when=(When(parameter="statistics", values=("two_pass", "chan", "shifted")),),
+            when=(When(parameter="statistics", values=("two_pass", "chan", "shifted", "sums")),),
             why="independent sums shorten the chain of additions",
         ),
         Categorical(
@@ -82,10 +82,18 @@ def _parameters(limits: Limits) -> tuple[Parameter, ...]:
         found.append(
             Ordinal(name="cluster", values=(1, 2, 4, 8), structural=True, why="several SMs share a row")
         )
+        found.append(
+            Categorical(
+                name="launch",
+                values=("plain", "programmatic"),
+                structural=True,
+                why="blocks start while the kernel before them ends",
+            )
+        )
     found += [
         Ordinal(
             name="row_split",
-            values=(1, 2, 4, 8),
+            values=(1, 2, 4, 8, 16),
             structural=True,
             when=(When(parameter="grid", values=("rows",)),),
             why="several blocks read the whole row and write a part each, where rows are few",
@@ -234,9 +242,9 @@ def _constraints(dtype: str, columns: int, limits: Limits) -> tuple[Constraint, 
             "welford and shifted count whole vectors",
         ),
         rule(
-            "shifted_is_16_bit",
-            lambda p, s: p["statistics"] != "shifted" or s.element_bytes == 2,
-            "shifted sums are exact enough for 16-bit results only",
+            "sums_are_16_bit",
+            lambda p, s: p["statistics"] not in ("shifted", "sums") or s.element_bytes == 2,
+            "shifted and plain sums are exact enough for 16-bit results only",
         ),
         rule(
             "cluster_shape",
@@ -253,11 +261,13 @@ def _constraints(dtype: str, columns: int, limits: Limits) -> tuple[Constraint, 
             "row_split_parts",
             lambda p, s: p["row_split"] == 1
             or (
-                p["affine_load"] != "stream"
+                p["load_path"] == "direct"
                 and p["row_store"] in ("registers", "registers_f32")
-                and s.iterations % p["row_split"] == 0
+                and not s.edges
+                and s.packets % p["threads_per_row"] == 0
+                and s.packets % p["row_split"] == 0
             ),
-            "row_split divides the vectors of a thread, all held in registers",
+            "row_split divides the vectors of a row, of which every thread has as many, held in registers",
         ),
     )
 
@@ -331,7 +341,7 @@ def space(workload: Workload, limits: Limits) -> Space:
     columns = workload.dim("cols")
     default = _default(workload.dtype, columns)
     if limits.capability >= _ARCH_HAS_CLUSTERS:
-        default["cluster"] = 1
+        default |= {"cluster": 1, "launch": "plain"}
     return Space(
         parameters=_parameters(limits),
         constraints=_constraints(workload.dtype, columns, limits),

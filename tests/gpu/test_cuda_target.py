@@ -51,6 +51,31 @@ extern "C" __global__ void ranks(long long* y) {
 """
 
 
+ALIGNED = """
+extern "C" __global__ void scale4(const float4* x, float4* y, long long n) {
+    if (threadIdx.x < n / 4) { float4 v = x[threadIdx.x]; y[threadIdx.x] = {2 * v.x, 2 * v.y, 2 * v.z, 2 * v.w}; }
+}
+extern "C" __global__ void scale4_unaligned(const float* x, float* y, long long n) {
+    for (int i = threadIdx.x; i < n; i += blockDim.x) y[i] = 3 * x[i];
+}
+"""
+
+LATE = """
+extern "C" __global__ void late(float* x, float value) {
+    asm volatile("griddepcontrol.launch_dependents;");
+    for (long long begin = clock64(); clock64() < begin + 20000000;) {}
+    x[threadIdx.x] = value;
+}
+"""
+
+READER = """
+extern "C" __global__ void reader(const float* x, float* y) {
+    WAIT
+    y[threadIdx.x] = *(const volatile float*)(x + threadIdx.x);
+}
+"""
+
+
 @pytest.fixture(scope="module")
 def session() -> CudaSession:
     opened = CUDA.open()
@@ -161,6 +186,64 @@ def test_clusters_are_launched(session: CudaSession, cluster: int) -> None:
         loaded((y,), blocks(32, 32, 0, cluster))
     session.synchronize()
     assert y.tolist() == [100 * cluster + i % cluster for i in range(32)]
+
+
+def test_addresses_that_are_not_aligned_go_to_the_entry_point_for_them(session: CudaSession) -> None:
+    loaded = load(session, ALIGNED, "scale4")
+    launch = replace(blocks(1), alignment=16)
+    x, y = torch.randn(68, device="cuda"), torch.zeros(68, device="cuda")
+    loaded((x, y, 64), launch)
+    session.synchronize()
+    assert torch.equal(y[:64], 2 * x[:64])
+    for source, result in ((x[1:], y), (x, y[3:]), (x[2:], y[2:])):
+        y.zero_()
+        loaded((source, result, 64), launch)
+        session.synchronize()
+        assert torch.equal(result[:64], 3 * source[:64])
+
+
+def test_a_missing_entry_point_for_unaligned_addresses_is_named(session: CudaSession) -> None:
+    loaded = load(session, ALIGNED.replace("_unaligned", "_other"), "scale4")
+    x = torch.zeros(68, device="cuda")
+    with pytest.raises(LaunchError, match=r"no multiple of 16 bytes.*no entry point 'scale4_unaligned'"):
+        loaded((x[1:], x, 64), replace(blocks(1), alignment=16))
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_programmatic_launch_starts_early_and_can_wait(session: CudaSession, captured: bool) -> None:
+    if session.limits.capability < 90:
+        pytest.skip("programmatic dependent launch needs compute capability 9.0")
+    late = load(session, LATE, "late")
+    wait = 'asm volatile("griddepcontrol.wait;" ::: "memory");'
+    early, patient = (load(session, READER.replace("WAIT", w), "reader") for w in ("", wait))
+    x = torch.zeros(32, device="cuda")
+
+    def seen_by(reader: CudaLoaded, programmatic: bool) -> float:
+        y = torch.full_like(x, -1.0)
+
+        def produce() -> None:
+            late((x, 7.0), blocks(1, 32))
+
+        def read() -> None:
+            reader((x, y), replace(blocks(1, 32), programmatic=programmatic))
+
+        x.zero_()
+        session.synchronize()
+        if captured:
+            replay = session.record([produce, read])
+            x.zero_()
+            replay.run_us()
+            replay.close()
+        else:
+            produce()
+            read()
+        session.synchronize()
+        assert len(y.unique()) == 1
+        return float(y[0])
+
+    assert seen_by(early, programmatic=False) == 7.0
+    assert seen_by(patient, programmatic=True) == 7.0
+    assert seen_by(early, programmatic=True) == 0.0  # which is what waiting is for
 
 
 def test_a_replay_repeats_calls_of_candidates_and_of_torch_in_order(session: CudaSession) -> None:

@@ -23,7 +23,7 @@ _SMEM_WITHOUT_OPT_IN = 48 * 1024
 _PORTABLE_CLUSTER = 8
 _LARGEST_GRID = 2**31 - 1
 _STATIC_SMEM, _REGISTERS, _DYNAMIC_SMEM, _LARGE_CLUSTER = 1, 4, 8, 14  # CUfunction_attribute
-_CLUSTER_DIMENSION = 4  # CUlaunchAttributeID
+_CLUSTER_DIMENSION, _PROGRAMMATIC = 4, 6  # CUlaunchAttributeID
 _NO_CONTEXT = 201
 _CAPTURE_ERRORS = range(900, 920)
 _RELAXED = 2  # CUstreamCaptureMode
@@ -87,9 +87,13 @@ def _expect(driver: Any, error: int, doing: str) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Function:
-    """An entry point loaded into the primary context of one GPU, the one that PyTorch uses."""
+    """An entry point loaded into the primary context of one GPU, the one that PyTorch uses.
+
+    `unaligned`: the one for addresses that are no multiples of the launch's alignment; 0 where that is 1.
+    """
 
     handle: int
+    unaligned: int
     context: int
     index: int
     multiprocessors: int
@@ -133,23 +137,31 @@ def load(variant: Variant, index: int) -> Function:
     driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
     try:
         with _context(driver, context.value):
-            handle = _load_function(driver, image, variant)
+            handle, unaligned = _load_functions(driver, image, variant)
     finally:
         driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
     properties = torch.cuda.get_device_properties(index)
-    return Function(handle, context.value, index, properties.multi_processor_count)
+    return Function(handle, unaligned, context.value, index, properties.multi_processor_count)
 
 
-def _load_function(driver: Any, image: bytes, variant: Variant) -> int:
-    module, function = ctypes.c_void_p(), ctypes.c_void_p()
+def _load_functions(driver: Any, image: bytes, variant: Variant) -> tuple[int, int]:
+    module = ctypes.c_void_p()
     name, launch = variant.record["binary"], variant.record["launch"]
     # The terminating NUL that ctypes sees to is what PTX needs; a cubin knows its own length.
     _expect(driver, driver.cuModuleLoadData(ctypes.byref(module), image), f"{name} does not load")
-    error = driver.cuModuleGetFunction(ctypes.byref(function), module, variant.entry.encode())
-    _expect(driver, error, f"{name} has no entry point {variant.entry}")
     found = ctypes.c_int()
-    # Also has a driver that loads lazily load the code now, and not amid a later capture.
-    _expect(driver, driver.cuFuncGetAttribute(ctypes.byref(found), _REGISTERS, function), f"{name} does not load")
+
+    def look_up(entry: str) -> ctypes.c_void_p:
+        function = ctypes.c_void_p()
+        error = driver.cuModuleGetFunction(ctypes.byref(function), module, entry.encode())
+        _expect(driver, error, f"{name} has no entry point {entry}")
+        # Also has a driver that loads lazily load the code now, and not amid a later capture.
+        error = driver.cuFuncGetAttribute(ctypes.byref(found), _REGISTERS, function)
+        _expect(driver, error, f"{name} does not load")
+        return function
+
+    unaligned = look_up(f"{variant.entry}_unaligned").value if launch["alignment"] > 1 else 0
+    function = look_up(variant.entry)
     _expect(driver, driver.cuFuncGetAttribute(ctypes.byref(found), _STATIC_SMEM, function), f"{name} does not load")
     if launch["smem_bytes"] + found.value > _SMEM_WITHOUT_OPT_IN:
         error = driver.cuFuncSetAttribute(function, _DYNAMIC_SMEM, launch["smem_bytes"])
@@ -158,7 +170,8 @@ def _load_function(driver: Any, image: bytes, variant: Variant) -> int:
         error = driver.cuFuncSetAttribute(function, _LARGE_CLUSTER, 1)
         _expect(driver, error, f"{name} needs clusters of {launch['cluster']} blocks")
     assert function.value is not None
-    return function.value
+    assert unaligned is not None
+    return function.value, unaligned
 
 
 def grid_blocks(launch: Mapping[str, Any], sizes: Mapping[str, int], multiprocessors: int) -> int:
@@ -184,18 +197,22 @@ class _Frame:
     cuLaunchKernelEx takes four parameters, where cuLaunchKernel takes eleven that ctypes would convert every time.
     """
 
-    def __init__(self, blocks: int, launch: Mapping[str, Any], arguments: int) -> None:
+    def __init__(self, blocks: int, launch: Mapping[str, Any], arguments: int, *, aligned: bool) -> None:
         self.words = ctypes.create_string_buffer(8 * arguments)
         base = ctypes.addressof(self.words)
         self._pointers = (ctypes.c_void_p * arguments)(*(base + 8 * i for i in range(arguments)))
-        self._attribute = _LaunchAttribute(id=_CLUSTER_DIMENSION)
-        self._attribute.value[:3] = (launch["cluster"], 1, 1)
+        attributes = []
+        if aligned and launch["cluster"] > 1:
+            attributes.append(_LaunchAttribute(id=_CLUSTER_DIMENSION, value=(launch["cluster"], 1, 1)))
+        if aligned and launch["programmatic"]:
+            attributes.append(_LaunchAttribute(id=_PROGRAMMATIC, value=(1,)))
+        self._attributes = (_LaunchAttribute * len(attributes))(*attributes)
         self.config = _LaunchConfig(
             grid=(blocks, 1, 1),
             block=(launch["threads"], 1, 1),
-            smem_bytes=launch["smem_bytes"],
-            attributes=ctypes.pointer(self._attribute),
-            attribute_count=int(launch["cluster"] > 1),
+            smem_bytes=launch["smem_bytes"] if aligned else 0,
+            attributes=ctypes.cast(self._attributes, ctypes.POINTER(_LaunchAttribute)),
+            attribute_count=len(attributes),
         )
         self.address = ctypes.c_void_p(ctypes.addressof(self.config))
         self.arguments = ctypes.c_void_p(ctypes.addressof(self._pointers))
@@ -214,25 +231,37 @@ class CudaCall:
         self.variant, self.sizes = variant, tuple(sizes.values())
         self._blocks = grid_blocks(variant.record["launch"], sizes, function.multiprocessors)
         self._pack = struct.Struct("=" + "".join(_WORDS[code] for code in variant.arguments)).pack_into
-        self._frames: list[_Frame] = []  # list.append and list.pop are atomic
+        self._addresses = [i for i, code in enumerate(variant.arguments) if code == "P"]
+        self._misaligned = variant.record["launch"]["alignment"] - 1
+        self._aligned_frames: list[_Frame] = []  # list.append and list.pop are atomic
+        self._unaligned_frames: list[_Frame] = []
         self._driver, self._function, self._retire = _driver(), function, retire
         self._launch, self._index = self._driver.cuLaunchKernelEx, function.index
-        self._handle = ctypes.c_void_p(function.handle)
+        self._handle, self._unaligned = ctypes.c_void_p(function.handle), ctypes.c_void_p(function.unaligned)
 
     def __call__(self, *values: float) -> bool:
+        bits = 0
+        for i in self._addresses:
+            bits |= values[i]  # type: ignore[operator]
+        if bits & self._misaligned:
+            return self._run(values, self._unaligned, self._unaligned_frames)
+        return self._run(values, self._handle, self._aligned_frames)
+
+    def _run(self, values: tuple[float, ...], handle: ctypes.c_void_p, frames: list[_Frame]) -> bool:
         try:
-            frame = self._frames.pop()
+            frame = frames.pop()
         except IndexError:
-            frame = _Frame(self._blocks, self.variant.record["launch"], len(self.variant.arguments))
+            launch, aligned = self.variant.record["launch"], frames is self._aligned_frames
+            frame = _Frame(self._blocks, launch, len(self.variant.arguments), aligned=aligned)
         self._pack(frame.words, 0, *values)
         frame.config.stream = _current_stream(self._index)
         error = _NO_CONTEXT
         if _current_device() == self._index:
-            error = self._launch(frame.address, self._handle, frame.arguments, None)
+            error = self._launch(frame.address, handle, frame.arguments, None)
         if error == _NO_CONTEXT:  # another GPU is the current one, or this thread has not used CUDA yet
             with suppress(Unavailable), _context(self._driver, self._function.context):
-                error = self._launch(frame.address, self._handle, frame.arguments, None)
-        self._frames.append(frame)
+                error = self._launch(frame.address, handle, frame.arguments, None)
+        frames.append(frame)
         if not error:
             return True
         if error not in _CAPTURE_ERRORS:
