@@ -24,8 +24,9 @@ _SAMPLED_ELEMENTS = 1 << 18
 than the timing. Rows are picked anew for every candidate; unwritten elements are looked for everywhere."""
 
 
-_WALK_BYTES = 1 << 30
-"""What the buffer sets of a device of its own hold at least: a quarter of a millisecond at 4 TB/s."""
+_WALK_BYTES = {False: 1 << 30, True: 1 << 28}
+"""What the buffer sets hold at least, by whether the target shares its cores: a quarter of a millisecond at 4 TB/s,
+some milliseconds at 50 GB/s."""
 
 _REFERENCE_BYTES = 40
 """Bytes an output element for the reference, the bound and the error, in float64, and what is made on the way."""
@@ -68,7 +69,7 @@ class Bench:
                 f"workload {self._workload.key} needs {needed / 2**30:.1f} GiB to be gated and timed, and"
                 f" {free / 2**30:.1f} GiB are free on {self._session.info.name}; choose a smaller one"
             )
-        walk_bytes = 0 if find_target(self._target).shares_cores else _WALK_BYTES
+        walk_bytes = _WALK_BYTES[find_target(self._target).shares_cores]
         return sets_for(set_bytes, self._session.limits.cache_bytes, memory, walk_bytes)
 
     @property

@@ -243,7 +243,7 @@ KERNEL = Kernel(
     ),
     workloads={
         "cuda": _workloads((4096, 4096, "float16")),
-        "cpu": _workloads((4096, 1024, "float32")),
+        "cpu": _workloads((4096, 1024, "float32"), (4096, 1024, "bfloat16")),
     },
     space=_space,
     plan=_plan,
