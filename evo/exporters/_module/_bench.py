@@ -5,8 +5,10 @@ On a GPU twice: as a CUDA graph, which is the kernels' own time, and as calls fr
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -48,6 +50,7 @@ def compare(frontend: Any, dispatch: Dispatch, index: int, rounds: int) -> list[
         args += [frontend.timed(workload["dims"], dtype, place, seed) for seed in range(1, sets)]
         own, original = _walk(frontend.SUBJECT, args), _walk(frontend.ORIGINAL, args)
         if device < 0:
+            _keep_freed_memory()
             return [_race("call", sets, rounds, _wall(own), _wall(original))]
         with torch.cuda.device(device):
             graphs = [_device_time(_graph(walk)) for walk in (own, original)]
@@ -55,13 +58,31 @@ def compare(frontend: Any, dispatch: Dispatch, index: int, rounds: int) -> list[
             return [_race("graph", sets, rounds, *graphs), _race("call", sets, rounds, *calls)]
 
 
+def _keep_freed_memory() -> None:
+    """Has glibc's malloc keep large freed blocks in this process, as an allocator for models does: else every result pays
+    a page fault for each 4 KiB of it, ten times what the computation takes, in some processes and not in others."""
+    with suppress(AttributeError):  # another C library
+        set_option = ctypes.CDLL(None).mallopt
+        for option, value in ((-4, 0), (-1, 2**31 - 1), (-2, 64 << 20)):  # M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD
+            set_option(option, value)
+
+
 def _bytes(args: tuple[Any, ...]) -> int:
     return sum(a.numel() * a.element_size() for a in args if isinstance(a, torch.Tensor))
 
 
 def _walk(function: Callable[..., torch.Tensor], args: list[tuple[Any, ...]]) -> Callable[[], object]:
-    """One call with each set of arguments; the results live together, as in a graph."""
-    return lambda: [function(*a) for a in args]
+    """One call with each set of arguments. A result lives until the next one takes its place, as in a model that runs
+    again and again: freed all at once, their memory would go back to the system, and a call be the time of getting it.
+    """
+    kept: list[object] = [None] * len(args)
+
+    def run() -> object:
+        for i, a in enumerate(args):
+            kept[i] = function(*a)
+        return kept
+
+    return run
 
 
 def _graph(walk: Callable[[], object]) -> Callable[[], object]:
