@@ -38,8 +38,14 @@ class Status(StrEnum):
     """Refused by the gate."""
     TIMEOUT = "timeout"
     CRASH = "crash"
+    """The device process died."""
     ILLEGAL_ADDRESS = "illegal_address"
+    MISALIGNED_ADDRESS = "misaligned_address"
+    TRAP = "trap"
+    """A device-side trap, assert or illegal instruction; on a CPU abort() or an illegal instruction."""
     OUT_OF_MEMORY = "out_of_memory"
+    IMPOSSIBLE = "impossible"
+    """Faster than the memory or the arithmetic of the device allows: nothing that is measured so did the work."""
 
     @property
     def passed(self) -> bool:
