@@ -1,9 +1,12 @@
-"""Checks a kernel as a whole: every structural branch of its template compiled, and gated where it can run."""
+"""Checks a kernel as a whole: every structural branch of its template compiled, and gated where it can run.
+
+Or one candidate alone: on its own workload, and on those neighbours that the finals gate it on.
+"""
 
 from __future__ import annotations
 
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from evo.evaluation import Build, Measurement, Status
 from evo.executors import BuildRequest, Executor, MeasureRequest
@@ -12,7 +15,7 @@ from evo.kernel import Kernel, Workload
 from evo.space import Point, Value
 from evo.targets import find_target
 
-__all__ = ["Branch", "branch_genomes", "check_branches", "check_workloads_of"]
+__all__ = ["Branch", "Trial", "branch_genomes", "check_branches", "check_candidate", "check_workloads_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +85,56 @@ def check_branches(
             Branch(workload=workload, genome=genome, changes=changes, build=build, measurement=measurement)
         )
     return branches
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """A candidate at one workload: what became of its build, and what the gate said."""
+
+    workload: Workload
+    cases: tuple[str, ...]
+    """Names of the gate's cases, in order. The gate ends at the first that is refused."""
+    build: Build
+    measurement: Measurement | None = None
+    """None if it was not run: it did not compile, or was only to be compiled."""
+
+    @property
+    def passed(self) -> bool:
+        return self.build.status is Status.OK and (self.measurement is None or self.measurement.status is Status.OK)
+
+
+def check_candidate(executor: Executor, kernel: Kernel, request: BuildRequest, *, gate: bool, seed: int) -> list[Trial]:
+    """Builds a candidate for its workload and for the neighbours it is legal for, then gates all that compiled.
+
+    With the seed that a search drew its data with, this repeats the search's verdict: as there, the candidate is
+    also timed at its own workload and its timed outputs are verified. A refusal at one workload leaves the others
+    to be gated. Failures are data.
+    """
+    limits = find_target(request.target).limits(request.arch)
+    workloads = [request.workload] + [
+        near
+        for near in kernel.neighbours(request.target, request.workload)
+        if kernel.space(request.target, near, limits).is_legal(request.genome.parameters)
+    ]
+    builds = [(w, executor.build(replace(request, workload=w))) for w in workloads]
+    trials = []
+    for workload, future in builds:
+        build, measurement = future.result(), None
+        if gate and build.binary is not None:
+            measurement = executor.measure(
+                MeasureRequest(
+                    kernel=request.kernel,
+                    target=request.target,
+                    genome=request.genome,
+                    workload=workload,
+                    build=build,
+                    seed=seed,
+                    time=workload == request.workload,
+                )
+            ).result()
+        cases = tuple(case.name for case in kernel.cases(request.target, workload))
+        trials.append(Trial(workload=workload, cases=cases, build=build, measurement=measurement))
+    return trials
 
 
 def _changes(default: Point, point: Point) -> Point:

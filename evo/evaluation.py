@@ -140,7 +140,8 @@ class Timing:
 
     workload: str
     contender: str
-    """"candidate", or a baseline's name."""
+    """"candidate", "rival" (the best before it, in the same race), "twin" (a second copy of it), or a baseline's
+    name."""
     protocol: str
     """"cold", "hot", "final"."""
     median_us: float
@@ -154,7 +155,8 @@ class Timing:
     sets: int = 1
     """Buffer sets that a sample walks over."""
     clocks: dict[str, float] = field(default_factory=dict)
-    """Clocks, temperature, power as read beside the samples, where the device tells."""
+    """Clocks, temperature, power and other users as read beside the samples, where the device tells; and rounds that
+    were discarded, or kept although something disturbed them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,6 +168,7 @@ class Measurement:
     timings: tuple[Timing, ...] = ()
     log: str = ""
     seconds: float = 0.0
+    load_seconds: float = 0.0
     gate_seconds: float = 0.0
     timing_seconds: float = 0.0
     device_lost: bool = False

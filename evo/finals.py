@@ -3,12 +3,15 @@
 A search picks its best by many noisy timings, so the best of them is partly lucky (the winner's curse). Here the
 finalists meet new data and a new seed in a process that has seen none of them, are also compiled and gated for
 neighbouring sizes, and then run interleaved with PyTorch and with a copy of the same size. The fastest of them
-runs once more beside those alone, on other data again: only that figure is reported.
+runs once more in another fresh process beside those alone, on other data again: only that figure is reported. It has
+company of its own: a second copy of it, its twin, runs in the same race, and what one seems to gain over the other
+is the noise floor (A/A).
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -17,11 +20,15 @@ from evo.evaluation import Build, CandidateRef, Check, Measurement, Status, Timi
 from evo.executors import BuildRequest, Executor, MeasureRequest, RaceRequest
 from evo.genome import Genome
 from evo.kernel import Kernel, Limits, Workload
+from evo.timing import noise_floor
 
-__all__ = ["FINAL_SEED_STEP", "Finalist", "Finals", "Setting", "hold_finals"]
+__all__ = ["FINAL_SEED_STEP", "TWIN", "Finalist", "Finals", "Setting", "hold_finals"]
+
+TWIN = "twin"
+"""The name under which a second copy of the winner races."""
 
 FINAL_SEED_STEP = 7_919
-"""Finals draw their data with the search's seed plus this."""
+"""Finals draw their data with the seed of the search's gate plus this."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +68,18 @@ class Finals:
     baselines: tuple[Timing, ...]
     ceiling: str = ""
     """The fastest baseline of role ceiling."""
+    noise: float | None = None
+    """What the winner seems to gain over itself, as a fraction: see `evo.timing.noise_floor`."""
+    claimed: float | None = None
+    """The winner's time over the reference's as the search had it."""
+
+    @property
+    def regret(self) -> float | None:
+        """By how much the search overstated the winner: its speed-up there over that of the finals, minus 1."""
+        timing = self.winner.timing if self.winner else None
+        if timing is None or timing.ratio is None or self.claimed is None:
+            return None
+        return timing.ratio / self.claimed - 1.0
 
     @property
     def winner(self) -> Finalist | None:
@@ -71,10 +90,12 @@ class Finals:
         return next((t for t in self.baselines if t.contender == name and t.protocol != "hot"), None)
 
 
-def hold_finals(executor: Executor, setting: Setting, elites: list[CandidateRef]) -> Finals:
+def hold_finals(
+    executor: Executor, setting: Setting, elites: list[CandidateRef], claims: Mapping[int, float] | None = None
+) -> Finals:
     """Gates and races the elites of one island. The device process must be fresh (`Executor.renew_device`).
 
-    Raises EvoError if the race itself cannot be held.
+    `claims`: by order, the ratios that the search measured. Raises EvoError if the race itself cannot be held.
     """
     if not elites:
         return Finals(finalists=(), baselines=())
@@ -95,12 +116,31 @@ def hold_finals(executor: Executor, setting: Setting, elites: list[CandidateRef]
     finalists.sort(key=lambda f: (str(f.ref.order) != winner, _ratio(f)))
     orders = {str(ref.order) for ref in elites}
     baselines = tuple(t for t in timings if t.contender not in orders)
+    champion = finalists[0] if finalists and winner == str(finalists[0].ref.order) else None
     bounds = [t for t in baselines if t.contender in ceilings and t.protocol != "hot"]
+    noise = _noise(champion, baselines)
     return Finals(
         finalists=tuple(finalists),
-        baselines=baselines,
+        baselines=tuple(_with_noise(t, noise) for t in baselines),
         ceiling=min(bounds, key=lambda t: t.median_us).contender if bounds else "",
+        noise=noise,
+        claimed=(claims or {}).get(champion.ref.order) if champion else None,
     )
+
+
+def _with_noise(timing: Timing, noise: float | None) -> Timing:
+    """The twin's time carries the noise floor into the record."""
+    if timing.contender != TWIN or timing.protocol == "hot" or noise is None:
+        return timing
+    return dataclasses.replace(timing, clocks={**timing.clocks, "noise_floor": noise})
+
+
+def _noise(champion: Finalist | None, baselines: tuple[Timing, ...]) -> float | None:
+    own = champion.timing if champion else None
+    twin = next((t for t in baselines if t.contender == TWIN and t.protocol != "hot"), None)
+    if own is None or twin is None or len(own.samples_us) != len(twin.samples_us):
+        return None
+    return noise_floor(own.samples_us, twin.samples_us)
 
 
 def _ratio(finalist: Finalist) -> float:
@@ -154,7 +194,8 @@ def _crown(
     ceilings: tuple[str, ...],
     timings: tuple[Timing, ...],
 ) -> tuple[str, tuple[Timing, ...]]:
-    """The winner of the race, who runs once more, beside the baselines only and on fresh data, cold and hot.
+    """The winner of the race, who runs once more, beside its twin and the baselines only and on fresh data in a fresh
+    process, cold and hot.
 
     Its name, and all timings, with these in place of those of the first race. The fastest of several is partly
     lucky again, so the figures of the race it won are not the ones to report.
@@ -163,7 +204,8 @@ def _crown(
     if not own:
         return "", timings
     winner = min(own, key=lambda t: t.ratio or 0.0).contender
-    request = _request(setting, workload, {winner: contenders[winner]}, ceilings)
+    request = _request(setting, workload, {winner: contenders[winner], TWIN: contenders[winner]}, ceilings)
+    executor.renew_device()
     outcome = executor.race(dataclasses.replace(request, seed=setting.seed + 1, hot=True)).result()
     if not any(t.contender == winner for t in outcome.timings):
         return winner, timings

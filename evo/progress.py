@@ -23,7 +23,10 @@ class Progress:
     """By island: order, ratio to the reference, median microseconds."""
     improvements: list[tuple[float, int, int, float]] = field(default_factory=list)
     """(elapsed seconds, island, order, ratio)"""
+    build_seconds: float = 0.0
+    """Of all builders together, which work beside each other."""
     device_seconds: float = 0.0
+    load_seconds: float = 0.0
     gate_seconds: float = 0.0
     timing_seconds: float = 0.0
     first_measured_s: float | None = None

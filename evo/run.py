@@ -37,6 +37,7 @@ __all__ = [
     "check_default",
     "describe_environment",
     "execute",
+    "gate_seeds",
     "open_executor",
     "plan_run",
 ]
@@ -72,7 +73,10 @@ class Outcome:
 
 
 def plan_run(config: SearchConfig, kernel: Kernel, name: str | None) -> RunSpec:
-    """The record from which `execute` can start, and start again."""
+    """The record from which `execute` can start, and start again.
+
+    What the gate's data are drawn with comes from the operating system: nobody can have fitted a kernel to them.
+    """
     return RunSpec(
         kernel=config.kernel,
         kernel_digest=kernel.digest,
@@ -82,10 +86,23 @@ def plan_run(config: SearchConfig, kernel: Kernel, name: str | None) -> RunSpec:
         seed=config.seed,
         window=config.window,
         workloads=config.workloads,
-        options={"sampler": dict(config.sampler_options), "fixed": dict(config.fixed)},
+        options={
+            "sampler": dict(config.sampler_options),
+            "fixed": dict(config.fixed),
+            "gate_seed": int.from_bytes(os.urandom(4)),
+        },
         budget=dataclasses.asdict(config.budget),
         name=name,
     )
+
+
+def gate_seeds(options: Mapping[str, Any], seed: int) -> dict[Stage, int]:
+    """What a run's data are drawn with, by stage: a verdict is replayed with `evo check CANDIDATE --seed` of these.
+
+    options, seed: the run's own. Runs of an evo that kept no such seed drew their data with `seed`.
+    """
+    drawn = int(options.get("gate_seed", seed))
+    return {Stage.SEARCH: drawn, Stage.FINAL: drawn + FINAL_SEED_STEP}
 
 
 def check_default(executor: Executor, config: SearchConfig, kernel: Kernel) -> None:
@@ -174,6 +191,7 @@ def execute(
     recorder.set_status(run, RunStatus.RUNNING, elapsed_s=run.elapsed_s)
     total = budget or budget_of(run)
     options: Mapping[str, Any] = spec.options
+    seeds = gate_seeds(options, spec.seed)
     config = SearchConfig(
         kernel=spec.kernel,
         target=spec.target,
@@ -185,6 +203,7 @@ def execute(
         budget=_search_part(total, len(spec.workloads)),
         sampler_options=options.get("sampler", {}),
         fixed=options.get("fixed", {}),
+        gate_seed=seeds[Stage.SEARCH],
     )
     search: Search | None = None
     try:
@@ -213,7 +232,7 @@ def execute(
             target=spec.target,
             arch=spec.arch,
             limits=limits,
-            seed=spec.seed + FINAL_SEED_STEP,
+            seed=seeds[Stage.FINAL],
         )
         finals = _finals(executor, setting, search, recorder, run, settings.finalists)
         recorder.set_status(run, RunStatus.FINISHED, reason=reason, elapsed_s=search.elapsed_s)
@@ -230,7 +249,8 @@ def _finals(
     held = []
     for island in range(len(run.spec.workloads)):
         for batch in range(_FINALS_BATCHES):
-            finals = hold_finals(executor, setting, search.elites(island, batch * count, count))
+            elites = search.elites(island, batch * count, count)
+            finals = hold_finals(executor, setting, elites, search.ratios(elites))
             with recorder.transaction():
                 for finalist in finals.finalists:
                     recorder.add_final(run, finalist.ref.order, finalist.measurement, elapsed_s=search.elapsed_s)

@@ -20,7 +20,7 @@ from threadpoolctl import threadpool_limits
 from evo.budget import Budget, StopReason
 from evo.errors import StoreError
 from evo.evaluation import Build, CandidateRef, Evaluation, Measurement, Status
-from evo.executors import BuildRequest, Executor, MeasureRequest
+from evo.executors import BuildRequest, Executor, MeasureRequest, Rival
 from evo.kernel import Kernel, Launch, Limits, Workload
 from evo.progress import Observer, Progress
 from evo.samplers import Exhausted, Result, Sampler, SamplerFactory
@@ -46,6 +46,8 @@ class SearchConfig:
     sampler_options: Mapping[str, object] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Parameters held at one value."""
+    gate_seed: int = 0
+    """Draws the data of the gate and of the timings; not `seed`, which decides what is proposed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +95,7 @@ class Search:
         self._by_code: dict[tuple[int, tuple[str, Launch]], int] = {}
         self._told_codes: dict[tuple[int, tuple[str, Launch]], int] = {}
         self._waiting: dict[int, list[int]] = {}
+        self._rivals: dict[int, Rival] = {}
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._since_better = 0
         self._best_told: dict[int, float] = {}
@@ -130,6 +133,10 @@ class Search:
         found = [k for k in self._known.values() if k.ref.island == island and k.status is Status.OK]
         found.sort(key=lambda k: (k.ratio if k.ratio is not None else float("inf"), k.ref.order))
         return [k.ref for k in found[first : first + count]]
+
+    def ratios(self, refs: Sequence[CandidateRef]) -> dict[int, float]:
+        """By order, what the search measured of these candidates: their times over the reference's."""
+        return {r.order: ratio for r in refs if (ratio := self._known[r.order].ratio) is not None}
 
     # -- the schedule ---------------------------------------------------------------------------------------
 
@@ -229,6 +236,7 @@ class Search:
 
     def _on_build(self, ref: CandidateRef, build: Build) -> None:
         self.progress.building -= 1
+        self.progress.build_seconds += 0.0 if build.cached else build.seconds
         if build.binary is None:
             self._finish(ref, Evaluation(status=build.status, build=build, log=build.log), None)
             return
@@ -251,7 +259,8 @@ class Search:
                 genome=ref.proposal.genome,
                 workload=ref.workload,
                 build=build,
-                seed=self._config.seed,
+                seed=self._config.gate_seed,
+                rival=self._rivals.get(ref.island),
             )
         )
         self._when_done(future, lambda done: self._on_measure(ref, code, done.result()))
@@ -259,6 +268,7 @@ class Search:
     def _on_measure(self, ref: CandidateRef, code: tuple[str, Launch], measured: Measurement) -> None:
         self.progress.measuring -= 1
         self.progress.device_seconds += measured.seconds
+        self.progress.load_seconds += measured.load_seconds
         self.progress.gate_seconds += measured.gate_seconds
         self.progress.timing_seconds += measured.timing_seconds
         evaluation = Evaluation(
@@ -287,8 +297,8 @@ class Search:
 
     def _finish(self, ref: CandidateRef, evaluation: Evaluation, code: tuple[str, Launch] | None) -> None:
         self._recorder.add(self._run, ref, evaluation, elapsed_s=self.elapsed_s)
-        self._builds.pop(ref.order, None)
         self._remember(ref, evaluation, code, self.elapsed_s)
+        self._builds.pop(ref.order, None)
 
     def _remember(
         self, ref: CandidateRef, evaluation: Evaluation, code: tuple[str, Launch] | None, elapsed_s: float
@@ -305,6 +315,9 @@ class Search:
         progress.by_status[evaluation.status] = progress.by_status.get(evaluation.status, 0) + 1
         best = progress.best.get(ref.island)
         if evaluation.status is Status.OK and ratio is not None and (best is None or ratio < best[1]):
+            # Of a resumed run only the figure: the record has the source of a build, not its machine code.
+            build = self._builds.get(ref.order)
+            self._rivals[ref.island] = Rival(genome=ref.proposal.genome, build=build, ratio=ratio)
             progress.best[ref.island] = (ref.order, ratio, median_us or 0.0)
             progress.improvements.append((elapsed_s, ref.island, ref.order, ratio))
 

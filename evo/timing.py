@@ -24,13 +24,30 @@ from evo.evaluation import Timing
 if TYPE_CHECKING:
     from evo.targets import Replay, Session
 
-__all__ = ["COLD_CACHE_MULTIPLE", "Protocol", "Samples", "calls_for", "cold_calls", "race", "sets_for", "summarise"]
+__all__ = [
+    "CLOSE",
+    "COLD_CACHE_MULTIPLE",
+    "Protocol",
+    "Samples",
+    "calls_for",
+    "cold_calls",
+    "noise_floor",
+    "race",
+    "sets_for",
+    "summarise",
+]
 
 COLD_CACHE_MULTIPLE = 3
 """Cold sets together hold at least this many times the last-level cache: what a sample leaves in it unwritten is
 a small part of what it moved."""
 
 _MAX_SETS = 512
+
+_HOPELESS = 1.1
+"""A candidate is let go when every sample of the first pairs is this factor slower than its rival."""
+
+CLOSE = 1.02
+"""Up to this factor beyond its rival a candidate gets twice the rounds and has to be known twice as well."""
 _BOOTSTRAP_RESAMPLES = 400
 _BOOTSTRAP_SAMPLES = 10
 
@@ -63,6 +80,12 @@ class Samples:
 
     names: tuple[str, ...]
     us: NDArray[np.float64]
+    discarded: int = 0
+    """Rounds that something disturbed, which were taken again."""
+    disturbed: int = 0
+    """Rounds among those kept that something disturbed: there were too few others."""
+    disturbance: str = ""
+    """What it was, the last time."""
 
 
 def sets_for(set_bytes: int, cache_bytes: int, memory_bytes: int, walk_bytes: int = 0) -> int:
@@ -85,9 +108,21 @@ def cold_calls(sets: int, set_bytes: int, cache_bytes: int) -> int:
 
 
 def race(
-    session: Session, contenders: Mapping[str, Replay], protocol: Protocol, reference: str | None
+    session: Session,
+    contenders: Mapping[str, Replay],
+    protocol: Protocol,
+    reference: str | None,
+    *,
+    rival: float | None = None,
+    before: Callable[[], None] | None = None,
 ) -> Samples:
-    """Runs the contenders in interleaved rounds until the ratios to `reference` are known well enough."""
+    """Runs the contenders in interleaved rounds, a pair of rounds at a time, forth and back (ABBA).
+
+    It ends when the ratios to `reference` are known well enough. `rival` is the ratio that the first contender has
+    to beat: one that is clearly worse is let go after the first pair, one that is close runs longer. Pairs that
+    something disturbed are taken again, as long as the race has time for it. `before` is called between the warm-up
+    and the first round.
+    """
     names = tuple(contenders)
     deadline = time.monotonic() + protocol.limit_s
 
@@ -99,20 +134,43 @@ def race(
     for _ in range(protocol.warmup_rounds):
         for name in names:
             sample_us(name)
+    if before is not None:
+        before()
     session.synchronize()
-    rows: list[list[float]] = []
-    while len(rows) < protocol.max_rounds:
-        order = names if len(rows) % 2 == 0 else names[::-1]
-        sample = {name: sample_us(name) for name in order}
-        rows.append([sample[name] for name in names])
-        if len(rows) % 2:
-            continue  # whole pairs: else one contender would have run first more often
-        if time.monotonic() >= deadline:
+    kept: list[list[float]] = []
+    spoilt: list[list[float]] = []
+    most, precision, disturbance = protocol.max_rounds, protocol.precision, ""
+    while True:
+        session.disturbance()  # whatever it was, it was before
+        pair = []
+        for order in (names, names[::-1]):  # whole pairs: else one contender would have run first more often
+            sample = {name: sample_us(name) for name in order}
+            pair.append([sample[name] for name in names])
+        found = session.disturbance()
+        disturbance = found or disturbance
+        (spoilt if found else kept).extend(pair)
+        if time.monotonic() >= deadline or len(kept) + len(spoilt) >= 2 * most or len(kept) >= most:
             break
-        enough = len(rows) >= protocol.min_rounds
-        if enough and _widest(np.array(rows), names, reference) <= protocol.precision:
+        if not kept:
+            continue
+        us = np.array(kept)
+        if rival is not None and reference is not None:
+            ratios = us[:, 0] / us[:, names.index(reference)]
+            if ratios.min() > _HOPELESS * rival:
+                break
+            close = bool(np.median(ratios) <= CLOSE * rival)
+            most = protocol.max_rounds * (2 if close else 1)
+            precision = protocol.precision / (2 if close else 1)
+        if len(kept) >= protocol.min_rounds and _widest(us, names, reference) <= precision:
             break
-    return Samples(names=names, us=np.array(rows))
+    enough = len(kept) >= min(protocol.min_rounds, len(spoilt)) and bool(kept)
+    return Samples(
+        names=names,
+        us=np.array(kept if enough else kept + spoilt),
+        discarded=len(spoilt) if enough else 0,
+        disturbed=0 if enough else len(spoilt),
+        disturbance=disturbance,
+    )
 
 
 def summarise(
@@ -127,7 +185,7 @@ def summarise(
     sets: int = 1,
     clocks: Mapping[str, float] | None = None,
 ) -> Timing:
-    """The Timing of one contender of a race."""
+    """The Timing of one contender of a race. Its `clocks` also say how many rounds were discarded, or disturbed."""
     own = samples.us[:, samples.names.index(name)]
     low, high = interval(own)
     ratio = ratio_low = ratio_high = None
@@ -148,8 +206,15 @@ def summarise(
         ratio_high=ratio_high,
         calls_per_sample=calls,
         sets=sets,
-        clocks=dict(clocks or {}),
+        clocks={**(clocks or {}), "discarded": float(samples.discarded), "disturbed": float(samples.disturbed)},
     )
+
+
+def noise_floor(first_us: Sequence[float], second_us: Sequence[float]) -> float:
+    """The speed-up that one and the same kernel seems to have over itself: how far the 95% interval of the ratio of
+    its two times, taken round by round in one race (A/A), reaches from 1."""
+    low, high = interval(np.array(first_us) / np.array(second_us))
+    return max(abs(low - 1.0), abs(high - 1.0))
 
 
 def interval(values: NDArray[np.float64]) -> tuple[float, float]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,9 @@ from evo.errors import CompileError, LaunchError
 from evo.evaluation import Binary, Check
 from evo.gate import Expected, Gate, argument_values, case_seed, compare
 from evo.genome import Genome
-from evo.kernel import Workload, load_kernel
+from evo.kernel import Launch, Workload, load_kernel
 from evo.render import Source, render
-from evo.targets import Session, find_target
+from evo.targets import Loaded, Session, find_target
 
 KERNEL = load_kernel("layernorm")
 TARGET = find_target("cpu")
@@ -306,6 +307,68 @@ def test_gate_refuses_no_genome_of_the_search_space(
     assert not refused
 
 
+# -- launches -----------------------------------------------------------------------------------------------
+
+
+class Watched:
+    """A loaded entry point that notes what each call was given."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        self.loaded = loaded
+        self.calls: list[tuple[int, tuple[int, ...], float, float]] = []
+
+    def __call__(self, values: Sequence[object], launch: Launch) -> None:
+        x, y = values[0], values[3]
+        assert isinstance(x, torch.Tensor)
+        assert isinstance(y, torch.Tensor)
+        assert y.isnan().all()
+        beside = x.as_strided((1,), (1,), x.storage_offset() + x.numel()).item()
+        self.calls.append((y.data_ptr(), tuple(x.shape), float(x.sum()), beside))
+        self.loaded(values, launch)
+
+    def close(self) -> None:
+        self.loaded.close()
+
+
+def test_the_first_case_is_repeated_in_other_memory_and_on_other_data(
+    session: Session, gate: Gate, adversaries: Binary
+) -> None:
+    watched = Watched(session.load(adversaries, "honest_in_double"))
+    cases = KERNEL.cases("cpu", WORKLOAD)[:3]
+    checks = gate.run(watched, [(c, KERNEL.launch("cpu", {}, c.workload, session.limits)) for c in cases])
+    assert [c.passed for c in checks] == [True] * 3
+    main = [call for call in watched.calls if call[1] == (67, 256)][:5]
+    addresses, _, sums, beside = zip(*main, strict=True)
+    assert [a == addresses[0] for a in addresses] == [True, False, True, False, True]
+    assert [s == sums[0] for s in sums] == [True, True, False, True, True]
+    assert [b != b for b in beside] == [True, False, False, True, False]  # NaN, or not
+    assert len(watched.calls) == 5 + 2  # the other cases are launched once
+
+
+def test_every_tensor_has_guards_on_both_sides(gate: Gate) -> None:
+    case = KERNEL.cases("cpu", WORKLOAD)[0]
+    tensors = [t for t in (*gate.prepare(case).inputs.values(), *gate.prepare(case).outputs.values()) if t is not None]
+    spans = sorted((t.data_ptr(), t.data_ptr() + t.nbytes) for t in tensors)
+    assert len(spans) == 4
+    assert all(start - end >= 16 << 10 for (_, end), (start, _) in pairwise(spans))
+    whole = tensors[0].untyped_storage()
+    assert spans[0][0] - whole.data_ptr() >= 16 << 10
+    assert whole.data_ptr() + whole.nbytes() - spans[-1][1] >= 16 << 10
+
+
+@pytest.mark.parametrize("entry", ["ignores_bias", "half_precision", "writes_past_the_end"])
+def test_a_verdict_is_had_again_from_kernel_and_seed(session: Session, adversaries: Binary, entry: str) -> None:
+    case = KERNEL.cases("cpu", WORKLOAD)[0]
+    loaded = session.load(adversaries, entry)
+    launch = KERNEL.launch("cpu", {}, case.workload, session.limits)
+    first, again, other = (Gate(KERNEL, "cpu", session, s).run(loaded, [(case, launch)])[0] for s in (4, 4, 5))
+    loaded.close()
+    assert not first.passed
+    assert first == again
+    assert first.seed != other.seed
+    assert first.error != other.error
+
+
 # -- compare ------------------------------------------------------------------------------------------------
 
 
@@ -403,6 +466,45 @@ def test_every_case_has_data_of_its_own() -> None:
     assert all(0 <= s < 2**63 for s in seeds)
 
 
+def drawn(data: str, dtype: str = "float32", cols: int = 256) -> torch.Tensor:
+    workload = KERNEL.workload("cpu", f"rows=12,cols={cols},dtype=float32")
+    problem = Workload.of(dict(workload.dims), dtype, dict(workload.options))
+    x = KERNEL.inputs(problem, data, torch.Generator().manual_seed(2))["x"]
+    assert x is not None
+    return x
+
+
+def test_permuted_rows_hold_the_same_elements_in_different_orders() -> None:
+    x = drawn("permuted")
+    assert torch.equal(x.sort(dim=1).values, x[:1].sort(dim=1).values.expand_as(x))
+    assert len({tuple(row.tolist()) for row in x}) == len(x)
+
+
+def test_a_needle_decides_its_row() -> None:
+    x = drawn("needle", "bfloat16", 4096).double()
+    centred = x - x.median(dim=1, keepdim=True).values
+    largest, column = centred.abs().max(dim=1)
+    assert (largest.square() > 0.9 * 4096 * x.var(dim=1, correction=0)).all()
+    assert {0, 4095} < set(column.tolist())
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_denormals_are_denormal(dtype: str) -> None:
+    x = drawn("denormal", dtype)
+    small = x.double().abs() < torch.finfo(getattr(torch, dtype)).smallest_normal
+    assert small.double().mean() > 0.9
+    assert x.count_nonzero() > 0.9 * x.numel()
+
+
+@pytest.mark.parametrize("cols", [1, 256, 65_536])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_huge_values_leave_float32_room_for_their_squares(dtype: str, cols: int) -> None:
+    x = drawn("huge", dtype, cols).double()
+    largest = torch.finfo(torch.float32).max
+    assert (2 * x).square().sum(dim=1).max() < largest / 2
+    assert (x.square().sum(dim=1) > largest / 1e3).any()
+
+
 def shifted_cases() -> Iterator[str]:
     return (c.name for c in KERNEL.cases("cpu", WORKLOAD) if c.offset)
 
@@ -411,7 +513,7 @@ def shifted_cases() -> Iterator[str]:
 def test_a_shifted_case_misaligns_every_tensor(gate: Gate, name: str) -> None:
     case = next(c for c in KERNEL.cases("cpu", WORKLOAD) if c.name == name)
     prepared = gate.prepare(case)
-    values = argument_values(KERNEL, case.workload, prepared.working, prepared.outputs)
+    values = argument_values(KERNEL, case.workload, prepared.inputs, prepared.outputs)
     tensors = [v for v in values if isinstance(v, torch.Tensor)]
     assert len(tensors) == 4
     assert all(t.data_ptr() % 16 == 4 * case.offset for t in tensors)

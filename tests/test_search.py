@@ -265,12 +265,14 @@ def test_finals_name_the_fastest_finalist_and_keep_the_refused_ones_last(store: 
         limits=find_target("cpu").limits("native"),
         seed=5,
     )
-    finals = hold_finals(executor, setting, elites)
+    finals = hold_finals(executor, setting, elites, {elites[0].order: 0.5})
     executor.close()
     assert finals.winner is not None
     assert finals.winner.ref == elites[0]
     assert finals.ceiling == "copy"
-    assert {t.contender for t in finals.baselines} == {"torch", "copy"}
+    assert {t.contender for t in finals.baselines} == {"torch", "copy", "twin"}
+    assert finals.noise is not None
+    assert finals.regret == pytest.approx(finals.winner.timing.ratio / 0.5 - 1)  # type: ignore[union-attr,operator]
 
 
 def _search_for_a_subprocess(path: Path) -> None:

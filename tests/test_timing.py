@@ -17,6 +17,7 @@ from evo.timing import (
     calls_for,
     cold_calls,
     estimate_us,
+    noise_floor,
     race,
     sets_for,
     summarise,
@@ -30,13 +31,17 @@ relaxed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow]) 
 class Device:
     """A session as far as the clock needs one: counts what is asked of it."""
 
-    def __init__(self, log: list[str] | None = None) -> None:
+    def __init__(self, log: list[str] | None = None, disturbances: Iterable[str] = ()) -> None:
         self.synchronized = 0
         self.open_replays = 0
         self.log = [] if log is None else log
+        self.disturbances = iter(disturbances)
 
     def evict(self) -> None:
         self.log.append("-")
+
+    def disturbance(self) -> str:
+        return next(self.disturbances, "")
 
     def synchronize(self) -> None:
         self.synchronized += 1
@@ -207,6 +212,64 @@ def test_a_race_that_takes_too_long_ends_with_a_pair_of_rounds() -> None:
     assert len(samples.us) == 2
 
 
+def disturbed_race(disturbances: Iterable[str], rules: Protocol) -> Samples:
+    """One contender that takes 1, 2, 3, ... us. A race asks before each pair of rounds, and after it."""
+    device = Device(disturbances=(word for found in disturbances for word in ("", found)))
+    counting = iter(float(i) for i in range(1, 1000))
+    return race(device, {"a": Scripted("a", counting, [])}, rules, None)  # type: ignore[arg-type]
+
+
+def test_rounds_that_something_disturbed_are_taken_again_and_counted() -> None:
+    samples = disturbed_race(["", "noise", "", "noise", ""], protocol(6, 6))
+    assert samples.us[:, 0].tolist() == [1, 2, 5, 6, 9, 10]
+    assert (samples.discarded, samples.disturbed, samples.disturbance) == (4, 0, "noise")
+
+
+def test_a_race_that_is_always_disturbed_ends_and_says_so() -> None:
+    samples = disturbed_race(forever(["noise"]), protocol(6, 6))
+    assert (samples.discarded, samples.disturbed, len(samples.us)) == (0, 12, 12)
+
+
+def test_what_happened_before_a_pair_of_rounds_does_not_spoil_it() -> None:
+    device = Device(disturbances=["noise", "", "noise", ""])
+    samples = race(device, {"a": Scripted("a", forever([1.0]), [])}, protocol(4, 4), None)  # type: ignore[arg-type]
+    assert (len(samples.us), samples.discarded) == (4, 0)
+
+
+def rounds_against(rival: float | None, ratio: float) -> int:
+    noise = np.random.default_rng(3).normal(1.0, 0.02, size=400)
+    contenders = {"a": Scripted("a", forever(ratio * noise), []), "b": Scripted("b", forever([1.0]), [])}
+    rules = protocol(6, 20, precision=0.001)
+    return len(race(Device(), contenders, rules, "b", rival=rival).us)  # type: ignore[arg-type]
+
+
+def test_a_candidate_that_is_clearly_worse_than_its_rival_is_let_go_after_a_pair_of_rounds() -> None:
+    assert rounds_against(rival=0.5, ratio=0.7) == 2
+    assert rounds_against(rival=None, ratio=0.7) == 20
+
+
+def test_a_candidate_that_is_close_to_its_rival_runs_longer() -> None:
+    assert rounds_against(rival=0.7, ratio=0.7) == 40
+    assert rounds_against(rival=0.7, ratio=0.5) == 40
+    assert rounds_against(rival=0.66, ratio=0.7) == 20
+
+
+def test_what_must_happen_unseen_by_a_candidate_happens_after_the_warm_up() -> None:
+    log: list[str] = []
+    contenders = {"a": Scripted("a", forever([1.0]), log)}
+    rules = protocol(2, 2, warmup_rounds=2, cold=False)
+    race(Device(log), contenders, rules, None, before=lambda: log.append("!"))  # type: ignore[arg-type]
+    assert "".join(log) == "aa!aa"
+
+
+def test_the_noise_floor_is_what_a_kernel_seems_to_gain_over_itself() -> None:
+    rng = np.random.default_rng(4)
+    first, second = (rng.normal(10.0, 0.1, size=40).tolist() for _ in range(2))
+    assert 0.0005 < noise_floor(first, second) < 0.01
+    assert noise_floor(first, first) == 0.0
+    assert noise_floor([10.0] * 20, [10.5] * 20) == pytest.approx(0.5 / 10.5)
+
+
 def test_the_device_is_idle_before_the_first_round() -> None:
     device = Device()
     race(device, {"a": Scripted("a", forever([1.0]), [])}, protocol(2, 2, warmup_rounds=3), None)  # type: ignore[arg-type]
@@ -304,7 +367,11 @@ def test_the_reference_itself_and_a_race_without_one_have_no_ratio() -> None:
 def test_a_summary_says_how_it_was_come_by() -> None:
     timing = summary([[1.0, 2.0]] * 4, "candidate", contender="#7", calls=96, sets=12, clocks={"sm_mhz": 1980.0})
     assert (timing.workload, timing.protocol, timing.contender) == ("w", "cold", "#7")
-    assert (timing.calls_per_sample, timing.sets, timing.clocks) == (96, 12, {"sm_mhz": 1980.0})
+    assert (timing.calls_per_sample, timing.sets, timing.clocks) == (
+        96,
+        12,
+        {"sm_mhz": 1980.0, "discarded": 0.0, "disturbed": 0.0},
+    )
 
 
 def test_an_estimate_leaves_no_replay_behind() -> None:

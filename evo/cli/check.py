@@ -22,11 +22,13 @@ from evo.cli.options import (
     make_console,
     print_json,
 )
-from evo.errors import DeviceError
+from evo.cli.recheck import print_recheck, recheck
+from evo.cli.recorded import find_candidate
+from evo.errors import DeviceError, UnknownNameError, UsageError
 from evo.evaluation import Status
 from evo.executors import ExecutorConfig
 from evo.executors.local import LocalExecutor
-from evo.kernel import load_kernel
+from evo.kernel import find_kernel, load_kernel
 from evo.run import default_builders
 from evo.targets import find_target
 
@@ -38,7 +40,9 @@ def register(app: typer.Typer) -> None:
 
 
 def check(
-    kernel: Annotated[str, typer.Argument(help="A kernel's name or its folder.")],
+    kernel: Annotated[
+        str, typer.Argument(metavar="KERNEL|CANDIDATE", help="A kernel's name or folder, or a recorded candidate.")
+    ],
     arch: Annotated[
         str | None,
         typer.Option(help="sm_89: machine code, also without a GPU. compute_89: PTX, gated on any newer GPU."),
@@ -50,14 +54,20 @@ def check(
     db: Db = DEFAULT_DB,
     json: Json = False,
 ) -> None:
-    """Compile every structural branch of a kernel's template, and gate those that can run here."""
+    """Compile every structural branch of a kernel's template, and gate those that can run here; or a candidate anew."""
+    drawn = int.from_bytes(os.urandom(4)) if seed is None else seed
+    if not _is_kernel(kernel):
+        for option, value in (("--target", target), ("--arch", arch), ("--workload", workload)):
+            if value:
+                raise UsageError(f"{option} is recorded with candidate {kernel}: leave it out")
+        _check_candidate(kernel, drawn, compile_only, db, json)
+        return
     problem = load_kernel(kernel)
     chosen = target or ("cuda" if arch and re.match(r"(sm|compute)_", arch) else choose_target(None))
     problem.check_target(chosen)
     architecture = choose_arch(chosen, arch)
     workloads = [problem.workload(chosen, w) for w in workload or ()] or check_workloads_of(problem, chosen)
     why_not = _why_not_here(chosen, architecture)
-    drawn = int.from_bytes(os.urandom(4)) if seed is None else seed
     executor = LocalExecutor(
         chosen, ExecutorConfig(builders=default_builders(find_target(chosen)), cache_dir=cache_dir(db))
     )
@@ -80,6 +90,28 @@ def check(
     else:
         _print(make_console(), problem.name, architecture, branches, why_not, drawn)
     if failed:
+        raise typer.Exit(1)
+
+
+def _is_kernel(name: str) -> bool:
+    try:
+        find_kernel(name)
+    except UnknownNameError:
+        return False
+    return True
+
+
+def _check_candidate(name: str, seed: int, compile_only: bool, db: str, json: bool) -> None:
+    recorded = find_candidate(db, name)
+    why_not = _why_not_here(recorded.record.target, recorded.record.arch)
+    if why_not and not compile_only:
+        raise DeviceError(f"{why_not.removeprefix('compiled only: ')}; to compile it only, add --compile-only")
+    record = recheck(recorded, gate=not compile_only, seed=seed)
+    if json:
+        print_json(record)
+    else:
+        print_recheck(make_console(), record)
+    if not record["passed"]:
         raise typer.Exit(1)
 
 

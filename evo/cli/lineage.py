@@ -14,7 +14,8 @@ from evo.cli.options import DEFAULT_DB, Db, Json, make_console, print_json
 from evo.cli.results import short_id
 from evo.cli.screen import format_duration
 from evo.errors import UnknownNameError
-from evo.store import candidates, queries
+from evo.run import gate_seeds
+from evo.store import Stage, candidates, queries
 from evo.store.records import CandidateRecord, Step, TimingRecord
 from evo.store.store import Store
 
@@ -37,7 +38,9 @@ def _table(*headings: str, right: tuple[str, ...] = ()) -> Table:
     return table
 
 
-def _speedup(ratio: float | None) -> str:
+def _speedup(ratio: float | None, noise: float | None = None) -> str:
+    if ratio and noise is not None and abs(1 / ratio - 1) <= noise:
+        return "tie"
     return f"{1 / ratio:.3f}x" if ratio else "-"
 
 
@@ -79,12 +82,13 @@ def best(
         if kernel is not None and kernel not in searched:
             raise UnknownNameError("kernel in this database", kernel, searched)
         found = queries.best(store, kernel)
+        noise = {b.id: queries.noise_floors(store, b.run).get(b.workload) for b in found}
     if json:
-        print_json([{"candidate": b.id, **asdict(b)} for b in found])
+        print_json([{"candidate": b.id, **asdict(b), "noise_floor": noise[b.id]} for b in found])
     else:
         table = _table(
-            "kernel", "device", "workload", "candidate", "median us", "95% interval", "speed-up", "timed in", "run",
-            right=("median us", "95% interval", "speed-up"),
+            "kernel", "device", "workload", "candidate", "median us", "95% interval", "speed-up", "noise", "timed in", "run",
+            right=("median us", "95% interval", "speed-up", "noise"),
         )
         for b in found:
             table.add_row(
@@ -94,7 +98,8 @@ def best(
                 short_id(b.id),
                 f"{b.median_us:.2f}",
                 f"{b.low_us:.2f} to {b.high_us:.2f}",
-                _speedup(b.ratio),
+                _speedup(b.ratio, noise[b.id]),
+                f"±{noise[b.id]:.2%}" if noise[b.id] is not None else "-",
                 b.stage,
                 b.run,
             )
@@ -121,6 +126,8 @@ def show(
     with Store.open(db, write=False) as store:
         record = candidates.candidate(store, candidate)
         text = candidates.source(store, candidate) if source else ""
+        run = queries.run(store, record.run)
+        seeds = gate_seeds(run.options, run.seed)
     if json:
         print_json(asdict(record) | ({"text": text} if source else {}))
         return
@@ -132,10 +139,10 @@ def show(
         else:
             typer.echo(text)
         return
-    _print_candidate(console, record)
+    _print_candidate(console, record, seeds)
 
 
-def _print_candidate(console: Console, record: CandidateRecord) -> None:
+def _print_candidate(console: Console, record: CandidateRecord, seeds: dict[Stage, int]) -> None:
     facts = Table.grid(padding=(0, 2))
     rows = {
         "candidate": f"{record.id}{'  (winner of its run)' if record.winner else ''}",
@@ -157,6 +164,9 @@ def _print_candidate(console: Console, record: CandidateRecord) -> None:
             )
     failed = [c for c in record.checks if not c.passed]
     rows["gate"] = f"{len(record.checks) - len(failed)} of {len(record.checks)} cases passed"
+    if stages := dict.fromkeys(c.stage for c in record.checks):
+        commands = (f"evo check {short_id(record.id)} --seed {seeds[Stage(s)]} ({s})" for s in stages)
+        rows["repeat"] = "; ".join(commands)
     if record.log:
         rows["log"] = record.log.strip()
     for name, value in rows.items():
@@ -199,6 +209,7 @@ def lineage(candidate: Candidate, db: Db = DEFAULT_DB, json: Json = False) -> No
     with Store.open(db, write=False) as store:
         record = candidates.candidate(store, candidate)
         steps = candidates.ancestry(store, candidate)
+        noise = queries.noise_floors(store, record.run).get(record.workload, 0.0)
     if json:
         print_json([asdict(s) for s in steps])
         return
@@ -222,11 +233,20 @@ def lineage(candidate: Candidate, db: Db = DEFAULT_DB, json: Json = False) -> No
             _change(step),
             f"{step.median_us:.2f}" if step.median_us is not None else "-",
             _speedup(step.score),
-            f"{100 * (step.gain - 1):+.1f}%" if step.gain is not None else "",
+            _gain(step, noise),
             style="" if step.main_line else "dim",
         )
     console.print(table)
-    console.print("* the main line: first parents. gain: over the first parent, by the search's own timing.", style="dim")
+    floor = f" Within the noise floor of ±{noise:.2%} it is a tie." if noise else ""
+    console.print(
+        f"* the main line: first parents. gain: over the first parent, by the search's own timing.{floor}", style="dim"
+    )
+
+
+def _gain(step: Step, noise: float) -> str:
+    if step.gain is None:
+        return ""
+    return "tie" if abs(step.gain - 1) <= noise else f"{100 * (step.gain - 1):+.1f}%"
 
 
 def _change(step: Step) -> str:

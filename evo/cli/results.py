@@ -10,16 +10,12 @@ from rich.table import Table
 
 from evo.cli.screen import busy_share
 from evo.evaluation import Timing
-from evo.finals import Finalist, Finals
+from evo.finals import TWIN, Finalist, Finals
+from evo.progress import Progress
 from evo.run import Outcome
 from evo.store.columns import public_id
 
 __all__ = ["outcome_record", "print_outcome", "race_table", "short_id", "timing_record"]
-
-_DISTURBED_PER_S = 120.0
-"""Preemptions a second from which a CPU race was not alone. An idle machine has up to 80, evo's own processes among
-them; one busy program makes it 170 and more. A team of threads waits for the one that lost its core, so that whole
-milliseconds are added to whoever is being timed, and more to one contender than to another."""
 
 _MILESTONES = (1.1, 1.3, 1.5, 2.0)
 
@@ -52,6 +48,7 @@ def outcome_record(outcome: Outcome, started: float) -> dict[str, Any]:
         "gate_share": round(progress.gate_seconds / device_s, 3),
         "timing_share": round(progress.timing_seconds / device_s, 3),
         "timing_share_of_search": round(progress.timing_seconds / searched_s, 3),
+        "evaluation_ms": evaluation_ms(progress),
         "workloads": [
             _workload_record(outcome, island, finals, before_search_s) for island, finals in enumerate(outcome.finals)
         ],
@@ -65,7 +62,9 @@ def _workload_record(outcome: Outcome, island: int, finals: Finals, before_searc
         "workload": run.spec.workloads[island].key,
         "winner": None,
         "finalists": [_finalist_record(outcome, f) for f in finals.finalists],
-        "baselines": {t.contender: timing_record(t) for t in finals.baselines if t.protocol != "hot"},
+        "baselines": {
+            t.contender: timing_record(t) for t in finals.baselines if t.protocol != "hot" and t.contender != TWIN
+        },
         "reached_s": {
             f"{m}x": round(before_search_s + elapsed_s, 2)
             for m in _MILESTONES
@@ -73,12 +72,17 @@ def _workload_record(outcome: Outcome, island: int, finals: Finals, before_searc
             if elapsed_s is not None
         },
     }
-    preemptions = max((t.clocks.get("preemptions_per_s", 0.0) for t in finals.baselines), default=0.0)
-    record["disturbed"] = preemptions >= _DISTURBED_PER_S
+    record["disturbed"] = any(t.clocks.get("disturbed") for t in finals.baselines)
+    record["discarded_rounds"] = int(max((t.clocks.get("discarded", 0.0) for t in finals.baselines), default=0.0))
     if finals.winner is not None and finals.winner.hot is not None:
         record["hot"] = timing_record(finals.winner.hot)
     if finals.winner is not None and finals.winner.timing is not None:
         record["winner"] = _finalist_record(outcome, finals.winner)
+        if finals.noise is not None:
+            record["noise_floor"] = round(finals.noise, 5)
+        if finals.claimed is not None and finals.regret is not None:
+            record["claimed_speedup"] = round(1 / finals.claimed, 4)
+            record["selection_regret"] = round(finals.regret, 5)
         if ceiling is not None:
             record["times_ceiling"] = round(finals.winner.timing.median_us / ceiling.median_us, 4)
             record["ceiling"] = finals.ceiling
@@ -123,8 +127,8 @@ def print_outcome(console: Console, outcome: Outcome, record: dict[str, Any]) ->
         console.print(race_table(workload, finals))
         if workload["disturbed"]:
             console.print(
-                "other programs took the cores while these were timed: do not trust the figures, stop the others and"
-                f" run  evo bench {record['kernel']} --workload {workload['workload']}",
+                "something slowed the device down while these were timed: do not trust the figures; stop other programs, or"
+                f" let it cool, and run  evo bench {record['kernel']} --workload {workload['workload']}",
                 style="bold red",
                 highlight=False,
             )
@@ -135,6 +139,7 @@ def print_outcome(console: Console, outcome: Outcome, record: dict[str, Any]) ->
             console.print(
                 f"with all data in the cache: {hot['median_us']:.2f} us, {hot['speedup']:.3f}x PyTorch", highlight=False
             )
+        _print_trust(console, workload)
         reached = ", ".join(f"{k} after {v:g} s" for k, v in workload["reached_s"].items())
         if reached:
             console.print(f"reached {reached} from the start of the command", highlight=False)
@@ -144,8 +149,8 @@ def print_outcome(console: Console, outcome: Outcome, record: dict[str, Any]) ->
     statuses = ", ".join(f"{n} {s.replace('_', ' ')}" for s, n in record["by_status"].items())
     console.print(
         f"{record['candidates']} candidates in {record['search_s']:g} s ({record['candidates_per_s']:g}/s): {statuses}.\n"
-        f"device busy {record['device_busy_share']:.0%} of the time, of that {record['timing_share']:.0%} timing and"
-        f" {record['gate_share']:.0%} gating; stopped: {record['stopped']}.",
+        f"device busy {record['device_busy_share']:.0%} of the time; a candidate costs on average"
+        f" {' + '.join(f'{ms:g} ms {what}' for what, ms in record['evaluation_ms'].items())}; stopped: {record['stopped']}.",
         highlight=False,
         soft_wrap=True,
     )
@@ -158,6 +163,35 @@ def print_outcome(console: Console, outcome: Outcome, record: dict[str, Any]) ->
         )
 
 
+def evaluation_ms(progress: Progress) -> dict[str, float]:
+    """Where a candidate's time goes, in milliseconds on average: building (in a builder, beside the others), and what
+    the device process does with it."""
+    known = progress.load_seconds + progress.gate_seconds + progress.timing_seconds
+    parts = {
+        "building": progress.build_seconds,
+        "loading": progress.load_seconds,
+        "gating": progress.gate_seconds,
+        "timing": progress.timing_seconds,
+        "other": max(0.0, progress.device_seconds - known),
+    }
+    return {name: round(1e3 * seconds / max(progress.finished, 1), 2) for name, seconds in parts.items()}
+
+
+def _print_trust(console: Console, workload: dict[str, Any]) -> None:
+    """How far the figures can be trusted: the winner against itself, and against what the search said of it."""
+    said = []
+    if "noise_floor" in workload:
+        said.append(f"±{workload['noise_floor']:.2%} is the noise floor: the winner against a second copy of itself")
+    if "selection_regret" in workload:
+        said.append(
+            f"the search had it at {workload['claimed_speedup']:.3f}x: selection regret {workload['selection_regret']:.1%}"
+        )
+    if workload["discarded_rounds"]:
+        said.append(f"{workload['discarded_rounds']} disturbed rounds taken again")
+    if said:
+        console.print("; ".join(said), highlight=False, soft_wrap=True)
+
+
 def race_table(workload: dict[str, Any], finals: Finals) -> Table:
     """Winner, baselines and ceiling, timed interleaved in one race."""
     table = Table(
@@ -165,7 +199,8 @@ def race_table(workload: dict[str, Any], finals: Finals) -> Table:
         padding=(0, 2, 0, 0),
     )
     table.add_column("contender")
-    for heading in ("median us", "95% interval", "speed-up", "95% interval", "of a copy"):
+    noise = f" ±{workload['noise_floor']:.2%}" if "noise_floor" in workload else ""
+    for heading in ("median us", "95% interval", f"speed-up{noise}", "95% interval", "of a copy"):
         table.add_column(heading, justify="right")
     bound = finals.baseline(finals.ceiling)
     rows = [] if workload["winner"] is None else [(short_id(workload["winner"]["candidate"]), workload["winner"], True)]
@@ -173,6 +208,8 @@ def race_table(workload: dict[str, Any], finals: Finals) -> Table:
     for name, record, ours in rows:
         style = "bold green" if ours else ""
         gain = f"{record['speedup']:.3f}x" if "speedup" in record else "1"
+        if "speedup" in record and abs(record["speedup"] - 1) <= workload.get("noise_floor", 0.0):
+            gain = "tie"
         interval = f"{record['speedup_low']:.3f} to {record['speedup_high']:.3f}" if "speedup" in record else ""
         share = f"{record['median_us'] / bound.median_us:.3f}" if bound else ""
         table.add_row(

@@ -4,15 +4,17 @@ device, in a process that dies with the candidate that breaks it."""
 from __future__ import annotations
 
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
+
+import psutil
 
 from evo.evaluation import Build, Measurement, Timing
 from evo.genome import Genome
 from evo.kernel import Workload
 
-__all__ = ["BuildRequest", "Executor", "ExecutorConfig", "MeasureRequest", "RaceRequest", "RaceResult"]
+__all__ = ["BuildRequest", "Executor", "ExecutorConfig", "MeasureRequest", "RaceRequest", "RaceResult", "Rival"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +25,15 @@ class ExecutorConfig:
     cache_dir: Path
     build_timeout_s: float = 30.0
     measure_timeout_s: float = 30.0
+    """At most, for the gate and for the timing. What has taken twenty times as long as the median of its kind is ended
+    before, but not earlier than after its floor."""
+    build_floor_s: float = 2.0
+    gate_floor_s: float = 1.0
+    timing_floor_s: float = 10.0
+    build_memory_bytes: int = field(default_factory=lambda: max(2 << 30, psutil.virtual_memory().total // 8))
+    """Of a builder, and of each compiler that it starts."""
+    candidate_memory_bytes: int = 1 << 30
+    """What a candidate on the CPU may take beyond twice its data."""
     device_index: int = 0
 
 
@@ -39,8 +50,19 @@ class BuildRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Rival:
+    """The best candidate so far, which another has to beat. `ratio`: its time over the reference's. Without a `build`
+    it is only a figure."""
+
+    genome: Genome
+    build: Build | None
+    ratio: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class MeasureRequest:
-    """Gate one binary for one workload and, if it passes and `time` is set, time it beside the reference."""
+    """Gate one binary for one workload and, if it passes and `time` is set, time it beside the reference; and beside
+    the rival, if it comes close to that."""
 
     kernel: str
     target: str
@@ -49,6 +71,7 @@ class MeasureRequest:
     build: Build
     seed: int = 0
     time: bool = True
+    rival: Rival | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

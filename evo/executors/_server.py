@@ -1,6 +1,7 @@
 """The process that workers are forked from. It imports what they need, once: that takes seconds, a fork none.
 
-The server itself opens no device and starts no thread pool, so that its children may. It ends with its parent.
+The server itself opens no device and starts no thread pool, so that its children may. It ends with its parent, and all
+that is below it ends with it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,13 @@ from multiprocessing.context import BaseContext
 
 __all__ = ["start_server", "worker_context"]
 
-_IMPORTED = ["evo.cli", "evo.executors._tasks", "evo.executors._bench"]
+_IMPORTED = [
+    "evo.executors._preload",  # first: from then on nothing is said on the terminal
+    "evo.cli",
+    "evo.executors._builders",
+    "evo.executors._device_tasks",
+    "evo.executors._bench",
+]
 
 
 def worker_context() -> BaseContext:

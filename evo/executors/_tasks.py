@@ -14,28 +14,28 @@ import tempfile
 import threading
 import time
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evo.errors import CompileError, EvoError, LaunchError, TemplateError
-from evo.evaluation import Build, Check, Measurement, Status
+from evo.errors import CompileError, LaunchError, TemplateError
+from evo.evaluation import Build, Check, Measurement, Status, Timing
 from evo.executors import BuildRequest, MeasureRequest, RaceRequest, RaceResult
-from evo.kernel import Workload, load_kernel
+from evo.executors._faults import classify
+from evo.executors._worker import halfway
+from evo.kernel import Kernel, Workload, load_kernel
 from evo.render import render
-from evo.targets import Session, find_target
+from evo.targets import Loaded, Session, find_target
 from evo.targets._cache import BuildCache
-from evo.timing import Protocol
+from evo.timing import CLOSE, Protocol
 
 if TYPE_CHECKING:
-    from evo.executors._bench import Bench
+    from evo.executors._bench import Bench, Contender
 
 __all__ = [
     "build",
-    "classify",
     "measure",
-    "open_device",
     "prepare_builder",
     "prepare_device",
     "race",
@@ -148,12 +148,6 @@ def prepare_device(target: str, index: int) -> None:
     _place[:] = [(target, index)]
 
 
-def open_device() -> None:
-    """Opens the device ahead of the first measurement. One that does not open is reported by that."""
-    with suppress(EvoError):
-        _session()
-
-
 @cache
 def _session() -> Session:
     import torch
@@ -171,12 +165,11 @@ def _bench(kernel_name: str, target: str, workload: Workload, seed: int) -> Benc
 
 
 def measure(request: MeasureRequest) -> Measurement:
-    """Loads, gates and times one binary. Raises only if evo itself is broken."""
+    """Loads, gates and times one binary: from cheap to dear, up to the first refusal. Raises only if evo itself is
+    broken."""
     started = time.perf_counter()
     kernel, session = load_kernel(request.kernel), _session()
     bench = _bench(request.kernel, request.target, request.workload, request.seed)
-    checks: tuple[Check, ...] = ()
-    gated = started
     assert request.build.binary is not None
     try:
         loaded = session.load(request.build.binary, kernel.entry)
@@ -184,112 +177,168 @@ def measure(request: MeasureRequest) -> Measurement:
         return Measurement(
             status=classify(str(error), Status.LOAD_ERROR), log=str(error), seconds=time.perf_counter() - started
         )
+    found = _Findings(started=started, loaded=time.perf_counter())
     try:
-        cases = [
-            (case, kernel.launch(request.target, request.genome.parameters, case.workload, session.limits))
-            for case in kernel.cases(request.target, request.workload)
-        ]
-        checks = bench.gate.run(loaded, cases)
-        gated = time.perf_counter()
-        if not all(c.passed for c in checks):
-            return Measurement(
-                status=Status.WRONG,
-                checks=checks,
-                log=f"{checks[-1].case}: {checks[-1].reason}",
-                seconds=gated - started,
-                gate_seconds=gated - started,
-            )
-        if not request.time:
-            return Measurement(
-                status=Status.OK, checks=checks, seconds=gated - started, gate_seconds=gated - started
-            )
-        reference = next(b for b in kernel.baselines if b.role == "reference")
-        launch = kernel.launch(request.target, request.genome.parameters, request.workload, session.limits)
-        bench.poison_timed()
-        timings = bench.time(
-            [bench.candidate("candidate", loaded, launch), bench.baseline(reference)],
-            _protocol("search", request.target),
-            reference.name,
-            keep=frozenset({reference.name}),
-        )
-        timed = time.perf_counter()
-        checks = (*checks, bench.verify_timed(pick=int(request.genome.digest[:8], 16)))
-        ended = time.perf_counter()
-        passed = checks[-1].passed
-        return Measurement(
-            status=Status.OK if passed else Status.WRONG,
-            checks=checks,
-            timings=timings if passed else (),
-            log="" if passed else f"{checks[-1].case}: {checks[-1].reason}",
-            seconds=ended - started,
-            gate_seconds=gated - started + ended - timed,
-            timing_seconds=timed - gated,
-        )
+        _examine(request, kernel, bench, loaded, found)
     except LaunchError as error:
-        return Measurement(
-            status=classify(str(error), Status.LAUNCH_ERROR),
-            checks=checks if all(c.passed for c in checks) else (),
-            log=str(error),
-            seconds=time.perf_counter() - started,
-            device_lost=not _answers(session),
-        )
+        found.checks = tuple(c for c in found.checks if c.passed)
+        found.status, found.log = classify(str(error), Status.LAUNCH_ERROR), str(error)
+        found.device_lost = not _answers(session)
     finally:
         loaded.close()
+    return found.measurement()
+
+
+@dataclass(kw_only=True)
+class _Findings:
+    """What is known of a candidate so far, and when each stage ended (seconds of the performance counter)."""
+
+    started: float
+    loaded: float
+    status: Status = Status.OK
+    log: str = ""
+    checks: tuple[Check, ...] = ()
+    timings: tuple[Timing, ...] = ()
+    gate_seconds: float = 0.0
+    timing_seconds: float = 0.0
+    device_lost: bool = False
+
+    def refuse(self, status: Status, log: str) -> None:
+        self.status, self.log, self.timings = status, log, ()
+
+    def measurement(self) -> Measurement:
+        return Measurement(
+            status=self.status,
+            checks=self.checks,
+            timings=self.timings if self.status is Status.OK else (),
+            log=self.log,
+            seconds=time.perf_counter() - self.started,
+            load_seconds=self.loaded - self.started,
+            gate_seconds=self.gate_seconds,
+            timing_seconds=self.timing_seconds,
+            device_lost=self.device_lost,
+        )
+
+
+def _examine(request: MeasureRequest, kernel: Kernel, bench: Bench, loaded: Loaded, found: _Findings) -> None:
+    """Gate, timing, and a look at what the timed calls wrote. Raises LaunchError."""
+    point, limits = request.genome.parameters, _session().limits
+    cases = [
+        (case, kernel.launch(request.target, point, case.workload, limits))
+        for case in kernel.cases(request.target, request.workload)
+    ]
+    found.checks = bench.gate.run(loaded, cases)
+    halfway()
+    gated = time.perf_counter()
+    found.gate_seconds = gated - found.loaded
+    if not all(c.passed for c in found.checks):
+        found.refuse(Status.WRONG, f"{found.checks[-1].case}: {found.checks[-1].reason}")
+        return
+    if not request.time:
+        return
+    launch = kernel.launch(request.target, point, request.workload, limits)
+    found.timings = _time(request, kernel, bench, bench.candidate("candidate", loaded, launch))
+    timed = time.perf_counter()
+    found.timing_seconds = timed - gated
+    found.checks = (*found.checks, bench.verify_timed(pick=int(request.genome.digest[:8], 16)))
+    found.gate_seconds += time.perf_counter() - timed
+    if not found.checks[-1].passed:
+        found.refuse(Status.WRONG, f"{found.checks[-1].case}: {found.checks[-1].reason}")
+    elif reason := bench.impossible(found.timings, "candidate"):
+        found.checks = (*found.checks[:-1], replace(found.checks[-1], passed=False, reason=reason))
+        found.refuse(Status.IMPOSSIBLE, reason)
+
+
+def _time(request: MeasureRequest, kernel: Kernel, bench: Bench, candidate: Contender) -> tuple[Timing, ...]:
+    """Beside the reference; and again beside the rival too, if the candidate comes close to that."""
+    reference = bench.baseline(next(b for b in kernel.baselines if b.role == "reference"))
+    protocol, kept, rival = _protocol("search", request.target), frozenset({reference.name}), request.rival
+    timings = bench.time(
+        [candidate, reference],
+        protocol,
+        reference.name,
+        keep=kept,
+        rival=rival.ratio if rival else None,
+        surprise=True,
+    )
+    if rival is None or (timings[0].ratio or 0.0) > CLOSE * rival.ratio:
+        return timings
+    other = bench.rival(rival)
+    if other is None:
+        return timings
+    return bench.time([candidate, other, reference], protocol, reference.name, keep=kept, surprise=True)
 
 
 def race(request: RaceRequest) -> RaceResult:
-    """Times contenders and baselines interleaved; every output is verified first."""
+    """Times contenders and baselines interleaved; every output is verified, before the race and after it."""
     started = time.perf_counter()
     kernel, session = load_kernel(request.kernel), _session()
     bench = _bench(request.kernel, request.target, request.workload, request.seed)
     reference = next(b for b in kernel.baselines if b.role == "reference")
-    names = dict.fromkeys((reference.name, *request.baselines))
-    refused: list[tuple[str, str]] = []
-    entries, loaded_all = [], []
+    refused: dict[str, str] = {}
+    entries: list[Contender] = []
+    loaded_all: list[Loaded] = []
+
+    def verify(entry: Contender, pick: int) -> bool:
+        """Whether a contender is right. Raises LaunchError if the device is lost with it."""
+        try:
+            bench.call_witnesses(entry)
+        except LaunchError as error:
+            refused[entry.name] = str(error)
+            if _answers(session):
+                return False
+            raise
+        check = bench.verify_timed(pick=pick ^ request.seed & 0xFFFF)
+        if not check.passed:
+            refused[entry.name] = check.reason
+        return check.passed
+
     try:
         for name, genome, built in request.contenders:
             assert built.binary is not None
             launch = kernel.launch(request.target, genome.parameters, request.workload, session.limits)
             try:
                 loaded_all.append(session.load(built.binary, kernel.entry))
-                entry = bench.candidate(name, loaded_all[-1], launch)
-                bench.poison_timed()
-                entry.calls[0]()
-                session.synchronize()
             except LaunchError as error:
-                refused.append((name, str(error)))
-                if _answers(session):
-                    continue
-                raise
-            check = bench.verify_timed(pick=int(genome.digest[:8], 16) ^ request.seed & 0xFFFF)
-            if check.passed:
+                refused[name] = str(error)
+                continue
+            entry = bench.candidate(name, loaded_all[-1], launch)
+            if verify(entry, pick=int(genome.digest[:8], 16)):
                 entries.append(entry)
-            else:
-                refused.append((name, check.reason))
-        for name in names:
+        contenders = list(entries)
+        for name in dict.fromkeys((reference.name, *request.baselines)):
             baseline = kernel.baseline(name)
             if request.target not in baseline.targets:
                 continue
             reason = "" if baseline.role == "ceiling" else bench.check_baseline(baseline)
             if reason and name != reference.name:
-                refused.append((name, reason))
+                refused[name] = reason
             else:
                 entries.append(bench.baseline(baseline))
         protocol = _protocol("final", request.target)
         timings = list(bench.time(entries, protocol, reference.name))
         if request.hot and bench.fits_cache:
             timings += bench.time(entries, replace(protocol, name="hot", cold=False), reference.name, sets=1)
+        for entry in contenders:
+            if not verify(entry, pick=1):
+                continue
+            if reason := bench.impossible(timings, entry.name):
+                refused[entry.name] = reason
     except LaunchError as error:
         return RaceResult(
             log=str(error),
-            refused=tuple(refused),
+            refused=tuple(refused.items()),
             seconds=time.perf_counter() - started,
             device_lost=not _answers(session),
         )
     finally:
         for loaded in loaded_all:
             loaded.close()
-    return RaceResult(timings=tuple(timings), refused=tuple(refused), seconds=time.perf_counter() - started)
+    return RaceResult(
+        timings=tuple(t for t in timings if t.contender not in refused),
+        refused=tuple(refused.items()),
+        seconds=time.perf_counter() - started,
+    )
 
 
 def _answers(session: Session) -> bool:
@@ -299,18 +348,6 @@ def _answers(session: Session) -> bool:
     except LaunchError:
         return False
     return True
-
-
-def classify(message: str, default: Status) -> Status:
-    """The status that a device's error message stands for."""
-    text = message.upper()
-    if "ILLEGAL_ADDRESS" in text or "MISALIGNED_ADDRESS" in text or "ILLEGAL_INSTRUCTION" in text:
-        return Status.ILLEGAL_ADDRESS
-    if "OUT_OF_MEMORY" in text:
-        return Status.OUT_OF_MEMORY
-    if "LAUNCH_TIMEOUT" in text:
-        return Status.TIMEOUT
-    return default
 
 
 def _protocol(stage: str, target: str) -> Protocol:

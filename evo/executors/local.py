@@ -1,37 +1,42 @@
-"""Runs work on this machine: a pool of builders and one disposable device process (both by pebble).
+"""Runs work on this machine: builders, and one disposable device process.
 
-Pebble's pools kill a task at its time limit and replace a worker that dies; what is added here is the order of
-things: one measurement at a time, a fresh process after a broken one, and turns where building and timing would
-share cores.
+What is decided here is the order of things: one measurement at a time, a fresh process after a broken one, who is to
+blame for what broke, and turns where building and timing would share cores.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future, TimeoutError
+from concurrent.futures import CancelledError, Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
-
-from pebble import ProcessExpired, ProcessPool
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 from evo.evaluation import Build, Measurement, Status
 from evo.executors import BuildRequest, ExecutorConfig, MeasureRequest, RaceRequest, RaceResult
-from evo.executors import _tasks as tasks
+from evo.executors import _device_tasks as tasks
+from evo.executors._builders import Builders
+from evo.executors._device import Device
+from evo.executors._device_tasks import SetUp
+from evo.executors._limits import SCRATCH, data_bytes
+from evo.executors._pace import Pace
 from evo.executors._server import start_server, worker_context
+from evo.executors._worker import Worker, WorkerDied, WorkerStalled
 from evo.kernel import Workload
 from evo.targets import find_target
 
 __all__ = ["LocalExecutor"]
 
-_OPEN_TIMEOUT_S = 180.0
-"""For opening the device, a task of its own."""
+_TIMING_DATA_S = 60.0
+"""Added to the limit of the first timing in a process, which also makes the data for it."""
 
-_SETUP_TIMEOUT_S = 30.0
-"""Added to the limit of the first measurement of a workload, which also makes its data and references."""
-
-_T = TypeVar("_T")
+_T = TypeVar("_T", Measurement, RaceResult)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +47,17 @@ class _Job:
     future: Future[Any] | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Attempt(Generic[_T]):
+    """What came of running a candidate: a result, or how the device process was lost."""
+
+    result: _T | None = None
+    status: Status = Status.OK
+    log: str = ""
+    certain: bool = False
+    """That the candidate is to blame is clear from this attempt alone."""
+
+
 class LocalExecutor:
     """See `evo.executors.Executor`."""
 
@@ -50,135 +66,172 @@ class LocalExecutor:
         self._turns = find_target(target).shares_cores
         start_server()
         self._context = worker_context()
-        self._builders = ProcessPool(
-            max_workers=config.builders, context=self._context, initializer=tasks.prepare_builder
-        )
-        self._device: ProcessPool | None = None
+        self._scratch = Path(tempfile.mkdtemp(prefix=f"{SCRATCH}{os.getpid()}-"))
         self._jobs: deque[_Job] = deque()
         self._held_builds: deque[_Job] = deque()
-        self._in_flight: set[Future[Any]] = set()
-        self._set_up: set[tuple[str, Workload, int]] = set()
+        self._outstanding: set[Future[Any]] = set()
+        self._paces: dict[tuple[str, Workload, str], Pace] = {}
         self._building = 0
         self._measuring = False
         self._closed = False
         self._changed = threading.Condition()
-        self._builders.schedule(tasks.warm_up_builder, args=(target,))
-        self._open_device()
+        self._device = Device(self._start_device, spares=0 if self._turns else 2)
+        self._builders = Builders(self._start, target, config, self._scratch)
         self._dispatcher = threading.Thread(target=self._dispatch, name="evo-device", daemon=True)
         self._dispatcher.start()
+
+    def _start(self, prepare: Callable[..., int], arguments: tuple[Any, ...]) -> Worker:
+        return Worker(self._context, self._scratch, prepare, arguments)
+
+    def _start_device(self) -> Worker:
+        return self._start(tasks.prepare, (self._target, self._config.device_index, self._scratch))
 
     # -- builds ---------------------------------------------------------------------------------------------
 
     def build(self, request: BuildRequest) -> Future[Build]:
-        outer: Future[Build] = Future()
+        future: Future[Build] = Future()
+        self._expect(future)
 
         def start() -> None:
-            args = (request, str(self._config.cache_dir))
-            try:
-                inner = self._schedule(self._builders, tasks.build, args, self._config.build_timeout_s)
-            except CancelledError:
-                outer.cancel()
-                return
-            inner.add_done_callback(lambda done: self._built(request, done, outer))
+            self._builders.submit(request, lambda result: self._built(result, future))
 
         with self._changed:
             if self._turns and (self._measuring or self._jobs):
-                self._held_builds.append(_Job(run=start, future=outer))
-                return outer
+                self._held_builds.append(_Job(run=start, future=future))
+                return future
             self._building += 1
         start()
-        return outer
+        return future
 
-    def _built(self, request: BuildRequest, done: Any, outer: Future[Build]) -> None:
+    def _built(self, result: Build | BaseException, future: Future[Build]) -> None:
         with self._changed:
             self._building -= 1
             self._changed.notify_all()
-        try:
-            result = done.result()
-        except TimeoutError:
-            limit = self._config.build_timeout_s
-            result = _failed_build(request, Status.COMPILE_TIMEOUT, f"the build took longer than {limit:g} s")
-        except ProcessExpired as error:
-            result = _failed_build(
-                request, Status.CRASH, f"the builder died (exit code {error.exitcode}) while it compiled this"
-            )
-        except CancelledError:
-            outer.cancel()
-            return
-        except BaseException as error:
-            outer.set_exception(error)
-            return
-        _deliver(outer, result)
+        _deliver(future, result)
 
     # -- the device -----------------------------------------------------------------------------------------
 
     def measure(self, request: MeasureRequest) -> Future[Measurement]:
         def failed(status: Status, log: str) -> Measurement:
-            return Measurement(status=status, log=log)
+            return Measurement(status=status, log=log, device_lost=True)
 
-        limit_s = self._config.measure_timeout_s
-        return self._enqueue(tasks.measure, request, limit_s, failed, lambda m: m.device_lost)
+        gating, timing = self._pace(request, "gate"), self._pace(request, "timing")
+
+        def evaluate() -> Measurement:
+            measured = self._judge(tasks.measure, request, lambda: (gating.limit_s(), timing.limit_s()), failed)
+            if measured.status is Status.OK:
+                gating.note(measured.gate_seconds)
+                if request.time:
+                    timing.note(measured.timing_seconds)
+            return measured
+
+        return self._enqueue(evaluate)
 
     def race(self, request: RaceRequest) -> Future[RaceResult]:
         def failed(status: Status, log: str) -> RaceResult:
-            return RaceResult(log=f"{status}: {log}")
+            return RaceResult(log=f"{status}: {log}", device_lost=True)
 
         limit_s = self._config.measure_timeout_s * (len(request.contenders) + len(request.baselines) + 1)
-        return self._enqueue(tasks.race, request, limit_s, failed, lambda r: r.device_lost)
+        return self._enqueue(lambda: self._judge(tasks.race, request, lambda: (limit_s, 0.0), failed))
 
     def renew_device(self) -> None:
-        self._submit(_Job(run=self._end_device))
+        self._submit(_Job(run=self._device.renew))
 
-    def _enqueue(
+    def _pace(self, request: MeasureRequest, stage: str) -> Pace:
+        """A hang shows in the gate, whose time varies little; a race waits for a quiet machine, up to its own limit."""
+        floor_s = self._config.gate_floor_s if stage == "gate" else self._config.timing_floor_s
+        fresh = Pace(floor_s=floor_s, ceiling_s=self._config.measure_timeout_s)
+        return self._paces.setdefault((request.kernel, request.workload, stage), fresh)
+
+    def _judge(
         self,
-        task: Callable[[Any], _T],
+        task: Callable[[Any, SetUp], _T],
         request: MeasureRequest | RaceRequest,
-        limit_s: float,
+        limits_s: Callable[[], tuple[float, float]],
         failed: Callable[[Status, str], _T],
-        lost: Callable[[_T], bool],
-    ) -> Future[_T]:
-        outer: Future[_T] = Future()
+    ) -> _T:
+        """A candidate is blamed for a lost device process if that happens twice, the second time alone in a fresh one.
+
+        In the first process others have run before it, and may have broken what it stumbled over.
+        """
+        first = self._attempt(task, request, *limits_s())
+        if first.result is not None:
+            return first.result
+        if first.certain:
+            return failed(first.status, first.log)
+        second = self._attempt(task, request, *limits_s())
+        if second.result is not None:
+            return second.result
+        return failed(second.status, f"{second.log} (and again, alone in a fresh process)")
+
+    def _attempt(
+        self, task: Callable[[Any, SetUp], _T], request: MeasureRequest | RaceRequest, limit_s: float, further_s: float
+    ) -> _Attempt[_T]:
+        """Leaves a process behind that is fit for the next candidate, or none."""
+        data = self._data(request)
+        worker = self._device.ready(data)
+        if data not in self._device.timed:
+            further_s += _TIMING_DATA_S
+        attempt: _Attempt[_T]
+        try:
+            result: _T = worker.call(task, request, data, limit_s=limit_s, further_s=further_s)
+        except WorkerStalled as stalled:
+            log = f"no result within {stalled.limit_s:.3g} s"
+            attempt = _Attempt(status=Status.TIMEOUT, log=log, certain=stalled.busy)
+        except WorkerDied as death:
+            attempt = _Attempt(status=death.status, log=f"the device process {death}")
+        else:
+            if worker.complaint:
+                attempt = _Attempt(status=Status.CRASH, log=f"{worker.complaint}; the process was ended")
+            elif result.device_lost or _status(result) is Status.OUT_OF_MEMORY:
+                attempt = _Attempt(status=_status(result), log=_with(result.log, worker.last_words()))
+            else:
+                if data.timed or result.timings:
+                    self._device.timed.add(data)
+                if self._has_grown(worker):
+                    self._device.renew()
+                return _Attempt(result=result)
+        self._device.lose()
+        if self._closed:
+            raise CancelledError
+        return attempt
+
+    def _data(self, request: MeasureRequest | RaceRequest) -> SetUp:
+        return SetUp(
+            kernel=request.kernel,
+            target=request.target,
+            workload=request.workload,
+            seed=request.seed,
+            timed=isinstance(request, RaceRequest),
+            memory_bytes=self._config.candidate_memory_bytes,
+        )
+
+    def _has_grown(self, worker: Worker) -> bool:
+        """Whether a candidate has left too little memory to the next."""
+        least = self._config.candidate_memory_bytes // 2
+        return bool(worker.memory_limit) and data_bytes(worker.pid) > worker.memory_limit - least
+
+    def _enqueue(self, evaluate: Callable[[], _T]) -> Future[_T]:
+        future: Future[_T] = Future()
+        self._expect(future)
 
         def run() -> None:
-            if outer.cancelled():
-                return
-            setting = (request.kernel, request.workload, request.seed)
-            limit = limit_s
-            try:
-                pool = self._open_device()
-                if setting not in self._set_up:
-                    limit += _SETUP_TIMEOUT_S
-                result = self._schedule(pool, task, (request,), limit).result()
-                self._set_up.add(setting)
-            except TimeoutError:
-                result = failed(Status.TIMEOUT, f"no result within {limit:g} s")
-                self._end_device()
-            except ProcessExpired as error:
-                result = failed(Status.CRASH, f"the device process died (exit code {error.exitcode})")
-                self._end_device()
-            except CancelledError:
-                outer.cancel()
-                return
-            if lost(result):
-                self._end_device()
-            _deliver(outer, result)
+            if not future.cancelled():
+                _deliver(future, evaluate())
 
-        self._submit(_Job(run=run, future=outer))
-        return outer
-
-    def _schedule(self, pool: Any, task: Callable[..., _T], args: tuple[Any, ...], timeout_s: float) -> Future[_T]:
-        """Pebble forgets the tasks of a pool that is stopped: those in flight are kept, to be cancelled."""
-        with self._changed:
-            if self._closed:
-                raise CancelledError
-            future: Future[_T] = pool.schedule(task, args=args, timeout=timeout_s)
-            self._in_flight.add(future)
-        future.add_done_callback(self._landed)
+        self._submit(_Job(run=run, future=future))
         return future
 
-    def _landed(self, future: Future[Any]) -> None:
+    def _expect(self, future: Future[Any]) -> None:
         with self._changed:
-            self._in_flight.discard(future)
+            if self._closed:
+                future.cancel()
+            self._outstanding.add(future)
+        future.add_done_callback(self._settled)
+
+    def _settled(self, future: Future[Any]) -> None:
+        with self._changed:
+            self._outstanding.discard(future)
 
     def _submit(self, job: _Job) -> None:
         with self._changed:
@@ -198,7 +251,7 @@ class LocalExecutor:
                 job.run()
             except BaseException as error:  # what breaks evo itself is told to whoever waits
                 if job.future is not None:
-                    _deliver_error(job.future, error)
+                    _deliver(job.future, error)
             with self._changed:
                 self._measuring = False
                 held = list(self._held_builds) if not (self._jobs or self._closed) else []
@@ -208,64 +261,35 @@ class LocalExecutor:
             for build in held:
                 build.run()
 
-    def _open_device(self) -> ProcessPool:
-        """Raises CancelledError once this executor is closed."""
-        with self._changed:
-            if self._closed:
-                raise CancelledError
-            if self._device is None:
-                self._set_up.clear()
-                self._device = ProcessPool(
-                    max_workers=1,
-                    context=self._context,
-                    initializer=tasks.prepare_device,
-                    initargs=(self._target, self._config.device_index),
-                )
-                self._device.schedule(tasks.open_device, timeout=_OPEN_TIMEOUT_S)
-            return self._device
-
-    def _end_device(self) -> None:
-        pool, self._device = self._device, None
-        _end(pool)
-
     def close(self) -> None:
         with self._changed:
             self._closed = True
-            in_flight = list(self._in_flight)
-            abandoned = [*self._jobs, *self._held_builds]
+            outstanding = list(self._outstanding)
             self._jobs.clear()
             self._held_builds.clear()
             self._changed.notify_all()
-        for future in in_flight:
+        for future in outstanding:
             future.cancel()
-        _stop(self._builders)
-        self._end_device()
-        self._builders.join()
+        self._device.kill()
+        self._builders.close()
         self._dispatcher.join()
-        for job in abandoned:
-            if job.future is not None:
-                job.future.cancel()
+        self._device.close()
+        shutil.rmtree(self._scratch, ignore_errors=True)
 
 
-def _end(pool: ProcessPool | None) -> None:
-    if pool is not None:
-        _stop(pool)
-        pool.join()
+def _status(result: Measurement | RaceResult) -> Status:
+    return result.status if isinstance(result, Measurement) else Status.CRASH
 
 
-def _stop(pool: Any) -> None:
-    pool.stop()  # which pebble leaves without types
+def _with(log: str, words: str) -> str:
+    return f"{log}: {words}" if words else log
 
 
-def _failed_build(request: BuildRequest, status: Status, log: str) -> Build:
-    return Build(status=status, arch=request.arch, compiler="", source_digest="", log=log)
-
-
-def _deliver(future: Future[_T], result: _T) -> None:
-    if not future.cancelled():
-        future.set_result(result)
-
-
-def _deliver_error(future: Future[_T], error: BaseException) -> None:
-    if not future.cancelled():
-        future.set_exception(error)
+def _deliver(future: Future[Any], result: object) -> None:
+    with suppress(InvalidStateError):  # it was cancelled meanwhile
+        if isinstance(result, CancelledError):
+            future.cancel()
+        elif isinstance(result, BaseException):
+            future.set_exception(result)
+        else:
+            future.set_result(result)

@@ -59,11 +59,15 @@ def repair(
     constraints = range(len(space.constraints))
     broken = _broken(space, point, constraints, len(space.constraints))
     free = _free(space, point, keep)
+    conditions = {w.parameter for p in space.parameters for w in p.when}
+    kept = {name: point[name] for name in keep if name in point}
     for _ in range(steps):
         if not broken or not free:
             break
         p = rng.choice(free)
-        moved = change(rng, space, point, {p.name: move(rng, p, point[p.name])})
+        # A kept parameter that one move turned off has its value again when another turns it on.
+        known = {**kept, **point} if p.name in conditions else point
+        moved = change(rng, space, known, {p.name: move(rng, p, point[p.name])})
         # The broken rules first: most moves mend none of them, and then the others need no look.
         still = _broken(space, moved, broken, len(broken))
         if len(still) == len(broken) and rng.random() >= _SIDEWAYS:

@@ -36,6 +36,7 @@ __all__ = [
     "counts",
     "failures",
     "history",
+    "noise_floors",
     "run",
     "runs",
     "select_sql",
@@ -210,6 +211,12 @@ def baselines(store: Store, run: str) -> tuple[TimingRecord, ...]:
             .order_by(_t.id)
         )
         return tuple(read_timing_record(row._mapping) for row in rows)
+
+
+def noise_floors(store: Store, run: str) -> dict[str, float]:
+    """By workload, what a winner of the run seemed to gain over a second copy of itself, in the last of its finals: a
+    fraction. Workloads without a final are left out."""
+    return {t.workload: t.clocks["noise_floor"] for t in baselines(store, run) if "noise_floor" in t.clocks}
 
 
 def select_sql(store: Store, sql: str) -> Selection:

@@ -158,6 +158,16 @@ def _pci_bus(index: int) -> str:
     return str(found.split(b"\0")[0].decode())
 
 
+_THROTTLES = {
+    0x08: "hardware slowdown",
+    0x20: "thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+}
+"""NVML's reasons for lower clocks that spoil a measurement (nvmlClocksThrottleReasons). A power cap is none: on cards
+that are bought for it, it is how they run."""
+
+
 class Clocks:
     """Reads a device's clocks through NVML; says nothing where NVML is missing or refuses."""
 
@@ -172,7 +182,8 @@ class Clocks:
             self._nvml = pynvml
 
     def read(self) -> dict[str, float]:
-        """sm_mhz, memory_mhz, temperature_c, power_w, and throttle_reasons: NVML's bits, 0 for none."""
+        """sm_mhz, memory_mhz, temperature_c, power_w, other_processes that have a context on the GPU, and
+        throttle_reasons: NVML's bits, 0 for none."""
         nvml, found = self._nvml, dict[str, float]()
         if nvml is None:
             return found
@@ -182,11 +193,22 @@ class Clocks:
             "temperature_c": lambda h: nvml.nvmlDeviceGetTemperature(h, nvml.NVML_TEMPERATURE_GPU),
             "power_w": lambda h: nvml.nvmlDeviceGetPowerUsage(h) / 1e3,
             "throttle_reasons": nvml.nvmlDeviceGetCurrentClocksThrottleReasons,
+            "other_processes": lambda h: max(0, len(nvml.nvmlDeviceGetComputeRunningProcesses(h)) - 1),
         }
         for name, reading in readings.items():
             with suppress(nvml.NVMLError):
                 found[name] = float(reading(self._handle))
         return found
+
+    def throttled(self) -> str:
+        """Why the clocks are held down now, other than for being idle or as someone set them; empty if they are not."""
+        nvml = self._nvml
+        if nvml is None:
+            return ""
+        with suppress(nvml.NVMLError):
+            bits = int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle))
+            return ", ".join(name for bit, name in _THROTTLES.items() if bits & bit)
+        return ""
 
     def close(self) -> None:
         if self._nvml is not None:

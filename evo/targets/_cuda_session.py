@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from evo.evaluation import Binary
 from evo.kernel import Limits
 from evo.targets import EVICTION_MULTIPLE, DeviceInfo
 from evo.targets._cuda_driver import Clocks, driver, driver_version, error_text, expect, version_advice
+from evo.targets._cuda_hazards import CudaHazards
 from evo.targets._cuda_loaded import CudaLoaded
 from evo.targets._nvrtc import nvrtc_version
 
@@ -108,8 +110,17 @@ class CudaSession:
         return CudaReplay(self, calls)
 
     def clocks(self) -> dict[str, float]:
-        """sm_mhz, memory_mhz, temperature_c, power_w, throttle_reasons (NVML's bits); {} without NVML."""
+        """sm_mhz, memory_mhz, temperature_c, power_w, throttle_reasons (NVML's bits), other_processes (on this GPU);
+        {} without NVML."""
         return self._clocks.read()
+
+    def disturbance(self) -> str:
+        return self._clocks.throttled()
+
+    @cached_property
+    def hazards(self) -> CudaHazards:
+        """For the gate."""
+        return CudaHazards(self)
 
     def close(self) -> None:
         self._clocks.close()

@@ -247,6 +247,18 @@ def _constraints(dtype: str, columns: int, limits: Limits) -> tuple[Constraint, 
             "shifted and plain sums are exact enough for 16-bit results only",
         ),
         rule(
+            "welford_is_short",
+            lambda p, s: p["statistics"] != "welford" or s.element_bytes == 2 or s.iterations <= 32,
+            "a running mean over more than 32 vectors loses digits that float32 results show",
+        ),
+        rule(
+            "chains_are_short",
+            lambda p, s: s.element_bytes == 2
+            or p["statistics"] == "welford"
+            or s.iterations * s.lanes // min(p["accumulators"], s.lanes) <= 128,
+            "one running float32 sum over more than 128 elements loses the small ones beside an outlier",
+        ),
+        rule(
             "cluster_shape",
             lambda p, s: p["cluster"] == 1
             or (

@@ -97,10 +97,21 @@ def _inputs(workload: Workload, data: str, generator: torch.Generator) -> Tensor
         x[spot()] = 300.0
     elif data == "first_outlier":
         x[:, 0] = 1000.0
-    elif data == "huge":
-        x = (2 * uniform(rows, cols) - 1) * (65000.0 if workload.dtype == "float16" else 1e15)
+    elif data == "huge":  # as large as the squares of a whole row allow: their sum is a tenth of what float32 holds
+        x = (2 * uniform(rows, cols) - 1) * (65000.0 if workload.dtype == "float16" else (2e37 / cols) ** 0.5)
     elif data == "tiny":  # variance far below eps
         x = x * 1e-4
+    elif data == "denormal":  # of the problem's dtype: flushing them to zero loses the row
+        x = x * (torch.finfo(dtype).smallest_normal / 4)
+    elif data == "needle":  # nearly all of a row's variance in one element: the last, the first or any
+        # Equal elements beside it would all be rounded the same way, and the errors of an honest sum add up.
+        row, column = spot()
+        column[row % 3 == 0], column[row % 3 == 1] = cols - 1, 0
+        x = x / 16 + (4 * uniform(rows, 1) - 2)
+        x[row, column] += 48 + 32 * uniform(rows)
+    elif data == "permuted":  # the elements of one row, in another order in each
+        order = uniform(rows, cols).argsort(dim=1)
+        x = (x[:1] * 2 + torch.linspace(-3, 5, cols, device=device)).expand(rows, cols).gather(1, order)
     elif data == "ramp":  # sorted values: order matters to running sums
         x = torch.linspace(-3, 5, cols, device=device).expand(rows, cols) + normal(rows, 1)
     elif data == "non_finite":  # a NaN row, an Inf row, then clean ones, in turn
@@ -137,8 +148,11 @@ def _cases(target: str, workload: Workload) -> list[Case]:
         case("tiny", 5, eps=0.5),
         case("constant", 5),
         case("outlier", 33),
-        case("first_outlier", 33),
+        case("first_outlier", 31),
         case("huge", 5),
+        case("denormal", 3, eps=1e-12),
+        case("needle", 17),
+        case("permuted", 7, weight=False),
         case("ramp", 9),
         case("non_finite", 7),
         case("normal", 6, offset=1),
@@ -146,9 +160,10 @@ def _cases(target: str, workload: Workload) -> list[Case]:
     if dtype == "float32":
         found.append(case("tight", 67))
     if target == "cuda":  # more rows than a persistent grid takes at once, and no whole number of its steps
-        found.append(case("normal", min(65_539, max(523, 2**24 // cols | 1))))
+        found.append(case("normal", min(65_539, max(523, (9 << 20) // cols | 1))))
     if target == "cpu":  # one binary serves every number of columns
-        found += [case("normal", 5, columns) for columns in (1, 3, 17, 64, 769, 1023)]
+        found += [case("normal", 5, columns) for columns in (1, 3, 17, 64, 127, 769, 1023, 1025)]
+        found += [case("needle", 3, columns) for columns in (31, 129, 4097)]
         found += [case("large_mean", 33, 769), case("normal", 3, 1023, offset=3)]
     return found
 
@@ -230,6 +245,9 @@ KERNEL = Kernel(
         "first_outlier",
         "huge",
         "tiny",
+        "denormal",
+        "needle",
+        "permuted",
         "ramp",
         "non_finite",
     ),

@@ -364,7 +364,7 @@ def test_code_that_does_not_load_says_why(session: CudaSession) -> None:
 
 def test_clocks_are_numbers(session: CudaSession) -> None:
     clocks = session.clocks()
-    assert set(clocks) <= {"sm_mhz", "memory_mhz", "temperature_c", "power_w", "throttle_reasons"}
+    assert set(clocks) <= {"sm_mhz", "memory_mhz", "temperature_c", "power_w", "throttle_reasons", "other_processes"}
     assert all(isinstance(v, float) for v in clocks.values())
     if "sm_mhz" in clocks:
         assert 50 < clocks["sm_mhz"] < 5000

@@ -1,0 +1,126 @@
+"""What the device process runs, with the faults of candidates told from those of evo and of the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import TypeVar
+
+from evo.errors import DeviceError
+from evo.evaluation import Measurement, Status
+from evo.executors import MeasureRequest, RaceRequest, RaceResult
+from evo.executors import _tasks as tasks
+from evo.executors._faults import classify
+from evo.executors._limits import confine_candidate, data_bytes, limit_data
+from evo.executors._worker import at_halfway
+from evo.kernel import Workload, load_kernel
+from evo.targets import find_target
+
+__all__ = ["SetUp", "measure", "open_and_probe", "prepare", "probe", "race", "set_up"]
+
+_PROBE_ELEMENTS = 1 << 16
+
+_UNLIMITED = 1 << 60
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetUp:
+    """For what the device process makes its data."""
+
+    kernel: str
+    target: str
+    workload: Workload
+    seed: int
+    timed: bool
+    """Also what timing needs, not only the gate."""
+    memory_bytes: int
+    """What a candidate may take beyond the data, where its memory is limited."""
+
+
+def prepare(target: str, index: int, scratch: Path) -> int:
+    confine_candidate(scratch, host_code=find_target(target).shares_cores)
+    tasks.prepare_device(target, index)
+    return 0
+
+
+def open_and_probe() -> None:
+    """Opens the device. Raises DeviceError if there is none, or if it does not compute."""
+    tasks._session()
+    probe()
+
+
+def probe() -> None:
+    """A small computation whose result is known. Raises DeviceError if the device does not give it."""
+    import torch
+
+    session = tasks._session()
+    try:
+        found = torch.arange(_PROBE_ELEMENTS, dtype=torch.int64, device=session.device).square().sum().item()
+        session.synchronize()
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise DeviceError(f"{session.info.name} does not answer: {reason}") from error
+    n = _PROBE_ELEMENTS - 1
+    if found != n * (n + 1) * (2 * n + 1) // 6:
+        raise DeviceError(f"{session.info.name} computes wrong sums: {found} for the squares up to {n}")
+
+
+@cache
+def set_up(request: SetUp) -> int:
+    """Makes the data that all candidates of a workload are judged with, once. No candidate runs meanwhile.
+
+    Returns the limit of the process's memory, 0 for none. Raises UsageError if the data do not fit.
+    """
+    session = tasks._session()
+    host_code = session.device.type == "cpu"
+    if host_code:
+        limit_data(_UNLIMITED)
+    kernel = load_kernel(request.kernel)
+    bench = tasks._bench(request.kernel, request.target, request.workload, request.seed)
+    for case in kernel.cases(request.target, request.workload):
+        bench.gate.prepare(case)
+    if request.timed:
+        session.evict()
+        for part in ("inputs", "outputs", "witnesses"):
+            getattr(bench, part)
+    session.synchronize()
+    # Baselines return outputs of their own, and those of a whole sample are kept: as much again as the data.
+    return limit_data(data_bytes() + request.memory_bytes) if host_code else 0
+
+
+def measure(request: MeasureRequest, data: SetUp) -> Measurement:
+    """Data for the timing are made when the first candidate has passed the gate: many a process does not live so
+    long."""
+
+    def failed(status: Status, log: str) -> Measurement:
+        return Measurement(status=status, log=log, device_lost=True)
+
+    at_halfway(lambda: set_up(replace(data, timed=request.time)))
+    return _judged(tasks.measure, request, failed)
+
+
+def race(request: RaceRequest, data: SetUp) -> RaceResult:
+    def failed(status: Status, log: str) -> RaceResult:
+        return RaceResult(log=f"{status}: {log}", device_lost=True)
+
+    return _judged(tasks.race, request, failed)
+
+
+def _judged(task: Callable[..., _T], request: object, failed: Callable[[Status, str], _T]) -> _T:
+    """A candidate's fault may first show in a call of PyTorch: an allocation that fails, an error of the device."""
+    try:
+        return task(request)
+    except (RuntimeError, MemoryError) as error:
+        text = f"{type(error).__name__}: {error}"
+        status = classify("OUT OF MEMORY" if isinstance(error, MemoryError) else text, Status.OK)
+        if status is Status.OK:
+            try:
+                probe()
+            except DeviceError:
+                return failed(Status.LAUNCH_ERROR, text)
+            raise
+        return failed(status, text)

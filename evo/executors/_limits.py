@@ -1,0 +1,202 @@
+"""What a worker may do to the machine: memory, files, network, the terminal. Called in the worker itself.
+
+These limits hold accidents, not attackers: a candidate is code that runs as the user.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+__all__ = [
+    "SCRATCH",
+    "Conduct",
+    "adopt_orphans",
+    "confine_builder",
+    "confine_candidate",
+    "data_bytes",
+    "discard_output",
+    "limit_data",
+    "oom_kills",
+    "write_output_to",
+]
+
+SCRATCH = "evo-work-"
+"""How folders for temporary files are called; the number of the command's process follows."""
+
+_FILE_BYTES = 256 << 20
+"""The largest file that a candidate on the CPU may write."""
+
+_BUILT_BYTES = 1 << 30
+"""The largest file that a compiler may write."""
+
+_OOM_SCORE = 500
+"""Whom the kernel ends first when memory runs out: a worker, before the command and the user's own programs."""
+
+_NEW_USER_SPACE, _NEW_NETWORK = 0x10000000, 0x40000000
+_SET_CHILD_SUBREAPER = 36
+
+
+def discard_output() -> None:
+    """Points the standard output and error at nothing, for this process and its children."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (1, 2):
+        os.dup2(nothing, descriptor)
+    os.close(nothing)
+
+
+def write_output_to(path: Path) -> None:
+    """Likewise, at a file, which holds what was said since `Conduct.begin`."""
+    target = os.open(path, os.O_CREAT | os.O_RDWR | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    for descriptor in (1, 2):
+        os.dup2(target, descriptor)
+    os.close(target)
+
+
+def adopt_orphans() -> None:
+    """Processes below this one whose parents are gone become its own children, not the system's (Linux)."""
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def confine_builder(scratch: Path, memory_bytes: int) -> int:
+    """For a builder and the compilers it starts: `memory_bytes` each, files in `scratch`, no network.
+
+    Returns the limit of the data segment, 0 where there is none.
+    """
+    _confine(scratch, network=False)
+    _limit(resource.RLIMIT_FSIZE, _BUILT_BYTES)
+    return limit_data(memory_bytes)
+
+
+def confine_candidate(scratch: Path, *, host_code: bool) -> None:
+    """For a device process. `host_code`: candidates run in this process, and not on a device of its own. Its memory is
+    limited later, when it holds its data."""
+    _confine(scratch, network=not host_code)
+    adopt_orphans()
+    if host_code:
+        _limit(resource.RLIMIT_FSIZE, _FILE_BYTES)
+
+
+def _confine(scratch: Path, *, network: bool) -> None:
+    _limit(resource.RLIMIT_CORE, 0)
+    # Python has this signal ignored, and compilers are not to inherit that it is not.
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
+    tempfile.tempdir = os.environ["TMPDIR"] = str(scratch)  # what a killed worker leaves goes with the folder
+    if not network:
+        _leave_network()
+
+
+def _leave_network() -> None:
+    """A network of its own with nothing in it, where the system lets a user have one. Before any thread starts."""
+    try:
+        unshare = ctypes.CDLL(None).unshare
+    except AttributeError:
+        return
+    if unshare(_NEW_NETWORK) == 0:
+        return
+    user, group = os.getuid(), os.getgid()
+    if unshare(_NEW_USER_SPACE | _NEW_NETWORK) == 0:
+        with suppress(OSError):  # the same numbers inside, so that files keep their owner
+            Path("/proc/self/setgroups").write_text("deny")
+            Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+            Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+
+
+def limit_data(further_bytes: int) -> int:
+    """Lets this process, and each of its children, have `further_bytes` beyond what it holds now.
+
+    Data, not address space: mapped libraries are gigabytes that nobody pays for. Returns the limit; 0 where there is
+    none to be had (not Linux).
+    """
+    held = data_bytes()
+    if not held:
+        return 0
+    return held + further_bytes if _limit(resource.RLIMIT_DATA, held + further_bytes) else 0
+
+
+def data_bytes(pid: int | None = None) -> int:
+    """Private memory that a process has asked for, touched or not; 0 where it cannot be known, or is gone."""
+    with suppress(OSError, ValueError, IndexError):
+        status = Path(f"/proc/{pid or 'self'}/status").read_text()
+        return int(status.partition("VmData:")[2].split(None, 1)[0]) << 10
+    return 0
+
+
+def oom_kills() -> int:
+    """How many processes this system has killed because memory ran out; 0 where it does not tell."""
+    with suppress(OSError, ValueError, IndexError):
+        return int(Path("/proc/vmstat").read_text().partition("\noom_kill ")[2].split(None, 1)[0])
+    return 0
+
+
+def _limit(what: int, value: int) -> bool:
+    """Soft limits: the engine raises them again where it needs more."""
+    hard = resource.getrlimit(what)[1]
+    with suppress(OSError, ValueError):
+        resource.setrlimit(what, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
+        return True
+    return False
+
+
+class Conduct:
+    """What a candidate must leave as it found it. Watches the process it is made in.
+
+    descriptors: open ones to be watched beside the standard three.
+    """
+
+    def __init__(self, *descriptors: int) -> None:
+        self._folder = Path.cwd().stat()
+        self._files = {d: _identity(d) for d in (0, 1, 2, *descriptors)}
+
+    def begin(self) -> None:
+        """Forgets what was written to the standard output and error."""
+        with suppress(OSError):
+            os.ftruncate(2, 0)
+
+    def intact(self, descriptor: int) -> bool:
+        return _identity(descriptor) == self._files[descriptor]
+
+    def complaint(self) -> str:
+        """What was done that no computation does, in a few words; empty if nothing was. Ends no process."""
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        if closed := [str(d) for d in self._files if not self.intact(d)]:
+            return f"it closed file descriptor {', '.join(closed)} of its process"
+        try:
+            moved = not os.path.samestat(Path.cwd().stat(), self._folder)
+        except OSError:
+            moved = True
+        if moved:
+            return "it changed the working directory of its process"
+        if count := _living_children():
+            return f"it left {count} {'process' if count == 1 else 'processes'} running"
+        return ""
+
+
+def _identity(descriptor: int) -> tuple[int, int] | None:
+    try:
+        found = os.fstat(descriptor)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _living_children() -> int:
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            continue
+    children: set[str] = set()
+    for path in Path("/proc/self/task").glob("*/children"):
+        with suppress(OSError):  # a thread that has just ended
+            children.update(path.read_text().split())
+    return len(children)

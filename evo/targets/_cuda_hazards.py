@@ -1,0 +1,70 @@
+"""Conditions that a candidate has to stand on a GPU: what `evo.gate.Hazards` asks for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from evo.kernel import Launch
+from evo.render import Source
+from evo.targets import Loaded, find_target
+
+if TYPE_CHECKING:
+    from evo.targets import Session
+
+__all__ = ["SOURCE", "CudaHazards"]
+
+_DELAY_CLOCKS = 200_000
+"""About 100 us: longer than the host takes to launch the candidate behind it."""
+
+_THREADS = 256
+"""Few, and without shared memory: blocks of the candidate must fit beside one of these on every multiprocessor."""
+
+SOURCE = """
+// Shared memory keeps what the block before left in it. A block of all the shared memory that a block can have, one on
+// each multiprocessor, overwrites it.
+extern "C" __global__ void __launch_bounds__(1024) scrub(long long word, long long count) {
+    extern __shared__ volatile long long memory[];
+    for (long long i = threadIdx.x; i < count; i += blockDim.x) memory[i] = word;
+}
+
+// Lets the next kernel start before this one has done anything, as far as that kernel asks for it.
+// CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization".
+extern "C" __global__ void write_late(longlong2* to, const longlong2* from, long long count, long long clocks) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+    for (const long long begin = clock64(); clock64() < begin + clocks;) {}
+    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x)
+        to[i] = from[i];
+}
+"""
+
+
+class CudaHazards:
+    """The methods are those of `evo.gate.Hazards`. Compiled for the GPU at hand when it is made, in a tenth of a
+    second."""
+
+    def __init__(self, session: Session) -> None:
+        self._multiprocessors = session.limits.multiprocessors
+        self._smem_bytes = session.limits.smem_bytes_per_block // 8 * 8
+        self._scrub, self._write_late = (self._load(session, entry) for entry in ("scrub", "write_late"))
+
+    @staticmethod
+    def _load(session: Session, entry: str) -> Loaded:
+        source = Source(text=SOURCE, target="cuda", entry=entry)
+        return session.load(find_target("cuda").compile(source, session.info.arch, Path()), entry)
+
+    def scrub(self, byte: int) -> None:
+        word = int.from_bytes(bytes([byte]) * 8, "little", signed=True)
+        grid = (self._multiprocessors, 1, 1)
+        launch = Launch(grid=grid, block=(1024, 1, 1), smem_bytes=self._smem_bytes)
+        self._scrub((word, self._smem_bytes // 8), launch)
+
+    def write_late(self, to: torch.Tensor, source: torch.Tensor) -> None:
+        count = to.nbytes // 16
+        blocks = min(self._multiprocessors, -(-count // _THREADS))
+        launch = Launch(grid=(blocks, 1, 1), block=(_THREADS, 1, 1))
+        self._write_late((to, source, count, _DELAY_CLOCKS), launch)

@@ -1,0 +1,105 @@
+"""Every way of cheating that is tried, and what is to be said of it; and honest variants of the same template."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["ALL", "CHEATS", "HONEST", "TUNED_COLUMNS", "Cheat", "names_for"]
+
+TUNED_COLUMNS = 512
+"""The only number of columns that cheat `tuned_columns` is right for, where columns are compiled in."""
+
+_TOLERANCE = "outside the tolerance"
+_UNWRITTEN = "NaN or were never written"
+_LOST = "NaN or Inf of the reference are lost"
+_OUTSIDE = "it depends on memory outside its inputs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cheat:
+    """`stage`: where it must be refused: build, load, launch, gate, timed, neighbour. `reason`: part of what is recorded
+    then; `case`: part of the name of the case, if only one kind of case can show it. `capability`: of the GPU, times
+    ten, from which on there is such a thing."""
+
+    name: str
+    stage: str = "gate"
+    reason: str = _TOLERANCE
+    case: str = ""
+    targets: tuple[str, ...] = ("cpu", "cuda")
+    capability: int = 0
+
+
+CHEATS = (
+    # Does not do the work.
+    Cheat(name="writes_nothing", reason=_UNWRITTEN),
+    Cheat(name="zeros"),
+    Cheat(name="constant"),
+    Cheat(name="copies_input"),
+    Cheat(name="fixed_statistics"),
+    Cheat(name="statistics_of_row_0"),
+    Cheat(name="row_0_for_all"),
+    Cheat(name="ignores_weight"),
+    Cheat(name="ignores_bias"),
+    Cheat(name="ignores_eps", case="eps="),
+    # Leaves some of it out.
+    Cheat(name="unwritten_last_element", reason="1 of"),
+    Cheat(name="unwritten_last_vector", reason="4 of"),
+    Cheat(name="unwritten_last_row", reason=_UNWRITTEN),
+    Cheat(name="uncounted_last_element"),
+    Cheat(name="uncounted_last_vector"),
+    # Is not exact enough, or not for everything.
+    Cheat(name="raw_moments", reason=""),
+    Cheat(name="half_accumulation"),
+    Cheat(name="nan_is_zero", reason=_LOST, case="non_finite"),
+    Cheat(name="loses_inf", reason=_LOST, case="non_finite"),
+    Cheat(name="flushes_denormals", case="denormal", targets=("cuda",)),
+    Cheat(name="aligned_only", reason="1 of", case="offset="),
+    Cheat(name="tuned_columns", stage="gate", reason="1 of", targets=("cpu",)),
+    Cheat(name="tuned_columns", stage="neighbour", reason="", targets=("cuda",)),
+    # Touches what is not its own.
+    Cheat(name="changes_x", reason="input x was changed"),
+    Cheat(name="changes_weight", reason="input weight was changed"),
+    Cheat(name="writes_element_before", reason="memory outside output y was written"),
+    Cheat(name="writes_element_after", reason="memory outside output y was written"),
+    Cheat(name="writes_vector_before", reason="memory outside output y was written"),
+    Cheat(name="writes_vector_after", reason="memory outside output y was written"),
+    Cheat(name="writes_beside_input", reason="memory outside input x was written"),
+    Cheat(name="reads_element_before", reason=f"(launch 2, in other memory); {_OUTSIDE}"),
+    Cheat(name="reads_element_after", reason=_OUTSIDE),
+    Cheat(name="reads_vector_before", reason=_OUTSIDE),
+    Cheat(name="reads_vector_after", reason=_OUTSIDE),
+    Cheat(name="reads_weight_after", reason=_OUTSIDE),
+    Cheat(name="reads_its_output", reason=_UNWRITTEN),
+    Cheat(name="uninitialised_shared", reason="shared memory that it has not written", targets=("cuda",)),
+    Cheat(name="reads_early", reason="read an input before the kernel that writes it", targets=("cuda",), capability=90),
+    # Is not the same every time.
+    Cheat(name="race", reason=""),
+    Cheat(name="last_bit_wanders", reason="result differs between repeats (launch 2, in other memory)"),
+    Cheat(name="right_at_first", reason="(launch 2, in other memory)"),
+    Cheat(name="right_after_the_first", reason="right when launched again"),
+    Cheat(name="right_for_one_pointer", reason="(launch 2, in other memory)"),
+    Cheat(name="caches_by_pointer", reason="(launch 3, on other data in the same memory)"),
+    Cheat(name="skips_what_it_has_done", reason="(launch 3, on other data in the same memory)"),
+    Cheat(name="right_in_the_gate", stage="timed", reason=_UNWRITTEN),
+    Cheat(name="skips_under_the_clock", stage="timed", reason=_UNWRITTEN),
+    # Does not run.
+    Cheat(name="does_not_compile", stage="build", reason="this candidate does not compile"),
+    Cheat(name="has_no_entry_point", stage="load", reason="layernorm", targets=("cpu",)),
+    Cheat(name="has_no_entry_point", stage="build", reason="no entry point", targets=("cuda",)),
+    Cheat(name="too_much_shared_memory", stage="launch", reason="bytes of shared memory", targets=("cuda",)),
+)
+
+HONEST = (
+    Cheat(name="honest", stage="", reason=""),
+    Cheat(name="honest_backwards", stage="", reason=""),
+    Cheat(name="honest_in_float", stage="", reason=""),
+    Cheat(name="honest_in_parallel", stage="", reason="", targets=("cpu",)),
+    Cheat(name="honest_and_patient", stage="", reason="", targets=("cuda",), capability=90),
+)
+
+ALL = (*HONEST, *CHEATS)
+
+
+def names_for(target: str, capability: int) -> tuple[Cheat, ...]:
+    """What can be tried on a target; `capability` is 0 where it is no GPU."""
+    return tuple(c for c in ALL if target in c.targets and (target != "cuda" or capability >= c.capability))

@@ -1,0 +1,43 @@
+"""LayerNorm's problem, solved by a template that cheats: the parameter says how."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from evo.kernel import LaunchPlan, Limits, Workload, load_kernel
+from evo.space import Categorical, Space, Value
+
+from .cheats import names_for
+
+
+def _space(target: str, workload: Workload, limits: Limits) -> Space:
+    names = tuple(c.name for c in names_for(target, limits.capability))
+    return Space(
+        parameters=(Categorical(name="cheat", values=names, structural=True, why="a search finds every loophole"),),
+        constraints=(),
+        default={"cheat": names[0]},
+    )
+
+
+def _plan(target: str, point: Mapping[str, Value], workload: Workload) -> LaunchPlan:
+    if target != "cuda":
+        return LaunchPlan(threads=1)
+    smem = {"uninitialised_shared": 128, "too_much_shared_memory": 1 << 20}
+    return LaunchPlan(
+        threads=256,
+        tiles=(("rows", 1),),
+        smem_bytes=smem.get(str(point["cheat"]), 0),
+        programmatic=point["cheat"] in ("reads_early", "honest_and_patient"),
+    )
+
+
+KERNEL = replace(
+    load_kernel("layernorm"),
+    name="adversaries",
+    title="LayerNorm forward, by cheats",
+    space=_space,
+    plan=_plan,
+    inactive={},
+    compile_flags=lambda target, point: ("-O1",) if target == "cpu" else (),
+)

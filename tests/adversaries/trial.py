@@ -1,0 +1,94 @@
+"""Tries cheats as a search would: built, gated and timed by an executor, and their neighbours gated as in the finals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from evo.evaluation import Measurement, Status
+from evo.executors import BuildRequest, Executor, MeasureRequest
+from evo.genome import Genome
+from evo.kernel import Workload, load_kernel
+
+from .cheats import Cheat
+
+__all__ = ["FOLDER", "Verdict", "try_all", "workload_for"]
+
+FOLDER = Path(__file__).parent
+
+PATIENCE_S = 120.0
+"""How long anything may take: the machine may be busy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What became of a cheat. `stage` is empty where it was accepted."""
+
+    cheat: Cheat
+    stage: str
+    status: Status
+    reason: str
+
+    @property
+    def as_expected(self) -> bool:
+        return (
+            self.stage == self.cheat.stage
+            and self.cheat.reason in self.reason
+            and self.cheat.case in self.reason.split(":")[0]
+        )
+
+
+def workload_for(target: str, dtype: str) -> Workload:
+    cols = 512 if target == "cuda" else 256
+    return load_kernel(str(FOLDER)).workload(target, f"rows=64,cols={cols},dtype={dtype}")
+
+
+def try_all(
+    executor: Executor, target: str, arch: str, workload: Workload, cheats: Sequence[Cheat], *, neighbours: bool = True
+) -> Iterator[Verdict]:
+    """Verdicts in order. `neighbours`: also for the sizes that a finalist is gated at."""
+    kernel = load_kernel(str(FOLDER))
+    near = kernel.neighbours(target, workload) if neighbours else ()
+
+    def request(cheat: Cheat, size: Workload) -> BuildRequest:
+        genome = Genome.of({"cheat": cheat.name})
+        return BuildRequest(kernel=str(FOLDER), target=target, arch=arch, genome=genome, workload=size)
+
+    def sizes(cheat: Cheat) -> list[Workload]:
+        return [workload, *(near if cheat.stage in ("", "neighbour") else ())]
+
+    builds = [[(size, executor.build(request(cheat, size))) for size in sizes(cheat)] for cheat in cheats]
+    for cheat, futures in zip(cheats, builds, strict=True):
+        verdict = Verdict(cheat=cheat, stage="", status=Status.OK, reason="")
+        for size, future in futures:
+            build = future.result(PATIENCE_S)
+            if build.binary is None:
+                verdict = Verdict(cheat=cheat, stage="build", status=build.status, reason=build.log)
+                break
+            measured = executor.measure(
+                MeasureRequest(
+                    kernel=str(FOLDER),
+                    target=target,
+                    genome=Genome.of({"cheat": cheat.name}),
+                    workload=size,
+                    build=build,
+                    seed=1,
+                    time=size == workload,
+                )
+            ).result(PATIENCE_S)
+            if measured.status is not Status.OK:
+                stage = _stage(measured) if size == workload else "neighbour"
+                verdict = Verdict(cheat=cheat, stage=stage, status=measured.status, reason=measured.log)
+                break
+        yield verdict
+
+
+def _stage(measured: Measurement) -> str:
+    if measured.status is Status.LOAD_ERROR:
+        return "load"
+    if measured.status is Status.IMPOSSIBLE:
+        return "timed"
+    if measured.status is Status.WRONG:
+        return "timed" if measured.checks[-1].case.startswith("timed") else "gate"
+    return "launch"

@@ -1,0 +1,71 @@
+"""What broke is told apart by the device's own words and by how a process ended."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from evo.evaluation import Status
+from evo.executors._faults import classify, exit_status, exit_text, ran_out_of_memory
+from evo.executors._pace import Pace
+
+
+@pytest.mark.parametrize(
+    ("message", "status"),
+    [
+        ("CUDA_ERROR_ILLEGAL_ADDRESS (700): an illegal memory access was encountered", Status.ILLEGAL_ADDRESS),
+        ("AcceleratorError: CUDA error: an illegal memory access was encountered", Status.ILLEGAL_ADDRESS),
+        ("CUDA_ERROR_MISALIGNED_ADDRESS (716): misaligned address", Status.MISALIGNED_ADDRESS),
+        ("CUDA_ERROR_ILLEGAL_INSTRUCTION (715): an illegal instruction was encountered", Status.TRAP),
+        ("CUDA_ERROR_ASSERT (710): device-side assert triggered", Status.TRAP),
+        ("CUDA_ERROR_LAUNCH_FAILED (719): unspecified launch failure", Status.TRAP),
+        ("CUDA_ERROR_HARDWARE_STACK_ERROR (714): hardware stack error", Status.TRAP),
+        ("CUDA_ERROR_OUT_OF_MEMORY (2): out of memory", Status.OUT_OF_MEMORY),
+        ("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes", Status.OUT_OF_MEMORY),
+        ("CUDA_ERROR_LAUNCH_TIMEOUT (702): the launch timed out and was terminated", Status.TIMEOUT),
+        ("CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES (701): too many resources requested", Status.LAUNCH_ERROR),
+        ("CUDA_ERROR_INVALID_VALUE (1): invalid argument", Status.LAUNCH_ERROR),
+    ],
+)
+def test_a_message_of_the_device_has_a_status(message: str, status: Status) -> None:
+    assert classify(message, Status.LAUNCH_ERROR) is status
+
+
+@pytest.mark.parametrize(
+    ("exitcode", "status", "text"),
+    [
+        (-signal.SIGSEGV, Status.ILLEGAL_ADDRESS, "SIGSEGV"),
+        (-signal.SIGBUS, Status.ILLEGAL_ADDRESS, "SIGBUS"),
+        (-signal.SIGABRT, Status.TRAP, "SIGABRT"),
+        (-signal.SIGILL, Status.TRAP, "SIGILL"),
+        (-signal.SIGFPE, Status.TRAP, "SIGFPE"),
+        (-signal.SIGKILL, Status.CRASH, "SIGKILL"),
+        (0, Status.CRASH, "exit code 0"),
+        (3, Status.CRASH, "exit code 3"),
+        (-63, Status.CRASH, "signal 63"),
+    ],
+)
+def test_the_end_of_a_process_has_a_status(exitcode: int, status: Status, text: str) -> None:
+    assert exit_status(exitcode) is status
+    assert exit_text(exitcode) == text
+
+
+def test_a_compiler_without_memory_is_told_from_one_with_an_error() -> None:
+    assert ran_out_of_memory("cc1plus: out of memory allocating 65536 bytes after a total of 1 bytes")
+    assert ran_out_of_memory("g++: fatal error: Killed signal terminated program cc1plus")
+    assert ran_out_of_memory("terminate called after throwing an instance of 'std::bad_alloc'")
+    assert not ran_out_of_memory("candidate.cpp:3:1: error: expected ';'")
+
+
+def test_a_limit_follows_the_median_between_its_floor_and_its_ceiling() -> None:
+    pace = Pace(floor_s=2, ceiling_s=30)
+    assert pace.limit_s() == 30
+    pace.note(0.01)
+    assert pace.limit_s() == 2
+    for _ in range(2):
+        pace.note(0.5)
+    assert pace.limit_s() == pytest.approx(10)
+    for _ in range(9):
+        pace.note(9)
+    assert pace.limit_s() == 30

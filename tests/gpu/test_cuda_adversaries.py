@@ -1,0 +1,46 @@
+"""A search finds every loophole there is: each known way to cheat on a GPU is refused, by name, on a search's own path."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from evo.executors import ExecutorConfig
+from evo.executors.local import LocalExecutor
+from evo.targets import find_target
+from tests.adversaries.cheats import ALL, Cheat
+from tests.adversaries.trial import Verdict, try_all, workload_for
+
+pytestmark = pytest.mark.gpu
+
+ON_GPU = tuple(c for c in ALL if "cuda" in c.targets)
+
+
+@pytest.fixture(scope="module")
+def verdicts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Verdict]]:
+    arch = find_target("cuda").device().arch
+    capability = find_target("cuda").limits(arch).capability
+    config = ExecutorConfig(builders=4, cache_dir=tmp_path_factory.mktemp("cache"))
+    executor = LocalExecutor("cuda", config)
+    try:
+        tried = [c for c in ON_GPU if capability >= c.capability]
+        found = try_all(executor, "cuda", arch, workload_for("cuda", "float16"), tried)
+        yield {v.cheat.name: v for v in found}
+    finally:
+        executor.close()
+
+
+@pytest.mark.parametrize("cheat", [c for c in ON_GPU if c.stage], ids=lambda c: c.name)
+def test_a_search_on_the_gpu_refuses_a_candidate_that(verdicts: dict[str, Verdict], cheat: Cheat) -> None:
+    if cheat.name not in verdicts:
+        pytest.skip(f"needs compute capability {cheat.capability / 10}")
+    assert verdicts[cheat.name].stage, f"{cheat.name} was accepted"
+    assert verdicts[cheat.name].as_expected, verdicts[cheat.name]
+
+
+@pytest.mark.parametrize("cheat", [c for c in ON_GPU if not c.stage], ids=lambda c: c.name)
+def test_a_search_on_the_gpu_accepts_a_candidate_that_is(verdicts: dict[str, Verdict], cheat: Cheat) -> None:
+    if cheat.name not in verdicts:
+        pytest.skip(f"needs compute capability {cheat.capability / 10}")
+    assert not verdicts[cheat.name].stage, verdicts[cheat.name]

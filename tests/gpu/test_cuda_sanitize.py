@@ -1,0 +1,171 @@
+"""compute-sanitizer sees what leaves a result right: one element too far, a missing barrier, memory nobody wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from evo import cli
+from evo.executors import BuildRequest
+from evo.genome import Genome
+from evo.kernel import load_kernel
+from evo.sanitizing import Sanitized, choose_tools, find_compute_sanitizer, sanitize
+from evo.store.store import Store
+from evo.targets import find_target
+
+TOOLKITS = [Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "bin", Path("/usr/local/cuda/bin")]
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not (shutil.which("compute-sanitizer") or any((t / "compute-sanitizer").is_file() for t in TOOLKITS)),
+        reason="compute-sanitizer is not installed",
+    ),
+]
+
+KERNEL = """
+from evo.kernel import Argument, Baseline, Case, Cost, Dimension, Kernel, LaunchPlan, Tolerance, Workload
+from evo.space import Categorical, Space
+
+MODES = ("honest", "writes beyond", "reads beyond", "race", "unset", "divergent")
+
+
+def inputs(workload, data, generator):
+    import torch
+
+    return {"x": torch.randn(workload.dim("n"), generator=generator, device=generator.device)}
+
+
+def case(n, offset=0):
+    return Case(f"normal {n} {offset}", Workload.of({"n": n}, "float32"), "normal", offset)
+
+
+KERNEL = Kernel(
+    name="toy",
+    title="Twice",
+    entry="twice",
+    dimensions=(Dimension(name="n", low=0, high=1 << 20),),
+    dtypes={"cuda": ("float32",)},
+    options={},
+    specialised={"cuda": ()},
+    arguments=(
+        Argument(name="x", kind="input"),
+        Argument(name="y", kind="output", shape=("n",)),
+        Argument(name="n", kind="scalar", dtype="int64"),
+    ),
+    tolerance={"float32": Tolerance(atol=1e-6, rtol=1e-6)},
+    reference=lambda inputs, workload: {"y": 2 * inputs["x"]},
+    inputs=inputs,
+    data=("normal",),
+    cases=lambda target, workload: [case(512), case(1001), case(64, 1)],
+    neighbours=lambda target, workload: (),
+    cost=lambda workload: Cost(bytes=8 * workload.dim("n"), flops=workload.dim("n")),
+    baselines=(Baseline(name="torch", role="reference", call=lambda inputs, workload: inputs["x"] * 2),),
+    workloads={"cuda": (Workload.of({"n": 4096}, "float32"),)},
+    space=lambda target, workload, limits: Space(
+        parameters=(Categorical(name="mode", values=MODES, why="temper", structural=True),),
+        constraints=(),
+        default={"mode": "honest"},
+    ),
+    plan=lambda target, point, workload: LaunchPlan(threads=256, tiles=(("n", 256),)),
+)
+"""
+
+TEMPLATE = """
+extern "C" __global__ void twice(const float* x, float* y, long long n) {
+    __shared__ float held[256];
+    const long long base = blockIdx.x * 256ll, i = base + threadIdx.x;
+    {% if p.mode == "unset" %}
+    if (i < n) { float was = *(volatile float*)(y + i); (void)was; }
+    {% endif %}
+    if (i < n) held[threadIdx.x] = 2 * x[i];
+    {% if p.mode != "race" %}
+    __syncthreads();
+    {% endif %}
+    const int other = threadIdx.x ^ 32;  // of another warp
+    if (base + other < n) y[base + other] = held[other];
+    {% if p.mode == "writes beyond" %}
+    if (i == 0) y[n] = 0;
+    {% elif p.mode == "reads beyond" %}
+    if (i == 0) { float next = *(volatile const float*)(x + n); (void)next; }
+    {% elif p.mode == "divergent" %}
+    if (threadIdx.x >= 17) __syncwarp(1);  // by threads that are not in the mask
+    {% endif %}
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("kernels") / "toy"
+    folder.mkdir()
+    (folder / "kernel.py").write_text(KERNEL)
+    (folder / "cuda.cu.j2").write_text(TEMPLATE)
+    return str(folder)
+
+
+def run_tools(kernel: str, genome: Genome, tools: tuple[str, ...]) -> Sanitized:
+    request = BuildRequest(
+        kernel=kernel,
+        target="cuda",
+        arch=find_target("cuda").device().arch,
+        genome=genome,
+        workload=load_kernel(kernel).example("cuda"),
+    )
+    return sanitize(request, tools, seed=1, limit_s=60.0, toolkits=TOOLKITS)
+
+
+FOUND = {
+    "writes beyond": ("memcheck", "Invalid __global__ write of size 4 bytes", "y[n] = 0;"),
+    "reads beyond": ("memcheck", "Invalid __global__ read of size 4 bytes", "volatile const float"),
+    "race": ("racecheck", "Race reported between", "held["),
+    "unset": ("initcheck", "Uninitialized __global__ memory read of size 4 bytes", "volatile float*"),
+    "divergent": ("synccheck", "Barrier error detected", "__syncwarp(1)"),
+}
+
+
+@pytest.mark.parametrize("mode", FOUND)
+def test_a_fault_that_leaves_the_result_right_is_found_by_its_tool_with_its_line(toy: str, mode: str) -> None:
+    tool, what, line = FOUND[mode]
+    (report,) = run_tools(toy, Genome.of({"mode": mode}), (tool,)).reports
+    assert report.errors >= 1
+    assert any(what in m and line in m for m in report.messages), report.messages
+    assert not report.clean
+
+
+def test_an_honest_candidate_is_clean_under_every_tool(toy: str) -> None:
+    found = run_tools(toy, Genome.of({"mode": "honest"}), choose_tools("cuda", "all"))
+    assert found.clean, found
+
+
+def test_a_layernorm_of_a_search_is_clean_under_every_tool_and_passes_a_check_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    db = str(tmp_path / "lineage.db")
+    workload = "rows=512,cols=1000,dtype=float16"
+    search = ["search", "layernorm", "--target", "cuda", "--workload", workload, "--evaluations", "4", "--db", db]
+    assert cli.run([*search, "--seed", "1", "--name", "gpu", "--json"]) == 0
+    capsys.readouterr()
+    assert find_compute_sanitizer(TOOLKITS)
+    assert cli.run(["sanitize", "gpu", "--db", db, "--json"]) == 0
+    (record,) = json.loads(capsys.readouterr().out)
+    assert [t["tool"] for t in record["tools"]] == list(choose_tools("cuda", "all"))
+    assert any("offset" in c for c in record["cases"])
+    with Store.open(db, write=False) as store:
+        recorded = store.evaluations(store.run("gpu"))
+    first = next(e for e in recorded if e.evaluation.status == "ok")
+    seed = next(c.seed for c in first.evaluation.checks)
+    cli.run(["check", first.public_id, "--db", db, "--json"])
+    fresh = json.loads(capsys.readouterr().out)
+    assert fresh["passed"], fresh
+    assert len(fresh["workloads"]) > 1  # its neighbours too
+    replay = next(v["seed"] for v in fresh["recorded"] if v["stage"] == "search")
+    assert cli.run(["check", first.public_id, "--seed", str(replay), "--db", db, "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)["workloads"][0]["cases"]
+    assert again[0]["seed"] == seed
+    own = [c for c in first.evaluation.checks if c.case != "timed"]
+    assert [(c["case"], c["error"]) for c in again[: len(own)]] == [(c.case, c.error) for c in own]

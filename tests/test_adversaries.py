@@ -1,0 +1,42 @@
+"""A search finds every loophole there is: each known way to cheat is refused, by name, on the path that a search takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from evo.executors import ExecutorConfig
+from evo.executors.local import LocalExecutor
+from tests.adversaries.cheats import ALL, Cheat, names_for
+from tests.adversaries.trial import Verdict, try_all, workload_for
+
+TRIED = names_for("cpu", 0)
+
+
+@pytest.fixture(scope="module")
+def verdicts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Verdict]]:
+    config = ExecutorConfig(builders=2, cache_dir=tmp_path_factory.mktemp("cache"))
+    executor = LocalExecutor("cpu", config)
+    try:
+        found = try_all(executor, "cpu", "native", workload_for("cpu", "float32"), TRIED)
+        yield {v.cheat.name: v for v in found}
+    finally:
+        executor.close()
+
+
+@pytest.mark.parametrize("cheat", [c for c in TRIED if c.stage], ids=lambda c: c.name)
+def test_a_search_on_the_cpu_refuses_a_candidate_that(verdicts: dict[str, Verdict], cheat: Cheat) -> None:
+    assert verdicts[cheat.name].stage, f"{cheat.name} was accepted"
+    assert verdicts[cheat.name].as_expected, verdicts[cheat.name]
+
+
+@pytest.mark.parametrize("cheat", [c for c in TRIED if not c.stage], ids=lambda c: c.name)
+def test_a_search_on_the_cpu_accepts_a_candidate_that_is(verdicts: dict[str, Verdict], cheat: Cheat) -> None:
+    assert not verdicts[cheat.name].stage, verdicts[cheat.name]
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+def test_no_cheat_is_tried_twice(target: str) -> None:
+    names = [c.name for c in ALL if target in c.targets]
+    assert len(names) == len(set(names))

@@ -1,0 +1,289 @@
+"""A recorded candidate is built anew and gated again: on fresh data, or on those of the verdict to be repeated."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from evo import cli
+from evo.budget import Budget, StopReason
+from evo.evaluation import CandidateRef, Evaluation, Proposal, Status
+from evo.executors import BuildRequest, ExecutorConfig, MeasureRequest
+from evo.executors.local import LocalExecutor
+from evo.gate import case_seed
+from evo.genome import Genome
+from evo.kernel import load_kernel
+from evo.progress import Progress
+from evo.run import gate_seeds, plan_run
+from evo.samplers import find_sampler
+from evo.search import Search, SearchConfig
+from evo.store import Environment, RunSpec, Stage
+from evo.store.columns import public_id
+from evo.store.store import Store
+from evo.targets import find_target
+from tests.landscape import LandscapeExecutor
+from tests.toy_kernel import write_kernel
+
+TEMPLATE = """
+extern "C" void twice(const float* x, float* y, long long n) {
+    for (long long i = 0; i < n; ++i) y[i] = 2 * x[i];
+{% if p.mode == "picky" %}
+    // Right on half of all data: what was found on some may be looked for in vain on others.
+    if (n == 64 && x[0] > 0) y[63] = 3;
+{% elif p.mode == "wrong" %}
+    y[n - 1] = 3;
+{% endif %}
+}
+"""
+
+
+def configure(kernel: str, seed: int = 5) -> SearchConfig:
+    return SearchConfig(
+        kernel=kernel,
+        target="cpu",
+        arch="native",
+        workloads=load_kernel(kernel).workloads["cpu"][:1],
+        sampler="random",
+        seed=seed,
+        window=8,
+        budget=Budget(evaluations=20),
+    )
+
+
+@dataclass(frozen=True)
+class Recorded:
+    db: str
+    folder: Path
+    evaluations: dict[str, Evaluation]
+    """By mode."""
+    names: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """A run of three candidates, each gated as a search would have."""
+    home = tmp_path_factory.mktemp("run")
+    folder = write_kernel(home / "toy", ("honest", "picky", "wrong"), template=TEMPLATE)
+    kernel, db = str(folder), str(home / "lineage.db")
+    problem = load_kernel(kernel)
+    executor = LocalExecutor("cpu", ExecutorConfig(builders=1, cache_dir=home / "cache"))
+    evaluations, names = {}, {}
+    try:
+        with Store.open(db, write=True) as store:
+            run = store.create_run(
+                plan_run(configure(kernel), problem, None), Environment(device="here", arch="native")
+            )
+            seed = gate_seeds(run.spec.options, run.spec.seed)[Stage.SEARCH]
+            for order, mode in enumerate(("honest", "picky", "wrong")):
+                genome = Genome.of({"mode": mode, "unroll": 1})
+                request = BuildRequest(
+                    kernel=kernel, target="cpu", arch="native", genome=genome, workload=run.spec.workloads[0]
+                )
+                build = executor.build(request).result()
+                measure = MeasureRequest(
+                    kernel=kernel,
+                    target="cpu",
+                    genome=genome,
+                    workload=request.workload,
+                    build=build,
+                    seed=seed,
+                    time=False,
+                )
+                measured = executor.measure(measure).result()
+                ref = CandidateRef(
+                    order=order,
+                    island=0,
+                    workload=request.workload,
+                    proposal=Proposal(genome=genome, operator="random"),
+                )
+                evaluations[mode] = Evaluation(
+                    status=measured.status, build=build, checks=measured.checks, log=measured.log
+                )
+                store.add(run, ref, evaluations[mode], elapsed_s=1.0)
+                names[mode] = public_id(run.uid, order)
+    finally:
+        executor.close()
+    return Recorded(db, folder, evaluations, names)
+
+
+def check(recorded: Recorded, mode: str, capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, dict[str, Any]]:
+    code = cli.run(["check", recorded.names[mode], "--db", recorded.db, "--json", *more])
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return code, json.loads(captured.out)
+
+
+def test_the_recorded_seed_repeats_the_verdict_to_the_last_digit(
+    recorded: Recorded, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, fresh = check(recorded, "picky", capsys)
+    (verdict,) = fresh["recorded"]
+    code, record = check(recorded, "picky", capsys, "--seed", str(verdict["seed"]))
+    then = recorded.evaluations["picky"]
+    assert code == (0 if then.status is Status.OK else 1)
+    now = record["workloads"][0]["cases"][: len(then.checks)]
+    assert [(c["case"], c["error"], c["passed"], c["reason"], c["seed"]) for c in now] == [
+        (c.case, c.error, c.passed, c.reason, c.seed) for c in then.checks
+    ]
+    assert record["remarks"] == []
+    assert fresh["seed"] != verdict["seed"]
+    assert {c["seed"] for c in fresh["workloads"][0]["cases"]}.isdisjoint(
+        {c.seed for c in then.checks} - {0}
+    )
+
+
+def test_a_verdict_that_depends_on_the_data_is_found_by_fresh_data(
+    recorded: Recorded, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seed_of = {first_is_positive(recorded, seed): seed for seed in range(40)}
+    assert check(recorded, "picky", capsys, "--seed", str(seed_of[False]))[0] == 0
+    code, record = check(recorded, "picky", capsys, "--seed", str(seed_of[True]))
+    assert code == 1
+    (refused,) = [c for c in record["workloads"][0]["cases"] if not c["passed"]]
+    assert refused["case"] == "normal 64"
+
+
+def first_is_positive(recorded: Recorded, seed: int) -> bool:
+    """What the picky candidate looks at, in the data that the gate draws with a seed."""
+    kernel = load_kernel(str(recorded.folder))
+    (case,) = [c for c in kernel.cases("cpu", kernel.example("cpu")) if c.name == "normal 64"]
+    generator = torch.Generator().manual_seed(case_seed(seed, case))
+    return bool(kernel.inputs(case.workload, case.data, generator)["x"][0] > 0)
+
+
+def test_a_candidate_that_passes_is_exit_code_0_with_a_line_a_case(
+    recorded: Recorded, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    assert cli.run(["check", recorded.names["honest"][:8], "--seed", "4", "--db", recorded.db]) == 0
+    out = capsys.readouterr().out
+    for case in ("normal 5", "normal 64", "normal 1001"):
+        (line,) = [line for line in out.splitlines() if f" {case} " in line]
+        assert " ok " in line
+    assert "passed (" in out
+    assert "seed 4)" in out
+    assert "to repeat it:  evo check" in out
+
+
+def test_a_wrong_candidate_is_exit_code_1_with_the_reason_and_what_was_not_run(
+    recorded: Recorded, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, record = check(recorded, "wrong", capsys)
+    assert code == 1
+    (trial,) = record["workloads"]
+    assert [c["passed"] for c in trial["cases"]] == [False]
+    assert "y: " in trial["cases"][0]["reason"]
+    assert trial["not_run"] == ["normal 64", "normal 1001"]
+
+
+def test_a_template_that_changed_since_is_said_in_a_line(
+    recorded: Recorded, capsys: pytest.CaptureFixture[str]
+) -> None:
+    template = recorded.folder / "cpu.cpp.j2"
+    before = template.read_text()
+    template.write_text("// changed\n" + before)
+    try:
+        code, record = check(recorded, "honest", capsys, "--compile-only")
+    finally:
+        template.write_text(before)
+    assert code == 0
+    (remark,) = record["remarks"]
+    assert "has changed since" in remark
+    assert "--source" in remark
+
+
+BAD = {
+    "neither": (["check", "0123456789abcdef"], "is neither a kernel (layernorm"),
+    "no identifier": (["check", "layernrm"], "unknown kernel or candidate 'layernrm'; did you mean layernorm?"),
+    "option": (["check", "HONEST", "--arch", "native"], "--arch is recorded with candidate"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_request_is_one_sentence_and_exit_code_2(
+    recorded: Recorded, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    arguments, sentence = BAD[name]
+    words = [recorded.names["honest"] if a == "HONEST" else a for a in arguments]
+    assert cli.run([*words, "--db", recorded.db]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert sentence in captured.err
+    assert len(captured.err.splitlines()) == 1
+
+
+def test_a_kernel_of_that_name_wins(
+    recorded: Recorded, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_kernel(tmp_path / recorded.names["wrong"], template=TEMPLATE)
+    monkeypatch.chdir(tmp_path)
+    options = ["--target", "cpu", "--compile-only", "--db", recorded.db, "--json"]
+    assert cli.run(["check", recorded.names["wrong"], *options]) == 0
+    assert "branches" in json.loads(capsys.readouterr().out)
+
+
+# -- where the seeds come from --------------------------------------------------------------------------------
+
+
+class Silent:
+    def update(self, progress: Progress) -> None:
+        return None
+
+
+class Listening(LandscapeExecutor):
+    """Notes the seeds that data are to be drawn with."""
+
+    seeds: set[int]
+
+    def measure(self, request: MeasureRequest) -> Any:
+        self.seeds.add(request.seed)
+        return super().measure(request)
+
+
+def search(tmp_path: Path, gate_seed: int) -> tuple[list[str], set[int]]:
+    config = replace(configure("layernorm"), gate_seed=gate_seed)
+    kernel, limits = load_kernel("layernorm"), find_target("cpu").limits("native")
+    executor = Listening(1)
+    executor.seeds = set()
+    with Store.open(tmp_path / f"{gate_seed}.db", write=True) as store:
+        run = store.create_run(plan_run(config, kernel, None), Environment(device="a landscape", arch="none"))
+        try:
+            loop = Search(config, kernel, limits, find_sampler("random"), executor, store, run, Silent())
+            assert loop.run() is StopReason.EVALUATIONS
+        finally:
+            executor.close()
+        return [e.ref.proposal.genome.to_json() for e in store.evaluations(run)], executor.seeds
+
+
+def test_what_draws_the_data_does_not_decide_what_is_proposed(tmp_path: Path) -> None:
+    proposed, seeds = search(tmp_path, 77)
+    assert seeds == {77}
+    again, others = search(tmp_path, 78)
+    assert others == {78}
+    assert again == proposed
+
+
+def test_every_run_draws_its_data_with_a_seed_of_its_own_that_is_kept_with_it(tmp_path: Path) -> None:
+    config, kernel = configure("layernorm"), load_kernel("layernorm")
+    with Store.open(tmp_path / "lineage.db", write=True) as store:
+        environment = Environment(device="here", arch="none")
+        drawn = []
+        for name in ("one", "two"):
+            planned = plan_run(config, kernel, name)
+            store.create_run(planned, environment)
+            kept = store.run(name).spec
+            drawn.append(gate_seeds(kept.options, kept.seed))
+            assert drawn[-1] == gate_seeds(planned.options, planned.seed)
+    assert drawn[0] != drawn[1]
+    assert len({*drawn[0].values(), *drawn[1].values()}) == 4
+
+
+def test_a_run_of_before_such_seeds_were_kept_goes_on_with_the_one_it_had() -> None:
+    planned = plan_run(configure("layernorm", seed=9), load_kernel("layernorm"), None)
+    old: RunSpec = replace(planned, options={"sampler": {}, "fixed": {}})
+    assert gate_seeds(old.options, old.seed)[Stage.SEARCH] == 9

@@ -1,0 +1,243 @@
+"""What a gate cannot see: a candidate that is right here and now, by an access, a value or an order that is not its own."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from evo import cli
+from evo.budget import Budget
+from evo.errors import DeviceError, UnknownNameError
+from evo.evaluation import CandidateRef, Check, Evaluation, Proposal, Status
+from evo.executors import BuildRequest, ExecutorConfig
+from evo.executors.local import LocalExecutor
+from evo.genome import Genome
+from evo.kernel import load_kernel
+from evo.run import plan_run
+from evo.sanitizing import Report, _cuda, choose_tools, find_compute_sanitizer, sanitize
+from evo.search import SearchConfig
+from evo.store import Environment
+from evo.store.columns import public_id
+from evo.store.store import Store
+from evo.targets import find_target
+from tests.toy_kernel import write_kernel
+
+BODIES = {
+    "honest": "",
+    "writes beyond": "y[n] = 0;",
+    "writes before": "y[-1] = 0;",
+    "reads beyond": "volatile float next = x[n]; (void)next;",
+    "heap": "volatile float* h = (volatile float*)std::malloc(4 * n); h[n] = 1; std::free((void*)h);",
+    "overflow": "volatile int most = 2147483647; volatile int sum = most + 1; (void)sum;",
+    "shift": "volatile int by = 32 + (int)(n - n); volatile int bit = 1 << by; (void)bit;",
+    "stack unset": "float some[4]; if (n < 0) some[1] = 1; y[0] += 1e-30f * some[1];",
+    "heap unset": "volatile float* h = (volatile float*)std::malloc(4 * n); y[0] += 1e-30f * h[0]; std::free((void*)h);",
+    "crash": "*(volatile int*)8 = 1;",
+    "wrong": "y[n - 1] = 3;",
+    "spins": "for (volatile int on = 1; on;) {}",
+}
+
+TEMPLATE = """
+#include <cstdlib>
+extern "C" void twice(const float* x, float* y, long long n) {
+    for (long long i = 0; i < n; ++i) y[i] = 2 * x[i];
+"""
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> str:
+    branches = "".join(f'{{% if p.mode == "{mode}" %}}\n    {body}\n{{% endif %}}\n' for mode, body in BODIES.items())
+    folder = tmp_path_factory.mktemp("kernels") / "toy"
+    return str(write_kernel(folder, tuple(BODIES), template=f"{TEMPLATE}{branches}}}\n"))
+
+
+def run_tool(toy: str, mode: str, tool: str, limit_s: float = 60.0) -> Report:
+    request = BuildRequest(
+        kernel=toy,
+        target="cpu",
+        arch="native",
+        genome=Genome.of({"mode": mode, "unroll": 1}),
+        workload=load_kernel(toy).example("cpu"),
+    )
+    (report,) = sanitize(request, [tool], seed=1, limit_s=limit_s).reports
+    return report
+
+
+@pytest.mark.parametrize("tool", choose_tools("cpu", "all"))
+def test_an_honest_candidate_is_clean(toy: str, tool: str) -> None:
+    report = run_tool(toy, "honest", tool)
+    assert report.clean, report
+
+
+FOUND = {
+    "writes beyond": ("address", r"heap-buffer-overflow: WRITE of size 4 in twice, candidate\.cpp:\d+, .* \| y\[n\] = 0;"),
+    "reads beyond": ("address", "heap-buffer-overflow: READ of size 4 in twice"),
+    "heap": ("address", "heap-buffer-overflow: WRITE of size 4 in twice"),
+    "crash": ("address", "SEGV"),
+    "overflow": ("undefined", r"signed integer overflow: 2147483647 \+ 1 cannot be represented"),
+    "shift": ("undefined", "shift exponent 32 is too large"),
+    "stack unset": ("initcheck", "normal 5: y depends on memory that was never written"),
+    "heap unset": ("initcheck", "normal 5: y depends on memory that was never written"),
+}
+
+
+@pytest.mark.parametrize("mode", FOUND)
+def test_a_fault_that_leaves_the_result_right_is_found_by_its_tool(toy: str, mode: str) -> None:
+    tool, pattern = FOUND[mode]
+    report = run_tool(toy, mode, tool)
+    assert report.errors >= 1
+    assert any(re.search(pattern, m) for m in report.messages), report.messages
+    assert not report.clean
+
+
+def test_a_write_just_before_an_output_is_found(toy: str) -> None:
+    assert "heap-buffer-overflow" in run_tool(toy, "writes before", "address").messages[0]
+
+
+def test_a_wrong_output_is_refused_as_the_gate_refuses_it(toy: str) -> None:
+    report = run_tool(toy, "wrong", "undefined")
+    assert not report.errors
+    assert not report.clean
+    assert report.wrong[0].startswith("normal 5: y: ")
+
+
+def test_a_candidate_that_kills_its_process_is_reported_with_the_case(toy: str) -> None:
+    (message,) = run_tool(toy, "crash", "initcheck").messages
+    assert "at case normal 5" in message
+
+
+def test_a_candidate_that_never_ends_is_ended(toy: str) -> None:
+    (message,) = run_tool(toy, "spins", "undefined", limit_s=2.0).messages
+    assert "no end within" in message
+    assert "at case normal 5" in message
+
+
+def test_tools_are_those_of_the_target() -> None:
+    assert choose_tools("cuda", "racecheck") == ("racecheck",)
+    with pytest.raises(UnknownNameError, match="sanitizer for target cpu 'racecheck'; known: address, all, initcheck"):
+        choose_tools("cpu", "racecheck")
+
+
+def test_without_compute_sanitizer_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(DeviceError, match=r"compute-sanitizer was not found .*install the CUDA toolkit"):
+        find_compute_sanitizer([tmp_path])
+    (tmp_path / "compute-sanitizer").write_text("")
+    assert find_compute_sanitizer([tmp_path]) == str(tmp_path / "compute-sanitizer")
+
+
+REPORTS = """========= COMPUTE-SANITIZER
+========= Invalid __global__ write of size 4 bytes
+=========     at twice+0x120 in candidate.cu:7
+=========     by thread (31,0,0) in block (0,0,0)
+=========     Access at 0x7f1a0a000fa4 is out of bounds
+=========     and is 1 bytes after the nearest allocation at 0x7f1a0a000000 of size 4,004 bytes
+=========
+========= Invalid __global__ write of size 4 bytes
+=========     at twice+0x120 in candidate.cu:7
+=========     by thread (30,0,0) in block (0,0,0)
+=========     Access at 0x7f1a0a000fa4 is out of bounds
+=========     and is 1 bytes after the nearest allocation at 0x7f1a0a000000 of size 4,004 bytes
+=========
+========= Error: Race reported between Write access at twice+0x170 in candidate.cu:5
+=========     and Read access at twice+0x1f0 in candidate.cu:7 [2048 hazards]
+=========
+========= Target application returned an error
+========= ERROR SUMMARY: 32 errors
+"""
+
+
+def test_reports_of_compute_sanitizer_are_told_in_a_line_for_each_kind() -> None:
+    assert list(_cuda._messages(REPORTS)) == [
+        "Invalid __global__ write of size 4 bytes; at twice+0x120 in candidate.cu:7; by thread (31,0,0) in block (0,0,0);"
+        " Access at 0x7f1a0a000fa4 is out of bounds; and is 1 bytes after the nearest allocation at 0x7f1a0a000000 of"
+        " size 4,004 bytes (and 1 more like it)",
+        "Error: Race reported between Write access at twice+0x170 in candidate.cu:5; and Read access at twice+0x1f0 in"
+        " candidate.cu:7 [2048 hazards]",
+    ]
+    assert _cuda._count(REPORTS) == 32
+    assert _cuda._count("========= RACECHECK SUMMARY: 3 hazards displayed (1 error, 2 warnings)\n") == 1
+    assert _cuda._count("========= COMPUTE-SANITIZER\n") is None
+
+
+@pytest.fixture(scope="module")
+def recorded(toy: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[str]]:
+    """A database whose run has an honest layernorm and a toy that overflows; their identifiers."""
+    folder = tmp_path_factory.mktemp("recorded")
+    db = str(folder / "lineage.db")
+    names = []
+    executor = LocalExecutor("cpu", ExecutorConfig(builders=1, cache_dir=folder / "cache"))
+    try:
+        with Store.open(db, write=True) as store:
+            for kernel, genome in (("layernorm", None), (toy, Genome.of({"mode": "overflow", "unroll": 1}))):
+                problem = load_kernel(kernel)
+                workload = problem.example("cpu")
+                space = problem.space("cpu", workload, find_target("cpu").limits("native"))
+                genome = genome or Genome.of(space.complete(space.default))
+                config = SearchConfig(
+                    kernel=kernel,
+                    target="cpu",
+                    arch="native",
+                    workloads=(workload,),
+                    sampler="random",
+                    seed=1,
+                    window=8,
+                    budget=Budget(evaluations=1),
+                )
+                request = BuildRequest(kernel=kernel, target="cpu", arch="native", genome=genome, workload=workload)
+                build = executor.build(request).result()
+                run = store.create_run(plan_run(config, problem, None), Environment(device="here", arch="native"))
+                ref = CandidateRef(
+                    order=0, island=0, workload=workload, proposal=Proposal(genome=genome, operator="default")
+                )
+                evaluation = Evaluation(status=Status.OK, build=build, checks=(Check(case="one", passed=True),))
+                store.add(run, ref, evaluation, elapsed_s=0.0)
+                store.set_winner(run, 0, 0)
+                names.append(public_id(run.uid, 0))
+    finally:
+        executor.close()
+    return db, names
+
+
+def test_a_recorded_layernorm_is_clean_under_every_tool(
+    recorded: tuple[str, list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    db, (honest, _) = recorded
+    assert cli.run(["sanitize", honest[:10], "--db", db, "--json"]) == 0
+    (record,) = json.loads(capsys.readouterr().out)
+    assert [(t["tool"], t["clean"]) for t in record["tools"]] == [(t, True) for t in choose_tools("cpu", "all")]
+    assert len(record["cases"]) > 10
+    assert any("offset" in c for c in record["cases"])
+
+
+def test_the_winner_of_a_run_with_a_fault_is_exit_code_1_and_a_line_that_says_where(
+    recorded: tuple[str, list[str]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    db, _ = recorded
+    monkeypatch.setenv("COLUMNS", "500")
+    assert cli.run(["sanitize", "toy-", "--tool", "undefined", "--db", db]) == 1
+    out = capsys.readouterr().out
+    assert "undefined  3 errors" in out or "undefined  1 error" in out
+    assert "signed integer overflow" in out
+    assert "LD_PRELOAD=" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["zzz"], "'zzz' is no run, and unknown candidate 'zzz'"),
+        (["HONEST", "--tool", "memcheck"], "unknown sanitizer for target cpu 'memcheck'; known: address, all"),
+    ],
+)
+def test_a_bad_request_is_one_sentence_and_exit_code_2(
+    recorded: tuple[str, list[str]], capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
+) -> None:
+    db, (honest, _) = recorded
+    assert cli.run(["sanitize", *(honest if a == "HONEST" else a for a in arguments), "--db", db]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert sentence in captured.err
+    assert len(captured.err.splitlines()) == 1
