@@ -19,7 +19,8 @@ __all__ = ["Categorical", "Constraint", "Ordinal", "Parameter", "Point", "Space"
 Value = bool | int | float | str
 Point = dict[str, Value]
 
-_SAMPLE_ATTEMPTS = 20_000
+_SAMPLE_ATTEMPTS = 5_000
+_WALK_ROUNDS = 4
 _NEAREST_ATTEMPTS = 2_000
 
 
@@ -168,7 +169,8 @@ class Space:
     def sample(self, rng: random.Random) -> Point:
         """A legal point, uniform over the conditional tree and then rejected by constraints.
 
-        Raises SpaceError, naming the constraint that refused most, when nothing legal is found.
+        Where so few are legal that none is found soon, one at the end of a random walk over legal points from the
+        default. Raises SpaceError, naming the constraint that refused most, if that is not legal either.
         """
         refused: dict[str, int] = {}
         for _ in range(_SAMPLE_ATTEMPTS):
@@ -177,12 +179,24 @@ class Space:
             if broken is None:
                 return point
             refused[broken] = refused.get(broken, 0) + 1
+        if self.default and self.is_legal(self.default):
+            return self._walk(rng)
         worst = max(refused, key=lambda name: refused[name])
         reason = next(c.reason for c in self.constraints if c.name == worst)
         raise SpaceError(
             f"the constraints leave nothing to search: none of {_SAMPLE_ATTEMPTS} random points is legal, and"
             f" {worst!r} ({reason}) refused {refused[worst]} of them; relax it or widen the parameters"
         )
+
+    def _walk(self, rng: random.Random) -> Point:
+        """From the default, one parameter after the other to a random value, as long as that is legal."""
+        point = self.complete(self.default)
+        for _ in range(_WALK_ROUNDS):
+            for p in rng.sample(self.parameters, len(self.parameters)):
+                if p.name in point:
+                    moved = self.complete({**point, p.name: rng.choice(p.values)})
+                    point = moved if self.is_legal(moved) else point
+        return point
 
     def neighbours(self, point: Mapping[str, Value]) -> Iterator[Point]:
         """Legal points one step away in one parameter (others are dropped or filled in where a condition

@@ -49,6 +49,23 @@ def test_complete_takes_missing_values_from_the_default() -> None:
     assert tiny_space().complete({"tile": 4}) == {"tile": 4, "store": "shared", "pad": False, "unroll": 1}
 
 
+def test_where_hardly_a_point_is_legal_samples_are_found_from_the_default() -> None:
+    names = [f"p{i}" for i in range(10)]
+    rule = Constraint(
+        name="nearly_equal",
+        holds=lambda p: max(int(p[n]) for n in names) - min(int(p[n]) for n in names) <= 1,
+        reason="no two may differ by more than 1",
+    )
+    space = Space(
+        parameters=tuple(Ordinal(name=n, values=tuple(range(1, 9))) for n in names),
+        constraints=(rule,),
+        default=dict.fromkeys(names, 4),
+    )
+    samples = [space.sample(random.Random(seed)) for seed in range(8)]
+    assert all(space.is_legal(p) for p in samples)
+    assert len({tuple(p.values()) for p in samples}) > 4
+
+
 def test_samples_are_legal_and_reach_every_point() -> None:
     space, rng = tiny_space(), random.Random(0)
     samples = [space.sample(rng) for _ in range(500)]

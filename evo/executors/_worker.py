@@ -116,31 +116,36 @@ class Worker:
         with suppress(OSError):
             self._connection.send((task, arguments))
 
-    def collect(self, limit_s: float, further_s: float = 0.0) -> Any:
+    def collect(self, limit_s: float, further_s: float = 0.0, patience: int = 0) -> Any:
         """The result of the task that was posted. `further_s`: what it may take once it has said that it is halfway.
+        `patience`: how often a limit is granted again to a process that has mostly waited for a core until then.
 
         Raises what the task raised, WorkerDied or WorkerStalled.
         """
         if not self._prepared:
             self.memory_limit = self._receive(_STARTING_S).value
             self._prepared = True
-        answer = self._receive(limit_s)
+        answer = self._receive(limit_s, patience)
         if isinstance(answer, _Halfway):
             self.memory_limit = answer.memory_limit
-            answer = self._receive(further_s)
+            answer = self._receive(further_s, patience)
         self.complaint = answer.complaint
         if answer.error is not None:
             raise answer.error
         return answer.value
 
-    def _receive(self, limit_s: float) -> Any:
+    def _receive(self, limit_s: float, patience: int = 0) -> Any:
         """The next message. Not by `Connection.recv`, which waits for as many bytes as rubbish announces."""
         deadline = time.monotonic() + limit_s
         received, largest = self._received, 0
         while (end := _message_end(received)) is None or len(received) < end:
             left = deadline - time.monotonic()
             if left <= 0:
-                raise WorkerStalled(limit_s, self._was_busy())
+                busy = self._was_busy()
+                if busy or patience <= 0:
+                    raise WorkerStalled(limit_s, busy)
+                patience, left = patience - 1, limit_s
+                deadline += limit_s
             look = min(left, _LOOK_S) if self.memory_limit else left
             ready = connection.wait([self._connection, self._process.sentinel], look)
             chunk = b""

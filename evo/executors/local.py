@@ -36,6 +36,11 @@ __all__ = ["LocalExecutor"]
 _TIMING_DATA_S = 60.0
 """Added to the limit of the first timing in a process, which also makes the data for it."""
 
+_PATIENCE = 3
+"""So many times its limit a candidate may take more, if its process was not given the cores to use it."""
+
+_DEVICE_FAULTS = frozenset({Status.ILLEGAL_ADDRESS, Status.MISALIGNED_ADDRESS, Status.TRAP})
+
 _T = TypeVar("_T", Measurement, RaceResult)
 
 
@@ -75,7 +80,7 @@ class LocalExecutor:
         self._measuring = False
         self._closed = False
         self._changed = threading.Condition()
-        self._device = Device(self._start_device, spares=0 if self._turns else 2)
+        self._device = Device(self._start_device, spares=0 if self._turns else 3)
         self._builders = Builders(self._start, target, config, self._scratch)
         self._dispatcher = threading.Thread(target=self._dispatch, name="evo-device", daemon=True)
         self._dispatcher.start()
@@ -174,7 +179,8 @@ class LocalExecutor:
             further_s += _TIMING_DATA_S
         attempt: _Attempt[_T]
         try:
-            result: _T = worker.call(task, request, data, limit_s=limit_s, further_s=further_s)
+            worker.post(task, request, data)
+            result: _T = worker.collect(limit_s, further_s, patience=_PATIENCE)
         except WorkerStalled as stalled:
             log = f"no result within {stalled.limit_s:.3g} s"
             attempt = _Attempt(status=Status.TIMEOUT, log=log, certain=stalled.busy)
@@ -184,7 +190,11 @@ class LocalExecutor:
             if worker.complaint:
                 attempt = _Attempt(status=Status.CRASH, log=f"{worker.complaint}; the process was ended")
             elif result.device_lost or _status(result) is Status.OUT_OF_MEMORY:
-                attempt = _Attempt(status=_status(result), log=_with(result.log, worker.last_words()))
+                # The device names the fault of the launch it was waiting for, and was well when that began.
+                certain = _status(result) in _DEVICE_FAULTS
+                attempt = _Attempt(
+                    status=_status(result), log=_with(result.log, worker.last_words()), certain=certain
+                )
             else:
                 if data.timed or result.timings:
                     self._device.timed.add(data)

@@ -259,6 +259,11 @@ def _constraints(dtype: str, columns: int, limits: Limits) -> tuple[Constraint, 
             "one running float32 sum over more than 128 elements loses the small ones beside an outlier",
         ),
         rule(
+            "shifted_is_short",
+            lambda p, s: p["statistics"] != "shifted" or s.iterations * s.lanes <= 256,
+            "sums about a thread's first element lose digits over more than 256 elements, should that be an outlier",
+        ),
+        rule(
             "cluster_shape",
             lambda p, s: p["cluster"] == 1
             or (
