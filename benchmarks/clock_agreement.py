@@ -81,7 +81,7 @@ def times(name: str, text: str) -> dict[str, Any]:
     own = case.bench.candidate("own", case.session.load(case.binary, case.kernel.entry), case.launch)
     plain = replace(case.launch, alignment=1, programmatic=False, smem_bytes=0)
     nothing = case.bench.candidate("empty", case.session.load(case.empty, "empty"), plain)
-    reference = case.bench.baseline(next(b for b in case.kernel.baselines if b.role == "reference"))
+    reference = case.bench.baseline(case.kernel.reference_baseline)
     found: dict[str, Any] = {"workload": case.workload.key}
     for protocol, sets in ((PROTOCOL, None), (replace(PROTOCOL, name="hot", cold=False), 1)):
         timed = case.bench.time([own, nothing, reference], protocol, reference.name, sets=sets)

@@ -111,12 +111,8 @@ def check_candidate(executor: Executor, kernel: Kernel, request: BuildRequest, *
     to be gated. Failures are data.
     """
     limits = find_target(request.target).limits(request.arch)
-    workloads = [request.workload] + [
-        near
-        for near in kernel.neighbours(request.target, request.workload)
-        if kernel.space(request.target, near, limits).is_legal(request.genome.parameters)
-    ]
-    builds = [(w, executor.build(replace(request, workload=w))) for w in workloads]
+    near = kernel.legal_neighbours(request.target, request.genome.parameters, request.workload, limits)
+    builds = [(w, executor.build(replace(request, workload=w))) for w in (request.workload, *near)]
     trials = []
     for workload, future in builds:
         build, measurement = future.result(), None

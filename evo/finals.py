@@ -250,12 +250,8 @@ def _build(executor: Executor, setting: Setting, genome: Genome, workload: Workl
 def _build_neighbours(
     executor: Executor, setting: Setting, genome: Genome, workload: Workload
 ) -> list[tuple[Workload, Future[Build]]]:
-    """Sizes that the genome is legal for; the others it could not be used for anyway."""
-    return [
-        (near, _build(executor, setting, genome, near))
-        for near in setting.kernel.neighbours(setting.target, workload)
-        if setting.kernel.space(setting.target, near, setting.limits).is_legal(genome.parameters)
-    ]
+    legal = setting.kernel.legal_neighbours(setting.target, genome.parameters, workload, setting.limits)
+    return [(near, _build(executor, setting, genome, near)) for near in legal]
 
 
 def _gate(

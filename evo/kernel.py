@@ -241,6 +241,18 @@ class Kernel:
     def launch(self, target: str, point: Mapping[str, Value], workload: Workload, limits: Limits) -> Launch:
         return self.plan(target, point, workload).at(dict(workload.dims), limits.multiprocessors)
 
+    def legal_neighbours(
+        self, target: str, point: Mapping[str, Value], workload: Workload, limits: Limits
+    ) -> list[Workload]:
+        """Neighbours that `point` is legal for; for the others it could not be used anyway."""
+        near = self.neighbours(target, workload)
+        return [w for w in near if self.space(target, w, limits).is_legal(point)]
+
+    @property
+    def reference_baseline(self) -> Baseline:
+        """What users call today."""
+        return next(b for b in self.baselines if b.role == "reference")
+
     @property
     def digest(self) -> str:
         """sha256 over what decides a search: the folder's Python files and templates, but for the export's

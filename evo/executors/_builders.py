@@ -12,7 +12,7 @@ from pathlib import Path
 from evo.errors import EngineError
 from evo.evaluation import Build, Status
 from evo.executors import BuildRequest, ExecutorConfig
-from evo.executors import _tasks as tasks
+from evo.executors import _build_tasks as tasks
 from evo.executors._faults import ran_out_of_memory
 from evo.executors._limits import confine_builder
 from evo.executors._pace import Pace

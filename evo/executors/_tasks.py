@@ -1,45 +1,30 @@
-"""What worker processes run. Only names and plain data come in and go out.
-
-Workers are forked from a server that has this module imported (`evo.executors.local`).
-"""
+"""What the device process runs with a candidate: gate, timing, race. Only names and plain data come in and go out."""
 
 from __future__ import annotations
 
-import multiprocessing
-import multiprocessing.connection
-import os
-import shutil
 import signal
-import tempfile
-import threading
 import time
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evo.errors import CompileError, LaunchError, TemplateError
-from evo.evaluation import Build, Check, Measurement, Status, Timing
-from evo.executors import BuildRequest, MeasureRequest, RaceRequest, RaceResult
+from evo.errors import LaunchError
+from evo.evaluation import Check, Measurement, Status, Timing
+from evo.executors import MeasureRequest, RaceRequest, RaceResult
 from evo.executors._faults import classify
+from evo.executors._lifetime import end_with_command
 from evo.executors._worker import halfway
 from evo.kernel import Kernel, Workload, load_kernel
-from evo.render import render
 from evo.targets import Loaded, Session, find_target
-from evo.targets._cache import BuildCache
 from evo.timing import CLOSE, Protocol
 
 if TYPE_CHECKING:
     from evo.executors._bench import Bench, Contender
 
 __all__ = [
-    "build",
     "measure",
-    "prepare_builder",
     "prepare_device",
     "race",
-    "warm_up_builder",
 ]
 
 _PROTOCOLS = {
@@ -59,92 +44,13 @@ _PROTOCOLS = {
 """By stage and by whether the target shares its cores with everything else (and is therefore noisier)."""
 
 
-def prepare_builder() -> None:
-    """A builder ends with its compiler: at once when it is ended, and when the process that wanted it is gone."""
-    signal.signal(signal.SIGTERM, lambda *_: _end_with_children())
-    _prepare_worker()
-
-
-def _prepare_worker() -> None:
-    """In a process group of its own, where ^C on the terminal reaches neither worker nor compiler: they would
-    look like failures of the candidates they are at."""
-    os.setpgid(0, 0)
-    threading.Thread(target=_end_with_parent, name="evo-parent", daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        multiprocessing.connection.wait([parent.sentinel])
-        _end_with_children()
-
-
-def _end_with_children() -> None:
-    import psutil
-
-    for child in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            child.kill()
-    os._exit(1)
-
-
-def warm_up_builder(target: str) -> None:
-    """Has the builders started, and what they import imported."""
-    find_target(target)
-
-
-def build(request: BuildRequest, cache_dir: str) -> Build:
-    """Renders and compiles one candidate. A failing candidate is a Build that says so."""
-    kernel, target = load_kernel(request.kernel), find_target(request.target)
-    compiler = target.compiler()
-    try:
-        source = render(
-            kernel, request.target, request.genome, kernel.binding(request.target, request.workload), request.arch
-        )
-    except TemplateError as error:
-        return Build(
-            status=Status.RENDER_ERROR, arch=request.arch, compiler=compiler, source_digest="", log=str(error)
-        )
-    started = time.perf_counter()
-    workdir = Path(tempfile.mkdtemp(prefix="evo-build-"))
-    try:
-        binary, seconds, cached = BuildCache(Path(cache_dir)).get_or_build(target, source, request.arch, workdir)
-    except CompileError as error:
-        return Build(
-            status=Status.COMPILE_ERROR,
-            arch=request.arch,
-            compiler=compiler,
-            source_digest=source.digest,
-            source=source.text,
-            seconds=time.perf_counter() - started,
-            log=str(error),
-        )
-    finally:
-        shutil.rmtree(workdir, ignore_errors=True)
-    limits = target.limits(request.arch)
-    launch = kernel.launch(request.target, request.genome.parameters, request.workload, limits)
-    return Build(
-        status=Status.OK,
-        arch=request.arch,
-        compiler=compiler,
-        source_digest=source.digest,
-        source=source.text,
-        seconds=seconds,
-        cached=cached,
-        log=binary.log,
-        binary=binary,
-        smem_dynamic_bytes=launch.smem_bytes,
-        occupancy=target.occupancy(binary, launch, limits),
-    )
-
-
 _place: list[tuple[str, int]] = []
 
 
 def prepare_device(target: str, index: int) -> None:
     """Tells a device process which device is its own."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a candidate that spins gives Python no turn to handle it
-    _prepare_worker()
+    end_with_command()
     _place[:] = [(target, index)]
 
 
@@ -182,7 +88,7 @@ def measure(request: MeasureRequest) -> Measurement:
         _examine(request, kernel, bench, loaded, found)
     except LaunchError as error:
         found.checks = tuple(c for c in found.checks if c.passed)
-        found.status, found.log = classify(str(error), Status.LAUNCH_ERROR), str(error)
+        found.refuse(classify(str(error), Status.LAUNCH_ERROR), str(error))
         found.device_lost = not _answers(session)
     finally:
         loaded.close()
@@ -204,7 +110,7 @@ class _Findings:
     device_lost: bool = False
 
     def refuse(self, status: Status, log: str) -> None:
-        self.status, self.log, self.timings = status, log, ()
+        self.status, self.log = status, log
 
     def measurement(self) -> Measurement:
         return Measurement(
@@ -251,7 +157,7 @@ def _examine(request: MeasureRequest, kernel: Kernel, bench: Bench, loaded: Load
 
 def _time(request: MeasureRequest, kernel: Kernel, bench: Bench, candidate: Contender) -> tuple[Timing, ...]:
     """Beside the reference; and again beside the rival too, if the candidate comes close to that."""
-    reference = bench.baseline(next(b for b in kernel.baselines if b.role == "reference"))
+    reference = bench.baseline(kernel.reference_baseline)
     protocol, kept, rival = _protocol("search", request.target), frozenset({reference.name}), request.rival
     timings = bench.time(
         [candidate, reference],
@@ -274,7 +180,7 @@ def race(request: RaceRequest) -> RaceResult:
     started = time.perf_counter()
     kernel, session = load_kernel(request.kernel), _session()
     bench = _bench(request.kernel, request.target, request.workload, request.seed)
-    reference = next(b for b in kernel.baselines if b.role == "reference")
+    reference = kernel.reference_baseline
     refused: dict[str, str] = {}
     entries: list[Contender] = []
     loaded_all: list[Loaded] = []
@@ -352,5 +258,3 @@ def _answers(session: Session) -> bool:
 
 def _protocol(stage: str, target: str) -> Protocol:
     return _PROTOCOLS[stage, find_target(target).shares_cores]
-
-
