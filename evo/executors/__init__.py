@@ -28,7 +28,7 @@ class ExecutorConfig:
     """At most, for the gate and for the timing. What has taken twenty times as long as the median of its kind is ended
     before, but not earlier than after its floor."""
     build_floor_s: float = 2.0
-    gate_floor_s: float = 0.4
+    gate_floor_s: float = 2.0
     timing_floor_s: float = 10.0
     build_memory_bytes: int = field(default_factory=lambda: max(2 << 30, psutil.virtual_memory().total // 8))
     """Of a builder, and of each compiler that it starts."""

@@ -59,7 +59,7 @@ def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalExecutor
             measure_timeout_s=60,
             build_timeout_s=60,
             gate_floor_s=1.5,
-            build_floor_s=10,  # on a busy machine a compiler needs seconds to run out of memory
+            build_floor_s=4,
             build_memory_bytes=256 << 20,
             candidate_memory_bytes=512 << 20,
         ),
