@@ -51,6 +51,7 @@ __all__ = [
     "as_outputs",
     "case_seed",
     "compare",
+    "extent",
     "poison",
 ]
 
@@ -81,7 +82,8 @@ class Hazards(Protocol):
 class _Memory:
     """One piece of memory for all tensors of a case: guard, input, guard, ..., output, guard.
 
-    Every tensor starts `offset` elements past an aligned address. Two of equal tensors have equal layouts.
+    Every tensor starts `offset` elements past an aligned address and has the strides it came with; what lies between
+    its elements is guard too. Two of equal tensors have equal layouts.
     """
 
     def __init__(self, inputs: Tensors, outputs: Tensors, offset: int, device: torch.device) -> None:
@@ -95,7 +97,7 @@ class _Memory:
                 if t is None:
                     continue
                 start = -(-(at + _GUARD_BYTES) // _ALIGNMENT) * _ALIGNMENT + offset * t.element_size()
-                at = start + t.nbytes
+                at = start + extent(t) * t.element_size()
                 places.append((name, t, start))
                 self._spans.append((f"{kind} {name}", start, at))
         size = -(-(at + _GUARD_BYTES) // _ALIGNMENT) * _ALIGNMENT
@@ -103,7 +105,10 @@ class _Memory:
         first = -whole.data_ptr() % _ALIGNMENT
         self.bytes = whole[first : first + size]
         views = {
-            name: self.bytes[start : start + t.nbytes].view(t.dtype).view(t.shape) for name, t, start in places
+            name: self.bytes[start : start + extent(t) * t.element_size()]
+            .view(t.dtype)
+            .as_strided(t.shape, t.stride())
+            for name, t, start in places
         }
         self.inputs = {n: views[n] if t is not None else None for n, t in inputs.items()}
         self.outputs = {n: views[n] for n in outputs}
@@ -352,6 +357,13 @@ def case_seed(seed: int, case: Case) -> int:
     import zlib
 
     return (seed * 0x9E3779B1 + zlib.crc32(f"{case.name}|{case.workload.key}|{case.data}".encode())) % 2**63
+
+
+def extent(tensor: torch.Tensor) -> int:
+    """Elements from the first to the last in memory."""
+    if not tensor.numel():
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _words(storage: torch.Tensor, start: int, end: int) -> torch.Tensor:

@@ -63,7 +63,8 @@ class Argument:
     """One parameter of the compiled entry point, in call order.
 
     `shape` names dimensions and is only used for outputs, which the engine allocates. A scalar's value comes
-    from the dimension or option of the same name.
+    from the dimension or option of the same name, or is a stride of a tensor argument. An optional output is asked for
+    by the option of its name; the entry point gets a null address where it is not.
     """
 
     name: str
@@ -72,6 +73,8 @@ class Argument:
     """"problem" (the workload's dtype), or a fixed one: float32, int64."""
     shape: tuple[str, ...] = ()
     optional: bool = False
+    stride_of: tuple[str, int] | None = None
+    """(tensor argument, axis) of which a scalar is the stride, in elements."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +122,9 @@ class Kernel:
     space(target, workload, limits): the search space with a legal default.
     plan(target, point, workload): launch geometry, for any value of the dimensions that are not specialised.
     compile_flags(target, point): extra compiler flags a point asks for.
+    memory_order(workload, output): an output's axes from the outermost in memory to the innermost.
+    complaint(workload): what is wrong with sizes that are each in range, such as a number that has to divide another;
+        empty if nothing is.
     """
 
     name: str
@@ -130,7 +136,7 @@ class Kernel:
     options: Mapping[str, Value]
     """Options of a workload with their defaults."""
     specialised: Mapping[str, tuple[str, ...]]
-    """By target: dimensions that are compile-time constants."""
+    """By target: dimensions and options that are compile-time constants."""
     arguments: tuple[Argument, ...]
     tolerance: Mapping[str, Tolerance]
     """By dtype."""
@@ -151,17 +157,28 @@ class Kernel:
     least: Mapping[str, float] = field(default_factory=dict)
     """By option that is a number: the smallest value it may have; those left out may have any finite one."""
     compile_flags: Callable[[str, Mapping[str, Value]], tuple[str, ...]] = lambda target, point: ()
+    memory_order: Callable[[Workload, str], tuple[int, ...]] | None = None
+    """None: in the order of the axes."""
+    complaint: Callable[[Workload], str] = lambda workload: ""
     replaces: str = ""
     """The PyTorch function whose signature an export has, e.g. torch.nn.functional.layer_norm."""
     folder: Path = field(default=Path(), compare=False)
 
     def __post_init__(self) -> None:
         names = {d.name for d in self.dimensions} | set(self.options)
+        tensors = {a.name for a in self.arguments if a.kind != "scalar"}
         for a in self.arguments:
-            if a.kind == "scalar" and a.name not in names:
+            if a.stride_of is not None and a.stride_of[0] not in tensors:
+                raise KernelError(
+                    f"kernel {self.name!r}: scalar argument {a.name!r} is a stride of {a.stride_of[0]!r}, which is no"
+                    f" tensor argument"
+                )
+            if a.kind == "scalar" and a.stride_of is None and a.name not in names:
                 raise KernelError(
                     f"kernel {self.name!r}: scalar argument {a.name!r} is neither a dimension nor an option"
                 )
+            if a.kind == "output" and a.optional and a.name not in self.options:
+                raise KernelError(f"kernel {self.name!r}: no option {a.name!r} asks for the optional output of that name")
             for d in a.shape:
                 if d not in names:
                     raise KernelError(f"kernel {self.name!r}: argument {a.name!r} has an unknown dimension {d!r}")
@@ -179,9 +196,10 @@ class Kernel:
     def targets(self) -> tuple[str, ...]:
         return tuple(self.dtypes)
 
-    @property
-    def outputs(self) -> tuple[Argument, ...]:
-        return tuple(a for a in self.arguments if a.kind == "output")
+    def outputs(self, workload: Workload) -> tuple[Argument, ...]:
+        """Those that `workload` asks for."""
+        made = (a for a in self.arguments if a.kind == "output")
+        return tuple(a for a in made if not a.optional or workload.option(a.name))
 
     def baseline(self, name: str) -> Baseline:
         for b in self.baselines:
@@ -225,7 +243,10 @@ class Kernel:
         for name, low in self.least.items():
             if float(options[name]) < low:
                 raise WorkloadError(f"workload {text!r}: {name} must be {low:g} or more, got {options[name]}")
-        return Workload.of(dims, given["dtype"], options)
+        found = Workload.of(dims, given["dtype"], options)
+        if complaint := self.complaint(found):
+            raise WorkloadError(f"workload {text!r}: {complaint}")
+        return found
 
     def example(self, target: str) -> Workload:
         return self.workloads[target][0]
@@ -236,7 +257,11 @@ class Kernel:
 
     def binding(self, target: str, workload: Workload) -> Binding:
         fixed = self.specialised[target]
-        return Binding(dtype=workload.dtype, dims=tuple((k, v) for k, v in workload.dims if k in fixed))
+        return Binding(
+            dtype=workload.dtype,
+            dims=tuple((k, v) for k, v in workload.dims if k in fixed),
+            options=tuple((k, v) for k, v in workload.options if k in fixed),
+        )
 
     def launch(self, target: str, point: Mapping[str, Value], workload: Workload, limits: Limits) -> Launch:
         return self.plan(target, point, workload).at(dict(workload.dims), limits.multiprocessors)

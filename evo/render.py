@@ -73,7 +73,7 @@ class _Parameters(SimpleNamespace):
 def render(kernel: Kernel, target: str, genome: Genome, binding: Binding, arch: str) -> Source:
     """The source of one candidate.
 
-    Template variables: `p` (the genome's parameters), `dtype`, `dims` (specialised dimensions), `arch`.
+    Template variables: `p` (the genome's parameters), `dtype`, `dims` and `options` (those that are specialised), `arch`.
     Raises TemplateError with the file, the line and what is wrong.
     """
     file = _template_file(kernel, target)
@@ -82,6 +82,7 @@ def render(kernel: Kernel, target: str, genome: Genome, binding: Binding, arch: 
             p=_Parameters(**{**kernel.inactive.get(target, {}), **genome.parameters}),
             dtype=binding.dtype,
             dims=_Parameters(**dict(binding.dims)),
+            options=_Parameters(**dict(binding.options)),
             arch=arch,
         )
     except jinja2.TemplateSyntaxError as error:

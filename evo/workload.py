@@ -52,10 +52,12 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Binding:
-    """What a rendered source is specialised for: dtype and the dimensions that are compile-time constants."""
+    """What a rendered source is specialised for: dtype, and the dimensions and options that are compile-time
+    constants."""
 
     dtype: str
     dims: tuple[tuple[str, int], ...] = ()
+    options: tuple[tuple[str, Value], ...] = ()
 
     def __str__(self) -> str:
-        return ",".join([*(f"{k}={v}" for k, v in self.dims), self.dtype])
+        return ",".join([*(f"{k}={v}" for k, v in (*self.dims, *self.options)), self.dtype])

@@ -79,7 +79,7 @@ class Bench:
             free, memory = torch.cuda.mem_get_info(self._session.device)
         else:
             free = memory = psutil.virtual_memory().available
-        elements = sum(prod(self._workload.dim(d) for d in a.shape) for a in self._kernel.outputs)
+        elements = sum(prod(self._workload.dim(d) for d in a.shape) for a in self._kernel.outputs(self._workload))
         needed = 2 * set_bytes + _REFERENCE_BYTES * elements
         if needed > free:
             raise UsageError(
@@ -245,9 +245,9 @@ class Bench:
     def check_baseline(self, baseline: Baseline) -> str:
         """Why a baseline's own result is not comparable; empty when it is right."""
         w = self.witnesses[0]
-        got = as_outputs(self._kernel, baseline.call(self.inputs[w.index], self._workload))
+        got = as_outputs(self._kernel, self._workload, baseline.call(self.inputs[w.index], self._workload))
         for e in w.expected[w.current]:
-            _, reason = compare(got[e.name], e)
+            _, reason = compare(got[e.name], e) if e.name in got else (None, "")
             if reason:
                 return reason
         return ""

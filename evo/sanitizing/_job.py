@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evo.executors import BuildRequest
-from evo.gate import Expected, Gate, allocate_outputs, argument_values, case_seed, compare
+from evo.gate import Expected, Gate, allocate_outputs, argument_values, case_seed, compare, extent
 from evo.kernel import Case, Kernel, Launch, Tensors
 from evo.targets import Session
 
@@ -114,7 +114,7 @@ class Job:
                 arguments.append(
                     {
                         "kind": "tensor",
-                        "bytes": tensor.nbytes,
+                        "bytes": extent(tensor) * tensor.element_size(),
                         "lead": problem.lead_bytes(a.name),
                         "data": f"{case}-{a.name}.in" if a.kind == "input" else None,
                         "result": f"{call}-{a.name}.out",
@@ -187,12 +187,13 @@ class Job:
 
 
 def _to_bytes(tensor: torch.Tensor) -> bytes:
+    """From its first element to its last, and what lies between them."""
     import torch
 
-    return tensor.contiguous().cpu().flatten().view(torch.uint8).numpy().tobytes()
+    return tensor.as_strided((extent(tensor),), (1,)).cpu().view(torch.uint8).numpy().tobytes()
 
 
 def _from_bytes(data: bytes, like: torch.Tensor) -> torch.Tensor:
     import torch
 
-    return torch.frombuffer(bytearray(data), dtype=like.dtype).view(like.shape).to(like.device)
+    return torch.frombuffer(bytearray(data), dtype=like.dtype).as_strided(like.shape, like.stride()).to(like.device)
