@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from evo.errors import KernelError
 
 __all__ = ["Launch", "LaunchPlan", "Limits"]
 
@@ -31,8 +34,10 @@ class LaunchPlan:
     """Launch geometry as data, so that exported launchers can evaluate it without evo.
 
     One block (of `threads`) a tile, where the tiles cut the named dimensions; `blocks_per_tile` of them if several
-    share one. A persistent grid has at most `blocks_per_multiprocessor` blocks for each SM. A cluster is
-    `cluster` blocks where others have one. `alignment` and `programmatic` are those of a Launch.
+    share one. The grid is a line of all tiles or, with `axes`, has an axis for each of at most three cut dimensions, the
+    first of which varies fastest (CUDA allows 65,535 blocks along the others). A persistent grid has at most
+    `blocks_per_multiprocessor` blocks for each SM. A cluster is `cluster` blocks where others have one. `alignment` and
+    `programmatic` are those of a Launch.
     """
 
     threads: int
@@ -43,15 +48,23 @@ class LaunchPlan:
     cluster: int = 1
     alignment: int = 1
     programmatic: bool = False
+    axes: bool = False
+
+    def __post_init__(self) -> None:
+        if self.axes and (len(self.tiles) > 3 or self.blocks_per_multiprocessor is not None):
+            raise KernelError("a launch plan with axes cuts at most three dimensions, and its grid is not persistent")
 
     def at(self, dims: Mapping[str, int], multiprocessors: int) -> Launch:
-        blocks = self.blocks_per_tile
-        for name, size in self.tiles:
-            blocks *= -(-dims[name] // size)
+        counts = [-(-dims[name] // size) for name, size in self.tiles]
+        if self.axes:
+            x, y, z = (*counts, 1, 1, 1)[:3]
+        else:
+            x, y, z = math.prod(counts), 1, 1
+        x *= self.blocks_per_tile
         if self.blocks_per_multiprocessor is not None:
-            blocks = min(blocks, max(1, multiprocessors * self.blocks_per_multiprocessor // self.cluster))
+            x = min(x, max(1, multiprocessors * self.blocks_per_multiprocessor // self.cluster))
         return Launch(
-            grid=(blocks * self.cluster, 1, 1),
+            grid=(x * self.cluster, y, z),
             block=(self.threads, 1, 1),
             smem_bytes=self.smem_bytes,
             cluster=self.cluster,

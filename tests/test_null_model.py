@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from math import prod
 
 import pytest
 import torch
@@ -58,18 +59,21 @@ class _Problem:
         self.cases = [c for c in self.kernel.cases(target, workload) if self._size(c) <= _MOST_ELEMENTS]
         self.main = self.kernel.cases(target, workload)[0]
 
-    @staticmethod
-    def _size(case: Case) -> int:
-        size = 1
-        for _, extent in case.workload.dims:
-            size *= extent
-        return size
+    def _size(self, case: Case) -> int:
+        """Elements of its largest output."""
+        outputs = self.kernel.outputs(case.workload)
+        return max(prod(case.workload.dim(name) for name in output.shape) for output in outputs)
 
     def reasons(self, model: Callable[[Tensors, Expected], torch.Tensor | None], case: Case) -> list[str] | None:
         """Why each output that the model has something for is refused, "" if it is not; None if it has for none."""
         prepared = self.gate.prepare(case)
         outputs = [(e, model(prepared.pristine, e)) for e in prepared.trials[0].expected]
-        return [compare(o.to(self.dtype), e)[1] for e, o in outputs if o is not None] or None
+        return [compare(o.to(self._dtype_of(e)), e)[1] for e, o in outputs if o is not None] or None
+
+    def _dtype_of(self, expected: Expected) -> torch.dtype:
+        argument = next(a for a in self.kernel.arguments if a.name == expected.name)
+        found: torch.dtype = self.dtype if argument.dtype == "problem" else getattr(torch, argument.dtype)
+        return found
 
 
 @cache

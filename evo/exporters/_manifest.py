@@ -62,7 +62,7 @@ def manifest_record(
             "entry": kernel.entry,
             "replaces": kernel.replaces,
             "digest": kernel.digest,
-            "dimensions": [asdict(d) for d in kernel.dimensions],
+            "dimensions": [*map(asdict, kernel.dimensions), *_compiled_in(kernel)],
             "arguments": [{"name": a.name, "kind": a.kind, "dtype": a.dtype} for a in kernel.arguments],
             "tolerance": {dtype: asdict(tolerance) for dtype, tolerance in kernel.tolerance.items()},
         },
@@ -75,6 +75,12 @@ def manifest_record(
         },
         "variants": [_variant_record(kernel, target, request.arch, v) for v in variants],
     }
+
+
+def _compiled_in(kernel: Kernel) -> list[dict[str, Any]]:
+    """Options that are constants of a binary. A module chooses by them as it does by sizes: off is 0, on is 1."""
+    fixed = {name for names in kernel.specialised.values() for name in names}
+    return [{"name": name, "low": 0, "high": 1} for name in kernel.options if name in fixed]
 
 
 def to_json(record: Mapping[str, Any]) -> str:
@@ -92,7 +98,8 @@ def _variant_record(kernel: Kernel, target: Target, arch: str, variant: BuiltVar
         "arch": arch,
         "workload": {
             "key": item.workload.key,
-            "dims": {d.name: dims[d.name] for d in kernel.dimensions},
+            "dims": {d.name: dims[d.name] for d in kernel.dimensions}
+            | {d["name"]: int(item.workload.option(d["name"])) for d in _compiled_in(kernel)},
             "dtype": item.workload.dtype,
             "options": dict(item.workload.options),
         },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
 import shutil
@@ -279,3 +280,49 @@ def test_the_benchmark_compares_with_pytorch(copy_of: Path) -> None:
     assert timing["own_us"] > 0
     assert timing["torch_us"] > 0
     assert 0 < timing["speedup_low"] <= timing["speedup"] <= timing["speedup_high"]
+    assert isinstance(timing["disturbed"], bool)
+    assert variant["recorded"] is None
+
+
+def recorded(disturbed: float) -> dict[str, Any]:
+    """What an export says of a winner: its final, beside its baselines."""
+    clocks = {"disturbed": disturbed}
+    own = {"stage": "final", "contender": "candidate", "protocol": "final", "median_us": 5.0, "clocks": clocks}
+    own |= {"ratio": 0.5, "ratio_low": 0.4, "ratio_high": 0.625}
+    torch_us = {**own, "contender": "torch", "median_us": 10.0, "ratio": None, "ratio_low": None, "ratio_high": None}
+    hot = {**own, "protocol": "hot", "median_us": 1.0}
+    return {"device": "Some CPU", "timings": [own, hot], "baselines": [torch_us]}
+
+
+@pytest.mark.parametrize("command", ["show", "bench"])
+@pytest.mark.parametrize("disturbed", [0.0, 3.0])
+def test_the_figure_of_the_final_is_told_with_its_mark(copy_of: Path, command: str, disturbed: float) -> None:
+    def keep_one(manifest: dict[str, Any]) -> None:
+        del manifest["variants"][1:]
+        manifest["variants"][0]["record"].update(recorded(disturbed))
+
+    edit_manifest(copy_of, keep_one)
+    rounds = ["--rounds", "1"] if command == "bench" else []
+    done = alone(copy_of, command, *rounds)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if "2.000 (1.600 to 2.500)" in line]
+    assert line.endswith(" !") is bool(disturbed)
+    assert "Some CPU" in done.stdout
+    if disturbed:
+        assert "do not trust the figure" in done.stdout
+    (variant,) = json.loads(alone(copy_of, command, *rounds, "--json").stdout)
+    assert (variant["recorded"]["own_us"], variant["recorded"]["torch_us"]) == (5.0, 10.0)
+    assert variant["recorded"]["disturbed"] is bool(disturbed)
+
+
+def test_rounds_that_something_disturbed_are_taken_again_or_else_marked(
+    use: Callable[[Path], ModuleType], copy_of: Path
+) -> None:
+    bench = importlib.import_module(f"{use(copy_of).__name__}._bench")
+    for verdicts, disturbed, taken in [((True, False, False, False), False, 8), ((True,) * 3, True, 6)]:
+        calls: list[int] = []
+        told = iter([v for verdict in verdicts for v in (False, verdict)])  # asked before and after each two rounds
+        timer = lambda repeats, calls=calls: calls.append(repeats) or 1e-3  # noqa: E731
+        found = bench._race("call", 1, 6, (timer, timer), lambda told=told: next(told))
+        assert found.disturbed is disturbed
+        assert len(calls) == 3 + 4 + 2 * taken

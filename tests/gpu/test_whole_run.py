@@ -12,7 +12,11 @@ from evo.store.store import Store
 
 pytestmark = pytest.mark.gpu
 
-WORKLOAD = "rows=1024,cols=2048,dtype=bfloat16"
+WORKLOADS = {
+    "layernorm": "rows=1024,cols=2048,dtype=bfloat16",
+    "attention": "batch=2,heads=8,kv_heads=8,q_len=512,kv_len=512,head_dim=64,dtype=float16",
+}
+BASELINES = {"layernorm": {"torch", "copy", "negate"}, "attention": {"torch"}}
 
 
 def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object]:
@@ -24,15 +28,16 @@ def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, o
     return record
 
 
+@pytest.mark.parametrize("kernel", list(WORKLOADS))
 def test_a_search_ends_with_a_winner_whose_ancestry_is_known(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kernel: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     db = str(tmp_path / "lineage.db")
-    search = ["search", "layernorm", "--target", "cuda", "--workload", WORKLOAD, "--evaluations", "80"]
+    search = ["search", kernel, "--target", "cuda", "--workload", WORKLOADS[kernel], "--evaluations", "80"]
     record = run_json(capsys, *search, "--seed", "3", "--name", "gpu", "--db", db)
     (workload,) = record["workloads"]
     assert workload["winner"]["speedup"] > 1
-    assert {"torch", "copy", "negate"} <= set(workload["baselines"])
+    assert BASELINES[kernel] <= set(workload["baselines"])
     with Store.open(db, write=False) as store:
         evaluations = store.evaluations(store.run("gpu"))
     assert [e.ref.order for e in evaluations] == list(range(80))
@@ -40,14 +45,15 @@ def test_a_search_ends_with_a_winner_whose_ancestry_is_known(
     assert not refused, [(e.evaluation.status, e.evaluation.log, str(e.ref.proposal.genome)) for e in refused]
 
 
+@pytest.mark.parametrize("kernel", ["attention", "layernorm"])
 @pytest.mark.parametrize("arch", [None, "compute_89"])
 def test_every_structural_branch_passes_the_gate(
-    arch: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arch: str | None, kernel: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """compute_89: what sm_89 would run, compiled by the driver for the GPU present."""
     more = ["--arch", arch] if arch else []
     db = str(tmp_path / "lineage.db")
-    cli.run(["check", "layernorm", "--target", "cuda", *more, "--db", db, "--json"])
+    cli.run(["check", kernel, "--target", "cuda", *more, "--db", db, "--json"])
     record = json.loads(capsys.readouterr().out)
     assert len(record["branches"]) > 100
     failed = [(b["workload"], b["changes"], b["log"]) for b in record["branches"] if b["gate"] != "ok"]

@@ -17,6 +17,7 @@ from ._check import Verdict, check
 from ._launcher import MANIFEST, Dispatch
 
 _PARTS_OF_TIMING = ("how", "own us", "torch us", "speed-up (95% interval)")
+_DISTURBED = "! something slowed this down while it was timed: do not trust the figure"
 
 
 def main() -> int:
@@ -55,9 +56,41 @@ def _variants(dispatch: Dispatch) -> list[dict[str, Any]]:
             "arch": v["arch"],
             "unavailable": dispatch.unavailable(index),
             "rebuilt": dispatch.rebuilt(index),
+            "recorded": _recorded(v["record"]),
         }
         for index, v in enumerate(MANIFEST["variants"])
     ]
+
+
+def _recorded(record: dict[str, Any]) -> dict[str, Any] | None:
+    """What evo measured before the export, beside PyTorch and with cold caches; `how` says in which stage."""
+    cold = [t for t in record.get("timings", []) if t["protocol"] != "hot"]
+    own = next((t for t in cold if t["contender"] == "candidate" and t["ratio"] is not None), None)
+    if own is None:
+        return None
+    beside = [*cold, *(t for t in record.get("baselines", []) if t["protocol"] != "hot")]
+    reference = next((t for t in beside if t["ratio"] is None), None)
+    return {
+        "how": own["stage"],
+        "device": record.get("device"),
+        "own_us": own["median_us"],
+        "torch_us": reference["median_us"] if reference else None,
+        "speedup": 1 / own["ratio"],
+        "speedup_low": 1 / own["ratio_high"],
+        "speedup_high": 1 / own["ratio_low"],
+        "disturbed": bool(own["clocks"].get("disturbed")),
+    }
+
+
+def _gain(timing: dict[str, Any]) -> str:
+    interval = f"({timing['speedup_low']:.3f} to {timing['speedup_high']:.3f})"
+    return f"{timing['speedup']:.3f} {interval}{' !' if timing['disturbed'] else ''}"
+
+
+def _explain(timings: list[dict[str, Any]]) -> None:
+    """What the mark means, where it was printed."""
+    if any(t["disturbed"] for t in timings):
+        print(_DISTURBED)
 
 
 def _names(variants: list[dict[str, Any]]) -> list[str]:
@@ -79,6 +112,10 @@ def _show(dispatch: Dispatch, talk: bool) -> tuple[list[dict[str, Any]], int]:
         for v, name in zip(variants, _names(variants), strict=True):
             print(f"{name}  candidate {v['candidate']}: {v['unavailable'] or 'runs here'}")
             _tell_rebuilt(v)
+            if v["recorded"]:
+                r = v["recorded"]
+                print(f"  {r['how']} on {r['device']}: {r['own_us']:.2f} us, speed-up over PyTorch {_gain(r)}")
+        _explain([v["recorded"] for v in variants if v["recorded"]])
     return variants, 0
 
 
@@ -124,18 +161,26 @@ def _bench(frontend: Any, rounds: int, talk: bool) -> tuple[list[dict[str, Any]]
     names = _names(variants)
     if talk:
         how, own, original, faster = _PARTS_OF_TIMING
-        print(f"{'variant'.ljust(len(names[0]))}  {how:5}  {own:>9}  {original:>9}  {faster}")
+        print(f"{'variant'.ljust(len(names[0]))}  {how:6}  {own:>9}  {original:>9}  {faster}")
     for v, name in zip(variants, names, strict=True):
-        if v["unavailable"]:
-            if talk:
-                print(f"{name}  not timed: {v['unavailable']}")
-            continue
-        found = compare(frontend, frontend.DISPATCH, v["variant"], rounds)
-        v["timings"] = [_timing(c) for c in found]
-        for t in v["timings"] if talk else ():
-            faster = f"{t['speedup']:.3f} ({t['speedup_low']:.3f} to {t['speedup_high']:.3f})"
-            print(f"{name}  {t['how']:5}  {t['own_us']:9.2f}  {t['torch_us']:9.2f}  {faster}")
+        if not v["unavailable"]:
+            v["timings"] = [_timing(c) for c in compare(frontend, frontend.DISPATCH, v["variant"], rounds)]
+        elif talk:
+            print(f"{name}  not timed: {v['unavailable']}")
+        for t in _all_timings(v) if talk else ():
+            torch_us = "-" if t["torch_us"] is None else f"{t['torch_us']:.2f}"
+            print(f"{name}  {t['how']:6}  {t['own_us']:9.2f}  {torch_us:>9}  {_gain(t)}")
+    if talk:
+        recorded = [v["recorded"] for v in variants if v["recorded"]]
+        for how, device in dict.fromkeys((r["how"], r["device"]) for r in recorded):
+            print(f"{how}: measured by evo before the export, on {device}")
+        _explain([t for v in variants for t in _all_timings(v)])
     return variants, 0 if any("timings" in v for v in variants) else 1
+
+
+def _all_timings(variant: dict[str, Any]) -> list[dict[str, Any]]:
+    """Those taken now, and the one recorded."""
+    return [*variant.get("timings", []), *([variant["recorded"]] if variant["recorded"] else [])]
 
 
 def _timing(c: Comparison) -> dict[str, Any]:
@@ -146,6 +191,7 @@ def _timing(c: Comparison) -> dict[str, Any]:
         "speedup": 1 / c.ratio,
         "speedup_low": 1 / c.high,
         "speedup_high": 1 / c.low,
+        "disturbed": c.disturbed,
     }
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -23,12 +24,20 @@ _FOOTPRINT_BYTES = 256 << 20
 _MOST_SETS = 64
 _SAMPLE_S = 2e-3
 """At least so long is one sample, so that reading the clock costs nothing."""
+_WAITED_SHARE = 0.02
+_SLOWDOWNS = 0x08 | 0x20 | 0x40 | 0x80
+"""NVML's bits for clocks held down by the hardware, by heat or by a power brake; a power cap is none."""
+
+_Timer = Callable[[int], float]
+"""Seconds of so many walks."""
+_Watch = Callable[[], bool]
+"""Whether something slowed the timing down since it was last asked."""
 
 
 @dataclass(frozen=True)
 class Comparison:
     """Medians in microseconds a call. `ratio` is the variant's time over PyTorch's, `low` and `high` bound its median
-    with 95% confidence."""
+    with 95% confidence. `disturbed`: too few rounds were free of disturbance, and all were used."""
 
     how: str
     own_us: float
@@ -36,6 +45,7 @@ class Comparison:
     ratio: float
     low: float
     high: float
+    disturbed: bool
 
 
 def compare(frontend: Any, dispatch: Dispatch, index: int, rounds: int) -> list[Comparison]:
@@ -51,11 +61,56 @@ def compare(frontend: Any, dispatch: Dispatch, index: int, rounds: int) -> list[
         own, original = _walk(frontend.SUBJECT, args), _walk(frontend.ORIGINAL, args)
         if device < 0:
             _keep_freed_memory()
-            return [_race("call", sets, rounds, _wall(own), _wall(original))]
+            return [_race("call", sets, rounds, (_wall(own), _wall(original)), _cores_taken())]
         with torch.cuda.device(device):
-            graphs = [_device_time(_graph(walk)) for walk in (own, original)]
-            calls = [_wall(walk, torch.cuda.synchronize) for walk in (own, original)]
-            return [_race("graph", sets, rounds, *graphs), _race("call", sets, rounds, *calls)]
+            graphs = (_device_time(_graph(own)), _device_time(_graph(original)))
+            calls = (_wall(own, torch.cuda.synchronize), _wall(original, torch.cuda.synchronize))
+            throttled, taken = _throttled(device), _cores_taken()
+            return [
+                _race("graph", sets, rounds, graphs, throttled),
+                _race("call", sets, rounds, calls, lambda: throttled() | taken()),
+            ]
+
+
+def _cores_taken() -> _Watch:
+    """Other programs, if threads of this process were ready to run and waited for a core for longer than `_WAITED_SHARE`
+    of the time. Never where Linux does not tell."""
+    since = time.perf_counter(), _waited_s()
+
+    def found() -> bool:
+        nonlocal since
+        (began, before), since = since, (time.perf_counter(), _waited_s())
+        now, waited = since
+        return waited - before > _WAITED_SHARE * (now - began)
+
+    return found
+
+
+def _waited_s() -> float:
+    """Seconds that the threads of this process have waited for a core, all together."""
+    waited_ns = 0
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        with suppress(OSError, ValueError, IndexError):  # a thread that has just ended
+            waited_ns += int(path.read_text().split()[1])
+    return waited_ns / 1e9
+
+
+def _throttled(device: int) -> _Watch:
+    """Whether the GPU's clocks are held down. Never where nvidia-ml-py is not installed, or NVML does not tell."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}".encode())
+    except Exception:  # a courtesy: whatever is missing, the timing needs none of it
+        return lambda: False
+
+    def found() -> bool:
+        with suppress(pynvml.NVMLError):
+            return bool(int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)) & _SLOWDOWNS)
+        return False
+
+    return found
 
 
 def _keep_freed_memory() -> None:
@@ -133,19 +188,28 @@ def _device_time(run: Callable[[], object]) -> Callable[[int], float]:
 
 
 def _race(
-    how: str, calls: int, rounds: int, own: Callable[[int], float], original: Callable[[int], float]
+    how: str, calls: int, rounds: int, timers: tuple[_Timer, _Timer], disturbed: _Watch
 ) -> Comparison:
-    """Rounds of one sample each, in turns; the first two warm up."""
+    """Rounds of one sample each, in turns, two by two; the first two warm up. Disturbed ones are taken again, as many as
+    `rounds` of them; where less than half of the rounds wanted are free of that, all are used."""
+    own, original = timers
     once = min(original(1), original(1), own(1))
     repeats = max(1, round(_SAMPLE_S / once))
-    pairs = []
-    for i in range(rounds + 2):
-        if i % 2:
-            torch_s, own_s = original(repeats), own(repeats)
-        else:
-            own_s, torch_s = own(repeats), original(repeats)
-        pairs.append((own_s, torch_s))
-    pairs = pairs[2:]
+
+    def forth_and_back() -> list[tuple[float, float]]:
+        own_s, torch_s = own(repeats), original(repeats)
+        torch_again_s, own_again_s = original(repeats), own(repeats)
+        return [(own_s, torch_s), (own_again_s, torch_again_s)]
+
+    forth_and_back()
+    kept: list[tuple[float, float]] = []
+    spoilt: list[tuple[float, float]] = []
+    while len(kept) < rounds and len(spoilt) < rounds:
+        disturbed()  # whatever it was, it was before
+        pair = forth_and_back()
+        (spoilt if disturbed() else kept).extend(pair)
+    enough = bool(kept) and 2 * len(kept) >= rounds
+    pairs = kept if enough else kept + spoilt
     ratios = sorted(a / b for a, b in pairs)
     # The ranks that enclose a median of n samples with 95% confidence: n/2 -+ 0.98 sqrt(n).
     reach = 0.98 * len(ratios) ** 0.5
@@ -159,4 +223,5 @@ def _race(
         ratio=median(ratios),
         low=ratios[low],
         high=ratios[high],
+        disturbed=not enough,
     )

@@ -6,6 +6,7 @@ Reference: CUDA Driver API, sections Module Management and Execution Control.
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -17,11 +18,11 @@ import torch
 
 from ._variant import Busy, Unavailable, Variant, read_unchanged
 
-__all__ = ["CudaCall", "Function", "grid_blocks", "load", "runs_on"]
+__all__ = ["CudaCall", "Function", "grid", "load", "runs_on"]
 
 _SMEM_WITHOUT_OPT_IN = 48 * 1024
 _PORTABLE_CLUSTER = 8
-_LARGEST_GRID = 2**31 - 1
+_LARGEST_GRID, _LARGEST_AXIS = 2**31 - 1, 65_535
 _STATIC_SMEM, _REGISTERS, _DYNAMIC_SMEM, _LARGE_CLUSTER = 1, 4, 8, 14  # CUfunction_attribute
 _CLUSTER_DIMENSION, _PROGRAMMATIC = 4, 6  # CUlaunchAttributeID
 _NO_CONTEXT = 201
@@ -174,21 +175,22 @@ def _load_functions(driver: Any, image: bytes, variant: Variant) -> tuple[int, i
     return function.value, unaligned
 
 
-def grid_blocks(launch: Mapping[str, Any], sizes: Mapping[str, int], multiprocessors: int) -> int:
-    """Blocks of a launch plan: one a tile, as many as share it, at most so many for each multiprocessor.
+def grid(launch: Mapping[str, Any], sizes: Mapping[str, int], multiprocessors: int) -> tuple[int, int, int]:
+    """Blocks of a launch plan: one a tile, as many as share it, at most so many for each multiprocessor; in a line, or
+    along an axis for each dimension that is cut.
 
     Raises Unavailable where that is more than a grid can have.
     """
-    blocks: int = launch["blocks_per_tile"]
-    for name, size in launch["tiles"]:
-        blocks *= -(-sizes[name] // size)
+    counts = [-(-sizes[name] // size) for name, size in launch["tiles"]]
+    x, y, z = (*counts, 1, 1, 1)[:3] if launch["axes"] else (math.prod(counts), 1, 1)
+    x *= launch["blocks_per_tile"]
     if launch["blocks_per_multiprocessor"] is not None:
         resident = multiprocessors * launch["blocks_per_multiprocessor"] // launch["cluster"]
-        blocks = min(blocks, max(1, resident))
-    blocks *= launch["cluster"]
-    if blocks > _LARGEST_GRID:
-        raise Unavailable(f"it would need a grid of {blocks} blocks")
-    return blocks
+        x = min(x, max(1, resident))
+    x *= launch["cluster"]
+    if x > _LARGEST_GRID or max(y, z) > _LARGEST_AXIS:
+        raise Unavailable(f"it would need a grid of {x} x {y} x {z} blocks")
+    return x, y, z
 
 
 class _Frame:
@@ -197,7 +199,7 @@ class _Frame:
     cuLaunchKernelEx takes four parameters, where cuLaunchKernel takes eleven that ctypes would convert every time.
     """
 
-    def __init__(self, blocks: int, launch: Mapping[str, Any], arguments: int, *, aligned: bool) -> None:
+    def __init__(self, blocks: tuple[int, int, int], launch: Mapping[str, Any], arguments: int, *, aligned: bool) -> None:
         self.words = ctypes.create_string_buffer(8 * arguments)
         base = ctypes.addressof(self.words)
         self._pointers = (ctypes.c_void_p * arguments)(*(base + 8 * i for i in range(arguments)))
@@ -208,7 +210,7 @@ class _Frame:
             attributes.append(_LaunchAttribute(id=_PROGRAMMATIC, value=(1,)))
         self._attributes = (_LaunchAttribute * len(attributes))(*attributes)
         self.config = _LaunchConfig(
-            grid=(blocks, 1, 1),
+            grid=blocks,
             block=(launch["threads"], 1, 1),
             smem_bytes=launch["smem_bytes"] if aligned else 0,
             attributes=ctypes.cast(self._attributes, ctypes.POINTER(_LaunchAttribute)),
@@ -229,7 +231,7 @@ class CudaCall:
         retire: Callable[[Variant, int, str], None],
     ) -> None:
         self.variant, self.sizes = variant, tuple(sizes.values())
-        self._blocks = grid_blocks(variant.record["launch"], sizes, function.multiprocessors)
+        self._blocks = grid(variant.record["launch"], sizes, function.multiprocessors)
         self._pack = struct.Struct("=" + "".join(_WORDS[code] for code in variant.arguments)).pack_into
         self._addresses = [i for i, code in enumerate(variant.arguments) if code == "P"]
         self._misaligned = variant.record["launch"]["alignment"] - 1

@@ -1,0 +1,85 @@
+"""What the gate feeds an attention kernel: lengths around tile edges, masks, groups of heads, memory layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from evo.kernel import Case, Workload
+from evo.space import Value
+
+__all__ = ["HEAD_DIMS", "OPTIONS", "cases", "neighbours", "workload"]
+
+HEAD_DIMS = (32, 64, 96, 128, 256)
+
+OPTIONS: dict[str, Value] = {"causal": False, "scale": 0.0, "layout": "bhsd", "lse": False}
+
+
+def workload(
+    shape: tuple[int, int, int, int, int, int], dtype: str, **options: Value
+) -> Workload:
+    """`shape`: batch, heads, kv_heads, q_len, kv_len, head_dim."""
+    names = ("batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim")
+    return Workload.of(dict(zip(names, shape, strict=True)), dtype, {**OPTIONS, **options})
+
+
+def cases(target: str, tuned: Workload) -> list[Case]:
+    """Small, so that all of them together take a few milliseconds on a GPU."""
+    head_dim, dtype, causal = tuned.dim("head_dim"), tuned.dtype, bool(tuned.option("causal"))
+
+    # PyTorch adds up the products of a lone query in several short sums: in float32 one long sum errs twice as much.
+    lone_keys = 33 if dtype == "float32" else 257
+
+    def case(
+        data: str, shape: tuple[int, int, int, int, int], offset: int = 0, **options: Value
+    ) -> Case:
+        if target == "cuda":  # compiled in
+            options = {**options, "lse": tuned.option("lse")}
+        problem = workload((*shape, head_dim), dtype, causal=causal, **options)
+        extras = ["causal"] if causal else []
+        extras += [f"{k}={v}" for k, v in options.items()] + ([f"offset={offset}"] if offset else [])
+        return Case(" ".join([data, "x".join(map(str, shape)), *extras]), problem, data, offset)
+
+    found = [
+        case("normal", (2, 3, 3, 129, 129), layout=tuned.option("layout"), lse=tuned.option("lse")),
+        case("normal", (1, 2, 2, 64, 64), lse=True),
+        case("normal", (2, 2, 2, 63, 65), layout="bshd"),
+        case("normal", (1, 2, 2, 127, 257), layout="packed", lse=True),
+        case("normal", (1, 2, 2, 65, 63), lse=True),
+        case("normal", (2, 4, 2, 67, 128), lse=True),
+        case("normal", (2, 4, 1, 128, 127), layout="bshd"),
+        case("normal", (2, 2, 2, 65, 65), layout="packed"),
+        case("needle", (2, 5, 5, 1, lone_keys), lse=True),
+        case("normal", (1, 2, 2, 33, 129), scale=0.3),
+        case("normal", (2, 2, 2, 65, 66), offset=1),
+        case("normal", (1, 2, 2, 66, 65), offset=1, layout="packed", lse=True),
+        case("normal", (3, 5, 5, 3, 3), layout="bshd"),
+        case("normal", (7, 5, 5, 1, 1)),
+        case("normal", (1, 2, 2, 321, 577)),
+        case("peaked", (1, 2, 2, 128, 257), lse=True),
+        case("needle", (1, 2, 2, 257, 257), lse=True),
+        case("needle", (2, 4, 2, 65, 129), layout="packed"),
+        case("needle", (2, 2, 2, 129, 64)),
+        case("uniform_keys", (1, 2, 2, 31, 129), lse=True),
+        case("large_logits", (1, 2, 2, 64, 257), lse=True),
+        case("large_logits", (1, 2, 2, 257, 128)),
+        case("tiny", (1, 2, 2, 33, 65), lse=True),
+        case("huge", (1, 2, 2, 65, 129)),
+        case("non_finite", (1, 4, 4, 65, 129)),
+        case("non_finite", (2, 4, 4, 129, 129), layout="bshd"),
+    ]
+    if target == "cuda":  # more tiles than a persistent grid takes at once; a long row of keys
+        found += [
+            case("normal", (3, 96, 8, 193, 64)),
+            case("normal", (1, 2, 1, 65, 4099), lse=True),
+        ]
+    return found
+
+
+def neighbours(target: str, tuned: Workload) -> Sequence[Workload]:
+    """The same genome for the other head sizes, for the other mask, and with or without lse where that is compiled in."""
+    own: dict[str, Value] = {"causal": tuned.option("causal"), "lse": tuned.option("lse")}
+    head_dim = tuned.dim("head_dim")
+    kinds = [*((other, own) for other in HEAD_DIMS if other != head_dim), (head_dim, {**own, "causal": not own["causal"]})]
+    if target == "cuda":
+        kinds.append((head_dim, {**own, "lse": not own["lse"]}))
+    return [workload((1, 2, 2, 129, 129, size), tuned.dtype, **options) for size, options in kinds]

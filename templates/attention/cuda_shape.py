@@ -1,0 +1,62 @@
+"""What follows from a point of the CUDA space and the head dimension: sizes and launch geometry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from evo.kernel import LaunchPlan, Workload
+from evo.space import Value
+
+__all__ = ["INACTIVE", "Shape", "plan", "shape_of"]
+
+INACTIVE: dict[str, Value] = {"launch": "plain", "epilogue": "direct", "order": "rows", "v_wait": "early"}
+
+_FLOAT, _ELEMENT = 4, 2
+"""Bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """Sizes that follow from a point and the head dimension."""
+
+    threads: int
+    block_m: int
+    keys: int
+    """Of a warp in a step."""
+    smem_bytes: int
+    registers: int
+    """What a thread holds at least while a step is computed; what addresses and loops need is not in it."""
+
+
+def shape_of(point: Mapping[str, Value], head_dim: int) -> Shape:
+    p: dict[str, Any] = {**INACTIVE, **point}
+    rows = 16 * p["m_tiles"]
+    block_m, keys = rows * p["warps_m"], p["block_n"] // p["warps_n"]
+    pitch = head_dim * _ELEMENT + (16 if p["layout"] == "padding" else 0)
+    smem = (block_m + p["block_n"] * (p["k_stages"] + p["v_stages"])) * pitch
+    if p["warps_n"] > 1:
+        smem = max(smem, p["warps_n"] * block_m * (head_dim + 2) * _FLOAT)
+    scores = keys // 2  # a tile of 16 rows takes so many registers
+    registers = p["m_tiles"] * (head_dim // 2 + scores * (1 + p["ahead"]) + 4)
+    if p["q_store"] == "registers":
+        registers += p["m_tiles"] * head_dim // 4
+    return Shape(
+        threads=32 * p["warps_m"] * p["warps_n"], block_m=block_m, keys=keys, smem_bytes=smem, registers=registers
+    )
+
+
+def plan(point: Mapping[str, Value], workload: Workload) -> LaunchPlan:
+    p: dict[str, Any] = {**INACTIVE, **point}
+    shape = shape_of(point, workload.dim("head_dim"))
+    rows = ("q_len", shape.block_m)
+    tiles = (rows, ("heads", 1), ("batch", 1)) if p["order"] == "rows" else (("heads", 1), ("batch", 1), rows)
+    return LaunchPlan(
+        threads=shape.threads,
+        tiles=tiles,
+        axes=True,
+        smem_bytes=shape.smem_bytes,
+        alignment=16,
+        programmatic=p["launch"] == "programmatic",
+    )

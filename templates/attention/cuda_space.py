@@ -1,0 +1,189 @@
+"""The search space of cuda.cu.j2: parameters, constraints and default."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from evo.kernel import Limits, Workload
+from evo.space import Categorical, Constraint, Ordinal, Parameter, Space, Value, When
+
+from .cuda_shape import INACTIVE, Shape, shape_of
+
+__all__ = ["space"]
+
+_PROGRAMMATIC_LAUNCH = 90
+_MORE_REGISTERS = 32
+"""For addresses, loops and a fragment or two."""
+
+_MOST_PRODUCTS = 512
+"""Of a warp in a step: they are unrolled."""
+
+
+def _parameters(limits: Limits) -> tuple[Parameter, ...]:
+    found: list[Parameter] = [
+        Ordinal(name="warps_m", values=(1, 2, 4, 8), why="more rows share a tile of keys, fewer fill a small grid"),
+        Ordinal(name="m_tiles", values=(1, 2), structural=True, why="a fragment of k or v feeds as many products"),
+        Ordinal(name="warps_n", values=(1, 2, 4, 8), structural=True, why="keys among warps where rows are few"),
+        Ordinal(name="block_n", values=(16, 32, 48, 64, 96, 128, 192, 256), why="barriers a key against registers"),
+        Ordinal(name="k_stages", values=(1, 2, 3, 4), structural=True, why="tiles of k in flight"),
+        Ordinal(name="v_stages", values=(1, 2, 3, 4), structural=True, why="tiles of v in flight"),
+        Categorical(
+            name="v_wait",
+            values=("early", "late"),
+            structural=True,
+            when=(When(parameter="k_stages", values=(2, 3, 4)), When(parameter="v_stages", values=(2, 3, 4))),
+            why="scores before v has come, against a barrier",
+        ),
+        Categorical(
+            name="q_store", values=("shared", "registers"), structural=True, why="reloads against registers"
+        ),
+        Categorical(name="layout", values=("swizzle", "padding"), why="addresses against shared memory"),
+        Ordinal(name="ahead", values=(0, 1), structural=True, why="the next scores under the softmax of these"),
+        Categorical(
+            name="overlap",
+            values=("none", "values", "both"),
+            structural=True,
+            why="exponentials under products, which another unit computes",
+        ),
+        Categorical(
+            name="rescale",
+            values=("always", "moved", "lazy"),
+            structural=True,
+            why="earlier sums need scaling only where a maximum moved",
+        ),
+        Categorical(
+            name="sum", values=("add", "product"), structural=True, why="additions against products with ones"
+        ),
+        Categorical(
+            name="exponential",
+            values=("unit", "poly8", "poly4", "poly3", "poly2"),
+            why="the special-function unit is narrow",
+        ),
+        Ordinal(name="fragments", values=(1, 2), why="loads ahead of their use"),
+        Categorical(name="order", values=("rows", "heads"), why="keys shared in L2 against an even end"),
+        Categorical(
+            name="epilogue",
+            values=("direct", "shared"),
+            when=(When(parameter="warps_n", values=(1,)),),
+            why="whole chunks against a detour",
+        ),
+        Ordinal(name="min_blocks", values=(0, 1, 2, 3, 4), why="caps registers so that so many blocks fit an SM"),
+    ]
+    if limits.capability >= _PROGRAMMATIC_LAUNCH:
+        found.append(
+            Categorical(
+                name="launch",
+                values=("plain", "programmatic"),
+                structural=True,
+                why="blocks start while the kernel before them ends",
+            )
+        )
+    return tuple(found)
+
+
+def _constraints(workload: Workload, limits: Limits) -> tuple[Constraint, ...]:
+    head_dim = workload.dim("head_dim")
+    latest: list[Any] = [{}, None]  # all rules look at one point after the other: derive its sizes once
+
+    def derived(point: Mapping[str, Value]) -> tuple[dict[str, Any], Shape]:
+        if latest[1] is None or point != latest[0]:
+            latest[:] = dict(point), ({**INACTIVE, **point}, shape_of(point, head_dim))
+        return latest[1]
+
+    def rule(name: str, holds: Callable[[dict[str, Any], Shape], bool], reason: str) -> Constraint:
+        return Constraint(name=name, holds=lambda point: bool(holds(*derived(point))), reason=reason)
+
+    def blocks(p: dict[str, Any]) -> int:
+        return max(1, int(p["min_blocks"]))
+
+    reserved = limits.smem_bytes_reserved_per_block
+    return (
+        rule("whole_fragments", lambda p, s: s.keys >= 16 and s.keys % 16 == 0, "a warp takes multiples of 16 keys"),
+        rule(
+            "whole_split", lambda p, s: p["block_n"] % p["warps_n"] == 0, "every warp takes as many keys of a step"
+        ),
+        rule(
+            "whole_shares",
+            lambda p, s: head_dim // 8 % p["warps_n"] == 0,
+            "every column of warps merges the same share of a row",
+        ),
+        rule("block_threads", lambda p, s: s.threads <= 512, "a block has at most 512 threads"),
+        rule(
+            "registers_fit",
+            lambda p, s: s.registers + _MORE_REGISTERS
+            <= min(255, limits.registers_per_multiprocessor // (s.threads * blocks(p))),
+            "sums, scores and q must fit the registers of a thread",
+        ),
+        rule(
+            "products_are_few",
+            lambda p, s: p["m_tiles"] * s.keys // 8 * head_dim // 16 * 2 <= _MOST_PRODUCTS,
+            "a step is unrolled whole",
+        ),
+        rule(
+            "shared_memory",
+            lambda p, s: s.smem_bytes <= limits.smem_bytes_per_block,
+            "the tiles of q, k and v must fit the shared memory of a block",
+        ),
+        rule(
+            "shared_occupancy",
+            lambda p, s: (s.smem_bytes + reserved) * blocks(p) <= limits.smem_bytes_per_multiprocessor,
+            "min_blocks blocks must fit the shared memory of an SM",
+        ),
+        rule(
+            "resident_threads",
+            lambda p, s: s.threads * blocks(p) <= limits.threads_per_multiprocessor,
+            "min_blocks blocks must fit the threads of an SM",
+        ),
+        rule(
+            "ahead_needs_keys", lambda p, s: not p["ahead"] or p["k_stages"] >= 2, "the next keys must be there early"
+        ),
+        rule(
+            "both_needs_next",
+            lambda p, s: p["overlap"] != "both" or (p["ahead"] == 1 and p["q_store"] == "registers"),
+            "next scores are computed beside these weights with ahead=1, and q in registers",
+        ),
+        rule(
+            "whole_turns",
+            lambda p, s: s.threads >= 64 or head_dim % 64 != 0,
+            "threads copy every eighth row or one of its multiples",
+        ),
+        rule(
+            "exact_log_sum",
+            lambda p, s: p["sum"] == "add" or not workload.option("lse"),
+            "the log-sum-exp of rounded weights is not exact enough",
+        ),
+    )
+
+
+def _default(head_dim: int) -> dict[str, Value]:
+    """FlashAttention-2's shape, for shared memory of 99 KB: 64 rows, 4 warps, keys by head dimension."""
+    return {
+        "warps_m": 4,
+        "m_tiles": 1,
+        "warps_n": 1,
+        "block_n": 64 if head_dim <= 128 else 32,
+        "k_stages": 1,
+        "v_stages": 1,
+        "q_store": "shared",
+        "layout": "swizzle",
+        "ahead": 0,
+        "overlap": "none",
+        "rescale": "always",
+        "sum": "add",
+        "exponential": "unit",
+        "fragments": 1,
+        "order": "rows",
+        "epilogue": "shared",
+        "min_blocks": 0,
+    }
+
+
+def space(workload: Workload, limits: Limits) -> Space:
+    parameters = _parameters(limits)
+    default = _default(workload.dim("head_dim"))
+    if any(p.name == "launch" for p in parameters):
+        default["launch"] = "plain"
+    return Space(
+        parameters=parameters, constraints=_constraints(workload, limits), default=default
+    )

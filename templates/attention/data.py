@@ -1,0 +1,147 @@
+"""Inputs of attention by distribution, and how they lie in memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from evo.kernel import Tensors, Workload
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["DATA", "LAYOUTS", "draw", "scale_of"]
+
+DATA = (
+    "normal",
+    "peaked",
+    "needle",
+    "uniform_keys",
+    "large_logits",
+    "tiny",
+    "huge",
+    "non_finite",
+)
+
+LAYOUTS = ("bhsd", "bshd", "packed")
+
+_STEEPEST = 120.0
+"""The largest logit of large_logits: its exponential is no float32."""
+
+_TILE = 64
+
+
+def scale_of(workload: Workload) -> float:
+    """What scores are multiplied with."""
+    return float(workload.option("scale")) or 1 / math.sqrt(workload.dim("head_dim"))
+
+
+def draw(workload: Workload, data: str, generator: torch.Generator) -> Tensors:
+    """q, k, v of the named distribution: logits that tell keys apart, every head its own, V with a mean for every
+    head and channel, so that neither a fixed scale nor the mean of V fits."""
+    import torch
+
+    device, dtype = generator.device, getattr(torch, workload.dtype)
+    batch, heads, kv_heads, q_len, kv_len, head_dim = (size for _, size in workload.dims)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, device=device)
+
+    def uniform(*shape: int) -> torch.Tensor:
+        return torch.rand(shape, generator=generator, device=device)
+
+    q = normal(batch, heads, q_len, head_dim)
+    k = normal(batch, kv_heads, kv_len, head_dim)
+    v = normal(batch, kv_heads, kv_len, head_dim) + normal(batch, kv_heads, 1, head_dim)
+    unit = 1 / (scale_of(workload) * math.sqrt(head_dim))  # with q of this size, logits are standard normal
+    if data == "normal":
+        q = q * unit * torch.exp(1.5 * uniform(batch, heads, 1, 1))
+    elif data == "peaked":  # nearly all weight on one key
+        q = q * unit * 20
+    elif data == "needle":  # one key of each query's own stands out, mostly at an edge of what it sees
+        target = _needles(workload, generator)
+        chosen = torch.repeat_interleave(k, heads // kv_heads, dim=1)
+        q = chosen.gather(2, target[..., None].expand(-1, -1, -1, head_dim)) * (16 * unit / math.sqrt(head_dim))
+    elif data == "uniform_keys":
+        q, k = q * unit, k[:, :, :1].expand(-1, -1, kv_len, -1)
+    elif data == "large_logits":  # growing along the keys for every other query, shrinking for the others
+        direction = normal(batch, kv_heads, 1, head_dim).sign()
+        k = 0.05 * k + direction * torch.linspace(-1, 1, kv_len, device=device)[:, None]
+        side = torch.where(torch.arange(q_len, device=device) % 2 == 0, 1.0, -1.0)[:, None]
+        steepness = side * (0.25 + 0.75 * uniform(batch, heads, q_len, 1)) * _STEEPEST * unit / math.sqrt(head_dim)
+        q = torch.repeat_interleave(direction, heads // kv_heads, dim=1) * steepness
+    elif data == "tiny":  # equal logits but for rounding, and values whose products with weights are far smaller
+        q, v = q * unit * 1e-3, v * (1e-3 if workload.dtype == "float16" else 1e-30)
+    elif data == "huge":  # values whose weighted sum, not yet divided by the sum of weights, is just a float32
+        q = q * unit
+        v = (2 * uniform(*v.shape) - 1) * (65000.0 if workload.dtype == "float16" else 1e38 / max(1, kv_len))
+    elif data == "non_finite":
+        q = q * unit / 2  # no weight underflows: 0 * Inf would be NaN
+        _spoil(q, k, v, causal=bool(workload.option("causal")))
+    else:
+        raise ValueError(f"unknown data {data!r}")
+    return dict(zip("qkv", _place((q, k, v), dtype, str(workload.option("layout"))), strict=True))
+
+
+def _needles(workload: Workload, generator: torch.Generator) -> torch.Tensor:
+    """[batch, heads, q_len] keys: by turns the first and the last that a query sees, the last and the first of a
+    tile, and any."""
+    import torch
+
+    shape = tuple(workload.dim(name) for name in ("batch", "heads", "q_len"))
+    device, kv_len = generator.device, workload.dim("kv_len")
+    query = torch.arange(shape[2], device=device)
+    last = torch.full_like(query, kv_len - 1)
+    if workload.option("causal"):
+        last = (query + kv_len - shape[2]).clamp(0, kv_len - 1)
+    tile_end = ((last + 1) // _TILE * _TILE - 1).clamp(min=0)
+    tile_start = last // _TILE * _TILE
+    any_key = (torch.rand(shape, generator=generator, device=device) * (last + 1)).long()
+    turn = torch.randint(0, 5, shape, generator=generator, device=device)
+    edges = torch.stack([torch.zeros_like(last), last, tile_end, tile_start])[:, None, None].expand(4, *shape)
+    return torch.cat([edges, any_key[None]]).gather(0, turn[None])[0]
+
+
+def _spoil(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool) -> None:
+    """NaN and Inf, a kind for each head of k and v, as far as there are heads.
+
+    A masked key must not reach a query, whatever it holds: its score is replaced, not added to. A masked value may: tiles
+    multiply it with a weight of 0, and 0 * NaN is NaN, in FlashAttention as in PyTorch's own kernels. So values are
+    spoilt only where every query sees them, as long as there is such a place.
+    """
+    nan, inf = float("nan"), float("inf")
+    kv_heads, q_len, kv_len = k.shape[1], q.shape[2], k.shape[2]
+    q[:, 0, 1::4, 0] = nan
+    if kv_heads > 1 and not (causal and q_len > kv_len):
+        v[:, 1, 0, 0], v[:, 1, 0, 1], v[:, 1, 0, 2] = nan, inf, -inf
+    if kv_heads > 2:
+        k[:, 2, kv_len - 1, 3] = nan  # where it is causal, only the last query sees it
+    if kv_heads > 3 and not causal and kv_len > 1:  # a score of -Inf alone would have no softmax
+        k[:, 3, kv_len // 2, 5] = inf
+
+
+def _place(tensors: tuple[torch.Tensor, ...], dtype: torch.dtype, layout: str) -> Iterator[torch.Tensor]:
+    """The same values, [batch, heads, length, head_dim], in the memory order of the layout.
+
+    packed: slices of one [batch, length, 3, heads, head_dim], as a fused projection gives, or of one for q and one for k
+    and v where their shapes differ.
+    """
+    if layout == "bhsd":
+        yield from (t.to(dtype).contiguous() for t in tensors)
+        return
+    ordered = [t.to(dtype).transpose(1, 2).contiguous() for t in tensors]
+    if layout == "packed":
+        q, k, _ = ordered
+        if q.shape == k.shape:
+            together = q.new_empty((*q.shape[:2], 3, *q.shape[2:]))
+            slots = list(together.unbind(2))
+        else:
+            slots = [
+                q.new_empty((*q.shape[:2], 2, *q.shape[2:])).select(2, 0),
+                *k.new_empty((*k.shape[:2], 2, *k.shape[2:])).unbind(2),
+            ]
+        for slot, t in zip(slots, ordered, strict=True):
+            slot.copy_(t)
+        ordered = slots
+    yield from (t.transpose(1, 2) for t in ordered)

@@ -1,0 +1,276 @@
+"""Attention forward: o = softmax(scale * q k^T) v for every batch and head, masked where it is causal, as
+torch.nn.functional.scaled_dot_product_attention computes it (Dao et al. 2022, FlashAttention, arXiv:2205.14135).
+
+Layout: q and o are [batch, heads, q_len, head_dim], k and v [batch, kv_heads, kv_len, head_dim], of one dtype. The last
+axis is dense; the strides of the others are arguments, in elements, and multiples of 32 wherever an axis has more than
+one element. Head h of q works with head h * kv_heads // heads of k and v. The option `layout` says in which order the
+axes lie in memory: bhsd; bshd, as projections give them; packed, slices of one buffer for q, k and v with the order of
+bshd.
+Options: causal, by which query i sees the keys j <= i + kv_len - q_len; a query that sees none gives o = 0. scale, where
+0 stands for 1 / sqrt(head_dim), in the argument of that name, too. lse: also the natural logarithm of the sum of
+exp(scale * q k^T), float32 [batch, heads, q_len], dense, -inf for a query that sees no key.
+Scores, sums and results are accumulated in float32.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from evo.kernel import (
+    DTYPE_BYTES,
+    Argument,
+    Baseline,
+    Cost,
+    Dimension,
+    Kernel,
+    LaunchPlan,
+    Limits,
+    Tensors,
+    Tolerance,
+    Workload,
+)
+from evo.space import Space, Value
+
+from . import cpu_space, cuda_shape, cuda_space
+from .cases import HEAD_DIMS, OPTIONS, cases, neighbours, workload
+from .data import DATA, LAYOUTS, draw, scale_of
+
+if TYPE_CHECKING:
+    import torch
+
+_MASKED_PAIRS = 1 << 20
+"""Of queries and keys, for which a mask may be a tensor."""
+
+_PAIRS_AT_ONCE = 1 << 24
+"""How many scores the reference holds, in float64."""
+
+_MAX_LENGTH = 1 << 20
+
+
+def _reference(inputs: Tensors, problem: Workload) -> dict[str, torch.Tensor]:
+    """Blocks of queries at a time: all scores of a long sequence would fit no memory."""
+    import torch
+
+    q, k, v = (_required(inputs, name) for name in "qkv")
+    heads, kv_heads, q_len, kv_len = (problem.dim(n) for n in ("heads", "kv_heads", "q_len", "kv_len"))
+    o = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+    lse = torch.zeros(q.shape[:3], dtype=q.dtype, device=q.device)
+    rows = max(1, min(q_len, _PAIRS_AT_ONCE // kv_len))
+    together = max(1, _PAIRS_AT_ONCE // (rows * kv_len))
+    query, key = (torch.arange(n, device=q.device) for n in (q_len, kv_len))
+    for b in range(q.shape[0]):
+        for first in range(0, heads, together):
+            h = torch.arange(first, min(first + together, heads), device=q.device)
+            keys, values = k[b, h * kv_heads // heads], v[b, h * kv_heads // heads]
+            for row in range(0, q_len, rows):
+                part = slice(row, row + rows)
+                scores = (q[b, h, part] @ keys.mT).mul_(scale_of(problem))
+                if problem.option("causal"):
+                    scores.masked_fill_(key > query[part, None] + (kv_len - q_len), -torch.inf)
+                most = scores.amax(dim=-1, keepdim=True)
+                most.masked_fill_(most == -torch.inf, 0.0)
+                weights = scores.sub_(most).exp_()
+                total = weights.sum(dim=-1, keepdim=True)
+                o[b, h, part] = torch.where(total == 0, 0.0, (weights @ values) / total)
+                lse[b, h, part] = (most + total.log())[..., 0]
+    return {"o": o, "lse": lse}
+
+
+def _sdpa(inputs: Tensors, problem: Workload) -> torch.Tensor:
+    """PyTorch's own choice of a back end. Its is_causal aligns the mask with the first key, not the last."""
+    import torch.nn.functional as functional
+
+    q, k, v = (_required(inputs, name) for name in "qkv")
+    equal = problem.dim("q_len") == problem.dim("kv_len")
+    causal = bool(problem.option("causal"))
+    return functional.scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        attn_mask=_mask(problem, q.device) if causal and not equal else None,
+        is_causal=causal and equal,
+        scale=scale_of(problem),
+        enable_gqa=problem.dim("heads") != problem.dim("kv_heads"),
+    )
+
+
+def _mask(problem: Workload, device: torch.device) -> torch.Tensor:
+    """Aligned with the last key. Where it is large, PyTorch's own object for that, which its fast back ends know; loading
+    that takes seconds, and it warns of queries without a key."""
+    import torch
+
+    q_len, kv_len = problem.dim("q_len"), problem.dim("kv_len")
+    if q_len <= kv_len and q_len * kv_len > _MASKED_PAIRS:
+        from torch.nn.attention.bias import causal_lower_right
+
+        return causal_lower_right(q_len, kv_len)
+    return torch.ones((q_len, kv_len), dtype=torch.bool, device=device).tril(kv_len - q_len)
+
+
+def _forced(backend: str) -> Callable[[Tensors, Workload], torch.Tensor]:
+    """One of PyTorch's back ends. Raises RuntimeError where it cannot run."""
+
+    def call(inputs: Tensors, problem: Workload) -> torch.Tensor:
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        with sdpa_kernel(getattr(SDPBackend, backend)):
+            return _sdpa(inputs, problem)
+
+    return call
+
+
+def _flex(inputs: Tensors, problem: Workload) -> torch.Tensor:
+    """FlexAttention, compiled. Raises where it cannot be compiled."""
+    q, k, v = (_required(inputs, name) for name in "qkv")
+    causal, lengths = bool(problem.option("causal")), (problem.dim("q_len"), problem.dim("kv_len"))
+    found: torch.Tensor = _compiled_flex()(
+        q,
+        k,
+        v,
+        block_mask=_flex_mask(*lengths, str(q.device)) if causal else None,
+        scale=scale_of(problem),
+        enable_gqa=problem.dim("heads") != problem.dim("kv_heads"),
+    )
+    return found
+
+
+@functools.cache
+def _compiled_flex() -> Callable[..., Any]:
+    import torch
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=False)
+
+
+@functools.cache
+def _flex_mask(q_len: int, kv_len: int, device: str) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    return create_block_mask(
+        lambda batch, head, query, key: key <= query + (kv_len - q_len), None, None, q_len, kv_len, device=device
+    )
+
+
+def _complaint(problem: Workload) -> str:
+    heads, kv_heads, head_dim = (problem.dim(name) for name in ("heads", "kv_heads", "head_dim"))
+    if heads % kv_heads:
+        return f"heads must be a multiple of kv_heads, got {heads} and {kv_heads}"
+    if head_dim not in HEAD_DIMS:
+        return f"head_dim must be one of {', '.join(map(str, HEAD_DIMS))}, got {head_dim}"
+    if problem.option("layout") not in LAYOUTS:
+        return f"layout must be one of {', '.join(LAYOUTS)}, got {problem.option('layout')!r}"
+    return ""
+
+
+def _memory_order(problem: Workload, output: str) -> tuple[int, ...]:
+    if output == "lse":
+        return (0, 1, 2)
+    return (0, 1, 2, 3) if problem.option("layout") == "bhsd" else (0, 2, 1, 3)
+
+
+def _cost(problem: Workload) -> Cost:
+    """q, k, v in, o out; two multiplications and two additions for each pair of a query and a key it sees, and channel."""
+    batch, heads, kv_heads, q_len, kv_len, head_dim = (size for _, size in problem.dims)
+    pairs = q_len * kv_len
+    if problem.option("causal"):
+        seen = min(q_len, kv_len)  # queries that see a key: kv_len of them for the last, one fewer for each before it
+        pairs = seen * kv_len - seen * (seen - 1) // 2
+    elements = 2 * batch * head_dim * (heads * q_len + kv_heads * kv_len)
+    log_sums = 4 * batch * heads * q_len if problem.option("lse") else 0
+    return Cost(
+        bytes=elements * DTYPE_BYTES[problem.dtype] + log_sums, flops=4 * batch * heads * pairs * head_dim
+    )
+
+
+def _space(target: str, problem: Workload, limits: Limits) -> Space:
+    return (cuda_space if target == "cuda" else cpu_space).space(problem, limits)
+
+
+def _plan(target: str, point: Mapping[str, Value], problem: Workload) -> LaunchPlan:
+    return cuda_shape.plan(point, problem) if target == "cuda" else LaunchPlan(threads=1)
+
+
+def _compile_flags(target: str, point: Mapping[str, Value]) -> tuple[str, ...]:
+    """The CPU template spells its vectors out: what the compiler adds costs compile time and registers."""
+    return ("-fno-tree-vectorize", "-fno-tree-slp-vectorize") if target == "cpu" else ()
+
+
+def _required(inputs: Tensors, name: str) -> torch.Tensor:
+    tensor = inputs[name]
+    assert tensor is not None
+    return tensor
+
+
+def _strides() -> tuple[Argument, ...]:
+    axes = {"batch": 0, "head": 1, "seq": 2}
+    return tuple(
+        Argument(name=f"{tensor}_{axis}", kind="scalar", dtype="int64", stride_of=(tensor, number))
+        for tensor in ("q", "k", "v", "o")
+        for axis, number in axes.items()
+    )
+
+
+_CPU_SHAPE = (2, 8, 8, 512, 512, 64)
+
+KERNEL = Kernel(
+    name="attention",
+    title="Attention forward",
+    entry="attention",
+    dimensions=(
+        Dimension(name="batch", low=1, high=65_535),
+        Dimension(name="heads", low=1, high=65_535),
+        Dimension(name="kv_heads", low=1, high=65_535),
+        Dimension(name="q_len", low=0, high=_MAX_LENGTH),
+        Dimension(name="kv_len", low=1, high=_MAX_LENGTH),
+        Dimension(name="head_dim", low=min(HEAD_DIMS), high=max(HEAD_DIMS)),
+    ),
+    dtypes={"cuda": ("bfloat16", "float16"), "cpu": ("float32", "bfloat16")},
+    options=OPTIONS,
+    least={"scale": 0.0},
+    specialised={"cuda": ("head_dim", "causal", "lse"), "cpu": ("head_dim", "causal")},
+    arguments=(
+        Argument(name="q", kind="input"),
+        Argument(name="k", kind="input"),
+        Argument(name="v", kind="input"),
+        Argument(name="o", kind="output", shape=("batch", "heads", "q_len", "head_dim")),
+        Argument(name="lse", kind="output", dtype="float32", shape=("batch", "heads", "q_len"), optional=True),
+        *(
+            Argument(name=name, kind="scalar", dtype="int64")
+            for name in ("batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim")
+        ),
+        Argument(name="scale", kind="scalar", dtype="float32"),
+        *_strides(),
+    ),
+    tolerance={
+        "float16": Tolerance(atol=2e-3, rtol=2e-3),
+        "bfloat16": Tolerance(atol=1.6e-2, rtol=1.6e-2),
+        "float32": Tolerance(atol=5e-5, rtol=1e-5),
+    },
+    reference=_reference,
+    inputs=draw,
+    data=DATA,
+    cases=cases,
+    neighbours=neighbours,
+    cost=_cost,
+    baselines=(
+        Baseline(name="torch", role="reference", call=_sdpa),
+        Baseline(name="flash", role="peer", call=_forced("FLASH_ATTENTION"), targets=("cuda",)),
+        Baseline(name="cudnn", role="peer", call=_forced("CUDNN_ATTENTION"), targets=("cuda",)),
+        Baseline(name="efficient", role="peer", call=_forced("EFFICIENT_ATTENTION"), targets=("cuda",)),
+        Baseline(name="flex", role="peer", call=_flex, targets=("cuda",)),
+        Baseline(name="math", role="peer", call=_forced("MATH")),
+    ),
+    workloads={
+        "cuda": (workload((4, 16, 16, 2048, 2048, 64), "bfloat16"),),
+        "cpu": (workload(_CPU_SHAPE, "float32"), workload(_CPU_SHAPE, "bfloat16")),
+    },
+    space=_space,
+    plan=_plan,
+    inactive={"cuda": cuda_shape.INACTIVE, "cpu": cpu_space.INACTIVE},
+    compile_flags=_compile_flags,
+    memory_order=_memory_order,
+    complaint=_complaint,
+    replaces="torch.nn.functional.scaled_dot_product_attention",
+)

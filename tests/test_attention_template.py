@@ -1,0 +1,223 @@
+"""Attention: its problem says what it means, and its CPU template is right on any processor and for any point."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from evo.errors import WorkloadError
+from evo.executors._bench import Bench
+from evo.expected import allocate_outputs
+from evo.exporters import ExportItem, ExportRequest, find_exporter
+from evo.gate import Gate
+from evo.genome import Genome
+from evo.kernel import Baseline, Tensors, Workload, load_kernel
+from evo.render import render
+from evo.space import Point
+from evo.targets import find_target
+
+KERNEL = load_kernel("attention")
+TARGET = find_target("cpu")
+SESSION = TARGET.open()
+
+
+def workload(dtype: str = "float32", **parts: object) -> Workload:
+    given: dict[str, object] = {"batch": 2, "heads": 3, "kv_heads": 3, "q_len": 65, "kv_len": 65, "head_dim": 64}
+    text = ",".join(f"{name}={str(value).lower()}" for name, value in {**given, "dtype": dtype, **parts}.items())
+    return KERNEL.workload("cpu", text)
+
+
+def draw(problem: Workload, data: str = "normal") -> Tensors:
+    return KERNEL.inputs(problem, data, torch.Generator().manual_seed(5))
+
+
+def in_float64(inputs: Tensors) -> Tensors:
+    return {name: t.double() if t is not None else None for name, t in inputs.items()}
+
+
+@pytest.mark.parametrize(
+    ("parts", "reason"),
+    [
+        ({"heads": 6, "kv_heads": 4}, "heads must be a multiple of kv_heads, got 6 and 4"),
+        ({"head_dim": 80}, "head_dim must be one of 32, 64, 96, 128, 256, got 80"),
+        ({"layout": "bdhs"}, "layout must be one of bhsd, bshd, packed, got 'bdhs'"),
+        ({"scale": -1}, "scale must be 0 or more"),
+    ],
+)
+def test_sizes_that_do_not_fit_each_other_are_refused(parts: dict[str, object], reason: str) -> None:
+    with pytest.raises(WorkloadError, match=reason):
+        workload(**parts)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("q_len", "kv_len"), [(5, 5), (3, 7), (7, 3)])
+def test_the_reference_is_the_definition(q_len: int, kv_len: int, causal: bool) -> None:
+    problem = workload(heads=4, kv_heads=2, q_len=q_len, kv_len=kv_len, head_dim=32, causal=causal, scale=0.7)
+    inputs = in_float64(draw(problem))
+    q, k, v = (t for t in inputs.values() if t is not None)
+    found = KERNEL.reference(inputs, problem)
+    for b in range(2):
+        for h in range(4):
+            for i in range(q_len):
+                seen = max(0, min(kv_len, i + kv_len - q_len + 1)) if causal else kv_len
+                scores = k[b, h // 2, :seen] @ q[b, h, i] * 0.7
+                expected = scores.softmax(0) @ v[b, h // 2, :seen] if seen else torch.zeros(32)
+                torch.testing.assert_close(found["o"][b, h, i], expected.double())
+                torch.testing.assert_close(found["lse"][b, h, i], scores.logsumexp(0))
+
+
+def test_the_reference_takes_a_problem_in_parts_that_fit_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = workload(q_len=33, kv_len=40, causal=True)
+    inputs = in_float64(draw(problem))
+    whole = KERNEL.reference(inputs, problem)
+    monkeypatch.setitem(KERNEL.reference.__globals__, "_PAIRS_AT_ONCE", 7 * 40)
+    parts = KERNEL.reference(inputs, problem)
+    for name in whole:
+        torch.testing.assert_close(parts[name], whole[name])
+
+
+@pytest.mark.parametrize(("q_len", "kv_len"), [(4, 4), (3, 9), (9, 3)])
+def test_a_causal_problem_costs_what_its_mask_leaves(q_len: int, kv_len: int) -> None:
+    problem = workload(q_len=q_len, kv_len=kv_len, causal=True)
+    seen = torch.ones(q_len, kv_len).tril(kv_len - q_len).sum()
+    assert KERNEL.cost(problem).flops == 4 * 2 * 3 * 64 * int(seen)
+
+
+@pytest.mark.parametrize(("kv_heads", "kv_len"), [(3, 65), (1, 65), (3, 7)])
+def test_packed_tensors_have_strides_that_are_no_products_of_their_sizes(kv_heads: int, kv_len: int) -> None:
+    inputs = draw(workload(layout="packed", kv_heads=kv_heads, kv_len=kv_len))
+    for name, t in inputs.items():
+        assert t is not None
+        assert t.stride(3) == 1, name
+        assert t.stride(2) > t.shape[1] * t.shape[3], name
+        assert all(stride % 32 == 0 for stride in t.stride()[:3]), name
+
+
+@pytest.mark.parametrize(("layout", "axes"), [("bhsd", (0, 1, 2, 3)), ("bshd", (0, 2, 1, 3)), ("packed", (0, 2, 1, 3))])
+def test_outputs_lie_in_the_memory_order_of_the_layout(layout: str, axes: tuple[int, ...]) -> None:
+    outputs = allocate_outputs(KERNEL, workload(layout=layout, lse=True), torch.device("cpu"))
+    assert outputs["o"].permute(axes).is_contiguous()
+    assert outputs["lse"].is_contiguous()
+    assert outputs["lse"].dtype == torch.float32
+    assert set(allocate_outputs(KERNEL, workload(layout=layout), torch.device("cpu"))) == {"o"}
+
+
+def test_values_alone_tell_little_of_the_result() -> None:
+    """A mean of V in place of attention must be far off in every head and dtype."""
+    problem = workload(q_len=129, kv_len=129)
+    inputs = in_float64(draw(problem))
+    o = KERNEL.reference(inputs, problem)["o"]
+    assert inputs["v"] is not None
+    apart = (o - inputs["v"].mean(2, keepdim=True)).abs().amax(dim=(2, 3))
+    assert float(apart.min()) > 20 * KERNEL.tolerance["bfloat16"].atol
+
+
+def refused(point: Point, problem: Workload, folder: Path, arch: str = "native") -> list[str]:
+    """What the gate says against a point, built for `arch`."""
+    launch = KERNEL.launch("cpu", point, problem, SESSION.limits)
+    source = render(KERNEL, "cpu", Genome.of(point), KERNEL.binding("cpu", problem), arch)
+    folder.mkdir(parents=True, exist_ok=True)
+    loaded = SESSION.load(TARGET.compile(source, arch, folder), KERNEL.entry)
+    try:
+        checks = gate_for(problem.dtype).run(loaded, [(case, launch) for case in KERNEL.cases("cpu", problem)])
+    finally:
+        loaded.close()
+    return [f"{check.case}: {check.reason}" for check in checks if not check.passed]
+
+
+_gates: dict[str, Gate] = {}
+
+
+def gate_for(dtype: str) -> Gate:
+    return _gates.setdefault(dtype, Gate(KERNEL, "cpu", SESSION, seed=11))
+
+
+PRODUCTS = [("float32", "fma"), ("float32", "tiles"), ("bfloat16", "fma"), ("bfloat16", "dot"), ("bfloat16", "tiles")]
+
+
+def point_for(problem: Workload, **chosen: object) -> Point:
+    space = KERNEL.space("cpu", problem, SESSION.limits)
+    tiled = {"block_q": 64, "tile_rows": 2} if chosen["product"] == "tiles" else {}
+    point = space.complete({**space.default, **tiled, **chosen})  # type: ignore[dict-item]
+    space.validate(point)
+    return point
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("dtype", "product"), PRODUCTS)
+def test_every_product_passes_the_gate(dtype: str, product: str, causal: bool, tmp_path: Path) -> None:
+    problem = workload(dtype, causal=causal)
+    assert not refused(point_for(problem, product=product), problem, tmp_path)
+
+
+@pytest.mark.parametrize("arch", ["x86-64", "x86-64-v3", "x86-64-v4"])
+@pytest.mark.parametrize(("dtype", "product"), PRODUCTS)
+def test_a_processor_without_the_instructions_gets_the_same_results(
+    dtype: str, product: str, arch: str, tmp_path: Path
+) -> None:
+    if reason := unrunnable(arch):
+        pytest.skip(reason)
+    problem = workload(dtype, causal=True)
+    for exponential in ("native", "integer"):
+        point = point_for(problem, product=product, exponential=exponential)
+        assert not refused(point, problem, tmp_path / exponential, arch)
+
+
+def unrunnable(arch: str) -> str:
+    try:
+        return TARGET.runs(arch)
+    except Exception as error:  # a compiler for another machine knows no such name
+        return str(error)
+
+
+@pytest.mark.parametrize("dtype", KERNEL.dtypes["cpu"])
+def test_points_drawn_at_random_pass_the_gate(dtype: str, tmp_path: Path) -> None:
+    rng = random.Random(4)
+    for number in range(6):
+        problem = workload(dtype, causal=number % 2 == 0, head_dim=(32, 64, 96, 128, 256)[number % 5])
+        point = KERNEL.space("cpu", problem, SESSION.limits).sample(rng)
+        assert not refused(point, problem, tmp_path / str(number)), (problem.key, point)
+
+
+@pytest.mark.parametrize("head_dim", [32, 64, 96, 128, 256])
+@pytest.mark.parametrize("dtype", KERNEL.dtypes["cpu"])
+def test_the_default_is_legal_for_every_head_size(dtype: str, head_dim: int) -> None:
+    problem = workload(dtype, head_dim=head_dim)
+    space = KERNEL.space("cpu", problem, SESSION.limits)
+    assert space.is_legal(space.complete(space.default))
+    assert {w.dim("head_dim") for w in KERNEL.neighbours("cpu", problem)} == {32, 64, 96, 128, 256}
+
+
+def test_a_baseline_that_does_not_run_is_left_out_with_its_reason() -> None:
+    def fails(inputs: Tensors, problem: Workload) -> object:
+        raise RuntimeError("No available kernel.\nMore of it.")
+
+    problem = workload(batch=1, heads=1, kv_heads=1, q_len=3, kv_len=3, head_dim=32)
+    bench = Bench(KERNEL, "cpu", problem, SESSION, seed=1)
+    peer = Baseline(name="peer", role="peer", call=fails)
+    assert bench.check_baseline(peer) == "it does not run here (RuntimeError: No available kernel.)"
+    assert bench.check_baseline(KERNEL.baseline("math")) == ""
+    with pytest.raises(RuntimeError, match="No available"):
+        bench.check_baseline(replace(peer, role="reference"))
+
+
+def test_an_exported_module_agrees_with_pytorch(tmp_path: Path) -> None:
+    items = []
+    for index, causal in enumerate((False, True)):
+        problem = workload(causal=causal)
+        space = KERNEL.space("cpu", problem, SESSION.limits)
+        genome = Genome.of(space.complete(space.default))
+        items.append(ExportItem(workload=problem, genome=genome, candidate=f"test/{index}", record={}))
+    out = tmp_path / "exported_attention"
+    request = ExportRequest(kernel="attention", target="cpu", arch="native", items=tuple(items), out=out)
+    find_exporter("module").export(request)
+    command = [sys.executable, "-m", out.name, "check", "--seed", "3"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("right: ") == 2, done.stdout
