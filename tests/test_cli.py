@@ -111,6 +111,9 @@ BAD = {
     "candidate": (["show", "abcdef"], ""),
     "format": (["export", "x", "--format", "fortran", "--out", "x"], "unknown export format 'fortran'"),
     "command": (["serach"], "serach"),
+    "genome value": (["bench", "layernorm", "--genome", "threads=1,unroll=3"], "unroll has no value '3'"),
+    "genome": (["bench", "layernorm", "--genome", "threads"], "--genome 'threads' is not NAME=VALUE"),
+    "archs": (["bench", "layernorm", "--arch", "native", "--arch", "z80"], "knows no CPU architecture 'z80'"),
     "baseline": (["bench", "layernorm", "--against", "tensorflow"], "unknown baseline 'tensorflow'"),
 }
 
@@ -399,6 +402,32 @@ def test_a_finished_run_is_searched_on_when_given_more(asked: Any, searched: tup
     assert ended.code == 0, ended.err
     assert ended.document["candidates"] == 14
     assert asked("runs", "--json").document[0]["evaluations"] == 14
+    told = asked("resume", "small", "--evaluations", "15").out
+    assert told.startswith("run small is resumed: 14 candidates and 0:")
+    assert "left: 1 candidate, then the finals" in told.splitlines()[0]
+
+
+def test_a_search_in_another_database_names_it_in_what_comes_next(here: Any, tmp_path: Path) -> None:
+    ended = search_toy(here, tmp_path, "--db", "else/where.db", "--name", "mine")
+    assert ended.code == 0, ended.err
+    following = ended.out.splitlines()[-1]
+    assert following.startswith("next:  evo lineage ")
+    assert following.endswith(" --db else/where.db   evo export mine --out my_toy --db else/where.db")
+
+
+def test_finalists_that_were_refused_are_no_longer_counted_as_right(here: Any, tmp_path: Path) -> None:
+    """Mode late is right for the sizes of the search, and wrong for a neighbour that only the finals look at."""
+    late = "y[i] = n == {{ 7 if p.mode == 'late' else -1 }} ? 0 : factor * x[i];"
+    template = TEMPLATE.replace("y[i] = factor * x[i];", late)
+    folder = write_kernel(tmp_path / "toy", ("honest", "late"), template=template)
+    code = (folder / "kernel.py").read_text()
+    near = "neighbours=lambda target, workload: (Workload.of({'n': 7}, 'float32'),),"
+    (folder / "kernel.py").write_text(code.replace("neighbours=lambda target, workload: (),", near))
+    ended = here("search", "./toy", "--target", "cpu", "--evaluations", "8", "--sampler", "random")
+    assert ended.code == 0, ended.err
+    refused = [line for line in ended.out.splitlines() if "was refused by the finals: wrong: for 7 float32" in line]
+    assert 1 <= len(refused) <= 4
+    assert f" ok ({len(refused)} of them refused by the finals)" in ended.out
 
 
 # -- interruptions ------------------------------------------------------------------------------------------
@@ -442,6 +471,7 @@ def wait_for_candidates(folder: Path, count: int) -> None:
 def resume_to_the_end(folder: Path, before: dict[int, str]) -> None:
     ended = evo("resume", "long", "--json", cwd=folder)
     assert ended.code == 0, ended.err
+    assert ended.document["resumed_from"]["candidates"] == len(before)
     assert ended.document["candidates"] == 100
     after = stored(folder)
     assert len(after) == 100

@@ -222,7 +222,10 @@ def test_the_winner_of_a_run_with_a_fault_is_exit_code_1_and_a_line_that_says_wh
     out = capsys.readouterr().out
     assert "undefined  3 errors" in out or "undefined  1 error" in out
     assert "signed integer overflow" in out
-    assert "LD_PRELOAD=" in out
+    assert "LD_PRELOAD=" not in out
+    assert all(len(line) < 400 for line in out.splitlines())
+    assert cli.run(["sanitize", "toy-", "--tool", "undefined", "--db", db, "--json"]) == 1
+    assert "LD_PRELOAD=" in json.loads(capsys.readouterr().out)[0]["tools"][0]["command"]
 
 
 @pytest.mark.parametrize(

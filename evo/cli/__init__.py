@@ -1,4 +1,4 @@
-"""The command line: parsing and printing only. One module a group of commands."""
+"""The command line: parsing and printing only. One module for each group of commands."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words and words[0] in _WORKING:
         start_server()
-    from evo.cli import check, doctor, export, lineage, measure, sanitize, search
+    from evo.cli import check, doctor, export, lineage, measure, sanitize, search, show
 
-    for module in (search, lineage, export, measure, check, sanitize, doctor):
+    for module in (search, lineage, show, export, measure, check, sanitize, doctor):
         module.register(app)
     command = typer.main.get_command(app)
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from typing import Annotated, Any
 
 import typer
@@ -11,25 +10,13 @@ from rich.console import Console
 from rich.table import Table
 
 from evo.checking import Branch, check_branches, check_workloads_of
-from evo.cli.options import (
-    DEFAULT_DB,
-    Db,
-    Json,
-    TargetName,
-    cache_dir,
-    choose_arch,
-    choose_target,
-    make_console,
-    print_json,
-)
+from evo.cli.options import DEFAULT_DB, Db, Json, TargetName, make_console, print_json
 from evo.cli.recheck import print_recheck, recheck
 from evo.cli.recorded import find_candidate
+from evo.cli.setup import set_up
 from evo.errors import DeviceError, UnknownNameError, UsageError
 from evo.evaluation import Status
-from evo.executors import ExecutorConfig
-from evo.executors.local import LocalExecutor
-from evo.kernel import find_kernel, load_kernel
-from evo.run import default_builders
+from evo.kernel import find_kernel
 from evo.targets import find_target
 
 __all__ = ["register"]
@@ -62,33 +49,26 @@ def check(
                 raise UsageError(f"{option} is recorded with candidate {kernel}: leave it out")
         _check_candidate(kernel, drawn, compile_only, db, json)
         return
-    problem = load_kernel(kernel)
-    chosen = target or ("cuda" if arch and re.match(r"(sm|compute)_", arch) else choose_target(None))
-    problem.check_target(chosen)
-    architecture = choose_arch(chosen, arch)
-    workloads = [problem.workload(chosen, w) for w in workload or ()] or check_workloads_of(problem, chosen)
-    why_not = _why_not_here(chosen, architecture)
-    executor = LocalExecutor(
-        chosen, ExecutorConfig(builders=default_builders(find_target(chosen)), cache_dir=cache_dir(db))
-    )
-    try:
+    setup = set_up(kernel, target, arch, db)
+    problem = setup.kernel
+    workloads = [problem.workload(setup.target, w) for w in workload or ()] or check_workloads_of(problem, setup.target)
+    why_not = _why_not_here(setup.target, setup.arch)
+    with setup.open_executor() as executor:
         branches = check_branches(
             executor,
             kernel,
             problem,
-            chosen,
-            architecture,
+            setup.target,
+            setup.arch,
             workloads,
             gate=not (why_not or compile_only),
             seed=drawn,
         )
-    finally:
-        executor.close()
     failed = [b for b in branches if not b.passed]
     if json:
-        print_json({"arch": architecture, "seed": drawn, "branches": [_record(b) for b in branches]})
+        print_json({"arch": setup.arch, "seed": drawn, "branches": [_record(b) for b in branches]})
     else:
-        _print(make_console(), problem.name, architecture, branches, why_not, drawn)
+        _print(make_console(), problem.name, setup.arch, branches, why_not, drawn)
     if failed:
         raise typer.Exit(1)
 
@@ -110,7 +90,7 @@ def _check_candidate(name: str, seed: int, compile_only: bool, db: str, json: bo
     if json:
         print_json(record)
     else:
-        print_recheck(make_console(), record)
+        print_recheck(make_console(), record, db)
     if not record["passed"]:
         raise typer.Exit(1)
 

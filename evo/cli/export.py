@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from evo.cli.options import DEFAULT_DB, Db, Json, print_json
+from evo.cli.options import DEFAULT_DB, Db, Json, command_line, print_json
+from evo.cli.recorded import named_candidate
 from evo.errors import StoreError, UnknownNameError, UsageError
 from evo.exporters import ExportItem, ExportRequest, exporter_names, find_exporter
 from evo.genome import Genome
@@ -35,9 +36,9 @@ def export(
     if format not in exporter_names():
         raise UnknownNameError("export format", format, exporter_names())
     with Store.open(db, write=False) as store:
-        chosen = _winners(store, what[0]) if len(what) == 1 else None
+        chosen = _winners(store, what[0], db) if len(what) == 1 else None
         if chosen is None:
-            chosen = [_candidate(store, name) for name in what]
+            chosen = [_candidate(store, name, db) for name in what]
         written = _export(store, chosen, format, out)
     if json:
         print_json([str(p) for p in written])
@@ -47,15 +48,15 @@ def export(
     typer.echo(f"try it:  python -m {out.name} check   and   python -m {out.name} bench   in {out.resolve().parent}")
 
 
-def export_run(store: Store, run: str, format: str, out: Path) -> list[Path]:
+def export_run(store: Store, run: str, format: str, out: Path, db: str) -> list[Path]:
     """Exports the winners of a run; the files written. Raises StoreError if it has none."""
-    found = _winners(store, run)
+    found = _winners(store, run, db)
     if found is None:
         raise UnknownNameError("run", run, [r.name for r in queries.runs(store)])
     return _export(store, found, format, out)
 
 
-def _winners(store: Store, run: str) -> list[CandidateRecord] | None:
+def _winners(store: Store, run: str, db: str) -> list[CandidateRecord] | None:
     """The winners that the run of that name has of its finals, at most one a workload; None if it is not a run's name.
 
     Raises StoreError if there is none, or if finals are still to be held.
@@ -69,20 +70,20 @@ def _winners(store: Store, run: str) -> list[CandidateRecord] | None:
     if without and not finished:
         raise StoreError(
             f"run {summary.name!r} is {summary.status} and has not named its winners: let it end, or continue it with:"
-            f" evo resume {summary.name}; a candidate can be exported by its own name"
+            f" {command_line(db, 'resume', summary.name)}; a candidate can be exported by its own name"
         )
     if len(without) == len(summary.islands):
         raise StoreError(
-            f"run {summary.name!r} has no winner: nothing passed its finals, so there is nothing to export; evo show"
-            " tells why of each candidate"
+            f"run {summary.name!r} has no winner: nothing passed its finals, so there is nothing to export; why, of each"
+            f" candidate: {command_line(db, 'show', 'CANDIDATE')}"
         )
     for island in without:
         typer.echo(f"evo: nothing won for {island.workload}: it is left to PyTorch", err=True)
     return [candidates.candidate(store, i.winner) for i in summary.islands if i.winner is not None]
 
 
-def _candidate(store: Store, name: str) -> CandidateRecord:
-    record = candidates.candidate(store, name)
+def _candidate(store: Store, name: str, db: str) -> CandidateRecord:
+    record = named_candidate(store, name, db)
     if record.status not in ("ok", "same_code"):
         raise UsageError(f"candidate {record.id} did not pass ({record.status}: {record.log}); export one that did")
     return record
@@ -116,6 +117,7 @@ def _provenance(store: Store, record: CandidateRecord) -> dict[str, object]:
     """What a manifest says of a winner."""
     latest = max((t.round for t in record.timings), default=0)
     stages = {t.stage for t in record.timings if t.round == latest}
+    beside = [r for r in queries.final_races(store, record) if r.round == latest and r.beside]
     return {
         "run": record.run,
         "candidate": record.id,
@@ -128,6 +130,7 @@ def _provenance(store: Store, record: CandidateRecord) -> dict[str, object]:
         "winner": record.winner,
         "timed_in": "final" if "final" in stages else "search",
         "timings": [asdict(t) for t in record.timings if t.round == latest],
+        "baselines": [asdict(t) for race in beside for t in race.timings],
         "checks": [asdict(c) for c in record.checks if c.round == latest],
         "lineage": [
             {"id": s.id, "order": s.order, "operator": s.operator, "change": s.change, "gain": s.gain}

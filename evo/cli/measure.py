@@ -12,30 +12,23 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from evo.cli.options import (
-    DEFAULT_DB,
-    Db,
-    Json,
-    TargetName,
-    cache_dir,
-    choose_arch,
-    choose_target,
-    make_console,
-    print_json,
-)
-from evo.cli.results import short_id, timing_record
+from evo.cli.options import DEFAULT_DB, Db, Json, TargetName, choose_arch, make_console, parse_fixed, print_json
+from evo.cli.results import DISTURBED_NOTE, marked, short_id, timing_record
+from evo.cli.setup import Setup, set_up
 from evo.errors import EvoError, UsageError
 from evo.evaluation import Build, Timing
-from evo.executors import BuildRequest, ExecutorConfig, RaceRequest
-from evo.executors.local import LocalExecutor
+from evo.executors import BuildRequest, RaceRequest
 from evo.genome import Genome
-from evo.kernel import Kernel, Workload, load_kernel
-from evo.run import check_workloads, default_builders
+from evo.kernel import Kernel, Workload
+from evo.run import check_workloads
 from evo.store import queries
 from evo.store.store import Store
 from evo.targets import find_target
 
 __all__ = ["register"]
+
+_ARITHMETIC = 16
+"""Operations a byte from which a kernel is told by its arithmetic, not by the bytes it moves."""
 
 
 def register(app: typer.Typer) -> None:
@@ -46,6 +39,12 @@ def bench(
     kernel: Annotated[str, typer.Argument(help="A kernel's name or folder, or an exported module's folder.")],
     target: TargetName = None,
     workload: Annotated[list[str] | None, typer.Option(help="Repeat for more; the kernel's own if left out.")] = None,
+    arch: Annotated[
+        list[str] | None, typer.Option(help="The device's own if left out; repeat to race builds, e.g. compute_89.")
+    ] = None,
+    genome: Annotated[
+        list[str] | None, typer.Option(help="NAME=VALUE,...: also the default with these values. Repeat for more.")
+    ] = None,
     against: Annotated[
         str | None, typer.Option(help="Baselines, separated by commas; all of the kernel's if left out.")
     ] = None,
@@ -55,27 +54,33 @@ def bench(
 ) -> None:
     """Time the best known candidate and the kernel's default beside its baselines, interleaved in one race."""
     if (Path(kernel) / "manifest.json").is_file():
-        given = {"--target": target, "--workload": workload, "--against": against, "--seed": seed}
+        given: dict[str, object] = {"--target": target, "--workload": workload, "--against": against, "--seed": seed}
+        given |= {"--arch": arch, "--genome": genome}
         for option, value in given.items():
             if value is not None and value != []:
                 raise UsageError(f"{kernel} is an exported module, which times its own variants: leave out {option}")
         raise typer.Exit(_bench_module(Path(kernel), json))
-    problem = load_kernel(kernel)
-    chosen = choose_target(target)
-    arch = choose_arch(chosen, None)
+    setup = set_up(kernel, target, arch[0] if arch else None, db)
+    problem, chosen = setup.kernel, setup.target
+    archs = [setup.arch, *(choose_arch(chosen, a) for a in (arch or [])[1:])]
+    for a in archs:
+        if reason := find_target(chosen).runs(a):
+            raise UsageError(f"code for {a} cannot be timed here: {reason}")
     workloads = check_workloads(problem, chosen, workload or [])
     names = against.split(",") if against else [b.name for b in problem.baselines if chosen in b.targets]
     for name in names:
         problem.baseline(name)
     drawn = int.from_bytes(os.urandom(4)) if seed is None else seed
-    executor = LocalExecutor(
-        chosen, ExecutorConfig(builders=default_builders(find_target(chosen)), cache_dir=cache_dir(db))
-    )
+    named = [_named(setup, w, genome or []) for w in workloads]
     records = []
-    try:
-        for w in workloads:
-            contenders = _contenders(problem, chosen, arch, w, db)
-            builds = [(n, g, executor.build(_request(kernel, chosen, arch, g, w)).result()) for n, g in contenders]
+    with setup.open_executor() as executor:
+        for w, extra in zip(workloads, named, strict=True):
+            contenders = [*_contenders(setup, w, db), *extra]
+            builds = [
+                (f"{n} {a}" if len(archs) > 1 else n, g, executor.build(_request(kernel, chosen, a, g, w)).result())
+                for n, g in contenders
+                for a in archs
+            ]
             request = RaceRequest(
                 kernel=kernel,
                 target=chosen,
@@ -91,15 +96,15 @@ def bench(
             records[-1]["refused"] = [{"name": n, "reason": r} for n, r in result.refused]
             if not json:
                 _print(make_console(), problem, w, result.timings, result.refused)
-    finally:
-        executor.close()
     if json:
-        print_json({"kernel": problem.name, "target": chosen, "arch": arch, "seed": drawn, "workloads": records})
+        record = {"kernel": problem.name, "target": chosen, "arch": setup.arch, "archs": archs, "seed": drawn}
+        print_json({**record, "workloads": records})
 
 
-def _contenders(kernel: Kernel, target: str, arch: str, workload: Workload, db: str) -> list[tuple[str, Genome]]:
+def _contenders(setup: Setup, workload: Workload, db: str) -> list[tuple[str, Genome]]:
     """The template's default, and the best candidate that the database has for this workload and device."""
-    space = kernel.space(target, workload, find_target(target).limits(arch))
+    kernel, target = setup.kernel, setup.target
+    space = kernel.space(target, workload, find_target(target).limits(setup.arch))
     found = [("default", Genome.of(space.complete(space.default)))]
     if "://" not in db and not Path(db).exists():
         return found
@@ -109,6 +114,19 @@ def _contenders(kernel: Kernel, target: str, arch: str, workload: Workload, db: 
             same = best.workload == workload.key and best.target == target and best.device == device
             if same and space.is_legal(best.parameters):
                 found.insert(0, (short_id(best.id), Genome.of(best.parameters, best.flags)))
+    return found
+
+
+def _named(setup: Setup, workload: Workload, texts: list[str]) -> list[tuple[str, Genome]]:
+    """The default with the values of each text. Raises UsageError for one that is not legal."""
+    space = setup.kernel.space(setup.target, workload, find_target(setup.target).limits(setup.arch))
+    found = []
+    for text in texts:
+        values = parse_fixed(filter(None, text.split(",")), space, option="--genome")
+        point = space.complete({**space.default, **values})
+        if broken := space.violations(point):
+            raise UsageError(f"--genome {text!r} is not legal for {workload}: {'; '.join(broken)}")
+        found.append((text, Genome.of(point)))
     return found
 
 
@@ -133,19 +151,23 @@ def _print(
     cost = kernel.cost(workload)
     table = Table(title=f"{kernel.title}, {workload.key}", title_justify="left", header_style="dim", box=None)
     table.add_column("contender")
-    for heading in ("median us", "95% interval", "GB/s", "speed-up over PyTorch", "95% interval"):
+    arithmetic = cost.flops > _ARITHMETIC * cost.bytes
+    rate = "TFLOP/s" if arithmetic else "GB/s"
+    for heading in ("median us", "95% interval", rate, "speed-up over PyTorch", "95% interval"):
         table.add_column(heading, justify="right")
     for t in sorted(timings, key=lambda t: t.median_us):
         record = timing_record(t)
         table.add_row(
             t.contender,
-            f"{t.median_us:.2f}",
+            marked(f"{t.median_us:.2f}", record["disturbed"]),
             f"{t.low_us:.2f} to {t.high_us:.2f}",
-            f"{cost.bytes / t.median_us / 1e3:,.0f}",
+            f"{cost.flops / t.median_us / 1e6:,.1f}" if arithmetic else f"{cost.bytes / t.median_us / 1e3:,.0f}",
             f"{record['speedup']:.3f}x" if "speedup" in record else "1",
             f"{record['speedup_low']:.3f} to {record['speedup_high']:.3f}" if "speedup" in record else "",
         )
     console.print(table)
+    if any(record["disturbed"] for record in map(timing_record, timings)):
+        console.print(DISTURBED_NOTE, style="bold red", highlight=False, soft_wrap=True)
     for name, reason in refused:
         console.print(f"{name} was left out: {reason}", style="yellow", highlight=False)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 from collections.abc import Iterable
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
@@ -18,12 +19,14 @@ from evo.space import Space, Value
 from evo.targets import find_target, target_names
 
 __all__ = [
+    "CandidateName",
     "Db",
     "Json",
     "TargetName",
     "cache_dir",
     "choose_arch",
     "choose_target",
+    "command_line",
     "make_console",
     "parse_duration",
     "parse_fixed",
@@ -37,6 +40,7 @@ Db = Annotated[
 _FILE_WIDTH = 200
 DEFAULT_DB = "runs/lineage.db"
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document for programs.")]
+CandidateName = Annotated[str, typer.Argument(help="A candidate's identifier, or a unique beginning of it.")]
 TargetName = Annotated[str | None, typer.Option("--target", help="cuda or cpu; the best present if left out.")]
 
 
@@ -69,6 +73,11 @@ def cache_dir(db: str) -> Path:
     return beside / "cache"
 
 
+def command_line(db: str, *words: str) -> str:
+    """A command to be typed next; it names the database where that is not the default one."""
+    return shlex.join(("evo", *words, *(() if db == DEFAULT_DB else ("--db", db))))
+
+
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d)?", re.IGNORECASE)
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -81,13 +90,13 @@ def parse_duration(text: str) -> float:
     return float(found[1]) * _SECONDS[(found[2] or "s").lower()]
 
 
-def parse_fixed(texts: Iterable[str], space: Space) -> dict[str, Value]:
+def parse_fixed(texts: Iterable[str], space: Space, option: str = "--fix") -> dict[str, Value]:
     """name=value pairs, each value one of the parameter's own. Raises UsageError or UnknownNameError."""
     fixed: dict[str, Value] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals:
-            raise UsageError(f"--fix {text!r} is not NAME=VALUE")
+            raise UsageError(f"{option} {text!r} is not NAME=VALUE")
         parameter = space.by_name.get(name)
         match = next((v for v in parameter.values if _written(v) == value.lower()), None) if parameter else None
         fixed[name] = value if match is None else match

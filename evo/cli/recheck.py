@@ -12,12 +12,11 @@ from rich.console import Console
 from rich.table import Table
 
 from evo.checking import Trial, check_candidate
+from evo.cli.options import command_line
 from evo.cli.recorded import Recorded, source_remark
 from evo.cli.results import short_id
-from evo.executors import ExecutorConfig
-from evo.executors.local import LocalExecutor
 from evo.kernel import load_kernel
-from evo.run import default_builders
+from evo.run import RunSettings, default_builders, open_executor
 from evo.store import Stage
 from evo.targets import find_target
 
@@ -30,13 +29,9 @@ def recheck(recorded: Recorded, *, gate: bool, seed: int) -> dict[str, Any]:
     kernel, target = load_kernel(request.kernel), find_target(request.target)
     # A cache of its own: what is checked is what the compiler makes now, not what it once made.
     with tempfile.TemporaryDirectory(prefix="evo-check-") as folder:
-        executor = LocalExecutor(
-            request.target, ExecutorConfig(builders=default_builders(target), cache_dir=Path(folder))
-        )
-        try:
+        settings = RunSettings(builders=default_builders(target), cache_dir=Path(folder))
+        with open_executor(request.target, settings) as executor:
             trials = check_candidate(executor, kernel, request, gate=gate, seed=seed)
-        finally:
-            executor.close()
     return {
         "candidate": recorded.record.id,
         "kernel": request.kernel,
@@ -103,7 +98,7 @@ def _trial_record(trial: Trial) -> dict[str, Any]:
     }
 
 
-def print_recheck(console: Console, record: dict[str, Any]) -> None:
+def print_recheck(console: Console, record: dict[str, Any], db: str) -> None:
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     table.add_column("workload")
     table.add_column("case")
@@ -135,7 +130,7 @@ def print_recheck(console: Console, record: dict[str, Any]) -> None:
     for verdict in record["recorded"]:
         console.print(
             f"recorded in the {verdict['stage']}: {verdict['passed']} of {verdict['cases']} cases passed;"
-            f" to repeat it:  evo check {name} --seed {verdict['seed']}",
+            f" to repeat it:  {command_line(db, 'check', name, '--seed', str(verdict['seed']))}",
             highlight=False,
             soft_wrap=True,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import string
 from dataclasses import dataclass
 
+from evo.cli.options import command_line
 from evo.errors import StoreError, UnknownNameError, UsageError
 from evo.executors import BuildRequest
 from evo.genome import Genome
@@ -15,15 +16,16 @@ from evo.store.candidates import candidate
 from evo.store.records import CandidateRecord
 from evo.store.store import Store
 
-__all__ = ["Recorded", "find_candidate", "find_winners", "source_remark"]
+__all__ = ["Recorded", "find_candidate", "find_winners", "named_candidate", "source_remark"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """A candidate as the database has it, and the seeds its run drew the gate's data with."""
+    """A candidate as the database has it, the seeds its run drew the gate's data with, and the database."""
 
     record: CandidateRecord
     seeds: dict[Stage, int]
+    db: str
 
     @property
     def request(self) -> BuildRequest:
@@ -38,15 +40,47 @@ class Recorded:
         )
 
 
+def named_candidate(store: Store, name: str, db: str) -> CandidateRecord:
+    """The candidate whose identifier begins so.
+
+    Raises UsageError, which of a run's name says what to ask for instead.
+    """
+    try:
+        return candidate(store, name)
+    except UnknownNameError:
+        if hint := _run_hint(store, name, db):
+            raise UsageError(hint) from None
+        raise
+
+
+def _run_hint(store: Store, name: str, db: str) -> str:
+    """What to do with a run where a candidate is wanted; empty for what is not the name of one."""
+    try:
+        run = queries.run(store, name)
+    except (UnknownNameError, StoreError):
+        return ""
+    leaders = [i.winner or i.best for i in run.islands]
+    shown = [command_line(db, "show", leader[:10]) for leader in leaders if leader is not None]
+    what = "winner" if any(i.winner for i in run.islands) else "best candidate"
+    tell = f"its {what}: {', '.join(shown)}" if shown else f"nothing of it has passed: {command_line(db, 'runs')}"
+    return f"{name!r} is a run, and a candidate is wanted; {tell}"
+
+
 def find_candidate(db: str, name: str) -> Recorded:
     """The candidate whose identifier begins so. Raises UsageError, with what `name` could have been instead."""
-    if not name or not set(name.lower()) <= set(string.hexdigits):
-        raise UnknownNameError("kernel or candidate", name, kernel_names())
+    hexadecimal = bool(name) and set(name.lower()) <= set(string.hexdigits)
     try:
         with Store.open(db, write=False) as store:
-            return _recorded(store, name)
-    except UnknownNameError as error:
-        raise UsageError(f"{name!r} is neither a kernel ({', '.join(kernel_names())}) nor known here: {error}") from None
+            try:
+                return _recorded(store, name, db)
+            except UnknownNameError as error:
+                known = f"{name!r} is neither a kernel ({', '.join(kernel_names())}) nor known here: {error}"
+                if hint := _run_hint(store, name, db) or (known if hexadecimal else ""):
+                    raise UsageError(hint) from None
+    except StoreError:  # without a database, a word can still be a kernel's name misspelt
+        if hexadecimal:
+            raise
+    raise UnknownNameError("kernel or candidate", name, kernel_names())
 
 
 def find_winners(db: str, name: str) -> list[Recorded]:
@@ -56,7 +90,7 @@ def find_winners(db: str, name: str) -> list[Recorded]:
     """
     with Store.open(db, write=False) as store:
         try:
-            return [_recorded(store, name)]
+            return [_recorded(store, name, db)]
         except UnknownNameError as error:
             try:
                 run = queries.run(store, name)
@@ -64,14 +98,16 @@ def find_winners(db: str, name: str) -> list[Recorded]:
                 raise UsageError(f"{name!r} is no run, and {error}") from None
         winners = [i.winner for i in run.islands if i.winner is not None]
         if not winners:
-            raise StoreError(f"run {run.name!r} has no winner; name one of its candidates: evo best tells of some")
-        return [_recorded(store, winner) for winner in winners]
+            raise StoreError(
+                f"run {run.name!r} has no winner; name one of its candidates; {command_line(db, 'best')} tells of some"
+            )
+        return [_recorded(store, winner, db) for winner in winners]
 
 
-def _recorded(store: Store, prefix: str) -> Recorded:
+def _recorded(store: Store, prefix: str, db: str) -> Recorded:
     record = candidate(store, prefix)
     run = queries.run(store, record.run)
-    return Recorded(record=record, seeds=gate_seeds(run.options, run.seed))
+    return Recorded(record=record, seeds=gate_seeds(run.options, run.seed), db=db)
 
 
 def source_remark(recorded: Recorded, digest: str) -> str:
@@ -81,5 +117,5 @@ def source_remark(recorded: Recorded, digest: str) -> str:
         return ""
     return (
         f"kernel {recorded.record.kernel} has changed since: what its template renders now is not the recorded source"
-        f" (that: evo show {recorded.record.id[:10]} --source); the present one is looked at"
+        f" (that: {command_line(recorded.db, 'show', recorded.record.id[:10], '--source')}); the present one is looked at"
     )

@@ -3,28 +3,63 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from evo.cli.options import command_line
 from evo.cli.screen import busy_share
 from evo.evaluation import Timing
 from evo.finals import TWIN, Finalist, Finals
 from evo.progress import Progress
 from evo.run import Outcome
+from evo.store import queries
 from evo.store.columns import public_id
+from evo.store.store import Store
 
-__all__ = ["outcome_record", "print_outcome", "race_table", "short_id", "timing_record"]
+__all__ = [
+    "DISTURBED_NOTE",
+    "make_table",
+    "marked",
+    "outcome_record",
+    "print_outcome",
+    "race_table",
+    "short_id",
+    "speedup",
+    "timing_record",
+]
 
 _MILESTONES = (1.1, 1.3, 1.5, 2.0)
+DISTURBED_NOTE = "! something slowed the device down while this was timed: do not trust the figure"
+
+
+def marked(figure: str, disturbed: bool) -> str:
+    """The figure, with the mark that `DISTURBED_NOTE` explains if it was disturbed."""
+    return f"{figure} !" if disturbed else figure
+
+
+def make_table(*headings: str, right: tuple[str, ...] = ()) -> Table:
+    """An empty table, the columns named in `right` aligned to that side."""
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
+    return table
+
+
+def speedup(ratio: float | None, noise: float | None = None) -> str:
+    """The reference's time over the candidate's; a tie if that is within the noise floor."""
+    if ratio and noise is not None and abs(1 / ratio - 1) <= noise:
+        return "tie"
+    return f"{1 / ratio:.3f}x" if ratio else "-"
 
 
 def short_id(identifier: str) -> str:
     return identifier[:10]
 
 
-def outcome_record(outcome: Outcome, started: float) -> dict[str, Any]:
+def outcome_record(outcome: Outcome, started: float, store: Store) -> dict[str, Any]:
     """Everything that is printed, as plain data. `started`: when the command began, as time.time()."""
     run, search, progress = outcome.run, outcome.search, outcome.search.progress
     before_search_s = max(0.0, search.started_unix - started)
@@ -44,6 +79,11 @@ def outcome_record(outcome: Outcome, started: float) -> dict[str, Any]:
         "command_s": round(time.time() - started, 2),
         "candidates_per_s": round(progress.finished / searched_s, 2),
         "by_status": {str(k): v for k, v in sorted(progress.by_status.items())},
+        "refused_in_finals": [
+            {"candidate": f.id, "order": f.order, "status": f.status, "log": f.reason}
+            for f in queries.refused_finalists(store, run.name)
+        ],
+        "first_failure": next((f.id for f in queries.failures(store, run.name, limit=1)), None),
         "device_busy_share": round(busy_share(progress), 3),
         "gate_share": round(progress.gate_seconds / device_s, 3),
         "timing_share": round(progress.timing_seconds / device_s, 3),
@@ -72,7 +112,7 @@ def _workload_record(outcome: Outcome, island: int, finals: Finals, before_searc
             if elapsed_s is not None
         },
     }
-    record["disturbed"] = any(t.clocks.get("disturbed") for t in finals.baselines)
+    record["disturbed"] = any(_disturbed(t) for t in finals.baselines if t.protocol != "hot")
     record["discarded_rounds"] = int(max((t.clocks.get("discarded", 0.0) for t in finals.baselines), default=0.0))
     if finals.winner is not None and finals.winner.hot is not None:
         record["hot"] = timing_record(finals.winner.hot)
@@ -111,6 +151,7 @@ def timing_record(timing: Timing) -> dict[str, Any]:
         "low_us": round(timing.low_us, 3),
         "high_us": round(timing.high_us, 3),
         "samples": len(timing.samples_us),
+        "disturbed": _disturbed(timing),
     }
     if timing.ratio and timing.ratio_low and timing.ratio_high:
         record |= {
@@ -121,46 +162,73 @@ def timing_record(timing: Timing) -> dict[str, Any]:
     return record
 
 
-def print_outcome(console: Console, outcome: Outcome, record: dict[str, Any]) -> None:
+def _disturbed(timing: Timing) -> bool:
+    """Whether rounds are among the samples that something slowed down: too few others could be had."""
+    return bool(timing.clocks.get("disturbed"))
+
+
+def print_outcome(console: Console, outcome: Outcome, record: dict[str, Any], db: str) -> None:
     """Tables and a few sentences; every figure is one of the record's."""
     for workload, finals in zip(record["workloads"], outcome.finals, strict=True):
         console.print(race_table(workload, finals))
         if workload["disturbed"]:
+            bench = command_line(db, "bench", record["kernel"], "--workload", workload["workload"])
             console.print(
-                "something slowed the device down while these were timed: do not trust the figures; stop other programs, or"
-                f" let it cool, and run  evo bench {record['kernel']} --workload {workload['workload']}",
+                "! something slowed the device down while these were timed: do not trust the figures. Stop other programs,"
+                f" or let it cool, and run  {bench}",
                 style="bold red",
                 highlight=False,
+                soft_wrap=True,
             )
         if workload["winner"] is None:
-            console.print(f"nothing passed the gate for {workload['workload']}: see  evo show CANDIDATE  for reasons")
+            nothing = f"nothing passed the gate for {workload['workload']}"
+            if not record["candidates"]:
+                nothing = "no candidate was finished within the budget: give it a larger one"
+            console.print(nothing, highlight=False, soft_wrap=True)
         if "hot" in workload:
             hot = workload["hot"]
+            figure = marked(f"{hot['median_us']:.2f} us", hot["disturbed"])
             console.print(
-                f"with all data in the cache: {hot['median_us']:.2f} us, {hot['speedup']:.3f}x PyTorch", highlight=False
+                f"with all data in the cache: {figure},"
+                f" {hot['speedup']:.3f}x PyTorch, which has them there too",
+                highlight=False,
+                soft_wrap=True,
             )
         _print_trust(console, workload)
         reached = ", ".join(f"{k} after {v:g} s" for k, v in workload["reached_s"].items())
         if reached:
             console.print(f"reached {reached} from the start of the command", highlight=False)
-        for f in workload["finalists"]:
-            if f["status"] != "ok":
-                console.print(f"finalist {short_id(f['candidate'])} was refused: {f['log']}", highlight=False)
-    statuses = ", ".join(f"{n} {s.replace('_', ' ')}" for s, n in record["by_status"].items())
+    refused = record["refused_in_finals"]
+    for f in refused:
+        reason = f"{f['status'].replace('_', ' ')}: {f['log']}"
+        console.print(
+            f"finalist {short_id(f['candidate'])} was refused by the finals: {reason}", highlight=False, soft_wrap=True
+        )
+    statuses = ", ".join(_told(status, number, len(refused)) for status, number in record["by_status"].items())
     console.print(
-        f"{record['candidates']} candidates in {record['search_s']:g} s ({record['candidates_per_s']:g}/s): {statuses}.\n"
+        f"{record['candidates']} candidates in {record['search_s']:g} s ({record['candidates_per_s']:g}/s)"
+        f"{': ' if statuses else ''}{statuses}.\n"
         f"device busy {record['device_busy_share']:.0%} of the time; a candidate costs on average"
         f" {' + '.join(f'{ms:g} ms {what}' for what, ms in record['evaluation_ms'].items())}; stopped: {record['stopped']}.",
         highlight=False,
         soft_wrap=True,
     )
     winners = [w["winner"]["candidate"] for w in record["workloads"] if w["winner"]]
+    following = []
     if winners:
-        console.print(
-            f"next:  evo lineage {short_id(winners[0])}   evo export {record['run']} --out my_{record['kernel']}",
-            highlight=False,
-            soft_wrap=True,
-        )
+        out = f"my_{Path(record['kernel']).name}"
+        following = [("lineage", short_id(winners[0])), ("export", record["run"], "--out", out)]
+    elif failed := refused[0]["candidate"] if refused else record["first_failure"]:
+        following = [("show", short_id(failed))]
+    if following:
+        commands = "   ".join(command_line(db, *words) for words in following)
+        console.print(f"next:  {commands}", highlight=False, soft_wrap=True)
+
+
+def _told(status: str, number: int, refused: int) -> str:
+    """8 ok (2 of them refused by the finals)"""
+    told = f"{number} {status.replace('_', ' ')}"
+    return f"{told} ({refused} of them refused by the finals)" if status == "ok" and refused else told
 
 
 def evaluation_ms(progress: Progress) -> dict[str, float]:
@@ -214,9 +282,9 @@ def race_table(workload: dict[str, Any], finals: Finals) -> Table:
         share = f"{record['median_us'] / bound.median_us:.3f}" if bound else ""
         table.add_row(
             name,
-            f"{record['median_us']:.2f}",
+            marked(f"{record['median_us']:.2f}", record["disturbed"]),
             f"{record['low_us']:.2f} to {record['high_us']:.2f}",
-            gain,
+            marked(gain, record["disturbed"] and "speedup" in record),
             interval,
             share,
             style=style,

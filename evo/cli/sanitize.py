@@ -95,8 +95,9 @@ def _print(console: Console, record: dict[str, Any]) -> None:
     for t in record["tools"]:
         errors = f"{t['errors']} error{'' if t['errors'] == 1 else 's'}"
         verdict = "clean" if t["clean"] else errors if t["errors"] else "wrong outputs"
-        say(f"{t['tool']:<10} {verdict}  ({t['seconds']:.1f} s)  {t['command']}", "" if t["clean"] else "bold red")
+        say(f"{t['tool']:<10} {verdict}  ({t['seconds']:.1f} s)", "" if t["clean"] else "bold red")
         for message in [*t["messages"], *(f"refused by the gate: {w}" for w in t["wrong"])][:_SHOWN]:
             say(f"    {message}")
         if (more := len(t["messages"]) + len(t["wrong"]) - _SHOWN) > 0:
-            say(f"    and {more} more: --json has all", "dim")
+            say(f"    and {more} more", "dim")
+    say("every message, and the command that was run for each tool: --json", "dim")

@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,26 +21,23 @@ from evo.cli.options import (
     Db,
     Json,
     TargetName,
-    cache_dir,
-    choose_arch,
-    choose_target,
+    command_line,
     make_console,
     parse_duration,
     parse_fixed,
     print_json,
 )
 from evo.cli.results import outcome_record, print_outcome
-from evo.cli.screen import LiveScreen, PlainLines, Screen, SilentScreen
+from evo.cli.screen import LiveScreen, PlainLines, Screen, SilentScreen, format_duration
+from evo.cli.setup import Setup, set_up, worker_settings
 from evo.errors import DeviceError, StoreError
 from evo.executors import Executor
 from evo.exporters._folder import check_replaceable
-from evo.kernel import load_kernel
 from evo.run import (
     RunSettings,
     budget_of,
     check_default,
     check_workloads,
-    default_builders,
     describe_environment,
     execute,
     open_executor,
@@ -48,7 +45,7 @@ from evo.run import (
 )
 from evo.samplers import find_sampler
 from evo.search import Search, SearchConfig, window_for
-from evo.store import RunStatus, StoredRun
+from evo.store import RunStatus, StoredRun, queries
 from evo.store.store import Store
 from evo.targets import find_target
 
@@ -62,6 +59,18 @@ def register(app: typer.Typer) -> None:
     app.command("resume")(resume)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Report:
+    """How the end of a search is told. `started`: when the command began, as time.time(). `resumed`: the run had begun
+    before."""
+
+    json: bool
+    export: Path | None
+    db: str
+    started: float
+    resumed: bool = False
+
+
 def search(
     kernel: Annotated[str, typer.Argument(help="A kernel's name, its folder, or a job file (.toml).")],
     target: TargetName = None,
@@ -69,7 +78,7 @@ def search(
     workload: Annotated[
         list[str] | None, typer.Option(help="e.g. rows=4096,cols=8192,dtype=float16; repeat for more.")
     ] = None,
-    budget: Annotated[str | None, typer.Option(help="Time, finals included: 60s, 10m, 2h.")] = None,
+    budget: Annotated[str | None, typer.Option(help="Time for search and finals: 60s, 10m, 2h.")] = None,
     evaluations: Annotated[int | None, typer.Option(help="Stop after so many candidates.")] = None,
     patience: Annotated[int | None, typer.Option(help="Stop after so many candidates without a better one.")] = None,
     sampler: Annotated[str | None, typer.Option(help="evolution, tpe or random.")] = None,
@@ -83,7 +92,7 @@ def search(
     json: Json = False,
 ) -> None:
     """Search for faster variants of a kernel."""
-    started = _process_started()
+    report = _Report(json=json, export=export, db=db, started=_process_started())
     job: dict[str, Any] = read_job(Path(kernel)) if kernel.endswith(".toml") else {"kernel": kernel}
     given: dict[str, Any] = {
         "target": target,
@@ -100,16 +109,17 @@ def search(
         "finalists": finalists,
     }
     job |= {k: v for k, v in given.items() if v is not None}
-    config = _configure(job)
+    setup = set_up(job["kernel"], job.get("target"), job.get("arch"), db)
+    named = {k: job[k] for k in ("builders", "finalists") if job.get(k) is not None}
+    setup = replace(setup, workers=replace(setup.workers, **named))
+    config = _configure(job, setup)
     if export is not None:
         check_replaceable(export, "module")  # before the budget is spent
-    problem = load_kernel(config.kernel)
-    settings = _settings(job, config.target, db)
-    with open_executor(config.target, settings) as executor, _open(db) as store:
+    with setup.open_executor() as executor, _open(db) as store:
         environment = describe_environment(find_target(config.target))
-        check_default(executor, config, problem)
-        run = store.create_run(plan_run(config, problem, job.get("name")), environment)
-        _carry_out(store, run, executor, settings, config.budget, json, export, started)
+        check_default(executor, config, setup.kernel)
+        run = store.create_run(plan_run(config, setup.kernel, job.get("name")), environment)
+        _carry_out(store, run, executor, setup.workers, config.budget, report)
 
 
 def resume(
@@ -121,7 +131,7 @@ def resume(
     json: Json = False,
 ) -> None:
     """Continue a search that was interrupted."""
-    started = _process_started()
+    report = _Report(json=json, export=export, db=db, started=_process_started(), resumed=True)
     if export is not None:
         check_replaceable(export, "module")  # before the budget is spent
     with _open(db) as store:
@@ -138,9 +148,9 @@ def resume(
         _check_same_machine(stored)
         if longer:
             store.set_budget(stored, asdict(limit))
-        settings = _settings({}, stored.spec.target, db)
-        with open_executor(stored.spec.target, settings) as executor:
-            _carry_out(store, stored, executor, settings, limit, json, export, started)
+        workers = worker_settings(stored.spec.target, db)
+        with open_executor(stored.spec.target, workers) as executor:
+            _carry_out(store, stored, executor, workers, limit, report)
 
 
 def _check_same_machine(run: StoredRun) -> None:
@@ -155,11 +165,9 @@ def _check_same_machine(run: StoredRun) -> None:
             )
 
 
-def _configure(job: dict[str, Any]) -> SearchConfig:
-    kernel = load_kernel(job["kernel"])
-    target = choose_target(job.get("target"))
+def _configure(job: dict[str, Any], setup: Setup) -> SearchConfig:
+    kernel, target, arch = setup.kernel, setup.target, setup.arch
     workloads = check_workloads(kernel, target, list(job.get("workloads") or ()))
-    arch = choose_arch(target, job.get("arch"))
     if reason := find_target(target).runs(arch):
         raise DeviceError(
             f"{reason}: search where it does, or check that it compiles with: evo check {job['kernel']} --arch {arch}"
@@ -173,7 +181,6 @@ def _configure(job: dict[str, Any]) -> SearchConfig:
     limited = any(job.get(k) is not None for k in ("budget", "evaluations", "patience"))
     if not limited:
         seconds = _DEFAULT_BUDGET
-    builders = job.get("builders") or default_builders(find_target(target))
     seed = job.get("seed")
     return SearchConfig(
         kernel=job["kernel"],
@@ -182,7 +189,7 @@ def _configure(job: dict[str, Any]) -> SearchConfig:
         workloads=workloads,
         sampler=sampler,
         seed=int.from_bytes(os.urandom(4)) if seed is None else int(seed),
-        window=window_for(builders),
+        window=window_for(setup.workers.builders),
         budget=Budget(
             seconds=parse_duration(str(seconds)) if seconds is not None else None,
             evaluations=job.get("evaluations"),
@@ -192,26 +199,24 @@ def _configure(job: dict[str, Any]) -> SearchConfig:
     )
 
 
-def _settings(job: dict[str, Any], target: str, db: str) -> RunSettings:
-    return RunSettings(
-        cache_dir=cache_dir(db),
-        builders=job.get("builders") or default_builders(find_target(target)),
-        finalists=job.get("finalists") or RunSettings.finalists,
-    )
-
-
 def _carry_out(
     store: Store,
     run: StoredRun,
     executor: Executor,
     settings: RunSettings,
     budget: Budget,
-    json: bool,
-    export: Path | None,
-    started: float,
+    report: _Report,
 ) -> None:
     console = make_console()
-    screen = _screen(console, run, budget, json)
+    kept = sum(queries.counts(store, run.name).values())
+    if report.resumed and not report.json:
+        console.print(
+            f"run {run.name} is resumed: {kept} candidates and {format_duration(run.elapsed_s)} of searching are kept;"
+            f" {_what_is_left(budget, kept, run.elapsed_s)}",
+            highlight=False,
+            soft_wrap=True,
+        )
+    screen = _screen(console, run, budget, report.json)
     with screen:
         screen.say(f"run {run.name}: {run.spec.kernel} on {run.environment.device}, seed {run.spec.seed}; starting …")
         try:
@@ -223,19 +228,34 @@ def _carry_out(
         except KeyboardInterrupt:
             interrupted = True
     if interrupted:
-        typer.echo(f"evo: interrupted; everything finished is stored. Continue with: evo resume {run.name}", err=True)
+        command = command_line(report.db, "resume", run.name)
+        typer.echo(f"evo: interrupted; everything finished is stored. Continue with: {command}", err=True)
         raise typer.Exit(130)
-    record = outcome_record(outcome, started)
-    if export is not None and outcome.has_winner:
+    record = outcome_record(outcome, report.started, store)
+    record["resumed_from"] = {"candidates": kept, "search_s": round(run.elapsed_s, 2)} if report.resumed else None
+    if report.export is not None and outcome.has_winner:
         from evo.cli.export import export_run
 
-        record["export"] = [str(p) for p in export_run(store, run.name, "module", export)]
-    if json:
+        record["export"] = [str(p) for p in export_run(store, run.name, "module", report.export, report.db)]
+    if report.json:
         print_json(record)
     else:
-        print_outcome(console, outcome, record)
+        print_outcome(console, outcome, record, report.db)
     if not outcome.has_winner:
         raise typer.Exit(1)
+
+
+def _what_is_left(budget: Budget, kept: int, elapsed_s: float) -> str:
+    """Of the budget: the limit that is nearest cannot be known before, so all of them."""
+    left = []
+    if budget.seconds is not None:
+        left.append(f"{format_duration(budget.seconds - elapsed_s)}, a part of it for the finals")
+    if budget.evaluations is not None:
+        count = max(0, budget.evaluations - kept)
+        left.append(f"{count} candidate{'' if count == 1 else 's'}, then the finals")
+    if budget.patience is not None:
+        left.append(f"until {budget.patience} candidates in a row bring nothing better")
+    return f"left: {'; or '.join(left)}"
 
 
 def _screen(console: Console, run: StoredRun, budget: Budget, json: bool) -> Screen:

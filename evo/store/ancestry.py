@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import TypeAlias
 
-from sqlalchemy import Connection, Select, select
+from sqlalchemy import Connection, Row, Select, select
 
 from evo.genome import Genome
 from evo.store import models as m
@@ -16,6 +17,8 @@ from evo.store.store import Store
 __all__ = ["ancestry"]
 
 _c, _p = m.Candidate, m.Parentage
+
+_Figures: TypeAlias = "Row[int | None, float, float | None, float | None]"
 
 
 def ancestry(store: Store, prefix: str) -> tuple[Step, ...]:
@@ -30,7 +33,7 @@ def ancestry(store: Store, prefix: str) -> tuple[Step, ...]:
         # IN and no joins: a planner that joins may read the whole of the other table to find a handful.
         members = select(line.c.id)
         parents = _parents(connection, members)
-        medians = _medians(connection, key // ORDERS_PER_RUN, members)
+        timings = _timings(connection, key // ORDERS_PER_RUN, members)
         rows = connection.execute(
             select(_c.id, _c.public_id, _c.order, _c.operator, _c.status, _c.score, _c.genome)
             .where(_c.id.in_(members))
@@ -44,6 +47,7 @@ def ancestry(store: Store, prefix: str) -> tuple[Step, ...]:
     steps = []
     for row in rows:
         first = parents[row.id][0] if parents[row.id] else None
+        own, before = timings.get(row.id), timings.get(first[0]) if first else None
         steps.append(
             Step(
                 id=row.public_id,
@@ -51,8 +55,9 @@ def ancestry(store: Store, prefix: str) -> tuple[Step, ...]:
                 operator=row.operator,
                 status=row.status,
                 score=row.score,
-                median_us=medians.get(row.id),
+                median_us=own.median_us if own else None,
                 gain=first[1].score / row.score if first and first[1].score and row.score else None,
+                tie=_overlap(own, before) if own and before else None,
                 parents=tuple(parent for _, parent in parents[row.id]),
                 change=_change(genomes[first[0]], genomes[row.id]) if first else {},
                 parameters=genomes[row.id].parameters,
@@ -83,12 +88,18 @@ def _parents(connection: Connection, members: Select[int]) -> dict[int, list[tup
     return found
 
 
-def _medians(connection: Connection, run_id: int, members: Select[int]) -> dict[int, float]:
-    """Microseconds of the search's cold timing, by key, where there is one."""
+def _timings(connection: Connection, run_id: int, members: Select[int]) -> dict[int, _Figures]:
+    """median_us, ratio_low and ratio_high of the search's cold timing, by key, where there is one."""
     t = m.Timing
     rows = connection.execute(
-        select(t.candidate_id, t.median_us)
+        select(t.candidate_id, t.median_us, t.ratio_low, t.ratio_high)
         .where(t.run_id == run_id, t.candidate_id.in_(members), t.round == 0)
         .where(t.contender == "candidate", t.protocol == "cold")
     )
-    return {row.candidate_id: row.median_us for row in rows if row.candidate_id is not None}
+    return {row.candidate_id: row for row in rows if row.candidate_id is not None}
+
+
+def _overlap(one: _Figures, other: _Figures) -> bool | None:
+    if None in (one.ratio_low, one.ratio_high, other.ratio_low, other.ratio_high):
+        return None
+    return bool(one.ratio_low <= other.ratio_high and other.ratio_low <= one.ratio_high)

@@ -15,17 +15,22 @@ from evo.store.rows import TIMING_COLUMNS
 from evo.store.runs import resolve_run
 from evo.store.store import Store
 
-__all__ = ["best", "leader_key"]
+__all__ = ["best", "last_refusals", "leader_key"]
 
 _PASSED = tuple(status.value for status in Status if status.passed)
 _c, _i, _r, _t = m.Candidate, m.Island, m.Run, m.Timing
 
 
-def leader_key() -> ColumnElement[int | None]:
-    """Key of an island's winner, or else of its candidate with the lowest score that no final has refused."""
+def last_refusals() -> ColumnElement[bool]:
+    """Of `Final`: it is the last one of its candidate, and refused it."""
     final, last = m.Final, aliased(m.Final)
     newest = select(func.max(last.round)).where(last.candidate_id == final.candidate_id).scalar_subquery()
-    refused = select(final.candidate_id).where(final.status.not_in(_PASSED), final.round == newest)
+    return and_(final.status.not_in(_PASSED), final.round == newest)
+
+
+def leader_key() -> ColumnElement[int | None]:
+    """Key of an island's winner, or else of its candidate with the lowest score that no final has refused."""
+    refused = select(m.Final.candidate_id).where(last_refusals())
     lowest = (
         select(_c.id)
         .where(_c.run_id == _i.run_id, _c.island == _i.number, _c.score.is_not(None), _c.id.not_in(refused))
@@ -121,6 +126,7 @@ def _best(row: Any) -> Best:
         ratio=row.score if row.ratio is None else row.ratio,
         ratio_low=row.ratio_low,
         ratio_high=row.ratio_high,
+        disturbed=bool(row.clocks.get("disturbed")),
         parameters=genome.parameters,
         flags=genome.flags,
     )

@@ -20,9 +20,9 @@ from evo.store.ancestry import ancestry
 from evo.store.candidates import artefact, build, candidate, source
 from evo.store.columns import key_range
 from evo.store.faults import first_line
-from evo.store.leaders import best, leader_key
-from evo.store.records import Failure, IslandSummary, Point, RunSummary, Selection, TimingRecord
-from evo.store.rows import TIMING_COLUMNS, read_timing_record
+from evo.store.leaders import best, last_refusals, leader_key
+from evo.store.races import baselines, disturbed, final_races, noise_floors
+from evo.store.records import Failure, IslandSummary, Point, RunSummary, Selection
 from evo.store.runs import read_run, resolve_run
 from evo.store.store import Store
 
@@ -34,9 +34,12 @@ __all__ = [
     "build",
     "candidate",
     "counts",
+    "disturbed",
     "failures",
+    "final_races",
     "history",
     "noise_floors",
+    "refused_finalists",
     "run",
     "runs",
     "select_sql",
@@ -44,13 +47,13 @@ __all__ = [
 ]
 
 _PASSED = tuple(status.value for status in Status if status.passed)
-_c, _i, _r, _t = m.Candidate, m.Island, m.Run, m.Timing
+_c, _i = m.Candidate, m.Island
 
 
 def runs(store: Store) -> tuple[RunSummary, ...]:
     """Every run, the latest first."""
     with store.reading() as connection:
-        keys = connection.scalars(select(_r.id).order_by(_r.id.desc())).all()
+        keys = connection.scalars(select(m.Run.id).order_by(m.Run.id.desc())).all()
         return _summaries(connection, keys, every=True)
 
 
@@ -183,6 +186,30 @@ def failures(store: Store, run: str, *, limit: int | None = None) -> tuple[Failu
         )
 
 
+def refused_finalists(store: Store, run: str) -> tuple[Failure, ...]:
+    """The candidates of a run that passed its search and were refused by the last of their finals, by order."""
+    f = m.Final
+    with store.reading() as connection:
+        rows: Any = connection.execute(
+            select(_c.public_id, _c.order, _c.island, _c.operator, _c.genome, f.status, f.log)
+            .join_from(f, _c, _c.id == f.candidate_id)
+            .where(_c.id.between(*key_range(resolve_run(connection, run))), last_refusals())
+            .order_by(_c.id)
+        )
+        return tuple(
+            Failure(
+                id=row.public_id,
+                order=row.order,
+                island=row.island,
+                operator=row.operator,
+                status=row.status,
+                reason=_reason(row.log),
+                parameters=Genome.from_json(row.genome).parameters,
+            )
+            for row in rows
+        )
+
+
 def _reason(log: str) -> str:
     """The first line that speaks of an error, or else the first."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
@@ -200,23 +227,6 @@ def history(store: Store, run: str) -> tuple[Point, ...]:
         return tuple(
             Point(order=a, id=b, island=c, operator=d, status=e, score=f, elapsed_s=g) for a, b, c, d, e, f, g in rows
         )
-
-
-def baselines(store: Store, run: str) -> tuple[TimingRecord, ...]:
-    """Times of a run's baselines that were not taken beside a candidate, in the order they were taken."""
-    with store.reading() as connection:
-        rows = connection.execute(
-            select(_t.island, _t.stage, _t.round, *TIMING_COLUMNS)
-            .where(_t.run_id == resolve_run(connection, run), _t.candidate_id.is_(None))
-            .order_by(_t.id)
-        )
-        return tuple(read_timing_record(row._mapping) for row in rows)
-
-
-def noise_floors(store: Store, run: str) -> dict[str, float]:
-    """By workload, what a winner of the run seemed to gain over a second copy of itself, in the last of its finals: a
-    fraction. Workloads without a final are left out."""
-    return {t.workload: t.clocks["noise_floor"] for t in baselines(store, run) if "noise_floor" in t.clocks}
 
 
 def select_sql(store: Store, sql: str) -> Selection:

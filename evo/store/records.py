@@ -17,6 +17,7 @@ __all__ = [
     "CandidateRecord",
     "CheckRecord",
     "Failure",
+    "FinalRace",
     "FinalRecord",
     "IslandSummary",
     "Point",
@@ -51,6 +52,24 @@ class TimingRecord:
     sets: int
     samples_us: tuple[float, ...]
     clocks: dict[str, float]
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether rounds are among the samples that something slowed down: the figure is not to be trusted."""
+        return bool(self.clocks.get("disturbed"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinalRace:
+    """Baselines, and the winner's twin, as one of a candidate's finals timed them. round: that of the candidate's final.
+
+    beside: whether the candidate ran in that very race. The winner did. Of the other finalists' race only their own
+    times are kept: the reference, the ceilings and the twin stand as they ran beside the winner, right afterwards.
+    """
+
+    round: int
+    beside: bool
+    timings: tuple[TimingRecord, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +181,8 @@ class Step:
     """One candidate on the way from the roots to a descendant.
 
     change: against the first parent; empty for a root. gain: the first parent's score over this one's (above
-    1: faster), None where either has none. main_line: reached from the descendant through first parents only.
+    1: faster), None where either has none. tie: whether the intervals of the two ratios overlap, so that the gain may be
+    chance; None where that is not known. main_line: reached from the descendant through first parents only.
     median_us: of the search's cold timing.
     """
 
@@ -173,6 +193,7 @@ class Step:
     score: float | None
     median_us: float | None
     gain: float | None
+    tie: bool | None
     parents: tuple[Relative, ...]
     change: Change
     parameters: dict[str, Value]
@@ -226,7 +247,8 @@ class Best:
     """The fastest candidate known for a kernel, target, device and workload.
 
     score: what the search found. The times are of the last final round where `stage` is "final", else of the
-    search; ratio: time over the reference baseline's.
+    search; ratio: time over the reference baseline's. disturbed: something slowed the device down while they were
+    taken, and they are not to be trusted.
     """
 
     kernel: str
@@ -247,13 +269,15 @@ class Best:
     ratio: float
     ratio_low: float | None
     ratio_high: float | None
+    disturbed: bool
     parameters: dict[str, Value]
     flags: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """A candidate that did not pass. reason: the first line of its log, or what the gate said."""
+    """A candidate that did not pass, the gate of the search or that of the finals. reason: the first line of its log,
+    or what the gate said."""
 
     id: str
     order: int

@@ -1,0 +1,162 @@
+"""evo show."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.syntax import Syntax
+from rich.table import Table
+
+from evo.cli.options import DEFAULT_DB, CandidateName, Db, Json, command_line, make_console, print_json
+from evo.cli.recorded import named_candidate
+from evo.cli.results import DISTURBED_NOTE, make_table, marked, short_id, speedup
+from evo.run import gate_seeds
+from evo.store import Stage, candidates, queries
+from evo.store.records import CandidateRecord, FinalRace, TimingRecord
+from evo.store.store import Store
+
+__all__ = ["register"]
+
+
+_FIGURES = ("median us", "95% interval", "speed-up", "95% interval ", "samples", "calls", "sets")
+
+
+def register(app: typer.Typer) -> None:
+    app.command("show")(show)
+
+
+def show(
+    candidate: CandidateName,
+    source: Annotated[bool, typer.Option("--source", help="Print the rendered source.")] = False,
+    db: Db = DEFAULT_DB,
+    json: Json = False,
+) -> None:
+    """Show everything that is known of a candidate."""
+    with Store.open(db, write=False) as store:
+        record = named_candidate(store, candidate, db)
+        text = candidates.source(store, record.id) if source else ""
+        run = queries.run(store, record.run)
+        seeds = gate_seeds(run.options, run.seed)
+        races = queries.final_races(store, record)
+    if json:
+        print_json(_record(record, races) | ({"text": text} if source else {}))
+        return
+    console = make_console()
+    if source:
+        language = "cuda" if record.target == "cuda" else "cpp"
+        if console.is_terminal:
+            console.print(Syntax(text, language, theme="ansi_dark"))
+        else:
+            typer.echo(text)
+        return
+    _print_candidate(console, record, seeds, db)
+    _print_timings(console, record, races)
+
+
+def _record(record: CandidateRecord, races: Sequence[FinalRace]) -> dict[str, Any]:
+    """Everything, with what the finals timed beside it."""
+    return asdict(record) | {
+        "timings": [_timing(t) for t in record.timings],
+        "final_races": [asdict(r) | {"timings": [_timing(t) for t in r.timings]} for r in races],
+    }
+
+
+def _timing(timing: TimingRecord) -> dict[str, Any]:
+    return asdict(timing) | {"disturbed": timing.disturbed}
+
+
+def _print_candidate(console: Console, record: CandidateRecord, seeds: dict[Stage, int], db: str) -> None:
+    facts = Table.grid(padding=(0, 2))
+    last = record.finals[-1] if record.finals else None
+    refused = last is not None and last.status != "ok"
+    status = record.status + (f" ({short_id(record.same_code_as)})" if record.same_code_as else "")
+    rows = {
+        "candidate": f"{record.id}{'  (winner of its run)' if record.winner else ''}",
+        "run": f"{record.run}, candidate {record.order}, {record.elapsed_s:.1f} s into the search",
+        "kernel": f"{record.kernel}, {record.workload}",
+        "device": f"{record.device} ({record.arch})",
+        "status": f"{status} in the search, refused by the finals: {last.status}" if last and refused else status,
+        "made by": _made_by(record),
+        "children": str(len(record.children)),
+        "genome": " ".join(f"{k}={v}" for k, v in record.parameters.items()),
+    }
+    if record.build:
+        b = record.build
+        rows["build"] = f"{b.status} in {b.seconds:.2f} s{' (cached)' if b.cached else ''}, {b.compiler}"
+        if b.registers is not None:
+            rows["resources"] = (
+                f"{b.registers} registers, {b.spill_bytes} bytes spilled, shared memory {b.smem_static_bytes} +"
+                f" {b.smem_dynamic_bytes} bytes" + (f", occupancy {b.occupancy:.0%}" if b.occupancy is not None else "")
+            )
+    failed = [c for c in record.checks if not c.passed]
+    rows["gate"] = f"{len(record.checks) - len(failed)} of {len(record.checks)} cases passed"
+    if log := "\n".join(filter(None, (record.log.strip(), last.log.strip() if last and refused else ""))):
+        rows["log"] = log
+    for name, value in rows.items():
+        facts.add_row(f"[dim]{name}[/]", value.replace("[", r"\["))
+    console.print(facts, highlight=False)
+    for stage in dict.fromkeys(c.stage for c in record.checks):
+        command = command_line(db, "check", short_id(record.id), "--seed", str(seeds[Stage(stage)]))
+        console.print(f"to repeat the {stage}'s verdict:  {command}", highlight=False, markup=False, soft_wrap=True)
+    for check in failed:
+        console.print(
+            f"refused: {check.case}: {check.reason} (seed {check.seed})", style="red", highlight=False, markup=False
+        )
+
+
+def _made_by(record: CandidateRecord) -> str:
+    parents = " and ".join(f"{short_id(p.id)} (#{p.order}, {speedup(p.score)})" for p in record.parents)
+    return record.operator + (f" of {parents}" if parents else "")
+
+
+def _print_timings(console: Console, record: CandidateRecord, races: Sequence[FinalRace]) -> None:
+    """Race by race: the candidate, then what was timed beside it."""
+    if not record.timings:
+        return
+    table = make_table("timed in", "cache", "contender", *_FIGURES, right=_FIGURES)
+    own = [t for t in record.timings if t.round == 0]
+    _add_rows(table, own, "search")
+    elsewhere = False
+    for round_ in dict.fromkeys(t.round for t in record.timings if t.round):
+        timings = [t for t in record.timings if t.round == round_]
+        race = next((r for r in races if r.round == round_), None)
+        beside = list(race.timings) if race else []
+        name = "final" if round_ == 1 else f"final {round_}"
+        if race and not race.beside:
+            _add_rows(table, timings, name)
+            _add_rows(table, [t for t in beside if t.protocol != "hot"], f"{name}, winner's race")
+            elsewhere = True
+            continue
+        for hot in (False, True):
+            _add_rows(table, [t for t in (*timings, *beside) if (t.protocol == "hot") is hot], name)
+    console.print(table)
+    notes = ["speed-up: over the reference baseline, in the same race"]
+    if any(t.contender == "twin" for r in races for t in r.timings):
+        notes.append("twin: a second copy of the winner")
+    if elsewhere:
+        notes.append("winner's race: the winner ran once more, without this candidate; the baselines are of that race")
+    console.print("; ".join(notes), style="dim", highlight=False, soft_wrap=True)
+    if any(t.disturbed for t in (*record.timings, *(t for r in races for t in r.timings))):
+        console.print(DISTURBED_NOTE, style="bold red", highlight=False, soft_wrap=True)
+
+
+def _add_rows(table: Table, timings: Sequence[TimingRecord], race: str) -> None:
+    for t in timings:
+        interval = f"{1 / t.ratio_high:.3f} to {1 / t.ratio_low:.3f}" if t.ratio_low and t.ratio_high else ""
+        table.add_row(
+            race,
+            "hot" if t.protocol == "hot" else "cold",
+            t.contender,
+            marked(f"{t.median_us:.2f}", t.disturbed),
+            f"{t.low_us:.2f} to {t.high_us:.2f}",
+            marked(speedup(t.ratio), t.disturbed and t.ratio is not None),
+            interval,
+            str(len(t.samples_us)),
+            str(t.calls_per_sample),
+            str(t.sets),
+            style="bold" if t.contender == "candidate" else "",
+        )

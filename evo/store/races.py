@@ -1,0 +1,96 @@
+"""What was timed beside the candidates, and what disturbed it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+from itertools import dropwhile, takewhile
+from typing import Any
+
+from sqlalchemy import and_, func, select
+
+from evo.store import Stage
+from evo.store import models as m
+from evo.store.records import CandidateRecord, FinalRace, TimingRecord
+from evo.store.rows import TIMING_COLUMNS, read_timing_record
+from evo.store.runs import resolve_run
+from evo.store.store import Store
+
+__all__ = ["baselines", "disturbed", "final_races", "noise_floors"]
+
+_c, _r, _t = m.Candidate, m.Run, m.Timing
+_LOOKUP_SIZE = 400  # names in one query; SQLite takes 999 variables at least
+
+
+def baselines(store: Store, run: str) -> tuple[TimingRecord, ...]:
+    """Times of a run's baselines that were not taken beside a candidate, in the order they were taken."""
+    with store.reading() as connection:
+        rows = connection.execute(
+            select(_t.island, _t.stage, _t.round, *TIMING_COLUMNS)
+            .where(_t.run_id == resolve_run(connection, run), _t.candidate_id.is_(None))
+            .order_by(_t.id)
+        )
+        return tuple(read_timing_record(row._mapping) for row in rows)
+
+
+def final_races(store: Store, candidate: CandidateRecord) -> tuple[FinalRace, ...]:
+    """What each final that timed a candidate timed beside it: the reference, the ceilings, the winner's twin."""
+    with store.reading() as connection:
+        finals: Any = connection.execute(
+            select(func.max(_t.id), _t.round)
+            .join_from(_t, _c, _c.id == _t.candidate_id)
+            .where(_c.public_id == candidate.id, _t.stage == Stage.FINAL.value)
+            .group_by(_t.round)
+            .order_by(_t.round)
+        ).all()
+        rows: Any = connection.execute(
+            select(_t.id, _t.candidate_id, _t.island, _t.stage, _t.round, *TIMING_COLUMNS)
+            .join_from(_t, _r, _r.id == _t.run_id)
+            .where(_r.name == candidate.run, _t.island == candidate.island, _t.stage == Stage.FINAL.value)
+            .order_by(_t.id)
+        ).all()
+    found = []
+    for last, round_ in finals:
+        # A final is recorded in one transaction, its finalists before its baselines.
+        later = dropwhile(lambda row: row.candidate_id is not None, (row for row in rows if row.id > last))
+        timings = tuple(_timing_of(row, round_) for row in takewhile(lambda row: row.candidate_id is None, later))
+        if timings:
+            one, other = (_cold(ts, round_) for ts in (candidate.timings, timings))
+            found.append(FinalRace(round=round_, beside=_same_race(one, other), timings=timings))
+    return tuple(found)
+
+
+def _timing_of(row: Any, round_: int) -> TimingRecord:
+    values = {k: v for k, v in row._mapping.items() if k not in ("id", "candidate_id")}
+    return replace(read_timing_record(values), round=round_)
+
+
+def _cold(timings: Iterable[TimingRecord], round_: int) -> TimingRecord:
+    return next(t for t in timings if t.round == round_ and t.protocol != "hot")
+
+
+def _same_race(one: TimingRecord, other: TimingRecord) -> bool:
+    """Clocks are read once a race, for all of its contenders; the twin's have the noise floor besides."""
+    clocks = [{k: v for k, v in t.clocks.items() if k != "noise_floor"} for t in (one, other)]
+    return clocks[0] == clocks[1] and len(one.samples_us) == len(other.samples_us)
+
+
+def disturbed(store: Store, candidates: Collection[str]) -> frozenset[str]:
+    """Those of the candidates (by public id) whose time in the search was taken while something slowed the device."""
+    found: set[str] = set()
+    names = list(candidates)
+    with store.reading() as connection:
+        for i in range(0, len(names), _LOOKUP_SIZE):
+            rows = connection.execute(
+                select(_c.public_id, _t.clocks)
+                .join_from(_c, _t, and_(_t.run_id == _c.run_id, _t.candidate_id == _c.id))
+                .where(_c.public_id.in_(names[i : i + _LOOKUP_SIZE]), _t.round == 0, _t.contender == "candidate")
+            )
+            found.update(name for name, clocks in rows if clocks.get("disturbed"))
+    return frozenset(found)
+
+
+def noise_floors(store: Store, run: str) -> dict[str, float]:
+    """By workload, what a winner of the run seemed to gain over a second copy of itself, in the last of its finals: a
+    fraction. Workloads without a final are left out."""
+    return {t.workload: t.clocks["noise_floor"] for t in baselines(store, run) if "noise_floor" in t.clocks}

@@ -1,0 +1,190 @@
+"""What is printed of a record: figures that are not to be trusted say so, and every figure says what it is beside."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evo.cli import run as run_command
+from evo.evaluation import Measurement, Timing
+from evo.store import RunStatus, Stage
+from evo.store.columns import public_id
+from evo.store.store import Store
+from tests.store import samples as s
+
+MARK = "! something slowed the device down while this was timed: do not trust the figure"
+CALM, BUSY, EARLIER = {"power_w": 61.0}, {"power_w": 61.0, "disturbed": 12.0}, {"power_w": 59.5}
+
+
+@dataclass(frozen=True)
+class Ended:
+    code: int
+    out: str
+    err: str
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A database of one run, and commands asked of it. Candidates: 0 won, 1 lost to it, 2 was refused by the finals."""
+
+    db: str
+    ids: tuple[str, ...]
+    capsys: pytest.CaptureFixture[str]
+
+    def ask(self, *arguments: str) -> Ended:
+        self.capsys.readouterr()
+        code = run_command([*arguments, "--db", self.db])
+        captured = self.capsys.readouterr()
+        return Ended(code, captured.out, captured.err)
+
+    def document(self, *arguments: str) -> Any:
+        return json.loads(self.ask(*arguments, "--json").out)
+
+
+Record = Callable[[dict[str, float]], Recorded]
+
+
+@pytest.fixture
+def record(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Record:
+    """Records a run whose last race was taken with these clocks."""
+    monkeypatch.setenv("COLUMNS", "500")
+
+    def make(clocks: dict[str, float]) -> Recorded:
+        db = tmp_path / "lineage.db"
+        with Store.open(db, write=True) as store:
+            run = store.create_run(replace(s.SPEC, name="mine", workloads=(s.SMALL,)), s.ENVIRONMENT)
+            for order, ratio in enumerate((0.5, 0.6, 0.55)):
+                store.add(run, s.ref(order, *([0] if order else [])), s.passed(order, ratio), elapsed_s=1.0)
+            store.add_final(run, 0, measured(final("candidate", 0.52, clocks)), elapsed_s=2.0)
+            store.add_final(run, 1, measured(final("candidate", 0.62, EARLIER)), elapsed_s=2.0)
+            store.add_final(run, 2, s.refused_final(), elapsed_s=2.0)
+            beside = [
+                final("twin", 0.521, {**clocks, "noise_floor": 0.004}),
+                replace(final("torch", 1.0, clocks), ratio=None, ratio_low=None, ratio_high=None),
+                final("copy", 0.48, clocks),
+            ]
+            store.add_baselines(run, 0, beside, stage=Stage.FINAL)
+            store.set_winner(run, 0, 0)
+            store.set_status(run, RunStatus.FINISHED, reason="time is up", elapsed_s=3.0)
+            ids = tuple(public_id(run.uid, order) for order in range(3))
+        return Recorded(str(db), ids, capsys)
+
+    return make
+
+
+def final(contender: str, ratio: float, clocks: dict[str, float]) -> Timing:
+    return replace(s.timing(s.SMALL, ratio, contender=contender), protocol="final", clocks=clocks)
+
+
+def measured(timing: Timing) -> Measurement:
+    return replace(s.final(0.5), timings=(timing,))
+
+
+@pytest.mark.parametrize("command", ["runs", "best", "show"])
+def test_a_disturbed_final_is_marked_wherever_its_figure_is_printed(record: Record, command: str) -> None:
+    recorded = record(BUSY)
+    ended = recorded.ask(command, *([recorded.ids[0]] if command == "show" else []))
+    assert ended.out.count(MARK) == 1
+    marked = [line for line in ended.out.splitlines() if " !  " in line]
+    assert len(marked) == (4 if command == "show" else 1)
+
+
+@pytest.mark.parametrize("command", ["runs", "best", "show"])
+def test_a_calm_final_is_not_marked(record: Record, command: str) -> None:
+    recorded = record(CALM)
+    ended = recorded.ask(command, *([recorded.ids[0]] if command == "show" else []))
+    assert ended.code == 0
+    assert "!" not in ended.out
+
+
+@pytest.mark.parametrize(("clocks", "disturbed"), [(BUSY, True), (CALM, False)])
+def test_programs_are_told_of_disturbance_too(record: Record, clocks: dict[str, float], disturbed: bool) -> None:
+    recorded = record(clocks)
+    (best,) = recorded.document("best")
+    (run,) = recorded.document("runs")
+    shown = recorded.document("show", recorded.ids[0])
+    assert best["disturbed"] is disturbed
+    assert run["best"][0]["disturbed"] is disturbed
+    assert [t["disturbed"] for t in shown["timings"]] == [False, False, disturbed]
+    assert [t["disturbed"] for t in shown["final_races"][0]["timings"]] == [disturbed] * 3
+    assert [step["disturbed"] for step in recorded.document("lineage", recorded.ids[1])] == [False, False]
+
+
+def test_a_disturbed_step_of_the_lineage_is_marked(record: Record) -> None:
+    recorded = record(CALM)
+    with Store.open(recorded.db, write=True) as store:
+        evaluation = s.passed(3, 0.4)
+        slow = replace(evaluation.timings[0], clocks=BUSY)
+        spoilt = replace(evaluation, timings=(slow, *evaluation.timings[1:]))
+        run = store.run("mine")
+        store.add(run, s.ref(3, 0), spoilt, elapsed_s=4.0)
+    ended = recorded.ask("lineage", public_id(run.uid, 3))
+    assert ended.out.count(" !  ") == ended.out.count(MARK) == 1
+
+
+def test_the_winner_is_shown_beside_what_ran_in_its_race(record: Record) -> None:
+    recorded = record(CALM)
+    lines = [line.split() for line in recorded.ask("show", recorded.ids[0]).out.splitlines()]
+    rows = [line[2] for line in lines if line[:2] == ["final", "cold"]]
+    assert rows == ["candidate", "twin", "torch", "copy"]
+    (race,) = recorded.document("show", recorded.ids[0])["final_races"]
+    assert race["beside"] is True
+
+
+def test_another_finalist_is_shown_beside_the_winners_race_which_is_said(record: Record) -> None:
+    recorded = record(CALM)
+    out = recorded.ask("show", recorded.ids[1]).out
+    assert out.count("final, winner's race  cold") == 3
+    assert "the winner ran once more, without this candidate" in out
+    (race,) = recorded.document("show", recorded.ids[1])["final_races"]
+    assert race["beside"] is False
+
+
+def test_each_of_several_finals_has_its_own_baselines(record: Record) -> None:
+    recorded = record(CALM)
+    with Store.open(recorded.db, write=True) as store:
+        run = store.run("mine")
+        store.add_final(run, 0, measured(final("candidate", 0.51, BUSY)), elapsed_s=5.0)
+        store.add_baselines(run, 0, [final("copy", 0.47, BUSY)], stage=Stage.FINAL)
+    races = recorded.document("show", recorded.ids[0])["final_races"]
+    assert [(r["round"], [(t["contender"], t["ratio"]) for t in r["timings"]]) for r in races] == [
+        (1, [("twin", 0.521), ("torch", None), ("copy", 0.48)]),
+        (2, [("copy", 0.47)]),
+    ]
+
+
+def test_a_finalist_that_was_refused_says_by_whom(record: Record) -> None:
+    recorded = record(CALM)
+    out = recorded.ask("show", recorded.ids[2]).out
+    assert "ok in the search, refused by the finals: wrong" in out
+    assert "not so right" in out
+    (run,) = recorded.document("runs")
+    assert (run["passed"], run["refused_in_finals"]) == (3, 1)
+    assert recorded.ask("runs").out.splitlines()[1].split()[5:8] == ["finished", "3", "2"]
+
+
+@pytest.mark.parametrize("command", ["show", "lineage", "check"])
+def test_a_run_where_a_candidate_is_wanted_is_answered_with_the_command_to_use(record: Record, command: str) -> None:
+    recorded = record(CALM)
+    ended = recorded.ask(command, "mine")
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err == (
+        f"evo: 'mine' is a run, and a candidate is wanted; its winner: evo show {recorded.ids[0][:10]} --db {recorded.db}\n"
+    )
+
+
+def test_commands_to_be_typed_next_name_the_database(record: Record) -> None:
+    recorded = record(CALM)
+    lines = recorded.ask("show", recorded.ids[0]).out.splitlines()
+    repeated = [line for line in lines if line.startswith("to repeat the ")]
+    assert len(repeated) == 2
+    assert all(line.endswith(f" --db {recorded.db}") for line in repeated)
+
+
+def test_best_says_what_it_ranks_by(record: Record) -> None:
+    assert "the candidate of all runs with the highest speed-up" in record(CALM).ask("best").out
