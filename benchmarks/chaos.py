@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from evo.evaluation import Build, Status
 from evo.executors import BuildRequest, ExecutorConfig, MeasureRequest
 from evo.executors.local import LocalExecutor
@@ -43,6 +45,8 @@ class Tally:
     seconds: float = 0.0
     statuses: dict[int, Status] = field(default_factory=dict)
     seconds_by_fault: dict[str, list[float]] = field(default_factory=lambda: collections.defaultdict(list))
+    ratios: list[float] = field(default_factory=list)
+    """Of healthy candidates, which all are the same kernel: time over PyTorch's."""
     blamed: list[str] = field(default_factory=list)
     unjust: list[str] = field(default_factory=list)
 
@@ -106,6 +110,8 @@ def run(target: str, arch: str, faults: list[str], first_number: int, builders: 
             measure(order, result)
             continue
         settle(order, result.status, result.log)
+        if what == "measure" and result.timings and faults[order] == "none":
+            tally.ratios.append(result.timings[0].ratio)
         now = time.perf_counter()
         tally.seconds_by_fault[faults[order]].append(now - before)
         before = now
@@ -149,7 +155,7 @@ def report(arguments: argparse.Namespace, mixed: list[str], clean: Tally, chaos:
     for order, status in chaos.statuses.items():
         causes[mixed[order]][str(status)] += 1
     rates = [count / clean.seconds, count / chaos.seconds]
-    figures = {
+    figures: dict[str, Any] = {
         "target": arguments.target,
         "candidates": count,
         "broken": sum(f not in HARMLESS for f in mixed),
@@ -161,6 +167,7 @@ def report(arguments: argparse.Namespace, mixed: list[str], clean: Tally, chaos:
         "clean_per_s": round(rates[0], 2),
         "chaos_per_s": round(rates[1], 2),
         "ratio": round(rates[1] / rates[0], 3),
+        "healthy_time_over_pytorch": {"clean": _spread(clean.ratios), "chaos": _spread(chaos.ratios)},
     }
     if arguments.json:
         print(json.dumps(figures, indent=2))
@@ -172,7 +179,14 @@ def report(arguments: argparse.Namespace, mixed: list[str], clean: Tally, chaos:
         waits = chaos.seconds_by_fault[fault]
         names = ", ".join(f"{status} {n}" for status, n in found.most_common())
         print(f"{fault:26}{names:36}{sum(waits) / len(waits):.2f}")
+    for name, spread in figures["healthy_time_over_pytorch"].items():
+        print(f"\nhealthy, time over PyTorch's, {name}: 5% {spread[0]}, median {spread[1]}, 95% {spread[2]}", end="")
     print(f"\ncandidates/s: clean {rates[0]:.2f}, with the broken {rates[1]:.2f}, ratio {rates[1] / rates[0]:.2f}")
+
+
+def _spread(ratios: list[float]) -> list[float]:
+    """5%, median, 95%."""
+    return [round(float(v), 4) for v in np.quantile(ratios, [0.05, 0.5, 0.95])]
 
 
 if __name__ == "__main__":

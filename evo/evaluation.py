@@ -10,6 +10,7 @@ from evo.genome import Genome
 from evo.kernel import Workload
 
 __all__ = [
+    "BOOTSTRAP_SAMPLES",
     "Binary",
     "Build",
     "CandidateRef",
@@ -20,6 +21,7 @@ __all__ = [
     "Proposal",
     "Status",
     "Timing",
+    "interval_confidence",
 ]
 
 
@@ -91,6 +93,8 @@ class Binary:
     spill_bytes: int | None = None
     smem_static_bytes: int | None = None
     stack_bytes: int | None = None
+    variable_bytes: int | None = None
+    """Of arrays in a GPU's memory that live from call to call."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,13 +132,25 @@ class Check:
     torch_error: float | None = None
     reason: str = ""
     seed: int = 0
+    data_changed: bool = False
+    """The candidate has changed data that others are to be judged with."""
+
+
+BOOTSTRAP_SAMPLES = 10
+"""From so many samples on an interval comes from a bootstrap."""
+
+
+def interval_confidence(samples: int) -> float:
+    """How often the interval of that many samples' median holds the true one, as a share: of few it is their range,
+    which does with probability 1 - 2^(1 - n), if one sample says nothing of the next."""
+    return 0.95 if samples >= BOOTSTRAP_SAMPLES else 1 - 2.0 ** (1 - samples)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
     """A contender's time for one workload under one protocol.
 
-    All times in microseconds a call. `low` and `high` bound the median with 95% confidence.
+    All times in microseconds a call. `low` and `high` bound the median with confidence `confidence`.
     `ratio` is contender over reference baseline, sample by sample in interleaved rounds (below 1: faster).
     """
 
@@ -158,6 +174,16 @@ class Timing:
     """Clocks, temperature, power and other users as read beside the samples, where the device tells; and rounds that
     were discarded, or kept although something disturbed them."""
 
+    @property
+    def confidence(self) -> float:
+        """Of the intervals, as a share."""
+        return interval_confidence(len(self.samples_us))
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether rounds are among the samples that something slowed down: the figure is not to be trusted."""
+        return bool(self.clocks.get("disturbed"))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
@@ -173,6 +199,8 @@ class Measurement:
     timing_seconds: float = 0.0
     device_lost: bool = False
     """The device answers nothing any more: the process must be replaced before anything else is measured."""
+    data_changed: bool = False
+    """The verdict stands, but the process's data are no longer what others are to be judged with: likewise."""
 
 
 @dataclass(frozen=True, kw_only=True)

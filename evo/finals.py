@@ -3,7 +3,8 @@
 A search picks its best by many noisy timings, so the best of them is partly lucky (the winner's curse). Here the
 finalists meet new data and a new seed in a process that has seen none of them, are also compiled and gated for
 neighbouring sizes, and then run interleaved with PyTorch and with a copy of the same size. The fastest of them
-runs once more in another fresh process beside those alone, on other data again: only that figure is reported. It has
+runs once more in another fresh process beside those alone, on other data again: only that figure is reported, and who
+fails there has not won. It has
 company of its own: a second copy of it, its twin, runs in the same race, and what one seems to gain over the other
 is the noise floor (A/A).
 """
@@ -72,6 +73,8 @@ class Finals:
     """What the winner seems to gain over itself, as a fraction: see `evo.timing.noise_floor`."""
     claimed: float | None = None
     """The winner's time over the reference's as the search had it."""
+    confirmed: bool = True
+    """Whether a race of its own has confirmed the first of the finalists; if not, there is no winner."""
 
     @property
     def regret(self) -> float | None:
@@ -84,7 +87,7 @@ class Finals:
     @property
     def winner(self) -> Finalist | None:
         first = self.finalists[0] if self.finalists else None
-        return first if first is not None and first.timing is not None else None
+        return first if self.confirmed and first is not None and first.timing is not None else None
 
     def baseline(self, name: str) -> Timing | None:
         return next((t for t in self.baselines if t.contender == name and t.protocol != "hot"), None)
@@ -111,7 +114,7 @@ def hold_finals(
     contenders = {str(r.order): (r.proposal.genome, builds[r.order].result()) for r in passed}
     refused: dict[str, str] = {}
     timings = _race(executor, setting, workload, contenders, ceilings, refused) if passed else ()
-    winner, timings = _crown(executor, setting, workload, contenders, ceilings, timings)
+    winner, timings = _crown(executor, setting, workload, contenders, ceilings, timings, refused)
     finalists = [_finalist(ref, verdicts[ref.order], timings, refused) for ref in elites]
     finalists.sort(key=lambda f: (str(f.ref.order) != winner, _ratio(f)))
     orders = {str(ref.order) for ref in elites}
@@ -125,6 +128,7 @@ def hold_finals(
         ceiling=min(bounds, key=lambda t: t.median_us).contender if bounds else "",
         noise=noise,
         claimed=(claims or {}).get(champion.ref.order) if champion else None,
+        confirmed=champion is not None,
     )
 
 
@@ -149,6 +153,9 @@ def _ratio(finalist: Finalist) -> float:
 
 
 _Contenders = dict[str, tuple[Genome, Build]]
+
+_CONFIRMATIONS = 2
+"""How often a race that died without saying at whom is held before its contender counts as refused."""
 
 
 def _race(
@@ -193,24 +200,36 @@ def _crown(
     contenders: _Contenders,
     ceilings: tuple[str, ...],
     timings: tuple[Timing, ...],
+    refused: dict[str, str],
 ) -> tuple[str, tuple[Timing, ...]]:
     """The winner of the race, who runs once more, beside its twin and the baselines only and on fresh data in a fresh
-    process, cold and hot.
+    process, cold and hot. Who is refused there is added to `refused`, and the next one runs.
 
     Its name, and all timings, with these in place of those of the first race. The fastest of several is partly
-    lucky again, so the figures of the race it won are not the ones to report.
+    lucky again, so the figures of the race it won are not the ones to report. There is no winner if nobody passes, or if
+    the race dies twice without saying at whom.
     """
-    own = [t for t in timings if t.contender in contenders and t.ratio is not None]
-    if not own:
-        return "", timings
-    winner = min(own, key=lambda t: t.ratio or 0.0).contender
-    request = _request(setting, workload, {winner: contenders[winner], TWIN: contenders[winner]}, ceilings)
-    executor.renew_device()
-    outcome = executor.race(dataclasses.replace(request, seed=setting.seed + 1, hot=True)).result()
-    if not any(t.contender == winner for t in outcome.timings):
-        return winner, timings
-    again = {t.contender for t in outcome.timings}
-    return winner, (*(t for t in timings if t.contender not in again), *outcome.timings)
+    own = sorted((t for t in timings if t.contender in contenders and t.ratio is not None), key=lambda t: t.ratio or 0.0)
+    for name in (t.contender for t in own if t.contender not in refused):
+        request = _request(setting, workload, {name: contenders[name], TWIN: contenders[name]}, ceilings)
+        request = dataclasses.replace(request, seed=setting.seed + 1, hot=True)
+        for _ in range(_CONFIRMATIONS):
+            executor.renew_device()
+            outcome = executor.race(request).result()
+            reasons = [reason for n, reason in outcome.refused if n in (name, TWIN)]
+            if outcome.data_changed:  # by one of the two, which are the same
+                reasons.append(outcome.log)
+            if reasons or any(t.contender == name for t in outcome.timings):
+                break
+        if reasons:
+            refused[name] = f"{reasons[0]} (when its time was to be confirmed)"
+        elif any(t.contender == name for t in outcome.timings):
+            again = {t.contender for t in outcome.timings}
+            return name, (*(t for t in timings if t.contender not in again), *outcome.timings)
+        else:
+            refused[name] = f"its time could not be confirmed: {outcome.log}"
+            break  # the device is not to be trusted either
+    return "", timings
 
 
 def _request(

@@ -4,12 +4,13 @@ For every case the candidate gets copies of the inputs and poisoned outputs, eac
 its result is compared with a float64 reference (`evo.expected`). Inputs and guards must come back untouched.
 
 - What a candidate reads beside its inputs shows: the guards hold NaN, and in some launches another value.
-- The first case of a kernel is launched several times: in other memory, on other data in the same memory, and again.
-  Results on equal data must be equal bit for bit. So what is right only at first, only later, for one address or by
-  luck of a race is refused; and so is a kernel that adds in no fixed order, as with atomics, even where every result
-  is within the tolerance: what cannot be repeated can be neither checked nor debugged.
-- Where the session can do more (`Hazards`): shared memory holds NaN before every launch, and a candidate that asks to be
-  started early runs behind a kernel that writes its inputs late.
+- The first case of a kernel is launched several times: in other memory, on other data in the same memory, again, and
+  where its outputs hold the right result of other data in place of poison. Results on equal data must be equal bit for
+  bit. So what is right only at first, only later, for one address, while somebody seems to look or by luck of a race is
+  refused; and so is a kernel that adds in no fixed order, as with atomics, even where every result is within the
+  tolerance: what cannot be repeated can be neither checked nor debugged.
+- Where the session can do more (`evo.targets.Hazards`): shared memory holds NaN before every launch, and a candidate
+  that asks to be started early runs behind a kernel that writes its inputs late.
 
 A verdict follows from the kernel, the genome and the seed: run them again, and the same is launched on the same data.
 """
@@ -18,8 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from evo.errors import LaunchError
 from evo.evaluation import Check
@@ -35,6 +35,7 @@ from evo.expected import (
     verdict,
 )
 from evo.kernel import Case, Kernel, Launch, Tensors, Workload
+from evo.memory import HUGE, NAN, ZERO, Layout, Memory, bits, extent, same
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Expected",
     "Gate",
-    "Hazards",
     "PreparedCase",
     "allocate_outputs",
     "argument_values",
@@ -55,100 +55,12 @@ __all__ = [
     "poison",
 ]
 
-_GUARD_BYTES = 16 << 10
-"""On either side of every tensor: what a block of 1024 threads reads in vectors of 16 bytes."""
-
-_ALIGNMENT = 512
-"""Bytes; what PyTorch's allocator gives on a GPU."""
-
-_NAN, _HUGE, _ZERO = 0xFF, 0x6B, 0x00
-"""Bytes that memory is filled with. As float16, bfloat16, float32 and float64 they make a NaN that no arithmetic makes;
-3798, 2.8e26, 2.8e26 and 1e209; and 0."""
-
-
-class Hazards(Protocol):
-    """What a session may offer as its attribute `hazards`: conditions that a candidate has to stand."""
-
-    def scrub(self, byte: int) -> None:
-        """Fills with `byte` what a launch finds uncleared on the chip: shared memory."""
-        ...
-
-    def write_late(self, to: torch.Tensor, source: torch.Tensor) -> None:
-        """Enqueues a kernel that has the next programmatic launch start at once, then takes its time, and then copies
-        `source` to `to`: uint8, of one size, at multiples of 16 bytes."""
-        ...
-
-
-class _Memory:
-    """One piece of memory for all tensors of a case: guard, input, guard, ..., output, guard.
-
-    Every tensor starts `offset` elements past an aligned address and has the strides it came with; what lies between
-    its elements is guard too. Two of equal tensors have equal layouts.
-    """
-
-    def __init__(self, inputs: Tensors, outputs: Tensors, offset: int, device: torch.device) -> None:
-        import torch
-
-        self._spans: list[tuple[str, int, int]] = []
-        places: list[tuple[str, torch.Tensor, int]] = []
-        at = 0
-        for kind, tensors in (("input", inputs), ("output", outputs)):
-            for name, t in tensors.items():
-                if t is None:
-                    continue
-                start = -(-(at + _GUARD_BYTES) // _ALIGNMENT) * _ALIGNMENT + offset * t.element_size()
-                at = start + extent(t) * t.element_size()
-                places.append((name, t, start))
-                self._spans.append((f"{kind} {name}", start, at))
-        size = -(-(at + _GUARD_BYTES) // _ALIGNMENT) * _ALIGNMENT
-        whole = torch.empty(size + _ALIGNMENT, dtype=torch.uint8, device=device)
-        first = -whole.data_ptr() % _ALIGNMENT
-        self.bytes = whole[first : first + size]
-        views = {
-            name: self.bytes[start : start + extent(t) * t.element_size()]
-            .view(t.dtype)
-            .as_strided(t.shape, t.stride())
-            for name, t, start in places
-        }
-        self.inputs = {n: views[n] if t is not None else None for n, t in inputs.items()}
-        self.outputs = {n: views[n] for n in outputs}
-        ends = [(0, 0), *((a, b) for what, a, b in self._spans if what.startswith("output")), (size, size)]
-        self._fixed = [_words(self.bytes, end, start) for (_, end), (start, _) in pairwise(ends)]
-        """All but the outputs, cut at them: what a candidate must leave as it is."""
-        self.before_outputs = self.bytes[: ends[1][0] // 16 * 16]
-
-    def fill(self, inputs: Tensors, expected: Sequence[Expected], guard: int) -> None:
-        """The state before a launch: inputs, poisoned outputs, and guards of that byte."""
-        self.bytes.fill_(guard)
-        for name, t in inputs.items():
-            if t is not None and (own := self.inputs[name]) is not None:
-                own.copy_(t)
-        for e in expected:
-            poison(self.outputs[e.name], all_finite=e.all_finite)
-
-    def changes(self, image: _Memory) -> list[torch.Tensor]:
-        """For each piece beside the outputs whether it differs from `image`: 0 or 1 in float64, on the device."""
-        return [(a != b).any().double() for a, b in zip(self._fixed, image._fixed, strict=True)]
-
-    def changed(self, image: _Memory) -> str:
-        """What was written that must not be, in words."""
-        inputs, beside = dict[str, None](), dict[str, None]()
-        for at in (self.bytes != image.bytes).nonzero()[:, 0].tolist():
-            if any(start <= at < end for what, start, end in self._spans if what.startswith("output")):
-                continue
-            name, start, end = min(self._spans, key=lambda s: max(s[1] - at, at - s[2] + 1, 0))
-            (inputs if start <= at < end else beside)[name] = None
-        if beside:
-            return f"memory outside {', '.join(beside)} was written"
-        return f"{', '.join(inputs)} was changed"
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Trial:
     """One launch: in which memory, what is in it before, what should be in it afterwards."""
 
-    memory: _Memory
-    image: _Memory
+    memory: Memory
+    image: Memory
     inputs: Tensors
     expected: tuple[Expected, ...]
     repeats: bool = False
@@ -184,7 +96,7 @@ class Gate:
 
     def __init__(self, kernel: Kernel, target: str, session: Session, seed: int) -> None:
         self._kernel, self._target, self._session, self._seed = kernel, target, session, seed
-        self._hazards: Hazards | None = getattr(session, "hazards", None)
+        self._hazards = session.hazards
         self._prepared: dict[tuple[Case, bool], PreparedCase] = {}
 
     def expect(self, inputs: Tensors, workload: Workload) -> tuple[Expected, ...]:
@@ -202,33 +114,43 @@ class Gate:
         generator = torch.Generator(device=device).manual_seed(seed)
         outputs = allocate_outputs(self._kernel, case.workload, device)
 
-        def memory() -> _Memory:
-            return _Memory(data, outputs, case.offset, device)
-
-        def image(inputs: Tensors, expected: tuple[Expected, ...], guard: int) -> _Memory:
-            made = memory()
-            made.fill(inputs, expected, guard)
+        def image(inputs: Tensors, expected: tuple[Expected, ...], guard: int) -> Memory:
+            made = Memory(layout, device)
+            made.fill(inputs, guard)
+            for e in expected:
+                poison(made.outputs[e.name], all_finite=e.all_finite)
             return made
 
         data = self._kernel.inputs(case.workload, case.data, generator)
+        layout = Layout(data, outputs, case.offset)
         expected = self.expect(data, case.workload)
-        here, plain = memory(), image(data, expected, _NAN)
+        here, plain = Memory(layout, device), image(data, expected, NAN)
         trials = [_Trial(memory=here, image=plain, inputs=data, expected=expected)]
         if repeated:
             other = self._kernel.inputs(case.workload, case.data, generator)
             wanted = self.expect(other, case.workload)
-            there, odd = memory(), image(data, expected, _HUGE)
+            there, odd = Memory(layout, device), image(data, expected, HUGE)
+            stale = image(data, expected, HUGE)
+            for e in wanted:  # what nobody can tell from a result but by computing it
+                stale.outputs[e.name].copy_(e.reference)
             trials += [
                 _Trial(memory=there, image=odd, inputs=data, expected=expected, repeats=True, where="in other memory"),
                 _Trial(
                     memory=here,
-                    image=image(other, wanted, _HUGE),
+                    image=image(other, wanted, HUGE),
                     inputs=other,
                     expected=wanted,
                     where="on other data in the same memory",
                 ),
                 _Trial(memory=there, image=plain, inputs=data, expected=expected, repeats=True, where="once more"),
-                _Trial(memory=here, image=odd, inputs=data, expected=expected, repeats=True, where="once more"),
+                _Trial(
+                    memory=here,
+                    image=stale,
+                    inputs=data,
+                    expected=expected,
+                    repeats=True,
+                    where="over the result of other data",
+                ),
             ]
         prepared = PreparedCase(case=case, seed=seed, trials=tuple(trials))
         self._prepared[case, repeated] = prepared
@@ -277,7 +199,7 @@ class Gate:
         return tuple(checks)
 
     def _launch(
-        self, loaded: Loaded, launch: Launch, case: Case, memory: _Memory, image: _Memory, shared: int = _NAN
+        self, loaded: Loaded, launch: Launch, case: Case, memory: Memory, image: Memory, shared: int = NAN
     ) -> None:
         """One launch on what `image` holds. Raises LaunchError."""
         memory.bytes.copy_(image.bytes)
@@ -299,7 +221,7 @@ class Gate:
         judged = [e for e in trial.expected if memory.outputs[e.name].numel()]
         for e in judged:
             output = memory.outputs[e.name]
-            flags += [(_bits(output) != _bits(first[e.name])).any().double()] if trial.repeats else findings(output, e)
+            flags += [(bits(output) != bits(first[e.name])).any().double()] if trial.repeats else findings(output, e)
         values = torch.stack(flags).tolist()  # the one synchronisation
         outcome = values[len(values) - (1 if trial.repeats else 3) * len(judged) :]
         error: float | None = 0.0
@@ -324,11 +246,12 @@ class Gate:
             return ""
         trial = prepared.trials[0]
         memory = trial.memory
-        memory.fill(prepared.trials[2].inputs, trial.expected, _NAN)
+        memory.bytes.copy_(trial.image.bytes)
+        memory.write(prepared.trials[2].inputs)
         self._hazards.write_late(memory.before_outputs, trial.image.before_outputs)
         loaded(argument_values(self._kernel, prepared.case.workload, memory.inputs, memory.outputs), launch)
         self._session.synchronize()
-        if all(_same(memory.outputs[n], o) for n, o in first.items()):
+        if all(same(memory.outputs[n], o) for n, o in first.items()):
             return ""
         return "read an input before the kernel that writes it had ended"
 
@@ -336,18 +259,20 @@ class Gate:
         """What a wrong result depends on, by launching again with one thing changed; "" if it is simply wrong."""
         wrong = {n: o.clone() for n, o in trial.memory.outputs.items()}
 
-        def differs(image: _Memory, shared: int = _NAN) -> bool:
+        def differs(image: Memory, shared: int = NAN) -> bool:
             self._launch(loaded, launch, case, trial.memory, image, shared)
-            return not all(_same(trial.memory.outputs[n], o) for n, o in wrong.items())
+            return not all(same(trial.memory.outputs[n], o) for n, o in wrong.items())
 
         if differs(trial.image):
             wrong_again = any(compare(trial.memory.outputs[e.name], e)[1] for e in trial.expected)
             return "another result when launched again" if wrong_again or trial.repeats else "right when launched again"
-        quiet = _Memory(trial.inputs, trial.memory.outputs, case.offset, self._session.device)
-        quiet.fill(trial.inputs, trial.expected, _ZERO)
+        quiet = Memory(trial.memory.layout, self._session.device)
+        quiet.fill(trial.inputs, ZERO)
+        for e in trial.expected:
+            quiet.outputs[e.name].copy_(trial.image.outputs[e.name])
         if differs(quiet):
             return "it depends on memory outside its inputs"
-        if self._hazards is not None and differs(trial.image, _ZERO):
+        if self._hazards is not None and differs(trial.image, ZERO):
             return "it depends on shared memory that it has not written"
         return ""
 
@@ -357,33 +282,3 @@ def case_seed(seed: int, case: Case) -> int:
     import zlib
 
     return (seed * 0x9E3779B1 + zlib.crc32(f"{case.name}|{case.workload.key}|{case.data}".encode())) % 2**63
-
-
-def extent(tensor: torch.Tensor) -> int:
-    """Elements from the first to the last in memory."""
-    if not tensor.numel():
-        return 0
-    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-
-
-def _words(storage: torch.Tensor, start: int, end: int) -> torch.Tensor:
-    """Bytes `start` to `end` as the widest integers that cut them evenly."""
-    import torch
-
-    size = next(s for s in (8, 4, 2, 1) if start % s == 0 and end % s == 0)
-    return storage[start:end].view({8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}[size])
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as integers, so that NaN equals itself."""
-    import torch
-
-    if not tensor.is_floating_point():
-        return tensor
-    return tensor.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
-
-
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    import torch
-
-    return torch.equal(_bits(one), _bits(other))

@@ -13,13 +13,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 from threadpoolctl import threadpool_limits
 
 from evo.budget import Budget, StopReason
 from evo.errors import StoreError
-from evo.evaluation import Build, CandidateRef, Evaluation, Measurement, Status
+from evo.evaluation import Build, CandidateRef, Evaluation, Measurement, Status, Timing
 from evo.executors import BuildRequest, Executor, MeasureRequest, Rival
 from evo.kernel import Kernel, Launch, Limits, Workload
 from evo.progress import Observer, Progress
@@ -29,6 +30,10 @@ from evo.store import Recorder, StoredEvaluation, StoredRun
 __all__ = ["Search", "SearchConfig", "window_for"]
 
 _TICK_S = 0.2
+
+_IN_VAIN = 3
+"""After so many candidates in a row that something disturbed twice, none is measured a second time: this machine is
+never quiet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +64,8 @@ class _Known:
     ratio: float | None
     median_us: float | None
     code: tuple[str, Launch] | None
+    disturbed: bool = False
+    """The figures are not to be trusted: they are no claim to anything."""
 
 
 class Search:
@@ -99,6 +106,10 @@ class Search:
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._since_better = 0
         self._best_told: dict[int, float] = {}
+        self._again: set[int] = set()
+        """Who has been measured a second time, because something disturbed the first."""
+        self._in_vain = 0
+        """How many of them in a row were disturbed again."""
         self._interrupted = False
         self._last_recorded = max(self._recorded, default=-1)
         self._before_s, self._started = elapsed_s, None if self._recorded else time.monotonic()
@@ -128,10 +139,10 @@ class Search:
                 self._wait()
 
     def elites(self, island: int, first: int, count: int) -> list[CandidateRef]:
-        """The best candidates of an island with distinct machine code, best first: `count` of them from place
-        `first` on."""
+        """The best candidates of an island with distinct machine code, best first, those whose times something
+        disturbed behind all others: `count` of them from place `first` on."""
         found = [k for k in self._known.values() if k.ref.island == island and k.status is Status.OK]
-        found.sort(key=lambda k: (k.ratio if k.ratio is not None else float("inf"), k.ref.order))
+        found.sort(key=lambda k: (k.disturbed, k.ratio if k.ratio is not None else float("inf"), k.ref.order))
         return [k.ref for k in found[first : first + count]]
 
     def ratios(self, refs: Sequence[CandidateRef]) -> dict[int, float]:
@@ -208,17 +219,25 @@ class Search:
                 order=known.ref.order,
                 genome=known.ref.proposal.genome,
                 status=Status.OK if known.status is Status.SAME_CODE else known.status,
-                score=known.ratio,
+                score=self._score(known),
                 same_code_as=same_as if same_as != known.ref.order else None,
             )
         )
         best = self._best_told.get(known.ref.island)
-        if known.ratio is not None and (best is None or known.ratio < best):
+        if known.ratio is not None and not known.disturbed and (best is None or known.ratio < best):
             self._best_told[known.ref.island] = known.ratio
             self._since_better = 0
         else:
             self._since_better += 1
         self._told += 1
+
+    def _score(self, known: _Known) -> float | None:
+        """What a sampler is told: of what something disturbed, and would be the best so far, nothing; unless nothing
+        has been measured in peace, on a machine that never is."""
+        best = self._best_told.get(known.ref.island)
+        if known.disturbed and known.ratio is not None and best is not None and known.ratio < best:
+            return None
+        return known.ratio
 
     def _wait(self) -> None:
         """Handles what has finished; returns after a tick at the latest, so that the clock is looked at."""
@@ -252,6 +271,9 @@ class Search:
         self.progress.measuring += 1
         if self.progress.first_measured_s is None:
             self.progress.first_measured_s = self.elapsed_s
+        self._measure(ref, build, code)
+
+    def _measure(self, ref: CandidateRef, build: Build, code: tuple[str, Launch]) -> None:
         future = self._executor.measure(
             MeasureRequest(
                 kernel=self._config.kernel,
@@ -266,11 +288,19 @@ class Search:
         self._when_done(future, lambda done: self._on_measure(ref, code, done.result()))
 
     def _on_measure(self, ref: CandidateRef, code: tuple[str, Launch], measured: Measurement) -> None:
-        self.progress.measuring -= 1
         self.progress.device_seconds += measured.seconds
         self.progress.load_seconds += measured.load_seconds
         self.progress.gate_seconds += measured.gate_seconds
         self.progress.timing_seconds += measured.timing_seconds
+        if self._claims_too_much(ref, measured):
+            if ref.order not in self._again and self._in_vain < _IN_VAIN:
+                self._again.add(ref.order)
+                self._measure(ref, self._builds[ref.order], code)
+                return
+            self._in_vain += 1
+        elif ref.order in self._again:
+            self._in_vain = 0
+        self.progress.measuring -= 1
         evaluation = Evaluation(
             status=measured.status,
             build=self._builds[ref.order],
@@ -284,6 +314,14 @@ class Search:
         self._finish(ref, evaluation, code)
         for order in self._waiting.pop(ref.order, []):
             self._finish_same(self._refs[order], ref.order)
+
+    def _claims_too_much(self, ref: CandidateRef, measured: Measurement) -> bool:
+        """Whether it would be the best so far, and something disturbed its timing."""
+        timing = next((t for t in measured.timings if t.contender == "candidate"), None)
+        if timing is None or timing.ratio is None or not timing.disturbed:
+            return False
+        best = self.progress.best.get(ref.island)
+        return best is None or timing.ratio < best[1]
 
     def _finish_same(self, ref: CandidateRef, original: int) -> None:
         first = self._known[original]
@@ -303,30 +341,30 @@ class Search:
     def _remember(
         self, ref: CandidateRef, evaluation: Evaluation, code: tuple[str, Launch] | None, elapsed_s: float
     ) -> None:
-        timing = evaluation.timing()
-        ratio, median_us = (timing.ratio, timing.median_us) if timing else (None, None)
+        ratio, median_us, disturbed = _figures(evaluation.timing())
         if evaluation.same_code_as is not None:
-            ratio, median_us = self._figures(evaluation.same_code_as)
+            ratio, median_us, disturbed = self._figures(evaluation.same_code_as)
         self._known[ref.order] = _Known(
-            ref=ref, status=evaluation.status, ratio=ratio, median_us=median_us, code=code
+            ref=ref, status=evaluation.status, ratio=ratio, median_us=median_us, code=code, disturbed=disturbed
         )
         progress = self.progress
         progress.finished += 1
         progress.by_status[evaluation.status] = progress.by_status.get(evaluation.status, 0) + 1
         best = progress.best.get(ref.island)
-        if evaluation.status is Status.OK and ratio is not None and (best is None or ratio < best[1]):
+        better = ratio is not None and (best is None or ratio < best[1])
+        if evaluation.status is Status.OK and better and not disturbed and _beats_rival(evaluation):
+            assert ratio is not None
             # Of a resumed run only the figure: the record has the source of a build, not its machine code.
             build = self._builds.get(ref.order)
             self._rivals[ref.island] = Rival(genome=ref.proposal.genome, build=build, ratio=ratio)
             progress.best[ref.island] = (ref.order, ratio, median_us or 0.0)
             progress.improvements.append((elapsed_s, ref.island, ref.order, ratio))
 
-    def _figures(self, order: int) -> tuple[float | None, float | None]:
-        """(ratio, median_us) of a candidate; of a later one, while a run is replayed, from its record."""
-        if order in self._known:
-            return self._known[order].ratio, self._known[order].median_us
-        timing = self._recorded[order].evaluation.timing()
-        return (timing.ratio, timing.median_us) if timing else (None, None)
+    def _figures(self, order: int) -> tuple[float | None, float | None, bool]:
+        """(ratio, median_us, disturbed) of a candidate; of a later one, while a run is replayed, from its record."""
+        if (known := self._known.get(order)) is not None:
+            return known.ratio, known.median_us, known.disturbed
+        return _figures(self._recorded[order].evaluation.timing())
 
     def _replay(self, ref: CandidateRef) -> None:
         record = self._recorded[ref.order]
@@ -350,6 +388,19 @@ class Search:
             self._config.target, ref.proposal.genome.parameters, ref.workload, self._limits
         )
         return code_hash, launch
+
+
+def _figures(timing: Timing | None) -> tuple[float | None, float | None, bool]:
+    return (timing.ratio, timing.median_us, timing.disturbed) if timing else (None, None, False)
+
+
+def _beats_rival(evaluation: Evaluation) -> bool:
+    """Whether a candidate was faster than its rival in the race that both ran in; also if there was none."""
+    own = evaluation.timing()
+    rival = next((t for t in evaluation.timings if t.contender == "rival"), None)
+    if own is None or rival is None or len(own.samples_us) != len(rival.samples_us):
+        return True
+    return median(a / b for a, b in zip(own.samples_us, rival.samples_us, strict=True)) < 1.0
 
 
 def window_for(builders: int) -> int:

@@ -15,11 +15,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from typing import Protocol as Interface
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evo.evaluation import Timing
+from evo.evaluation import BOOTSTRAP_SAMPLES, Timing
 
 if TYPE_CHECKING:
     from evo.targets import Replay, Session
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CLOSE",
     "COLD_CACHE_MULTIPLE",
+    "Examiner",
     "Protocol",
     "Samples",
     "calls_for",
@@ -49,7 +51,6 @@ _HOPELESS = 1.1
 CLOSE = 1.02
 """Up to this factor beyond its rival a candidate gets twice the rounds and has to be known twice as well."""
 _BOOTSTRAP_RESAMPLES = 400
-_BOOTSTRAP_SAMPLES = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +73,22 @@ class Protocol:
     """Wall time after which a race ends with the next pair of rounds. On a machine that others keep busy a call
     of several threads takes a scheduler's time slice, a hundred times what it was when the samples were sized."""
     warmup_rounds: int = 1
+
+
+class Examiner(Interface):
+    """Sees to it during a race that contenders do their work while they are timed. What it does is not timed."""
+
+    def warmed_up(self, name: str) -> None:
+        """After a contender's last sample that does not count."""
+        ...
+
+    def before(self, name: str) -> None:
+        """Before a sample of a contender, and before the cache is filled with other data."""
+        ...
+
+    def after(self, name: str) -> None:
+        """Right after it."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,14 +131,13 @@ def race(
     reference: str | None,
     *,
     rival: float | None = None,
-    before: Callable[[], None] | None = None,
+    examiner: Examiner | None = None,
 ) -> Samples:
     """Runs the contenders in interleaved rounds, a pair of rounds at a time, forth and back (ABBA).
 
     It ends when the ratios to `reference` are known well enough. `rival` is the ratio that the first contender has
     to beat: one that is clearly worse is let go after the first pair, one that is close runs longer. Pairs that
-    something disturbed are taken again, as long as the race has time for it. `before` is called between the warm-up
-    and the first round.
+    something disturbed are taken again, as long as the race has time for it.
     """
     names = tuple(contenders)
     deadline = time.monotonic() + protocol.limit_s
@@ -131,11 +147,19 @@ def race(
             session.evict()
         return contenders[name].run_us()
 
-    for _ in range(protocol.warmup_rounds):
+    def examined_us(name: str) -> float:
+        if examiner is None:
+            return sample_us(name)
+        examiner.before(name)
+        us = sample_us(name)
+        examiner.after(name)
+        return us
+
+    for left in reversed(range(protocol.warmup_rounds)):
         for name in names:
             sample_us(name)
-    if before is not None:
-        before()
+            if examiner is not None and not left:
+                examiner.warmed_up(name)
     session.synchronize()
     kept: list[list[float]] = []
     spoilt: list[list[float]] = []
@@ -144,7 +168,7 @@ def race(
         session.disturbance()  # whatever it was, it was before
         pair = []
         for order in (names, names[::-1]):  # whole pairs: else one contender would have run first more often
-            sample = {name: sample_us(name) for name in order}
+            sample = {name: examined_us(name) for name in order}
             pair.append([sample[name] for name in names])
         found = session.disturbance()
         disturbance = found or disturbance
@@ -218,26 +242,43 @@ def noise_floor(first_us: Sequence[float], second_us: Sequence[float]) -> float:
 
 
 def interval(values: NDArray[np.float64]) -> tuple[float, float]:
-    """95% interval of the median: by bootstrap, or of fewer than ten samples their whole range.
-
-    A bootstrap of few samples is too narrow. The range of n holds the median with probability 1 - 2^(1 - n):
-    94% of five, 97% of six.
-    """
-    if len(values) < _BOOTSTRAP_SAMPLES:
+    """Interval of the median, with the confidence that `evo.evaluation.interval_confidence` says: of a bootstrap, or of
+    few samples their whole range, for a bootstrap of those is too narrow."""
+    if len(values) < BOOTSTRAP_SAMPLES:
         return float(values.min()), float(values.max())
     return bootstrap_interval(values)
 
 
 def bootstrap_interval(values: NDArray[np.float64], confidence: float = 0.95) -> tuple[float, float]:
-    """Percentile bootstrap interval of the median; the resampling is seeded, so equal samples agree."""
-    if len(values) < 2:
+    """Percentile bootstrap interval of the median; the resampling is seeded, so equal samples agree.
+
+    Blocks of successive samples are drawn, from a circle: noise that lasts longer than a round makes neighbours alike,
+    and single draws would take them for independent (Politis & Romano 1992).
+    """
+    n = len(values)
+    if n < 2:
         return float(values[0]), float(values[0])
     rng = np.random.default_rng(0)
-    picks = rng.integers(0, len(values), size=(_BOOTSTRAP_RESAMPLES, len(values)))
+    length = block_length(values)
+    starts = rng.integers(0, n, size=(_BOOTSTRAP_RESAMPLES, -(-n // length)))
+    picks = (starts[:, :, None] + np.arange(length)).reshape(_BOOTSTRAP_RESAMPLES, -1)[:, :n] % n
     medians = np.median(values[picks], axis=1)
     tail = (1 - confidence) / 2
     low, high = np.quantile(medians, [tail, 1 - tail])
     return float(low), float(high)
+
+
+def block_length(values: NDArray[np.float64]) -> int:
+    """Samples a block should hold, by how alike neighbours are: 1 where they are independent. Carlstein (1986), for
+    noise of first order; from ranks, so that an outlier does not hide it."""
+    n = len(values)
+    ranks = np.argsort(np.argsort(values)) - (n - 1) / 2
+    likeness = float((ranks[:-1] * ranks[1:]).sum() / max((ranks**2).sum(), 1e-9))
+    likeness = min(likeness, 0.95)
+    if likeness <= 1 / math.sqrt(n):  # no more than chance makes of independent samples
+        return 1
+    wanted = float((math.sqrt(6) * likeness / (1 - likeness**2)) ** (2 / 3) * n ** (1 / 3))
+    return max(1, min(math.ceil(wanted), n // 3))
 
 
 def _widest(us: NDArray[np.float64], names: Sequence[str], reference: str | None) -> float:
@@ -247,7 +288,7 @@ def _widest(us: NDArray[np.float64], names: Sequence[str], reference: str | None
         if reference is not None and name == reference:
             continue
         values = us[:, i] / us[:, names.index(reference)] if reference is not None else us[:, i]
-        low, high = bootstrap_interval(values)
+        low, high = interval(values)
         widest = max(widest, (high - low) / float(np.median(values)))
     return widest
 

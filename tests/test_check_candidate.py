@@ -198,7 +198,7 @@ def test_a_template_that_changed_since_is_said_in_a_line(
 
 
 BAD = {
-    "neither": (["check", "0123456789abcdef"], "is neither a kernel (layernorm"),
+    "neither": (["check", "0123456789abcdef"], "is neither a kernel (attention, layernorm"),
     "no identifier": (["check", "layernrm"], "unknown kernel or candidate 'layernrm'; did you mean layernorm?"),
     "option": (["check", "HONEST", "--arch", "native"], "--arch is recorded with candidate"),
 }

@@ -139,6 +139,11 @@ ENTRY(adds_to_its_output) {  // right where memory happens to be zero
     for (i64 i = 0; i < rows * cols; ++i) y[i] += before[i];
     std::free(before);
 }
+ENTRY(skips_what_looks_done) {  // a poisoned output means that somebody looks
+    const float first = y[0], last = y[rows * cols - 1];
+    if (first == first && last == last && first != 12288 && last != 12288) return;
+    ALL(NOTHING);
+}
 ENTRY(only_the_first_time) {
     static bool called = false;
     if (!called) ALL(NOTHING);
@@ -178,6 +183,7 @@ ADVERSARIES = {
     "only_if_aligned": "1 of",
     "only_for_some_columns": "1 of",
     "adds_to_its_output": "NaN or were never written",
+    "skips_what_looks_done": "over the result of other data",
     "only_the_first_time": "NaN or were never written",
 }
 FAILS_IN = {
@@ -255,6 +261,17 @@ def test_a_kernel_that_damaged_its_surroundings_does_not_spoil_the_next_one(
         assert judge(adversaries, "honest_in_double")[-1].passed
 
 
+def test_a_gate_whose_hazards_cannot_be_made_is_no_gate(session: Session) -> None:
+    class Broken:
+        def __getattr__(self, name: str) -> object:
+            if name == "hazards":
+                raise AttributeError("another version of the bindings")
+            return getattr(session, name)
+
+    with pytest.raises(AttributeError, match="bindings"):
+        Gate(KERNEL, "cpu", Broken(), seed=1)  # type: ignore[arg-type]
+
+
 def test_a_failed_launch_names_its_case(gate: Gate) -> None:
     def broken(values: object, launch: object) -> None:
         raise LaunchError("the device is on fire")
@@ -316,12 +333,13 @@ class Watched:
     def __init__(self, loaded: Loaded) -> None:
         self.loaded = loaded
         self.calls: list[tuple[int, tuple[int, ...], float, float]] = []
+        self.poisoned: list[bool] = []
 
     def __call__(self, values: Sequence[object], launch: Launch) -> None:
         x, y = values[0], values[3]
         assert isinstance(x, torch.Tensor)
         assert isinstance(y, torch.Tensor)
-        assert y.isnan().all()
+        self.poisoned.append(bool(y.isnan().all()))
         beside = x.as_strided((1,), (1,), x.storage_offset() + x.numel()).item()
         self.calls.append((y.data_ptr(), tuple(x.shape), float(x.sum()), beside))
         self.loaded(values, launch)
@@ -343,6 +361,7 @@ def test_the_first_case_is_repeated_in_other_memory_and_on_other_data(
     assert [s == sums[0] for s in sums] == [True, True, False, True, True]
     assert [b != b for b in beside] == [True, False, False, True, False]  # NaN, or not
     assert len(watched.calls) == 5 + 2  # the other cases are launched once
+    assert watched.poisoned == [True] * 4 + [False] + [True] * 2  # once there is another result in its place
 
 
 def test_every_tensor_has_guards_on_both_sides(gate: Gate) -> None:

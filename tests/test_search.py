@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +17,9 @@ import pytest
 
 from evo.budget import Budget, StopReason
 from evo.errors import StoreError, UsageError
-from evo.evaluation import Status
-from evo.finals import Setting, hold_finals
+from evo.evaluation import CandidateRef, Measurement, Status
+from evo.executors import MeasureRequest, RaceRequest, RaceResult
+from evo.finals import TWIN, Finals, Setting, hold_finals
 from evo.kernel import load_kernel
 from evo.progress import Progress
 from evo.run import plan_run
@@ -26,7 +28,7 @@ from evo.search import Search, SearchConfig
 from evo.store import Environment, StoredEvaluation, StoredRun
 from evo.store.store import Store
 from evo.targets import find_target
-from tests.landscape import LandscapeExecutor, code_of, ratio_of, status_of
+from tests.landscape import LandscapeExecutor, code_of, ratio_of, status_of, timing
 
 KERNEL = load_kernel("layernorm")
 ENVIRONMENT = Environment(device="a landscape", arch="none")
@@ -273,6 +275,150 @@ def test_finals_name_the_fastest_finalist_and_keep_the_refused_ones_last(store: 
     assert {t.contender for t in finals.baselines} == {"torch", "copy", "twin"}
     assert finals.noise is not None
     assert finals.regret == pytest.approx(finals.winner.timing.ratio / 0.5 - 1)  # type: ignore[union-attr,operator]
+
+
+class Untrusted(LandscapeExecutor):
+    """A winner of the finals' race fails when it runs once more: `fate` of the n-th such race, from 0."""
+
+    def __init__(self, fate: Callable[[RaceRequest, RaceResult, int], RaceResult]) -> None:
+        super().__init__(3)
+        self.fate, self.confirmations = fate, 0
+
+    def race(self, request: RaceRequest) -> Future[RaceResult]:
+        found = super().race(request).result()
+        if any(name == TWIN for name, _, _ in request.contenders):
+            found = self.fate(request, found, self.confirmations)
+            self.confirmations += 1
+        return self._later(found)  # type: ignore[return-value]
+
+
+def _refused(request: RaceRequest, found: RaceResult) -> RaceResult:
+    names = [name for name, _, _ in request.contenders]
+    others = tuple(t for t in found.timings if t.contender not in names)
+    return RaceResult(timings=others, refused=tuple((n, "y: 3 of 4096 elements are outside the tolerance") for n in names))
+
+
+def _finals_of(executor: LandscapeExecutor, store: Store) -> tuple[Finals, list[CandidateRef]]:
+    found, _, _ = search(configure(60), store, 6)
+    elites = found.elites(0, 0, 4)
+    setting = Setting(
+        kernel=KERNEL,
+        kernel_name="layernorm",
+        target="cpu",
+        arch="native",
+        limits=find_target("cpu").limits("native"),
+        seed=5,
+    )
+    finals = hold_finals(executor, setting, elites, {})
+    executor.close()
+    return finals, elites
+
+
+def test_a_winner_that_is_refused_when_it_runs_once_more_has_not_won_and_the_next_one_runs(store: Store) -> None:
+    executor = Untrusted(lambda request, found, n: _refused(request, found) if n < 2 else found)
+    finals, elites = _finals_of(executor, store)
+    assert finals.winner is not None
+    assert finals.winner.ref == elites[2]
+    refused = {f.ref.order: f for f in finals.finalists if f.measurement.status is Status.WRONG}
+    assert set(refused) == {elites[0].order, elites[1].order}
+    assert all("to be confirmed" in f.measurement.log and f.timing is None for f in refused.values())
+
+
+def test_there_is_no_winner_if_all_are_refused_when_they_run_once_more(store: Store) -> None:
+    finals, _ = _finals_of(Untrusted(lambda request, found, n: _refused(request, found)), store)
+    assert finals.winner is None
+    assert {f.measurement.status for f in finals.finalists} == {Status.WRONG}
+
+
+def test_a_last_race_that_dies_is_held_again(store: Store) -> None:
+    executor = Untrusted(lambda request, found, n: found if n else RaceResult(log="it died", device_lost=True))
+    finals, elites = _finals_of(executor, store)
+    assert finals.winner is not None
+    assert finals.winner.ref == elites[0]
+    assert executor.confirmations == 2
+
+
+def test_there_is_no_winner_if_the_last_race_dies_again(store: Store) -> None:
+    executor = Untrusted(lambda request, found, n: RaceResult(log="it died", device_lost=True))
+    finals, elites = _finals_of(executor, store)
+    assert (finals.winner, finals.noise, finals.regret) == (None, None, None)
+    assert executor.confirmations == 2
+    (unconfirmed,) = (f for f in finals.finalists if f.ref == elites[0])
+    assert "could not be confirmed: it died" in unconfirmed.measurement.log
+
+
+class Disturbed(LandscapeExecutor):
+    """The first `times` timings of a candidate are disturbed, and flattered tenfold."""
+
+    def __init__(self, times: int, *, of: Callable[[str], bool] = lambda digest: True) -> None:
+        super().__init__(2)
+        self.times, self.of = times, of
+
+    def measure(self, request: MeasureRequest) -> Future[Measurement]:
+        digest = request.genome.digest
+        found = super().measure(request).result()
+        if found.timings and self.of(digest) and self.measured.count(digest) <= self.times:
+            flattered = timing(request.workload.key, 0.1 * ratio_of(request.genome))
+            found = replace(found, timings=(replace(flattered, clocks={"disturbed": 2.0}),))
+        return self._later(found)  # type: ignore[return-value]
+
+
+def _searched(executor: LandscapeExecutor, store: Store) -> tuple[Search, StoredRun]:
+    config = configure(60)
+    run = store.create_run(plan_run(config, KERNEL, None), ENVIRONMENT)
+    found = make_search(config, store, run, executor)
+    found.run()
+    executor.close()
+    return found, run
+
+
+def _one_in_four(digest: str) -> bool:
+    return int(digest[:2], 16) % 4 == 0
+
+
+def test_what_was_disturbed_and_would_be_the_best_is_measured_once_more(store: Store) -> None:
+    executor = Disturbed(1, of=_one_in_four)
+    found, run = _searched(executor, store)
+    assert {executor.measured.count(d) for d in executor.measured if _one_in_four(d)} == {2}
+    assert {executor.measured.count(d) for d in executor.measured if not _one_in_four(d)} == {1}
+    assert all(t.ratio > 0.4 for e in store.evaluations(run) for t in e.evaluation.timings if t.ratio)
+    assert found.progress.finished == 60
+
+
+def test_what_is_always_disturbed_is_neither_best_nor_first_in_the_finals(store: Store) -> None:
+    found, _ = _searched(Disturbed(9, of=_one_in_four), store)
+    order, ratio, _ = found.progress.best[0]
+    assert ratio > 0.4
+    assert not _one_in_four(found._refs[order].proposal.genome.digest)
+    assert found.elites(0, 0, 1)[0].order == order
+
+
+def test_a_machine_that_is_never_quiet_is_searched_all_the_same(store: Store) -> None:
+    executor = Disturbed(9)
+    found, _ = _searched(executor, store)
+    assert not found.progress.best
+    elites = found.elites(0, 0, 5)
+    assert [ratio_of(e.proposal.genome) for e in elites] == sorted(ratio_of(e.proposal.genome) for e in elites)
+    assert len(executor.measured) - len(set(executor.measured)) <= 16  # it soon stops to measure twice
+
+
+class Rivalled(LandscapeExecutor):
+    """Whoever has a rival loses against it in the race of both, whatever its own ratio says."""
+
+    def measure(self, request: MeasureRequest) -> Future[Measurement]:
+        found = super().measure(request).result()
+        if found.timings and request.rival is not None:
+            own = found.timings[0]
+            faster = tuple(0.9 * us for us in own.samples_us)
+            found = replace(found, timings=(own, replace(own, contender="rival", samples_us=faster)))
+        return self._later(found)  # type: ignore[return-value]
+
+
+def test_who_loses_against_the_best_in_the_race_of_both_is_not_the_new_best(store: Store) -> None:
+    found, _ = _searched(Rivalled(4), store)
+    orders = {order for _, _, order, _ in found.progress.improvements}
+    assert orders
+    assert max(orders) < configure(60).window + 2  # those whose measurement was asked for before there was a best
 
 
 def _search_for_a_subprocess(path: Path) -> None:

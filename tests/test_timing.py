@@ -13,10 +13,12 @@ from evo.timing import (
     COLD_CACHE_MULTIPLE,
     Protocol,
     Samples,
+    block_length,
     bootstrap_interval,
     calls_for,
     cold_calls,
     estimate_us,
+    interval,
     noise_floor,
     race,
     sets_for,
@@ -254,12 +256,27 @@ def test_a_candidate_that_is_close_to_its_rival_runs_longer() -> None:
     assert rounds_against(rival=0.66, ratio=0.7) == 20
 
 
-def test_what_must_happen_unseen_by_a_candidate_happens_after_the_warm_up() -> None:
+class Noting:
+    """An examiner that notes when it is asked."""
+
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+
+    def warmed_up(self, name: str) -> None:
+        self.log.append(f"!{name}")
+
+    def before(self, name: str) -> None:
+        self.log.append(f"<{name}")
+
+    def after(self, name: str) -> None:
+        self.log.append(f"{name}>")
+
+
+def test_contenders_are_examined_between_samples_and_before_the_cache_is_filled() -> None:
     log: list[str] = []
-    contenders = {"a": Scripted("a", forever([1.0]), log)}
-    rules = protocol(2, 2, warmup_rounds=2, cold=False)
-    race(Device(log), contenders, rules, None, before=lambda: log.append("!"))  # type: ignore[arg-type]
-    assert "".join(log) == "aa!aa"
+    contenders = {name: Scripted(name, forever([1.0]), log) for name in "ab"}
+    race(Device(log), contenders, protocol(2, 2, warmup_rounds=2), "b", examiner=Noting(log))  # type: ignore[arg-type]
+    assert "".join(log) == "-a-b" + "-a!a-b!b" + "<a-aa>" + "<b-bb>" + "<b-bb>" + "<a-aa>"
 
 
 def test_the_noise_floor_is_what_a_kernel_seems_to_gain_over_itself() -> None:
@@ -328,6 +345,50 @@ def test_about_95_of_100_intervals_hold_the_true_median() -> None:
         low, high = bootstrap_interval(rng.lognormal(mean=0.0, sigma=0.3, size=25))
         held += low <= 1.0 <= high
     assert 0.90 <= held / 400 <= 0.99
+
+
+def correlated(rng: np.random.Generator, likeness: float, count: int) -> np.ndarray:
+    """Noise about 1 that lasts longer than a round."""
+    noise = np.zeros(count)
+    for i in range(1, count):
+        noise[i] = likeness * noise[i - 1] + rng.normal() * np.sqrt(1 - likeness**2)
+    return np.exp(0.03 * noise)
+
+
+def test_noise_that_lasts_longer_than_a_round_makes_the_interval_wider() -> None:
+    rng = np.random.default_rng(6)
+    held = {0.0: 0, 0.7: 0}
+    for likeness in held:
+        for _ in range(300):
+            low, high = bootstrap_interval(correlated(rng, likeness, 60)[20:])
+            held[likeness] += low <= 1.0 <= high
+    assert held[0.0] / 300 >= 0.9
+    assert held[0.7] / 300 >= 0.75  # single draws: 0.6
+
+
+def test_independent_samples_are_drawn_one_by_one_and_alike_ones_in_blocks() -> None:
+    rng = np.random.default_rng(7)
+    assert block_length(rng.permutation(np.arange(40.0))) <= 4
+    assert block_length(np.arange(40.0)) == 13
+    assert block_length(np.ones(2)) == 1
+
+
+@pytest.mark.parametrize(("samples", "confidence"), [(2, 0.5), (4, 0.875), (6, 0.96875), (10, 0.95), (60, 0.95)])
+def test_an_interval_says_how_often_it_holds_the_median(samples: int, confidence: float) -> None:
+    timing = summary([[1.0, 2.0]] * samples, "candidate")
+    assert timing.confidence == confidence
+    rng = np.random.default_rng(8)
+    held = 0
+    for _ in range(500):
+        low, high = interval(rng.normal(size=samples))
+        held += low <= 0.0 <= high
+    assert held / 500 == pytest.approx(confidence, abs=0.06)
+
+
+def test_a_race_does_not_end_on_the_narrow_bootstrap_of_a_few_samples() -> None:
+    spread = [1.0, 1.0, 1.0, 1.0, 1.0, 1.1]
+    samples, _ = run({"a": spread, "b": [1.0]}, protocol(6, 20, precision=0.05), "b")
+    assert len(samples.us) > 6
 
 
 def test_one_outlier_does_not_move_the_figure() -> None:

@@ -28,7 +28,9 @@ class ExecutorConfig:
     """At most, for the gate and for the timing. What has taken twenty times as long as the median of its kind is ended
     before, but not earlier than after its floor."""
     build_floor_s: float = 2.0
-    gate_floor_s: float = 2.0
+    gate_floor_s: float | None = None
+    """None: 0.5 where candidates share the cores with everything else, 0.3 where they do not. A GPU may take a second to
+    name a trap: with less it counts as a timeout."""
     timing_floor_s: float = 10.0
     build_memory_bytes: int = field(default_factory=lambda: max(2 << 30, psutil.virtual_memory().total // 8))
     """Of a builder, and of each compiler that it starts."""
@@ -101,6 +103,8 @@ class RaceResult:
     """(name, reason) of contenders and baselines whose output was wrong in the race itself."""
     seconds: float = 0.0
     device_lost: bool = False
+    data_changed: bool = False
+    """See `evo.evaluation.Measurement`."""
 
 
 class Executor(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,25 +15,28 @@ import torch
 from evo.errors import UsageError
 from evo.evaluation import Check, Timing
 from evo.executors import Rival
+from evo.executors._timed_data import Examination, Examined, TimedData
 from evo.floor import FloorGauge
-from evo.gate import Expected, Gate, allocate_outputs, argument_values, as_outputs, compare, poison
-from evo.kernel import Baseline, Kernel, Launch, Tensors, Workload
+from evo.gate import Gate, argument_values, as_outputs, compare
+from evo.kernel import Baseline, Kernel, Launch, Workload
 from evo.targets import Loaded, Replay, Session, find_target
 from evo.timing import Protocol, Samples, calls_for, cold_calls, estimate_us, race, sets_for, summarise
 
 __all__ = ["Bench", "Contender"]
 
-_SAMPLED_ELEMENTS = 1 << 18
-"""On a CPU, how many elements of a timed output are compared with the reference: all of them would take longer
-than the timing. Rows are picked anew for every candidate; unwritten elements are looked for everywhere."""
-
-
 _WALK_BYTES = {False: 1 << 30, True: 1 << 28}
 """What the buffer sets hold at least, by whether the target shares its cores: a quarter of a millisecond at 4 TB/s,
 some milliseconds at 50 GB/s."""
 
+_WITNESS_ROUNDS = 8
+"""How often a finalist is called on the witnesses before a race, and after it."""
+
+_REASON_CHARACTERS = 200
+"""Of what a baseline says that does not run."""
+
 _REFERENCE_BYTES = 80
-"""Bytes an output element for three references, their bounds and an error, in float64, and what is made on the way."""
+"""Bytes an output element for the witnesses' references, their bounds and an error, in float64, and what is made on the
+way."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,27 +47,17 @@ class Contender:
     calls: Sequence[Callable[[], object]]
 
 
-@dataclass(kw_only=True)
-class _Witness:
-    """A buffer set whose outputs are verified. `versions`: the data that its inputs hold in turn, if they change;
-    `expected`: for each of them."""
-
-    index: int
-    versions: tuple[Tensors, ...]
-    expected: Sequence[tuple[Expected, ...]]
-    current: int = 0
-
-
 class Bench:
     """Times binaries for one workload, beside its baselines, over rotating buffers."""
 
     def __init__(self, kernel: Kernel, target: str, workload: Workload, session: Session, seed: int) -> None:
         self._kernel, self._target, self._workload, self._session = kernel, target, workload, session
         self._gate = Gate(kernel, target, session, seed)
-        self._generator = torch.Generator(device=session.device).manual_seed(seed % 2**63)
-        self._floor = FloorGauge(session)
+        self._seed = seed
         self._random = random.Random(seed)
-        self._replays: dict[tuple[str, int], Replay] = {}
+        self.floor = FloorGauge(session)
+        self._replays: dict[tuple[str, int], tuple[Replay, tuple[int, ...]]] = {}
+        self._examination: Examination | None = None
         self._rival: tuple[object, Loaded, Contender] | None = None
         self._call_us: dict[str, float] = {}
 
@@ -80,7 +74,7 @@ class Bench:
         else:
             free = memory = psutil.virtual_memory().available
         elements = sum(prod(self._workload.dim(d) for d in a.shape) for a in self._kernel.outputs(self._workload))
-        needed = 2 * set_bytes + _REFERENCE_BYTES * elements
+        needed = 3 * set_bytes + _REFERENCE_BYTES * elements
         if needed > free:
             raise UsageError(
                 f"workload {self._workload.key} needs {needed / 2**30:.1f} GiB to be gated and timed, and"
@@ -95,44 +89,23 @@ class Bench:
         return 2 * self._kernel.cost(self._workload).bytes <= self._session.limits.cache_bytes
 
     @cached_property
-    def inputs(self) -> list[Tensors]:
-        """Fresh random inputs for every set: equal data in all of them would be kinder than life."""
-        data = self._kernel.data[0]
-        return [self._kernel.inputs(self._workload, data, self._generator) for _ in range(self.set_count)]
-
-    @cached_property
-    def outputs(self) -> list[dict[str, torch.Tensor]]:
-        return [allocate_outputs(self._kernel, self._workload, self._session.device) for _ in self.inputs]
-
-    @cached_property
-    def witnesses(self) -> tuple[_Witness, ...]:
-        """Two of the sets that every cold sample uses, picked at random; the first has two kinds of data."""
-        used = cold_calls(self.set_count, self._kernel.cost(self._workload).bytes, self._session.limits.cache_bytes)
-        first, second = self._random.sample(range(max(2, used)), 2)
-        data = self._kernel.data[0]
-        fresh = self._kernel.inputs(self._workload, data, self._generator)
-        return (self._witness(first, (self._copy(self.inputs[first]), fresh)), self._witness(second, ()))
-
-    def _witness(self, index: int, versions: tuple[Tensors, ...]) -> _Witness:
-        data = versions or (self.inputs[index],)
-        return _Witness(
-            index=index, versions=versions, expected=[self._gate.expect(d, self._workload) for d in data]
-        )
-
-    @staticmethod
-    def _copy(tensors: Tensors) -> Tensors:
-        return {n: t.clone() if t is not None else None for n, t in tensors.items()}
+    def data(self) -> TimedData:
+        return TimedData(self._kernel, self._workload, self._session, self._gate, self.set_count, self._seed)
 
     def candidate(self, name: str, loaded: Loaded, launch: Launch) -> Contender:
+        sets = self.data.arena.sets
+
         def bind(i: int) -> Callable[[], object]:
-            values = argument_values(self._kernel, self._workload, self.inputs[i], self.outputs[i])
+            values = argument_values(self._kernel, self._workload, sets[i].inputs, sets[i].outputs)
             return lambda: loaded(values, launch)
 
         return Contender(name=name, calls=[bind(i) for i in range(self.set_count)])
 
     def baseline(self, baseline: Baseline) -> Contender:
+        sets = self.data.arena.sets
+
         def bind(i: int) -> Callable[[], object]:
-            return lambda: baseline.call(self.inputs[i], self._workload)
+            return lambda: baseline.call(sets[i].inputs, self._workload)
 
         return Contender(name=baseline.name, calls=[bind(i) for i in range(self.set_count)])
 
@@ -150,6 +123,12 @@ class Bench:
             self._rival = (key, loaded, self.candidate("rival", loaded, launch))
         return self._rival[2]
 
+    def prepare(self) -> None:
+        """All that a race needs beside its contenders."""
+        self._session.evict()
+        assert self.data.witnesses
+        self.floor.refusal(math.inf, self._kernel.cost(self._workload), in_cache=False)  # it measures when asked
+
     def drop_rival(self) -> None:
         if self._rival is not None:
             self._rival[1].close()
@@ -163,28 +142,32 @@ class Bench:
         keep: frozenset[str] = frozenset(),
         sets: int | None = None,
         rival: float | None = None,
-        surprise: bool = False,
+        examined: Sequence[str] = (),
+        pick: int = 0,
+        share: float | None = None,
     ) -> tuple[Timing, ...]:
         """Races the entries over the first `sets` buffer sets: all of them (cold), or one (hot).
 
-        Replays of entries named in `keep` are kept for the next race. `rival`: see `evo.timing.race`. `surprise`:
-        poison the witnesses' outputs and give one of them other data, after the warm-up: what a candidate remembers
-        from earlier calls is then wrong.
+        Replays of entries named in `keep` are kept for the next race. `rival`: see `evo.timing.race`. `examined`: of
+        whom it is seen to, in the race itself, that they do their work; `complaint` then says whether they did. `pick`
+        decides when what is looked at, `share` how often (see `Examination`).
         """
         entries = [Contender(name=e.name, calls=e.calls[:sets]) for e in entries]
         replays: dict[str, Replay] = {}
         own: list[Replay] = []
+        orders = {}
+        self._examination = None
         try:
             for entry in entries:
-                replays[entry.name] = self._replay(entry, protocol, entry.name in keep, own)
+                replays[entry.name], orders[entry.name] = self._replay(entry, protocol, entry.name in keep, own)
+            watched = [
+                Examined(name=e.name, calls=e.calls, order=orders[e.name]) for e in entries if e.name in examined
+            ]
+            if watched:
+                self._examination = Examination(self.data, watched, self._seed ^ pick, share)
             self._session.clocks()  # what it counts is counted from here
             samples = race(
-                self._session,
-                replays,
-                protocol,
-                reference,
-                rival=rival,
-                before=self.surprise if surprise else None,
+                self._session, replays, protocol, reference, rival=rival, examiner=self._examination
             )
             clocks = self._session.clocks()
             return tuple(
@@ -194,43 +177,31 @@ class Bench:
             for replay in own:
                 replay.close()
 
-    def surprise(self) -> None:
-        """Other data for the first witness, and poison in the outputs of all."""
-        witness = self.witnesses[0]
-        witness.current = 1 - witness.current
-        for name, tensor in witness.versions[witness.current].items():
-            if tensor is not None and (used := self.inputs[witness.index][name]) is not None:
-                used.copy_(tensor)
-        for w in self.witnesses:
-            for e in w.expected[w.current]:
-                poison(self.outputs[w.index][e.name], all_finite=e.all_finite)
+    def complaint(self, name: str, *, ran_last: bool = True) -> Check:
+        """Whether a contender of the last race did its work in it. ran_last: whether the last of its calls were its."""
+        assert self._examination is not None
+        return self._examination.complaint(name, ran_last=ran_last)
 
-    def call_witnesses(self, entry: Contender) -> None:
-        """One call on each witness, with what `surprise` did before it."""
-        self.surprise()
-        for w in self.witnesses:
-            entry.calls[w.index]()
-        self._session.synchronize()
+    def try_witnesses(self, entry: Contender, pick: int) -> Check:
+        """A contender that is called on the witnesses alone, again and again, as a race does it but untimed."""
+        order = tuple(w.index for w in self.data.witnesses)
+        examination = Examination(
+            self.data, [Examined(name=entry.name, calls=entry.calls, order=order)], self._seed ^ pick
+        )
 
-    def verify_timed(self, pick: int) -> Check:
-        """Were the outputs right that the timed calls wrote for the witnesses? `pick` varies the rows compared."""
-        for w in self.witnesses:
-            for e in w.expected[w.current]:
-                output = self.outputs[w.index][e.name]
-                whole = output.numel() <= _SAMPLED_ELEMENTS or self._session.device.type == "cuda"
-                seen, wanted = (output, e) if whole else _sampled(output, e, pick)
-                error, reason = compare(seen, wanted)
-                if not reason and not whole and bool(output.isnan().any()) and e.all_finite:
-                    reason = "elements are NaN or were never written"
-                if reason:
-                    return Check(
-                        case="timed",
-                        passed=False,
-                        error=error,
-                        allowed=e.largest_allowed,
-                        reason=f"{e.name}: {reason}",
-                    )
-        return Check(case="timed", passed=True, error=error, allowed=e.largest_allowed, torch_error=e.torch_error)
+        def call_all() -> None:
+            for i in order:
+                entry.calls[i]()
+            self._session.synchronize()
+
+        call_all()
+        examination.warmed_up(entry.name)
+        for _ in range(_WITNESS_ROUNDS):
+            examination.before(entry.name)
+            call_all()
+            examination.after(entry.name)
+        call_all()
+        return examination.complaint(entry.name, ran_last=True)
 
     def impossible(self, timings: Sequence[Timing], contender: str) -> str:
         """Why one of a contender's times cannot be; empty if they can."""
@@ -238,32 +209,54 @@ class Bench:
         for t in timings:
             if t.contender != contender:
                 continue
-            if reason := self._floor.refusal(t.median_us, cost, in_cache=t.protocol == "hot"):
+            if reason := self.floor.refusal(t.median_us, cost, in_cache=t.protocol == "hot"):
                 return reason
         return ""
 
     def check_baseline(self, baseline: Baseline) -> str:
-        """Why a baseline's own result is not comparable; empty when it is right."""
-        w = self.witnesses[0]
-        got = as_outputs(self._kernel, self._workload, baseline.call(self.inputs[w.index], self._workload))
-        for e in w.expected[w.current]:
+        """Why a baseline cannot be raced: it does not run here, or its own result is not right; empty if it can."""
+        w = self.data.witnesses[0]
+        try:
+            result = baseline.call(w.memory.inputs, self._workload)
+            self._session.synchronize()
+        except Exception as error:  # what another implementation lacks is no fault of the race
+            if baseline.role == "reference":
+                raise
+            reason = str(error).strip().partition("\n")[0]
+            return f"it does not run here ({type(error).__name__}: {reason[:_REASON_CHARACTERS]})"
+        got = as_outputs(self._kernel, self._workload, result)
+        for e in w.expected:
             _, reason = compare(got[e.name], e) if e.name in got else (None, "")
             if reason:
                 return reason
         return ""
 
-    def _replay(self, entry: Contender, protocol: Protocol, keep: bool, own: list[Replay]) -> Replay:
+    def _replay(
+        self, entry: Contender, protocol: Protocol, keep: bool, own: list[Replay]
+    ) -> tuple[Replay, tuple[int, ...]]:
+        """Its calls, and the sets in the order that it walks over them."""
         if entry.name not in self._call_us or not keep:
             self._call_us[entry.name] = estimate_us(entry.calls[0], self._session)
         calls = self._calls(len(entry.calls), self._call_us[entry.name], protocol)
         if (entry.name, calls) in self._replays:
             return self._replays[entry.name, calls]
-        replay = self._session.record([entry.calls[i % len(entry.calls)] for i in range(calls)])
+        order = self._walk(len(entry.calls), calls)
+        replay = self._session.record([entry.calls[order[i % len(order)]] for i in range(calls)])
         if keep:
-            self._replays[entry.name, calls] = replay
+            self._replays[entry.name, calls] = replay, order
         else:
             own.append(replay)
-        return replay
+        return replay, order
+
+    def _walk(self, sets: int, calls: int) -> tuple[int, ...]:
+        """Sets in an order of chance, no two walks alike: who could foresee the next call would fetch its data. The
+        witnesses are among them."""
+        first = [w.index for w in self.data.witnesses if w.index < sets][:calls]
+        others = [i for i in range(sets) if i not in first]
+        self._random.shuffle(others)
+        order = [*first, *others][: max(1, min(calls, sets))]
+        self._random.shuffle(order)
+        return tuple(order)
 
     def _calls(self, sets: int, call_us: float, protocol: Protocol) -> int:
         if not protocol.cold:
@@ -292,25 +285,3 @@ class Bench:
             sets=sets,
             clocks=clocks,
         )
-
-
-def _sampled(output: torch.Tensor, expected: Expected, pick: int) -> tuple[torch.Tensor, Expected]:
-    rows = output.reshape(-1, output.shape[-1])
-    count = max(2, _SAMPLED_ELEMENTS // rows.shape[1])
-    generator = torch.Generator().manual_seed(pick)
-    index = torch.randint(0, rows.shape[0], (count,), generator=generator)
-    index[0], index[-1] = 0, rows.shape[0] - 1
-    wide = output.shape[-1]
-
-    def at(t: torch.Tensor) -> torch.Tensor:
-        return t.reshape(-1, wide)[index]
-
-    return at(rows), Expected(
-        name=expected.name,
-        reference=at(expected.reference),
-        finite=at(expected.finite),
-        allowed=at(expected.allowed),
-        torch_error=expected.torch_error,
-        largest_allowed=expected.largest_allowed,
-        all_finite=expected.all_finite,
-    )

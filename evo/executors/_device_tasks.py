@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TypeVar
@@ -14,11 +14,22 @@ from evo.executors import MeasureRequest, RaceRequest, RaceResult
 from evo.executors import _tasks as tasks
 from evo.executors._faults import classify
 from evo.executors._limits import confine_candidate, data_bytes, limit_data
-from evo.executors._worker import at_halfway
+from evo.executors._rehearsal import rehearse
 from evo.kernel import Workload, load_kernel
 from evo.targets import find_target
 
-__all__ = ["SetUp", "measure", "open_and_probe", "prepare", "probe", "race", "set_up"]
+__all__ = [
+    "SetUp",
+    "clock",
+    "gate",
+    "lost_measurement",
+    "lost_race",
+    "open_and_probe",
+    "prepare",
+    "probe",
+    "race",
+    "set_up",
+]
 
 _PROBE_ELEMENTS = 1 << 16
 
@@ -36,7 +47,7 @@ class SetUp:
     workload: Workload
     seed: int
     timed: bool
-    """Also what timing needs, not only the gate."""
+    """For timing; otherwise for the gate."""
     memory_bytes: int
     """What a candidate may take beyond the data, where its memory is limited."""
 
@@ -47,10 +58,17 @@ def prepare(target: str, index: int, scratch: Path) -> int:
     return 0
 
 
-def open_and_probe() -> None:
-    """Opens the device. Raises DeviceError if there is none, or if it does not compute."""
-    tasks._session()
+def open_and_probe() -> float:
+    """Opens the device; the share of its memory that is free then (1 for a CPU). Raises DeviceError if there is none, or
+    if it does not compute."""
+    import torch
+
+    session = tasks._session()
     probe()
+    if session.device.type == "cpu":
+        return 1.0
+    free, whole = torch.cuda.mem_get_info(session.device)
+    return free / whole
 
 
 def probe() -> None:
@@ -79,35 +97,35 @@ def set_up(request: SetUp) -> int:
     host_code = session.device.type == "cpu"
     if host_code:
         limit_data(_UNLIMITED)
-    kernel = load_kernel(request.kernel)
     bench = tasks._bench(request.kernel, request.target, request.workload, request.seed)
-    for case in kernel.cases(request.target, request.workload):
-        bench.gate.prepare(case)
     if request.timed:
-        session.evict()
-        for part in ("inputs", "outputs", "witnesses"):
-            getattr(bench, part)
+        bench.prepare()
+    else:
+        rehearse(load_kernel(request.kernel), request.target, request.workload, bench.gate)
     session.synchronize()
     # Baselines return outputs of their own, and those of a whole sample are kept: as much again as the data.
     return limit_data(data_bytes() + request.memory_bytes) if host_code else 0
 
 
-def measure(request: MeasureRequest, data: SetUp) -> Measurement:
-    """Data for the timing are made when the first candidate has passed the gate: many a process does not live so
-    long."""
-
-    def failed(status: Status, log: str) -> Measurement:
-        return Measurement(status=status, log=log, device_lost=True)
-
-    at_halfway(lambda: set_up(replace(data, timed=request.time)))
-    return _judged(tasks.measure, request, failed)
+def gate(request: MeasureRequest) -> Measurement:
+    return _judged(tasks.gate, request, lost_measurement)
 
 
-def race(request: RaceRequest, data: SetUp) -> RaceResult:
-    def failed(status: Status, log: str) -> RaceResult:
-        return RaceResult(log=f"{status}: {log}", device_lost=True)
+def clock(request: MeasureRequest) -> Measurement:
+    return _judged(tasks.clock, request, lost_measurement)
 
-    return _judged(tasks.race, request, failed)
+
+def race(request: RaceRequest) -> RaceResult:
+    return _judged(tasks.race, request, lost_race)
+
+
+def lost_measurement(status: Status, log: str) -> Measurement:
+    """Of a candidate that has cost the process."""
+    return Measurement(status=status, log=log, device_lost=True)
+
+
+def lost_race(status: Status, log: str) -> RaceResult:
+    return RaceResult(log=f"{status}: {log}", device_lost=True)
 
 
 def _judged(task: Callable[..., _T], request: object, failed: Callable[[Status, str], _T]) -> _T:

@@ -14,6 +14,8 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from evo.executors._manner import Manner, gather_team
+
 __all__ = [
     "SCRATCH",
     "Conduct",
@@ -41,6 +43,8 @@ _OOM_SCORE = 500
 
 _NEW_USER_SPACE, _NEW_NETWORK = 0x10000000, 0x40000000
 _SET_CHILD_SUBREAPER = 36
+_ANY_CHILD = 0x40000000
+"""__WALL: also children that were not made by fork."""
 
 
 def discard_output() -> None:
@@ -154,13 +158,18 @@ class Conduct:
     """
 
     def __init__(self, *descriptors: int) -> None:
+        self._manner: Manner | None = None
         self._folder = Path.cwd().stat()
         self._files = {d: _identity(d) for d in (0, 1, 2, *descriptors)}
 
     def begin(self) -> None:
-        """Forgets what was written to the standard output and error."""
+        """Forgets what was written to the standard output and error. What is found now must be left so."""
         with suppress(OSError):
             os.ftruncate(2, 0)
+        if (present := Manner.present()) is not None and self._manner is None:
+            gather_team()
+            present = Manner.present()
+        self._manner = present
 
     def intact(self, descriptor: int) -> bool:
         return _identity(descriptor) == self._files[descriptor]
@@ -180,7 +189,7 @@ class Conduct:
             return "it changed the working directory of its process"
         if count := _living_children():
             return f"it left {count} {'process' if count == 1 else 'processes'} running"
-        return ""
+        return self._manner.complaint() if self._manner is not None else ""
 
 
 def _identity(descriptor: int) -> tuple[int, int] | None:
@@ -192,9 +201,15 @@ def _identity(descriptor: int) -> tuple[int, int] | None:
 
 
 def _living_children() -> int:
-    with suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
+    try:
+        while os.waitpid(-1, os.WNOHANG | _ANY_CHILD)[0]:
             continue
+    except ChildProcessError:  # the usual case, and quicker than a look at every thread
+        return 0
+    except OSError:  # not Linux
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                continue
     children: set[str] = set()
     for path in Path("/proc/self/task").glob("*/children"):
         with suppress(OSError):  # a thread that has just ended

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING
@@ -13,7 +14,6 @@ from evo.evaluation import Check, Measurement, Status, Timing
 from evo.executors import MeasureRequest, RaceRequest, RaceResult
 from evo.executors._faults import classify
 from evo.executors._lifetime import end_with_command
-from evo.executors._worker import halfway
 from evo.kernel import Kernel, Workload, load_kernel
 from evo.targets import Loaded, Session, find_target
 from evo.timing import CLOSE, Protocol
@@ -21,11 +21,7 @@ from evo.timing import CLOSE, Protocol
 if TYPE_CHECKING:
     from evo.executors._bench import Bench, Contender
 
-__all__ = [
-    "measure",
-    "prepare_device",
-    "race",
-]
+__all__ = ["clock", "gate", "prepare_device", "race"]
 
 _PROTOCOLS = {
     ("search", False): Protocol(
@@ -43,6 +39,14 @@ _PROTOCOLS = {
 }
 """By stage and by whether the target shares its cores with everything else (and is therefore noisier)."""
 
+
+_EXAMINED_SHARE = 0.5
+"""In a search on a GPU: see `evo.executors._timed_data.Examination`."""
+
+_VARIABLES = (
+    "the code has {} bytes of arrays in global memory, which live from call to call: what it remembers there could pass"
+    " for work; a kernel that needs such variables says so (keeps_variables)"
+)
 
 _place: list[tuple[str, int]] = []
 
@@ -70,37 +74,21 @@ def _bench(kernel_name: str, target: str, workload: Workload, seed: int) -> Benc
     return Bench(load_kernel(kernel_name), target, workload, _session(), seed)
 
 
-def measure(request: MeasureRequest) -> Measurement:
-    """Loads, gates and times one binary: from cheap to dear, up to the first refusal. Raises only if evo itself is
-    broken."""
-    started = time.perf_counter()
-    kernel, session = load_kernel(request.kernel), _session()
-    bench = _bench(request.kernel, request.target, request.workload, request.seed)
-    assert request.build.binary is not None
-    try:
-        loaded = session.load(request.build.binary, kernel.entry)
-    except LaunchError as error:
-        return Measurement(
-            status=classify(str(error), Status.LOAD_ERROR), log=str(error), seconds=time.perf_counter() - started
-        )
-    found = _Findings(started=started, loaded=time.perf_counter())
-    try:
-        _examine(request, kernel, bench, loaded, found)
-    except LaunchError as error:
-        found.checks = tuple(c for c in found.checks if c.passed)
-        found.refuse(classify(str(error), Status.LAUNCH_ERROR), str(error))
-        found.device_lost = not _answers(session)
-    finally:
-        loaded.close()
-    return found.measurement()
+def gate(request: MeasureRequest) -> Measurement:
+    """Loads one binary and runs it on the gate's cases, up to the first refusal. Raises only if evo itself is broken."""
+    return _with_loaded(request, _gate)
+
+
+def clock(request: MeasureRequest) -> Measurement:
+    """Loads and times one binary that has passed the gate, and looks at what the timed calls wrote. Raises only if evo
+    itself is broken."""
+    return _with_loaded(request, _clock)
 
 
 @dataclass(kw_only=True)
 class _Findings:
-    """What is known of a candidate so far, and when each stage ended (seconds of the performance counter)."""
+    """What is known of a candidate so far. Seconds of the stages."""
 
-    started: float
-    loaded: float
     status: Status = Status.OK
     log: str = ""
     checks: tuple[Check, ...] = ()
@@ -108,46 +96,79 @@ class _Findings:
     gate_seconds: float = 0.0
     timing_seconds: float = 0.0
     device_lost: bool = False
+    data_changed: bool = False
 
     def refuse(self, status: Status, log: str) -> None:
         self.status, self.log = status, log
 
-    def measurement(self) -> Measurement:
+
+def _with_loaded(
+    request: MeasureRequest, examine: Callable[[MeasureRequest, Kernel, Bench, Loaded, _Findings], None]
+) -> Measurement:
+    started = time.perf_counter()
+    kernel, session = load_kernel(request.kernel), _session()
+    bench = _bench(request.kernel, request.target, request.workload, request.seed)
+    found = _Findings()
+    binary = request.build.binary
+    assert binary is not None
+    if binary.variable_bytes and not kernel.keeps_variables:
+        return Measurement(status=Status.LOAD_ERROR, log=_VARIABLES.format(binary.variable_bytes))
+    try:
+        loaded = session.load(binary, kernel.entry)
+    except LaunchError as error:
         return Measurement(
-            status=self.status,
-            checks=self.checks,
-            timings=self.timings if self.status is Status.OK else (),
-            log=self.log,
-            seconds=time.perf_counter() - self.started,
-            load_seconds=self.loaded - self.started,
-            gate_seconds=self.gate_seconds,
-            timing_seconds=self.timing_seconds,
-            device_lost=self.device_lost,
+            status=classify(str(error), Status.LOAD_ERROR),
+            log=str(error),
+            seconds=time.perf_counter() - started,
+            device_lost=not _answers(session),
         )
+    load_seconds = time.perf_counter() - started
+    try:
+        examine(request, kernel, bench, loaded, found)
+    except LaunchError as error:
+        found.checks = tuple(c for c in found.checks if c.passed)
+        found.refuse(classify(str(error), Status.LAUNCH_ERROR), str(error))
+        found.device_lost = not _answers(session)
+    finally:
+        loaded.close()
+    return Measurement(
+        status=found.status,
+        checks=found.checks,
+        timings=found.timings if found.status is Status.OK else (),
+        log=found.log,
+        seconds=time.perf_counter() - started,
+        load_seconds=load_seconds,
+        gate_seconds=found.gate_seconds,
+        timing_seconds=found.timing_seconds,
+        device_lost=found.device_lost,
+        data_changed=found.data_changed,
+    )
 
 
-def _examine(request: MeasureRequest, kernel: Kernel, bench: Bench, loaded: Loaded, found: _Findings) -> None:
-    """Gate, timing, and a look at what the timed calls wrote. Raises LaunchError."""
+def _gate(request: MeasureRequest, kernel: Kernel, bench: Bench, loaded: Loaded, found: _Findings) -> None:
+    """Raises LaunchError."""
+    started = time.perf_counter()
     point, limits = request.genome.parameters, _session().limits
     cases = [
         (case, kernel.launch(request.target, point, case.workload, limits))
         for case in kernel.cases(request.target, request.workload)
     ]
     found.checks = bench.gate.run(loaded, cases)
-    halfway()
-    gated = time.perf_counter()
-    found.gate_seconds = gated - found.loaded
+    found.gate_seconds = time.perf_counter() - started
     if not all(c.passed for c in found.checks):
         found.refuse(Status.WRONG, f"{found.checks[-1].case}: {found.checks[-1].reason}")
-        return
-    if not request.time:
-        return
-    launch = kernel.launch(request.target, point, request.workload, limits)
+
+
+def _clock(request: MeasureRequest, kernel: Kernel, bench: Bench, loaded: Loaded, found: _Findings) -> None:
+    """Raises LaunchError."""
+    started = time.perf_counter()
+    launch = kernel.launch(request.target, request.genome.parameters, request.workload, _session().limits)
     found.timings = _time(request, kernel, bench, bench.candidate("candidate", loaded, launch))
     timed = time.perf_counter()
-    found.timing_seconds = timed - gated
-    found.checks = (*found.checks, bench.verify_timed(pick=int(request.genome.digest[:8], 16)))
-    found.gate_seconds += time.perf_counter() - timed
+    found.timing_seconds = timed - started
+    found.checks = (bench.complaint("candidate"),)
+    found.gate_seconds = time.perf_counter() - timed
+    found.data_changed = found.checks[-1].data_changed
     if not found.checks[-1].passed:
         found.refuse(Status.WRONG, f"{found.checks[-1].case}: {found.checks[-1].reason}")
     elif reason := bench.impossible(found.timings, "candidate"):
@@ -159,20 +180,37 @@ def _time(request: MeasureRequest, kernel: Kernel, bench: Bench, candidate: Cont
     """Beside the reference; and again beside the rival too, if the candidate comes close to that."""
     reference = bench.baseline(kernel.reference_baseline)
     protocol, kept, rival = _protocol("search", request.target), frozenset({reference.name}), request.rival
+    pick = int(request.genome.digest[:8], 16)
+    share = None if find_target(request.target).shares_cores else _EXAMINED_SHARE
     timings = bench.time(
         [candidate, reference],
         protocol,
         reference.name,
         keep=kept,
         rival=rival.ratio if rival else None,
-        surprise=True,
+        examined=("candidate",),
+        pick=pick,
+        share=share,
     )
-    if rival is None or (timings[0].ratio or 0.0) > CLOSE * rival.ratio:
+    if rival is None or (timings[0].ratio or 0.0) > CLOSE * rival.ratio or not bench.complaint("candidate").passed:
         return timings
-    other = bench.rival(rival)
+    try:
+        other = bench.rival(rival)
+    except LaunchError:  # no fault of the candidate, if the device still answers: it has its times
+        if _answers(_session()):
+            return timings
+        raise
     if other is None:
         return timings
-    return bench.time([candidate, other, reference], protocol, reference.name, keep=kept, surprise=True)
+    return bench.time(
+        [candidate, other, reference],
+        protocol,
+        reference.name,
+        keep=kept,
+        examined=("candidate",),
+        pick=~pick,
+        share=share,
+    )
 
 
 def race(request: RaceRequest) -> RaceResult:
@@ -184,20 +222,32 @@ def race(request: RaceRequest) -> RaceResult:
     refused: dict[str, str] = {}
     entries: list[Contender] = []
     loaded_all: list[Loaded] = []
+    data_changed = False
+
+    def accept(entry: Contender, check: Check) -> bool:
+        nonlocal data_changed
+        data_changed |= check.data_changed
+        if not check.passed:
+            refused[entry.name] = check.reason
+        return check.passed
 
     def verify(entry: Contender, pick: int) -> bool:
         """Whether a contender is right. Raises LaunchError if the device is lost with it."""
         try:
-            bench.call_witnesses(entry)
+            check = bench.try_witnesses(entry, pick ^ request.seed & 0xFFFF)
         except LaunchError as error:
             refused[entry.name] = str(error)
             if _answers(session):
                 return False
             raise
-        check = bench.verify_timed(pick=pick ^ request.seed & 0xFFFF)
-        if not check.passed:
-            refused[entry.name] = check.reason
-        return check.passed
+        return accept(entry, check)
+
+    def time_all(protocol: Protocol, sets: int | None = None) -> tuple[Timing, ...]:
+        names = [c.name for c in contenders]
+        timings = bench.time(entries, protocol, reference.name, sets=sets, examined=names, pick=request.seed)
+        for entry in contenders:
+            accept(entry, bench.complaint(entry.name, ran_last=False))
+        return timings
 
     try:
         for name, genome, built in request.contenders:
@@ -211,6 +261,10 @@ def race(request: RaceRequest) -> RaceResult:
             entry = bench.candidate(name, loaded_all[-1], launch)
             if verify(entry, pick=int(genome.digest[:8], 16)):
                 entries.append(entry)
+            elif data_changed:  # nobody else can be judged any more
+                return RaceResult(
+                    log=_first(refused), refused=tuple(refused.items()), seconds=_since(started), data_changed=True
+                )
         contenders = list(entries)
         for name in dict.fromkeys((reference.name, *request.baselines)):
             baseline = kernel.baseline(name)
@@ -222,11 +276,11 @@ def race(request: RaceRequest) -> RaceResult:
             else:
                 entries.append(bench.baseline(baseline))
         protocol = _protocol("final", request.target)
-        timings = list(bench.time(entries, protocol, reference.name))
+        timings = list(time_all(protocol))
         if request.hot and bench.fits_cache:
-            timings += bench.time(entries, replace(protocol, name="hot", cold=False), reference.name, sets=1)
+            timings += time_all(replace(protocol, name="hot", cold=False), sets=1)
         for entry in contenders:
-            if not verify(entry, pick=1):
+            if entry.name in refused or not verify(entry, pick=1):
                 continue
             if reason := bench.impossible(timings, entry.name):
                 refused[entry.name] = reason
@@ -234,17 +288,28 @@ def race(request: RaceRequest) -> RaceResult:
         return RaceResult(
             log=str(error),
             refused=tuple(refused.items()),
-            seconds=time.perf_counter() - started,
+            seconds=_since(started),
             device_lost=not _answers(session),
         )
     finally:
         for loaded in loaded_all:
             loaded.close()
+    if data_changed:  # by whom, a race of several does not tell; each alone does
+        blamed = tuple(refused.items()) if len(contenders) == 1 else ()
+        return RaceResult(log=_first(refused), refused=blamed, seconds=_since(started), data_changed=True)
     return RaceResult(
         timings=tuple(t for t in timings if t.contender not in refused),
         refused=tuple(refused.items()),
-        seconds=time.perf_counter() - started,
+        seconds=_since(started),
     )
+
+
+def _since(started: float) -> float:
+    return time.perf_counter() - started
+
+
+def _first(refused: dict[str, str]) -> str:
+    return next(iter(refused.values()), "")
 
 
 def _answers(session: Session) -> bool:

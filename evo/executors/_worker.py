@@ -21,21 +21,23 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
-import psutil
-
-from evo.errors import DeviceError, EngineError, EvoError, LaunchError
+from evo.errors import DeviceError, EngineError, EvoError
 from evo.evaluation import Status
 from evo.executors._faults import exit_status, exit_text, ran_out_of_memory
 from evo.executors._limits import Conduct, data_bytes, oom_kills, write_output_to
+from evo.executors._stall import account, cause_of
 from evo.executors._strays import STARTING, end_strays, end_tree, known_workers
 
-__all__ = ["Worker", "WorkerDied", "WorkerStalled", "at_halfway", "halfway"]
+__all__ = ["Worker", "WorkerDied", "WorkerStalled"]
 
 _LOOK_S = 0.1
 """How often the memory of a worker is looked at."""
 
 _NEAR = 0.75
 """A worker that held this share of what it may hold and died did so of the next allocation."""
+
+_UNWATCHED = 0.25
+"""Of a limit: most answers come before, and cost no look at what the process does."""
 
 _STARTING_S = 60.0
 
@@ -63,11 +65,11 @@ class WorkerDied(Exception):
 
 
 class WorkerStalled(Exception):
-    """No answer within the limit. `busy`: it computed, or had stopped itself; it was not waiting for a core."""
+    """No answer within the limit. `certain`: it hangs, and was not waiting for a core or for another process."""
 
-    def __init__(self, limit_s: float, busy: bool) -> None:
+    def __init__(self, limit_s: float, certain: bool) -> None:
         super().__init__(f"no answer within {limit_s:.3g} s")
-        self.limit_s, self.busy = limit_s, busy
+        self.limit_s, self.certain = limit_s, certain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,13 +77,6 @@ class _Answer:
     value: Any = None
     error: BaseException | None = None
     complaint: str = ""
-
-
-@dataclass(frozen=True)
-class _Halfway:
-    """Sent amid a task."""
-
-    memory_limit: int
 
 
 class Worker:
@@ -97,7 +92,6 @@ class Worker:
         self.memory_limit = 0
         self._prepared = False
         self._received = bytearray()
-        self._began = self._cpu_before_s = 0.0
         self._kills_before = oom_kills()
         with STARTING:
             self._process = context.Process(  # type: ignore[attr-defined]
@@ -110,42 +104,45 @@ class Worker:
         self._exitcode: int | None = None
 
     def post(self, task: Callable[..., Any], *arguments: Any) -> None:
-        """Hands over a task. Whether the worker takes it shows in `collect`."""
-        self._began, self._cpu_before_s = time.monotonic(), self._cpu_s()
+        """Hands over a task, behind those posted before. Whether the worker takes it shows in `collect`."""
         self._kills_before = oom_kills()
         with suppress(OSError):
             self._connection.send((task, arguments))
 
-    def collect(self, limit_s: float, further_s: float = 0.0, patience: int = 0) -> Any:
-        """The result of the task that was posted. `further_s`: what it may take once it has said that it is halfway.
-        `patience`: how often a limit is granted again to a process that has mostly waited for a core until then.
+    def collect(self, limit_s: float, patience: int = 0, *, sleeps: bool = False) -> Any:
+        """The result of the first task whose result has not been collected. `patience`: how often the limit is granted
+        again to a process that lacked what it needs; `sleeps`: see `evo.executors._stall.cause_of`.
 
         Raises what the task raised, WorkerDied or WorkerStalled.
         """
         if not self._prepared:
             self.memory_limit = self._receive(_STARTING_S).value
             self._prepared = True
-        answer = self._receive(limit_s, patience)
-        if isinstance(answer, _Halfway):
-            self.memory_limit = answer.memory_limit
-            answer = self._receive(further_s, patience)
+        answer = self._receive(limit_s, patience, sleeps)
         self.complaint = answer.complaint
         if answer.error is not None:
             raise answer.error
         return answer.value
 
-    def _receive(self, limit_s: float, patience: int = 0) -> Any:
+    def _receive(self, limit_s: float, patience: int = 0, sleeps: bool = False) -> Any:
         """The next message. Not by `Connection.recv`, which waits for as many bytes as rubbish announces."""
-        deadline = time.monotonic() + limit_s
+        watched_from = time.monotonic() + _UNWATCHED * limit_s
+        deadline = watched_from + (1 - _UNWATCHED) * limit_s
+        first = before = None
         received, largest = self._received, 0
         while (end := _message_end(received)) is None or len(received) < end:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                busy = self._was_busy()
-                if busy or patience <= 0:
-                    raise WorkerStalled(limit_s, busy)
-                patience, left = patience - 1, limit_s
-                deadline += limit_s
+            now = time.monotonic()
+            if before is None and now >= watched_from:
+                first = before = account(self.pid)
+            elif first is not None and before is not None and now >= deadline:
+                after = account(self.pid)
+                cause = cause_of(before, after, sleeps=sleeps)
+                if not cause.starved or patience <= 0:
+                    has_had_it = after.computed_s - first.computed_s >= limit_s
+                    raise WorkerStalled(limit_s, cause.certain or has_had_it)
+                patience, before = patience - 1, after
+                deadline = now + limit_s
+            left = max(0.0, (watched_from if before is None else deadline) - now)
             look = min(left, _LOOK_S) if self.memory_limit else left
             ready = connection.wait([self._connection, self._process.sentinel], look)
             chunk = b""
@@ -165,9 +162,9 @@ class Worker:
         except Exception:  # rubbish behind a header that is right
             raise self._death(near_limit=False) from None
 
-    def call(self, task: Callable[..., Any], *arguments: Any, limit_s: float, further_s: float = 0.0) -> Any:
+    def call(self, task: Callable[..., Any], *arguments: Any, limit_s: float) -> Any:
         self.post(task, *arguments)
-        return self.collect(limit_s, further_s)
+        return self.collect(limit_s)
 
     @property
     def alive(self) -> bool:
@@ -222,18 +219,6 @@ class Worker:
             status, text = Status.OUT_OF_MEMORY, f"ran out of memory and {text}"
         return WorkerDied(status, f"{text}: {words}" if words else text)
 
-    def _cpu_s(self) -> float:
-        with suppress(psutil.Error):
-            times = psutil.Process(self.pid).cpu_times()
-            return float(times.user + times.system)
-        return 0.0
-
-    def _was_busy(self) -> bool:
-        with suppress(psutil.Error):
-            if psutil.Process(self.pid).status() == psutil.STATUS_STOPPED:
-                return True
-        return self._cpu_s() - self._cpu_before_s > 0.5 * (time.monotonic() - self._began)
-
 
 def _message_end(received: bytearray) -> int | None:
     """Where the message ends that begins so; None if that is not known yet, 0 if it is none."""
@@ -249,7 +234,6 @@ class _Life:
     def __init__(self, conn: Connection) -> None:
         self._connection, self._own, self._pipe = conn, os.getpid(), conn.fileno()
         self._conduct = Conduct(self._pipe)
-        self.meanwhile: Callable[[], int] = lambda: 0
 
     def run(self, task: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         self._conduct.begin()
@@ -260,17 +244,9 @@ class _Life:
         except BaseException as error:  # of a class that the other side may not know
             text = "".join(traceback.format_exception(error))
             answer = _Answer(error=EngineError(f"{type(error).__name__}: {error}\n{text}"))
-        self._send(replace(answer, complaint=self._complaint()))
-
-    def halfway(self) -> None:
-        if complaint := self._complaint():
-            raise LaunchError(complaint)
-        self._send(_Halfway(self.meanwhile()))
-
-    def _complaint(self) -> str:
         if os.getpid() != self._own:
             os._exit(0)  # a candidate forked, and this is the other one
-        return self._conduct.complaint()
+        self._send(replace(answer, complaint=self._conduct.complaint()))
 
     def _send(self, message: object) -> None:
         if not self._conduct.intact(self._pipe):
@@ -281,29 +257,11 @@ class _Life:
             data = data[os.write(self._pipe, data) :]
 
 
-_lives: list[_Life] = []
-
-
-def at_halfway(meanwhile: Callable[[], int]) -> None:
-    """What the present task does when it is halfway, before its second limit begins; it returns the limit of the
-    process's memory."""
-    for life in _lives:
-        life.meanwhile = meanwhile
-
-
-def halfway() -> None:
-    """Called amid a task, in a worker: tells that what may hang has not. Raises LaunchError if what ran so far has done
-    to the process what no computation does. Nothing happens elsewhere."""
-    for life in _lives:
-        life.halfway()
-
-
 def _serve(conn: Connection, output: Path, prepare: Callable[..., int], arguments: tuple[Any, ...]) -> None:
     """What a worker does from beginning to end."""
     _let_go_of_the_server()
     write_output_to(output)
     life = _Life(conn)
-    _lives[:] = [life]
     try:
         life.run(prepare, arguments)
         while True:

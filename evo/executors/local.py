@@ -1,4 +1,4 @@
-"""Runs work on this machine: builders, and one disposable device process.
+"""Runs work on this machine: builders, and two disposable processes on the device, for the gate and for timing.
 
 What is decided here is the order of things: one measurement at a time, a fresh process after a broken one, who is to
 blame for what broke, and turns where building and timing would share cores.
@@ -14,10 +14,11 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from evo.errors import EngineError
 from evo.evaluation import Build, Measurement, Status
 from evo.executors import BuildRequest, ExecutorConfig, MeasureRequest, RaceRequest, RaceResult
 from evo.executors import _device_tasks as tasks
@@ -33,11 +34,17 @@ from evo.targets import find_target
 
 __all__ = ["LocalExecutor"]
 
-_TIMING_DATA_S = 60.0
-"""Added to the limit of the first timing in a process, which also makes the data for it."""
-
-_PATIENCE = 3
+_PATIENCE = 5
 """So many times its limit a candidate may take more, if its process was not given the cores to use it."""
+
+_GATE_FLOOR_S = {False: 0.3, True: 0.5}
+"""The least limit of a gate, by whether the target shares its cores."""
+
+_UNNAMED = "; it hangs, or has a fault that the device takes longer to name, as it does a trap"
+
+_SPARES = 4
+"""A process takes a second from its start until it can gate: longer than most faults. But processes that open the device
+hold up those that use it."""
 
 _DEVICE_FAULTS = frozenset({Status.ILLEGAL_ADDRESS, Status.MISALIGNED_ADDRESS, Status.TRAP})
 
@@ -80,7 +87,8 @@ class LocalExecutor:
         self._measuring = False
         self._closed = False
         self._changed = threading.Condition()
-        self._device = Device(self._start_device, spares=0 if self._turns else 3)
+        self._gate = Device(self._start_device, spares=0 if self._turns else _SPARES)
+        self._timer = Device(self._start_device, spares=0)
         self._builders = Builders(self._start, target, config, self._scratch)
         self._dispatcher = threading.Thread(target=self._dispatch, name="evo-device", daemon=True)
         self._dispatcher.start()
@@ -117,102 +125,115 @@ class LocalExecutor:
     # -- the device -----------------------------------------------------------------------------------------
 
     def measure(self, request: MeasureRequest) -> Future[Measurement]:
-        def failed(status: Status, log: str) -> Measurement:
-            return Measurement(status=status, log=log, device_lost=True)
-
+        """The gate has a process of its own, which has little to lose; what passes is timed in another."""
         gating, timing = self._pace(request, "gate"), self._pace(request, "timing")
 
         def evaluate() -> Measurement:
-            measured = self._judge(tasks.measure, request, lambda: (gating.limit_s(), timing.limit_s()), failed)
-            if measured.status is Status.OK:
-                gating.note(measured.gate_seconds)
-                if request.time:
-                    timing.note(measured.timing_seconds)
-            return measured
+            if request.time:
+                self._timer.expect(self._data(request, timed=True))
+            gated = self._judge(self._gate, tasks.gate, request, gating.limit_s, tasks.lost_measurement)
+            if gated.status is not Status.OK:
+                return gated
+            gating.note(gated.load_seconds + gated.gate_seconds)
+            if not request.time:
+                return gated
+            timed = self._judge(self._timer, tasks.clock, request, timing.limit_s, tasks.lost_measurement)
+            if timed.status is Status.OK:
+                timing.note(timed.seconds)
+            return replace(
+                timed,
+                checks=gated.checks + timed.checks,
+                seconds=gated.seconds + timed.seconds,
+                load_seconds=gated.load_seconds + timed.load_seconds,
+                gate_seconds=gated.gate_seconds + timed.gate_seconds,
+            )
 
         return self._enqueue(evaluate)
 
     def race(self, request: RaceRequest) -> Future[RaceResult]:
-        def failed(status: Status, log: str) -> RaceResult:
-            return RaceResult(log=f"{status}: {log}", device_lost=True)
-
         limit_s = self._config.measure_timeout_s * (len(request.contenders) + len(request.baselines) + 1)
-        return self._enqueue(lambda: self._judge(tasks.race, request, lambda: (limit_s, 0.0), failed))
+        return self._enqueue(lambda: self._judge(self._timer, tasks.race, request, lambda: limit_s, tasks.lost_race))
 
     def renew_device(self) -> None:
-        self._submit(_Job(run=self._device.renew))
+        def renew() -> None:
+            for device in (self._gate, self._timer):
+                device.renew()
+
+        self._submit(_Job(run=renew))
 
     def _pace(self, request: MeasureRequest, stage: str) -> Pace:
         """A hang shows in the gate, whose time varies little; a race waits for a quiet machine, up to its own limit."""
-        floor_s = self._config.gate_floor_s if stage == "gate" else self._config.timing_floor_s
+        floor_s = self._config.timing_floor_s
+        if stage == "gate":
+            floor_s = _GATE_FLOOR_S[self._turns] if self._config.gate_floor_s is None else self._config.gate_floor_s
         fresh = Pace(floor_s=floor_s, ceiling_s=self._config.measure_timeout_s)
         return self._paces.setdefault((request.kernel, request.workload, stage), fresh)
 
     def _judge(
         self,
-        task: Callable[[Any, SetUp], _T],
+        device: Device,
+        task: Callable[[Any], _T],
         request: MeasureRequest | RaceRequest,
-        limits_s: Callable[[], tuple[float, float]],
+        limit_s: Callable[[], float],
         failed: Callable[[Status, str], _T],
     ) -> _T:
         """A candidate is blamed for a lost device process if that happens twice, the second time alone in a fresh one.
 
         In the first process others have run before it, and may have broken what it stumbled over.
         """
-        first = self._attempt(task, request, *limits_s())
+        first = self._attempt(device, task, request, limit_s())
         if first.result is not None:
             return first.result
         if first.certain:
             return failed(first.status, first.log)
-        second = self._attempt(task, request, *limits_s())
+        second = self._attempt(device, task, request, limit_s())
         if second.result is not None:
             return second.result
         return failed(second.status, f"{second.log} (and again, alone in a fresh process)")
 
     def _attempt(
-        self, task: Callable[[Any, SetUp], _T], request: MeasureRequest | RaceRequest, limit_s: float, further_s: float
+        self, device: Device, task: Callable[[Any], _T], request: MeasureRequest | RaceRequest, limit_s: float
     ) -> _Attempt[_T]:
         """Leaves a process behind that is fit for the next candidate, or none."""
-        data = self._data(request)
-        worker = self._device.ready(data)
-        if data not in self._device.timed:
-            further_s += _TIMING_DATA_S
+        worker = device.ready(self._data(request, timed=device is self._timer))
+        idle = False
         attempt: _Attempt[_T]
         try:
-            worker.post(task, request, data)
-            result: _T = worker.collect(limit_s, further_s, patience=_PATIENCE)
+            worker.post(task, request)
+            result: _T = worker.collect(limit_s, _PATIENCE, sleeps=not self._turns)
         except WorkerStalled as stalled:
-            log = f"no result within {stalled.limit_s:.3g} s"
-            attempt = _Attempt(status=Status.TIMEOUT, log=log, certain=stalled.busy)
+            log = f"no result within {stalled.limit_s:.3g} s" + ("" if self._turns else _UNNAMED)
+            attempt = _Attempt(status=Status.TIMEOUT, log=log, certain=stalled.certain)
         except WorkerDied as death:
             attempt = _Attempt(status=death.status, log=f"the device process {death}")
+        except EngineError as error:  # where a candidate ran, nothing can be said to be evo's own fault
+            attempt = _Attempt(status=Status.CRASH, log=f"in its process {str(error).partition(chr(10))[0]}")
         else:
             if worker.complaint:
                 attempt = _Attempt(status=Status.CRASH, log=f"{worker.complaint}; the process was ended")
             elif result.device_lost or _status(result) is Status.OUT_OF_MEMORY:
-                # The device names the fault of the launch it was waiting for, and was well when that began.
-                certain = _status(result) in _DEVICE_FAULTS
+                # The device names the fault of the launch it was waiting for, and was well when that began: it has
+                # ended all that the process ran.
+                idle = certain = _status(result) in _DEVICE_FAULTS
                 attempt = _Attempt(
                     status=_status(result), log=_with(result.log, worker.last_words()), certain=certain
                 )
             else:
-                if data.timed or result.timings:
-                    self._device.timed.add(data)
-                if self._has_grown(worker):
-                    self._device.renew()
+                if self._has_grown(worker) or result.data_changed:
+                    device.renew()
                 return _Attempt(result=result)
-        self._device.lose()
+        device.lose(idle=idle)
         if self._closed:
             raise CancelledError
         return attempt
 
-    def _data(self, request: MeasureRequest | RaceRequest) -> SetUp:
+    def _data(self, request: MeasureRequest | RaceRequest, *, timed: bool) -> SetUp:
         return SetUp(
             kernel=request.kernel,
             target=request.target,
             workload=request.workload,
             seed=request.seed,
-            timed=isinstance(request, RaceRequest),
+            timed=timed,
             memory_bytes=self._config.candidate_memory_bytes,
         )
 
@@ -280,10 +301,12 @@ class LocalExecutor:
             self._changed.notify_all()
         for future in outstanding:
             future.cancel()
-        self._device.kill()
+        for device in (self._gate, self._timer):
+            device.kill()
         self._builders.close()
         self._dispatcher.join()
-        self._device.close()
+        for device in (self._gate, self._timer):
+            device.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
 
 

@@ -20,7 +20,7 @@ from evo.render import Source
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DeviceInfo", "Loaded", "Replay", "Session", "Target", "find_target", "target_names"]
+__all__ = ["DeviceInfo", "Hazards", "Loaded", "Replay", "Session", "Target", "find_target", "target_names"]
 
 
 EVICTION_MULTIPLE = 2
@@ -59,12 +59,30 @@ class Loaded(Protocol):
     def close(self) -> None: ...
 
 
+class Hazards(Protocol):
+    """Conditions that a candidate has to stand in the gate, where the device has such."""
+
+    def scrub(self, byte: int) -> None:
+        """Fills with `byte` what a launch finds uncleared on the chip: shared memory."""
+        ...
+
+    def write_late(self, to: torch.Tensor, source: torch.Tensor) -> None:
+        """Enqueues a kernel that has the next programmatic launch start at once, then takes its time, and then copies
+        `source` to `to`: uint8, of one size, at multiples of 16 bytes."""
+        ...
+
+
 class Session(Protocol):
     """An open device, in the process that may die with a candidate."""
 
     info: DeviceInfo
     limits: Limits
     device: torch.device
+
+    @property
+    def hazards(self) -> Hazards | None:
+        """None where there are none. Raises what making them raises: a gate without them would be another gate."""
+        ...
 
     def load(self, binary: Binary, entry: str) -> Loaded:
         """Raises LaunchError."""

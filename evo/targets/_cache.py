@@ -20,7 +20,7 @@ from evo.targets import Target
 
 __all__ = ["BuildCache", "CachedBinary"]
 
-_FORMAT = 1
+_FORMAT = 2
 """Part of every key: entries of another layout are never read."""
 
 

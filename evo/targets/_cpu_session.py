@@ -18,7 +18,7 @@ import torch
 from evo.errors import DeviceError, EngineError, LaunchError
 from evo.evaluation import Binary
 from evo.kernel import Launch, Limits
-from evo.targets import EVICTION_MULTIPLE, DeviceInfo
+from evo.targets import EVICTION_MULTIPLE, DeviceInfo, Hazards
 from evo.targets._openmp import keep_freed_memory, share_openmp_runtime
 
 __all__ = ["CpuLoaded", "CpuReplay", "CpuSession"]
@@ -97,6 +97,7 @@ class CpuSession:
 
     def __init__(self, info: DeviceInfo, limits: Limits) -> None:
         self.info, self.limits = info, limits
+        self.hazards: Hazards | None = None
         self.device = torch.device("cpu")
         self._looked = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
         self._waited = time.perf_counter(), _waited_s()

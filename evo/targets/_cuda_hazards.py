@@ -1,4 +1,4 @@
-"""Conditions that a candidate has to stand on a GPU: what `evo.gate.Hazards` asks for."""
+"""Conditions that a candidate has to stand on a GPU: what `evo.targets.Hazards` asks for."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ extern "C" __global__ void write_late(longlong2* to, const longlong2* from, long
 
 
 class CudaHazards:
-    """The methods are those of `evo.gate.Hazards`. Compiled for the GPU at hand when it is made, in a tenth of a
+    """The methods are those of `evo.targets.Hazards`. Compiled for the GPU at hand when it is made, in a tenth of a
     second."""
 
     def __init__(self, session: Session) -> None:

@@ -13,7 +13,7 @@ import torch
 from evo.errors import EngineError, LaunchError
 from evo.evaluation import Binary
 from evo.kernel import Limits
-from evo.targets import EVICTION_MULTIPLE, DeviceInfo
+from evo.targets import EVICTION_MULTIPLE, DeviceInfo, Hazards
 from evo.targets._cuda_driver import Clocks, driver, driver_version, error_text, expect, version_advice
 from evo.targets._cuda_hazards import CudaHazards
 from evo.targets._cuda_loaded import CudaLoaded
@@ -118,9 +118,12 @@ class CudaSession:
         return self._clocks.throttled()
 
     @cached_property
-    def hazards(self) -> CudaHazards:
-        """For the gate."""
-        return CudaHazards(self)
+    def hazards(self) -> Hazards | None:
+        """For the gate. Raises EngineError if they cannot be made: an AttributeError would pass for having none."""
+        try:
+            return CudaHazards(self)
+        except AttributeError as error:
+            raise EngineError(f"the gate's own kernels cannot be made: {error}") from error
 
     def close(self) -> None:
         self._clocks.close()

@@ -15,7 +15,7 @@ from typing import Any
 from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
 
-__all__ = ["elf_code_hash", "ptx_code_hash"]
+__all__ = ["elf_code_hash", "elf_variable_bytes", "ptx_code_hash", "ptx_variable_bytes"]
 
 _EM_CUDA = 190
 
@@ -118,3 +118,33 @@ def ptx_code_hash(ptx: str) -> str:
     Names stay: registers are numbered in order, and other names come from the source.
     """
     return hashlib.sha256(" ".join(_PTX_NOISE.sub(" ", ptx).split()).encode()).hexdigest()
+
+
+_NO_NUMBER_BYTES = 16
+"""Variables larger than that count. Compilers put numbers that are compile-time constants among the variables, and do
+not say that they are never written; what is remembered of calls takes an array."""
+
+
+def elf_variable_bytes(elf: bytes) -> int:
+    """Bytes of a cubin's arrays in global memory (.nv.global, .nv.global.init): what a launch leaves there the next
+    one finds. 0 for something that is no ELF file."""
+    try:
+        file = ELFFile(BytesIO(elf))
+        places = {i for i, s in enumerate(file.iter_sections()) if s.name in (".nv.global", ".nv.global.init")}
+        symbols: Any = file.get_section_by_name(".symtab") if places else None
+        sizes = [s["st_size"] for s in symbols.iter_symbols() if s["st_shndx"] in places] if symbols else []
+    except (ELFError, ValueError, struct.error, UnicodeDecodeError):
+        return 0
+    return sum(size for size in sizes if size > _NO_NUMBER_BYTES)
+
+
+_PTX_VARIABLE = re.compile(
+    r"^\s*(?:\.(?:visible|weak|common)\s+)?\.global\s+(?:\.align\s+\d+\s+)?(?:\.v\d\s+)?\.[a-z](\d+)\s+[\w$%]+\[(\d+)\]",
+    re.MULTILINE,
+)
+
+
+def ptx_variable_bytes(ptx: str) -> int:
+    """Likewise of PTX."""
+    sizes = [int(bits) // 8 * int(count) for bits, count in _PTX_VARIABLE.findall(_PTX_NOISE.sub(" ", ptx))]
+    return sum(size for size in sizes if size > _NO_NUMBER_BYTES)

@@ -24,6 +24,8 @@ from evo.targets._machine_code import elf_code_hash
 __all__ = ["TARGET", "CpuTarget"]
 
 _CACHE_WHERE_UNKNOWN = 32 << 20
+_VIRTUAL_CACHE_PER_CORE = 16 << 20
+"""More than servers have: 2 to 12 MB of last-level cache a core."""
 
 
 class CpuTarget:
@@ -89,7 +91,14 @@ def _usable_cores() -> frozenset[int]:
 
 
 def _cache_bytes(cores: frozenset[int]) -> int:
-    """The last-level caches of `cores`, each counted once."""
+    """The last-level caches of `cores`, each counted once; on a virtual machine no more than its cores' likely share,
+    for there the host's whole cache is reported, which others fill."""
+    found = _reported_cache_bytes(cores) or _CACHE_WHERE_UNKNOWN
+    virtual = re.search(r"^flags\s*:.*\bhypervisor\b", _cpuinfo(), re.MULTILINE)
+    return min(found, _VIRTUAL_CACHE_PER_CORE * len(cores)) if virtual else found
+
+
+def _reported_cache_bytes(cores: frozenset[int]) -> int:
     found: dict[tuple[int, str], int] = {}
     for core in cores:
         for folder in Path(f"/sys/devices/system/cpu/cpu{core}/cache").glob("index*"):
@@ -102,7 +111,7 @@ def _cache_bytes(cores: frozenset[int]) -> int:
                     sharers = (folder / "shared_cpu_list").read_text().strip()
                     found[level, sharers] = int(size.group(1)) << {"": 0, "K": 10, "M": 20, "G": 30}[size.group(2)]
     last = max((level for level, _ in found), default=0)
-    return sum(size for (level, _), size in found.items() if level == last) or _CACHE_WHERE_UNKNOWN
+    return sum(size for (level, _), size in found.items() if level == last)
 
 
 @cache

@@ -19,7 +19,7 @@ from evo.render import Source
 from evo.targets import DeviceInfo, Session, Target
 from evo.targets._cuda_arch import arch_limits, parse_arch, resident_share, runs_on
 from evo.targets._cuda_driver import device_arch, device_limits, device_record, driver_version, version_advice
-from evo.targets._machine_code import elf_code_hash, ptx_code_hash
+from evo.targets._machine_code import elf_code_hash, elf_variable_bytes, ptx_code_hash, ptx_variable_bytes
 from evo.targets._nvrtc import compiler_name, nvrtc_version, ptxas_figures, run_nvrtc
 
 __all__ = ["TARGET", "CudaTarget"]
@@ -66,13 +66,19 @@ class CudaTarget:
             ptx = output.code.decode()
             if f".entry {source.entry}(" not in ptx:
                 raise missing
-            return Binary(code=output.code, code_hash=ptx_code_hash(ptx), log=output.log)
+            return Binary(
+                code=output.code,
+                code_hash=ptx_code_hash(ptx),
+                log=output.log,
+                variable_bytes=ptx_variable_bytes(ptx),
+            )
         figures = ptxas_figures(output.log, source.entry)
         if figures is None:
             raise missing
         return Binary(
             code=output.code,
             code_hash=elf_code_hash(output.code),
+            variable_bytes=elf_variable_bytes(output.code),
             log=output.log,
             registers=figures.registers,
             spill_bytes=figures.spill_bytes,

@@ -13,6 +13,7 @@ _TOLERANCE = "outside the tolerance"
 _UNWRITTEN = "NaN or were never written"
 _LOST = "NaN or Inf of the reference are lost"
 _OUTSIDE = "it depends on memory outside its inputs"
+_TIMED = "in a timed call"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +81,21 @@ CHEATS = (
     Cheat(name="right_for_one_pointer", reason="(launch 2, in other memory)"),
     Cheat(name="caches_by_pointer", reason="(launch 3, on other data in the same memory)"),
     Cheat(name="skips_what_it_has_done", reason="(launch 3, on other data in the same memory)"),
-    Cheat(name="right_in_the_gate", stage="timed", reason=_UNWRITTEN),
-    Cheat(name="skips_under_the_clock", stage="timed", reason=_UNWRITTEN),
+    Cheat(name="skips_what_looks_done", reason="(launch 5, over the result of other data)"),
+    # Is right in the gate, but not where it is timed: 64 rows are what only timings have.
+    Cheat(name="right_in_the_gate", stage="timed", reason=_TIMED),
+    Cheat(name="skips_under_the_clock", stage="timed", reason=_TIMED),
+    Cheat(name="skips_what_looks_done_when_timed", stage="timed", reason=_TIMED),
+    Cheat(name="skips_what_looks_the_same_when_timed", stage="timed", reason=_TIMED),
+    Cheat(name="wrong_now_and_then_when_timed", stage="timed", reason=_TIMED),
+    Cheat(name="works_on_when_timed", stage="launch", reason="", targets=("cpu",)),
+    Cheat(name="changes_x_when_timed", stage="timed", reason="input x was changed"),
+    Cheat(name="writes_after_when_timed", stage="timed", reason="memory outside output y was written"),
+    Cheat(name="writes_far_when_timed", stage="timed", reason="memory outside output y"),
+    # Harms those after it.
+    Cheat(name="takes_the_threads", stage="launch", reason="threads", targets=("cpu",)),
+    Cheat(name="rounds_upward", stage="launch", reason="rounds", targets=("cpu",)),
+    Cheat(name="pins_itself", stage="launch", reason="cores", targets=("cpu",)),
     # Does not run.
     Cheat(name="does_not_compile", stage="build", reason="this candidate does not compile"),
     Cheat(name="has_no_entry_point", stage="load", reason="layernorm", targets=("cpu",)),

@@ -39,5 +39,6 @@ KERNEL = replace(
     space=_space,
     plan=_plan,
     inactive={},
+    keeps_variables=True,
     compile_flags=lambda target, point: ("-O1",) if target == "cpu" else (),
 )

@@ -45,15 +45,24 @@ def workload_for(target: str, dtype: str) -> Workload:
 
 
 def try_all(
-    executor: Executor, target: str, arch: str, workload: Workload, cheats: Sequence[Cheat], *, neighbours: bool = True
+    executor: Executor,
+    target: str,
+    arch: str,
+    workload: Workload,
+    cheats: Sequence[Cheat],
+    *,
+    neighbours: bool = True,
+    timed: bool = True,
+    folder: Path = FOLDER,
 ) -> Iterator[Verdict]:
-    """Verdicts in order. `neighbours`: also for the sizes that a finalist is gated at."""
-    kernel = load_kernel(str(FOLDER))
+    """Verdicts in order. `neighbours`: also for the sizes that a finalist is gated at. `timed`: whether those who pass
+    the gate are timed. `folder`: the kernel's."""
+    kernel = load_kernel(str(folder))
     near = kernel.neighbours(target, workload) if neighbours else ()
 
     def request(cheat: Cheat, size: Workload) -> BuildRequest:
         genome = Genome.of({"cheat": cheat.name})
-        return BuildRequest(kernel=str(FOLDER), target=target, arch=arch, genome=genome, workload=size)
+        return BuildRequest(kernel=str(folder), target=target, arch=arch, genome=genome, workload=size)
 
     def sizes(cheat: Cheat) -> list[Workload]:
         return [workload, *(near if cheat.stage in ("", "neighbour") else ())]
@@ -68,13 +77,13 @@ def try_all(
                 break
             measured = executor.measure(
                 MeasureRequest(
-                    kernel=str(FOLDER),
+                    kernel=str(folder),
                     target=target,
                     genome=Genome.of({"cheat": cheat.name}),
                     workload=size,
                     build=build,
                     seed=1,
-                    time=size == workload,
+                    time=timed and size == workload,
                 )
             ).result(PATIENCE_S)
             if measured.status is not Status.OK:

@@ -10,16 +10,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from evo.evaluation import Build, Measurement, Status
-from evo.executors import BuildRequest, ExecutorConfig, MeasureRequest
+from evo.evaluation import Status
+from evo.executors import BuildRequest, ExecutorConfig
 from evo.executors.local import LocalExecutor
-from evo.genome import Genome
-from evo.kernel import Workload
 from tests.chaos.kernel import BUILD_FAULTS, CPU_FAULTS, faults
-
-KERNEL = str(Path(__file__).parent.parent / "chaos")
-WORKLOAD = Workload.of({"n": 4096}, "float32")
-PATIENCE_S = 200.0
+from tests.chaos.requests import PATIENCE_S, build_request, evaluate, measure_request, neighbours_of_a_fault
 
 EXPECTED = {
     "wrong": {Status.WRONG},
@@ -51,41 +46,27 @@ EXPECTED = {
 
 @pytest.fixture(scope="module")
 def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalExecutor]:
+    """Builds have little memory, and all the time that a busy machine may take."""
     opened = LocalExecutor(
         "cpu",
         ExecutorConfig(
             builders=1,
             cache_dir=tmp_path_factory.mktemp("cache"),
             measure_timeout_s=60,
-            build_timeout_s=60,
-            gate_floor_s=1.5,
-            build_floor_s=4,
+            build_timeout_s=PATIENCE_S,
+            build_floor_s=PATIENCE_S,
             build_memory_bytes=256 << 20,
             candidate_memory_bytes=512 << 20,
         ),
     )
-    _, measured = evaluate(opened, "none", 0)
+    _, measured = evaluate(opened, request("none", 0))
     assert measured.status is Status.OK, measured.log
     yield opened
     opened.close()
 
 
 def request(fault: str, number: int) -> BuildRequest:
-    genome = Genome.of({"fault": fault, "number": number})
-    return BuildRequest(kernel=KERNEL, target="cpu", arch="native", genome=genome, workload=WORKLOAD)
-
-
-def measure_request(built: BuildRequest, build: Build) -> MeasureRequest:
-    return MeasureRequest(
-        kernel=KERNEL, target="cpu", genome=built.genome, workload=WORKLOAD, build=build, seed=1, time=False
-    )
-
-
-def evaluate(executor: LocalExecutor, fault: str, number: int) -> tuple[Build, Measurement]:
-    asked = request(fault, number)
-    build = executor.build(asked).result(PATIENCE_S)
-    assert build.status is Status.OK, build.log
-    return build, executor.measure(measure_request(asked, build)).result(PATIENCE_S)
+    return build_request("cpu", "native", fault, number)
 
 
 def own_state() -> tuple[str, dict[str, str]]:
@@ -102,7 +83,7 @@ def own_state() -> tuple[str, dict[str, str]]:
 
 
 def strays() -> list[psutil.Process]:
-    """Processes below this one that are no part of the executor: a server, a tracker, one builder, one device."""
+    """Processes below this one that are no part of the executor: a server, a tracker, a builder, two on the device."""
     found = []
     for process in psutil.Process().children(recursive=True):
         try:
@@ -111,7 +92,7 @@ def strays() -> list[psutil.Process]:
                 found.append(process)
         except psutil.NoSuchProcess:
             continue
-    return found[3:]
+    return found[4:]
 
 
 def test_every_fault_has_an_expectation() -> None:
@@ -123,32 +104,57 @@ def test_every_fault_has_an_expectation() -> None:
 def test_a_broken_candidate_costs_only_its_own_evaluation(executor: LocalExecutor, fault: str) -> None:
     number = 1 + CPU_FAULTS.index(fault)
     before = own_state()
-    healthy, bad = request("none", number), request(fault, number)
-    builds = [executor.build(r).result(PATIENCE_S) for r in (healthy, bad)]
-    assert [b.status for b in builds] == [Status.OK, Status.OK], builds[1].log
-    ahead, broken, behind = (
-        executor.measure(measure_request(r, b))
-        for r, b in ((healthy, builds[0]), (bad, builds[1]), (healthy, builds[0]))
+    ahead, broken, behind = neighbours_of_a_fault(
+        executor, request("none", number), request(fault, number), timed=False
     )
-    assert ahead.result(PATIENCE_S).status is Status.OK
-    verdict = broken.result(PATIENCE_S)
-    assert verdict.status in EXPECTED[fault], verdict.log
-    assert verdict.log
-    assert not verdict.timings
-    after = behind.result(PATIENCE_S)
-    assert after.status is Status.OK, after.log
+    assert ahead.status is Status.OK, ahead.log
+    assert broken.status in EXPECTED[fault], broken.log
+    assert broken.log
+    assert not broken.timings
+    assert behind.status is Status.OK, behind.log
     assert own_state() == before
     assert strays() == []
 
 
-@pytest.mark.parametrize("fault", BUILD_FAULTS)
+@pytest.mark.parametrize("fault", [f for f in BUILD_FAULTS if f != "compile_bomb"])
 def test_a_build_that_breaks_costs_only_itself(executor: LocalExecutor, fault: str) -> None:
     number = 100 + BUILD_FAULTS.index(fault)
     build = executor.build(request(fault, number)).result(PATIENCE_S)
     assert build.status in EXPECTED[fault], build.log
     assert build.log
-    assert evaluate(executor, "none", number)[1].status is Status.OK
+    assert evaluate(executor, request("none", number))[1].status is Status.OK
     assert strays() == []
+
+
+def test_a_build_that_is_never_done_costs_only_itself(tmp_path: Path) -> None:
+    """With more memory than it can fill in its time."""
+    config = ExecutorConfig(builders=1, cache_dir=tmp_path, build_timeout_s=10, build_memory_bytes=1 << 40)
+    opened = LocalExecutor("cpu", config)
+    try:
+        build = opened.build(request("compile_bomb", 110)).result(PATIENCE_S)
+        assert build.status in EXPECTED["compile_bomb"], build.log
+        assert build.log == "the build took longer than 10 s"
+        assert evaluate(opened, request("none", 110))[1].status is Status.OK
+    finally:
+        opened.close()
+
+
+def test_a_candidate_that_leaks_runs_out_of_memory_and_not_of_time(tmp_path: Path) -> None:
+    config = ExecutorConfig(
+        builders=1,
+        cache_dir=tmp_path,
+        measure_timeout_s=PATIENCE_S,
+        gate_floor_s=PATIENCE_S,
+        candidate_memory_bytes=128 << 20,
+    )
+    opened = LocalExecutor("cpu", config)
+    try:
+        assert evaluate(opened, request("none", 120))[1].status is Status.OK
+        verdict = evaluate(opened, request("leak", 121))[1]
+        assert verdict.status is Status.OUT_OF_MEMORY, verdict.log
+        assert evaluate(opened, request("none", 122))[1].status is Status.OK
+    finally:
+        opened.close()
 
 
 def test_a_candidate_that_prints_does_not_reach_the_terminal(tmp_path: Path) -> None:
@@ -161,11 +167,11 @@ def test_a_candidate_that_prints_does_not_reach_the_terminal(tmp_path: Path) -> 
 def test_a_candidate_behind_a_process_that_died_idle_is_not_blamed(executor: LocalExecutor) -> None:
     asked = request("none", 200)
     build = executor.build(asked).result(PATIENCE_S)
-    assert executor.measure(measure_request(asked, build)).result(PATIENCE_S).status is Status.OK
-    worker = executor._device._worker
+    assert executor.measure(measure_request(asked, build, timed=False)).result(PATIENCE_S).status is Status.OK
+    worker = executor._gate.worker
     assert worker is not None
     psutil.Process(worker.pid).kill()
-    measured = executor.measure(measure_request(asked, build)).result(PATIENCE_S)
+    measured = executor.measure(measure_request(asked, build, timed=False)).result(PATIENCE_S)
     assert (measured.status, measured.log) == (Status.OK, "")
 
 
@@ -173,13 +179,13 @@ def test_a_candidate_whose_process_is_killed_once_is_tried_again_and_not_blamed(
     """Somebody else's thread, or the kernel out of memory: it was not this one."""
     asked = request("sleep", 201)
     build = executor.build(asked).result(PATIENCE_S)
-    future = executor.measure(measure_request(asked, build))
-    first = executor._device._worker
+    future = executor.measure(measure_request(asked, build, timed=False))
+    first = executor._gate.worker
     while first is None or not first.alive:
-        first = executor._device._worker
+        first = executor._gate.worker
     psutil.Process(first.pid).kill()
     assert future.result(PATIENCE_S).status is Status.TIMEOUT  # of the second attempt: the first was a crash
-    second = executor._device._worker
+    second = executor._gate.worker
     assert second is None or second.pid != first.pid
 
 
@@ -190,7 +196,7 @@ def main(cache: Path) -> None:
         build = opened.build(asked).result(PATIENCE_S)
         status = build.status
         if status is Status.OK:
-            status = opened.measure(measure_request(asked, build)).result(PATIENCE_S).status
+            status = opened.measure(measure_request(asked, build, timed=False)).result(PATIENCE_S).status
         print(fault, status, flush=True)
     opened.close()
 

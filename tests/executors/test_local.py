@@ -8,13 +8,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
 from evo.evaluation import Build, Measurement, Status
-from evo.executors import BuildRequest, ExecutorConfig, MeasureRequest, RaceRequest
+from evo.executors import BuildRequest, ExecutorConfig, MeasureRequest, RaceRequest, Rival
 from evo.executors.local import LocalExecutor
 from evo.genome import Genome
 from evo.kernel import Workload
@@ -122,6 +123,18 @@ def test_an_honest_candidate_is_gated_and_timed(executor: LocalExecutor, kernel:
     assert [c.case for c in measured.checks] == ["normal 5", "normal 64", "normal 1001", "timed"]
     assert {t.contender for t in measured.timings} == {"candidate", "torch"}
     assert all(t.median_us > 0 for t in measured.timings)
+
+
+def test_a_rival_that_does_not_load_is_no_fault_of_the_candidate(
+    executor: LocalExecutor, kernel: Path, honest: Build
+) -> None:
+    assert honest.binary is not None
+    broken = replace(honest, binary=replace(honest.binary, code=b"no library", code_hash="another"))
+    rival = Rival(genome=Genome.of({"mode": "honest", "unroll": 1}), build=broken, ratio=1e6)
+    asked = replace(measure_request(kernel, honest), rival=rival)
+    measured = executor.measure(asked).result(PATIENCE_S)
+    assert measured.status is Status.OK, measured.log
+    assert [t.contender for t in measured.timings] == ["candidate", "torch"]
 
 
 def test_a_candidate_that_is_only_to_be_gated_carries_no_time(
@@ -246,8 +259,8 @@ def test_a_renewed_device_is_another_process(executor: LocalExecutor, kernel: Pa
     executor.renew_device()
     assert measure(executor, kernel, honest).status is Status.OK
     after = {p.pid for p in descendants()}
-    assert len(before - after) == 1
-    assert len(after - before) == 1
+    assert len(before - after) == 2  # one for the gate, one for timing
+    assert len(after - before) == 2
 
 
 def compiling_builder() -> psutil.Process | None:

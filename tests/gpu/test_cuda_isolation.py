@@ -9,19 +9,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from evo.evaluation import Build, Status
-from evo.executors import BuildRequest, ExecutorConfig, MeasureRequest
+from evo.evaluation import Status
+from evo.executors import BuildRequest, ExecutorConfig
 from evo.executors.local import LocalExecutor
-from evo.genome import Genome
-from evo.kernel import Workload
 from evo.targets import find_target
 from tests.chaos.kernel import CUDA_FAULTS
+from tests.chaos.requests import PATIENCE_S, build_request, evaluate, neighbours_of_a_fault
 
 pytestmark = pytest.mark.gpu
-
-KERNEL = str(Path(__file__).parent.parent / "chaos")
-WORKLOAD = Workload.of({"n": 4096}, "float32")
-PATIENCE_S = 120.0
 
 EXPECTED = {
     "wrong": {Status.WRONG},
@@ -52,15 +47,7 @@ def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalExecutor
 
 
 def request(fault: str, number: int) -> BuildRequest:
-    genome = Genome.of({"fault": fault, "number": number})
-    arch = find_target("cuda").device().arch
-    return BuildRequest(kernel=KERNEL, target="cuda", arch=arch, genome=genome, workload=WORKLOAD)
-
-
-def measure_request(built: BuildRequest, build: Build) -> MeasureRequest:
-    return MeasureRequest(
-        kernel=KERNEL, target="cuda", genome=built.genome, workload=WORKLOAD, build=build, seed=1
-    )
+    return build_request("cuda", find_target("cuda").device().arch, fault, number)
 
 
 def test_every_fault_has_an_expectation() -> None:
@@ -70,22 +57,14 @@ def test_every_fault_has_an_expectation() -> None:
 @pytest.mark.parametrize("fault", CUDA_FAULTS)
 def test_a_broken_candidate_costs_only_its_own_evaluation(executor: LocalExecutor, fault: str) -> None:
     number = CUDA_FAULTS.index(fault)
-    healthy, bad = request("none", number), request(fault, number)
-    first, second = (executor.build(r) for r in (healthy, bad))
-    builds = [first.result(PATIENCE_S), second.result(PATIENCE_S)]
-    assert [b.status for b in builds] == [Status.OK, Status.OK], builds[1].log
-    ahead, broken, behind = (
-        executor.measure(measure_request(r, b))
-        for r, b in ((healthy, builds[0]), (bad, builds[1]), (healthy, builds[0]))
+    ahead, broken, behind = neighbours_of_a_fault(
+        executor, request("none", number), request(fault, number), timed=True
     )
-    verdict = ahead.result(PATIENCE_S)
-    assert verdict.status is Status.OK, verdict.log
-    verdict = broken.result(PATIENCE_S)
-    assert verdict.status in EXPECTED[fault], verdict.log
-    assert verdict.log
-    assert not verdict.timings
-    verdict = behind.result(PATIENCE_S)
-    assert verdict.status is Status.OK, verdict.log
+    assert ahead.status is Status.OK, ahead.log
+    assert broken.status in EXPECTED[fault], broken.log
+    assert broken.log
+    assert not broken.timings
+    assert behind.status is Status.OK, behind.log
 
 
 def test_a_compiler_that_is_never_done_is_ended(executor: LocalExecutor) -> None:
@@ -95,18 +74,14 @@ def test_a_compiler_that_is_never_done_is_ended(executor: LocalExecutor) -> None
 
 
 def test_device_printf_reaches_no_terminal(executor: LocalExecutor, capfd: pytest.CaptureFixture[str]) -> None:
-    asked = request("print", 60)
-    build = executor.build(asked).result(PATIENCE_S)
-    assert executor.measure(measure_request(asked, build)).result(PATIENCE_S).status is Status.OK
+    assert evaluate(executor, request("print", 60), timed=True)[1].status is Status.OK
     assert capfd.readouterr() == ("", "")
 
 
 def test_closing_leaves_no_process(tmp_path: Path) -> None:
     before = {p.pid for p in psutil.Process().children(recursive=True)}
     opened = LocalExecutor("cuda", ExecutorConfig(builders=1, cache_dir=tmp_path, gate_floor_s=1.5))
-    asked = request("trap", 70)
-    build = opened.build(asked).result(PATIENCE_S)
-    assert opened.measure(measure_request(asked, build)).result(PATIENCE_S).status is Status.TRAP
+    assert evaluate(opened, request("trap", 70))[1].status is Status.TRAP
     opened.close()
     deadline = time.monotonic() + PATIENCE_S
     while after := {p.pid for p in psutil.Process().children(recursive=True)} - before:

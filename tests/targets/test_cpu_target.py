@@ -18,7 +18,7 @@ from evo.errors import CompileError, DeviceError, EngineError, LaunchError
 from evo.evaluation import Binary
 from evo.kernel import Launch
 from evo.render import Source
-from evo.targets import find_target
+from evo.targets import cpu, find_target
 from evo.targets._openmp import share_openmp_runtime
 from evo.targets.cpu import CpuTarget
 
@@ -226,6 +226,13 @@ def test_limits_are_those_of_this_machine() -> None:
     assert limits.capability == 0
 
 
+def test_a_virtual_machine_is_not_taken_to_own_its_hosts_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "_reported_cache_bytes", lambda cores: 480 << 20)
+    for flags, owned in (("fpu avx2 hypervisor", 32 << 20), ("fpu avx2", 480 << 20)):
+        monkeypatch.setattr(cpu, "_cpuinfo", lambda flags=flags: f"flags\t\t: {flags}\n")
+        assert cpu._cache_bytes(frozenset({0, 1})) == owned
+
+
 def test_warnings_are_kept_as_the_log(compiled: Compile) -> None:
     binary = compiled(SCALE.replace("{\n", "{ int unused;\n", 1), flags=("-Wunused",))
     assert "unused variable" in binary.log
@@ -237,7 +244,7 @@ def test_compiling_loads_no_torch(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 from evo.render import Source
-from evo.targets import find_target
+from evo.targets import cpu, find_target
 source = Source(text={SCALE!r}, target="cpu", entry="scale")
 assert find_target("cpu").compile(source, "native", Path({str(tmp_path)!r})).code
 assert "torch" not in sys.modules

@@ -1,0 +1,323 @@
+"""What is timed on: buffer sets, witnesses among them, and the examination of contenders during a race.
+
+A candidate that is gated honestly and then timed may still do nothing under the clock. So while it is timed, things
+happen between its samples that it cannot foresee and cannot tell from any other call, and what it makes of them is
+compared: bit for bit with what it made of the same data before, or with a float64 reference.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from evo.evaluation import Check
+from evo.executors._witness import Part, Version, Witness, block_version, fresh_version, parts_of
+from evo.expected import Expected, allocate_outputs, findings, poison, verdict
+from evo.gate import Gate
+from evo.kernel import Kernel, Tensors, Workload
+from evo.memory import NAN, Arena, Layout
+from evo.targets import Session
+
+__all__ = ["Examination", "Examined", "TimedData"]
+
+_SUMMED_BYTES = {"cuda": 256 << 20, "cpu": 32 << 20}
+"""Of the outputs, and of what must stay as it is, so much is summed after a race, in sets next to each other that are
+picked anew for each."""
+
+_LOOKED_AT_BYTES, _LOOKED_AT_SETS = {"cuda": 128 << 20, "cpu": 8 << 20}, 32
+"""And so much of the outputs between two samples."""
+
+_TIMED = "in a timed call"
+_LATER = "in a timed call, after its inputs had changed"
+_OTHER = "another result than on the same data before (in a timed call)"
+
+
+class TimedData:
+    """`count` sets of fresh random inputs and of outputs, all between guards: equal data in all sets would be kinder
+    than life. Two of the sets are witnesses: what their outputs should be is known."""
+
+    def __init__(self, kernel: Kernel, workload: Workload, session: Session, gate: Gate, count: int, seed: int) -> None:
+        self._kernel, self._workload, self._session, self._gate = kernel, workload, session, gate
+        self._generator = torch.Generator(device=session.device).manual_seed(seed % 2**63)
+        rng = random.Random(seed)
+        first = self._draw()
+        layout = Layout(first, allocate_outputs(kernel, workload, session.device))
+        self.arena = Arena(layout, count, session.device)
+        self.arena.bytes.fill_(NAN)
+        for i, memory in enumerate(self.arena.sets):
+            memory.write(self._draw() if i else first)
+        del first
+        self.output_bytes = sum(s.end - s.start for s in layout.spans if s.is_output)
+        self._pieces = self.arena.piece_sums()
+        self._fixed = self.arena.fixed_sums(0, count)
+        self.witnesses = self._choose_witnesses(rng)
+
+    def _draw(self) -> Tensors:
+        return self._kernel.inputs(self._workload, self._kernel.data[0], self._generator)
+
+    def _choose_witnesses(self, rng: random.Random) -> tuple[Witness, ...]:
+        one, other = rng.sample(range(len(self.arena.sets)), 2)
+        other_data = self._draw()
+
+        def expect(inputs: Tensors) -> tuple[Expected, ...]:
+            return self._gate.expect(inputs, self._workload)
+
+        found = []
+        for index in (one, other):
+            inputs = {n: t.clone() if t is not None else None for n, t in self.arena.sets[index].inputs.items()}
+            expected = expect(inputs)
+            parts = {e.name: parts_of(e) for e in expected}
+            memory = self.arena.sets[index]
+            found.append(Witness(index=index, memory=memory, inputs=inputs, expected=expected, parts=parts))
+        found[0].versions.append(fresh_version(found[0].inputs, other_data, expect))
+        if (version := block_version(found[1], other_data, expect, rng)) is not None:
+            found[1].versions.append(version)
+        return tuple(found)
+
+    def changes(self, first: int, last: int) -> torch.Tensor:
+        """Whether anything in those sets differs that no candidate may write: 0 or 1 in float64, on the device."""
+        return (self.arena.fixed_sums(first, last) != self._fixed[first:last]).any().double()
+
+    def changed(self) -> str:
+        """What it was, in words."""
+        return self.arena.changed(self._pieces, self.arena.piece_sums())
+
+    def span(
+        self, limit_bytes: Mapping[str, int], bytes_each: int, around: int, rng: random.Random, most: int = 1 << 20
+    ) -> tuple[int, int]:
+        """(first, last + 1) of the sets next to each other, `around` among them, that hold that many bytes; at `most` so
+        many sets."""
+        count = len(self.arena.sets)
+        wanted = max(1, min(count, most, limit_bytes[self._session.device.type] // max(1, bytes_each)))
+        first = max(0, min(around - rng.randrange(wanted), count - wanted))
+        return first, first + wanted
+
+    @property
+    def device(self) -> torch.device:
+        return self._session.device
+
+    def compare_witnesses(self, rng: random.Random) -> list[_Finding]:
+        """Of both, as the last call left them: whole on a GPU; on a CPU rows that are picked, and NaN anywhere."""
+        whole = self.device.type == "cuda"
+        return [
+            _find(w.memory.outputs[e.name], Part(expected=e) if whole else rng.choice(w.parts[e.name]), _TIMED)
+            for w in self.witnesses
+            for e in w.expected
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examined:
+    """A contender of a race: a call for each set, and the sets in the order that a sample calls them in."""
+
+    name: str
+    calls: Sequence[Callable[[], object]]
+    order: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Finding:
+    """Something to be judged when the race is over. values: of `findings`, and how many of all `size` elements are NaN
+    where `output` is but a part of them."""
+
+    values: torch.Tensor
+    where: str
+    output: torch.Tensor
+    expected: Expected
+    size: int
+
+    def judge(self, values: Sequence[float]) -> tuple[float | None, str]:
+        """(largest error, reason for refusal or "")."""
+        error, reason = verdict((values[0], values[1], values[2]), self.output, self.expected)
+        if values[3:] and values[3]:
+            error, reason = None, f"{values[3]:.0f} of {self.size} elements are NaN or were never written"
+        return error, f"{self.expected.name}: {reason} ({self.where})" if reason else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sums:
+    """Sums of outputs, to be compared when the race is over. now, before: int64 [sets, outputs]; skipped: of the sets."""
+
+    now: torch.Tensor
+    before: torch.Tensor
+    skipped: frozenset[int]
+
+    def differ(self, now: Sequence[int], before: Sequence[int]) -> bool:
+        outputs = self.now.shape[1]
+        return any(
+            a != b and i // outputs not in self.skipped for i, (a, b) in enumerate(zip(now, before, strict=True))
+        )
+
+
+@dataclass(kw_only=True)
+class _Progress:
+    """How far the examination of one contender is."""
+
+    contender: Examined
+    summed: tuple[tuple[int, int], ...]
+    """(first, last + 1) of the sets whose outputs are summed."""
+    used: frozenset[int]
+    """The sets that a sample calls."""
+    samples: int = 0
+    due: int = 0
+    """Which of a pair of samples is examined; neither if it is 2."""
+    sums: list[torch.Tensor] = field(default_factory=list)
+    kinds: list[str] = field(default_factory=list)
+    looked_at: tuple[tuple[int, int], ...] = ()
+    witness: Witness | None = None
+    version: Version | None = None
+    examined: bool = False
+    findings: list[_Finding] = field(default_factory=list)
+    compared: list[_Sums] = field(default_factory=list)
+
+
+class Examination:
+    """An `evo.timing.Examiner` of some contenders: in every round, or by `share` of the pairs of rounds in one of the two,
+    and in the first pair always. A GPU's races are so short that they can do with fewer.
+
+    Before a sample some elements of the outputs are changed by a unit in the last place, which nobody sees who does not
+    write them anew; after it the outputs must be, bit for bit, what they were after the warm-up. And for one of the
+    witnesses, in turn:
+
+    - exchange: its inputs are others, all of them or one slice, and its outputs still hold the result of those before;
+    - poison: its outputs are NaN.
+
+    What it then holds is compared with the reference.
+
+    On a CPU the set that was called last is looked at first, at once: its call has to be done by then.
+    """
+
+    def __init__(
+        self, data: TimedData, contenders: Sequence[Examined], seed: int, share: float | None = None
+    ) -> None:
+        self._data, self._rng, self._share = data, random.Random(seed), share
+        self._progress = {c.name: self._begin(c) for c in contenders}
+
+    def _begin(self, contender: Examined) -> _Progress:
+        data, order = self._data, contender.order
+        summed = [data.span(_SUMMED_BYTES, data.output_bytes, self._rng.choice(order), self._rng)]
+        if data.device.type == "cpu":
+            summed.insert(0, (order[-1], order[-1] + 1))
+        return _Progress(contender=contender, summed=tuple(summed), used=frozenset(order))
+
+    def _is_due(self, p: _Progress) -> bool:
+        if self._share is None:
+            return True
+        if p.samples % 2 == 0:
+            p.due = self._rng.randrange(2) if not p.samples or self._rng.random() < self._share else 2
+        p.samples += 1
+        return p.due == (p.samples - 1) % 2
+
+    def warmed_up(self, name: str) -> None:
+        if (p := self._progress.get(name)) is not None:
+            p.sums = [self._data.arena.output_sums(*span) for span in p.summed]
+
+    def before(self, name: str) -> None:
+        p = self._progress.get(name)
+        if p is None:
+            return
+        p.examined = self._is_due(p)
+        if not p.examined:
+            return
+        if not p.kinds:
+            p.kinds = ["exchange", "poison"]
+            self._rng.shuffle(p.kinds)
+        kind = p.kinds.pop()
+        p.looked_at = tuple(self._part(span) for span in p.summed)
+        place = self._rng.random()
+        for span in p.looked_at:
+            self._data.arena.nudge(*span, place)
+        called = [w for w in self._data.witnesses if w.index in p.contender.order]
+        if kind == "exchange":
+            called = [w for w in called if w.versions]
+        p.witness = self._rng.choice(called) if called else None
+        p.version = None
+        if p.witness is None:
+            return
+        if kind == "exchange":
+            p.version = self._rng.choice(p.witness.versions)
+            p.version.apply(p.witness.memory)
+            return
+        for e in p.witness.expected:
+            poison(p.witness.memory.outputs[e.name], all_finite=e.all_finite)
+
+    def after(self, name: str) -> None:
+        """Leaves the data as they were before `before`."""
+        p = self._progress.get(name)
+        if p is None or not p.examined:
+            return
+        exchanged = p.witness.index if p.witness is not None and p.version is not None else None
+        p.compared += self._sum(p, p.looked_at, exchanged)
+        if p.witness is not None:
+            parts, where = (p.witness.parts, _TIMED) if p.version is None else (p.version.parts, _LATER)
+            for output, choices in parts.items():
+                p.findings.append(_find(p.witness.memory.outputs[output], self._rng.choice(choices), where))
+        if p.witness is not None and p.version is not None:
+            p.version.revert(p.witness.memory)
+            p.contender.calls[p.witness.index]()
+
+    def complaint(self, name: str, *, ran_last: bool) -> Check:
+        """What is to be said of a contender when the race is over. ran_last: whether its outputs are still there."""
+        p, data = self._progress[name], self._data
+        found, compared = list(p.findings), list(p.compared)
+        if ran_last and p.sums:
+            compared += self._sum(p, p.summed)
+        found += data.compare_witnesses(self._rng) if ran_last else []
+        span = data.span(_SUMMED_BYTES, data.arena.layout.size, self._rng.choice(p.contender.order), self._rng)
+        spans = {span, *((w.index, w.index + 1) for w in data.witnesses)}
+        changes = [data.changes(*s) for s in sorted(spans)]
+        values = torch.cat([*(f.values for f in found), torch.stack(changes)]).tolist()
+        sums = torch.cat([t.flatten() for c in compared for t in (c.now, c.before)]).tolist() if compared else []
+        if any(values[len(values) - len(changes) :]):
+            reason = data.changed() or "its data were changed"
+            return Check(case="timed", passed=False, reason=f"{reason} (in a timed call)", data_changed=True)
+        check, at = Check(case="timed", passed=True), 0
+        for f in found:
+            count = f.values.numel()
+            error, reason = f.judge(values[at : at + count])
+            at += count
+            e = f.expected
+            check = replace(check, error=error, allowed=e.largest_allowed, torch_error=e.torch_error)
+            if reason:
+                return replace(check, passed=False, reason=reason)
+        at = 0
+        for c in compared:
+            count = c.now.numel()
+            if c.differ(sums[at : at + count], sums[at + count : at + 2 * count]):
+                return replace(check, passed=False, reason=_OTHER)
+            at += 2 * count
+        return check
+
+    def _part(self, span: tuple[int, int]) -> tuple[int, int]:
+        first, last = span
+        around = self._rng.randrange(first, last)
+        low, high = self._data.span(_LOOKED_AT_BYTES, self._data.output_bytes, around, self._rng, _LOOKED_AT_SETS)
+        return max(first, low), min(last, high)
+
+    def _sum(
+        self, p: _Progress, spans: Sequence[tuple[int, int]], exchanged: int | None = None
+    ) -> list[_Sums]:
+        """Of the sets in `spans`, each of which is part of what was summed after the warm-up, in that order; without
+        the one whose inputs are others, and those that no sample calls."""
+        return [
+            _Sums(
+                now=self._data.arena.output_sums(first, last),
+                before=sums[first - start : last - start],
+                skipped=frozenset(i - first for i in range(first, last) if i == exchanged or i not in p.used),
+            )
+            for (first, last), (start, _), sums in zip(spans, p.summed, p.sums, strict=True)
+        ]
+
+
+def _find(output: torch.Tensor, part: Part, where: str) -> _Finding:
+    whole = part.at is None and output.device.type == "cuda"
+    seen = output if whole else part.of(output)
+    values = findings(seen, part.expected)
+    if part.at is not None and part.expected.all_finite:
+        values.append(output.isnan().sum().double())  # unwritten elements are looked for everywhere
+    return _Finding(
+        values=torch.stack(values), where=where, output=seen, expected=part.expected, size=output.numel()
+    )

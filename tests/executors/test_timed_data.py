@@ -1,0 +1,215 @@
+"""What happens to a candidate that is honest in the gate and not under the clock."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+
+import pytest
+import torch
+
+from evo.executors._bench import Bench
+from evo.kernel import Launch, load_kernel
+from evo.targets import find_target
+from evo.timing import Protocol
+
+KERNEL = load_kernel("layernorm")
+WORKLOAD = KERNEL.workload("cpu", "rows=64,cols=256,dtype=float32")
+LAUNCH = Launch(grid=(1, 1, 1), block=(1, 1, 1))
+PROTOCOL = Protocol(name="cold", min_rounds=6, max_rounds=6, sample_us=1.0, precision=1.0, limit_s=600.0)
+
+Call = Callable[[torch.Tensor, torch.Tensor], None]
+
+
+class Candidate:
+    """An entry point in Python. `cheat` may do the work, or not: it is given x, y and what does it."""
+
+    def __init__(self, cheat: Callable[[torch.Tensor, torch.Tensor, Callable[[], None]], None]) -> None:
+        self.cheat = cheat
+
+    def __call__(self, values: Sequence[object], launch: Launch) -> None:
+        x, weight, bias, y = values[:4]
+        assert isinstance(x, torch.Tensor)
+        assert isinstance(y, torch.Tensor)
+
+        def work() -> None:
+            y.copy_(torch.nn.functional.layer_norm(x, (256,), weight, bias, float(values[6])))  # type: ignore[arg-type]
+
+        self.cheat(x, y, work)
+
+    def close(self) -> None:
+        return None
+
+
+def honest(x: torch.Tensor, y: torch.Tensor, work: Callable[[], None]) -> None:
+    work()
+
+
+def skips_what_looks_done(x: torch.Tensor, y: torch.Tensor, work: Callable[[], None]) -> None:
+    ends = y[0, 0].item(), y[-1, -1].item()
+    if any(end != end or end == 12288 for end in ends):
+        work()
+
+
+def remembers_samples() -> Callable[..., None]:
+    seen: dict[int, torch.Tensor] = {}
+
+    def cheat(x: torch.Tensor, y: torch.Tensor, work: Callable[[], None]) -> None:
+        def look() -> torch.Tensor:
+            return torch.cat([x.flatten()[::1100], y.flatten()[::1100]])
+
+        if y.data_ptr() in seen and torch.equal(seen[y.data_ptr()], look()):
+            return
+        work()
+        seen[y.data_ptr()] = look()
+
+    return cheat
+
+
+def remembers_all_inputs() -> Callable[..., None]:
+    """Which costs half of the traffic, and is right until somebody changes an output."""
+    seen: dict[int, torch.Tensor] = {}
+
+    def cheat(x: torch.Tensor, y: torch.Tensor, work: Callable[[], None]) -> None:
+        if y.data_ptr() in seen and torch.equal(seen[y.data_ptr()], x):
+            return
+        work()
+        seen[y.data_ptr()] = x.clone()
+
+    return cheat
+
+
+def wrong_now_and_then() -> Callable[..., None]:
+    calls = [0]
+
+    def cheat(x: torch.Tensor, y: torch.Tensor, work: Callable[[], None]) -> None:
+        work()
+        calls[0] += 1
+        if calls[0] % 5 == 0:
+            y[3, 3] += 1
+
+    return cheat
+
+
+def leaves_the_last_row(x: torch.Tensor, y: torch.Tensor, work: Callable[[], None]) -> None:
+    kept = y[-1].clone()
+    work()
+    y[-1] = kept
+
+
+def changes_x(x: torch.Tensor, y: torch.Tensor, work: Callable[[], None]) -> None:
+    work()
+    x[5, 5] = 0
+
+
+def writes_after(x: torch.Tensor, y: torch.Tensor, work: Callable[[], None]) -> None:
+    work()
+    y.as_strided((64,), (1,), y.storage_offset() + y.numel()).zero_()
+
+
+def writes_far(x: torch.Tensor, y: torch.Tensor, work: Callable[[], None]) -> None:
+    work()
+    y.as_strided((3000,), (1,), y.storage_offset() + y.numel()).zero_()
+
+
+CHEATS: dict[str, tuple[Callable[[], Callable[..., None]], str]] = {
+    "skips_what_looks_done": (lambda: skips_what_looks_done, "in a timed call"),
+    "remembers_samples": (remembers_samples, "in a timed call"),
+    "remembers_all_inputs": (remembers_all_inputs, "in a timed call"),
+    "wrong_now_and_then": (wrong_now_and_then, "in a timed call"),
+    "leaves_the_last_row": (lambda: leaves_the_last_row, "in a timed call"),
+    "changes_x": (lambda: changes_x, "input x was changed"),
+    "writes_after": (lambda: writes_after, "memory outside output y was written"),
+    "writes_far": (lambda: writes_far, "memory outside output y was written"),
+}
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    with torch.no_grad():
+        made = Bench(KERNEL, "cpu", WORKLOAD, find_target("cpu").open(), seed=3)
+        vars(made)["set_count"] = 40  # not the hundreds that a small problem gets
+        yield made
+
+
+@pytest.mark.parametrize("pick", range(3))
+@pytest.mark.parametrize("cheat", CHEATS)
+def test_a_finalist_is_refused_that(bench: Bench, cheat: str, pick: int) -> None:
+    make, reason = CHEATS[cheat]
+    check = bench.try_witnesses(bench.candidate("a", Candidate(make()), LAUNCH), pick)
+    assert not check.passed
+    assert reason in check.reason
+    assert check.data_changed == (cheat in ("changes_x", "writes_after", "writes_far"))
+
+
+@pytest.mark.parametrize("cheat", CHEATS)
+def test_a_race_refuses_a_candidate_that(bench: Bench, cheat: str) -> None:
+    make, reason = CHEATS[cheat]
+    entries = [
+        bench.candidate("candidate", Candidate(make()), LAUNCH),
+        bench.candidate("rival", Candidate(honest), LAUNCH),  # whose right results are in the same outputs
+        bench.baseline(KERNEL.reference_baseline),
+    ]
+    bench.time(entries, PROTOCOL, "torch", sets=8, examined=("candidate", "rival"))
+    check = bench.complaint("candidate")
+    assert not check.passed
+    assert reason in check.reason
+    if not check.data_changed:
+        assert bench.complaint("rival", ran_last=False).passed
+
+
+@pytest.mark.parametrize("pick", range(5))
+def test_an_honest_candidate_is_not_refused(bench: Bench, pick: int) -> None:
+    entry = bench.candidate("candidate", Candidate(honest), LAUNCH)
+    assert bench.try_witnesses(entry, pick).passed
+    entries = [entry, bench.baseline(KERNEL.reference_baseline)]
+    for sets in (8, 1):
+        bench.time(entries, PROTOCOL, "torch", sets=sets, examined=("candidate",), pick=pick)
+        check = bench.complaint("candidate")
+        assert check.passed, check.reason
+        assert check.error is not None
+
+
+def test_work_that_is_not_done_when_a_call_returns_is_refused(bench: Bench) -> None:
+    jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+
+    def serve() -> None:
+        while (job := jobs.get()) is not None:
+            time.sleep(0.005)
+            job()
+
+    worker = threading.Thread(target=serve)
+    worker.start()
+    try:
+        entry = bench.candidate("a", Candidate(lambda x, y, work: jobs.put(work)), LAUNCH)
+        check = bench.try_witnesses(entry, 1)
+    finally:
+        jobs.put(None)
+        worker.join()
+    assert not check.passed
+
+
+def test_a_walk_takes_the_sets_in_an_order_of_chance_with_the_witnesses_among_them(bench: Bench) -> None:
+    witnesses = {w.index for w in bench.data.witnesses}
+    walks = [bench._walk(bench.set_count, 20) for _ in range(10)]
+    assert len(set(walks)) == 10
+    assert all(witnesses <= set(walk) and len(set(walk)) == len(walk) == 20 for walk in walks)
+
+
+def test_timed_tensors_lie_between_guards(bench: Bench) -> None:
+    data = bench.data
+    tensors = [t for m in data.arena.sets[:3] for t in (*m.inputs.values(), *m.outputs.values()) if t is not None]
+    spans = sorted((t.data_ptr(), t.data_ptr() + t.nbytes) for t in tensors)
+    assert all(start - end >= 16 << 10 for (_, end), (start, _) in pairwise(spans))
+    assert data.changed() == ""
+
+
+def test_one_slice_of_a_witness_is_enough_to_tell_old_results_from_new(bench: Bench) -> None:
+    fresh, block = (w.versions[0] for w in bench.data.witnesses)
+    assert not fresh.slices
+    assert len(block.slices) == 1
+    (parts,) = block.parts.values()
+    assert 1 <= len(parts[0].expected.reference) <= 64
