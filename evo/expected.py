@@ -139,7 +139,7 @@ def findings(output: torch.Tensor, expected: Expected) -> list[torch.Tensor]:
     device, for `verdict`."""
     import torch
 
-    error = output.double().sub_(expected.reference).abs_()
+    error = (output.double() - expected.reference).abs_()  # not in place: a float64 tensor is its own double()
     if expected.all_finite:
         return [error.max(), (~(error <= expected.allowed)).sum().double(), error.new_zeros(())]
     wide = output.double()

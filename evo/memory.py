@@ -24,6 +24,9 @@ _GUARD_BYTES = 16 << 10
 _ALIGNMENT = 512
 """Bytes; what PyTorch's allocator gives on a GPU."""
 
+_SPARE_BYTES = 256 << 10
+"""On either side of all sets: what goes far beyond an output changes its guard, and there nothing that others need."""
+
 NAN, HUGE, ZERO = 0xFF, 0x6B, 0x00
 """Bytes that memory is filled with. As float16, bfloat16, float32 and float64 they make a NaN that no arithmetic makes;
 3798, 2.8e26, 2.8e26 and 1e209; and 0."""
@@ -194,8 +197,8 @@ def _allocate(count: int, size: int, device: torch.device) -> torch.Tensor:
     """uint8 [count, size], aligned."""
     import torch
 
-    whole = torch.empty(count * size + _ALIGNMENT, dtype=torch.uint8, device=device)
-    first = -whole.data_ptr() % _ALIGNMENT
+    whole = torch.empty(count * size + _ALIGNMENT + 2 * _SPARE_BYTES, dtype=torch.uint8, device=device)
+    first = -whole.data_ptr() % _ALIGNMENT + _SPARE_BYTES
     return whole[first : first + count * size].view(count, size)
 
 

@@ -5,9 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from evo.evaluation import Status
+from evo.evaluation import Status, Timing
 
-__all__ = ["Observer", "Progress"]
+__all__ = ["Improvement", "Observer", "Progress"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Improvement:
+    """A candidate that was better than all before it on its island. `ratio` is `timing`'s: its time over the
+    reference's; `elapsed_s` when it was known, in seconds of searching."""
+
+    elapsed_s: float
+    island: int
+    order: int
+    ratio: float
+    timing: Timing
 
 
 @dataclass(kw_only=True)
@@ -19,10 +31,9 @@ class Progress:
     building: int = 0
     measuring: int = 0
     by_status: dict[Status, int] = field(default_factory=dict)
-    best: dict[int, tuple[int, float, float]] = field(default_factory=dict)
-    """By island: order, ratio to the reference, median microseconds."""
-    improvements: list[tuple[float, int, int, float]] = field(default_factory=list)
-    """(elapsed seconds, island, order, ratio)"""
+    best: dict[int, Improvement] = field(default_factory=dict)
+    """By island: the last improvement."""
+    improvements: list[Improvement] = field(default_factory=list)
     build_seconds: float = 0.0
     """Of all builders together, which work beside each other."""
     device_seconds: float = 0.0

@@ -23,7 +23,7 @@ from evo.errors import StoreError
 from evo.evaluation import Build, CandidateRef, Evaluation, Measurement, Status, Timing
 from evo.executors import BuildRequest, Executor, MeasureRequest, Rival
 from evo.kernel import Kernel, Launch, Limits, Workload
-from evo.progress import Observer, Progress
+from evo.progress import Improvement, Observer, Progress
 from evo.samplers import Exhausted, Result, Sampler, SamplerFactory
 from evo.store import Recorder, StoredEvaluation, StoredRun
 
@@ -321,7 +321,7 @@ class Search:
         if timing is None or timing.ratio is None or not timing.disturbed:
             return False
         best = self.progress.best.get(ref.island)
-        return best is None or timing.ratio < best[1]
+        return best is None or timing.ratio < best.ratio
 
     def _finish_same(self, ref: CandidateRef, original: int) -> None:
         first = self._known[original]
@@ -351,14 +351,18 @@ class Search:
         progress.finished += 1
         progress.by_status[evaluation.status] = progress.by_status.get(evaluation.status, 0) + 1
         best = progress.best.get(ref.island)
-        better = ratio is not None and (best is None or ratio < best[1])
+        timing = evaluation.timing()
+        better = ratio is not None and (best is None or ratio < best.ratio)
         if evaluation.status is Status.OK and better and not disturbed and _beats_rival(evaluation):
+            assert timing is not None
             assert ratio is not None
             # Of a resumed run only the figure: the record has the source of a build, not its machine code.
             build = self._builds.get(ref.order)
             self._rivals[ref.island] = Rival(genome=ref.proposal.genome, build=build, ratio=ratio)
-            progress.best[ref.island] = (ref.order, ratio, median_us or 0.0)
-            progress.improvements.append((elapsed_s, ref.island, ref.order, ratio))
+            progress.best[ref.island] = Improvement(
+                elapsed_s=elapsed_s, island=ref.island, order=ref.order, ratio=ratio, timing=timing
+            )
+            progress.improvements.append(progress.best[ref.island])
 
     def _figures(self, order: int) -> tuple[float | None, float | None, bool]:
         """(ratio, median_us, disturbed) of a candidate; of a later one, while a run is replayed, from its record."""

@@ -11,6 +11,9 @@ from evo.errors import UsageError
 from evo.targets import find_target
 
 
+_DEAR_FIXTURES = {"verdicts", "searched"}
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--require-gpu", action="store_true", help="fail, not skip, the gpu tests without a GPU")
 
@@ -21,6 +24,9 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:  # what takes a minute to set up is set up once, not by every worker
+        for fixture in _DEAR_FIXTURES & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.xdist_group(f"{item.path.name} {fixture}"))
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not on_gpu:
         return

@@ -537,3 +537,21 @@ def test_a_shifted_case_misaligns_every_tensor(gate: Gate, name: str) -> None:
     assert len(tensors) == 4
     assert all(t.data_ptr() % 16 == 4 * case.offset for t in tensors)
     assert all(t.is_contiguous() for t in tensors)
+
+
+def test_comparing_leaves_what_is_compared_as_it_is() -> None:
+    """A float64 tensor is its own double(): an error computed in place would be written over it."""
+    reference = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    allowed = torch.full_like(reference, 0.1)
+    expected = Expected(
+        name="y",
+        reference=reference,
+        finite=reference.isfinite(),
+        allowed=allowed,
+        torch_error=0.0,
+        largest_allowed=0.1,
+        all_finite=True,
+    )
+    output = torch.tensor([1.0, 5.0], dtype=torch.float64)
+    assert "outside the tolerance" in compare(output, expected)[1]
+    assert output.tolist() == [1.0, 5.0]

@@ -130,7 +130,8 @@ def _workload_record(outcome: Outcome, island: int, finals: Finals, before_searc
 
 
 def _first_reaching(outcome: Outcome, island: int, speedup: float) -> float | None:
-    return next((t for t, i, _, r in outcome.search.progress.improvements if i == island and 1 / r >= speedup), None)
+    known = (i for i in outcome.search.progress.improvements if i.island == island and 1 / i.ratio >= speedup)
+    return next((i.elapsed_s for i in known), None)
 
 
 def _finalist_record(outcome: Outcome, finalist: Finalist) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from rich.text import Text
 from evo.budget import Budget
 from evo.evaluation import Status
 from evo.kernel import Workload
-from evo.progress import Progress
+from evo.progress import Improvement, Progress
 
 __all__ = ["LiveScreen", "PlainLines", "Screen", "SilentScreen", "format_duration"]
 
@@ -74,9 +74,10 @@ class PlainLines:
         self._console.print(text, highlight=False, soft_wrap=True)
 
     def update(self, progress: Progress) -> None:
-        for elapsed_s, island, order, ratio in progress.improvements[self._improvements :]:
-            workload = self._workloads[island]
-            self.say(f"{elapsed_s:7.1f} s  {workload}: candidate {order} is {1 / ratio:.3f}x PyTorch")
+        for found in progress.improvements[self._improvements :]:
+            workload = self._workloads[found.island]
+            gain = f"{1 / found.ratio:.3f}x PyTorch ({_interval(found)})"
+            self.say(f"{found.elapsed_s:7.1f} s  {workload}: candidate {found.order} is {gain}")
         self._improvements = len(progress.improvements)
         if time.monotonic() - self._last >= _LINE_EVERY_S:
             self._last = time.monotonic()
@@ -112,14 +113,16 @@ class LiveScreen:
 
     def _body(self, progress: Progress) -> Group:
         best = Table(box=None, padding=(0, 2, 0, 0), show_edge=False)
-        for heading, justify in (("workload", "left"), ("best", "right"), ("speed-up", "right"), ("candidate", "right")):
-            best.add_column(heading, justify="right" if justify == "right" else "left", header_style="dim")
+        best.add_column("workload", header_style="dim")
+        for heading in ("best", "speed-up", "95% interval", "candidate"):
+            best.add_column(heading, justify="right", header_style="dim")
         for island, workload in enumerate(self._workloads):
-            if island in progress.best:
-                order, ratio, median_us = progress.best[island]
-                best.add_row(str(workload), f"{median_us:.2f} us", f"[bold green]{1 / ratio:.2f}x[/]", f"#{order}")
+            if found := progress.best.get(island):
+                gain = f"[bold green]{1 / found.ratio:.2f}x[/]"
+                us = f"{found.timing.median_us:.2f} us"
+                best.add_row(str(workload), us, gain, _interval(found), f"#{found.order}")
             else:
-                best.add_row(str(workload), "…", "…", "")
+                best.add_row(str(workload), "…", "…", "", "")
         share, left = self._time_left(progress)
         bar = ProgressBar(total=1.0, completed=share, width=40)
         line = Table.grid(padding=(0, 2))
@@ -136,6 +139,13 @@ class LiveScreen:
             left_s = progress.elapsed_s * (1 / share - 1) if share > 0 else 0.0
             return min(1.0, share), f"{progress.finished} of {budget.evaluations}, about {format_duration(left_s)} left"
         return 0.0, f"until {budget.patience} in a row bring nothing better"
+
+
+def _interval(found: Improvement) -> str:
+    """Of the speed-up; says so where something disturbed the timing."""
+    low, high = found.timing.ratio_low or found.ratio, found.timing.ratio_high or found.ratio
+    disturbed = ", disturbed" if found.timing.clocks.get("disturbed") else ""
+    return f"{1 / high:.3f} to {1 / low:.3f}{disturbed}"
 
 
 def busy_share(progress: Progress) -> float:
