@@ -10,7 +10,6 @@ import torch
 from evo.errors import UsageError
 from evo.targets import find_target
 
-
 _DEAR_FIXTURES = {"verdicts", "searched"}
 
 
