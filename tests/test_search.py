@@ -387,10 +387,10 @@ def test_what_was_disturbed_and_would_be_the_best_is_measured_once_more(store: S
 
 def test_what_is_always_disturbed_is_neither_best_nor_first_in_the_finals(store: Store) -> None:
     found, _ = _searched(Disturbed(9, of=_one_in_four), store)
-    order, ratio, _ = found.progress.best[0]
-    assert ratio > 0.4
-    assert not _one_in_four(found._refs[order].proposal.genome.digest)
-    assert found.elites(0, 0, 1)[0].order == order
+    best = found.progress.best[0]
+    assert best.ratio > 0.4
+    assert not _one_in_four(found._refs[best.order].proposal.genome.digest)
+    assert found.elites(0, 0, 1)[0].order == best.order
 
 
 def test_a_machine_that_is_never_quiet_is_searched_all_the_same(store: Store) -> None:
@@ -416,7 +416,7 @@ class Rivalled(LandscapeExecutor):
 
 def test_who_loses_against_the_best_in_the_race_of_both_is_not_the_new_best(store: Store) -> None:
     found, _ = _searched(Rivalled(4), store)
-    orders = {order for _, _, order, _ in found.progress.improvements}
+    orders = {i.order for i in found.progress.improvements}
     assert orders
     assert max(orders) < configure(60).window + 2  # those whose measurement was asked for before there was a best
 

@@ -91,7 +91,7 @@ CHEATS = (
     Cheat(name="works_on_when_timed", stage="launch", reason="", targets=("cpu",)),
     Cheat(name="changes_x_when_timed", stage="timed", reason="input x was changed"),
     Cheat(name="writes_after_when_timed", stage="timed", reason="memory outside output y was written"),
-    Cheat(name="writes_far_when_timed", stage="timed", reason="memory outside output y"),
+    Cheat(name="writes_far_when_timed", stage="timed", reason="output y was written"),
     # Harms those after it.
     Cheat(name="takes_the_threads", stage="launch", reason="threads", targets=("cpu",)),
     Cheat(name="rounds_upward", stage="launch", reason="rounds", targets=("cpu",)),
