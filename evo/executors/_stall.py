@@ -9,9 +9,10 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
+
+from evo.scheduling import waited_s
 
 __all__ = ["Account", "Cause", "account", "cause_of"]
 
@@ -65,14 +66,4 @@ def account(pid: int) -> Account:
         process = psutil.Process(pid)
         times = process.cpu_times()
         computed_s, state = float(times.user + times.system), str(process.status())
-    return Account(at_s=time.monotonic(), computed_s=computed_s, waited_s=_waited_s(pid), state=state)
-
-
-def _waited_s(pid: int) -> float | None:
-    """Source: Linux, Documentation/scheduler/sched-stats.rst, "/proc/<pid>/schedstat"."""
-    waited_ns, told = 0, False
-    for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-        with suppress(OSError, ValueError, IndexError):  # a thread that has just ended
-            waited_ns += int(path.read_text().split()[1])
-            told = True
-    return waited_ns / 1e9 if told else None
+    return Account(at_s=time.monotonic(), computed_s=computed_s, waited_s=waited_s(pid), state=state)

@@ -172,18 +172,7 @@ def failures(store: Store, run: str, *, limit: int | None = None) -> tuple[Failu
             .order_by(_c.id)
             .limit(limit)
         )
-        return tuple(
-            Failure(
-                id=row.public_id,
-                order=row.order,
-                island=row.island,
-                operator=row.operator,
-                status=row.status,
-                reason=row.refused or _reason(row.log) or _reason(row.build_log or ""),
-                parameters=Genome.from_json(row.genome).parameters,
-            )
-            for row in rows
-        )
+        return tuple(_failure(row, row.refused or _reason(row.log) or _reason(row.build_log or "")) for row in rows)
 
 
 def refused_finalists(store: Store, run: str) -> tuple[Failure, ...]:
@@ -196,18 +185,19 @@ def refused_finalists(store: Store, run: str) -> tuple[Failure, ...]:
             .where(_c.id.between(*key_range(resolve_run(connection, run))), last_refusals())
             .order_by(_c.id)
         )
-        return tuple(
-            Failure(
-                id=row.public_id,
-                order=row.order,
-                island=row.island,
-                operator=row.operator,
-                status=row.status,
-                reason=_reason(row.log),
-                parameters=Genome.from_json(row.genome).parameters,
-            )
-            for row in rows
-        )
+        return tuple(_failure(row, _reason(row.log)) for row in rows)
+
+
+def _failure(row: Any, reason: str) -> Failure:
+    return Failure(
+        id=row.public_id,
+        order=row.order,
+        island=row.island,
+        operator=row.operator,
+        status=row.status,
+        reason=reason,
+        parameters=Genome.from_json(row.genome).parameters,
+    )
 
 
 def _reason(log: str) -> str:

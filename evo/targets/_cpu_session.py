@@ -18,6 +18,7 @@ import torch
 from evo.errors import DeviceError, EngineError, LaunchError
 from evo.evaluation import Binary
 from evo.kernel import Launch, Limits
+from evo.scheduling import waited_s
 from evo.targets import EVICTION_MULTIPLE, DeviceInfo, Hazards
 from evo.targets._openmp import keep_freed_memory, share_openmp_runtime
 
@@ -100,7 +101,7 @@ class CpuSession:
         self.hazards: Hazards | None = None
         self.device = torch.device("cpu")
         self._looked = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
-        self._waited = time.perf_counter(), _waited_s()
+        self._waited = time.perf_counter(), waited_s() or 0.0
         self._other_data: torch.Tensor | None = None
         keep_freed_memory()
         share_openmp_runtime()
@@ -152,21 +153,12 @@ class CpuSession:
         """Other programs, if threads of this process were ready to run and waited for a core for longer than
         `_WAITED_SHARE` of the time. A team of threads waits for the one that lost its core: a wait of a hundredth
         can be a slowdown of a tenth."""
-        (since, before), self._waited = self._waited, (time.perf_counter(), _waited_s())
+        (since, before), self._waited = self._waited, (time.perf_counter(), waited_s() or 0.0)
         now, waited = self._waited
         return "other programs took the cores" if waited - before > _WAITED_SHARE * (now - since) else ""
 
     def close(self) -> None:
         """Nothing is held."""
-
-
-def _waited_s() -> float:
-    """Seconds that the threads of this process have waited for a core, all together; 0 where Linux does not tell."""
-    waited_ns = 0
-    for path in Path("/proc/self/task").glob("*/schedstat"):
-        with suppress(OSError, ValueError, IndexError):  # a thread that has just ended
-            waited_ns += int(path.read_text().split()[1])
-    return waited_ns / 1e9
 
 
 def _write_library(code: bytes) -> Path:
