@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from evo.executors import ExecutorConfig
-from evo.executors.local import LocalExecutor
 from tests.adversaries.cheats import ALL, Cheat, names_for
-from tests.adversaries.trial import Verdict, try_all, workload_for
+from tests.adversaries.trial import Verdict, verdicts_of, workload_for
 
 TRIED = names_for("cpu", 0)
 
 
 @pytest.fixture(scope="module")
-def verdicts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Verdict]]:
+def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Verdict]:
     config = ExecutorConfig(builders=2, cache_dir=tmp_path_factory.mktemp("cache"))
-    executor = LocalExecutor("cpu", config)
-    try:
-        found = try_all(executor, "cpu", "native", workload_for("cpu", "float32"), TRIED)
-        yield {v.cheat.name: v for v in found}
-    finally:
-        executor.close()
+    return verdicts_of("cpu", "native", workload_for("cpu", "float32"), TRIED, config)
 
 
 @pytest.mark.parametrize("cheat", [c for c in TRIED if c.stage], ids=lambda c: c.name)

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from evo.evaluation import Measurement, Status
-from evo.executors import BuildRequest, Executor, MeasureRequest
+from evo.executors import BuildRequest, Executor, ExecutorConfig, MeasureRequest
+from evo.executors.local import LocalExecutor
 from evo.genome import Genome
 from evo.kernel import Workload, load_kernel
 
 from .cheats import Cheat
 
-__all__ = ["FOLDER", "Verdict", "try_all", "workload_for"]
+__all__ = ["FOLDER", "Verdict", "try_all", "verdicts_of", "workload_for"]
 
 FOLDER = Path(__file__).parent
 
@@ -42,6 +44,17 @@ class Verdict:
 def workload_for(target: str, dtype: str) -> Workload:
     cols = 512 if target == "cuda" else 256
     return load_kernel(str(FOLDER)).workload(target, f"rows=64,cols={cols},dtype={dtype}")
+
+
+def verdicts_of(
+    target: str, arch: str, workload: Workload, cheats: Sequence[Cheat], config: ExecutorConfig, **how: Any
+) -> dict[str, Verdict]:
+    """By name, from an executor of their own. `how`: see `try_all`."""
+    executor = LocalExecutor(target, config)
+    try:
+        return {v.cheat.name: v for v in try_all(executor, target, arch, workload, cheats, **how)}
+    finally:
+        executor.close()
 
 
 def try_all(

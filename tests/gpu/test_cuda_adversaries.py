@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from evo.executors import ExecutorConfig
-from evo.executors.local import LocalExecutor
 from evo.targets import find_target
 from tests.adversaries.cheats import ALL, Cheat
-from tests.adversaries.trial import Verdict, try_all, workload_for
+from tests.adversaries.trial import Verdict, verdicts_of, workload_for
 
 pytestmark = pytest.mark.gpu
 
@@ -18,17 +15,12 @@ ON_GPU = tuple(c for c in ALL if "cuda" in c.targets)
 
 
 @pytest.fixture(scope="module")
-def verdicts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Verdict]]:
+def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Verdict]:
     arch = find_target("cuda").device().arch
     capability = find_target("cuda").limits(arch).capability
     config = ExecutorConfig(builders=4, cache_dir=tmp_path_factory.mktemp("cache"))
-    executor = LocalExecutor("cuda", config)
-    try:
-        tried = [c for c in ON_GPU if capability >= c.capability]
-        found = try_all(executor, "cuda", arch, workload_for("cuda", "float16"), tried)
-        yield {v.cheat.name: v for v in found}
-    finally:
-        executor.close()
+    tried = [c for c in ON_GPU if capability >= c.capability]
+    return verdicts_of("cuda", arch, workload_for("cuda", "float16"), tried, config)
 
 
 @pytest.mark.parametrize("cheat", [c for c in ON_GPU if c.stage], ids=lambda c: c.name)
