@@ -253,11 +253,12 @@ class Bench:
 
     def _walk(self, sets: int, calls: int) -> tuple[int, ...]:
         """Sets in an order of chance, no two walks alike: who could foresee the next call would fetch its data. The
-        witnesses are among them."""
+        witnesses are among them; the others are neighbours, of which many can be examined at a time."""
         first = [w.index for w in self.data.witnesses if w.index < sets][:calls]
         others = [i for i in range(sets) if i not in first]
-        self._random.shuffle(others)
-        order = [*first, *others][: max(1, min(calls, sets))]
+        count = max(1, min(calls, sets)) - len(first)
+        start = self._random.randrange(len(others) - count + 1)
+        order = [*first, *others[start : start + count]]
         self._random.shuffle(order)
         return tuple(order)
 

@@ -77,6 +77,10 @@ class TimedData:
             found[1].versions.append(version)
         return tuple(found)
 
+    def nudge(self, first: int, last: int) -> None:
+        """See `Arena.nudge`."""
+        self.arena.nudge(first, last, self._generator)
+
     def changes(self, first: int, last: int) -> torch.Tensor:
         """Whether anything in those sets differs that no candidate may write: 0 or 1 in float64, on the device."""
         return (self.arena.fixed_sums(first, last) != self._fixed[first:last]).any().double()
@@ -86,13 +90,14 @@ class TimedData:
         return self.arena.changed(self._pieces, self.arena.piece_sums())
 
     def span(
-        self, limit_bytes: Mapping[str, int], bytes_each: int, around: int, rng: random.Random, most: int = 1 << 20
+        self, limit_bytes: Mapping[str, int], bytes_each: int, around: int, rng: random.Random,
+        within: tuple[int, int] | None = None, most: int = 1 << 20,
     ) -> tuple[int, int]:
-        """(first, last + 1) of the sets next to each other, `around` among them, that hold that many bytes; at `most` so
-        many sets."""
-        count = len(self.arena.sets)
-        wanted = max(1, min(count, most, limit_bytes[self._session.device.type] // max(1, bytes_each)))
-        first = max(0, min(around - rng.randrange(wanted), count - wanted))
+        """(first, last + 1) of the sets next to each other, `around` among them, that hold that many bytes; of those in
+        `within` (all, if None), at `most` so many."""
+        low, high = within or (0, len(self.arena.sets))
+        wanted = max(1, min(high - low, most, limit_bytes[self._session.device.type] // max(1, bytes_each)))
+        first = min(max(low, around - rng.randrange(wanted)), high - wanted)
         return first, first + wanted
 
     @property
@@ -111,11 +116,21 @@ class TimedData:
 
 @dataclass(frozen=True, kw_only=True)
 class Examined:
-    """A contender of a race: a call for each set, and the sets in the order that a sample calls them in."""
+    """A contender of a race: a call for each set, and the sets in the order that a sample calls them in. Only sets with a
+    neighbour among them can be looked at many at a time."""
 
     name: str
     calls: Sequence[Callable[[], object]]
     order: tuple[int, ...]
+
+    def run(self, index: int) -> tuple[int, int]:
+        """(first, last + 1) of the longest row of neighbours, all of them called, with that one among them."""
+        called, first, last = frozenset(self.order), index, index + 1
+        while first - 1 in called:
+            first -= 1
+        while last in called:
+            last += 1
+        return first, last
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,8 +174,6 @@ class _Progress:
     contender: Examined
     summed: tuple[tuple[int, int], ...]
     """(first, last + 1) of the sets whose outputs are summed."""
-    used: frozenset[int]
-    """The sets that a sample calls."""
     samples: int = 0
     due: int = 0
     """Which of a pair of samples is examined; neither if it is 2."""
@@ -198,10 +211,11 @@ class Examination:
 
     def _begin(self, contender: Examined) -> _Progress:
         data, order = self._data, contender.order
-        summed = [data.span(_SUMMED_BYTES, data.output_bytes, self._rng.choice(order), self._rng)]
+        around = self._rng.choice(order)
+        summed = [data.span(_SUMMED_BYTES, data.output_bytes, around, self._rng, contender.run(around))]
         if data.device.type == "cpu":
             summed.insert(0, (order[-1], order[-1] + 1))
-        return _Progress(contender=contender, summed=tuple(summed), used=frozenset(order))
+        return _Progress(contender=contender, summed=tuple(summed))
 
     def _is_due(self, p: _Progress) -> bool:
         if self._share is None:
@@ -227,9 +241,8 @@ class Examination:
             self._rng.shuffle(p.kinds)
         kind = p.kinds.pop()
         p.looked_at = tuple(self._part(span) for span in p.summed)
-        place = self._rng.random()
         for span in p.looked_at:
-            self._data.arena.nudge(*span, place)
+            self._data.nudge(*span)
         called = [w for w in self._data.witnesses if w.index in p.contender.order]
         if kind == "exchange":
             called = [w for w in called if w.versions]
@@ -292,21 +305,19 @@ class Examination:
         return check
 
     def _part(self, span: tuple[int, int]) -> tuple[int, int]:
-        first, last = span
-        around = self._rng.randrange(first, last)
-        low, high = self._data.span(_LOOKED_AT_BYTES, self._data.output_bytes, around, self._rng, _LOOKED_AT_SETS)
-        return max(first, low), min(last, high)
+        around = self._rng.randrange(*span)
+        return self._data.span(_LOOKED_AT_BYTES, self._data.output_bytes, around, self._rng, span, _LOOKED_AT_SETS)
 
     def _sum(
         self, p: _Progress, spans: Sequence[tuple[int, int]], exchanged: int | None = None
     ) -> list[_Sums]:
         """Of the sets in `spans`, each of which is part of what was summed after the warm-up, in that order; without
-        the one whose inputs are others, and those that no sample calls."""
+        the one whose inputs are others."""
         return [
             _Sums(
                 now=self._data.arena.output_sums(first, last),
                 before=sums[first - start : last - start],
-                skipped=frozenset(i - first for i in range(first, last) if i == exchanged or i not in p.used),
+                skipped=frozenset(() if exchanged is None else (exchanged - first,)),
             )
             for (first, last), (start, _), sums in zip(spans, p.summed, p.sums, strict=True)
         ]
