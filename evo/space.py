@@ -269,17 +269,21 @@ class Space:
 
         yield from walk(self.parameters, {})
 
+    def require(self, name: str, value: Value) -> None:
+        """Raises UnknownNameError or SpaceError for a name or value the space does not have."""
+        if name not in self.by_name:
+            raise UnknownNameError("parameter", name, self.by_name)
+        if not _is_one_of(value, self.by_name[name].values):
+            known = ", ".join(map(str, self.by_name[name].values))
+            raise SpaceError(f"parameter {name} has no value {value!r}; choose one of {known}")
+
     def restricted(self, fixed: Mapping[str, Value]) -> Space:
         """The same space with the named parameters held at one value each.
 
         Raises UnknownNameError or SpaceError for a name or value the space does not have.
         """
         for name, value in fixed.items():
-            if name not in self.by_name:
-                raise UnknownNameError("parameter", name, self.by_name)
-            if not _is_one_of(value, self.by_name[name].values):
-                known = ", ".join(map(str, self.by_name[name].values))
-                raise SpaceError(f"parameter {name} has no value {value!r}; choose one of {known}")
+            self.require(name, value)
         kept = tuple(
             type(p)(name=p.name, values=(fixed[p.name],), when=p.when, why=p.why, structural=p.structural)
             if p.name in fixed

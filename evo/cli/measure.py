@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from evo.cli.options import DEFAULT_DB, Db, Json, TargetName, choose_arch, make_console, parse_fixed, print_json
+from evo.cli.options import DEFAULT_DB, Db, Json, TargetName, choose_arch, make_console, parse_values, print_json
 from evo.cli.results import DISTURBED_NOTE, marked, short_id, timing_record
 from evo.cli.setup import Setup, set_up
 from evo.errors import EvoError, UsageError
@@ -76,11 +76,12 @@ def bench(
     with setup.open_executor() as executor:
         for w, extra in zip(workloads, named, strict=True):
             contenders = [*_contenders(setup, w, db), *extra]
-            builds = [
-                (f"{n} {a}" if len(archs) > 1 else n, g, executor.build(_request(kernel, chosen, a, g, w)).result())
+            asked = [
+                (f"{n} {a}" if len(archs) > 1 else n, g, executor.build(_request(kernel, chosen, a, g, w)))
                 for n, g in contenders
                 for a in archs
             ]
+            builds = [(n, g, built.result()) for n, g, built in asked]
             request = RaceRequest(
                 kernel=kernel,
                 target=chosen,
@@ -122,7 +123,7 @@ def _named(setup: Setup, workload: Workload, texts: list[str]) -> list[tuple[str
     space = setup.kernel.space(setup.target, workload, find_target(setup.target).limits(setup.arch))
     found = []
     for text in texts:
-        values = parse_fixed(filter(None, text.split(",")), space, option="--genome")
+        values = parse_values(filter(None, text.split(",")), space, "--genome")
         point = space.complete({**space.default, **values})
         if broken := space.violations(point):
             raise UsageError(f"--genome {text!r} is not legal for {workload}: {'; '.join(broken)}")

@@ -30,6 +30,7 @@ __all__ = [
     "make_console",
     "parse_duration",
     "parse_fixed",
+    "parse_values",
     "print_json",
 ]
 
@@ -90,8 +91,15 @@ def parse_duration(text: str) -> float:
     return float(found[1]) * _SECONDS[(found[2] or "s").lower()]
 
 
-def parse_fixed(texts: Iterable[str], space: Space, option: str = "--fix") -> dict[str, Value]:
-    """name=value pairs, each value one of the parameter's own. Raises UsageError or UnknownNameError."""
+def parse_fixed(texts: Iterable[str], space: Space) -> dict[str, Value]:
+    """`parse_values` of --fix, which leave something to search. Raises SpaceError, too."""
+    fixed = parse_values(texts, space, "--fix")
+    space.restricted(fixed)
+    return fixed
+
+
+def parse_values(texts: Iterable[str], space: Space, option: str) -> dict[str, Value]:
+    """name=value pairs, each value one of the parameter's own. Raises UsageError, UnknownNameError or SpaceError."""
     fixed: dict[str, Value] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -100,7 +108,7 @@ def parse_fixed(texts: Iterable[str], space: Space, option: str = "--fix") -> di
         parameter = space.by_name.get(name)
         match = next((v for v in parameter.values if _written(v) == value.lower()), None) if parameter else None
         fixed[name] = value if match is None else match
-    space.restricted(fixed)
+        space.require(name, fixed[name])
     return fixed
 
 

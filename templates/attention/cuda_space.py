@@ -61,6 +61,13 @@ def _parameters(limits: Limits) -> tuple[Parameter, ...]:
             why="the special-function unit is narrow",
         ),
         Ordinal(name="fragments", values=(1, 2), why="loads ahead of their use"),
+        Ordinal(
+            name="unroll",
+            values=(0, 1, 2),
+            structural=True,
+            when=(When(parameter="q_store", values=("shared",)),),
+            why="less code to fetch, against address arithmetic",
+        ),
         Categorical(name="order", values=("rows", "heads"), why="keys shared in L2 against an even end"),
         Categorical(
             name="epilogue",
@@ -173,6 +180,7 @@ def _default(head_dim: int) -> dict[str, Value]:
         "sum": "add",
         "exponential": "unit",
         "fragments": 1,
+        "unroll": 0,
         "order": "rows",
         "epilogue": "shared",
         "min_blocks": 0,
