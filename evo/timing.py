@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from typing import Protocol as Interface
@@ -292,12 +292,3 @@ def _widest(us: NDArray[np.float64], names: Sequence[str], reference: str | None
         widest = max(widest, (high - low) / float(np.median(values)))
     return widest
 
-
-def estimate_us(call: Callable[[], object], session: Session, calls: int = 2) -> float:
-    """A rough time of one call, to size samples by."""
-    replay = session.record([call] * calls)
-    try:
-        replay.run_us()
-        return replay.run_us()
-    finally:
-        replay.close()

@@ -17,7 +17,6 @@ from evo.timing import (
     bootstrap_interval,
     calls_for,
     cold_calls,
-    estimate_us,
     interval,
     noise_floor,
     race,
@@ -433,23 +432,3 @@ def test_a_summary_says_how_it_was_come_by() -> None:
         12,
         {"sm_mhz": 1980.0, "discarded": 0.0, "disturbed": 0.0},
     )
-
-
-def test_an_estimate_leaves_no_replay_behind() -> None:
-    device = Device()
-    assert estimate_us(lambda: None, device) in (3.0, 4.0)  # type: ignore[arg-type]
-    assert device.open_replays == 0
-
-
-def test_an_estimate_that_fails_leaves_no_replay_behind() -> None:
-    device = Device()
-
-    class Broken(Scripted):
-        def run_us(self) -> float:
-            raise RuntimeError("lost")
-
-    device.record = lambda calls: Broken("b", iter([]), [], device=device)  # type: ignore[method-assign,assignment]
-    device.open_replays = 1
-    with pytest.raises(RuntimeError, match="lost"):
-        estimate_us(lambda: None, device)  # type: ignore[arg-type]
-    assert device.open_replays == 0

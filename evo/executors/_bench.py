@@ -20,7 +20,7 @@ from evo.floor import FloorGauge
 from evo.gate import Gate, argument_values, as_outputs, compare
 from evo.kernel import Baseline, Kernel, Launch, Workload
 from evo.targets import Loaded, Replay, Session, find_target
-from evo.timing import Protocol, Samples, calls_for, cold_calls, estimate_us, race, sets_for, summarise
+from evo.timing import Protocol, Samples, calls_for, cold_calls, race, sets_for, summarise
 
 __all__ = ["Bench", "Contender"]
 
@@ -167,7 +167,8 @@ class Bench:
                 Examined(name=e.name, calls=e.calls, order=orders[e.name]) for e in entries if e.name in examined
             ]
             if watched:
-                self._examination = Examination(self.data, watched, self._seed ^ pick, share)
+                # Who is far behind a rival is let go after the first pair of rounds, and need not be examined in it.
+                self._examination = Examination(self.data, watched, self._seed ^ pick, share, spared=int(rival is not None))
             self._session.clocks()  # what it counts is counted from here
             samples = race(
                 self._session, replays, protocol, reference, rival=rival, examiner=self._examination
@@ -239,7 +240,7 @@ class Bench:
     ) -> tuple[Replay, tuple[int, ...]]:
         """Its calls, and the sets in the order that it walks over them."""
         if entry.name not in self._call_us or not keep:
-            self._call_us[entry.name] = estimate_us(entry.calls[0], self._session)
+            self._call_us[entry.name] = self._session.estimate_us(entry.calls[0])
         calls = self._calls(len(entry.calls), self._call_us[entry.name], protocol)
         if (entry.name, calls) in self._replays:
             return self._replays[entry.name, calls]

@@ -189,7 +189,7 @@ class _Progress:
 
 class Examination:
     """An `evo.timing.Examiner` of some contenders: in every round, or by `share` of the pairs of rounds in one of the two,
-    and in the first pair always. A GPU's races are so short that they can do with fewer.
+    and in the first pair after those `spared` always. A GPU's races are so short that they can do with fewer.
 
     Before a sample some elements of the outputs are changed by a unit in the last place, which nobody sees who does not
     write them anew; after it the outputs must be, bit for bit, what they were after the warm-up. And for one of the
@@ -204,9 +204,9 @@ class Examination:
     """
 
     def __init__(
-        self, data: TimedData, contenders: Sequence[Examined], seed: int, share: float | None = None
+        self, data: TimedData, contenders: Sequence[Examined], seed: int, share: float | None = None, spared: int = 0
     ) -> None:
-        self._data, self._rng, self._share = data, random.Random(seed), share
+        self._data, self._rng, self._share, self._spared = data, random.Random(seed), share, spared
         self._progress = {c.name: self._begin(c) for c in contenders}
 
     def _begin(self, contender: Examined) -> _Progress:
@@ -220,8 +220,9 @@ class Examination:
     def _is_due(self, p: _Progress) -> bool:
         if self._share is None:
             return True
+        pair = p.samples // 2 - self._spared
         if p.samples % 2 == 0:
-            p.due = self._rng.randrange(2) if not p.samples or self._rng.random() < self._share else 2
+            p.due = self._rng.randrange(2) if pair == 0 or (pair > 0 and self._rng.random() < self._share) else 2
         p.samples += 1
         return p.due == (p.samples - 1) % 2
 

@@ -96,6 +96,10 @@ class Session(Protocol):
         """Fills the last-level cache with other data, before a sample that must not find its own there."""
         ...
 
+    def estimate_us(self, call: Callable[[], object]) -> float:
+        """A rough time of one call, to size samples by. Raises LaunchError."""
+        ...
+
     def record(self, calls: Sequence[Callable[[], object]]) -> Replay:
         """Prepares calls to be replayed in order; what they return is kept alive with the replay."""
         ...

@@ -131,6 +131,13 @@ class CpuSession:
         # Only read: stores may bypass this cache, and a sample of such would pay for writing back what others left.
         self._other_data.sum()
 
+    def estimate_us(self, call: Callable[[], object]) -> float:
+        call()
+        begin = time.perf_counter_ns()
+        call()
+        call()
+        return (time.perf_counter_ns() - begin) / 1e3 / 2
+
     def record(self, calls: Sequence[Callable[[], object]]) -> CpuReplay:
         return CpuReplay(calls)
 

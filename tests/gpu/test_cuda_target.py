@@ -296,6 +296,17 @@ def test_a_replay_is_timed_on_the_gpu_from_node_to_node(session: CudaSession) ->
     many.close()
 
 
+@pytest.mark.parametrize("elements", [1 << 12, 1 << 26])
+def test_an_estimate_is_of_the_gpus_time_also_where_the_host_takes_longer(session: CudaSession, elements: int) -> None:
+    x = torch.randn(elements, device="cuda")
+    y = torch.empty_like(x)
+    replay = session.record([lambda: y.copy_(x)] * 20)
+    replayed = min(replay.run_us() for _ in range(5))
+    replay.close()
+    estimated = min(session.estimate_us(lambda: y.copy_(x)) for _ in range(5))
+    assert 0.5 * replayed < estimated < 2 * replayed + 3.0
+
+
 def test_recording_hundreds_of_calls_is_quick(session: CudaSession, record_property: pytest.FixtureRequest) -> None:
     loaded = load(session, SCALE, "scale")
     x, y = torch.ones(256, device="cuda"), torch.zeros(256, device="cuda")

@@ -8,6 +8,7 @@ import platform
 import resource
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -155,6 +156,12 @@ def test_a_replay_makes_the_calls_in_order_and_keeps_what_they_return() -> None:
     gc.collect()
     assert len({torch.empty(4).data_ptr() for _ in range(20)} & set(addresses)) == 0
     replay.close()
+
+
+def test_an_estimate_is_the_mean_of_two_calls_after_one_that_does_not_count() -> None:
+    naps = iter([0.0, 0.02, 0.04])
+    assert CPU.open().estimate_us(lambda: time.sleep(next(naps))) >= 30e3
+    assert next(naps, None) is None
 
 
 def test_a_replay_of_nothing_is_a_fault_of_the_engine() -> None:
