@@ -60,6 +60,13 @@ def _parameters(limits: Limits) -> tuple[Parameter, ...]:
             values=("unit", "poly8", "poly4", "poly3", "poly2"),
             why="the special-function unit is narrow",
         ),
+        Categorical(
+            name="mask",
+            values=("inside", "apart"),
+            structural=True,
+            when=(When(parameter="ahead", values=(0,)),),
+            why="a jump a step against twice the code",
+        ),
         Ordinal(name="fragments", values=(1, 2), why="loads ahead of their use"),
         Ordinal(
             name="unroll",
@@ -179,6 +186,7 @@ def _default(head_dim: int) -> dict[str, Value]:
         "rescale": "always",
         "sum": "add",
         "exponential": "unit",
+        "mask": "inside",
         "fragments": 1,
         "unroll": 0,
         "order": "rows",

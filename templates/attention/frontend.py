@@ -2,8 +2,11 @@
 
 Every call gives what PyTorch's gives. One that a tuned variant serves (inference on tensors of one dtype, without a mask
 or dropout, with a tuned head size, on a tuned device) runs that variant; any other is left to PyTorch's own function.
-`explain`, called with the same arguments, says which and why. Deciding takes the CPU a few microseconds a call; a CUDA
-graph pays them once.
+`explain`, called with the same arguments, says which and why.
+
+`build` builds the native launcher (frontend.cpp), with which a call costs less than PyTorch's; without it, variants are
+launched from Python, which takes longer than a small kernel. It also makes the function an operator of PyTorch's
+dispatcher, with gradients and for torch.compile, which `also_serve` turns on.
 
 This file is copied into exported modules; what it is written against is told in _launcher.py there.
 """
@@ -11,7 +14,7 @@ This file is copied into exported modules; what it is written against is told in
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -21,8 +24,10 @@ from torch.nn.functional import (
 )
 
 from ._launcher import Call, Dispatch, addresses, variants
+from ._native import Native
+from ._patch import Patch
 
-__all__ = ["explain", "scaled_dot_product_attention", "variants"]
+__all__ = ["also_serve", "build", "explain", "patch", "scaled_dot_product_attention", "variants"]
 
 _is_compiling = torch.compiler.is_compiling
 _empty_like = torch.empty_like
@@ -42,7 +47,13 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """As torch.nn.functional.scaled_dot_product_attention, for every input."""
-    if not _is_compiling():  # a compiler must see PyTorch's operation
+    if _is_compiling():
+        return _compiled(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    if _call is not None:
+        result: Tensor | None = _call(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        if result is not None:
+            return result
+    else:
         found = _choose(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         if type(found) is tuple:
             call, at = found
@@ -69,10 +80,69 @@ def explain(
     enable_gqa: bool = False,
 ) -> str:
     """Which way such a call takes here and now: "variant 0 (...)", or "PyTorch: " and the reason."""
-    if _is_compiling():
-        return "PyTorch: torch.compile must see the operation"
+    if NATIVE.explain is not None:
+        way = NATIVE.explain(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        return way if way.startswith("PyTorch") else f"{way}, native launcher"
     found = _choose(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-    return f"PyTorch: {found}" if isinstance(found, str) else str(found[0].variant)
+    return f"PyTorch: {found}" if isinstance(found, str) else f"{found[0].variant}, Python launcher"
+
+
+def build() -> str:
+    """Builds the native launcher, once a machine and version of PyTorch: half a minute. This process uses it from here
+    on, later ones from their start. Returns where it lies. Raises RuntimeError, with what is missing here."""
+    return str(NATIVE.build())
+
+
+def also_serve(*, gradients: bool | None = None, compiled: bool | None = None) -> None:
+    """What else variants serve, where there is a native launcher; None leaves it as it is. Both are off at first.
+
+    gradients: calls that record gradients. The forward pass is a variant's; for the backward pass PyTorch computes its own
+    forward pass again and differentiates it: the same gradients, at the price of that.
+    compiled: calls within torch.compile and torch.export, where a variant stands as one operation.
+    """
+    global _in_graphs, _recording
+    if gradients is not None:
+        _recording = gradients
+        NATIVE.serve_gradients(gradients)
+    if compiled is not None:
+        _in_graphs = compiled
+
+
+def patch() -> Patch:
+    """torch.nn.functional.scaled_dot_product_attention is ours, for existing models that call it by that name: for the
+    whole process, until `undo` of what is returned, or to the end of the block that it opens."""
+    return Patch({"scaled_dot_product_attention": scaled_dot_product_attention})
+
+
+def _compiled(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> Tensor:
+    """What torch.compile is to see: the operator where it may be a variant, which is looked up when it runs."""
+    if _in_graphs and NATIVE.operator is not None and attn_mask is None and dropout_p == 0.0:
+        recorded = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+        fits = query.dim() == 4 and key.dim() == 4 and key.shape == value.shape
+        fits = fits and query.shape[0] == key.shape[0] and query.shape[3] == key.shape[3]
+        fixed = {"head_dim": query.shape[-1], "causal": int(is_causal), "lse": 0}
+        if fits and (_recording or not recorded) and DISPATCH.tuned(query.device.type, query.dtype, fixed):
+            output: Tensor = NATIVE.operator(query, key, value, is_causal, scale, enable_gqa)
+            return output
+    return torch_attention(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+
+
+def _fake(
+    query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False
+) -> Tensor:
+    """Shape, dtype and layout of the operator's result."""
+    return torch.empty_like(query)
 
 
 def _choose(
@@ -144,7 +214,18 @@ def _self_test(call: Call, dtype: torch.dtype, sizes: dict[str, int]) -> bool:
 
 
 _NUMBERS = frozenset({int, float})
+_call: Callable[..., Tensor | None] | None = None
+_recording = _in_graphs = False
+
+
+def _use(native: Native) -> None:
+    global _call
+    _call = native.call
+    native.serve_gradients(_recording)
+
+
 DISPATCH = Dispatch(_self_test)
+NATIVE = Native(DISPATCH, "scaled_dot_product_attention", _fake, _use)
 
 # For `python -m PACKAGE check` and `bench`.
 def SUBJECT(*args: Any) -> Tensor:
