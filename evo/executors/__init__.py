@@ -1,5 +1,5 @@
-"""Executors: where work runs. Builds go wide over a pool of processes; measurements run one at a time per
-device, in a process that dies with the candidate that breaks it."""
+"""Executors: where work runs. Builds go wide over a pool of processes; one candidate at a time is timed
+on a device, in a process that dies with the one that breaks it."""
 
 from __future__ import annotations
 

@@ -36,7 +36,10 @@ class _Process:
     def prepare(self, wanted: SetUp) -> None:
         if wanted not in self.ready and wanted not in self.due:
             self.worker.memory_limit = 0
-            self.worker.post(tasks.set_up, wanted)
+            if self.spare:  # it would hold up the timings for as long as it takes to get ready
+                self.worker.post(tasks.set_up, wanted)
+            else:
+                self.worker.post(tasks.sharing, tasks.set_up, wanted)
             self.due.append(wanted)
 
 
@@ -109,6 +112,10 @@ class Device:
         self._losses = losses
 
     @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
     def worker(self) -> Worker | None:
         """The present process, if there is one."""
         return self._process.worker if self._process is not None else None
@@ -139,7 +146,7 @@ class Device:
             self._settle(process)
         if process.spare:
             # It was made ready before the candidate ran that broke its predecessor, and perhaps the device.
-            process.worker.call(tasks.probe, limit_s=_PROBE_S)
+            process.worker.call(tasks.sharing, tasks.probe, limit_s=_PROBE_S)
             process.spare = False
         return process.worker
 

@@ -11,7 +11,9 @@ from typing import TypeVar
 from evo.errors import DeviceError
 from evo.evaluation import Measurement, Status
 from evo.executors import MeasureRequest, RaceRequest, RaceResult
+from evo.executors import _device_lock as device_lock
 from evo.executors import _tasks as tasks
+from evo.executors._device_lock import DeviceLock
 from evo.executors._faults import classify
 from evo.executors._limits import confine_candidate, data_bytes, limit_data
 from evo.executors._rehearsal import rehearse
@@ -22,6 +24,7 @@ __all__ = [
     "SetUp",
     "clock",
     "gate",
+    "is_lost",
     "lost_measurement",
     "lost_race",
     "open_and_probe",
@@ -29,12 +32,14 @@ __all__ = [
     "probe",
     "race",
     "set_up",
+    "sharing",
 ]
 
 _PROBE_ELEMENTS = 1 << 16
 
 _UNLIMITED = 1 << 60
 
+_R = TypeVar("_R")
 _T = TypeVar("_T")
 
 
@@ -52,7 +57,8 @@ class SetUp:
     """What a candidate may take beyond the data, where its memory is limited."""
 
 
-def prepare(target: str, index: int, scratch: Path) -> int:
+def prepare(target: str, index: int, scratch: Path, lock: DeviceLock | None) -> int:
+    device_lock.adopt(lock)
     confine_candidate(scratch, host_code=find_target(target).shares_cores)
     tasks.prepare_device(target, index)
     return 0
@@ -107,16 +113,35 @@ def set_up(request: SetUp) -> int:
     return limit_data(data_bytes() + request.memory_bytes) if host_code else 0
 
 
+def sharing(task: Callable[..., _R], *arguments: object) -> _R:
+    """Runs one of the tasks above while nothing is timed."""
+    device_lock.acquire(alone=False)
+    try:
+        return task(*arguments)
+    finally:
+        device_lock.release()
+
+
 def gate(request: MeasureRequest) -> Measurement:
-    return _judged(tasks.gate, request, lost_measurement)
+    device_lock.acquire(alone=False)
+    result = _judged(tasks.gate, request, lost_measurement)
+    if not (is_lost(result) or result.data_changed):  # else nothing is to be timed beside the end of this process
+        device_lock.release()
+    return result
 
 
 def clock(request: MeasureRequest) -> Measurement:
+    """What times takes the device: `evo.executors._bench.Bench.time`."""
     return _judged(tasks.clock, request, lost_measurement)
 
 
 def race(request: RaceRequest) -> RaceResult:
     return _judged(tasks.race, request, lost_race)
+
+
+def is_lost(result: Measurement | RaceResult) -> bool:
+    """Whether the process cannot be used any more."""
+    return result.device_lost or (isinstance(result, Measurement) and result.status is Status.OUT_OF_MEMORY)
 
 
 def lost_measurement(status: Status, log: str) -> Measurement:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from evo.errors import LaunchError
 from evo.evaluation import Check, Measurement, Status, Timing
 from evo.executors import MeasureRequest, RaceRequest, RaceResult
+from evo.executors import _device_lock as device_lock
 from evo.executors._faults import classify
 from evo.executors._lifetime import end_with_command
 from evo.kernel import Kernel, Workload, load_kernel
@@ -103,8 +104,11 @@ class _Findings:
 
 
 def _with_loaded(
-    request: MeasureRequest, examine: Callable[[MeasureRequest, Kernel, Bench, Loaded, _Findings], None]
+    request: MeasureRequest,
+    examine: Callable[[MeasureRequest, Kernel, Bench, Loaded, _Findings], None],
 ) -> Measurement:
+    """What passes while it waits for the device is nobody's time."""
+    waited_s = device_lock.waited_s()
     started = time.perf_counter()
     kernel, session = load_kernel(request.kernel), _session()
     bench = _bench(request.kernel, request.target, request.workload, request.seed)
@@ -131,15 +135,16 @@ def _with_loaded(
         found.device_lost = not _answers(session)
     finally:
         loaded.close()
+    waited_s = device_lock.waited_s() - waited_s
     return Measurement(
         status=found.status,
         checks=found.checks,
         timings=found.timings if found.status is Status.OK else (),
         log=found.log,
-        seconds=time.perf_counter() - started,
+        seconds=time.perf_counter() - started - waited_s,
         load_seconds=load_seconds,
         gate_seconds=found.gate_seconds,
-        timing_seconds=found.timing_seconds,
+        timing_seconds=max(0.0, found.timing_seconds - waited_s),
         device_lost=found.device_lost,
         data_changed=found.data_changed,
     )

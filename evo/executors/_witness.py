@@ -136,7 +136,15 @@ def parts_of(expected: Expected) -> tuple[Part, ...]:
 
 
 def _places(shape: torch.Size, rows: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
-    return tuple(torch.unravel_index(rows, shape[:-1])) if len(shape) > 1 else None
+    """Not by torch.unravel_index, whose first call imports sympy: a third of a second, or two where that has to be
+    compiled first."""
+    if len(shape) < 2:
+        return None
+    places = []
+    for size in reversed(shape[1:-1]):
+        places.append(rows % size)
+        rows = rows // size
+    return (rows, *reversed(places))
 
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:

@@ -12,9 +12,10 @@ import pickle
 import struct
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from enum import Enum
 from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
@@ -28,7 +29,7 @@ from evo.executors._limits import Conduct, data_bytes, oom_kills, write_output_t
 from evo.executors._stall import account, cause_of
 from evo.executors._strays import STARTING, end_strays, end_tree, known_workers
 
-__all__ = ["Worker", "WorkerDied", "WorkerStalled"]
+__all__ = ["Worker", "WorkerDied", "WorkerStalled", "not_counted"]
 
 _LOOK_S = 0.1
 """How often the memory of a worker is looked at."""
@@ -40,6 +41,9 @@ _UNWATCHED = 0.25
 """Of a limit: most answers come before, and cost no look at what the process does."""
 
 _STARTING_S = 60.0
+
+_WAITING_S = 600.0
+"""How long a worker may wait for others, all of which have limits of their own."""
 
 _ENDING_S = 60.0
 """How long a killed process may take: a driver first ends what runs on the device."""
@@ -79,17 +83,31 @@ class _Answer:
     complaint: str = ""
 
 
+class _Wait(Enum):
+    """Sent while a task runs."""
+
+    BEGINS = 0
+    ENDS = 1
+
+
 class Worker:
-    """`prepare` is called in the process first, with `arguments`; what it returns is the process's memory limit."""
+    """`prepare` is called in the process first, with `arguments`; what it returns is the process's memory limit. `gone`
+    is called when the process is."""
 
     def __init__(
-        self, context: BaseContext, scratch: Path, prepare: Callable[..., int], arguments: tuple[Any, ...]
+        self,
+        context: BaseContext,
+        scratch: Path,
+        prepare: Callable[..., int],
+        arguments: tuple[Any, ...],
+        gone: Callable[[], None] = lambda: None,
     ) -> None:
         self._output = scratch / f"output-{os.getpid()}-{next(_numbers)}"
         self._connection, theirs = context.Pipe()
         self.complaint = ""
         """What the last task did to its process that it should not have; empty if nothing."""
         self.memory_limit = 0
+        self._gone = gone
         self._prepared = False
         self._received = bytearray()
         self._kills_before = oom_kills()
@@ -111,7 +129,8 @@ class Worker:
 
     def collect(self, limit_s: float, patience: int = 0, *, sleeps: bool = False) -> Any:
         """The result of the first task whose result has not been collected. `patience`: how often the limit is granted
-        again to a process that lacked what it needs; `sleeps`: see `evo.executors._stall.cause_of`.
+        again to a process that lacked what it needs; `sleeps`: see `evo.executors._stall.cause_of`. The limit begins
+        anew after a time that is `not_counted`.
 
         Raises what the task raised, WorkerDied or WorkerStalled.
         """
@@ -125,6 +144,16 @@ class Worker:
         return answer.value
 
     def _receive(self, limit_s: float, patience: int = 0, sleeps: bool = False) -> Any:
+        """The next answer."""
+        message = self._message(limit_s, patience, sleeps)
+        while isinstance(message, _Wait):
+            if message is _Wait.BEGINS:
+                message = self._message(_WAITING_S, sleeps=True)
+            else:
+                message = self._message(limit_s, patience, sleeps)
+        return message
+
+    def _message(self, limit_s: float, patience: int = 0, sleeps: bool = False) -> Any:
         """The next message. Not by `Connection.recv`, which waits for as many bytes as rubbish announces."""
         watched_from = time.monotonic() + _UNWATCHED * limit_s
         deadline = watched_from + (1 - _UNWATCHED) * limit_s
@@ -202,6 +231,7 @@ class Worker:
             end_strays()
             self._connection.close()
             self._output.unlink(missing_ok=True)
+            self._gone()
         return self._exitcode
 
     def _death(self, *, near_limit: bool) -> WorkerDied:
@@ -246,9 +276,9 @@ class _Life:
             answer = _Answer(error=EngineError(f"{type(error).__name__}: {error}\n{text}"))
         if os.getpid() != self._own:
             os._exit(0)  # a candidate forked, and this is the other one
-        self._send(replace(answer, complaint=self._conduct.complaint()))
+        self.send(replace(answer, complaint=self._conduct.complaint()))
 
-    def _send(self, message: object) -> None:
+    def send(self, message: object) -> None:
         if not self._conduct.intact(self._pipe):
             os._exit(_CANNOT_ANSWER)
         body = pickle.dumps(message)
@@ -257,11 +287,25 @@ class _Life:
             data = data[os.write(self._pipe, data) :]
 
 
+_life: list[_Life] = []
+
+
+@contextmanager
+def not_counted() -> Iterator[None]:
+    """In a task that waits for other processes: no limit of time counts it."""
+    for life in _life:
+        life.send(_Wait.BEGINS)
+    yield
+    for life in _life:
+        life.send(_Wait.ENDS)
+
+
 def _serve(conn: Connection, output: Path, prepare: Callable[..., int], arguments: tuple[Any, ...]) -> None:
     """What a worker does from beginning to end."""
     _let_go_of_the_server()
     write_output_to(output)
     life = _Life(conn)
+    _life[:] = [life]
     try:
         life.run(prepare, arguments)
         while True:

@@ -1,7 +1,7 @@
 """Runs work on this machine: builders, and two disposable processes on the device, for the gate and for timing.
 
-What is decided here is the order of things: one measurement at a time, a fresh process after a broken one, who is to
-blame for what broke, and turns where building and timing would share cores.
+What is decided here is the order of things: measurements one behind the other, each timed while the next is gated, races
+alone, and turns where building and timing would share cores.
 """
 
 from __future__ import annotations
@@ -12,62 +12,36 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future, InvalidStateError
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
-from evo.errors import EngineError
 from evo.evaluation import Build, Measurement, Status
 from evo.executors import BuildRequest, ExecutorConfig, MeasureRequest, RaceRequest, RaceResult
 from evo.executors import _device_tasks as tasks
 from evo.executors._builders import Builders
-from evo.executors._device import Device
+from evo.executors._device_lock import DeviceLock
 from evo.executors._device_tasks import SetUp
-from evo.executors._limits import SCRATCH, data_bytes
+from evo.executors._lane import Job, Lane, deliver
+from evo.executors._limits import SCRATCH
 from evo.executors._pace import Pace
 from evo.executors._server import start_server, worker_context
-from evo.executors._worker import Worker, WorkerDied, WorkerStalled
+from evo.executors._stage import Stage
+from evo.executors._worker import Worker
 from evo.kernel import Workload
 from evo.targets import find_target
 
 __all__ = ["LocalExecutor"]
 
-_PATIENCE = 5
-"""So many times its limit a candidate may take more, if its process was not given the cores to use it."""
-
 _GATE_FLOOR_S = {False: 0.3, True: 0.5}
 """The least limit of a gate, by whether the target shares its cores."""
-
-_UNNAMED = "; it hangs, or has a fault that the device takes longer to name, as it does a trap"
 
 _SPARES = 4
 """A process takes a second from its start until it can gate: longer than most faults. But processes that open the device
 hold up those that use it."""
 
-_DEVICE_FAULTS = frozenset({Status.ILLEGAL_ADDRESS, Status.MISALIGNED_ADDRESS, Status.TRAP})
-
-_T = TypeVar("_T", Measurement, RaceResult)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Job:
-    """Something to be done in turn, and the future that waits for it, if one does."""
-
-    run: Callable[[], None]
-    future: Future[Any] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Attempt(Generic[_T]):
-    """What came of running a candidate: a result, or how the device process was lost."""
-
-    result: _T | None = None
-    status: Status = Status.OK
-    log: str = ""
-    certain: bool = False
-    """That the candidate is to blame is clear from this attempt alone."""
+_T = TypeVar("_T")
 
 
 class LocalExecutor:
@@ -79,16 +53,18 @@ class LocalExecutor:
         start_server()
         self._context = worker_context()
         self._scratch = Path(tempfile.mkdtemp(prefix=f"{SCRATCH}{os.getpid()}-"))
-        self._jobs: deque[_Job] = deque()
-        self._held_builds: deque[_Job] = deque()
+        self._jobs: deque[Job] = deque()
+        self._held_builds: deque[Job] = deque()
         self._outstanding: set[Future[Any]] = set()
         self._paces: dict[tuple[str, Workload, str], Pace] = {}
         self._building = 0
         self._measuring = False
         self._closed = False
         self._changed = threading.Condition()
-        self._gate = Device(self._start_device, spares=0 if self._turns else _SPARES)
-        self._timer = Device(self._start_device, spares=0)
+        self._announced: set[SetUp] = set()
+        self._gate = self._stage(spares=0 if self._turns else _SPARES, timed=False)
+        self._timer = self._stage(spares=0, timed=True)
+        self._timings = Lane("evo-timing")
         self._builders = Builders(self._start, target, config, self._scratch)
         self._dispatcher = threading.Thread(target=self._dispatch, name="evo-device", daemon=True)
         self._dispatcher.start()
@@ -97,7 +73,20 @@ class LocalExecutor:
         return Worker(self._context, self._scratch, prepare, arguments)
 
     def _start_device(self) -> Worker:
-        return self._start(tasks.prepare, (self._target, self._config.device_index, self._scratch))
+        arguments = (self._target, self._config.device_index, self._scratch)
+        if self._turns:
+            return self._start(tasks.prepare, (*arguments, None))
+        lock = DeviceLock(self._scratch / "device")
+        return Worker(self._context, self._scratch, tasks.prepare, (*arguments, lock), gone=lock.close)
+
+    def _stage(self, *, spares: int, timed: bool) -> Stage:
+        return Stage(
+            self._start_device,
+            spares=spares,
+            timed=timed,
+            host_code=self._turns,
+            memory_bytes=self._config.candidate_memory_bytes,
+        )
 
     # -- builds ---------------------------------------------------------------------------------------------
 
@@ -110,7 +99,7 @@ class LocalExecutor:
 
         with self._changed:
             if self._turns and (self._measuring or self._jobs):
-                self._held_builds.append(_Job(run=start, future=future))
+                self._held_builds.append(Job(run=start, future=future))
                 return future
             self._building += 1
         start()
@@ -120,46 +109,66 @@ class LocalExecutor:
         with self._changed:
             self._building -= 1
             self._changed.notify_all()
-        _deliver(future, result)
+        deliver(future, result)
 
     # -- the device -----------------------------------------------------------------------------------------
 
     def measure(self, request: MeasureRequest) -> Future[Measurement]:
-        """The gate has a process of its own, which has little to lose; what passes is timed in another."""
+        """The gate has a process of its own, which has little to lose; what passes is timed in another, while the next
+        is gated there."""
         gating, timing = self._pace(request, "gate"), self._pace(request, "timing")
+        future: Future[Measurement] = Future()
 
-        def evaluate() -> Measurement:
+        def pass_gate() -> None:
             if request.time:
-                self._timer.expect(self._data(request, timed=True))
-            gated = self._judge(self._gate, tasks.gate, request, gating.limit_s, tasks.lost_measurement)
-            if gated.status is not Status.OK:
-                return gated
-            gating.note(gated.load_seconds + gated.gate_seconds)
-            if not request.time:
-                return gated
-            timed = self._judge(self._timer, tasks.clock, request, timing.limit_s, tasks.lost_measurement)
-            if timed.status is Status.OK:
-                timing.note(timed.seconds)
+                self._announce(self._timer.data(request))
+            gated = self._gate.judge(tasks.gate, request, gating.limit_s, tasks.lost_measurement)
+            if gated.status is Status.OK:
+                gating.note(gated.load_seconds + gated.gate_seconds)
+            if gated.status is not Status.OK or not request.time:
+                deliver(future, gated)
+                return
+            self._timings.put(Job(run=lambda: deliver(future, timed(gated)), future=future))
+            if self._turns:
+                self._timings.drain()
+
+        def timed(gated: Measurement) -> Measurement:
+            found: Measurement = self._timer.judge(tasks.clock, request, timing.limit_s, tasks.lost_measurement)
+            if found.status is Status.OK:
+                timing.note(found.seconds)
             return replace(
-                timed,
-                checks=gated.checks + timed.checks,
-                seconds=gated.seconds + timed.seconds,
-                load_seconds=gated.load_seconds + timed.load_seconds,
-                gate_seconds=gated.gate_seconds + timed.gate_seconds,
+                found,
+                checks=gated.checks + found.checks,
+                seconds=gated.seconds + found.seconds,
+                load_seconds=gated.load_seconds + found.load_seconds,
+                gate_seconds=gated.gate_seconds + found.gate_seconds,
             )
 
-        return self._enqueue(evaluate)
+        return self._enqueue(pass_gate, future)
 
     def race(self, request: RaceRequest) -> Future[RaceResult]:
         limit_s = self._config.measure_timeout_s * (len(request.contenders) + len(request.baselines) + 1)
-        return self._enqueue(lambda: self._judge(self._timer, tasks.race, request, lambda: limit_s, tasks.lost_race))
+        future: Future[RaceResult] = Future()
+
+        def hold() -> None:
+            self._timings.drain()
+            deliver(future, self._timer.judge(tasks.race, request, lambda: limit_s, tasks.lost_race))
+
+        return self._enqueue(hold, future)
 
     def renew_device(self) -> None:
         def renew() -> None:
-            for device in (self._gate, self._timer):
-                device.renew()
+            self._timings.drain()
+            for stage in (self._gate, self._timer):
+                stage.renew()
 
-        self._submit(_Job(run=renew))
+        self._submit(Job(run=renew))
+
+    def _announce(self, data: SetUp) -> None:
+        """Has the timing's process make its data while the first candidate is gated."""
+        if data not in self._announced:
+            self._announced.add(data)
+            self._timings.put(Job(run=lambda: self._timer.expect(data)))
 
     def _pace(self, request: MeasureRequest, stage: str) -> Pace:
         """A hang shows in the gate, whose time varies little; a race waits for a quiet machine, up to its own limit."""
@@ -169,88 +178,14 @@ class LocalExecutor:
         fresh = Pace(floor_s=floor_s, ceiling_s=self._config.measure_timeout_s)
         return self._paces.setdefault((request.kernel, request.workload, stage), fresh)
 
-    def _judge(
-        self,
-        device: Device,
-        task: Callable[[Any], _T],
-        request: MeasureRequest | RaceRequest,
-        limit_s: Callable[[], float],
-        failed: Callable[[Status, str], _T],
-    ) -> _T:
-        """A candidate is blamed for a lost device process if that happens twice, the second time alone in a fresh one.
-
-        In the first process others have run before it, and may have broken what it stumbled over.
-        """
-        first = self._attempt(device, task, request, limit_s())
-        if first.result is not None:
-            return first.result
-        if first.certain:
-            return failed(first.status, first.log)
-        second = self._attempt(device, task, request, limit_s())
-        if second.result is not None:
-            return second.result
-        return failed(second.status, f"{second.log} (and again, alone in a fresh process)")
-
-    def _attempt(
-        self, device: Device, task: Callable[[Any], _T], request: MeasureRequest | RaceRequest, limit_s: float
-    ) -> _Attempt[_T]:
-        """Leaves a process behind that is fit for the next candidate, or none."""
-        worker = device.ready(self._data(request, timed=device is self._timer))
-        idle = False
-        attempt: _Attempt[_T]
-        try:
-            worker.post(task, request)
-            result: _T = worker.collect(limit_s, _PATIENCE, sleeps=not self._turns)
-        except WorkerStalled as stalled:
-            log = f"no result within {stalled.limit_s:.3g} s" + ("" if self._turns else _UNNAMED)
-            attempt = _Attempt(status=Status.TIMEOUT, log=log, certain=stalled.certain)
-        except WorkerDied as death:
-            attempt = _Attempt(status=death.status, log=f"the device process {death}")
-        except EngineError as error:  # where a candidate ran, nothing can be said to be evo's own fault
-            attempt = _Attempt(status=Status.CRASH, log=f"in its process {str(error).partition(chr(10))[0]}")
-        else:
-            if worker.complaint:
-                attempt = _Attempt(status=Status.CRASH, log=f"{worker.complaint}; the process was ended")
-            elif result.device_lost or _status(result) is Status.OUT_OF_MEMORY:
-                # The device names the fault of the launch it was waiting for, and was well when that began: it has
-                # ended all that the process ran.
-                idle = certain = _status(result) in _DEVICE_FAULTS
-                attempt = _Attempt(
-                    status=_status(result), log=_with(result.log, worker.last_words()), certain=certain
-                )
-            else:
-                if self._has_grown(worker) or result.data_changed:
-                    device.renew()
-                return _Attempt(result=result)
-        device.lose(idle=idle)
-        if self._closed:
-            raise CancelledError
-        return attempt
-
-    def _data(self, request: MeasureRequest | RaceRequest, *, timed: bool) -> SetUp:
-        return SetUp(
-            kernel=request.kernel,
-            target=request.target,
-            workload=request.workload,
-            seed=request.seed,
-            timed=timed,
-            memory_bytes=self._config.candidate_memory_bytes,
-        )
-
-    def _has_grown(self, worker: Worker) -> bool:
-        """Whether a candidate has left too little memory to the next."""
-        least = self._config.candidate_memory_bytes // 2
-        return bool(worker.memory_limit) and data_bytes(worker.pid) > worker.memory_limit - least
-
-    def _enqueue(self, evaluate: Callable[[], _T]) -> Future[_T]:
-        future: Future[_T] = Future()
+    def _enqueue(self, run: Callable[[], None], future: Future[_T]) -> Future[_T]:
         self._expect(future)
 
-        def run() -> None:
+        def begin() -> None:
             if not future.cancelled():
-                _deliver(future, evaluate())
+                run()
 
-        self._submit(_Job(run=run, future=future))
+        self._submit(Job(run=begin, future=future))
         return future
 
     def _expect(self, future: Future[Any]) -> None:
@@ -264,7 +199,7 @@ class LocalExecutor:
         with self._changed:
             self._outstanding.discard(future)
 
-    def _submit(self, job: _Job) -> None:
+    def _submit(self, job: Job) -> None:
         with self._changed:
             self._jobs.append(job)
             self._changed.notify_all()
@@ -278,11 +213,7 @@ class LocalExecutor:
                     return
                 job = self._jobs.popleft()
                 self._measuring = True
-            try:
-                job.run()
-            except BaseException as error:  # what breaks evo itself is told to whoever waits
-                if job.future is not None:
-                    _deliver(job.future, error)
+            job.carry_out()
             with self._changed:
                 self._measuring = False
                 held = list(self._held_builds) if not (self._jobs or self._closed) else []
@@ -301,28 +232,12 @@ class LocalExecutor:
             self._changed.notify_all()
         for future in outstanding:
             future.cancel()
-        for device in (self._gate, self._timer):
-            device.kill()
+        self._timings.close()
+        for stage in (self._gate, self._timer):
+            stage.kill()
         self._builders.close()
         self._dispatcher.join()
-        for device in (self._gate, self._timer):
-            device.close()
+        self._timings.join()
+        for stage in (self._gate, self._timer):
+            stage.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
-
-
-def _status(result: Measurement | RaceResult) -> Status:
-    return result.status if isinstance(result, Measurement) else Status.CRASH
-
-
-def _with(log: str, words: str) -> str:
-    return f"{log}: {words}" if words else log
-
-
-def _deliver(future: Future[Any], result: object) -> None:
-    with suppress(InvalidStateError):  # it was cancelled meanwhile
-        if isinstance(result, CancelledError):
-            future.cancel()
-        elif isinstance(result, BaseException):
-            future.set_exception(result)
-        else:
-            future.set_result(result)

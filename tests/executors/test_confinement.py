@@ -30,7 +30,7 @@ def reaches(port: int) -> bool:
 
 
 def prepare_candidate(scratch: Path) -> int:
-    return tasks.prepare("cpu", 0, scratch)
+    return tasks.prepare("cpu", 0, scratch, None)
 
 
 def prepare_builder(scratch: Path) -> int:
@@ -57,7 +57,7 @@ def test_neither_builder_nor_candidate_has_a_network(
 
 
 def prepare_dead_device(scratch: Path) -> int:
-    tasks.prepare("cpu", 0, scratch)
+    tasks.prepare("cpu", 0, scratch, None)
     session = tasks.tasks._session()
 
     def fall_silent() -> None:
@@ -70,7 +70,7 @@ def prepare_dead_device(scratch: Path) -> int:
 def prepare_deaf_device(scratch: Path) -> int:
     import torch
 
-    tasks.prepare("cpu", 0, scratch)
+    tasks.prepare("cpu", 0, scratch, None)
     torch.arange = lambda count, **options: torch.zeros(count, dtype=torch.int64)  # type: ignore[assignment]
     return 0
 

@@ -1,0 +1,153 @@
+"""Runs candidates in a device process, and finds who is to blame when that breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from evo.errors import EngineError, EvoError
+from evo.evaluation import Measurement, Status
+from evo.executors import MeasureRequest, RaceRequest, RaceResult
+from evo.executors import _device_tasks as tasks
+from evo.executors._device import Device
+from evo.executors._device_tasks import SetUp
+from evo.executors._limits import data_bytes
+from evo.executors._worker import Worker, WorkerDied, WorkerStalled
+
+__all__ = ["Stage"]
+
+_PATIENCE = 5
+"""So many times its limit a candidate may take more, if its process was not given the cores to use it."""
+
+_UNNAMED = "; it hangs, or has a fault that the device takes longer to name, as it does a trap"
+
+_DEVICE_FAULTS = frozenset({Status.ILLEGAL_ADDRESS, Status.MISALIGNED_ADDRESS, Status.TRAP})
+
+_T = TypeVar("_T", Measurement, RaceResult)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Attempt(Generic[_T]):
+    """What came of running a candidate: a result, or how the device process was lost."""
+
+    result: _T | None = None
+    status: Status = Status.OK
+    log: str = ""
+    certain: bool = False
+    """That the candidate is to blame is clear from this attempt alone."""
+
+
+class Stage:
+    """What is done with candidates in one kind of device process: `timed`, or otherwise gated. `host_code`: they run on
+    the cores. Used by one thread at a time; `kill` is for any."""
+
+    def __init__(
+        self, start: Callable[[], Worker], *, spares: int, timed: bool, host_code: bool, memory_bytes: int
+    ) -> None:
+        self._timed, self._host_code, self._memory_bytes = timed, host_code, memory_bytes
+        self._device = Device(start, spares=spares)
+
+    @property
+    def worker(self) -> Worker | None:
+        """The present process, if there is one."""
+        return self._device.worker
+
+    def data(self, request: MeasureRequest | RaceRequest) -> SetUp:
+        """What this stage needs for a request."""
+        return SetUp(
+            kernel=request.kernel,
+            target=request.target,
+            workload=request.workload,
+            seed=request.seed,
+            timed=self._timed,
+            memory_bytes=self._memory_bytes,
+        )
+
+    def expect(self, data: SetUp) -> None:
+        """Has the process make its data ahead."""
+        self._device.expect(data)
+
+    def renew(self) -> None:
+        """The next candidate meets a fresh process."""
+        self._device.renew()
+
+    def kill(self) -> None:
+        self._device.kill()
+
+    def close(self) -> None:
+        self._device.close()
+
+    def judge(
+        self,
+        task: Callable[[Any], _T],
+        request: MeasureRequest | RaceRequest,
+        limit_s: Callable[[], float],
+        failed: Callable[[Status, str], _T],
+    ) -> _T:
+        """A candidate is blamed for a lost device process if that happens twice, the second time alone in a fresh one.
+
+        In the first process others have run before it, and may have broken what it stumbled over.
+        """
+        first = self._attempt(task, request, limit_s())
+        if first.result is not None:
+            return first.result
+        if first.certain:
+            return failed(first.status, first.log)
+        second = self._attempt(task, request, limit_s())
+        if second.result is not None:
+            return second.result
+        return failed(second.status, f"{second.log} (and again, alone in a fresh process)")
+
+    def _attempt(
+        self, task: Callable[[Any], _T], request: MeasureRequest | RaceRequest, limit_s: float
+    ) -> _Attempt[_T]:
+        """Leaves a process behind that is fit for the next candidate, or none."""
+        worker = self._device.ready(self.data(request))
+        idle = False
+        attempt: _Attempt[_T]
+        try:
+            worker.post(task, request)
+            result: _T = worker.collect(limit_s, _PATIENCE, sleeps=not self._host_code)
+        except WorkerStalled as stalled:
+            log = f"no result within {stalled.limit_s:.3g} s" + ("" if self._host_code else _UNNAMED)
+            attempt = _Attempt(status=Status.TIMEOUT, log=log, certain=stalled.certain)
+        except WorkerDied as death:
+            attempt = _Attempt(status=death.status, log=f"the device process {death}")
+        except EngineError as error:  # where a candidate ran, nothing can be said to be evo's own fault
+            attempt = _Attempt(status=Status.CRASH, log=f"in its process {str(error).partition(chr(10))[0]}")
+        except EvoError:  # nobody is to blame, but the process may still hold the device
+            self._device.renew()
+            raise
+        else:
+            if worker.complaint:
+                attempt = _Attempt(status=Status.CRASH, log=f"{worker.complaint}; the process was ended")
+            elif tasks.is_lost(result):
+                # The device names the fault of the launch it was waiting for, and was well when that began: it has
+                # ended all that the process ran.
+                idle = certain = _status(result) in _DEVICE_FAULTS
+                attempt = _Attempt(
+                    status=_status(result), log=_with(result.log, worker.last_words()), certain=certain
+                )
+            else:
+                if self._has_grown(worker) or result.data_changed:
+                    self._device.renew()
+                return _Attempt(result=result)
+        self._device.lose(idle=idle)
+        if self._device.closed:
+            raise CancelledError
+        return attempt
+
+    def _has_grown(self, worker: Worker) -> bool:
+        """Whether a candidate has left too little memory to the next."""
+        least = self._memory_bytes // 2
+        return bool(worker.memory_limit) and data_bytes(worker.pid) > worker.memory_limit - least
+
+
+def _status(result: Measurement | RaceResult) -> Status:
+    return result.status if isinstance(result, Measurement) else Status.CRASH
+
+
+def _with(log: str, words: str) -> str:
+    return f"{log}: {words}" if words else log
