@@ -86,14 +86,12 @@ def render(kernel: Kernel, target: str, genome: Genome, binding: Binding, arch: 
             arch=arch,
         )
     except jinja2.TemplateSyntaxError as error:
-        raise TemplateError(f"{kernel.folder / file}, line {error.lineno}: {error.message}") from error
+        raise TemplateError(f"{kernel.folder / (error.name or file)}, line {error.lineno}: {error.message}") from error
     except jinja2.UndefinedError as error:
-        line = _template_line(error)
-        raise TemplateError(
-            f"{kernel.folder / file}{line}: {error.message}; parameters here: {', '.join(genome.parameters)}"
-        ) from error
+        place = _place(error, kernel.folder / file)
+        raise TemplateError(f"{place}: {error.message}; parameters here: {', '.join(genome.parameters)}") from error
     except Exception as error:  # a filter or an expression in the template failed
-        raise TemplateError(f"{kernel.folder / file}{_template_line(error)}: {error}") from error
+        raise TemplateError(f"{_place(error, kernel.folder / file)}: {error}") from error
     return Source(
         text=text,
         target=target,
@@ -119,11 +117,12 @@ def _template_file(kernel: Kernel, target: str) -> str:
     return found[0]
 
 
-def _template_line(error: BaseException) -> str:
-    """Jinja rewrites tracebacks so that the innermost template frame carries the template's own line."""
-    line, trace = None, error.__traceback__
+def _place(error: BaseException, file: Path) -> str:
+    """Where it happened, in `file` or in what that includes. Jinja rewrites tracebacks so that the innermost template frame
+    carries the template's own file and line."""
+    place, trace = str(file), error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename.endswith(".j2"):
-            line = trace.tb_lineno
+            place = f"{trace.tb_frame.f_code.co_filename}, line {trace.tb_lineno}"
         trace = trace.tb_next
-    return f", line {line}" if line is not None else ""
+    return place

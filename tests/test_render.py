@@ -40,3 +40,16 @@ def test_two_templates_for_one_target_are_refused_by_name(kernel: Kernel) -> Non
     (kernel.folder / "cpu.zig.j2").write_text("")
     with pytest.raises(TemplateError, match=r"2 templates for target cpu in .* \(cpu\.cpp\.j2, cpu\.zig\.j2\)"):
         rendered(kernel)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [("one\n{{ p.unrol }}\n", 2, "unrol"), ("{% if %}\n", 1, "Expected"), ("\n\n{{ 1 / 0 }}\n", 3, "division")],
+    ids=["unknown name", "syntax", "arithmetic"],
+)
+def test_what_is_wrong_in_an_included_file_is_said_with_its_name(kernel: Kernel, text: str, line: int, words: str) -> None:
+    (kernel.folder / "part.j2").write_text(text)
+    template = kernel.folder / "cpu.cpp.j2"
+    template.write_text('{% include "part.j2" %}\n' + template.read_text())
+    with pytest.raises(TemplateError, match=rf"toy/part\.j2, line {line}: .*{words}"):
+        rendered(kernel)

@@ -2,15 +2,18 @@
 
 Every call gives what PyTorch's gives. One that a tuned variant serves (inference on dense tensors of one dtype, over
 a tuned number of columns, on a tuned device) runs that variant; any other is left to PyTorch's own function.
-`explain`, called with the same arguments, says which and why. Deciding takes the CPU a few microseconds a call; a CUDA
-graph pays them once.
+`explain`, called with the same arguments, says which and why.
+
+`build` builds the native launcher (frontend.cpp), with which a call costs less than PyTorch's; without it, variants are
+launched from Python, which takes longer than a small kernel. It also makes the function an operator of PyTorch's
+dispatcher, with gradients and for torch.compile, which `also_serve` turns on.
 
 This file is copied into exported modules; what it is written against is told in _launcher.py there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import Any
 
@@ -19,8 +22,10 @@ from torch import Tensor
 from torch.nn.functional import layer_norm as torch_layer_norm  # as it is now: it may be replaced by ours later
 
 from ._launcher import Call, Dispatch, addresses, variants
+from ._native import Native
+from ._patch import Patch
 
-__all__ = ["LayerNorm", "explain", "layer_norm", "variants"]
+__all__ = ["LayerNorm", "also_serve", "build", "explain", "layer_norm", "patch", "variants"]
 
 _is_compiling = torch.compiler.is_compiling
 _empty_like = torch.empty_like
@@ -37,7 +42,13 @@ def layer_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """As torch.nn.functional.layer_norm, for every input."""
-    if not _is_compiling():  # a compiler must see PyTorch's operation
+    if _is_compiling():
+        return _compiled(input, normalized_shape, weight, bias, eps)
+    if _call is not None:
+        output: Tensor | None = _call(input, normalized_shape, weight, bias, eps)
+        if output is not None:
+            return output
+    else:
         found = _choose(input, normalized_shape, weight, bias, eps)
         if type(found) is tuple:
             call, address, weight_address, bias_address = found
@@ -57,7 +68,8 @@ def layer_norm(
 class LayerNorm(torch.nn.LayerNorm):
     """As torch.nn.LayerNorm: same constructor, parameters and state_dict.
 
-    Its parameters want gradients, so tuned variants run under torch.no_grad() or torch.inference_mode().
+    Its parameters want gradients, so tuned variants run under torch.no_grad() or torch.inference_mode(), unless
+    `also_serve` says otherwise.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -75,10 +87,72 @@ def explain(
     eps: float = 1e-5,
 ) -> str:
     """Which way a call of layer_norm takes here and now: "variant 0 (...)", or "PyTorch: " and the reason."""
-    if _is_compiling():
-        return "PyTorch: torch.compile must see the operation"
+    if NATIVE.explain is not None:
+        found: Any = NATIVE.explain(input, normalized_shape, weight, bias, eps)
+        return found if found.startswith("PyTorch") else f"{found}, native launcher"
     found = _choose(input, normalized_shape, weight, bias, eps)
-    return f"PyTorch: {found}" if isinstance(found, str) else str(found[0].variant)
+    return f"PyTorch: {found}" if isinstance(found, str) else f"{found[0].variant}, Python launcher"
+
+
+def build() -> str:
+    """Builds the native launcher, once a machine and version of PyTorch: half a minute. This process uses it from here
+    on, later ones from their start. Returns where it lies. Raises RuntimeError, with what is missing here."""
+    return str(NATIVE.build())
+
+
+def also_serve(*, gradients: bool | None = None, compiled: bool | None = None) -> None:
+    """What else variants serve, where there is a native launcher; None leaves it as it is. Both are off at first.
+
+    gradients: calls that record gradients. The forward pass is a variant's, the backward pass PyTorch's, with the same
+    gradients; but mean and deviation, which PyTorch's own forward pass keeps for it, are computed again.
+    compiled: calls within torch.compile and torch.export, where a variant stands as one operation that nothing is fused
+    with, in place of code that the compiler writes.
+    """
+    global _in_graphs, _recording
+    if gradients is not None:
+        _recording = gradients
+        NATIVE.serve_gradients(gradients)
+    if compiled is not None:
+        _in_graphs = compiled
+
+
+def patch(model: torch.nn.Module | None = None) -> Patch:
+    """Has existing models use this: until `undo` of what is returned, or to the end of the block that it opens.
+
+    With a model: its torch.nn.LayerNorm modules become LayerNorm. Without: torch.nn.functional.layer_norm is ours, which
+    every module calls, for the whole process.
+    """
+    if model is not None:
+        return Patch(model=model, classes={torch.nn.LayerNorm: LayerNorm})
+    return Patch({"layer_norm": layer_norm})
+
+
+def _compiled(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
+    """What torch.compile is to see: the operator where it may be a variant, which is looked up when it runs."""
+    if _in_graphs and NATIVE.operator is not None:
+        recorded = torch.is_grad_enabled() and (
+            input.requires_grad
+            or (weight is not None and weight.requires_grad)
+            or (bias is not None and bias.requires_grad)
+        )
+        tuned = DISPATCH.tuned(input.device.type, input.dtype, {"cols": prod(normalized_shape)})
+        if tuned and (_recording or not recorded):
+            output: Tensor = NATIVE.operator(input, normalized_shape, weight, bias, eps)
+            return output
+    return torch_layer_norm(input, normalized_shape, weight, bias, eps)
+
+
+def _fake(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Shape, dtype and layout of the operator's result."""
+    return torch.empty_like(input, memory_format=_CONTIGUOUS)
 
 
 def _choose(
@@ -139,7 +213,18 @@ def _self_test(call: Call, dtype: torch.dtype, sizes: dict[str, int]) -> bool:
 
 
 _SEQUENCES = frozenset({tuple, list, torch.Size})
+_call: Callable[..., Tensor | None] | None = None
+_recording = _in_graphs = False
+
+
+def _use(native: Native) -> None:
+    global _call
+    _call = native.call
+    native.serve_gradients(_recording)
+
+
 DISPATCH = Dispatch(_self_test)
+NATIVE = Native(DISPATCH, "layer_norm", _fake, _use)
 
 # For `python -m PACKAGE check` and `bench`.
 SUBJECT, ORIGINAL = layer_norm, torch_layer_norm
