@@ -11,13 +11,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
+from typing import Any, Generic, TypeVar
 
 from evo.errors import SpaceError, UnknownNameError
 
-__all__ = ["Categorical", "Constraint", "Ordinal", "Parameter", "Point", "Space", "Value", "When"]
+__all__ = ["Categorical", "Constraint", "Derivation", "Ordinal", "Parameter", "Point", "Space", "Value", "When"]
 
 Value = bool | int | float | str
 Point = dict[str, Value]
+_D = TypeVar("_D")
 
 _SAMPLE_ATTEMPTS = 5_000
 _WALK_ROUNDS = 4
@@ -77,6 +79,23 @@ class Constraint:
     name: str
     holds: Callable[[Mapping[str, Value]], bool]
     reason: str
+
+
+class Derivation(Generic[_D]):
+    """Makes constraints that look at a point and at what follows from it, which is derived once for all of them."""
+
+    def __init__(self, derive: Callable[[Mapping[str, Value]], _D], inactive: Mapping[str, Value]) -> None:
+        self._derive, self._inactive = derive, dict(inactive)
+        self._latest: tuple[Point, tuple[dict[str, Any], _D]] | None = None
+
+    def constraint(self, name: str, holds: Callable[[dict[str, Any], _D], bool], reason: str) -> Constraint:
+        """`holds` is given the point, completed by the values of inactive parameters, and what was derived from it."""
+        return Constraint(name=name, holds=lambda point: bool(holds(*self._of(point))), reason=reason)
+
+    def _of(self, point: Mapping[str, Value]) -> tuple[dict[str, Any], _D]:
+        if self._latest is None or point != self._latest[0]:
+            self._latest = dict(point), ({**self._inactive, **point}, self._derive(point))
+        return self._latest[1]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,14 @@ from evo.space import Value
 
 __all__ = ["INACTIVE", "Shape", "plan", "shape_of"]
 
-INACTIVE: dict[str, Value] = {"launch": "plain", "epilogue": "direct", "order": "rows", "v_wait": "early", "mask": "inside", "unroll": 0}
+INACTIVE: dict[str, Value] = {
+    "launch": "plain",
+    "epilogue": "direct",
+    "order": "rows",
+    "v_wait": "early",
+    "mask": "inside",
+    "unroll": 0,
+}
 
 _FLOAT, _ELEMENT = 4, 2
 """Bytes."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from evo.kernel import Limits, Workload
-from evo.space import Categorical, Constraint, Ordinal, Parameter, Space, Value, When
+from evo.space import Categorical, Constraint, Derivation, Ordinal, Parameter, Space, Value, When
 
-from .cuda_shape import INACTIVE, Shape, shape_of
+from .cuda_shape import INACTIVE, shape_of
 
 __all__ = ["space"]
 
@@ -98,15 +97,7 @@ def _parameters(limits: Limits) -> tuple[Parameter, ...]:
 
 def _constraints(workload: Workload, limits: Limits) -> tuple[Constraint, ...]:
     head_dim = workload.dim("head_dim")
-    latest: list[Any] = [{}, None]  # all rules look at one point after the other: derive its sizes once
-
-    def derived(point: Mapping[str, Value]) -> tuple[dict[str, Any], Shape]:
-        if latest[1] is None or point != latest[0]:
-            latest[:] = dict(point), ({**INACTIVE, **point}, shape_of(point, head_dim))
-        return latest[1]
-
-    def rule(name: str, holds: Callable[[dict[str, Any], Shape], bool], reason: str) -> Constraint:
-        return Constraint(name=name, holds=lambda point: bool(holds(*derived(point))), reason=reason)
+    rule = Derivation(lambda point: shape_of(point, head_dim), INACTIVE).constraint
 
     def blocks(p: dict[str, Any]) -> int:
         return max(1, int(p["min_blocks"]))

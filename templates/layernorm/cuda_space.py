@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
 from evo.kernel import DTYPE_BYTES, Limits, Workload
-from evo.space import Categorical, Constraint, Ordinal, Parameter, Point, Space, Value, When
+from evo.space import Categorical, Constraint, Derivation, Ordinal, Parameter, Point, Space, Value, When
 
-from .cuda_shape import INACTIVE, Shape, power_dividing, shape_of
+from .cuda_shape import INACTIVE, power_dividing, shape_of
 
 __all__ = ["space"]
 
@@ -133,15 +130,7 @@ def _parameters(limits: Limits) -> tuple[Parameter, ...]:
 
 
 def _constraints(dtype: str, columns: int, limits: Limits) -> tuple[Constraint, ...]:
-    latest: list[Any] = [None, {}, None]  # all rules look at one point after the other: derive its sizes once
-
-    def derived(point: Mapping[str, Value]) -> tuple[dict[str, Any], Shape]:
-        if point is not latest[0] or point != latest[1]:
-            latest[:] = point, dict(point), ({**INACTIVE, **point}, shape_of(point, dtype, columns))
-        return latest[2]
-
-    def rule(name: str, holds: Callable[[dict[str, Any], Shape], bool], reason: str) -> Constraint:
-        return Constraint(name=name, holds=lambda point: bool(holds(*derived(point))), reason=reason)
+    rule = Derivation(lambda point: shape_of(point, dtype, columns), INACTIVE).constraint
 
     threads_per_sm = limits.threads_per_multiprocessor
     smem_per_sm = limits.smem_bytes_per_multiprocessor
