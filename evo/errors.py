@@ -11,6 +11,7 @@ EvoError                      exit code 1: the work failed
 │   └── StoreError            a database that is locked, foreign, newer, unwritable, full
 ├── CompileError              one candidate did not compile; carries the compiler's log
 ├── LaunchError               one candidate could not be loaded or launched
+│   └── HangError             its launch did not end within its limit, and may be running still
 └── EngineError               evo itself is broken; reported as a bug
 """
 
@@ -91,6 +92,10 @@ class CompileError(EvoError):
 
 class LaunchError(EvoError):
     """A candidate could not be loaded or launched."""
+
+
+class HangError(LaunchError):
+    """A launch that did not end within its limit. It may be running still: whoever asks the device anything waits for it."""
 
 
 class EngineError(EvoError):

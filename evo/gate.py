@@ -17,6 +17,8 @@ A verdict follows from the kernel, the genome and the seed: run them again, and 
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -98,6 +100,10 @@ class Gate:
         self._kernel, self._target, self._session, self._seed = kernel, target, session, seed
         self._hazards = session.hazards
         self._prepared: dict[tuple[Case, bool], PreparedCase] = {}
+        self.launch_limit_s = math.inf
+        """How long a launch may take."""
+        self.longest_launch_s = 0.0
+        """Of those since it was set to zero."""
 
     def expect(self, inputs: Tensors, workload: Workload) -> tuple[Expected, ...]:
         """References and bounds for one set of inputs."""
@@ -193,7 +199,7 @@ class Gate:
             try:
                 checks.append(self.check(loaded, launch, prepared))
             except LaunchError as error:
-                raise LaunchError(f"case {case.name}: {error}") from error
+                raise type(error)(f"case {case.name}: {error}") from error  # a hang stays one
             if not checks[-1].passed:
                 break
         return tuple(checks)
@@ -206,8 +212,10 @@ class Gate:
         if self._hazards is not None:
             self._hazards.scrub(shared)
         if all(o.numel() for o in memory.outputs.values()):
+            began = time.perf_counter()
             loaded(argument_values(self._kernel, case.workload, memory.inputs, memory.outputs), launch)
-            self._session.synchronize()
+            self._session.await_launch(self.launch_limit_s)
+            self.longest_launch_s = max(self.longest_launch_s, time.perf_counter() - began)
 
     def _try(
         self, loaded: Loaded, launch: Launch, case: Case, trial: _Trial, first: dict[str, torch.Tensor]
@@ -250,7 +258,7 @@ class Gate:
         memory.write(prepared.trials[2].inputs)
         self._hazards.write_late(memory.before_outputs, trial.image.before_outputs)
         loaded(argument_values(self._kernel, prepared.case.workload, memory.inputs, memory.outputs), launch)
-        self._session.synchronize()
+        self._session.await_launch(self.launch_limit_s)
         if all(same(memory.outputs[n], o) for n, o in first.items()):
             return ""
         return "read an input before the kernel that writes it had ended"

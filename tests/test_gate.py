@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from evo.errors import CompileError, LaunchError
+from evo.errors import CompileError, HangError, LaunchError
 from evo.evaluation import Binary, Check
 from evo.gate import Expected, Gate, argument_values, case_seed, compare
 from evo.genome import Genome
@@ -270,6 +271,20 @@ def test_a_gate_whose_hazards_cannot_be_made_is_no_gate(session: Session) -> Non
 
     with pytest.raises(AttributeError, match="bindings"):
         Gate(KERNEL, "cpu", Broken(), seed=1)  # type: ignore[arg-type]
+
+
+def test_a_launch_that_hangs_is_told_from_one_that_fails(
+    gate: Gate, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hang(limit_s: float) -> None:
+        raise HangError(f"a launch did not end within {limit_s:g} s")
+
+    monkeypatch.setattr(session, "await_launch", hang)
+    gate.launch_limit_s = 0.5
+    case = KERNEL.cases("cpu", WORKLOAD)[0]
+    launch = KERNEL.launch("cpu", {}, case.workload, TARGET.limits("native"))
+    with pytest.raises(HangError, match=f"^case {re.escape(case.name)}: a launch did not end within 0.5 s"):
+        gate.run(lambda values, launch: None, [(case, launch)])  # type: ignore[arg-type,list-item]
 
 
 def test_a_failed_launch_names_its_case(gate: Gate) -> None:

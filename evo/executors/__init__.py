@@ -74,6 +74,8 @@ class MeasureRequest:
     seed: int = 0
     time: bool = True
     rival: Rival | None = None
+    launch_limit_s: float | None = None
+    """How long a launch of the gate may take; an executor sets it by what others took."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -126,7 +126,8 @@ class Stage:
             elif tasks.is_lost(result):
                 # The device names the fault of the launch it was waiting for, and was well when that began: it has
                 # ended all that the process ran.
-                idle = certain = _status(result) in _DEVICE_FAULTS
+                idle = _status(result) in _DEVICE_FAULTS
+                certain = idle or _status(result) is Status.TIMEOUT  # which the process itself has seen
                 attempt = _Attempt(
                     status=_status(result), log=_with(result.log, worker.last_words()), certain=certain
                 )

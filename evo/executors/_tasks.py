@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
-from evo.errors import LaunchError
+from evo.errors import HangError, LaunchError
 from evo.evaluation import Check, Measurement, Status, Timing
 from evo.executors import MeasureRequest, RaceRequest, RaceResult
 from evo.executors import _device_lock as device_lock
@@ -96,6 +97,7 @@ class _Findings:
     timings: tuple[Timing, ...] = ()
     gate_seconds: float = 0.0
     timing_seconds: float = 0.0
+    launch_seconds: float = 0.0
     device_lost: bool = False
     data_changed: bool = False
 
@@ -127,14 +129,19 @@ def _with_loaded(
             device_lost=not _answers(session),
         )
     load_seconds = time.perf_counter() - started
+    hangs = False
     try:
         examine(request, kernel, bench, loaded, found)
+    except HangError as error:
+        hangs = found.device_lost = True
+        found.refuse(Status.TIMEOUT, str(error))
     except LaunchError as error:
         found.checks = tuple(c for c in found.checks if c.passed)
         found.refuse(classify(str(error), Status.LAUNCH_ERROR), str(error))
         found.device_lost = not _answers(session)
     finally:
-        loaded.close()
+        if not hangs:  # else unloading would wait for it
+            loaded.close()
     waited_s = device_lock.waited_s() - waited_s
     return Measurement(
         status=found.status,
@@ -145,6 +152,7 @@ def _with_loaded(
         load_seconds=load_seconds,
         gate_seconds=found.gate_seconds,
         timing_seconds=max(0.0, found.timing_seconds - waited_s),
+        launch_seconds=found.launch_seconds,
         device_lost=found.device_lost,
         data_changed=found.data_changed,
     )
@@ -158,7 +166,10 @@ def _gate(request: MeasureRequest, kernel: Kernel, bench: Bench, loaded: Loaded,
         (case, kernel.launch(request.target, point, case.workload, limits))
         for case in kernel.cases(request.target, request.workload)
     ]
+    bench.gate.launch_limit_s = math.inf if request.launch_limit_s is None else request.launch_limit_s
+    bench.gate.longest_launch_s = 0.0
     found.checks = bench.gate.run(loaded, cases)
+    found.launch_seconds = bench.gate.longest_launch_s
     found.gate_seconds = time.perf_counter() - started
     if not all(c.passed for c in found.checks):
         found.refuse(Status.WRONG, f"{found.checks[-1].case}: {found.checks[-1].reason}")

@@ -37,6 +37,9 @@ __all__ = ["LocalExecutor"]
 _GATE_FLOOR_S = {False: 0.3, True: 0.5}
 """The least limit of a gate, by whether the target shares its cores."""
 
+_LAUNCH_SHARE = 0.4
+"""Of that is the least limit of a single launch on a GPU, where one takes microseconds and does not depend on the host."""
+
 _SPARES = 4
 """A process takes a second from its start until it can gate: longer than most faults. But processes that open the device
 hold up those that use it."""
@@ -116,15 +119,17 @@ class LocalExecutor:
     def measure(self, request: MeasureRequest) -> Future[Measurement]:
         """The gate has a process of its own, which has little to lose; what passes is timed in another, while the next
         is gated there."""
-        gating, timing = self._pace(request, "gate"), self._pace(request, "timing")
+        launching, gating, timing = (self._pace(request, stage) for stage in ("launch", "gate", "timing"))
         future: Future[Measurement] = Future()
 
         def pass_gate() -> None:
             if request.time:
                 self._announce(self._timer.data(request))
-            gated = self._gate.judge(tasks.gate, request, gating.limit_s, tasks.lost_measurement)
+            limited = replace(request, launch_limit_s=launching.limit_s())
+            gated = self._gate.judge(tasks.gate, limited, gating.limit_s, tasks.lost_measurement)
             if gated.status is Status.OK:
                 gating.note(gated.load_seconds + gated.gate_seconds)
+                launching.note(gated.launch_seconds)
             if gated.status is not Status.OK or not request.time:
                 deliver(future, gated)
                 return
@@ -173,8 +178,9 @@ class LocalExecutor:
     def _pace(self, request: MeasureRequest, stage: str) -> Pace:
         """A hang shows in the gate, whose time varies little; a race waits for a quiet machine, up to its own limit."""
         floor_s = self._config.timing_floor_s
-        if stage == "gate":
+        if stage != "timing":
             floor_s = _GATE_FLOOR_S[self._turns] if self._config.gate_floor_s is None else self._config.gate_floor_s
+            floor_s *= _LAUNCH_SHARE if stage == "launch" else 1.0
         fresh = Pace(floor_s=floor_s, ceiling_s=self._config.measure_timeout_s)
         return self._paces.setdefault((request.kernel, request.workload, stage), fresh)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
@@ -10,7 +11,7 @@ from typing import Any
 
 import torch
 
-from evo.errors import EngineError, LaunchError
+from evo.errors import EngineError, HangError, LaunchError
 from evo.evaluation import Binary
 from evo.kernel import Limits
 from evo.targets import EVICTION_MULTIPLE, DeviceInfo, Hazards
@@ -99,6 +100,20 @@ class CudaSession:
 
     def synchronize(self) -> None:
         expect(self._driver.cuCtxSynchronize(), "the GPU reports")
+
+    def await_launch(self, limit_s: float) -> None:
+        """Looks again and again, as the driver does when it synchronises. Raises LaunchError, HangError."""
+        stream, deadline = torch.cuda.current_stream().cuda_stream, time.monotonic() + limit_s
+        not_ready = self._driver.CUresult.CUDA_ERROR_NOT_READY
+        late = False
+        while (result := self._driver.cuStreamQuery(stream))[0] == not_ready:
+            if late:
+                raise HangError(
+                    f"a launch did not end within {limit_s:.3g} s; it hangs, or has a fault that the device takes longer"
+                    " to name, as it does a trap"
+                )
+            late = time.monotonic() >= deadline  # looked at once more: this process may have had no core for a while
+        expect(result, "the GPU reports")
 
     def evict(self) -> None:
         """The other data are written, so that a sample begins as it ends: with a cache of data still to be written
