@@ -63,15 +63,6 @@ template <int BYTES, bool SWIZZLED> struct tile_rows {
     static __device__ __forceinline__ int place(int row, int chunk) { return row * PITCH + ((chunk ^ turn(row)) << 4); }
 };
 
-// 16 bytes from global to shared memory; zeros if not `wanted`: nothing is read then. Asynchronous (cp.async).
-__device__ __forceinline__ void copy_async_16(unsigned shared, const void* global) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" :: "r"(shared), "l"(global) : "memory");
-}
-__device__ __forceinline__ void copy_async_16_or_zero(unsigned shared, const void* global, bool wanted) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
-        :: "r"(shared), "l"(global), "r"(wanted ? 16 : 0) : "memory");
-}
-
 __device__ __forceinline__ float exp2_fast(float x) {   // 2 ulp; denormal results are 0; CUDA math API, ex2.approx.ftz
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -14,6 +14,8 @@ __all__ = ["INACTIVE", "Shape", "plan", "shape_of"]
 INACTIVE: dict[str, Value] = {
     "launch": "plain",
     "epilogue": "direct",
+    "grid": "tiles",
+    "cache": "plain",
     "order": "rows",
     "v_wait": "early",
     "mask": "inside",
@@ -59,10 +61,12 @@ def plan(point: Mapping[str, Value], workload: Workload) -> LaunchPlan:
     shape = shape_of(point, workload.dim("head_dim"))
     rows = ("q_len", shape.block_m)
     tiles = (rows, ("heads", 1), ("batch", 1)) if p["order"] == "rows" else (("heads", 1), ("batch", 1), rows)
+    persistent = p["grid"] == "persistent"
     return LaunchPlan(
         threads=shape.threads,
         tiles=tiles,
-        axes=True,
+        axes=not persistent,
+        blocks_per_multiprocessor=p["min_blocks"] if persistent else None,
         smem_bytes=shape.smem_bytes,
         alignment=16,
         programmatic=p["launch"] == "programmatic",

@@ -74,6 +74,8 @@ def _parameters(limits: Limits) -> tuple[Parameter, ...]:
             when=(When(parameter="q_store", values=("shared",)),),
             why="less code to fetch, against address arithmetic",
         ),
+        Categorical(name="grid", values=("tiles", "persistent"), structural=True, why="blocks that start late against a division"),
+        Categorical(name="cache", values=("plain", "keep"), why="keys and values are read by many blocks, queries by one"),
         Categorical(name="order", values=("rows", "heads"), why="keys shared in L2 against an even end"),
         Categorical(
             name="epilogue",
@@ -149,6 +151,11 @@ def _constraints(workload: Workload, limits: Limits) -> tuple[Constraint, ...]:
             "next scores are computed beside these weights with ahead=1, and q in registers",
         ),
         rule(
+            "persistent_needs_blocks",
+            lambda p, s: p["grid"] == "tiles" or p["min_blocks"] >= 1,
+            "a persistent grid has min_blocks blocks an SM",
+        ),
+        rule(
             "whole_turns",
             lambda p, s: s.threads >= 64 or head_dim % 64 != 0,
             "threads copy every eighth row or one of its multiples",
@@ -180,6 +187,8 @@ def _default(head_dim: int) -> dict[str, Value]:
         "mask": "inside",
         "fragments": 1,
         "unroll": 0,
+        "grid": "tiles",
+        "cache": "plain",
         "order": "rows",
         "epilogue": "shared",
         "min_blocks": 0,
