@@ -121,10 +121,11 @@ def test_a_candidate_without_finals_is_exported_and_recorded_as_that(db: Path) -
     assert (record["winner"], record["timed_in"]) == (False, "search")
 
 
-def test_winners_are_exported_with_the_figures_of_the_finals(db: Path) -> None:
+def test_winners_are_exported_with_the_figures_of_the_finals(db: Path, capsys: pytest.CaptureFixture[str]) -> None:
     end_run(db, 0, 1)
     code, records = export(db, "made")
     assert code == 0
+    assert "python -m module build" in capsys.readouterr().out
     assert [(r["winner"], r["timed_in"], r["order"]) for r in records] == [(True, "final", 0), (True, "final", 1)]
 
 

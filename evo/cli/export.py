@@ -45,7 +45,10 @@ def export(
         return
     workloads = ", ".join(f"{c.workload.split(',dtype')[0]} {c.dtype}" for c in chosen)
     typer.echo(f"{out}: {len(written)} files for {workloads}")
-    typer.echo(f"try it:  python -m {out.name} check   and   python -m {out.name} bench   in {out.resolve().parent}")
+    run = f"python -m {out.name}"
+    typer.echo(f"try it:  {run} check   and   {run} bench   in {out.resolve().parent}")
+    if (out / "frontend.cpp").is_file():
+        typer.echo(f"build its native launcher, once a machine, which makes calls cheaper:  {run} build")
 
 
 def export_run(store: Store, run: str, format: str, out: Path, db: str) -> list[Path]:

@@ -1,8 +1,9 @@
 """A Python package that stands alone: PyTorch's function, with tuned variants behind it where they apply.
 
 What lies in it: __init__.py with the public names of the kernel's frontend.py; the frontend; the run time
-(evo/exporters/_module, copied as it is); manifest.json, the provenance; for each variant its readable source and its
-binary; the local headers that the sources include.
+(evo/exporters/_module, copied as it is); where the kernel has it, the source of the native launcher, frontend.cpp and
+native/; manifest.json, the provenance; for each variant its readable source and its binary; the local headers that the
+sources include.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class ModuleExporter:
             variants = [_build(kernel, target, request.arch, i, item) for i, item in enumerate(request.items)]
             for path in sorted(p for p in _RUNTIME.glob("*.py") if p.name != "__init__.py"):
                 (folder / path.name).write_bytes(path.read_bytes())
-            (folder / FRONTEND_FILE).write_bytes(frontend.read_bytes())
+            _write_frontend(folder, frontend)
             for variant in variants:
                 _write_variant(folder, variant)
             (folder / "__init__.py").write_text(_init(kernel, names, variants), encoding="utf-8")
@@ -135,6 +136,17 @@ def _build(kernel: Kernel, target: Target, arch: str, index: int, item: ExportIt
     )
 
 
+def _write_frontend(folder: Path, frontend: Path) -> None:
+    """The Python function and, where the kernel has it, the native launcher: <kernel>/frontend.cpp, and what it includes."""
+    (folder / FRONTEND_FILE).write_bytes(frontend.read_bytes())
+    native = frontend.with_suffix(".cpp")
+    if native.is_file():
+        (folder / native.name).write_bytes(native.read_bytes())
+        (folder / "native").mkdir()
+        for header in sorted((_RUNTIME / "native").glob("*.h")):
+            (folder / "native" / header.name).write_bytes(header.read_bytes())
+
+
 def _write_variant(folder: Path, variant: BuiltVariant) -> None:
     (folder / variant.source_file).write_bytes(variant.source.text.encode())
     (folder / variant.binary_file).write_bytes(variant.binary.code)
@@ -152,6 +164,7 @@ def _init(kernel: Kernel, names: list[str], variants: Sequence[BuiltVariant]) ->
         f'"""{kernel.title} for PyTorch, in place of {kernel.replaces or "its own"}.\n\n'
         f"Tuned for {variants[0].source.target} and\n{tuned}\n"
         f"Everything else is left to PyTorch. Found and written by evo {__version__}; {MANIFEST} tells how.\n\n"
+        f"    python -m PACKAGE build     build the native launcher: cheaper calls\n"
         f"    python -m PACKAGE check     compare with PyTorch and float64\n"
         f'    python -m PACKAGE bench     time beside PyTorch\n"""\n\n'
         f"from .frontend import {', '.join(names)}\n\n"

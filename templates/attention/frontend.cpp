@@ -222,6 +222,7 @@ auto prepared(PyObject* const* args, Use use, Refuse refuse) {
 PyObject* call(Operator& op, PyObject* const* args) {
     const auto use = [&op](const Arguments& a) {
         const WithoutGil gil;
+        EVO_RECORD(op);
         if (!recorded({a.query, a.key, a.value})) return run(op, a);
         if (!op.gradients) return Tensor();
         return with_gradients(op, *a.query, *a.key, *a.value, a.is_causal, a.scale, a.enable_gqa);

@@ -80,6 +80,8 @@ def explain(
     enable_gqa: bool = False,
 ) -> str:
     """Which way such a call takes here and now: "variant 0 (...)", or "PyTorch: " and the reason."""
+    if _is_compiling():
+        return "within torch.compile: PyTorch's operation, unless also_serve(compiled=True) was called"
     if NATIVE.explain is not None:
         way = NATIVE.explain(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         return way if way.startswith("PyTorch") else f"{way}, native launcher"

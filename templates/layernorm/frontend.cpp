@@ -204,6 +204,7 @@ PyObject* call(Operator& op, PyObject* const* args) {
     Tensor output;
     if (!recorded({a.input, a.weight, a.bias})) {
         const WithoutGil gil;
+        EVO_RECORD(op);
         output = run(op, a);
     } else if (op.gradients) {
         const WithoutGil gil;

@@ -87,6 +87,8 @@ def explain(
     eps: float = 1e-5,
 ) -> str:
     """Which way a call of layer_norm takes here and now: "variant 0 (...)", or "PyTorch: " and the reason."""
+    if _is_compiling():
+        return "within torch.compile: PyTorch's operation, unless also_serve(compiled=True) was called"
     if NATIVE.explain is not None:
         found: Any = NATIVE.explain(input, normalized_shape, weight, bias, eps)
         return found if found.startswith("PyTorch") else f"{found}, native launcher"

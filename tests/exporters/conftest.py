@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from exports import request_for
 from evo.exporters import find_exporter
 
 Importer = Callable[[Path], ModuleType]
+_BUILT = os.environ.get("EVO_KERNELS_CACHE")
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +34,39 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 _serial = count()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_launcher_of_before(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What this user has built must not change what is tested."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.delenv("EVO_KERNELS_CACHE", raising=False)
+        yield
+
+
+@pytest.fixture(scope="session")
+def launchers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where native launchers are kept once they are built, for all processes of this run: a build takes half a minute.
+    Those that were built before are found if the run was started with $EVO_KERNELS_CACHE."""
+    if _BUILT:
+        return Path(_BUILT)
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "launchers"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def native(
+    exported: Path, launchers: Path, use: Importer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ModuleType]:
+    """The package with its native launcher in use."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EVO_KERNELS_CACHE", str(launchers))
+        module = use(Path(shutil.copytree(exported, tmp_path_factory.mktemp("native") / f"native_{next(_serial)}")))
+        module.build()
+        yield module
 
 
 @pytest.fixture

@@ -13,16 +13,18 @@ from evo.kernel import load_kernel
 from evo.targets import find_target
 
 
-def request_for(target: str, arch: str, out: Path, *workloads: str, **record: Any) -> ExportRequest:
+def request_for(
+    target: str, arch: str, out: Path, *workloads: str, kernel: str = "layernorm", **record: Any
+) -> ExportRequest:
     """The default point of the search space for each workload."""
-    kernel, limits = load_kernel("layernorm"), find_target(target).limits(arch)
+    problem, limits = load_kernel(kernel), find_target(target).limits(arch)
     items = []
     for index, text in enumerate(workloads):
-        workload = kernel.workload(target, text)
-        space = kernel.space(target, workload, limits)
+        workload = problem.workload(target, text)
+        space = problem.space(target, workload, limits)
         genome = Genome.of(space.complete(space.default))
         items.append(ExportItem(workload=workload, genome=genome, candidate=f"test/{index}", record=record))
-    return ExportRequest(kernel="layernorm", target=target, arch=arch, items=tuple(items), out=out)
+    return ExportRequest(kernel=kernel, target=target, arch=arch, items=tuple(items), out=out)
 
 
 def edit_manifest(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:

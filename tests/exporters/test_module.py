@@ -95,7 +95,7 @@ def test_the_manifest_tells_where_everything_comes_from(tmp_path: Path) -> None:
 
 def test_the_module_tells_of_its_variants(exported: Path, use: Callable[[Path], ModuleType]) -> None:
     module = use(exported)
-    assert module.__all__ == ["LayerNorm", "explain", "layer_norm", "variants"]
+    assert module.__all__ == ["LayerNorm", "also_serve", "build", "explain", "layer_norm", "patch", "variants"]
     found = module.variants()
     assert [v["workload"]["dims"]["cols"] for v in found] == [96, 1024, 256]
     found[0].clear()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -19,9 +18,12 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 
-@pytest.fixture(scope="module")
-def module(exported: Path, use: Callable[[Path], ModuleType]) -> ModuleType:
-    return use(exported)
+@pytest.fixture(scope="module", params=["Python", "native"])
+def module(request: pytest.FixtureRequest) -> ModuleType:
+    """Launched from Python, and natively: the same calls, the same answers."""
+    if request.param == "native":
+        return request.getfixturevalue("native")
+    return request.getfixturevalue("use")(request.getfixturevalue("exported"))
 
 
 def agree(own: torch.Tensor, torchs: torch.Tensor) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -76,26 +78,36 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.fixture(scope="module", params=["Python", "native"])
+def launcher(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """How variants are launched. A native launcher that was built before is taken from $EVO_KERNELS_CACHE."""
+    built = os.environ.get("EVO_KERNELS_CACHE") or str(tmp_path_factory.getbasetemp() / "launchers")
+    nothing = str(tmp_path_factory.mktemp("nothing"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EVO_KERNELS_CACHE", built if request.param == "native" else nothing)
+        yield request.param
+
+
 @pytest.fixture(scope="module")
-def module(folder: Path) -> Iterator[ModuleType]:
-    yield from imported(folder)
+def module(folder: Path, launcher: str) -> Iterator[ModuleType]:
+    yield from imported(folder, launcher)
 
 
 @pytest.fixture
-def fresh(folder: Path, tmp_path: Path) -> Iterator[ModuleType]:
+def fresh(folder: Path, tmp_path: Path, launcher: str) -> Iterator[ModuleType]:
     """A copy in which nothing is loaded yet."""
-    copy = tmp_path / f"fresh_{hashlib.sha256(str(tmp_path).encode()).hexdigest()[:8]}"
-    copy.mkdir()
-    for path in folder.iterdir():
-        if path.is_file():
-            (copy / path.name).write_bytes(path.read_bytes())
-    yield from imported(copy)
+    name = f"fresh_{hashlib.sha256(str(tmp_path).encode()).hexdigest()[:8]}"
+    yield from imported(Path(shutil.copytree(folder, tmp_path / name)), launcher)
 
 
-def imported(folder: Path) -> Iterator[ModuleType]:
+def imported(folder: Path, launcher: str) -> Iterator[ModuleType]:
     sys.path.insert(0, str(folder.parent))
     importlib.invalidate_caches()
-    yield importlib.import_module(folder.name)
+    module = importlib.import_module(folder.name)
+    if launcher == "native":
+        module.build()
+    assert (module.frontend._call is not None) is (launcher == "native")
+    yield module
     sys.path.remove(str(folder.parent))
     for name in [m for m in sys.modules if m.partition(".")[0] == folder.name]:
         del sys.modules[name]
@@ -261,14 +273,14 @@ def test_a_launch_that_fails_leaves_this_call_and_the_next_to_pytorch(fresh: Mod
     torch.cuda.synchronize()
 
 
-def test_ptx_runs_where_it_is_as_old_as_the_gpu_or_older(tmp_path: Path) -> None:
+def test_ptx_runs_where_it_is_as_old_as_the_gpu_or_older(tmp_path: Path, launcher: str) -> None:
     if find_target("cuda").advice():  # type: ignore[attr-defined]
         pytest.skip("this driver is older than the compiler: no PTX")
     out = tmp_path / "layernorm_as_ptx"
     items = (item("rows=64,cols=1024,dtype=float16", 0),)
     request = ExportRequest(kernel="layernorm", target="cuda", arch="compute_80", items=items, out=out)
     find_exporter("module").export(request)
-    for module in imported(out):
+    for module in imported(out, launcher):
         on_variant(module, arguments())
 
 
@@ -282,7 +294,7 @@ def test_every_gpu_has_its_own_copy(module: ModuleType) -> None:
                 assert own.device.index == index
 
 
-def test_the_benchmark_times_every_variant(folder: Path) -> None:
+def test_the_benchmark_times_every_variant(folder: Path, launcher: str) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", folder.name, "bench", "--rounds", "4"],
         cwd=folder.parent,

@@ -1,4 +1,4 @@
-"""python -m PACKAGE check | bench | show"""
+"""python -m PACKAGE build | check | bench | show"""
 
 from __future__ import annotations
 
@@ -24,23 +24,27 @@ def main() -> int:
     """Exit code 0: done, and all is right. 1: something is wrong, or no variant runs here. 2: bad usage."""
     parser = argparse.ArgumentParser(prog=f"python -m {__package__}", description=MANIFEST["kernel"]["title"])
     commands = parser.add_subparsers(dest="command", required=True)
+    building = commands.add_parser("build", help="build the native launcher for this machine's PyTorch")
     checking = commands.add_parser("check", help="compare every variant with PyTorch and float64")
     checking.add_argument("--seed", type=int, default=None, help="of the inputs (default: another each time)")
     checking.add_argument("-v", "--verbose", action="store_true", help="one line a case")
     timing = commands.add_parser("bench", help="time every variant beside PyTorch")
     timing.add_argument("--rounds", type=int, default=30, help="pairs of samples (default: 30)")
     showing = commands.add_parser("show", help="what was exported, and whether it runs here")
-    for command in (checking, timing, showing):
+    for command in (building, checking, timing, showing):
         command.add_argument("--json", action="store_true", help="for programs")
     options = parser.parse_args()
     frontend = import_module(".frontend", __package__)
-    if options.command == "check":
+    records: Any
+    if options.command == "build":
+        records, code = _build(frontend, not options.json)
+    elif options.command == "check":
         seed = torch.seed() % 2**31 if options.seed is None else options.seed
         records, code = _check(frontend, seed, None if options.json else options.verbose)
     elif options.command == "bench":
         records, code = _bench(frontend, max(1, options.rounds), not options.json)
     else:
-        records, code = _show(frontend.DISPATCH, not options.json)
+        records, code = _show(frontend, not options.json)
     if options.json:
         print(json.dumps(records, indent=1))
     return code
@@ -104,11 +108,31 @@ def _tell_rebuilt(variant: dict[str, Any]) -> None:
         print(f"  built from its source on this machine, because {variant['rebuilt']}")
 
 
-def _show(dispatch: Dispatch, talk: bool) -> tuple[list[dict[str, Any]], int]:
-    variants = _variants(dispatch)
+def _build(frontend: Any, talk: bool) -> tuple[dict[str, Any], int]:
+    if not hasattr(frontend, "NATIVE"):
+        print("this package has no native launcher", file=sys.stderr)
+        return {"native": None, "reason": "this package has none"}, 1
+    if frontend.NATIVE.call is None and talk:
+        print("building the native launcher: about half a minute", flush=True)
+    try:
+        path = frontend.build()
+    except RuntimeError as error:
+        print(error, file=sys.stderr)
+        return {"native": None, "reason": str(error)}, 1
+    reason = frontend.NATIVE.reason
+    if talk:
+        print(f"native launcher: {path}{f' (not used here: {reason})' if reason else ''}")
+    return {"native": path, "reason": reason}, 0
+
+
+def _show(frontend: Any, talk: bool) -> tuple[list[dict[str, Any]], int]:
+    variants = _variants(frontend.DISPATCH)
     if talk:
         print(f"{MANIFEST['kernel']['title']}, in place of {MANIFEST['kernel']['replaces']}")
         print(f"exported by evo {MANIFEST['evo_version']} at {MANIFEST['exported_at']}")
+        native = getattr(frontend, "NATIVE", None)
+        if native is not None:
+            print(f"native launcher: {native.reason or 'in use'}")
         for v, name in zip(variants, _names(variants), strict=True):
             print(f"{name}  candidate {v['candidate']}: {v['unavailable'] or 'runs here'}")
             _tell_rebuilt(v)

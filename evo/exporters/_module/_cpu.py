@@ -1,7 +1,7 @@
 """Loads the libraries of CPU variants, and builds them again from the shipped source where they do not fit.
 
 Nothing is run that this CPU may not understand: the instruction sets that a library was built for are compared with
-those of this CPU before it is loaded. Libraries built here are kept in $XDG_CACHE_HOME (~/.cache), in evo-kernels/.
+those of this CPU before it is loaded. Libraries built here are kept (_cache.py).
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ._cache import cache_folder
 from ._openmp import share_openmp_runtime
 from ._processor import features, machine
 from ._variant import FOLDER, Unavailable, Variant, read_unchanged
 
-__all__ = ["CpuCall", "Library", "load"]
+__all__ = ["CpuCall", "Library", "compiler", "load"]
 
 _TYPES: dict[str, Any] = {
     "P": ctypes.c_void_p,
@@ -50,6 +51,10 @@ class CpuCall:
     def __init__(self, variant: Variant, library: Library, sizes: Mapping[str, int]) -> None:
         self.variant, self.sizes = variant, tuple(sizes.values())
         self._function = library.function
+
+    def described(self) -> tuple[int, int, int, tuple[int, int, int], int, int, int, bool, int]:
+        """As CudaCall.described; without a context."""
+        return ctypes.cast(self._function, ctypes.c_void_p).value or 0, 0, 0, (1, 1, 1), 1, 0, 1, False, 1
 
     def __call__(self, *values: float) -> bool:
         self._function(*values)
@@ -103,14 +108,14 @@ def _built(variant: Variant) -> Iterator[Path]:
     record = variant.record
     for name, sha256 in {record["source"]: record["source_sha256"], **record["includes"]}.items():
         read_unchanged(name, sha256)
-    compiler, version = _compiler()
+    command, version = compiler()
     recipe = record["recipe"]
-    command = [*compiler, *recipe["flags"], "-march=native"]
+    command = [*command, *recipe["flags"], "-march=native"]
     libraries = [] if "clang" in version else recipe["libraries"]  # clang's OpenMP calls need its own runtime
     sources = [record["source_sha256"], *sorted(record["includes"].values())]
     parts = [*sources, version, *command, *libraries, machine(), *sorted(features())]
     name = hashlib.sha256("\0".join(parts).encode()).hexdigest() + ".so"
-    cache = _cache_folder()
+    cache = cache_folder()
     if cache is not None and (cache / name).is_file():
         yield cache / name
         return
@@ -129,7 +134,7 @@ def _built(variant: Variant) -> Iterator[Path]:
         raise Unavailable(f"no room to build in ({error.strerror})") from error
 
 
-def _compiler() -> tuple[list[str], str]:
+def compiler() -> tuple[list[str], str]:
     """$CXX or the first compiler there is, as a command, and its version. Raises Unavailable."""
     wanted = os.environ.get("CXX", "")
     for command in [shlex.split(wanted)] if wanted else [[name] for name in _COMPILERS]:
@@ -149,15 +154,3 @@ def _run(command: list[str]) -> str:
     except (OSError, subprocess.SubprocessError) as error:
         raise Unavailable(f"{command[0]} does not run ({error})") from error
     return done.stdout
-
-
-def _cache_folder() -> Path | None:
-    """A folder of this user's alone, since what lies in it is executed; None if there is none."""
-    try:
-        base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-        folder = (base if base.is_absolute() else Path.home() / ".cache") / "evo-kernels"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.stat()
-    except (OSError, RuntimeError):  # read-only, or no home
-        return None
-    return folder if status.st_uid == os.getuid() and not status.st_mode & 0o022 else None

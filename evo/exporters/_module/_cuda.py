@@ -241,6 +241,12 @@ class CudaCall:
         self._launch, self._index = self._driver.cuLaunchKernelEx, function.index
         self._handle, self._unaligned = ctypes.c_void_p(function.handle), ctypes.c_void_p(function.unaligned)
 
+    def described(self) -> tuple[int, int, int, tuple[int, int, int], int, int, int, bool, int]:
+        """For the native launcher: entry points, context, grid, threads, shared memory, cluster, programmatic, alignment."""
+        f, launch = self._function, self.variant.record["launch"]
+        numbers = launch["threads"], launch["smem_bytes"], launch["cluster"], launch["programmatic"], launch["alignment"]
+        return f.handle, f.unaligned, f.context, self._blocks, *numbers
+
     def __call__(self, *values: float) -> bool:
         bits = 0
         for i in self._addresses:

@@ -23,6 +23,7 @@ Beside its public names (__all__), frontend.py defines, for `python -m PACKAGE c
     exact(*args)                           the result in float64
     cases(sizes, dtype, device, seed)      yields (name, args): random and edge-case calls around a variant's sizes
     timed(sizes, dtype, device, seed)      args of a call of exactly these sizes
+    NATIVE, build()                        where there is a frontend.cpp: its Native (_native.py), and what builds it
 """
 
 from __future__ import annotations
@@ -92,6 +93,8 @@ class Dispatch(dict[tuple[Any, ...], Call | str]):
         self._loaded: dict[tuple[int, int], _cpu.Library | _cuda.Function | str] = {}
         self._only: int | None = None
         self._forked = False
+        self.native: Any = None
+        """What else keeps answers, and forgets them with this: the native launcher, where there is one."""
         self._lock = threading.RLock()
         if hasattr(os, "register_at_fork"):  # Linux and macOS
             os.register_at_fork(after_in_child=self._after_fork)
@@ -109,6 +112,15 @@ class Dispatch(dict[tuple[Any, ...], Call | str]):
             if not self._forked:  # there the answer depends on the number of threads
                 self[key] = found
             return found
+
+    def clear(self) -> None:
+        super().clear()
+        if self.native is not None:
+            self.native.clear()
+
+    def retire(self, index: int, device: int, reason: str) -> None:
+        """A variant that failed is not tried again in this process."""
+        self._retire(self._variants[index], device, reason)
 
     @contextmanager
     def only(self, index: int) -> Iterator[None]:
@@ -146,6 +158,18 @@ class Dispatch(dict[tuple[Any, ...], Call | str]):
             if _cuda.runs_on(variant.arch, device):
                 return device
         raise Unavailable(f"it is for {variant.arch}, and no GPU here is")
+
+    def tuned(self, place: str, dtype: torch.dtype, sizes: dict[str, int]) -> bool:
+        """Whether some variant is for a device of that type, the dtype and these sizes: without looking at this machine,
+        and so that torch.compile can follow it."""
+        for v in self._variants:
+            if v.target == place and getattr(torch, v.dtype) == dtype:
+                wanted = True
+                for name in sizes:
+                    wanted = wanted and (name not in v.fixed or v.sizes[name] == sizes[name])
+                if wanted:
+                    return True
+        return False
 
     def _find(self, key: tuple[Any, ...]) -> Call:
         device, dtype, *numbers = key
@@ -208,7 +232,6 @@ class Dispatch(dict[tuple[Any, ...], Call | str]):
         return library
 
     def _retire(self, variant: Variant, device: int, reason: str) -> None:
-        """A variant that failed is not tried again in this process."""
         with self._lock:
             self._loaded[variant.index, device] = f"{variant}: {reason}"
             self.clear()
@@ -216,6 +239,8 @@ class Dispatch(dict[tuple[Any, ...], Call | str]):
     def _after_fork(self) -> None:
         self._lock = threading.RLock()  # whoever held it is not in this process
         self._forked = True
+        if self.native is not None:
+            self.native.after_fork()
         self.clear()
 
 

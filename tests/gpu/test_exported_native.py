@@ -1,0 +1,191 @@
+"""Exported packages with the native launcher on a GPU: operators of PyTorch's with gradients, in graphs, on any stream."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from evo.exporters import ExportItem, ExportRequest, find_exporter
+from evo.genome import Genome
+from evo.kernel import load_kernel
+from evo.targets import find_target
+
+pytestmark = pytest.mark.gpu
+
+WORKLOADS = {
+    "layernorm": ("rows=64,cols=1024,dtype=float16", "rows=64,cols=1024,dtype=float32"),
+    "attention": (
+        "batch=2,heads=4,kv_heads=4,q_len=128,kv_len=128,head_dim=64,dtype=float16",
+        "batch=2,heads=4,kv_heads=4,q_len=128,kv_len=128,head_dim=64,dtype=float16,causal=true",
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=sorted(WORKLOADS))
+def module(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
+    kernel, target = load_kernel(request.param), find_target("cuda")
+    arch = target.device().arch
+    items = []
+    for index, text in enumerate(WORKLOADS[request.param]):
+        workload = kernel.workload("cuda", text)
+        space = kernel.space("cuda", workload, target.limits(arch))
+        genome = Genome.of(space.complete(space.default))
+        items.append(ExportItem(workload=workload, genome=genome, candidate=f"test/{index}"))
+    out = tmp_path_factory.mktemp("export") / f"{request.param}_natively"
+    find_exporter("module").export(
+        ExportRequest(kernel=kernel.name, target="cuda", arch=arch, items=tuple(items), out=out)
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        built = os.environ.get("EVO_KERNELS_CACHE") or str(tmp_path_factory.getbasetemp() / "launchers")
+        patch.setenv("EVO_KERNELS_CACHE", built)
+        patch.syspath_prepend(out.parent)
+        loaded = importlib.import_module(out.name)
+        loaded.build()
+        yield loaded
+    for name in [m for m in sys.modules if m.partition(".")[0] == out.name]:
+        del sys.modules[name]
+
+
+@pytest.fixture(autouse=True)
+def as_at_first(module: ModuleType) -> Iterator[None]:
+    yield
+    module.also_serve(gradients=False, compiled=False)
+
+
+def arguments(module: ModuleType, *, grad: bool = False, dtype: torch.dtype = torch.float16, device: str = "cuda") -> Any:
+    draw = lambda *shape: torch.randn(shape, device=device, dtype=dtype).requires_grad_(grad)  # noqa: E731
+    if hasattr(module, "layer_norm"):
+        return draw(70, 1024), (1024,), draw(1024), draw(1024)
+    return tuple(draw(2, 4, 200, 64) for _ in range(3))
+
+
+def own(module: ModuleType) -> Any:
+    return module.frontend.layer_norm if hasattr(module, "layer_norm") else module.scaled_dot_product_attention
+
+
+def theirs(module: ModuleType) -> Any:
+    return functional.layer_norm if hasattr(module, "layer_norm") else functional.scaled_dot_product_attention
+
+
+def close(a: torch.Tensor, b: torch.Tensor) -> None:
+    assert (a.dtype, a.device, a.stride()) == (b.dtype, b.device, b.stride())
+    tolerance = 1e-4 if a.dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+def tensors(args: Any) -> list[torch.Tensor]:
+    return [a for a in args if isinstance(a, torch.Tensor)]
+
+
+def test_pytorch_finds_nothing_wrong_with_the_operator(module: ModuleType) -> None:
+    for grad in (False, True):
+        found = torch.library.opcheck(module.frontend.NATIVE.operator, arguments(module, grad=grad))
+        assert set(found.values()) == {"SUCCESS"}
+
+
+def test_recorded_calls_have_pytorchs_gradients(module: ModuleType) -> None:
+    args = arguments(module, grad=True)
+    assert "gradients" in module.explain(*args)
+    module.also_serve(gradients=True)
+    assert module.explain(*args).endswith("native launcher")
+    results = own(module)(*args), theirs(module)(*args)
+    close(*results)
+    upstream = torch.randn_like(results[0])
+    for a, b in zip(*(torch.autograd.grad(y, tensors(args), upstream) for y in results), strict=True):
+        close(a, b)
+
+
+def test_autocast_gives_what_it_gives_with_pytorch(module: ModuleType) -> None:
+    for dtype in (torch.float16, torch.float32):
+        args = arguments(module, dtype=dtype)
+        with torch.autocast("cuda", torch.float16):
+            close(own(module)(*args), theirs(module)(*args))
+            close(module.frontend.NATIVE.operator(*args), theirs(module)(*args))
+            if not hasattr(module, "layer_norm"):
+                assert module.explain(*args).startswith("variant")
+
+
+def test_the_operator_follows_streams_and_is_captured(module: ModuleType) -> None:
+    args = arguments(module)
+    expected = theirs(module)(*args)
+    operator = module.frontend.NATIVE.operator
+    close(operator(*args), expected)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(20_000_000)  # on another stream it would read what is not written yet
+        late = args[0].clone()
+        result = operator(late, *args[1:])
+    side.synchronize()
+    close(result, expected)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = operator(*args)
+    for _ in range(2):
+        args[0].copy_(torch.randn_like(args[0]))
+        captured.zero_()
+        graph.replay()
+        close(captured, theirs(module)(*args))
+
+
+def test_a_captured_training_step_learns(module: ModuleType) -> None:
+    """Forward and backward in one graph, as PyTorch's make_graphed_callables does it."""
+    module.also_serve(gradients=True)
+    args = arguments(module, grad=True)
+    leaves = tensors(args)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        torch.autograd.grad(own(module)(*args).square().sum(), leaves)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = torch.autograd.grad(own(module)(*args).sum(), leaves)
+    graph.replay()
+    for a, b in zip(found, torch.autograd.grad(theirs(module)(*args).sum(), leaves), strict=True):
+        close(a, b)
+
+
+def test_a_compiled_graph_holds_the_operator_and_replays(module: ModuleType) -> None:
+    module.also_serve(compiled=True)
+    args = arguments(module)
+    seen: set[Any] = set()
+
+    def backend(graph: torch.fx.GraphModule, example: Any) -> Any:
+        seen.update(node.target for node in graph.graph.nodes)
+        return torch._dynamo.lookup_backend("aot_eager")(graph, example)
+
+    torch.compiler.reset()
+    compiled = torch.compile(lambda x, *rest: own(module)(x * 2, *rest), backend=backend, fullgraph=True)
+    close(compiled(*args), theirs(module)(args[0] * 2, *args[1:]))
+    assert module.frontend.NATIVE.operator in seen
+
+
+def test_a_thread_that_never_used_cuda_may_come_first(module: ModuleType) -> None:
+    args, results = arguments(module), []
+    module.frontend.DISPATCH.clear()
+    thread = threading.Thread(target=lambda: results.append(own(module)(*args)))
+    thread.start()
+    thread.join()
+    close(results[0], theirs(module)(*args))
+
+
+def test_the_tensors_gpu_counts_not_the_current_one(module: ModuleType) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("there is one GPU")
+    for current in (0, 1):
+        for index in (1, 0):
+            with torch.cuda.device(current):
+                args = arguments(module, device=f"cuda:{index}")
+                for function in (own(module), module.frontend.NATIVE.operator):
+                    close(function(*args), theirs(module)(*args))
+                assert torch.cuda.current_device() == current
