@@ -8,10 +8,11 @@ from typing import Annotated
 
 import typer
 
+from evo.cli.export_run import export_all_candidates
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, print_json
 from evo.cli.recorded import named_candidate
 from evo.errors import StoreError, UnknownNameError, UsageError
-from evo.exporters import ExportItem, ExportRequest, exporter_names, find_exporter
+from evo.exporters import Advising, ExportItem, ExportRequest, RunExporter, find_exporter
 from evo.genome import Genome
 from evo.kernel import Workload
 from evo.store import RunStatus, candidates, queries
@@ -33,18 +34,23 @@ def export(
     json: Json = False,
 ) -> None:
     """Export winners as something that PyTorch code imports."""
-    if format not in exporter_names():
-        raise UnknownNameError("export format", format, exporter_names())
+    exporter = find_exporter(format)
+    chosen: list[CandidateRecord] = []
     with Store.open(db, write=False) as store:
-        chosen = _winners(store, what[0], db) if len(what) == 1 else None
-        if chosen is None:
-            chosen = [_candidate(store, name, db) for name in what]
-        written = _export(store, chosen, format, out)
+        if isinstance(exporter, RunExporter):
+            written = export_all_candidates(store, what, exporter, out)
+        else:
+            won = _winners(store, what[0], db) if len(what) == 1 else None
+            chosen = won or [_candidate(store, name, db) for name in what]
+            written = _export(store, chosen, format, out)
     if json:
         print_json([str(p) for p in written])
         return
-    workloads = ", ".join(f"{c.workload.split(',dtype')[0]} {c.dtype}" for c in chosen)
+    workloads = ", ".join(f"{c.workload.split(',dtype')[0]} {c.dtype}" for c in chosen) or f"run {what[0]}"
     typer.echo(f"{out}: {len(written)} files for {workloads}")
+    if isinstance(exporter, Advising):
+        typer.echo(exporter.advice(out))
+        return
     run = f"python -m {out.name}"
     typer.echo(f"try it:  {run} check   and   {run} bench   in {out.resolve().parent}")
     if (out / "frontend.cpp").is_file():

@@ -4,16 +4,26 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 from evo.discovery import find_plugin, plugin_names
+from evo.errors import UnknownNameError
 from evo.genome import Genome
 from evo.kernel import Workload
+from evo.store import StoredEvaluation, StoredRun
 
-__all__ = ["ExportItem", "ExportRequest", "Exporter", "exporter_names", "find_exporter"]
+__all__ = [
+    "Advising",
+    "ExportItem",
+    "ExportRequest",
+    "Exporter",
+    "RunExporter",
+    "exporter_names",
+    "find_exporter",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,10 +62,31 @@ class Exporter(Protocol):
         ...
 
 
+@runtime_checkable
+class RunExporter(Exporter, Protocol):
+    """Of a format that holds all candidates of a run: `export`, which is given winners, raises UsageError."""
+
+    def export_run(self, run: StoredRun, evaluations: Sequence[StoredEvaluation], out: Path) -> list[Path]:
+        """Writes the files and returns their paths. `out` as in `Exporter.export`. Raises UsageError."""
+        ...
+
+
+@runtime_checkable
+class Advising(Protocol):
+    """An exporter that can tell what to do with what it wrote."""
+
+    def advice(self, out: Path) -> str:
+        """One line for people."""
+        ...
+
+
 def exporter_names() -> list[str]:
-    return plugin_names(sys.modules[__name__])
+    """As they are typed: flashinfer-bench is the module flashinfer_bench."""
+    return [name.replace("_", "-") for name in plugin_names(sys.modules[__name__])]
 
 
 def find_exporter(name: str) -> Exporter:
     """Raises UnknownNameError."""
-    return cast(Exporter, find_plugin(sys.modules[__name__], "exporter", name))
+    if name not in exporter_names():
+        raise UnknownNameError("export format", name, exporter_names())
+    return cast(Exporter, find_plugin(sys.modules[__name__], "exporter", name.replace("-", "_")))

@@ -8,16 +8,19 @@ from pathlib import Path
 import pytest
 
 from evo.errors import CompileError, UsageError
-from evo.exporters import Exporter, ExportItem, ExportRequest, exporter_names, find_exporter
+from evo.exporters import Exporter, ExportItem, ExportRequest, RunExporter, exporter_names, find_exporter
 from evo.genome import Genome
 from evo.kernel import load_kernel
 from evo.targets import find_target
 
 KERNEL = load_kernel("layernorm")
 TARGETS = [("cuda", "sm_89"), ("cpu", "native")]
+OF_WINNERS = [name for name in exporter_names() if not isinstance(find_exporter(name), RunExporter)]
+GPU_ONLY = {"kernelbench"}
+"""Formats whose owners evaluate nothing else."""
 
 
-@pytest.fixture(params=exporter_names())
+@pytest.fixture(params=OF_WINNERS)
 def exporter(request: pytest.FixtureRequest) -> Exporter:
     return find_exporter(request.param)
 
@@ -31,8 +34,10 @@ def item(target: str, arch: str, cols: int, flags: tuple[str, ...] = ()) -> Expo
 
 
 @pytest.fixture(params=TARGETS, ids=[target for target, _ in TARGETS])
-def request_to_export(request: pytest.FixtureRequest, tmp_path: Path) -> ExportRequest:
+def request_to_export(request: pytest.FixtureRequest, exporter: Exporter, tmp_path: Path) -> ExportRequest:
     target, arch = request.param
+    if target == "cpu" and exporter.name in GPU_ONLY:
+        pytest.skip(f"{exporter.name} is for GPUs only")
     items = (item(target, arch, 64),)
     return ExportRequest(kernel=KERNEL.name, target=target, arch=arch, items=items, out=tmp_path / "below" / "exported")
 
@@ -41,8 +46,19 @@ def listing(folder: Path) -> dict[str, bytes]:
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-def test_an_exporter_is_found_by_its_file_and_says_the_same_name(exporter: Exporter) -> None:
-    assert exporter is find_exporter(exporter.name)
+@pytest.mark.parametrize("name", exporter_names())
+def test_an_exporter_is_found_by_its_file_and_says_the_same_name(name: str) -> None:
+    assert find_exporter(name).name == name
+
+
+@pytest.mark.parametrize("name", sorted({*exporter_names()} - {*OF_WINNERS}))
+def test_a_format_of_whole_runs_refuses_winners(name: str, tmp_path: Path) -> None:
+    request = ExportRequest(
+        kernel=KERNEL.name, target="cpu", arch="native", items=(item("cpu", "native", 64),), out=tmp_path / "exported"
+    )
+    with pytest.raises(UsageError, match="one run"):
+        find_exporter(name).export(request)
+    assert not listing(tmp_path)
 
 
 def test_the_files_that_are_named_are_those_that_are_written(

@@ -1,0 +1,255 @@
+"""evo import-workloads: FlashInfer-Bench's definitions and workloads become job files, or are refused with the reason."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evo.cli import run
+from evo.cli.job import read_job
+from evo.importing import read_dataset, workloads_of
+from evo.kernel import load_kernel
+
+KERNELS = [load_kernel("layernorm"), load_kernel("attention")]
+NORM: dict[str, Any] = {
+    "name": "layernorm_h4096",
+    "op_type": "layernorm",
+    "axes": {"batch_size": {"type": "var"}, "hidden_size": {"type": "const", "value": 4096}},
+    "inputs": {
+        "hidden_states": {"shape": ["batch_size", "hidden_size"], "dtype": "float16"},
+        "weight": {"shape": ["hidden_size"], "dtype": "float16"},
+        "bias": {"shape": ["hidden_size"], "dtype": "float16"},
+    },
+    "outputs": {"output": {"shape": ["batch_size", "hidden_size"], "dtype": "float16"}},
+    "reference": "def run(hidden_states, weight, bias):\n    eps = 1e-6\n    return hidden_states\n",
+}
+PREFILL: dict[str, Any] = {
+    "name": "single_prefill_causal_h32_kv8_d128",
+    "op_type": "single_prefill",
+    "axes": {
+        **{n: {"type": "var"} for n in ("qo_len", "kv_len")},
+        "heads": {"type": "const", "value": 32},
+        "kv_heads": {"type": "const", "value": 8},
+        "dim": {"type": "const", "value": 128},
+    },
+    "inputs": {
+        "q": {"shape": ["qo_len", "heads", "dim"], "dtype": "bfloat16"},
+        "k": {"shape": ["kv_len", "kv_heads", "dim"], "dtype": "bfloat16"},
+        "v": {"shape": ["kv_len", "kv_heads", "dim"], "dtype": "bfloat16"},
+        "sm_scale": {"shape": None, "dtype": "float32"},
+    },
+    "outputs": {"output": {"shape": ["qo_len", "heads", "dim"], "dtype": "bfloat16"}},
+    "reference": "def run(q, k, v, sm_scale):\n    return q\n",
+}
+SCALE = {"sm_scale": {"type": "scalar", "value": 0.125}}
+
+
+def write(folder: Path, definition: Mapping[str, Any], *axes: Mapping[str, int], inputs: object = None) -> Path:
+    """Adds a definition with a workload for each of `axes` to a dataset."""
+    place = folder / "definitions" / definition["op_type"] / f"{definition['name']}.json"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(json.dumps(definition))
+    lines = folder / "workloads" / f"{definition['name']}.jsonl"
+    lines.parent.mkdir(exist_ok=True)
+    records = [
+        {"definition": definition["name"], "workload": {"axes": a, "inputs": inputs or {}, "uuid": str(i)}}
+        for i, a in enumerate(axes)
+    ]
+    lines.write_text("".join(json.dumps(r) + "\n" for r in records))
+    return folder
+
+
+def keys(folder: Path, target: str = "cuda") -> list[str]:
+    taken, _ = workloads_of(read_dataset(folder), KERNELS, target)
+    return [w.key for t in taken for w in t.workloads]
+
+
+def reasons(folder: Path, target: str = "cuda") -> list[str]:
+    _, refused = workloads_of(read_dataset(folder), KERNELS, target)
+    return [r.reason for r in refused]
+
+
+def test_layernorm_is_taken_with_the_eps_of_its_reference_and_each_size_once(tmp_path: Path) -> None:
+    write(tmp_path, NORM, {"batch_size": 7}, {"batch_size": 128}, {"batch_size": 7})
+    assert keys(tmp_path) == [
+        f"rows={rows},cols=4096,dtype=float16,bias=true,eps=1e-06,weight=true" for rows in (7, 128)
+    ]
+
+
+def test_leading_axes_are_rows_and_what_is_left_out_is_an_option(tmp_path: Path) -> None:
+    shape = ["batch_size", "seq", "hidden_size"]
+    definition = {
+        **NORM,
+        "axes": {**NORM["axes"], "seq": {"type": "var"}},
+        "inputs": {"x": {"shape": shape, "dtype": "float16"}, "eps": {"shape": None, "dtype": "float32"}},
+        "outputs": {"y": {"shape": shape, "dtype": "float16"}},
+        "reference": None,
+    }
+    eps = {"eps": {"type": "scalar", "value": 0.5}}
+    write(tmp_path, definition, {"batch_size": 3, "seq": 5}, inputs=eps)
+    assert keys(tmp_path) == ["rows=15,cols=4096,dtype=float16,bias=false,eps=0.5,weight=false"]
+
+
+def test_a_single_prefill_is_taken_in_its_memory_order(tmp_path: Path) -> None:
+    write(tmp_path, PREFILL, {"qo_len": 100, "kv_len": 300}, inputs=SCALE)
+    assert keys(tmp_path) == [
+        "batch=1,heads=32,kv_heads=8,q_len=100,kv_len=300,head_dim=128,dtype=bfloat16,"
+        "causal=true,layout=bshd,lse=false,scale=0.125"
+    ]
+
+
+@pytest.mark.parametrize("op_type", ["gqa_ragged", "gqa_paged", "mla_paged"])
+def test_ragged_and_paged_attention_are_refused_by_name(tmp_path: Path, op_type: str) -> None:
+    write(tmp_path, {**PREFILL, "op_type": op_type}, {"qo_len": 1, "kv_len": 1}, inputs=SCALE)
+    assert keys(tmp_path) == []
+    (reason,) = reasons(tmp_path)
+    assert reason.startswith(f"{op_type} is not what attention computes: ")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"op_type": "rmsnorm"}, "no kernel here computes op_type 'rmsnorm'"),
+        ({"outputs": {**NORM["outputs"], "mean": {"shape": ["batch_size"], "dtype": "float32"}}}, "asks for 2 outputs"),
+        ({"inputs": {**NORM["inputs"], "residual": NORM["inputs"]["hidden_states"]}}, "another input, residual"),
+        ({"inputs": {**NORM["inputs"], "bias": {"shape": ["hidden_size"], "dtype": "float32"}}}, "several dtypes"),
+        ({"inputs": {**NORM["inputs"], "bias": {"shape": ["batch_size"], "dtype": "float16"}}}, "bias has batch_size"),
+        ({"inputs": {"weight": NORM["inputs"]["weight"]}}, "none of its inputs is called hidden_states or input or x"),
+        ({"reference": "eps = 1e-5\nf(eps=1e-6)\n"}, "several values of eps"),
+        ({"axes": {**NORM["axes"], "hidden_size": {"type": "var"}}}, "does not say how long axis hidden_size is"),
+        ({"axes": {**NORM["axes"], "hidden_size": {"value": 0}}}, "it is empty (hidden_size is 0)"),
+        ({"axes": {**NORM["axes"], "hidden_size": {"value": 1 << 20}}}, "cols must be 1 to 65,536, got 1,048,576"),
+    ],
+)
+def test_what_a_kernel_does_not_compute_is_refused_with_the_reason(
+    tmp_path: Path, change: dict[str, Any], reason: str
+) -> None:
+    write(tmp_path, {**NORM, **change}, {"batch_size": 7})
+    assert keys(tmp_path) == []
+    assert reason in reasons(tmp_path)[0]
+
+
+def test_a_scale_that_is_random_is_refused_for_that_workload(tmp_path: Path) -> None:
+    write(tmp_path, PREFILL, {"qo_len": 1, "kv_len": 1}, inputs={"sm_scale": {"type": "random"}})
+    assert "input sm_scale is no number that is given" in reasons(tmp_path)[0]
+
+
+def test_a_dtype_that_the_target_lacks_is_refused_for_that_target(tmp_path: Path) -> None:
+    write(tmp_path, NORM, {"batch_size": 7})
+    assert keys(tmp_path, "cpu") == []
+    assert "float16" in reasons(tmp_path, "cpu")[0]
+
+
+def test_the_command_writes_jobs_that_search_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "data"
+    write(folder, NORM, {"batch_size": 7}, {"batch_size": 9})
+    write(folder, PREFILL, {"qo_len": 64, "kv_len": 64}, inputs=SCALE)
+    write(folder, {**NORM, "name": "rms", "op_type": "rmsnorm"}, {"batch_size": 7})
+    out = tmp_path / "jobs"
+    assert run(["import-workloads", str(folder), "--out", str(out), "--budget", "30s"]) == 0
+    printed = capsys.readouterr()
+    assert "left out: rms: no kernel here computes op_type 'rmsnorm'" in printed.err
+    assert f"evo search {out / 'data-layernorm.toml'}" in printed.out
+    job = read_job(out / "data-layernorm.toml")
+    assert (job["kernel"], job["target"], job["budget"]) == ("layernorm", "cuda", "30s")
+    assert [KERNELS[0].workload("cuda", text).dim("rows") for text in job["workloads"]] == [7, 9]
+    (text,) = read_job(out / "data-attention.toml")["workloads"]
+    assert KERNELS[1].workload("cuda", text).dim("heads") == 32
+
+
+def test_programs_are_told_what_was_taken_and_what_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "data"
+    write(folder, NORM, {"batch_size": 7})
+    write(folder, {**NORM, "name": "rms", "op_type": "rmsnorm"}, {"batch_size": 7})
+    assert run(["import-workloads", str(folder), "--out", str(tmp_path / "jobs"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [t["definition"] for t in found["taken"]] == ["layernorm_h4096"]
+    assert [r["definition"] for r in found["refused"]] == ["rms"]
+    assert list(found["jobs"]) == [str(tmp_path / "jobs" / "data-layernorm.toml")]
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The one sentence of a command that must fail as bad usage."""
+    assert run(["import-workloads", *words]) == 2
+    text = capsys.readouterr().err.strip()
+    assert text.startswith("evo: ")
+    assert "\n" not in text
+    return text
+
+
+def test_a_job_that_is_there_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "data", NORM, {"batch_size": 7})
+    job = tmp_path / "data-layernorm.toml"
+    job.write_text("mine")
+    assert f"{job} is there already" in refusal(capsys, str(tmp_path / "data"), "--out", str(tmp_path))
+    assert job.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "sentence"),
+    [
+        ("definitions/bad.json", "{", "bad.json is not JSON"),
+        ("definitions/bad.json", "[]", "bad.json is list, where a JSON object is expected"),
+        ("definitions/bad.json", '{"name": 3}', "'name' must be a text, got 3"),
+        ("definitions/bad.json", json.dumps({**NORM, "axes": {"a": 1}}), "axis 'a' must be"),
+        ("definitions/bad.json", json.dumps({**NORM, "inputs": {"x": {"shape": ["b"]}}}), "tensor 'x' must have"),
+        ("definitions/bad.json", json.dumps({**NORM, "inputs": {"x": {"shape": [["b"]], "dtype": "a"}}}), "tensor 'x' must"),
+        ("definitions/bad.json", '{"name": NaN}', "NaN is no number of JSON's"),
+        ("definitions/bad.json", "[" * 100_000, "bad.json is not JSON"),
+        ("definitions/bad.json", "\x00", "bad.json is not JSON"),
+        ("workloads/bad.jsonl", '{"definition": [], "workload": {"axes": {}}}', "is for definition [], which"),
+        (
+            "definitions/bad.json",
+            json.dumps({**NORM, "inputs": {"x": {"shape": ["b"], "dtype": "float16"}}}),
+            "tensor 'x' names axis 'b'",
+        ),
+        ("definitions/bad.json", json.dumps(NORM), "states definition 'layernorm_h4096' a second time"),
+        ("workloads/bad.jsonl", "\n{}\n", "bad.jsonl, line 2 is no workload"),
+        (
+            "workloads/bad.jsonl",
+            json.dumps({"definition": "other", "workload": {"axes": {}}}),
+            "line 1 is for definition 'other'",
+        ),
+        (
+            "workloads/bad.jsonl",
+            json.dumps({"definition": "layernorm_h4096", "workload": {"axes": {"batch_size": "7"}}}),
+            "axis 'batch_size' must be a whole number from 0, got '7'",
+        ),
+    ],
+)
+def test_a_damaged_dataset_is_told_of_in_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, text: str, sentence: str
+) -> None:
+    folder = write(tmp_path / "data", NORM, {"batch_size": 7})
+    (folder / file).write_text(text)
+    assert sentence in refusal(capsys, str(folder), "--out", str(tmp_path / "jobs"))
+    assert not (tmp_path / "jobs").exists()
+
+
+def test_a_file_that_cannot_be_read_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write(tmp_path / "data", NORM, {"batch_size": 7})
+    (folder / "definitions" / "folder.json").mkdir()
+    assert "folder.json cannot be read" in refusal(capsys, str(folder))
+    (folder / "definitions" / "folder.json").rmdir()
+    (folder / "definitions" / "latin.json").write_bytes(b"\xff\xfe")
+    assert "latin.json is not UTF-8" in refusal(capsys, str(folder))
+
+
+def test_a_folder_without_definitions_and_a_file_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "there is no definition" in refusal(capsys, str(tmp_path))
+    assert "is not a folder" in refusal(capsys, str(tmp_path / "absent"))
+    assert "--target must be cuda or cpu, got 'tpu'" in refusal(capsys, str(tmp_path), "--target", "tpu")
+
+
+def test_a_dataset_of_which_nothing_can_be_searched_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, {**NORM, "op_type": "rmsnorm"}, {"batch_size": 7})
+    text = refusal(capsys, str(tmp_path), "--out", str(tmp_path / "jobs"))
+    assert "no kernel here computes op_type 'rmsnorm'" in text
