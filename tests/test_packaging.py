@@ -52,6 +52,12 @@ def test_a_wheel_carries_the_migrations_of_the_database(installed: Path) -> None
     assert sorted(p.name for p in (installed / "evo/store/migrations").rglob("*.py")) == migrations
 
 
+def test_a_wheel_carries_the_pages_of_a_report(installed: Path) -> None:
+    pages = sorted(p.name for p in (ROOT / "evo/report/templates").iterdir())
+    assert {"page.html.j2", "report.html.j2", "style.css", "tips.js", "live.js"} <= set(pages)
+    assert sorted(p.name for p in (installed / "evo/report/templates").iterdir()) == pages
+
+
 def test_a_wheel_installs_nothing_but_the_package_and_its_record(installed: Path) -> None:
     names = sorted(path.name.partition("-")[0] for path in installed.iterdir())
     assert names == ["evo", "evo_kernels"]

@@ -1,0 +1,66 @@
+"""evo report."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from evo.cli.options import DEFAULT_DB, Db, Json, print_json
+from evo.store.store import Store
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("report")(report)
+
+
+def report(
+    run: Annotated[str, typer.Argument(help="A run's name, a unique beginning of it, or 'latest'.")],
+    out: Annotated[Path, typer.Option(help="The HTML file to write.")] = Path("report.html"),
+    figures: Annotated[
+        Path | None, typer.Option(help="Also write each figure into this folder, as SVG and PNG.")
+    ] = None,
+    db: Db = DEFAULT_DB,
+    json: Json = False,
+) -> None:
+    """Write what a run found, and how, as one self-contained HTML file."""
+    from evo.report.data import read_run_data
+    from evo.report.export import NO_RASTERISER, check_replaceable, find_rasteriser, write_figures, write_page
+    from evo.report.findings import run_headline
+    from evo.report.page import render_page, sections
+    from evo.report.text import clean
+
+    started = time.monotonic()
+    check_replaceable(out)
+    with Store.open(db, write=False) as store:
+        data = read_run_data(store, run)
+    drawn = sections(data)
+    page = render_page(data, drawn)
+    write_page(out, page)
+    written: list[Path] = []
+    if figures is not None:
+        rasteriser = find_rasteriser()
+        written = write_figures(figures, drawn, rasteriser)
+        if rasteriser is None:
+            typer.echo(f"evo: {NO_RASTERISER}", err=True)
+    title, size = clean(run_headline(data)), len(page.encode())
+    if json:
+        print_json(
+            {
+                "run": data.run.name,
+                "headline": title,
+                "report": str(out),
+                "bytes": size,
+                "figures": [str(p) for p in written],
+                "seconds": round(time.monotonic() - started, 2),
+            }
+        )
+        return
+    typer.echo(f"{data.run.name}: {title}")
+    typer.echo(f"{out}: {size / 1e3:,.0f} kB, one file that needs no network")
+    if figures is not None:
+        typer.echo(f"{figures}: {len(written)} files of {sum(p.suffix == '.svg' for p in written)} figures")

@@ -1,0 +1,152 @@
+"""The candidates of a run as columns: a run may have a million of them."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import Connection, select
+
+from evo.evaluation import Status
+from evo.space import Value
+from evo.store import models as m
+from evo.store.columns import ORDERS_PER_RUN, key_range
+from evo.store.store import Store
+
+__all__ = ["Candidates", "SearchTiming", "read_candidates", "read_timings"]
+
+_PASSED = frozenset(status.value for status in Status if status.passed)
+_NONE = -1
+_LOOKUP = 400  # keys in one query; SQLite takes 999 variables at least
+_c, _t, _p = m.Candidate, m.Timing, m.Parentage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidates:
+    """Those of one island, a row each, by order.
+
+    order, elapsed_s, score (NaN without one), seconds (in the device process). status, operator: indices into `statuses`
+    and `operators`. parent: row of the first parent, or -1. values: by parameter, indices into `tried[parameter]`, -1
+    where it has no part. passed: whether the search did not refuse it.
+    """
+
+    order: NDArray[np.int64]
+    elapsed_s: NDArray[np.float64]
+    score: NDArray[np.float64]
+    seconds: NDArray[np.float64]
+    status: NDArray[np.int32]
+    operator: NDArray[np.int32]
+    parent: NDArray[np.int64]
+    passed: NDArray[np.bool_]
+    statuses: tuple[str, ...]
+    operators: tuple[str, ...]
+    values: Mapping[str, NDArray[np.int32]]
+    tried: Mapping[str, tuple[Value, ...]]
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    @property
+    def speedup(self) -> NDArray[np.float64]:
+        """Over the reference; NaN where there is no time."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(self.score > 0, 1.0 / self.score, np.nan)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchTiming:
+    """What the search measured of a candidate; see `evo.evaluation.Timing`."""
+
+    median_us: float
+    ratio: float | None
+    ratio_low: float | None
+    ratio_high: float | None
+    disturbed: bool
+
+
+def read_candidates(store: Store, run_id: int) -> dict[int, Candidates]:
+    """By number of the island; islands without candidates are left out."""
+    first, last = key_range(run_id)
+    rows: dict[int, list[Any]] = defaultdict(list)
+    with store.reading() as connection:
+        parents: dict[int, int] = dict(
+            connection.execute(
+                select(_p.child_id, _p.parent_id).where(_p.child_id.between(first, last), _p.position == 0)
+            ).all()
+        )
+        for row in connection.execute(
+            select(_c.island, _c.id, _c.elapsed_s, _c.score, _c.seconds, _c.status, _c.operator, _c.genome)
+            .where(_c.id.between(first, last))
+            .order_by(_c.id)
+        ):
+            rows[row[0]].append(row)
+    return {island: _columns(some, parents) for island, some in sorted(rows.items())}
+
+
+def _columns(rows: list[Any], parents: Mapping[int, int]) -> Candidates:
+    _, keys, elapsed, score, seconds, status, operator, genomes = zip(*rows, strict=True)
+    place = {key: i for i, key in enumerate(keys)}
+    statuses, operators = _Numbered(), _Numbered()
+    values, tried = _parameters(genomes)
+    return Candidates(
+        order=np.array(keys, np.int64) % ORDERS_PER_RUN,
+        elapsed_s=np.array(elapsed, float),
+        score=np.array([np.nan if s is None else s for s in score], float),
+        seconds=np.array(seconds, float),
+        status=np.array([statuses[s] for s in status], np.int32),
+        operator=np.array([operators[o] for o in operator], np.int32),
+        parent=np.array([place.get(parents.get(k, _NONE), _NONE) for k in keys], np.int64),
+        passed=np.array([s in _PASSED for s in status]),
+        statuses=tuple(statuses),
+        operators=tuple(operators),
+        values=values,
+        tried=tried,
+    )
+
+
+def _parameters(genomes: tuple[str, ...]) -> tuple[dict[str, NDArray[np.int32]], dict[str, tuple[Value, ...]]]:
+    values: dict[str, NDArray[np.int32]] = {}
+    known: dict[str, dict[tuple[type, Value], int]] = {}
+    for row, text in enumerate(genomes):
+        for name, value in json.loads(text)["parameters"].items():
+            if name not in known:
+                known[name], values[name] = {}, np.full(len(genomes), _NONE, np.int32)
+            seen = known[name]
+            values[name][row] = seen.setdefault((type(value), value), len(seen))
+    return values, {name: tuple(value for _, value in seen) for name, seen in known.items()}
+
+
+class _Numbered(dict[str, int]):
+    """Words by the order in which they are first asked for."""
+
+    def __missing__(self, word: str) -> int:
+        self[word] = len(self)
+        return self[word]
+
+
+def read_timings(connection: Connection, run_id: int, orders: list[int]) -> dict[int, SearchTiming]:
+    """What the search's cold protocol measured, by order."""
+    found: dict[int, SearchTiming] = {}
+    first, _ = key_range(run_id)
+    for i in range(0, len(orders), _LOOKUP):
+        rows = connection.execute(
+            select(_t.candidate_id, _t.median_us, _t.ratio, _t.ratio_low, _t.ratio_high, _t.clocks)
+            .where(_t.run_id == run_id, _t.candidate_id.in_([first + o for o in orders[i : i + _LOOKUP]]))
+            .where(_t.round == 0, _t.contender == "candidate", _t.protocol != "hot")
+        )
+        for key, us, ratio, low, high, clocks in rows:
+            if key is None:  # never is: such a row has none of the keys
+                continue
+            found[key % ORDERS_PER_RUN] = SearchTiming(
+                median_us=us,
+                ratio=ratio,
+                ratio_low=low,
+                ratio_high=high,
+                disturbed=bool((clocks or {}).get("disturbed")),
+            )
+    return found

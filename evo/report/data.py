@@ -1,0 +1,219 @@
+"""All that a report says of a run, read once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from evo.report.columns import Candidates, SearchTiming, read_candidates, read_timings
+from evo.report.importance import Importance, weigh_parameters
+from evo.report.parameters import KnownParameter, Problem, known_parameters, read_problem
+from evo.store import candidates as recorded
+from evo.store import importance as asked
+from evo.store import queries
+from evo.store.columns import public_id
+from evo.store.records import CandidateRecord, Failure, FinalRace, IslandSummary, RunSummary, Step, TimingRecord
+from evo.store.store import Store
+
+__all__ = ["Milestone", "RunData", "WorkloadData", "read_run_data"]
+
+_REASONS = 5_000
+"""Failures whose reasons are read."""
+_TWIN = "twin"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Milestone:
+    """A candidate that was faster than all before it on its island. row: in the columns; place: counted from 1."""
+
+    row: int
+    order: int
+    id: str
+    place: int
+    elapsed_s: float
+    speedup: float
+    low: float
+    high: float
+    median_us: float | None
+    refused: bool
+    """By the finals, later."""
+    disturbed: bool
+    """As all times of the workload were: there is nothing better to show."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkloadData:
+    """One workload of a run.
+
+    leader: the winner, or else the best of the search, which no final has confirmed. race: what the leader's last final
+    timed beside it. steps: its ancestors and itself. disturbed: those of them whose search timing was.
+    reference: the name of the baseline that speed-ups are over, if a final timed it.
+    """
+
+    island: IslandSummary
+    candidates: Candidates | None
+    parameters: tuple[KnownParameter, ...]
+    milestones: tuple[Milestone, ...]
+    leader: CandidateRecord | None
+    race: FinalRace | None
+    steps: tuple[Step, ...]
+    disturbed: frozenset[str]
+    failures: tuple[Failure, ...]
+    refused: tuple[Failure, ...]
+    noise: float | None
+    importance: Importance
+    roles: dict[str, str]
+
+    @property
+    def number(self) -> int:
+        return 0 if self.candidates is None else len(self.candidates)
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether finals have named the leader winner."""
+        return self.leader is not None and self.island.winner == self.leader.id
+
+    @property
+    def timing(self) -> TimingRecord | None:
+        """The leader's, of its last race: with cold caches."""
+        return self._last(lambda t: t.protocol != "hot")
+
+    @property
+    def hot(self) -> TimingRecord | None:
+        return self._last(lambda t: t.protocol == "hot")
+
+    def _last(self, wanted: Any) -> TimingRecord | None:
+        timings = self.leader.timings if self.leader else ()
+        latest = max((t.round for t in timings), default=0)
+        return next((t for t in timings if t.round == latest and t.contender == "candidate" and wanted(t)), None)
+
+    @property
+    def baselines(self) -> tuple[TimingRecord, ...]:
+        """Of the leader's race, cold, without its twin."""
+        timings = self.race.timings if self.race else ()
+        return tuple(t for t in timings if t.protocol != "hot" and t.contender != _TWIN)
+
+    @property
+    def twin(self) -> TimingRecord | None:
+        timings = self.race.timings if self.race else ()
+        return next((t for t in timings if t.contender == _TWIN), None)
+
+    @property
+    def reference(self) -> TimingRecord | None:
+        named = [t for t in self.baselines if self.roles.get(t.contender) == "reference"]
+        return next(iter(named or [t for t in self.baselines if t.ratio is None]), None)
+
+    @property
+    def ceiling(self) -> TimingRecord | None:
+        """The fastest of the baselines that only move the bytes."""
+        bounds = [t for t in self.baselines if self.roles.get(t.contender, t.contender) in ("ceiling", "copy")]
+        return min(bounds, key=lambda t: t.median_us, default=None)
+
+    @property
+    def tie(self) -> bool:
+        """Whether the speed-up is within the noise floor."""
+        timing = self.timing
+        return bool(timing and timing.ratio and self.noise is not None and abs(1 / timing.ratio - 1) <= self.noise)
+
+    @property
+    def regret(self) -> float | None:
+        """By how much the search overstated the winner."""
+        timing, leader = self.timing, self.leader
+        if not (self.confirmed and timing and timing.ratio and leader and leader.score) or timing.stage != "final":
+            return None
+        return timing.ratio / leader.score - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunData:
+    run: RunSummary
+    problem: Problem
+    workloads: tuple[WorkloadData, ...]
+
+
+def read_run_data(store: Store, name: str) -> RunData:
+    """Raises UnknownNameError, or StoreError for an ambiguous name."""
+    stored = store.run(name)
+    run = queries.run(store, stored.name)
+    problem = read_problem(run)
+    noise = queries.noise_floors(store, run.name)
+    weights = asked.importance(store, run.name)
+    failures = queries.failures(store, run.name, limit=_REASONS)
+    refused = queries.refused_finalists(store, run.name)
+    columns = read_candidates(store, stored.id)
+    out = {f.order for f in refused}
+    workloads = []
+    for island in run.islands:
+        some = columns.get(island.number)
+        name_of_leader = island.winner or island.best
+        leader = recorded.candidate(store, name_of_leader) if name_of_leader else None
+        races = queries.final_races(store, leader) if leader else ()
+        steps = queries.ancestry(store, leader.id) if leader else ()
+        tried = {n: set(v) for n, v in some.tried.items()} if some else {}
+        parameters = known_parameters(problem, island, tried)
+        workloads.append(
+            WorkloadData(
+                island=island,
+                candidates=some,
+                parameters=parameters,
+                importance=weigh_parameters([w for w in weights if w.workload == island.workload], parameters),
+                milestones=_milestones(store, stored.id, stored.uid, some, out) if some else (),
+                leader=leader,
+                race=races[-1] if races else None,
+                steps=steps,
+                disturbed=queries.disturbed(store, [s.id for s in steps]),
+                failures=tuple(f for f in failures if f.island == island.number),
+                refused=tuple(f for f in refused if f.island == island.number),
+                noise=noise.get(island.workload),
+                roles=dict(problem.roles),
+            )
+        )
+    return RunData(run=run, problem=problem, workloads=tuple(workloads))
+
+
+def _milestones(store: Store, run_id: int, uid: str, some: Candidates, refused: set[int]) -> tuple[Milestone, ...]:
+    """As the search counts them: a time that something disturbed is nobody's best, unless there are no others."""
+    score = some.score.copy()
+    spoilt_all = False
+    timings: dict[int, SearchTiming] = {}
+    while True:
+        rows = _records(score)
+        orders = [int(some.order[r]) for r in rows]
+        unread = [o for o in orders if o not in timings]
+        with store.reading() as connection:
+            timings |= read_timings(connection, run_id, unread)
+        spoilt = [r for r, o in zip(rows, orders, strict=True) if o in timings and timings[o].disturbed]
+        if not spoilt or spoilt_all:
+            break
+        score[spoilt] = np.nan
+        if not np.isfinite(score).any():
+            score, spoilt_all = some.score.copy(), True
+    found = []
+    for row, order in zip(rows, orders, strict=True):
+        ratio, timing = float(some.score[row]), timings.get(order)
+        low, high = (timing.ratio_low or ratio, timing.ratio_high or ratio) if timing else (ratio, ratio)
+        found.append(
+            Milestone(
+                row=row,
+                order=order,
+                id=public_id(uid, order),
+                place=row + 1,
+                elapsed_s=float(some.elapsed_s[row]),
+                speedup=1 / ratio,
+                low=1 / high,
+                high=1 / low,
+                median_us=timing.median_us if timing else None,
+                refused=order in refused,
+                disturbed=spoilt_all,
+            )
+        )
+    return tuple(found)
+
+
+def _records(score: np.ndarray[Any, np.dtype[np.float64]]) -> list[int]:
+    """Rows whose score is below all before it."""
+    filled = np.where(np.isfinite(score) & (score > 0), score, np.inf)
+    before = np.concatenate([[np.inf], np.minimum.accumulate(filled)[:-1]])
+    return [int(r) for r in np.flatnonzero(filled < before)]

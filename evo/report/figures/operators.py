@@ -1,0 +1,129 @@
+"""What each operator was tried for and what it brought, as the search went on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from markupsafe import Markup
+
+from evo.report.data import WorkloadData
+from evo.report.svg import Figure, Scale, fitted, path, tag, text, ticks
+from evo.report.text import counted
+
+__all__ = ["OperatorCredit", "credit_operators", "draw_operators"]
+
+_WIDTH, _LEFT, _RIGHT, _TOP, _LANE = 1000, 130, 24, 4, 44
+_BINS = 48
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorCredit:
+    """What an operator did on one island.
+
+    children: candidates it made of parents that have a time; better: those of them that passed and were faster than
+    the first parent. firsts: rows that became the best so far. credit: its share of all the speed-up gained by new
+    bests, in logarithms. seconds: in the device process.
+    """
+
+    name: str
+    rows: np.ndarray[tuple[int], np.dtype[np.int64]]
+    passed: int
+    children: int
+    better: np.ndarray[tuple[int], np.dtype[np.int64]]
+    firsts: tuple[int, ...]
+    credit: float | None
+    seconds: float
+
+    @property
+    def tried(self) -> int:
+        return len(self.rows)
+
+
+def credit_operators(data: WorkloadData) -> list[OperatorCredit]:
+    """The most tried first."""
+    some = data.candidates
+    if some is None:
+        return []
+    parent_score = np.where(some.parent >= 0, some.score[some.parent], np.nan)
+    with np.errstate(invalid="ignore"):
+        better = some.score < parent_score
+    gains: dict[int, float] = {}
+    for before, m in zip(data.milestones, data.milestones[1:], strict=False):
+        gains[m.row] = math.log(m.speedup / before.speedup)
+    total = sum(gains.values())
+    found = []
+    for code, name in enumerate(some.operators):
+        rows = np.flatnonzero(some.operator == code)
+        own = sum(g for row, g in gains.items() if some.operator[row] == code)
+        found.append(
+            OperatorCredit(
+                name=name,
+                rows=rows,
+                passed=int(some.passed[rows].sum()),
+                children=int(np.isfinite(parent_score[rows]).sum()),
+                better=rows[better[rows]],
+                firsts=tuple(m.row for m in data.milestones if some.operator[m.row] == code),
+                credit=own / total if total > 0 else None,
+                seconds=float(some.seconds[rows].sum()),
+            )
+        )
+    return sorted(found, key=lambda c: (-c.tried, c.name))
+
+
+def draw_operators(data: WorkloadData, credits: list[OperatorCredit]) -> Figure | None:
+    """None where nothing was tried."""
+    if not credits or data.number < 2:
+        return None
+    bins = min(_BINS, data.number)
+    edges = np.linspace(0, data.number, bins + 1)
+    x = Scale(low=0, high=data.number, start=_LEFT, end=_WIDTH - _RIGHT)
+    tallest = max(int(np.histogram(c.rows, edges)[0].max()) for c in credits)
+    parts = []
+    for lane, credit in enumerate(credits):
+        floor = _TOP + (lane + 1) * _LANE - 6
+        parts.append(text(_LEFT - 10, floor - 12, fitted(credit.name, _LEFT - 14), "e"))
+        parts.append(text(_LEFT - 10, floor + 1, f"{credit.tried:,} tried", "m sm e"))
+        parts.append(path([(x.start, floor), (x.end, floor)], "grid"))
+        parts += _bars(x, edges, credit, float(floor), tallest)
+        for row in credit.firsts:
+            at = x(row + 0.5)
+            diamond = f"M{at:.1f} {floor - 5:.1f}l5 5l-5 5l-5-5z"
+            tip = f"{credit.name}: the best so far, at candidate {row + 1}"
+            parts.append(tag("path", d=diamond, class_="hollow", data_tip=tip))
+    bottom = _TOP + len(credits) * _LANE + 4
+    parts += [text(x(v), bottom + 14, f"{v:,g}", "m sm c") for v in ticks(0, data.number, 8)]
+    parts.append(text(x.end, bottom + 31, "candidates evaluated", "m sm e"))
+    return Figure(
+        name="operators",
+        title="Operators over time",
+        caption=(
+            "Pale: candidates that the operator made; dark: those that were faster than their first parent; diamonds: new"
+            " bests."
+        ),
+        alt="; ".join(
+            f"{c.name}: {counted(c.tried, 'candidate')}, {len(c.better)} better than their parent,"
+            f" {counted(len(c.firsts), 'new best')}"
+            for c in credits
+        )
+        + ".",
+        width=_WIDTH,
+        height=bottom + 38,
+        body=Markup("").join(parts),
+    )
+
+
+def _bars(
+    x: Scale, edges: np.ndarray[tuple[int], np.dtype[np.float64]], credit: OperatorCredit, floor: float, tallest: int
+) -> list[Markup]:
+    made, better = (np.histogram(rows, edges)[0] for rows in (credit.rows, credit.better))
+    unit, parts = (_LANE - 16) / max(tallest, 1), []
+    for b in np.flatnonzero(made):
+        left, width = x(edges[b]) + 0.5, max(x(edges[b + 1]) - x(edges[b]) - 1, 0.8)
+        tip = f"{credit.name}, from candidate {int(edges[b]) + 1} on\n{made[b]} made, {better[b]} better than their parent"
+        for number, kind in ((made[b], "pale"), (better[b], "bar")):
+            if number:
+                box = {"x": left, "y": floor - number * unit, "width": width, "height": float(number * unit)}
+                parts.append(tag("rect", **box, class_=kind, data_tip=tip))
+    return parts

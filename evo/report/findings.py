@@ -1,0 +1,181 @@
+"""What a run found, in words and rows: the headline, the table of the final race, and how far both can be trusted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from evo.report.data import RunData, WorkloadData
+from evo.report.text import counted, duration, interval, micro, percent, short, times
+from evo.store.records import TimingRecord
+
+__all__ = ["Fact", "RaceRow", "facts", "headline", "race_rows", "remarks", "run_headline", "size"]
+
+MARK_NOTE = "something slowed the device down while this was timed: do not trust the figure"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fact:
+    """A figure with its name. note: what stands beside it, smaller. marked: disturbed."""
+
+    name: str
+    value: str
+    note: str = ""
+    marked: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RaceRow:
+    """A contender of the race. share: its time over the ceiling's."""
+
+    name: str
+    role: str
+    median: str
+    interval: str
+    speedup: str
+    speedup_interval: str
+    share: str
+    samples: int
+    marked: bool
+    leader: bool = False
+
+
+def size(data: WorkloadData) -> str:
+    """The workload in short: 4096 × 4096 float16."""
+    return f"{' × '.join(str(v) for v in data.island.dims.values())} {data.island.dtype}"
+
+
+def _reference(data: WorkloadData) -> str:
+    found = data.reference
+    return "PyTorch" if found is None or found.contender == "torch" else found.contender
+
+
+def headline(data: WorkloadData) -> str:
+    """One sentence: what was found for a workload."""
+    timing = data.timing
+    if not data.number:
+        return "Nothing was evaluated."
+    if data.leader is None or timing is None or not timing.ratio:
+        passed = int(data.candidates.passed.sum()) if data.candidates else 0
+        if data.refused:
+            return f"No winner: the finals refused {counted(len(data.refused), 'finalist')}."
+        return f"Nothing was found: of {counted(data.number, 'candidate')} {passed or 'none'} passed the gate."
+    ratio, name = timing.ratio, _reference(data)
+    mark = " (disturbed)" if timing.disturbed else ""
+    if data.tie:
+        return f"A tie with {name}{mark}: the difference is within the noise floor."
+    if not data.confirmed or timing.stage != "final":
+        return f"{times(ratio)} {name} by the search's own timing{mark}, not confirmed by finals."
+    if ratio > 1:
+        return f"Nothing faster than {name}{mark}: the best has {times(ratio)} of its speed."
+    return f"{times(ratio)} the speed of {name}{mark}."
+
+
+def run_headline(run: RunData) -> str:
+    """The title of the report."""
+    known = [w for w in run.workloads if w.timing and w.timing.ratio]
+    name = run.run.kernel.rstrip("/").rpartition("/")[2]
+    if len(run.workloads) == 1 or len(known) == 1:
+        one = known[0] if known else run.workloads[0]
+        return f"{name}, {size(one)}: {headline(one)[:1].lower()}{headline(one)[1:]}".rstrip(".")
+    if not known:
+        return f"{name}: nothing was found"
+    ratios = sorted(w.timing.ratio for w in known if w.timing and w.timing.ratio)
+    return f"{name}: {times(ratios[-1])} to {times(ratios[0])} on {counted(len(known), 'workload')}"
+
+
+def facts(data: WorkloadData) -> list[Fact]:
+    """The figures beside the headline."""
+    found, timing = [], data.timing
+    if timing is not None and timing.ratio:
+        stage = "final" if timing.stage == "final" else "search only"
+        value = "tie" if data.tie else times(timing.ratio)
+        note = f"95% {interval(timing.ratio_low, timing.ratio_high)}, {stage}"
+        found.append(Fact(name="speed-up", value=value, note=note, marked=timing.disturbed))
+        found.append(
+            Fact(
+                name="median time",
+                value=f"{micro(timing.median_us)} µs",
+                note=f"{micro(timing.low_us)} to {micro(timing.high_us)} µs",
+                marked=timing.disturbed,
+            )
+        )
+    if data.noise is not None:
+        found.append(Fact(name="noise floor", value=f"±{percent(data.noise, 2)}", note="the winner against its twin"))
+    if timing is not None and (bound := data.ceiling):
+        found.append(
+            Fact(
+                name=f"of the {bound.contender} ceiling",
+                value=percent(bound.median_us / timing.median_us),
+                note=f"{bound.contender}: {micro(bound.median_us)} µs",
+                marked=bound.disturbed,
+            )
+        )
+    if data.regret is not None:
+        found.append(Fact(name="selection regret", value=percent(data.regret, 1), note="the search over the final"))
+    if data.candidates is not None:
+        passed = int(data.candidates.passed.sum())
+        refused = f", {len(data.refused)} refused later" if data.refused else ""
+        found.append(Fact(name="candidates", value=f"{data.number:,}", note=f"{passed:,} passed the search{refused}"))
+    if data.milestones:
+        last = data.milestones[-1]
+        found.append(
+            Fact(name="best found after", value=duration(last.elapsed_s), note=f"candidate {last.place:,} here")
+        )
+    return found
+
+
+def race_rows(data: WorkloadData) -> list[RaceRow]:
+    """The leader and what ran beside it, the fastest first."""
+    timing, bound = data.timing, data.ceiling
+    if timing is None or data.leader is None:
+        return []
+    rows = [(timing, True), *((t, False) for t in data.baselines)]
+    rows.sort(key=lambda r: r[0].median_us)
+    return [_row(data, t, bound, leader=leader) for t, leader in rows]
+
+
+def _row(data: WorkloadData, timing: TimingRecord, bound: TimingRecord | None, *, leader: bool) -> RaceRow:
+    assert data.leader is not None
+    tie = leader and data.tie
+    return RaceRow(
+        name=short(data.leader.id) if leader else timing.contender,
+        role=("winner" if data.confirmed else "best so far") if leader else data.roles.get(timing.contender, ""),
+        median=micro(timing.median_us),
+        interval=f"{micro(timing.low_us)} to {micro(timing.high_us)}",
+        speedup="tie" if tie else times(timing.ratio) if timing.ratio else "1",
+        speedup_interval=interval(timing.ratio_low, timing.ratio_high),
+        share=f"{timing.median_us / bound.median_us:.3f}" if bound else "",
+        samples=len(timing.samples_us),
+        marked=timing.disturbed,
+        leader=leader,
+    )
+
+
+def remarks(data: WorkloadData) -> list[str]:
+    """What has to be said beside the table, a sentence each."""
+    said: list[str] = []
+    timing, race = data.timing, data.race
+    if timing is None:
+        return said
+    if race is None:
+        said.append(
+            "No finals have timed this candidate: the figure is the search's own, which is too good on average for the best"
+            " of many."
+        )
+    elif not race.beside:
+        said.append(
+            "The baselines ran beside the run's winner, in the race after this candidate's own; only its speed-up compares"
+            " times of one race."
+        )
+    if data.regret is not None and data.leader is not None and data.leader.score:
+        said.append(
+            f"The search had it at {times(data.leader.score)}; the final figure is the one to quote (selection regret"
+            f" {percent(data.regret, 1)})."
+        )
+    if (hot := data.hot) is not None:
+        gain = f", {times(hot.ratio)} the reference, which has them there too" if hot.ratio else ""
+        said.append(f"With all data in the cache: {micro(hot.median_us)} µs{gain}{' !' if hot.disturbed else ''}.")
+    for f in data.refused:
+        why = f"{f.status.replace('_', ' ')}: {f.reason}"
+        said.append(f"Finalist {short(f.id)} (#{f.order}) was refused by the finals: {why}")
+    return said

@@ -1,0 +1,69 @@
+"""Words and figures as the pages print them. Whatever comes out of a database is made inert first."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["clean", "counted", "duration", "interval", "micro", "percent", "short", "times", "value_text"]
+
+_PICTURES = 0x2400
+"""Unicode's pictures of the control characters begin here."""
+_KEPT = "\n\t"
+# What turns the direction of text around, or is seen by nobody, could make a name look like another.
+_HIDDEN = re.compile("[\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb]")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+
+
+def clean(text: object) -> str:
+    """`text` without a character that could not be seen, or that HTML and XML do not allow: a picture stands for it."""
+    return _HIDDEN.sub("\N{REPLACEMENT CHARACTER}", _CONTROL.sub(_picture, str(text)))
+
+
+def _picture(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    if code < 0x20:
+        return chr(_PICTURES + code)
+    return "\N{SYMBOL FOR DELETE}" if code == 0x7F else "\N{REPLACEMENT CHARACTER}"
+
+
+def times(ratio: float | None) -> str:
+    """The speed-up of a ratio of times: 1.234x."""
+    return "–" if not ratio else f"{1 / ratio:.3f}×"
+
+
+def interval(low: float | None, high: float | None) -> str:
+    """Of the speed-up, for the interval of a ratio of times."""
+    return f"{1 / high:.3f} to {1 / low:.3f}" if low and high else ""
+
+
+def micro(us: float) -> str:
+    """Microseconds, with the digits that a measurement has."""
+    return f"{us:.3g}" if us < 10 else f"{us:.1f}" if us < 1000 else f"{us:,.0f}"
+
+
+def percent(share: float, digits: int = 0) -> str:
+    return f"{100 * share:.{digits}f}%"
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """1 candidate, 2 candidates."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def duration(seconds: float) -> str:
+    if seconds < 1:
+        return f"{1e3 * seconds:.0f} ms"
+    if seconds < 100:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
+
+
+def short(identifier: str) -> str:
+    return identifier[:10]
+
+
+def value_text(value: object) -> str:
+    """A parameter's value; a dash where the parameter has no part in the genome."""
+    return "–" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,310 @@
+"""The live pages are served to their own user only, and change nothing; Optuna's users find the trials they know."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+from wsgiref.util import setup_testing_defaults
+
+import pytest
+from recorded import HOSTILE, WORKLOADS, Plan, Recording, record_run
+
+from evo.errors import UsageError
+from evo.evaluation import Status
+from evo.report.live.app import LiveApp, is_own_host
+from evo.report.live.server import open_server
+from evo.report.live.trials import TrialMirror, check_journal, study_name
+from evo.store import queries
+from evo.store.store import Store
+
+
+class Client:
+    """Asks a WSGI application as a browser would."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    def get(self, path: str, *, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], str]:
+        environ: dict[str, Any] = {}
+        setup_testing_defaults(environ)
+        path, _, query = path.partition("?")
+        environ |= {
+            "REQUEST_METHOD": method, "PATH_INFO": path, "QUERY_STRING": query, "wsgi.input": BytesIO(),
+            "HTTP_HOST": "127.0.0.1:8765",
+        } | {f"HTTP_{k.upper()}": v for k, v in headers.items()}  # fmt: skip
+        answer: list[Any] = []
+        body = b"".join(self.app(environ, lambda status, head, *rest: answer.extend((status, head))))
+        return int(answer[0].split()[0]), dict(answer[1]), body.decode()
+
+
+@pytest.fixture
+def client(database: Path) -> Client:
+    return Client(LiveApp(str(database), "127.0.0.1"))
+
+
+@pytest.mark.parametrize(
+    ("header", "served", "own"),
+    [
+        ("127.0.0.1:8765", "127.0.0.1", True),
+        ("localhost:8765", "127.0.0.1", True),
+        ("[::1]:8765", "::1", True),
+        ("LOCALHOST", "127.0.0.1", True),
+        ("evil.example:8765", "127.0.0.1", False),
+        ("127.0.0.1.evil.example", "127.0.0.1", False),
+        ("localhost.evil.example:8765", "127.0.0.1", False),
+        ("192.168.1.7:8765", "127.0.0.1", False),
+        ("", "127.0.0.1", False),
+        ("192.168.1.7:8765", "0.0.0.0", True),
+        ("evil.example:8765", "0.0.0.0", False),
+        ("gpu-box:8765", "gpu-box", True),
+        ("192.168.1.7:80", "192.168.1.7", True),
+    ],
+)
+def test_only_a_name_that_no_stranger_can_point_here_is_answered(header: str, served: str, own: bool) -> None:
+    assert is_own_host(header, served) is own
+
+
+def test_a_foreign_host_header_gets_nothing(client: Client) -> None:
+    for path in ("/", "/body", "/run/one", "/dashboard", "/assets/style.css"):
+        status, _, body = client.get(path, host="evil.example")
+        assert status == 421
+        assert "one" not in body.split()
+
+
+def test_nothing_can_be_changed(client: Client) -> None:
+    for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
+        assert client.get("/run/one", method=method)[0] == 405
+        assert client.get("/api/studies", method=method)[0] == 405
+
+
+def test_every_page_forbids_what_it_does_not_need(client: Client) -> None:
+    for path in ("/", "/body", "/run/one", "/run/one/body", "/run/nobody", "/nothing", "/assets/live.js"):
+        _, headers, _ = client.get(path)
+        policy = headers["Content-Security-Policy"]
+        assert policy.startswith("default-src 'none'")
+        assert "unsafe" not in policy
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert headers["X-Frame-Options"] == "DENY"
+        assert headers["Referrer-Policy"] == "no-referrer"
+
+
+def test_the_index_lists_the_runs_the_latest_first_and_links_to_them(client: Client) -> None:
+    status, _, body = client.get("/body")
+    assert status == 200
+    assert body.index("/run/tie") < body.index("/run/two") < body.index("/run/one")
+    assert "<script" not in body
+    assert "&lt;script&gt;" in body
+    assert client.get("/body?page=2")[2].count("<tr>") == 0
+    assert client.get("/body?page=%3Cb%3E")[0] == 200
+
+
+def test_a_page_that_has_not_changed_is_not_sent_again(client: Client) -> None:
+    status, headers, body = client.get("/run/one/body")
+    assert status == 200
+    assert float(headers["X-Wait-Seconds"]) >= 2
+    again = client.get("/run/one/body", if_none_match=headers["ETag"])
+    assert (again[0], again[2]) == (304, "")
+    assert client.get("/run/one/body")[2] == body
+
+
+def test_what_is_not_there_is_one_sentence(client: Client) -> None:
+    status, _, body = client.get("/run/<b>nobody")
+    assert status == 404
+    assert "&lt;b&gt;nobody" in body
+    assert "Traceback" not in body
+    assert client.get("/run/one/body/more")[0] == 404
+    assert client.get("/../../etc/passwd")[0] == 404
+    assert client.get("/dashboard")[0] == 404
+
+
+def test_a_database_that_goes_away_is_said_and_comes_back(database: Path, tmp_path: Path) -> None:
+    path = tmp_path / "moved.db"
+    path.write_bytes(database.read_bytes())
+    client = Client(LiveApp(str(path), "127.0.0.1"))
+    assert client.get("/run/one/body")[0] == 200
+    path.rename(tmp_path / "elsewhere.db")
+    status, _, body = client.get("/run/one/body")
+    assert status == 503
+    assert "there is no database" in body
+    (tmp_path / "elsewhere.db").rename(path)
+    assert client.get("/run/one/body")[0] == 200
+
+
+def test_a_port_that_is_taken_is_one_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UsageError, match=f"cannot serve at 127.0.0.1, port {port}"):
+            open_server("127.0.0.1", port, lambda *_: [])
+    with pytest.raises(UsageError, match="--port 99999"):
+        open_server("127.0.0.1", 99999, lambda *_: [])
+
+
+@pytest.fixture
+def mirrored(tmp_path: Path) -> Iterator[tuple[Store, Recording, TrialMirror]]:
+    path = tmp_path / "lineage.db"
+    with Store.open(path, write=True) as store:
+        search = Recording(store, Plan(name="live", evaluations=60, workloads=WORKLOADS))
+        search.advance(40)
+        mirror = TrialMirror(str(path), tmp_path / "optuna.log")
+        yield store, search, mirror
+        mirror.stop()
+
+
+def test_a_study_of_each_island_has_its_candidates_as_trials(mirrored: tuple[Store, Recording, TrialMirror]) -> None:
+    import optuna
+
+    store, _, mirror = mirrored
+    while mirror.copy(store, "live"):
+        pass
+    island = queries.run(store, "live").islands[1]
+    study = optuna.load_study(study_name=study_name("live", island.workload), storage=mirror.storage)
+    assert study.direction == optuna.study.StudyDirection.MINIMIZE
+    points = [p for p in queries.history(store, "live") if p.island == 1]
+    by_name = {t.user_attrs["candidate"]: t for t in study.trials}
+    assert by_name.keys() == {p.id for p in points}
+    for p in points:
+        trial, record = by_name[p.id], queries.candidate(store, p.id)
+        assert trial.params == record.parameters
+        assert trial.value == p.score
+        assert (trial.state == optuna.trial.TrialState.COMPLETE) == Status(p.status).passed
+        assert trial.user_attrs["operator"] == p.operator
+        assert trial.user_attrs["parents"] == [parent.id for parent in record.parents]
+        assert trial.datetime_start <= trial.datetime_complete
+    assert study.best_value == island.best_score
+    assert study.best_trial.user_attrs["candidate"] == island.best
+
+
+def test_trials_are_added_as_the_search_goes_on_and_none_twice(
+    mirrored: tuple[Store, Recording, TrialMirror], tmp_path: Path
+) -> None:
+    store, search, mirror = mirrored
+    mirror.copy(store, "live")
+    search.advance(20)
+    mirror.copy(store, "live")
+    assert _trials(mirror) == 60
+    mirror.stop()
+    again = TrialMirror(str(tmp_path / "lineage.db"), tmp_path / "optuna.log")
+    again.copy(store, "live")
+    assert _trials(again) == 60
+    again.stop()
+
+
+def _trials(mirror: TrialMirror) -> int:
+    return sum(len(mirror.storage.get_all_trials(s._study_id)) for s in mirror.storage.get_all_studies())
+
+
+def test_two_dashboards_do_not_write_one_journal(
+    mirrored: tuple[Store, Recording, TrialMirror], tmp_path: Path
+) -> None:
+    store, _, mirror = mirrored
+    mirror.copy(store, "live")
+    other = TrialMirror(str(tmp_path / "lineage.db"), tmp_path / "optuna.log")
+    assert mirror.writes
+    assert not other.writes
+    assert _trials(other) == 40
+    other.stop()
+
+
+def test_a_run_that_took_over_a_name_gets_a_study_of_its_own(
+    mirrored: tuple[Store, Recording, TrialMirror], tmp_path: Path
+) -> None:
+    store, _, mirror = mirrored
+    mirror.copy(store, "live")
+    mirror.stop()
+    with Store.open(tmp_path / "other.db", write=True) as other:
+        record_run(other, Plan(name="live", evaluations=12, workloads=WORKLOADS, finals=False))
+        mirror = TrialMirror(str(tmp_path / "other.db"), tmp_path / "optuna.log")
+        mirror.copy(other, "live")
+        assert _trials(mirror) == 12
+        mirror.stop()
+
+
+def test_a_kernel_that_is_gone_still_has_its_parameters(tmp_path: Path) -> None:
+    path = tmp_path / "lineage.db"
+    with Store.open(path, write=True) as store:
+        record_run(store, Plan(name="gone", evaluations=20, kernel=f"/nowhere/{HOSTILE}"))
+        mirror = TrialMirror(str(path), tmp_path / "optuna.log")
+        mirror.copy(store, "gone")
+        key = mirror.storage.get_all_studies()[0]._study_id
+        for trial in mirror.storage.get_all_trials(key):
+            assert trial.params == queries.candidate(store, trial.user_attrs["candidate"]).parameters
+        mirror.stop()
+
+
+def test_what_is_not_a_journal_is_not_written_to(database: Path, tmp_path: Path) -> None:
+    before = database.read_bytes()
+    with pytest.raises(UsageError, match="is not a journal of Optuna's"):
+        TrialMirror(str(database), database)
+    with pytest.raises(UsageError, match="is a folder"):
+        check_journal(tmp_path)
+    assert database.read_bytes() == before
+
+
+@pytest.fixture
+def dashboard(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+    """The command itself, over a database with one run."""
+    path = tmp_path / "lineage.db"
+    with Store.open(path, write=True) as store:
+        record_run(store, Plan(name="served", evaluations=30))
+    command = [sys.executable, "-m", "evo", "dashboard", "--db", str(path), "--port", "0", "--json"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    assert running.stdout is not None
+    said = ""
+    while not said.endswith("}\n"):
+        line = running.stdout.readline()
+        assert line, running.communicate()[1]
+        said += line
+    yield running, json.loads(said)
+    running.kill()
+    running.communicate()
+
+
+def test_the_command_serves_its_pages_and_optunas_and_ends_when_told_to(
+    dashboard: tuple[subprocess.Popen[str], dict[str, Any]],
+) -> None:
+    pytest.importorskip("optuna_dashboard")
+    running, said = dashboard
+    assert said["url"].startswith("http://127.0.0.1:")
+    with urlopen(f"{said['url']}run/served/body", timeout=60) as answer:
+        assert "30 candidates" in answer.read().decode()
+    with urlopen(said["optuna"], timeout=60) as answer:
+        assert "Optuna" in answer.read().decode()
+    names: list[str] = []
+    while not names:  # the studies are written beside
+        with urlopen(f"{said['url']}api/studies", timeout=60) as answer:
+            names = [s["study_name"] for s in json.load(answer)["study_summaries"]]
+    assert names[0].startswith("served/rows=4096")
+    assert Path(said["journal"]).name == "lineage.optuna.log"
+    running.send_signal(signal.SIGINT)
+    _, err = running.communicate(timeout=60)
+    assert (running.returncode, err) == (0, "")
+
+
+def test_without_optunas_dashboard_the_command_says_what_to_install(database: Path, tmp_path: Path) -> None:
+    program = (
+        "import sys, importlib.util as u; find = u.find_spec\n"
+        "u.find_spec = lambda name, *rest: None if name == 'optuna_dashboard' else find(name, *rest)\n"
+        "from evo.cli import main; main()"
+    )
+    command = [sys.executable, "-c", program, "dashboard", "--db", str(database), "--port", "0"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert running.stdout is not None
+        assert running.stdout.readline().startswith("serving http://127.0.0.1:")
+        assert "pip install 'evo-kernels[dashboard]'" in running.stdout.readline()
+    finally:
+        running.terminate()
+        _, err = running.communicate(timeout=60)
+    assert (running.returncode, err) == (0, "")
+    assert not database.with_suffix(".optuna.log").exists()

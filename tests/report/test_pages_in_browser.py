@@ -1,0 +1,183 @@
+"""Reports and live pages in a real Chromium, as a phone and a desktop show them, by day and by night."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from browser import DESKTOP, PHONE, Browser
+from recorded import PLANS, Plan, Recording
+
+from evo.report.data import RunData
+from evo.report.live.app import LiveApp
+from evo.report.live.server import LiveServer, open_server
+from evo.report.page import render_page
+from evo.store.store import Store
+
+SIZES = pytest.mark.parametrize("size", [PHONE, DESKTOP], ids=["phone", "desktop"])
+SCHEMES = pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+
+SHADES = "return [document.body, ...document.querySelectorAll('h1')].map(e => getComputedStyle(e))" + (
+    ".map(s => [s.color, s.backgroundColor])"
+)
+
+
+@pytest.fixture(scope="module")
+def folder(known: dict[str, RunData], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pages")
+    for name, data in known.items():
+        (folder / f"{name}.html").write_text(render_page(data), encoding="utf-8")
+    return folder
+
+
+@SCHEMES
+@SIZES
+@pytest.mark.parametrize("name", [plan.name for plan in PLANS])
+def test_a_report_opens_without_complaint_and_fits(
+    browser: Browser, folder: Path, name: str, size: tuple[int, int], dark: bool
+) -> None:
+    browser.view(size, dark=dark)
+    browser.open((folder / f"{name}.html").as_uri())
+    assert browser.run("return document.querySelector('h1').textContent")
+    assert browser.foreign() == []
+    assert browser.overflow() <= 0
+    (ink, paper), _ = browser.run(SHADES)
+    assert (_brightness(paper) < _brightness(ink)) is dark
+    assert browser.complaints() == []
+
+
+def _brightness(colour: str) -> int:
+    return sum(int(part) for part in colour.strip("rgba()").split(",")[:3])
+
+
+@SIZES
+def test_focus_and_pointer_show_the_change_and_the_gain(browser: Browser, folder: Path, size: tuple[int, int]) -> None:
+    browser.view(size)
+    browser.open((folder / "one.html").as_uri())
+    shown = "const t = document.getElementById('tip'); return t.hidden ? '' : t.textContent"
+    assert browser.run(shown) == ""
+    link = "document.querySelector('.fig a[data-tip*=gain]')"
+    browser.run(f"{link}.focus()")
+    told = browser.run(shown)
+    assert "→" in told
+    assert "gain over its first parent" in told
+    box = browser.run("const b = document.getElementById('tip').getBoundingClientRect(); return [b.left, b.right]")
+    assert 0 <= box[0] < box[1] <= size[0]
+    browser.run(f"{link}.blur()")
+    assert browser.run(shown) == ""
+    cell = "document.querySelector('.heat rect[data-tip]')"
+    browser.run(f"{cell}.scrollIntoView({{block: 'center', behavior: 'instant'}})")
+    browser.run("return new Promise(done => setTimeout(done, 200))")  # scrolling hides what was shown
+    x, y = browser.run(f"const b = {cell}.getBoundingClientRect(); return [b.left + 5, b.top + 5]")
+    browser.cdp("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+    assert "=" in browser.run(shown)
+    assert browser.complaints() == []
+
+
+def test_a_mark_of_the_lineage_leads_to_its_row_in_the_closed_list(browser: Browser, folder: Path) -> None:
+    browser.view(DESKTOP)
+    browser.open((folder / "one.html").as_uri())
+    browser.run("document.querySelectorAll('details').forEach(d => { d.open = false; })")
+    browser.run("document.querySelector('.fig a').dispatchEvent(new MouseEvent('click', {bubbles: true}))")
+    assert browser.run("return document.querySelector('details.steps').open") is True
+
+
+def test_everything_interactive_can_be_reached_by_keyboard(browser: Browser, folder: Path) -> None:
+    browser.view(DESKTOP)
+    browser.open((folder / "one.html").as_uri())
+    reached = set()
+    for _ in range(60):
+        browser.cdp("Input.dispatchKeyEvent", type="keyDown", key="Tab", code="Tab", windowsVirtualKeyCode=9)
+        browser.cdp("Input.dispatchKeyEvent", type="keyUp", key="Tab", code="Tab", windowsVirtualKeyCode=9)
+        reached.add(browser.run("return document.activeElement.tagName.toLowerCase()"))
+    assert {"a", "summary", "div"} <= reached
+
+
+def test_print_shows_what_is_closed_on_the_screen(browser: Browser, folder: Path) -> None:
+    browser.view(DESKTOP)
+    browser.open((folder / "one.html").as_uri())
+    printed = browser.cdp("Page.printToPDF", printBackground=True)
+    assert len(printed["data"]) > 50_000
+    browser.cdp("Emulation.setEmulatedMedia", media="print")
+    unseen = (
+        "return [...document.querySelectorAll('.fig *')].filter(e => getComputedStyle(e).display === 'none').length"
+    )
+    assert browser.run(unseen) == 0
+    browser.cdp("Emulation.setEmulatedMedia", media="")
+    browser.run("dispatchEvent(new Event('beforeprint'))")
+    assert browser.run("return document.querySelectorAll('details:not([open])').length") == 0
+    browser.run("dispatchEvent(new Event('afterprint'))")
+    assert browser.run("return document.querySelectorAll('details:not([open])').length") > 0
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[tuple[Path, LiveServer]]:
+    """A database of its own, and a server of its pages on a port of its own."""
+    path = tmp_path / "lineage.db"
+    with Store.open(path, write=True):
+        pass
+    server = open_server("127.0.0.1", 0, LiveApp(str(path), "127.0.0.1", rest=0.0))
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    yield path, server
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+WAIT = """
+const [what, done] = [arguments[0], arguments[1]];
+const look = () => document.body.textContent.includes(what) ? done(true) : setTimeout(look, 50);
+look();
+"""
+
+
+@SCHEMES
+@SIZES
+def test_a_live_page_follows_the_search(
+    browser: Browser, served: tuple[Path, LiveServer], size: tuple[int, int], dark: bool
+) -> None:
+    path, server = served
+    host = server.url.split("/")[2]
+    browser.driver.set_script_timeout(200)
+    with Store.open(path, write=True) as store:
+        browser.view(size, dark=dark)
+        browser.open(server.url)
+        assert browser.driver.execute_async_script(WAIT, "No run is recorded here")
+        search = Recording(store, Plan(name="live", evaluations=90, failing={}))
+        search.advance(30)
+        browser.open(f"{server.url}run/live")
+        assert browser.driver.execute_async_script(WAIT, "30 candidates")
+        assert browser.overflow() <= 0
+        browser.run("document.querySelector('details').open = true; document.querySelector('.fig a').focus()")
+        search.advance(30)
+        assert browser.driver.execute_async_script(WAIT, "60 candidates")
+        assert browser.run("return document.querySelector('details').open") is True
+        assert browser.run("return document.activeElement.closest('svg') !== null") is True
+        search.advance(30)
+        search.finish()
+        assert browser.driver.execute_async_script(WAIT, "the winner against its twin")
+        browser.open(server.url)
+        assert browser.driver.execute_async_script(WAIT, "finished")
+    assert browser.overflow() <= 0
+    assert browser.foreign(host) == []
+    assert browser.complaints() == []
+
+
+def test_updates_can_be_paused(browser: Browser, served: tuple[Path, LiveServer]) -> None:
+    path, server = served
+    browser.driver.set_script_timeout(200)
+    with Store.open(path, write=True) as store:
+        search = Recording(store, Plan(name="live", evaluations=20, failing={}))
+        search.advance(10)
+        browser.view(DESKTOP)
+        browser.open(f"{server.url}run/live")
+        assert browser.driver.execute_async_script(WAIT, "10 candidates")
+        browser.run("document.getElementById('pause').click()")
+        search.advance(10)
+        browser.run("return new Promise(done => setTimeout(done, 3000))")
+        assert "10 candidates" in browser.run("return document.body.textContent")
+        browser.run("document.getElementById('pause').click()")
+        assert browser.driver.execute_async_script(WAIT, "20 candidates")

@@ -1,0 +1,91 @@
+"""evo report: files, and sentences where they cannot be had."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from evo.cli import run
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def evo(*words: str | Path) -> int:
+    return run([str(w) for w in words])
+
+
+def test_a_report_is_one_file_and_can_be_written_again(
+    database: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "new" / "report.html"
+    for _ in range(2):
+        assert evo("report", "one", "--db", database, "--out", out, "--json") == 0
+    said = json.loads(capsys.readouterr().out.split("\n}\n")[-2] + "\n}")
+    assert said["run"] == "one"
+    assert said["bytes"] == out.stat().st_size
+    assert "the speed of PyTorch" in said["headline"]
+    assert [p.name for p in out.parent.iterdir()] == ["report.html"]
+
+
+def test_figures_are_written_as_svg_and_as_png(database: Path, tmp_path: Path) -> None:
+    pytest.importorskip("resvg_py")
+    assert evo("report", "two", "--db", database, "--out", tmp_path / "r.html", "--figures", tmp_path / "figures") == 0
+    drawings = sorted(p.stem for p in (tmp_path / "figures").glob("*.svg"))
+    assert {"w1-lineage", "w2-lineage", "w1-convergence-seconds", "w2-importance"} <= set(drawings)
+    pictures = sorted((tmp_path / "figures").glob("*.png"))
+    assert [p.stem for p in pictures] == drawings
+    for picture in pictures:
+        content = picture.read_bytes()
+        assert content.startswith(PNG)
+        assert int.from_bytes(content[16:20], "big") > 600, "pixels across"
+
+
+def test_without_the_rasteriser_figures_are_svg_and_it_says_what_is_missing(
+    database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "resvg_py", None)
+    assert evo("report", "one", "--db", database, "--out", tmp_path / "r.html", "--figures", tmp_path / "f") == 0
+    assert "pip install 'evo-kernels[figures]'" in capsys.readouterr().err
+    assert {p.suffix for p in (tmp_path / "f").iterdir()} == {".svg"}
+
+
+def test_what_is_not_a_report_is_not_replaced(
+    database: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    precious = tmp_path / "thesis.html"
+    precious.write_text("<html>years of work</html>")
+    assert evo("report", "one", "--db", database, "--out", precious) == 2
+    assert evo("report", "one", "--db", database, "--out", database) == 2
+    assert precious.read_text() == "<html>years of work</html>"
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 2
+    assert all("is not a report of evo's" in line for line in said)
+
+
+def test_a_report_can_go_where_no_file_is(database: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert evo("report", "single", "--db", database, "--out", "/dev/null") == 0
+    assert Path("/dev/null").is_char_device()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("nobody",), "unknown run 'nobody'"),
+        (("",), "unknown run ''"),
+        (("one", "--out", "/proc/nothing/report.html"), "cannot write /proc/nothing/report.html"),
+        (("one", "--out", "/"), "--out / is a folder"),
+        (("one", "--db", "/nowhere/lineage.db"), "there is no database"),
+    ],
+)
+def test_bad_requests_are_one_sentence(
+    database: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], sentence: str
+) -> None:
+    rest = () if "--db" in words else ("--db", database)
+    assert evo("report", *words, *rest, *(() if "--out" in words else ("--out", tmp_path / "r.html"))) == 2
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert len(said.strip().splitlines()) == 1
+    assert not (tmp_path / "r.html").exists()
