@@ -37,12 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; its exit code. A user's mistake is one sentence on stderr, never a traceback."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if words and words[0] in _WORKING:
+    if words and (words[0] in _WORKING or (words[0] == "explain" and "--measure" in words)):
         start_server()
-    from evo.cli import check, doctor, export, lineage, measure, sanitize, search, show
-
-    for module in (search, lineage, show, export, measure, check, sanitize, doctor):
-        module.register(app)
+    _register()
     command = typer.main.get_command(app)
     try:
         code = command.main(args=words, prog_name="evo", standalone_mode=False)
@@ -60,6 +57,38 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except EvoError as error:
         print(f"evo: {error}", file=sys.stderr)
         return error.exit_code
+
+
+def _register() -> None:
+    """The commands, in the order in which help lists them; once for all runs in one process."""
+    if app.registered_commands:
+        return
+    from evo.cli import (
+        analysis,
+        check,
+        dashboard,
+        doctor,
+        explain,
+        export,
+        failures,
+        import_workloads,
+        lineage,
+        maintain,
+        measure,
+        overview,
+        query,
+        report,
+        sanitize,
+        search,
+        show,
+    )
+
+    commands = (
+        search, overview, show, lineage, explain, failures, analysis, query, report, dashboard, export,
+        import_workloads, measure, check, sanitize, maintain, doctor,
+    )  # fmt: skip
+    for module in commands:
+        module.register(app)
 
 
 # click's class, or that of the copy of click that newer versions of typer carry

@@ -95,6 +95,7 @@ def _cpu() -> list[_Finding]:
 
 
 def _database(db: str) -> _Finding:
+    from evo.store.database import shown
     from evo.store.store import Store
 
     if "://" not in db and not Path(db).exists():
@@ -108,7 +109,7 @@ def _database(db: str) -> _Finding:
         Store.open(db, write=False).close()
     except EvoError as error:
         return _Finding(subject="database", level="problem", text=str(error))
-    return _Finding(subject="database", level="ok", text=f"{db} opens")
+    return _Finding(subject="database", level="ok", text=f"{shown(db)} opens")
 
 
 def _kernels() -> _Finding:

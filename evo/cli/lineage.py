@@ -1,4 +1,4 @@
-"""evo runs, best, lineage: what the database knows."""
+"""evo lineage, diff: where a candidate came from, what came of it, and what distinguishes two."""
 
 from __future__ import annotations
 
@@ -7,187 +7,191 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
+from evo.cli.cells import cell, change_text, factor, figure, interval, visible
 from evo.cli.options import DEFAULT_DB, CandidateName, Db, Json, command_line, make_console, print_json
 from evo.cli.recorded import named_candidate
 from evo.cli.results import DISTURBED_NOTE, make_table, marked, short_id, speedup
-from evo.cli.screen import format_duration
-from evo.errors import UnknownNameError
-from evo.store import candidates, queries
-from evo.store.records import Step
-from evo.store.store import Store
+from evo.lineage import Lineage
+from evo.store.descent import Family, Kin
+from evo.store.diff import Difference
 
 __all__ = ["register"]
 
+_SECTIONS = {"candidate": "about", "genome": "genome", "build": "build", "code": "machine code", "time": "time"}
+
 
 def register(app: typer.Typer) -> None:
-    app.command("runs")(runs)
-    app.command("best")(best)
     app.command("lineage")(lineage)
+    app.command("diff")(diff)
 
 
-def runs(db: Db = DEFAULT_DB, json: Json = False) -> None:
-    """List the runs, the latest first."""
-    with Store.open(db, write=False) as store:
-        found = queries.runs(store)
-        leaders = {r.name: sorted(queries.best(store, run=r.name), key=lambda b: b.ratio) for r in found}
-        refused = {r.name: len(queries.refused_finalists(store, r.name)) for r in found}
-    if json:
-        records = [
-            asdict(r)
-            | {
-                "refused_in_finals": refused[r.name],
-                "best": [
-                    {
-                        "candidate": b.id,
-                        "workload": b.workload,
-                        "speedup": round(1 / b.ratio, 4),
-                        "stage": b.stage,
-                        "disturbed": b.disturbed,
-                    }
-                    for b in leaders[r.name]
-                ],
-            }
-            for r in found
-        ]
-        print_json(records)
-        return
-    table = make_table(
-        "run", "kernel", "device", "status", "candidates", "passed", "time", "best", "started",
-        right=("candidates", "passed", "time", "best"),
-    )
-    for r in found:
-        table.add_row(
-            r.name,
-            f"{r.kernel} ({r.target})",
-            r.device,
-            r.status,
-            str(r.evaluations),
-            str(r.passed - refused[r.name]),
-            format_duration(r.elapsed_s),
-            marked(speedup(leaders[r.name][0].ratio), leaders[r.name][0].disturbed) if leaders[r.name] else "-",
-            r.created[:16].replace("T", " "),
-        )
-    console = make_console()
-    console.print(table)
-    console.print("passed: not refused, by the search or its finals; best: the run's highest speed-up", style="dim")
-    _explain_mark(console, any(bs and bs[0].disturbed for bs in leaders.values()))
-
-
-def _explain_mark(console: Console, disturbed: bool) -> None:
-    if disturbed:
-        console.print(DISTURBED_NOTE, style="bold red", highlight=False, soft_wrap=True)
-
-
-def best(
-    kernel: Annotated[str | None, typer.Argument(help="Only this kernel's.")] = None,
+def lineage(
+    candidate: CandidateName,
+    diff: Annotated[bool, typer.Option("--diff", help="Also what each change changed in the source.")] = False,
+    descendants: Annotated[int, typer.Option(help="Show so many of them; 0 for none.", min=0, max=1_000_000)] = 20,
     db: Db = DEFAULT_DB,
     json: Json = False,
 ) -> None:
-    """Show the fastest candidate for every kernel, device and workload."""
-    with Store.open(db, write=False) as store:
-        searched = {r.kernel for r in queries.runs(store)}
-        if kernel is not None and kernel not in searched:
-            raise UnknownNameError("kernel in this database", kernel, searched)
-        found = queries.best(store, kernel)
-        noise = {b.id: queries.noise_floors(store, b.run).get(b.workload) for b in found}
+    """Show a candidate's ancestors and descendants: operator, change and gain of every step."""
+    with Lineage(db) as known:
+        record = named_candidate(known.store, candidate, db)
+        found = known.family(record.id, descendants=descendants, diff=diff)
     if json:
-        print_json([{"candidate": b.id, **asdict(b), "noise_floor": noise[b.id]} for b in found])
-    else:
-        table = make_table(
-            "kernel", "device", "workload", "candidate", "median us", "interval", "speed-up", "noise", "timed in", "run",
-            right=("median us", "interval", "speed-up", "noise"),
-        )
-        for b in found:
-            table.add_row(
-                b.kernel,
-                b.device,
-                _shorter(b.workload),
-                short_id(b.id),
-                marked(f"{b.median_us:.2f}", b.disturbed),
-                f"{b.low_us:.2f} to {b.high_us:.2f}",
-                marked(speedup(b.ratio, noise[b.id]), b.disturbed),
-                f"±{noise[b.id]:.2%}" if noise[b.id] is not None else "-",
-                b.stage,
-                b.run,
-            )
-        console = make_console()
-        console.print(table)
-        console.print(
-            "for each kernel, device and workload, the candidate of all runs with the highest speed-up: the reference"
-            " baseline's time over its own, both of one race; interval: 95%, or of fewer than ten samples, as a search may"
-            " take, their range",
-            style="dim",
-            highlight=False,
-            soft_wrap=True,
-        )
-        _explain_mark(console, any(b.disturbed for b in found))
-    if not found:
-        start = command_line(db, "search", kernel or "KERNEL")
-        typer.echo(f"evo: nothing has passed the gate in this database yet; start with: {start}", err=True)
-        raise typer.Exit(1)
-
-
-def _shorter(workload: str) -> str:
-    """Without the options, which are rarely anything but their defaults."""
-    parts = workload.split(",")
-    last = next((i for i, p in enumerate(parts) if p.startswith("dtype=")), len(parts) - 1)
-    return ",".join(parts[: last + 1])
-
-
-def lineage(candidate: CandidateName, db: Db = DEFAULT_DB, json: Json = False) -> None:
-    """Show how a candidate came about: every ancestor with its operator, change and gain."""
-    with Store.open(db, write=False) as store:
-        record = named_candidate(store, candidate, db)
-        steps = candidates.ancestry(store, record.id)
-        disturbed = queries.disturbed(store, [s.id for s in steps])
-    if json:
-        print_json([asdict(s) | {"disturbed": s.id in disturbed} for s in steps])
+        print_json([asdict(member) for member in found.members])
         return
     console = make_console()
+    ancestors = sum(member.relation == "ancestor" for member in found.members)
     console.print(
-        f"{record.kernel}, {_shorter(record.workload)} on {record.device}: {len(steps)}"
-        f" candidate{'' if len(steps) == 1 else 's, from the first ancestor'} to {short_id(record.id)}",
-        highlight=False,
+        Text(
+            visible(
+                f"{record.kernel}, {record.workload} on {record.device}: {short_id(record.id)} with {_number(ancestors)}"
+                f" ancestor{'' if ancestors == 1 else 's'} above it and {_descendants(found)} below"
+            )
+        ),
         soft_wrap=True,
     )
     table = make_table(
-        "", "candidate", "operator", "parents", "change", "median us", "speed-up", "gain",
-        right=("median us", "speed-up", "gain"),
-    )
-    for step in steps:
+        "", "", "candidate", "operator", "parents", "change", "median us", "speed-up", "gain", "interval",
+        right=("", "median us", "speed-up", "gain"),
+    )  # fmt: skip
+    for member in found.members:
+        style = "bold" if member.relation == "self" else "" if member.main_line else "dim"
         table.add_row(
-            "*" if step.main_line else "",
-            f"{short_id(step.id)} #{step.order}",
-            step.operator,
-            " ".join(f"#{p.order}" for p in step.parents) or "-",
-            _change(step),
-            marked(f"{step.median_us:.2f}", step.id in disturbed) if step.median_us is not None else "-",
-            speedup(step.score),
-            _gain(step),
-            style="" if step.main_line else "dim",
+            "*" if member.main_line else "",
+            f"{member.generation:+d}" if member.generation else "",
+            f"{short_id(member.id)} #{member.order}",
+            cell(member.operator),
+            " ".join(f"#{p.order}" for p in member.parents) or "-",
+            cell(_change(member)),
+            marked(figure(member.median_us), member.disturbed),
+            speedup(member.score) if member.score else cell(member.status),
+            _gain(member),
+            interval(member.gain_low, member.gain_high),
+            style=style,
         )
     console.print(table)
+    _print_notes(console, found, record.id, db)
+    if diff:
+        _print_diffs(console, found)
+
+
+def _number(count: int) -> str:
+    return str(count) if count else "no"
+
+
+def _descendants(found: Family) -> str:
+    count = sum(member.relation == "descendant" for member in found.members)
+    return f"the first {count} of its descendants" if found.cut else f"{_number(count)} descendant{'s' * (count != 1)}"
+
+
+def _gain(member: Kin) -> str:
+    if member.gain is None:
+        return ""
+    return "tie" if member.tie or member.gain == 1 else factor(member.gain)
+
+
+def _change(member: Kin) -> str:
+    return change_text(member.change) if member.parents else " ".join(f"{k}={v}" for k, v in member.parameters.items())
+
+
+def _print_notes(console: Console, found: Family, candidate: str, db: str) -> None:
     console.print(
-        "* the main line: first parents. All figures are of the search's own timing; gain: over the first parent, a tie"
-        " where the intervals of the two overlap.",
+        "* the main line, first parents; second column: generations before or after. All figures are of the search's own"
+        " timing; gain: over the first parent, with an interval put together from those of the two, and a tie where that"
+        " holds 1",
         style="dim",
         highlight=False,
         soft_wrap=True,
     )
-    _explain_mark(console, bool(disturbed))
+    if found.cut:
+        more = command_line(db, "lineage", candidate[:10], "--descendants", "1000")
+        console.print(f"there are more descendants:  {more}", style="dim", highlight=False, markup=False, soft_wrap=True)
+    if any(member.disturbed for member in found.members):
+        console.print(DISTURBED_NOTE, style="bold red", highlight=False, soft_wrap=True)
 
 
-def _gain(step: Step) -> str:
-    if step.gain is None:
-        return ""
-    return "tie" if step.tie or step.gain == 1 else f"{100 * (step.gain - 1):+.1f}%"
+def _print_diffs(console: Console, found: Family) -> None:
+    for member in found.members:
+        if not member.parents:
+            continue
+        console.print()
+        console.print(Text(f"#{member.order} {short_id(member.id)}: {change_text(member.change)}", style="bold"))
+        if member.diff is None:
+            console.print("the source of one of the two was not kept", style="dim")
+        elif not member.diff:
+            console.print("the source is the same", style="dim")
+        else:
+            print_unified(console, member.diff)
 
 
-def _change(step: Step) -> str:
-    if not step.parents:
-        return " ".join(f"{k}={v}" for k, v in step.parameters.items())
-    shown = []
-    for name, (before, after) in step.change.items():
-        shown.append(f"{name}: {'-' if before is None else before} -> {'-' if after is None else after}")
-    return ", ".join(shown) or "none"
+def print_unified(console: Console, text: str) -> None:
+    """A unified diff in its colours."""
+    styles = {"+": "green", "-": "red", "@": "cyan"}
+    for line in text.splitlines():
+        console.print(Text(visible(line, lines=True), style=styles.get(line[:1], "")), soft_wrap=True)
+
+
+def diff(
+    one: Annotated[str, typer.Argument(metavar="A", help="A candidate's identifier, or a unique beginning of it.")],
+    other: Annotated[str, typer.Argument(metavar="B", help="Another's.")],
+    all_: Annotated[bool, typer.Option("--all", help="Also what is equal.")] = False,
+    source: Annotated[bool, typer.Option("--source/--no-source", help="Print what differs in the source.")] = True,
+    db: Db = DEFAULT_DB,
+    json: Json = False,
+) -> None:
+    """Compare two candidates: genome, source, machine code, resources, time."""
+    with Lineage(db) as known:
+        names = [named_candidate(known.store, name, db).id for name in (one, other)]
+        found = known.difference(*names)
+    if json:
+        print_json(found)
+        return
+    console = make_console()
+    table = make_table("", "", short_id(found.one), short_id(found.other))
+    section = ""
+    for row in found.rows:
+        if not (row.differs or all_) or "ratio" in row.name or (row.name.endswith("disturbed") and not all_):
+            continue
+        table.add_row(
+            Text("" if row.section == section else _SECTIONS[row.section], style="dim"),
+            cell(row.name),
+            cell(_shorter(row.name, row.one)),
+            cell(_shorter(row.name, row.other), style="bold" if row.differs and all_ else ""),
+        )
+        section = row.section
+    console.print(table)
+    console.print(_verdict(found), highlight=False, soft_wrap=True)
+    for name, text in (("source", found.source), ("PTX", found.ptx)):
+        if text is None or (text and not source):
+            continue
+        console.print()
+        console.print(f"the {name} is the same" if not text else f"{name}:", style="dim" if not text else "bold")
+        if text:
+            print_unified(console, text)
+
+
+def _shorter(name: str, value: object) -> object:
+    return value[:12] if isinstance(value, str) and name.endswith(("digest", "hash")) else value
+
+
+def _verdict(found: Difference) -> str:
+    if found.same_code:
+        return "the two are the same machine code; what differs in their times is noise"
+    if found.gain is None:
+        return "their times cannot be compared: not both were timed on one device for one workload"
+    where = "finals" if found.timed_in == "final" else "search"
+    if found.tie:
+        return f"a tie in the {where}: {factor(found.gain)}, with 1 inside its interval ({_limits(found)})"
+    first = short_id(found.other if found.gain > 1 else found.one)
+    value = found.gain if found.gain > 1 else 1 / found.gain
+    limits = f" ({_limits(found)})" if found.gain_low is not None else ""
+    return f"{first} is {factor(value)} as fast in the {where}{limits}; each was timed beside the reference"
+
+
+def _limits(found: Difference) -> str:
+    low, high = found.gain_low, found.gain_high
+    if low is None or high is None:
+        return "-"
+    return interval(low, high) if found.gain is not None and (found.gain > 1 or found.tie) else interval(1 / high, 1 / low)

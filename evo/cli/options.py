@@ -16,6 +16,7 @@ from rich.console import Console
 
 from evo.errors import DeviceError, UsageError
 from evo.space import Space, Value
+from evo.store.database import shown
 from evo.targets import find_target, target_names
 
 __all__ = [
@@ -75,19 +76,20 @@ def cache_dir(db: str) -> Path:
 
 
 def command_line(db: str, *words: str) -> str:
-    """A command to be typed next; it names the database where that is not the default one."""
-    return shlex.join(("evo", *words, *(() if db == DEFAULT_DB else ("--db", db))))
+    """A command to be typed next; it names the database where that is not the default one, without its password."""
+    known = db in (DEFAULT_DB, os.environ.get("EVO_DB"))
+    return shlex.join(("evo", *words, *(() if known else ("--db", shown(db)))))
 
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d)?", re.IGNORECASE)
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
-def parse_duration(text: str) -> float:
+def parse_duration(text: str, option: str = "--budget") -> float:
     """Seconds of 90, 90s, 1.5m, 2h, 1d. Raises UsageError."""
     found = _DURATION.fullmatch(text.strip())
     if not found:
-        raise UsageError(f"--budget {text!r} is not a duration; write e.g. 60s, 10m or 2h")
+        raise UsageError(f"{option} {text!r} is not a duration; write e.g. 60s, 10m or 2h")
     return float(found[1]) * _SECONDS[(found[2] or "s").lower()]
 
 

@@ -1,0 +1,227 @@
+"""evo operators, importance, compare, pareto: what a run, or several, can tell."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from evo.cli.cells import cell, factor, figure, interval, share, visible
+from evo.cli.options import DEFAULT_DB, Db, Json, make_console, print_json
+from evo.cli.results import DISTURBED_NOTE, make_table, marked, short_id
+from evo.errors import UsageError
+from evo.lineage import Lineage
+from evo.store.comparison import MILESTONES, ComparedRun, Setting
+from evo.store.credit import OperatorCredit
+from evo.store.importance import Importance
+from evo.store.pareto import AXES, Nondominated
+
+__all__ = ["register"]
+
+RunName = Annotated[str, typer.Argument(help="A run, or a unique beginning of its name; the latest if left out.")]
+_BAR = 24
+
+
+def register(app: typer.Typer) -> None:
+    app.command("operators")(operators)
+    app.command("importance")(importance)
+    app.command("compare")(compare)
+    app.command("pareto")(pareto)
+
+
+def _note(console: Console, text: str) -> None:
+    console.print(text, style="dim", highlight=False, soft_wrap=True)
+
+
+def operators(
+    run: RunName = "latest",
+    windows: Annotated[int, typer.Option(help="Into how many parts the search time is cut.", min=1, max=1000)] = 5,
+    db: Db = DEFAULT_DB,
+    json: Json = False,
+) -> None:
+    """Show what each operator was worth: trials, success, gain a second, and when."""
+    with Lineage(db) as known:
+        found = known.operators(run, windows=windows)
+    if json:
+        print_json(found)
+        return
+    right = ("trials", "passed", "new code", "success", "improved", "gain", "seconds", "gain/s")
+    table = make_table("operator", "search time", *right, right=right)
+    for c in found:
+        total = c.window is None
+        table.add_row(
+            cell(c.operator if total else ""),
+            "all" if total else f"{c.from_s:.0f} to {c.to_s:.0f} s",
+            str(c.trials),
+            share(c.passed / c.trials),
+            share(c.new_code / c.trials),
+            share(c.success),
+            str(c.improvements),
+            factor(c.gain),
+            f"{c.seconds:.1f}",
+            _rate(c),
+            style="bold" if total else "dim",
+        )
+    console = make_console()
+    console.print(table)
+    _note(
+        console,
+        "passed, new code: of the trials; success: faster than the faster parent, of the trials with a timed one; improved:"
+        " faster than all before; gain: of these together; seconds: building and measuring; gain/s: per cent a second",
+    )
+
+
+def _rate(credit: OperatorCredit) -> str:
+    return "-" if credit.gain_rate is None else f"{credit.gain_rate:.3g}%"
+
+
+def importance(
+    run: RunName = "latest",
+    quantile: Annotated[float, typer.Option(help="What share of the candidates counts as fast.")] = 0.1,
+    db: Db = DEFAULT_DB,
+    json: Json = False,
+) -> None:
+    """Show which parameters matter for being fast, by workload (PED-ANOVA)."""
+    with Lineage(db) as known:
+        found = known.importance(run, quantile=quantile)
+    if json:
+        print_json(found)
+        return
+    console = make_console()
+    groups: dict[str, list[Importance]] = defaultdict(list)
+    for record in found:
+        groups[record.workload].append(record)
+    for workload, records in groups.items():
+        timed = records[0].timed
+        console.print(Text(visible(f"{workload}, {timed} timed candidate{'s' * (timed != 1)}")), soft_wrap=True)
+        table = make_table("parameter", "", "share", "values", "in", "", right=("share", "values", "in"))
+        for r in records:
+            table.add_row(
+                cell(r.parameter),
+                "█" * round(_BAR * (r.importance or 0.0)),
+                share(r.importance),
+                str(r.values),
+                f"{r.candidates}" if r.conditional else "all",
+                cell(r.note),
+            )
+        console.print(table)
+    _note(
+        console,
+        f"how much the values of the fastest {quantile:.0%} differ from those of all that were timed; shares sum to 1. A"
+        " search that settled a parameter early makes it look unimportant. What a value gains: evo explain",
+    )
+
+
+def compare(
+    runs: Annotated[list[str], typer.Argument(help="Two runs or more, or unique beginnings of their names.")],
+    db: Db = DEFAULT_DB,
+    json: Json = False,
+) -> None:
+    """Compare runs: best, candidates, time to a speed-up, failures, and what was set differently."""
+    with Lineage(db) as known:
+        found = known.comparison(*runs)
+    names = list(dict.fromkeys(row.run for row in found.rows))
+    if len(names) < 2:
+        raise UsageError(f"there is nothing to compare {', '.join(names) or 'it'} with; name two runs")
+    if json:
+        print_json(found)
+        return
+    console = make_console()
+    groups: dict[str, list[ComparedRun]] = defaultdict(list)
+    for row in found.rows:
+        groups[row.workload].append(row)
+    for workload, rows in groups.items():
+        console.print(Text(visible(workload), style="bold"), soft_wrap=True)
+        console.print(_runs_table(rows))
+    _note(
+        console,
+        "behind: the fastest's speed-up over this one's, where kernel and device are the same, a tie where their intervals"
+        " overlap; to 1.1x: seconds of search until the search's own figure was that",
+    )
+    if any(row.disturbed for row in found.rows):
+        console.print(DISTURBED_NOTE, style="bold red", highlight=False, soft_wrap=True)
+    _print_settings(console, found.settings, names)
+
+
+def _runs_table(rows: Sequence[ComparedRun]) -> object:
+    reached = tuple(f"to {m}x" for m in MILESTONES)
+    right = ("speed-up", "median us", "behind", "candidates", "a second", "failures", *reached)
+    table = make_table("run", "device", "best", "speed-up", "interval", *right[1:], right=right)
+    for r in rows:
+        behind = "" if r.behind is None or r.behind == 1 else "tie" if r.tie else factor(r.behind)
+        table.add_row(
+            cell(r.run),
+            cell(r.device),
+            short_id(r.best) if r.best else "-",
+            marked(factor(r.speedup), r.disturbed),
+            interval(r.speedup_low, r.speedup_high),
+            figure(r.median_us),
+            behind,
+            str(r.candidates),
+            figure(r.candidates_per_s, 1),
+            f"{r.failures} ({share(r.failures / r.candidates)})" if r.candidates else "-",
+            *(f"{t:.1f} s" if t is not None else "-" for t in r.reached_s.values()),
+        )
+    return table
+
+
+def _print_settings(console: Console, settings: Sequence[Setting], names: Sequence[str]) -> None:
+    if not settings:
+        _note(console, "they were set up alike")
+        return
+    table = make_table("what differs", *map(visible, names))
+    for setting in settings:
+        table.add_row(cell(setting.name), *(cell(_short(setting.values.get(name))) for name in names))
+    console.print()
+    console.print(table)
+
+
+def _short(value: object) -> object:
+    return value[:12] if isinstance(value, str) and len(value) == 64 else value
+
+
+def pareto(
+    run: RunName = "latest",
+    axes: Annotated[str, typer.Option(help="What to trade, separated by commas.")] = ",".join(AXES),
+    db: Db = DEFAULT_DB,
+    json: Json = False,
+) -> None:
+    """Show the candidates that no other beats in time, registers, spills, shared memory and accuracy at once."""
+    chosen = [axis.strip() for axis in axes.split(",") if axis.strip()]
+    with Lineage(db) as known:
+        found = known.pareto(run, chosen)
+    if json:
+        print_json(found)
+        return
+    console = make_console()
+    groups: dict[str, list[Nondominated]] = defaultdict(list)
+    for record in found:
+        groups[record.workload].append(record)
+    for workload, records in groups.items():
+        console.print(Text(visible(workload)), soft_wrap=True)
+        right = ("speed-up", "median us", "registers", "spilled", "shared", "error", "equal")
+        table = make_table("candidate", *right, right=right)
+        for r in records:
+            table.add_row(
+                f"{short_id(r.id)} #{r.order}",
+                factor(1 / r.ratio),
+                figure(r.median_us),
+                cell(r.registers),
+                cell(r.spill_bytes),
+                cell(r.smem_bytes),
+                share(r.error),
+                str(r.equal or ""),
+                style="bold" if r.fastest else "",
+            )
+        console.print(table)
+    if not found:
+        console.print("no candidate of this run was timed")
+    _note(
+        console,
+        f"no other candidate is better in one of {', '.join(chosen)} and as good in the rest; spilled, shared: bytes; error:"
+        " the largest, of what the gate allows; equal: others with these very figures. All times are of the search",
+    )

@@ -1,0 +1,146 @@
+"""evo runs, best: what was searched, what was found."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from evo.cli.cells import cell
+from evo.cli.options import DEFAULT_DB, Db, Json, command_line, make_console, print_json
+from evo.cli.results import DISTURBED_NOTE, make_table, marked, short_id, speedup
+from evo.cli.screen import format_duration
+from evo.errors import UnknownNameError
+from evo.store import queries
+from evo.store.store import Store
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("runs")(runs)
+    app.command("best")(best)
+
+
+def runs(db: Db = DEFAULT_DB, json: Json = False) -> None:
+    """List the runs, the latest first."""
+    with Store.open(db, write=False) as store:
+        found = queries.runs(store)
+        leaders = queries.best_by_run(store)
+        refused = queries.refused_in_finals(store)
+    if json:
+        records = [
+            asdict(r)
+            | {
+                "refused_in_finals": refused.get(r.name, 0),
+                "best": [
+                    {
+                        "candidate": b.id,
+                        "workload": b.workload,
+                        "speedup": round(1 / b.ratio, 4),
+                        "stage": b.stage,
+                        "disturbed": b.disturbed,
+                    }
+                    for b in leaders.get(r.name, ())
+                ],
+            }
+            for r in found
+        ]
+        print_json(records)
+        return
+    table = make_table(
+        "run", "kernel", "device", "status", "candidates", "passed", "time", "best", "started",
+        right=("candidates", "passed", "time", "best"),
+    )  # fmt: skip
+    for r in found:
+        first = next(iter(leaders.get(r.name, ())), None)
+        table.add_row(
+            cell(r.name),
+            cell(f"{r.kernel} ({r.target})"),
+            cell(r.device),
+            r.status,
+            str(r.evaluations),
+            str(r.passed - refused.get(r.name, 0)),
+            format_duration(r.elapsed_s),
+            marked(speedup(first.ratio), first.disturbed) if first else "-",
+            r.created[:16].replace("T", " "),
+        )
+    console = make_console()
+    console.print(table)
+    console.print("passed: not refused, by the search or its finals; best: the run's highest speed-up", style="dim")
+    _explain_mark(console, any(bs[0].disturbed for bs in leaders.values()))
+
+
+def _explain_mark(console: Console, disturbed: bool) -> None:
+    if disturbed:
+        console.print(DISTURBED_NOTE, style="bold red", highlight=False, soft_wrap=True)
+
+
+def best(
+    kernel: Annotated[str | None, typer.Argument(help="Only this kernel's.")] = None,
+    run: Annotated[str | None, typer.Option(help="Only of this run.")] = None,
+    target: Annotated[str | None, typer.Option(help="Only for this target.")] = None,
+    device: Annotated[str | None, typer.Option(help="Only on devices with this in their name.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Only for this dtype.")] = None,
+    workload: Annotated[str | None, typer.Option(help="Only workloads with this in their name, e.g. rows=4096.")] = None,
+    db: Db = DEFAULT_DB,
+    json: Json = False,
+) -> None:
+    """Show the fastest candidate for every kernel, device and workload."""
+    with Store.open(db, write=False) as store:
+        found = queries.best(
+            store, kernel, target=target, run=run, device=device, dtype=dtype, workload=workload
+        )
+        if kernel is not None and not found:
+            searched = {r.kernel for r in queries.runs(store)}
+            if kernel not in searched:
+                raise UnknownNameError("kernel in this database", kernel, searched)
+        noise = queries.noise_floors_of(store, [b.run for b in found])
+    floors = {b.id: noise.get((b.run, b.workload)) for b in found}
+    if json:
+        print_json([{"candidate": b.id, **asdict(b), "noise_floor": floors[b.id]} for b in found])
+    else:
+        table = make_table(
+            "kernel", "device", "workload", "candidate", "median us", "interval", "speed-up", "noise", "timed in", "run",
+            right=("median us", "interval", "speed-up", "noise"),
+        )  # fmt: skip
+        for b in found:
+            floor = floors[b.id]
+            table.add_row(
+                cell(b.kernel),
+                cell(b.device),
+                cell(_shorter(b.workload)),
+                short_id(b.id),
+                marked(f"{b.median_us:.2f}", b.disturbed),
+                f"{b.low_us:.2f} to {b.high_us:.2f}",
+                marked(speedup(b.ratio, floor), b.disturbed),
+                f"±{floor:.2%}" if floor is not None else "-",
+                b.stage,
+                cell(b.run),
+            )
+        console = make_console()
+        console.print(table)
+        console.print(
+            "for each kernel, device and workload, the candidate of all runs with the highest speed-up: the reference"
+            " baseline's time over its own, both of one race; interval: 95%, or of fewer than ten samples, as a search may"
+            " take, their range",
+            style="dim",
+            highlight=False,
+            soft_wrap=True,
+        )
+        _explain_mark(console, any(b.disturbed for b in found))
+    if not found:
+        narrowed = any(part is not None for part in (run, target, device, dtype, workload))
+        start = command_line(db, "search", kernel or "KERNEL")
+        reason = "here of what you ask for" if narrowed else f"in this database yet; start with: {start}"
+        typer.echo(f"evo: nothing has passed the gate {reason}", err=True)
+        raise typer.Exit(1)
+
+
+def _shorter(workload: str) -> str:
+    """Without the options, which are rarely anything but their defaults."""
+    parts = workload.split(",")
+    last = next((i for i, p in enumerate(parts) if p.startswith("dtype=")), len(parts) - 1)
+    return ",".join(parts[: last + 1])

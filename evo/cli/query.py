@@ -1,0 +1,97 @@
+"""evo query."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import sys
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from evo.cli.cells import cell, visible
+from evo.cli.options import DEFAULT_DB, Db, Json, make_console, parse_duration, print_json
+from evo.cli.results import make_table
+from evo.lineage import Lineage
+from evo.store.records import Selection
+
+__all__ = ["register"]
+
+
+class Format(StrEnum):
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
+
+
+def register(app: typer.Typer) -> None:
+    app.command("query")(query)
+
+
+def query(
+    sql: Annotated[str, typer.Argument(help="One statement that only reads; - takes it from standard input.")],
+    limit: Annotated[int, typer.Option(help="Rows at most.", min=1, max=100_000_000)] = 1000,
+    timeout: Annotated[str, typer.Option(help="Time at most, e.g. 30s or 5m.")] = "30s",
+    format: Annotated[Format, typer.Option(help="How to print the rows.")] = Format.TABLE,
+    db: Db = DEFAULT_DB,
+    json: Json = False,
+) -> None:
+    """Ask the database a question in SQL. Nothing can be changed this way."""
+    text = sys.stdin.read() if sql == "-" else sql
+    seconds = parse_duration(timeout, "--timeout")
+    with Lineage(db) as known:
+        found = known.selection(text, limit=limit, timeout_s=seconds)
+    if json or format is Format.JSON:
+        print_json(
+            {
+                "columns": list(found.columns),
+                "rows": [[_plain(value) for value in row] for row in found.rows],
+                "cut": found.cut,
+                "limit": limit,
+            }
+        )
+        return
+    if format is Format.CSV:
+        typer.echo(_csv(found), nl=False)
+    else:
+        table = make_table(*map(_heading, found.columns), right=_numeric(found))
+        for row in found.rows:
+            table.add_row(*map(cell, row))
+        make_console().print(table)
+    if found.cut:
+        typer.echo(f"evo: there are more rows than the {limit} shown; ask for more with --limit", err=True)
+
+
+def _heading(name: str) -> str:
+    return escape(visible(name))
+
+
+def _numeric(found: Selection) -> tuple[str, ...]:
+    return tuple(
+        _heading(name)
+        for i, name in enumerate(found.columns)
+        if any(isinstance(row[i], (int, float)) for row in found.rows)
+    )
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has: bytes as hexadecimal, no infinities."""
+    if isinstance(value, (bytes, memoryview)):
+        return bytes(value).hex()
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def _csv(found: Selection) -> str:
+    """RFC 4180. On a terminal, what does not print is shown as its escape; a file gets it as it is."""
+    shown = visible if sys.stdout.isatty() else str
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow([shown(name) for name in found.columns])
+    for row in found.rows:
+        writer.writerow(["" if value is None else shown(str(_plain(value))) for value in row])
+    return buffer.getvalue()

@@ -1,0 +1,157 @@
+"""`evo explain --measure`: what lies between two genomes is built, gated and timed in one race."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "store"))
+import samples as s
+
+from evo.ablation import Ablation, PairedGain, Problem, measure_ablation
+from evo.cli import run as run_command
+from evo.errors import UsageError
+from evo.evaluation import CandidateRef, Proposal
+from evo.executors import ExecutorConfig
+from evo.executors.local import LocalExecutor
+from evo.genome import Genome
+from evo.kernel import Kernel, Workload, load_kernel
+from evo.space import Point
+from evo.store.columns import public_id
+from evo.store.edits import edits_between
+from evo.store.store import Store
+from evo.targets import find_target
+from tests.toy_kernel import write_kernel
+
+WORKLOAD = Workload.of({"n": 4096}, "float32")
+_NOT_ALONE = (
+    'Constraint(name="pair", holds=lambda p: p["mode"] != "honest" or p["unroll"] != 4,'
+    ' reason="they need each other"),'
+)
+
+
+def measured(folder: Path, start: Point, end: Point) -> tuple[Ablation, list[str]]:
+    """The ablation, and the first name of each edit."""
+    kernel = load_kernel(str(folder))
+    space = kernel.space("cpu", WORKLOAD, find_target("cpu").limits("native"))
+    one, other = Genome.of(start), Genome.of(end)
+    edits = edits_between(one, other)
+    problem = Problem(kernel=str(folder), target="cpu", arch="native", workload=WORKLOAD, space=space, seed=1)
+    executor = LocalExecutor("cpu", ExecutorConfig(builders=1, cache_dir=folder / "cache"))
+    try:
+        return measure_ablation(executor, problem, one, other, edits), [next(iter(e.change)) for e in edits]
+    finally:
+        executor.close()
+
+
+def test_each_edit_is_taken_out_and_all_are_made_in_turn(tmp_path: Path) -> None:
+    folder = write_kernel(tmp_path / "toy", ("honest", "tell_time"))
+    found, names = measured(folder, {"mode": "honest", "unroll": 1}, {"mode": "tell_time", "unroll": 4})
+    assert names == ["mode", "unroll"]
+    assert [w.edit for w in found.without] == [0, 1]
+    assert all(w.gain and w.timing and not w.reason for w in found.without)
+    assert sorted(found.order) == [0, 1]
+    assert [step.edits for step in found.path] == [(found.order[0],), (found.order[1],)]
+    assert found.path[-1].timing == found.end, "the last step is the candidate itself, which ran once"
+    for gain in (found.total, *(step.gain for step in found.path)):
+        assert 0 < gain.low <= gain.gain <= gain.high
+    assert found.reference.contender == "torch"
+
+
+def test_edits_that_are_not_legal_alone_are_made_together(tmp_path: Path) -> None:
+    folder = write_kernel(tmp_path / "toy", ("honest", "exact"), constraints=_NOT_ALONE)
+    found, names = measured(folder, {"mode": "honest", "unroll": 1}, {"mode": "exact", "unroll": 4})
+    assert names == ["mode", "unroll"]
+    without_mode, without_unroll = found.without
+    assert without_mode.gain is None
+    assert without_mode.reason == "not legal: pair: they need each other"
+    assert without_unroll.gain is not None
+    assert [step.edits for step in found.path] == [(0,), (1,)]
+
+
+def test_what_is_wrong_on_the_way_is_not_timed(tmp_path: Path) -> None:
+    """Taken out, the edit leaves a kernel that computes something else."""
+    template = (Path(__file__).parent / "toy_kernel.py").read_text().split('TEMPLATE = r"""')[1].split('"""')[0]
+    broken = '{{ 3 if p.mode == "exact" and p.unroll == 1 else 2 }}'
+    template = template.replace('{{ 3 if p.mode == "wrong" else 2 }}', broken)
+    folder = write_kernel(tmp_path / "toy", ("honest", "exact"), template=template)
+    found, _ = measured(folder, {"mode": "honest", "unroll": 1}, {"mode": "exact", "unroll": 4})
+    without = {w.edit: w for w in found.without}
+    assert without[1].gain is None
+    assert without[1].reason.startswith("wrong: normal 5: ")
+    assert without[0].gain is not None
+    assert [step.edits for step in found.path] == [(0, 1)]
+
+
+def test_an_end_that_cannot_be_timed_is_said(tmp_path: Path) -> None:
+    folder = write_kernel(tmp_path / "toy", ("honest", "wrong"))
+    with pytest.raises(UsageError, match="the candidate cannot be timed here: wrong: normal 5: "):
+        measured(folder, {"mode": "honest", "unroll": 1}, {"mode": "wrong", "unroll": 1})
+    with pytest.raises(UsageError, match="where it begins cannot be timed here: not legal: unroll=3 is not one of"):
+        measured(folder, {"mode": "honest", "unroll": 3}, {"mode": "honest", "unroll": 1})
+
+
+def test_a_gain_whose_interval_holds_one_is_a_tie() -> None:
+    assert PairedGain(gain=1.01, low=0.99, high=1.03).tie
+    assert not PairedGain(gain=1.01, low=1.005, high=1.03).tie
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> tuple[str, str]:
+    """The database of a run of a toy kernel, and its winner."""
+    folder = write_kernel(tmp_path / "toy", ("honest", "exact"))
+    kernel: Kernel = load_kernel(str(folder))
+    db = tmp_path / "lineage.db"
+    spec = replace(
+        s.SPEC, kernel=str(folder), kernel_digest=kernel.digest, target="cpu", arch="native", workloads=(WORKLOAD,)
+    )
+    environment = replace(s.ENVIRONMENT, device=find_target("cpu").device().name, arch="native")
+    with Store.open(db, write=True) as store:
+        run = store.create_run(spec, environment)
+        for order, point in enumerate(({"mode": "honest", "unroll": 1}, {"mode": "exact", "unroll": 8})):
+            proposal = Proposal(genome=Genome.of(point), operator="random")
+            ref = CandidateRef(order=order, island=0, workload=WORKLOAD, proposal=proposal)
+            evaluation = replace(s.passed(order), timings=(s.timing(WORKLOAD, 0.8 - 0.3 * order),))
+            store.add(run, ref, evaluation, elapsed_s=0.0)
+        return str(db), public_id(run.uid, 1)
+
+
+def test_the_command_tells_the_story_of_one_race(
+    recorded: tuple[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    db, winner = recorded
+    only_one = ["--from", "mode=exact", "--seed", "3"]
+    assert run_command(["explain", winner, "--measure", *only_one, "--db", db]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    assert len(shown.out.splitlines()) <= 10
+    assert "timed again from the template's default with mode=exact" in shown.out
+    assert "unroll: 1 -> 8" in shown.out
+    assert run_command(["explain", winner, "--measure", "--json", *only_one, "--db", db]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert {e["gain"] for e in record["edits"]} == {None}, "the run has not measured where it begins"
+    measured = record["measured"]
+    assert set(measured) == {"start", "end", "reference", "gain", "without", "path", "seconds"}
+    assert len(measured["path"]) == len(measured["without"]) == 1
+    assert measured["path"][0]["changes"] == [{"unroll": [1, 8]}]
+    assert set(measured["gain"]) == {"gain", "low", "high"}
+
+
+def test_a_template_that_is_gone_or_values_that_cannot_be_are_said(
+    recorded: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    db, winner = recorded
+    assert run_command(["explain", winner, "--from", "unroll=3", "--db", db]) == 2
+    assert "parameter unroll has no value '3'" in capsys.readouterr().err
+    assert run_command(["explain", winner, "--from", "unrol=1", "--db", db]) == 2
+    assert "unknown parameter 'unrol'" in capsys.readouterr().err
+    folder = Path(db).parent / "toy"
+    folder.rename(folder.with_name("moved"))
+    assert run_command(["explain", winner, "--measure", "--db", db]) == 2
+    assert "unknown kernel" in capsys.readouterr().err
+    assert run_command(["explain", winner, "--db", db]) == 0, "what is recorded can still be told"

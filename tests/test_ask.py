@@ -1,0 +1,397 @@
+"""Questions as commands: tables for people, JSON for programs, one sentence for what cannot be."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "store"))
+import landscapes as land
+import samples as s
+
+import evo
+from evo.cli import run as run_command
+from evo.errors import UnknownNameError
+from evo.genome import Genome
+from evo.store.columns import public_id
+from evo.store.store import Store
+
+HOSTILE = "evil\x1b[31m[red]\u202e<b>\r\n"
+
+
+@dataclass(frozen=True)
+class Ended:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def sentence(self) -> str:
+        lines = self.err.strip().splitlines()
+        assert len(lines) == 1, self.err
+        assert lines[0].startswith("evo: ")
+        return lines[0]
+
+
+@pytest.fixture(scope="module")
+def db(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Run "first" and "second" are random searches; "walk" goes from START to END."""
+    path = tmp_path_factory.mktemp("ask") / "lineage.db"
+    with Store.open(path, write=True) as store:
+        land.searched(store, "first", 120)
+        land.searched(store, "second", 80, seed=3)
+        middle: land.Point = {**land.START, "vector": 4}
+        path_too: land.Point = {**middle, "path": "shared", "stages": 3}
+        land.walked(store, [land.START, middle, path_too, {**path_too, "hints": "stream"}, land.END], "walk")
+        run = store.create_run(replace(s.SPEC, name="hostile", workloads=(s.SMALL,)), s.ENVIRONMENT)
+        ref = land.ref(0, {"mode": HOSTILE}, operator=HOSTILE)
+        store.add(run, ref, replace(s.failed(s.Status.CRASH), log=HOSTILE), elapsed_s=1.0)
+        store.add(run, land.ref(1, {"mode": HOSTILE + "2"}, 0, operator=HOSTILE), land.timed(1, 0.5), elapsed_s=1.0)
+    return str(path)
+
+
+@pytest.fixture
+def ask(db: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ended]:
+    monkeypatch.setenv("COLUMNS", "500")
+
+    def run(*arguments: str) -> Ended:
+        capsys.readouterr()
+        code = run_command([*arguments, "--db", db])
+        captured = capsys.readouterr()
+        assert "Traceback" not in captured.err
+        return Ended(code, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
+def lineage(db: str) -> Iterator[evo.Lineage]:
+    with evo.Lineage(db) as opened:
+        yield opened
+
+
+@pytest.fixture
+def walk(lineage: evo.Lineage) -> list[str]:
+    return [point.id for point in lineage.history("walk")]
+
+
+# -- the commands ---------------------------------------------------------------------------------------------
+
+
+def test_lineage_shows_both_directions_and_what_each_step_gained(ask: Any, walk: list[str]) -> None:
+    ended = ask("lineage", walk[2][:10], "--diff")
+    assert ended.code == 0
+    assert "2 ancestors above it and 2 descendants below" in ended.out
+    line = next(line for line in ended.out.splitlines() if "path: reread -> shared" in line)
+    assert "1.300x" in line
+    assert "1.296 to 1.304" in line
+    assert "+// candidate 2: μs" in ended.out
+    members = json.loads(ask("lineage", walk[2], "--json").out)
+    assert [(m["relation"], m["generation"]) for m in members] == [
+        ("ancestor", -2), ("ancestor", -1), ("self", 0), ("descendant", 1), ("descendant", 2)
+    ]  # fmt: skip
+    assert members[2]["gain"] == pytest.approx(1.3)
+    assert members[3]["tie"] is True
+
+
+def test_diff_tells_what_differs_and_who_is_faster(ask: Any, walk: list[str]) -> None:
+    ended = ask("diff", walk[0][:12], walk[1][:12])
+    assert ended.code == 0
+    assert f"{walk[1][:10]} is 1.600x as fast in the search" in ended.out
+    assert "-// candidate 0: μs" in ended.out
+    words = {line.split()[0] for line in ended.out.splitlines() if line.split()}
+    assert "registers" not in words, "what is equal is left out"
+    assert "spill_bytes" in ask("diff", walk[0][:12], walk[1][:12], "--all").out
+    assert "source" not in ask("diff", walk[0][:12], walk[1][:12], "--no-source").out.replace("source_digest", "")
+    found = json.loads(ask("diff", walk[0], walk[1], "--json").out)
+    assert {"section": "genome", "name": "vector", "one": 1, "other": 4, "differs": True} in found["rows"]
+
+
+def test_explain_is_a_story_of_ten_lines(ask: Any, walk: list[str]) -> None:
+    ended = ask("explain", walk[-1])
+    lines = ended.out.splitlines()
+    assert len(lines) <= 10
+    assert "over the reference" in lines[0]
+    assert "2.184x" in lines[1]
+    assert lines[2].strip().startswith("1.600x (1.595 to 1.605)  vector: 1 -> 4")
+    assert lines[3].strip().startswith("1.300x (1.296 to 1.304)  path: reread -> shared, stages: - -> 3")
+    assert "within the noise: hints: none -> stream" in ended.out
+    assert "alone" in ask("explain", walk[-1], "--all").out
+    record = json.loads(ask("explain", walk[-1], "--json", "--from", walk[1]).out)
+    assert record["base_id"] == walk[1]
+    assert record["measured"] is None
+    assert record["edits"][0]["change"].keys() == {"path", "stages"}
+
+
+def test_a_disturbed_figure_is_marked_in_the_story(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "lineage.db"
+    with Store.open(path, write=True) as store:
+        run = land.small_run(store)
+        slow = land.timed(0, 0.9)
+        slow = replace(slow, timings=(replace(slow.timings[0], clocks={"disturbed": 2.0}), *slow.timings[1:]))
+        store.add(run, land.ref(0, land.START), slow, elapsed_s=0.0)
+        store.add(run, land.ref(1, {**land.START, "vector": 4}, 0), land.timed(1, 0.5), elapsed_s=0.0)
+    assert run_command(["explain", public_id(run.uid, 1), "--db", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "1.800x ! (" in shown
+    assert "do not trust the figure" in shown
+
+
+def test_explain_says_what_was_not_measured_and_how_to_measure_it(ask: Any, lineage: evo.Lineage) -> None:
+    best = min((p for p in lineage.history("first") if p.score), key=lambda p: p.score or 1.0)
+    ended = ask("explain", best.id)
+    assert ended.code == 0
+    record = json.loads(ask("explain", best.id, "--json").out)
+    if any(edit["gain"] is None for edit in record["edits"]):
+        assert "not measured: " in ended.out
+        assert f"evo explain {best.id[:10]} --measure --db" in ended.out
+
+
+def test_failures_find_the_rule(ask: Any) -> None:
+    ended = ask("failures", "first")
+    assert ended.code == 0
+    rule = next(line for line in ended.out.splitlines() if " and " in line and "threads=1024" in line)
+    assert "path=registers" in rule
+    report = json.loads(ask("failures", "first", "--json").out)
+    assert set(report) == {"run", "candidates", "refused", "kinds", "reasons", "values", "rules"}
+    totals = json.loads(ask("failures", "--all", "--json").out)
+    assert {t["status"] for t in totals} == {"ok", "compile_error", "crash"}
+    assert "all runs: leave out" not in ask("failures").out
+    assert "--all is for every run" in ask("failures", "first", "--all").sentence
+
+
+def test_operators_importance_and_pareto_have_tables_and_json(ask: Any) -> None:
+    assert "mutation" in ask("operators", "first").out
+    assert {c["window"] for c in json.loads(ask("operators", "first", "--windows", "2", "--json").out)} == {None, 0, 1}
+    assert "vector" in ask("importance", "first").out
+    shares = json.loads(ask("importance", "first", "--json").out)
+    assert shares[0]["parameter"] == "vector"
+    assert "speed-up" in ask("pareto", "first", "--axes", "time,error").out
+    assert json.loads(ask("pareto", "first", "--json").out)[0]["fastest"] is True
+    assert "unknown axis 'energy'" in ask("pareto", "first", "--axes", "time,energy").sentence
+
+
+def test_compare_shows_what_was_set_differently(ask: Any) -> None:
+    ended = ask("compare", "first", "second")
+    assert ended.code == 0
+    assert ended.out.count("NVIDIA L4") == 2
+    assert "they were set up alike" in ended.out
+    found = json.loads(ask("compare", "first", "second", "--json").out)
+    assert set(found) == {"rows", "settings"}
+    assert found["rows"][0]["reached_s"].keys() == {"1.1x", "1.3x", "1.5x", "2.0x"}
+    assert "nothing to compare first with" in ask("compare", "first", "first").sentence
+
+
+def test_query_prints_tables_json_and_csv(ask: Any) -> None:
+    sql = 'SELECT "order", status, log FROM candidate ORDER BY id'
+    ended = ask("query", sql, "--limit", "2")
+    assert len(ended.out.splitlines()) == 3
+    assert ended.sentence == "evo: there are more rows than the 2 shown; ask for more with --limit"
+    record = json.loads(ask("query", sql, "--format", "json", "--limit", "2").out)
+    assert (record["columns"], record["cut"], len(record["rows"])) == (["order", "status", "log"], True, 2)
+    rows = list(csv.reader(io.StringIO(ask("query", sql, "--format", "csv").out)))
+    assert rows[0] == ["order", "status", "log"]
+    assert len(rows) == 1 + 120 + 80 + 5 + 2
+    blob = json.loads(ask("query", "SELECT x'00ff', 9e999, NULL", "--json").out)
+    assert blob["rows"] == [["00ff", "inf", None]]
+
+
+# -- bad input ------------------------------------------------------------------------------------------------
+
+BAD = {
+    "write": (["query", "DELETE FROM candidate"], "it would write, and this command only reads"),
+    "two": (["query", "SELECT 1; SELECT 2"], "one statement at a time"),
+    "syntax": (["query", "SELEC 1"], 'near "SELEC": syntax error'),
+    "endless": (
+        ["query", "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x FROM n) SELECT count(*) FROM n", "--timeout", "0.2"],
+        "was not done after 0.2 s and was stopped",
+    ),
+    "attach": (["query", "ATTACH 'x.db' AS x"], "only questions to this database are answered"),
+    "empty": (["query", ""], "the query is empty"),
+    "timeout": (["query", "SELECT 1", "--timeout", "soon"], "--timeout 'soon' is not a duration"),
+    "no time": (["query", "SELECT 1", "--timeout", "0"], "a time limit of 0 seconds cannot be kept"),
+    "limit": (["query", "SELECT 1", "--limit", "0"], "--limit"),
+    "format": (["query", "SELECT 1", "--format", "xml"], "--format"),
+    "run": (["failures", "frist"], "unknown run 'frist'; did you mean first?"),
+    "operators run": (["operators", "frist"], "unknown run 'frist'; did you mean first?"),
+    "importance run": (["importance", "nobody"], "unknown run 'nobody'; known: first, hostile, second, walk"),
+    "compare run": (["compare", "first", "nobody"], "unknown run 'nobody'"),
+    "candidate": (["lineage", "zzz"], "unknown candidate 'zzz'"),
+    "run for candidate": (["lineage", "walk"], "'walk' is a run, and a candidate is wanted; its best candidate: evo show"),
+    "diff run": (["diff", "walk", "walk"], "'walk' is a run, and a candidate is wanted"),
+    "explain": (["explain", "abcdefabcdef"], "unknown candidate 'abcdefabcdef'"),
+    "seed": (["explain", "abcdef", "--seed", "3"], "--seed is for --measure"),
+    "quantile": (["importance", "first", "--quantile", "2"], "the quantile 2 is not between 0 and 1"),
+    "windows": (["operators", "first", "--windows", "0"], "--windows"),
+    "best": (["best", "sofmax"], "unknown kernel in this database 'sofmax'"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_cannot_be_is_said_in_one_sentence(ask: Any, case: str) -> None:
+    arguments, sentence = BAD[case]
+    ended = ask(*arguments)
+    assert ended.code == 2
+    assert ended.out == ""
+    assert sentence in ended.sentence
+
+
+def test_an_ambiguous_beginning_names_some_that_begin_so(ask: Any, lineage: evo.Lineage) -> None:
+    names = [p.id for p in lineage.history("first")]
+    first = next(n[0] for n in names if sum(x[0] == n[0] for x in names) > 1)
+    for command in (["lineage", first], ["diff", first, names[0]], ["explain", first]):
+        assert f"several candidates begin with '{first}'" in ask(*command).sentence
+
+
+def test_a_database_of_a_newer_evo_is_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import sqlite3
+
+    path = tmp_path / "new.db"
+    Store.open(path, write=True).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = 'v9999'")
+    connection.close()
+    for words in (["query", "SELECT 1"], ["failures"], ["compare", "a", "b"]):
+        assert run_command([*words, "--db", str(path)]) == 2
+        assert "was written by a newer evo (schema v9999" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["runs"],
+        ["failures", "hostile"],
+        ["operators", "hostile"],
+        ["importance", "hostile"],
+        ["pareto", "hostile"],
+        ["query", "SELECT operator AS \"a\x1b[bold]\", log, genome FROM candidate WHERE operator LIKE 'evil%'"],
+        ["lineage", "LAST"],
+        ["diff", "LAST", "FIRST"],
+        ["explain", "LAST"],
+    ],
+)
+def test_nothing_recorded_moves_the_cursor_or_is_markup(ask: Any, lineage: evo.Lineage, words: list[str]) -> None:
+    first, last = (p.id for p in lineage.history("hostile"))
+    ended = ask(*({"FIRST": first, "LAST": last}.get(word, word) for word in words))
+    assert ended.code == 0
+    for character in ("\x1b", "\u202e", "\r"):
+        assert character not in ended.out + ended.err
+    if words[0] in ("failures", "operators", "query", "lineage", "diff"):
+        assert "[red]" in ended.out
+
+
+# -- the Python API -------------------------------------------------------------------------------------------
+
+
+def test_evo_is_imported_without_a_database_library() -> None:
+    code = "import sys, evo; assert 'sqlalchemy' not in sys.modules; evo.Lineage; assert 'sqlalchemy' in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    with pytest.raises(AttributeError, match="no attribute 'Linaege'"):
+        evo.Linaege  # noqa: B018
+
+
+def test_each_question_is_a_method_whose_rows_a_table_takes(lineage: evo.Lineage, walk: list[str]) -> None:
+    answers: dict[str, list[Any]] = {
+        "runs": lineage.runs(),
+        "history": lineage.history("walk"),
+        "best": lineage.best("layernorm", dtype="float32"),
+        "lineage": lineage.lineage(walk[2], diff=True),
+        "diff": lineage.diff(walk[0], walk[1]),
+        "explain": lineage.explain(walk[-1]),
+        "operators": lineage.operators("first"),
+        "importance": lineage.importance("first"),
+        "compare": lineage.compare("first", "second"),
+        "pareto": lineage.pareto("first"),
+        "totals": lineage.failure_totals(),
+        **{f"failures by {by}": lineage.failures("first", by) for by in ("kind", "reason", "value", "rule")},  # type: ignore[arg-type]
+    }
+    for name, rows in answers.items():
+        assert rows, name
+        assert len({type(row) for row in rows}) == 1, name
+        assert is_dataclass(rows[0]), name
+        assert all(not field.name.startswith("_") for field in fields(rows[0]))
+    assert lineage.query("SELECT 1 AS a, 'x' AS b") == [{"a": 1, "b": "x"}]
+    assert lineage.selection("SELECT 1", limit=0).cut
+    assert lineage.settings("first", "walk") == []
+    assert lineage.explain(walk[-1], {**land.START, "vector": 4})[0].change.keys() == {"path", "stages"}
+    assert lineage.explain(walk[-1], Genome.of(land.END)) == []
+    assert repr(lineage).startswith("<evo.Lineage: the database ")
+
+
+def test_a_lineage_is_for_reading_and_can_be_closed_twice(db: str) -> None:
+    opened = evo.Lineage(db)
+    assert not opened.store.writes
+    with pytest.raises(UnknownNameError):
+        opened.candidate("zzz")
+    with pytest.raises(UnknownNameError, match="unknown grouping of failures 'value2'"):
+        opened.failures("first", "value2")  # type: ignore[arg-type]
+    opened.close()
+    opened.close()
+
+
+def test_a_run_is_read_while_it_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "lineage.db"
+    with Store.open(path, write=True) as store:
+        run = land.small_run(store, "live")
+        store.add(run, land.ref(0, land.START), land.timed(0, 0.9), elapsed_s=0.0)
+        with evo.Lineage(path) as lineage:
+            assert len(lineage.history("live")) == 1
+            store.add(run, land.ref(1, land.END, 0), land.timed(1, 0.5), elapsed_s=1.0)
+            assert [k.generation for k in lineage.lineage(public_id(run.uid, 0))] == [0, 1]
+
+
+# -- the page -------------------------------------------------------------------------------------------------
+
+PAGE = Path(__file__).parent.parent / "docs" / "lineage.md"
+
+
+def examples() -> list[str]:
+    blocks = re.findall(r"^```bash\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    return [line for block in blocks for line in block.splitlines() if line.startswith("evo ")]
+
+
+def test_every_command_of_the_page_is_one(ask: Any, lineage: evo.Lineage) -> None:
+    """Run as it stands, with names of this database."""
+    first, last = (lineage.history("walk")[place].id for place in (0, -1))
+    names = {"318e1f92f0": last, "4d304e028a": first, "mine": "first", "yours": "second", "template": first}
+    asked = set()
+    for line in examples():
+        words = [names.get(word, word) for word in shlex.split(line)[1:] if word not in ("--measure", "--template")]
+        ended = ask(*words)
+        nothing = words[0] == "best" and ("H200" in words or "rows=4096" in words)
+        assert ended.code == (1 if nothing else 0), (line, ended.err)
+        asked.add(words[0])
+    assert asked == {
+        "best", "lineage", "diff", "explain", "failures", "operators", "importance", "compare", "pareto", "query"
+    }  # fmt: skip
+
+
+def test_the_keys_of_json_are_those_of_the_page(ask: Any, walk: list[str]) -> None:
+    page = PAGE.read_text()
+    calls = {
+        "best": ["best"], "lineage": ["lineage", walk[1]],
+        "diff": ["diff", walk[0], walk[1]], "explain": ["explain", walk[-1]],
+        "failures": ["failures", "first"], "operators": ["operators", "first"], "importance": ["importance", "first"],
+        "compare": ["compare", "first", "second"], "pareto": ["pareto", "first"], "query": ["query", "SELECT 1"],
+    }  # fmt: skip
+    for command, words in calls.items():
+        section = page.split(f"### {command}\n")[1].split("\n## ")[0].split("\n### ")[0]
+        told = set(re.findall(r"`(\w+)`", section.split("JSON:")[1]))
+        document = json.loads(ask(*words, "--json").out)
+        record = document[0] if isinstance(document, list) else document
+        keys = set(record)
+        for rows in record.values() if isinstance(document, dict) else ():
+            if isinstance(rows, list) and rows and isinstance(rows[0], dict):
+                keys |= set(rows[0])
+        assert keys <= told | {"one", "other"}, command
