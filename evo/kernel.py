@@ -291,9 +291,10 @@ class Kernel:
 
 
 def files_digest(paths: Iterable[Path]) -> str:
+    """sha256 over names and contents, wherever the files lie."""
     digest = hashlib.sha256()
-    for path in sorted(paths):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    for name, content in sorted((p.name, p.read_bytes()) for p in paths):
+        digest.update(name.encode() + b"\0" + content + b"\0")
     return digest.hexdigest()
 
 

@@ -14,7 +14,7 @@ from evo.store.records import Change, Relative, Step
 from evo.store.relatives import RELATIVE_COLUMNS, read_relative, resolve_candidate
 from evo.store.store import Store
 
-__all__ = ["ancestry"]
+__all__ = ["ancestry", "genome_change"]
 
 _c, _p = m.Candidate, m.Parentage
 
@@ -59,7 +59,7 @@ def ancestry(store: Store, prefix: str) -> tuple[Step, ...]:
                 gain=first[1].score / row.score if first and first[1].score and row.score else None,
                 tie=_overlap(own, before) if own and before else None,
                 parents=tuple(parent for _, parent in parents[row.id]),
-                change=_change(genomes[first[0]], genomes[row.id]) if first else {},
+                change=genome_change(genomes[first[0]], genomes[row.id]) if first else {},
                 parameters=genomes[row.id].parameters,
                 main_line=row.id in main,
             )
@@ -67,7 +67,8 @@ def ancestry(store: Store, prefix: str) -> tuple[Step, ...]:
     return tuple(steps)
 
 
-def _change(before: Genome, after: Genome) -> Change:
+def genome_change(before: Genome, after: Genome) -> Change:
+    """What a change of genome changed, the compiler's flags among it."""
     change: Change = dict(before.difference(after))
     if before.flags != after.flags:
         change["flags"] = (" ".join(before.flags), " ".join(after.flags))

@@ -7,15 +7,16 @@ import zlib
 from collections import defaultdict
 from datetime import datetime
 
-from sqlalchemy import Connection, Table, insert, select, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Connection, Table, select, update
 
 from evo.errors import EngineError
 from evo.evaluation import CandidateRef, Evaluation
 from evo.store import Stage, StoredRun
 from evo.store import models as m
+from evo.store.bulk import insert_new, insert_rows
 from evo.store.columns import ORDERS_PER_RUN
 from evo.store.rows import Row, build_row, candidate_row, check_rows, parentage_rows, timing_rows
+from evo.store.server import write_alone, write_beside
 
 __all__ = ["Batch"]
 
@@ -39,6 +40,7 @@ class Batch:
         self._artefacts: dict[str, tuple[str, bytes]] = {}
         self._progress: dict[int, tuple[float, datetime]] = {}
         self._runs: dict[int, StoredRun] = {}
+        self._alone = False  # no other transaction stores artefacts until this one ends
 
     def __len__(self) -> int:
         """Candidates gathered."""
@@ -71,14 +73,19 @@ class Batch:
         self._artefacts[digest] = (kind, content)
         return digest
 
-    def flush(self, connection: Connection) -> None:
-        """Inserts everything and forgets it. What the tables refuse is an IntegrityError: see `explain`."""
+    def flush(self, connection: Connection, *, last: bool = False) -> None:
+        """Inserts everything and forgets it. What the tables refuse is an IntegrityError: see `explain`.
+
+        last: the transaction ends with this.
+        """
         if not self._rows[_CANDIDATE]:
             return
+        if self._artefacts and not self._alone:
+            self._alone = not last
+            (write_beside if last else write_alone)(connection)
         self._insert_artefacts(connection)
         for table in _TABLES:
-            if rows := self._rows[table]:
-                connection.execute(insert(table), rows)
+            insert_rows(connection, table, self._rows[table])
         for run_id, (elapsed_s, now) in self._progress.items():
             connection.execute(update(_RUN).where(_RUN.c.id == run_id), {"elapsed_s": elapsed_s, "updated": now})
         self._rows.clear()
@@ -110,7 +117,7 @@ class Batch:
 
     def _insert_artefacts(self, connection: Connection) -> None:
         known: set[str] = set()
-        digests = list(self._artefacts)
+        digests = sorted(self._artefacts)
         for i in range(0, len(digests), _LOOKUP_SIZE):
             some = digests[i : i + _LOOKUP_SIZE]
             known.update(connection.scalars(select(_ARTEFACT.c.sha256).where(_ARTEFACT.c.sha256.in_(some))))
@@ -121,9 +128,9 @@ class Batch:
                 "size": len(content),
                 "data": zlib.compress(content, _COMPRESSION),
             }
-            for digest, (kind, content) in self._artefacts.items()
+            for digest in digests
             if digest not in known
+            for kind, content in (self._artefacts[digest],)
         ]
         if rows:  # another writer to the same server may have stored one since the look-up
-            dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
-            connection.execute(dialect.insert(_ARTEFACT).on_conflict_do_nothing(), rows)
+            insert_new(connection, _ARTEFACT, rows)

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sqlite3
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event, func, make_url, select
+from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
 from evo.errors import StoreError
 from evo.store.faults import first_line
 
-__all__ = ["Location", "connect", "locate", "make_folder", "take_turns"]
+__all__ = ["Location", "connect", "locate", "make_folder", "shown"]
 
 _SQLITE_MAGIC = b"SQLite format 3\0"
 _BUSY_TIMEOUT_S = 10.0
-_ADVISORY_LOCK = 0x65766F  # "evo": any number that other users of PostgreSQL's advisory locks will not take
+_CONNECT_TIMEOUT_S = 10
+_SECRETS = frozenset({"password", "sslpassword"})  # options of libpq that a URL may carry after its '?'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,25 +32,31 @@ class Location:
     path: Path | None
 
     def __str__(self) -> str:
-        return f"the database {self.path or self.url.render_as_string(hide_password=True)}"
+        return f"the database {self.path or _render(self.url)}"
 
 
 def locate(where: str | Path) -> Location:
-    """A path, sqlite:///path or postgresql+psycopg://user@host/name as a location.
+    """A path, sqlite:///path or postgresql://user@host/name as a location.
 
     Raises StoreError for a URL that is none, or of a database that evo does not know.
     """
     if isinstance(where, Path) or "://" not in where:
         if not str(where):
             raise StoreError("the database has no name; give a file such as runs/lineage.db, or a URL")
+        if isinstance(where, str) and _SERVER_WITHOUT_URL.search(where):
+            raise StoreError(f"a database on a server is named by a URL; {_EXAMPLES}")
         path = Path(where).expanduser().absolute()
         return Location(url=URL.create("sqlite", database=str(path)), path=path)
     try:
         url = make_url(where)
+        if "@" in (url.host or ""):  # of a password that should have been escaped
+            raise ValueError("@")
         backend, driver = url.get_backend_name(), url.get_driver_name()
-        asynchronous = url.get_dialect().is_async
-    except (ArgumentError, NoSuchModuleError, ValueError) as error:
-        raise StoreError(f"{_hidden(where)!r} is not a database URL ({first_line(error)}); {_EXAMPLES}") from None
+    except (ArgumentError, NoSuchModuleError, ValueError):  # whose words may hold a part of a password
+        raise StoreError(
+            f"{_hidden(where)!r} is not a database URL; {_EXAMPLES}, with special characters of a name or password"
+            " as %40 for '@'"
+        ) from None
     if backend == "sqlite" and driver == "pysqlite":
         if not url.database or url.database == ":memory:":
             raise StoreError(f"{where!r} names no file, so nothing would be kept; {_EXAMPLES}")
@@ -56,18 +64,37 @@ def locate(where: str | Path) -> Location:
             raise StoreError(f"{where!r}: options after '?' are not understood; write sqlite:///FILE")
         path = Path(url.database).expanduser().absolute()
         return Location(url=URL.create("sqlite", database=str(path)), path=path)
-    if backend == "postgresql" and not asynchronous:
-        return Location(url=url, path=None)
+    if url.drivername in ("postgresql", "postgresql+psycopg"):
+        return Location(url=url.set(drivername="postgresql+psycopg"), path=None)
     raise StoreError(f"{_hidden(where)!r}: evo does not work with {url.drivername} databases; {_EXAMPLES}")
 
 
-_EXAMPLES = "write a file, sqlite:///FILE or postgresql+psycopg://USER@HOST/NAME"
+_EXAMPLES = "write a file, sqlite:///FILE or postgresql://USER@HOST/NAME"
+# A libpq connection string, or a URL with a slash too few: taken for a file it would be shown, password and all.
+_SERVER_WITHOUT_URL = re.compile(r"\bpassword\s*=|^postgres\w*(\+\w+)?:|^[a-z0-9+]+:[^@]*@")
+
+
+def shown(where: str | Path) -> str:
+    """`where` as it may be printed: without the password that a URL may carry."""
+    if isinstance(where, Path) or "://" not in where:
+        return str(where)
+    try:
+        url = make_url(where)
+        return _hidden(where) if "@" in (url.host or "") else _render(url)
+    except (ArgumentError, ValueError):
+        return _hidden(where)
+
+
+def _render(url: URL) -> str:
+    name = url.drivername.removesuffix("+psycopg")
+    query = {key: value for key, value in url.query.items() if key not in _SECRETS}
+    return url.set(drivername=name, query=query).render_as_string(hide_password=True)
 
 
 def _hidden(text: str) -> str:
-    """`text` without the user and password that may stand before an @."""
+    """`text`, which may be no URL, without the user and password that may stand before an @, and options."""
     scheme, _, rest = text.partition("://")
-    return f"{scheme}://{'***@' if '@' in rest else ''}{rest.rpartition('@')[2]}"
+    return f"{scheme}://{'***@' if '@' in rest else ''}{rest.rpartition('@')[2].partition('?')[0]}"
 
 
 def connect(location: Location, *, write: bool) -> Engine:
@@ -87,15 +114,6 @@ def connect(location: Location, *, write: bool) -> Engine:
     if path.exists():
         _check_file(path, write=write)
     return _connect_file(location, path, write=write)
-
-
-def take_turns(connection: Connection) -> None:
-    """Until its transaction ends, others wait here; for what two writers must not decide at once.
-
-    A writing transaction on SQLite is alone from its beginning.
-    """
-    if connection.dialect.name == "postgresql":
-        connection.execute(select(func.pg_advisory_xact_lock(_ADVISORY_LOCK)))
 
 
 def make_folder(path: Path) -> None:
@@ -158,15 +176,28 @@ def _connect_file(location: Location, path: Path, *, write: bool) -> Engine:
 
 
 def _connect_server(location: Location, *, write: bool) -> Engine:
+    # A host that drops packets would keep a command waiting for minutes.
+    options = {} if "connect_timeout" in location.url.query else {"connect_timeout": _CONNECT_TIMEOUT_S}
     try:
-        engine = create_engine(location.url, json_serializer=_write_json, pool_pre_ping=True)
+        engine = create_engine(
+            location.url, json_serializer=_write_json, pool_pre_ping=True, connect_args=options, hide_parameters=True
+        )
     except ModuleNotFoundError as error:
         raise StoreError(
-            f"{location} needs the Python package {error.name!r}, which is not installed; install it with pip"
+            f"{location} needs the Python package {error.name!r}, which is not installed; install it with:"
+            " pip install 'evo-kernels[postgres]'"
+        ) from error
+    except ImportError as error:  # psycopg without the C library that it wraps
+        raise StoreError(
+            f"{location} needs the library libpq, which the package 'psycopg' did not find ({first_line(error)});"
+            " install it with: pip install 'evo-kernels[postgres]'"
         ) from error
     except (ArgumentError, TypeError) as error:  # a driver's word on the URL's options
         raise StoreError(f"{location} cannot be opened: {first_line(error)}") from error
-    return engine if write else engine.execution_options(postgresql_readonly=True)
+    if write:
+        return engine
+    # A reader sees one state of the database through all the queries of a transaction, as on SQLite.
+    return engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
 
 
 # NaN is not JSON, and PostgreSQL refuses it. The order of keys is kept: a workload's dimensions have one.

@@ -19,7 +19,7 @@ _SQLITE = {
     6: "is being written by another program; wait until it is done, or close it",
     8: "cannot be written; check the permissions of the file and its folder",
     10: "cannot be read or written by the system (disk I/O error); check the disk and its free space",
-    11: "is damaged; restore a backup, or save what is left with: sqlite3 DB .recover",
+    11: "is damaged; restore a backup, or save what can still be read with: evo dump",
     13: "cannot grow because the disk is full; no half record was kept: free some space, then go on",
     14: "cannot be opened; check that its folder exists and may be written, and that the disk is not full",
     26: "is not a SQLite database; name another file with --db",
@@ -31,7 +31,25 @@ _POSTGRES = {
     "53100": "cannot grow because the disk is full; no half record was kept: free some space, then go on",
     "53300": "takes no more connections; close some, or raise its max_connections",
     "57P01": "was shut down by its administrator",
+    "40P01": "had two writers waiting for each other (deadlock); nothing was recorded by half: try again",
 }
+# What PostgreSQL and libpq say where no connection comes about; they give no code for it.
+_UNREACHABLE = (
+    (
+        "password authentication failed",
+        "does not take this user and password; correct them in the URL, or in ~/.pgpass",
+    ),
+    ("no password supplied", "wants a password; give it in ~/.pgpass, in PGPASSWORD, or in the URL"),
+    ("does not exist", "is not there ({said}); create it with: createdb NAME"),
+    ("connection refused", "cannot be reached: no server listens there; start it, or correct host and port in the URL"),
+    ("no such file or directory", "cannot be reached: no server runs on this machine; start it, or name its host"),
+    ("resolve host", "cannot be reached: nothing is known of that host; correct it in the URL"),
+    ("timeout expired", "cannot be reached: its server does not answer; look whether it runs and lets you in"),
+    ("timed out", "cannot be reached: its server does not answer; look whether it runs and lets you in"),
+    ("pg_hba.conf", "lets nobody in from here as this user; its administrator can, in pg_hba.conf"),
+    ("too many", "takes no more connections; close some, or raise its max_connections"),
+    ("starting up", "is just being started; try again in a moment"),
+)
 
 
 @contextmanager
@@ -48,7 +66,7 @@ def translated(place: str) -> Iterator[None]:
         if isinstance(error.orig, EngineError):
             raise error.orig from None
         raise EngineError(f"a record cannot be stored: {first_line(error.orig or error)}") from error
-    except (UnicodeError, OverflowError) as error:  # likewise, by the driver
+    except (ValueError, OverflowError) as error:  # likewise, by the driver
         raise EngineError(f"a record cannot be stored: {first_line(error)}") from error
     except InvalidRequestError as error:
         raise EngineError(f"the lineage database was misused: {first_line(error)}") from error
@@ -67,6 +85,11 @@ def _explain(place: str, error: BaseException, *, connected: bool) -> StoreError
     state = getattr(error, "sqlstate", None)
     if isinstance(state, str) and state in _POSTGRES:
         return StoreError(f"{place} {_POSTGRES[state]}")
+    if not connected and not isinstance(error, sqlite3.Error):
+        said = str(error)
+        for words, sentence in _UNREACHABLE:
+            if words in said.lower():
+                return StoreError(f"{place} {sentence.format(said=said.strip().rpartition('FATAL:')[2].strip())}")
     # The classes of PEP 249 have the same names in every driver.
     kinds = {kind.__name__ for kind in type(error).__mro__}
     if connected and kinds & {"IntegrityError", "DataError", "ProgrammingError"}:

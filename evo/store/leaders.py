@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, func, select
+from sqlalchemy import ColumnElement, Connection, and_, func, or_, select
 from sqlalchemy.orm import aliased
 
 from evo.evaluation import Status
 from evo.genome import Genome
 from evo.store import models as m
 from evo.store.records import Best
-from evo.store.rows import TIMING_COLUMNS
 from evo.store.runs import resolve_run
 from evo.store.store import Store
 
-__all__ = ["best", "last_refusals", "leader_key"]
+__all__ = ["best", "best_by_run", "best_of_runs", "last_refusals", "leader_key", "refused_in_finals"]
 
+_LOOKUP_SIZE = 200  # pairs in one query; SQLite takes 999 variables at least
 _PASSED = tuple(status.value for status in Status if status.passed)
 _c, _i, _r, _t = m.Candidate, m.Island, m.Run, m.Timing
+# Without the samples, which are most of a timing's bytes.
+_TIMING_COLUMNS = (_t.protocol, _t.median_us, _t.low_us, _t.high_us, _t.ratio, _t.ratio_low, _t.ratio_high, _t.clocks)
 
 
 def last_refusals() -> ColumnElement[bool]:
@@ -43,61 +47,95 @@ def leader_key() -> ColumnElement[int | None]:
 
 
 def best(
-    store: Store, kernel: str | None = None, *, target: str | None = None, run: str | None = None
+    store: Store,
+    kernel: str | None = None,
+    *,
+    target: str | None = None,
+    run: str | None = None,
+    device: str | None = None,
+    dtype: str | None = None,
+    workload: str | None = None,
 ) -> tuple[Best, ...]:
     """The fastest candidate for each kernel, target, device and workload, over all runs or in one.
 
     An island's candidate is its winner, or else the one with the lowest score; candidates are compared by
-    their last measurement. Raises UnknownNameError for an unknown run; an unknown kernel has no rows.
+    their last measurement. device, workload: a part of the name, in any case of letters.
+    Raises UnknownNameError for an unknown run; an unknown kernel has no rows.
     """
-    e = m.Environment
-    query = (
-        select(
-            _r.kernel,
-            _r.target,
-            _r.arch,
-            e.device,
-            _i.workload.label("island_workload"),
-            _i.winner_id,
-            _r.name,
-            _c.id,
-            _c.public_id,
-            _c.order,
-            _c.score,
-            _c.genome,
-            _t.stage,
-            _t.round,
-            *TIMING_COLUMNS,
-        )
-        .join_from(_i, _r, _r.id == _i.run_id)
-        .join(e, e.id == _r.environment_id)
-        .join(_c, _c.id == leader_key())
-        .join(_t, and_(_t.run_id == _c.run_id, _t.candidate_id == _c.id))
-        .where(_t.contender == "candidate", _t.workload == _i.workload)
-    )
-    if kernel is not None:
-        query = query.where(_r.kernel == kernel)
-    if target is not None:
-        query = query.where(_r.target == target)
+    conditions = [
+        column == wanted
+        for column, wanted in ((_r.kernel, kernel), (_r.target, target), (_i.dtype, dtype))
+        if wanted is not None
+    ]
+    for column, part in ((m.Environment.device, device), (_i.workload, workload)):
+        if part is not None:
+            conditions.append(func.lower(column).contains(part.lower(), autoescape=True))
     with store.reading() as connection:
         if run is not None:
-            query = query.where(_r.id == resolve_run(connection, run))
-        rows: list[Any] = list(connection.execute(query))
-    # The last measurement of each candidate, then the fastest candidate of each group.
-    newest: dict[int, Any] = {}
-    for row in rows:
-        if row.id not in newest or _recency(row) > _recency(newest[row.id]):
-            newest[row.id] = row
+            conditions.append(_r.id == resolve_run(connection, run))
+        found = _leaders(connection, *conditions)
     leaders: dict[tuple[str, ...], Best] = {}
-    for row in newest.values():
-        record = _best(row)
+    for record in found:
         group = (record.kernel, record.target, record.device, record.workload)
-        if group not in leaders or (record.ratio, record.order) < (
-            leaders[group].ratio,
-            leaders[group].order,
-        ):
+        if group not in leaders or _rank(record) < _rank(leaders[group]):
             leaders[group] = record
     return tuple(leaders[group] for group in sorted(leaders))
+
+
+def best_by_run(store: Store) -> dict[str, tuple[Best, ...]]:
+    """By name of the run, the leader of each of its workloads, the highest speed-up first; in one query."""
+    with store.reading() as connection:
+        found = _leaders(connection)
+    by_run: dict[str, list[Best]] = defaultdict(list)
+    for record in found:
+        by_run[record.run].append(record)
+    return {run: tuple(sorted(records, key=_rank)) for run, records in by_run.items()}
+
+
+def best_of_runs(connection: Connection, runs: Collection[int]) -> list[Best]:
+    """The leader of every workload of runs, by their keys."""
+    return _leaders(connection, _r.id.in_(runs))
+
+
+def _leaders(connection: Connection, *conditions: ColumnElement[bool]) -> list[Best]:
+    """One for each island that has a timed candidate, by its last measurement.
+
+    In three steps and not in one join, for which a planner may read every timing there is.
+    """
+    e = m.Environment
+    islands: Any = connection.execute(
+        select(_i.run_id, _i.workload, _i.dtype, _i.winner_id, _r.name, _r.kernel, _r.target, _r.arch, e.device)
+        .add_columns(leader_key().label("leader"))
+        .join_from(_i, _r, _r.id == _i.run_id)
+        .join(e, e.id == _r.environment_id)
+        .where(*conditions)
+    )
+    by_leader = {row.leader: row for row in islands if row.leader is not None}
+    keys = sorted(by_leader)
+    candidates: dict[int, Any] = {}
+    newest: dict[int, Any] = {}
+    for i in range(0, len(keys), _LOOKUP_SIZE):
+        some = keys[i : i + _LOOKUP_SIZE]
+        columns = (_c.id, _c.public_id, _c.order, _c.score, _c.genome)
+        candidates.update((row.id, row) for row in connection.execute(select(*columns).where(_c.id.in_(some))))
+        # One look-up in the index for each: SQLite does not use it for a list of pairs.
+        theirs = or_(*(and_(_t.run_id == by_leader[key].run_id, _t.candidate_id == key) for key in some))
+        timings: Any = connection.execute(
+            select(_t.candidate_id, _t.workload, _t.stage, _t.round, *_TIMING_COLUMNS)
+            .where(theirs, _t.contender == "candidate")
+            .order_by(_t.id)
+        )
+        for row in timings:
+            key = row.candidate_id
+            if row.workload != by_leader[key].workload:
+                continue
+            if key not in newest or _recency(row) > _recency(newest[key]):
+                newest[key] = row
+    return [_best(by_leader[key], candidates[key], timing) for key, timing in newest.items()]
+
+
+def _rank(record: Best) -> tuple[float, int]:
+    return record.ratio, record.order
 
 
 def _recency(row: Any) -> tuple[int, int]:
@@ -105,28 +143,43 @@ def _recency(row: Any) -> tuple[int, int]:
     return row.round, {"final": 2, "cold": 1}.get(row.protocol, 0)
 
 
-def _best(row: Any) -> Best:
-    genome = Genome.from_json(row.genome)
+def _best(island: Any, candidate: Any, timing: Any) -> Best:
+    genome = Genome.from_json(candidate.genome)
     return Best(
-        kernel=row.kernel,
-        target=row.target,
-        arch=row.arch,
-        device=row.device,
-        workload=row.island_workload,
-        run=row.name,
-        id=row.public_id,
-        order=row.order,
-        winner=row.winner_id == row.id,
-        score=row.score,
-        stage=row.stage,
-        protocol=row.protocol,
-        median_us=row.median_us,
-        low_us=row.low_us,
-        high_us=row.high_us,
-        ratio=row.score if row.ratio is None else row.ratio,
-        ratio_low=row.ratio_low,
-        ratio_high=row.ratio_high,
-        disturbed=bool(row.clocks.get("disturbed")),
+        kernel=island.kernel,
+        target=island.target,
+        arch=island.arch,
+        device=island.device,
+        workload=island.workload,
+        dtype=island.dtype,
+        run=island.name,
+        id=candidate.public_id,
+        order=candidate.order,
+        winner=island.winner_id == candidate.id,
+        score=candidate.score,
+        stage=timing.stage,
+        protocol=timing.protocol,
+        median_us=timing.median_us,
+        low_us=timing.low_us,
+        high_us=timing.high_us,
+        ratio=candidate.score if timing.ratio is None else timing.ratio,
+        ratio_low=timing.ratio_low,
+        ratio_high=timing.ratio_high,
+        disturbed=bool(timing.clocks.get("disturbed")),
         parameters=genome.parameters,
         flags=genome.flags,
     )
+
+
+def refused_in_finals(store: Store) -> dict[str, int]:
+    """By name of the run, how many candidates the last of their finals refused; runs without any are left out."""
+    final = m.Final
+    with store.reading() as connection:
+        rows = connection.execute(
+            select(_r.name, func.count())
+            .join_from(final, _c, _c.id == final.candidate_id)
+            .join(_r, _r.id == _c.run_id)
+            .where(last_refusals())
+            .group_by(_r.name)
+        )
+        return {name: int(n) for name, n in rows}

@@ -24,6 +24,7 @@ from sqlalchemy import (
     String,
     Text,
     UniqueConstraint,
+    text,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -42,6 +43,9 @@ __all__ = [
     "Run",
     "Timing",
 ]
+
+
+_STORED_SOURCE, _STORED_BINARY = "source_sha IS NOT NULL", "binary_sha IS NOT NULL"
 
 
 class Base(DeclarativeBase):
@@ -159,6 +163,8 @@ class Candidate(Base):
         CheckConstraint(f'id = run_id * {ORDERS_PER_RUN} + "order"', name="key"),
         Index(None, "run_id", "status"),
         Index(None, "run_id", "island", "score"),
+        # Who refers to an artefact, asked when one is to go.
+        Index(None, "source_sha", sqlite_where=text(_STORED_SOURCE), postgresql_where=text(_STORED_SOURCE)),
     )
 
     id: Mapped[int] = mapped_column(Key, primary_key=True, autoincrement=False)
@@ -197,6 +203,9 @@ class Build(Base):
     """The compilation of a candidate. `binary_log` is NULL where the binary's remarks are those in `log`."""
 
     __tablename__ = "build"
+    __table_args__ = (
+        Index(None, "binary_sha", sqlite_where=text(_STORED_BINARY), postgresql_where=text(_STORED_BINARY)),
+    )
 
     candidate_id: Mapped[int] = mapped_column(Key, ForeignKey("candidate.id"), primary_key=True, autoincrement=False)
     arch: Mapped[str]

@@ -8,22 +8,21 @@ from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import Connection, func, select
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import aliased
 
-from evo.errors import EngineError, UsageError
 from evo.evaluation import Status
 from evo.genome import Genome
-from evo.store import StoredRun
 from evo.store import models as m
 from evo.store.ancestry import ancestry
 from evo.store.candidates import artefact, build, candidate, source
 from evo.store.columns import key_range
-from evo.store.faults import first_line
-from evo.store.leaders import best, last_refusals, leader_key
-from evo.store.races import baselines, disturbed, final_races, noise_floors
-from evo.store.records import Failure, IslandSummary, Point, RunSummary, Selection
-from evo.store.runs import read_run, resolve_run
+from evo.store.failures import failure_reason
+from evo.store.leaders import best, best_by_run, last_refusals, leader_key, refused_in_finals
+from evo.store.races import baselines, disturbed, final_races, noise_floors, noise_floors_of
+from evo.store.records import Failure, IslandSummary, Point, RunSummary
+from evo.store.rows import read_environment
+from evo.store.runs import iso, resolve_run
+from evo.store.sql import select_sql
 from evo.store.store import Store
 
 __all__ = [
@@ -31,6 +30,7 @@ __all__ = [
     "artefact",
     "baselines",
     "best",
+    "best_by_run",
     "build",
     "candidate",
     "counts",
@@ -39,7 +39,9 @@ __all__ = [
     "final_races",
     "history",
     "noise_floors",
+    "noise_floors_of",
     "refused_finalists",
+    "refused_in_finals",
     "run",
     "runs",
     "select_sql",
@@ -67,36 +69,41 @@ def _summaries(connection: Connection, keys: Iterable[int], *, every: bool) -> t
     keys = list(keys)
     by_status = _counts(connection, None if every else keys[0])
     islands = _islands(connection, None if every else keys[0])
-    return tuple(
-        _summary(read_run(connection, key), by_status.get(key, {}), tuple(islands.get(key, ()))) for key in keys
-    )
+    e = m.Environment
+    query = select(
+        *m.Run.__table__.c,
+        *(c for c in e.__table__.c if c.name not in ("id", "digest", "arch")),
+        e.arch.label("environment_arch"),
+    ).join_from(m.Run, e, m.Run.environment_id == e.id)
+    rows = connection.execute(query if every else query.where(m.Run.id == keys[0]))
+    by_key = {row.id: row for row in rows}
+    return tuple(_summary(by_key[key], by_status.get(key, {}), tuple(islands.get(key, ()))) for key in keys)
 
 
-def _summary(known: StoredRun, by_status: dict[str, int], islands: tuple[IslandSummary, ...]) -> RunSummary:
-    spec = known.spec
+def _summary(row: Any, by_status: dict[str, int], islands: tuple[IslandSummary, ...]) -> RunSummary:
     return RunSummary(
-        name=known.name,
-        kernel=spec.kernel,
-        kernel_digest=spec.kernel_digest,
-        target=spec.target,
-        arch=spec.arch,
-        device=known.environment.device,
-        sampler=spec.sampler,
-        seed=spec.seed,
-        window=spec.window,
-        options=dict(spec.options),
-        budget=dict(spec.budget),
-        status=known.status.value,
-        stop_reason=known.stop_reason,
-        created=known.created,
-        updated=known.updated,
-        finished=known.finished,
-        elapsed_s=known.elapsed_s,
+        name=row.name,
+        kernel=row.kernel,
+        kernel_digest=row.kernel_digest,
+        target=row.target,
+        arch=row.arch,
+        device=row.device,
+        sampler=row.sampler,
+        seed=row.seed,
+        window=row.window,
+        options=row.options,
+        budget=row.budget,
+        status=row.status,
+        stop_reason=row.stop_reason,
+        created=iso(row.created),
+        updated=iso(row.updated),
+        finished=iso(row.finished) if row.finished else None,
+        elapsed_s=row.elapsed_s,
         evaluations=sum(by_status.values()),
         passed=sum(n for status, n in by_status.items() if status in _PASSED),
         counts=by_status,
         islands=islands,
-        environment=asdict(known.environment),
+        environment=asdict(read_environment(row)),
     )
 
 
@@ -172,7 +179,9 @@ def failures(store: Store, run: str, *, limit: int | None = None) -> tuple[Failu
             .order_by(_c.id)
             .limit(limit)
         )
-        return tuple(_failure(row, row.refused or _reason(row.log) or _reason(row.build_log or "")) for row in rows)
+        return tuple(
+            _failure(row, row.refused or failure_reason(row.log) or failure_reason(row.build_log or "")) for row in rows
+        )
 
 
 def refused_finalists(store: Store, run: str) -> tuple[Failure, ...]:
@@ -185,7 +194,7 @@ def refused_finalists(store: Store, run: str) -> tuple[Failure, ...]:
             .where(_c.id.between(*key_range(resolve_run(connection, run))), last_refusals())
             .order_by(_c.id)
         )
-        return tuple(_failure(row, _reason(row.log)) for row in rows)
+        return tuple(_failure(row, failure_reason(row.log)) for row in rows)
 
 
 def _failure(row: Any, reason: str) -> Failure:
@@ -200,12 +209,6 @@ def _failure(row: Any, reason: str) -> Failure:
     )
 
 
-def _reason(log: str) -> str:
-    """The first line that speaks of an error, or else the first."""
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
-    return next((line for line in lines if "error" in line.lower()), lines[0] if lines else "")
-
-
 def history(store: Store, run: str) -> tuple[Point, ...]:
     """The course of a run: every candidate by order."""
     with store.reading() as connection:
@@ -217,33 +220,3 @@ def history(store: Store, run: str) -> tuple[Point, ...]:
         return tuple(
             Point(order=a, id=b, island=c, operator=d, status=e, score=f, elapsed_s=g) for a, b, c, d, e, f, g in rows
         )
-
-
-def select_sql(store: Store, sql: str) -> Selection:
-    """The answer to one statement of SQL, which cannot change anything.
-
-    Raises UsageError for a statement that the database does not understand or that would write, and
-    EngineError if the store is open for writing.
-    """
-    if store.writes:
-        raise EngineError("SQL from outside needs a store that was opened for reading only")
-    with store.reading() as connection:
-        try:
-            rows = connection.execution_options(no_parameters=True).exec_driver_sql(sql)
-            if not rows.returns_rows:
-                return Selection(columns=(), rows=())
-            return Selection(columns=tuple(rows.keys()), rows=tuple(tuple(row) for row in rows))
-        except DBAPIError as error:
-            if _is_about_sql(error):
-                raise UsageError(f"the query cannot be run: {first_line(error.orig or error)}") from error
-            raise
-
-
-def _is_about_sql(error: DBAPIError) -> bool:
-    """Whether the statement is at fault: SQLite's ERROR, READONLY, AUTH; PostgreSQL's classes 42 and 25."""
-    code, state = getattr(error.orig, "sqlite_errorcode", None), getattr(error.orig, "sqlstate", None)
-    if isinstance(code, int):
-        return code & 0xFF in (1, 8, 23)
-    if isinstance(state, str):
-        return state[:2] in ("42", "25")
-    return type(error.orig).__name__ == "ProgrammingError"  # sqlite3's own: no statement, or several

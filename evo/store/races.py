@@ -16,7 +16,7 @@ from evo.store.rows import TIMING_COLUMNS, read_timing_record
 from evo.store.runs import resolve_run
 from evo.store.store import Store
 
-__all__ = ["baselines", "disturbed", "final_races", "noise_floors"]
+__all__ = ["baselines", "disturbed", "final_races", "noise_floors", "noise_floors_of"]
 
 _c, _r, _t = m.Candidate, m.Run, m.Timing
 _LOOKUP_SIZE = 400  # names in one query; SQLite takes 999 variables at least
@@ -94,3 +94,18 @@ def noise_floors(store: Store, run: str) -> dict[str, float]:
     """By workload, what a winner of the run seemed to gain over a second copy of itself, in the last of its finals: a
     fraction. Workloads without a final are left out."""
     return {t.workload: t.clocks["noise_floor"] for t in baselines(store, run) if "noise_floor" in t.clocks}
+
+
+def noise_floors_of(store: Store, runs: Collection[str]) -> dict[tuple[str, str], float]:
+    """By run and workload, as `noise_floors` has them; for many runs at once."""
+    names, found = list(dict.fromkeys(runs)), {}
+    with store.reading() as connection:
+        for i in range(0, len(names), _LOOKUP_SIZE):
+            rows = connection.execute(
+                select(_r.name, _t.workload, _t.clocks)
+                .join_from(_r, _t, and_(_t.run_id == _r.id, _t.candidate_id.is_(None)))
+                .where(_r.name.in_(names[i : i + _LOOKUP_SIZE]), _t.stage == Stage.FINAL.value)
+                .order_by(_t.id)
+            )
+            found.update({(run, workload): c["noise_floor"] for run, workload, c in rows if "noise_floor" in c})
+    return found

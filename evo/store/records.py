@@ -256,6 +256,7 @@ class Best:
     arch: str
     device: str
     workload: str
+    dtype: str
     run: str
     id: str
     order: int
@@ -303,7 +304,8 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """The answer to a query in SQL."""
+    """The answer to a query in SQL. cut: there are more rows than were asked for."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
+    cut: bool = False

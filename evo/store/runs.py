@@ -18,8 +18,8 @@ from evo.errors import StoreError, UnknownNameError
 from evo.kernel import Workload
 from evo.store import LATEST, Environment, RunSpec, RunStatus, StoredRun
 from evo.store import models as m
-from evo.store.database import take_turns
 from evo.store.rows import read_environment
+from evo.store.server import take_turns
 
 __all__ = ["insert_run", "iso", "read_run", "resolve_run"]
 

@@ -1,28 +1,48 @@
-"""The schema's version: what is found in a database, and bringing an older one up to date with alembic."""
+"""The schema's version: what is found in a database, and bringing an older one up to date with alembic.
+
+Alembic takes a fifth of a second to import, more than most commands take for their answer. It is imported where a
+schema changes, and not to find out that one is up to date: that is told by the names of the migrations' files.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from alembic import command
-from alembic.config import Config
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, inspect
 
 from evo.errors import StoreError
-from evo.store.database import Location, take_turns
+from evo.store.database import Location
+from evo.store.server import take_turns
 
-__all__ = ["alembic_config", "check_schema", "migrate"]
+if TYPE_CHECKING:
+    from alembic.config import Config
+
+__all__ = ["OlderSchemaError", "alembic_config", "check_schema", "create_schema", "migrate", "revisions", "schema_of"]
 
 _OURS = frozenset({"alembic_version", "run", "candidate", "parentage"})
 
 
+class OlderSchemaError(StoreError):
+    """A database that has to be brought up to date before it can be read."""
+
+
 def alembic_config(connection: Connection | None = None) -> Config:
     """Alembic's configuration, made here so that an installed package needs no alembic.ini."""
+    from alembic.config import Config
+
     config = Config(attributes={} if connection is None else {"connection": connection})
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
+    config.set_main_option("script_location", str(_folder()).replace("%", "%%"))
     return config
+
+
+def _folder() -> Path:
+    return Path(__file__).parent / "migrations"
+
+
+def revisions() -> tuple[str, ...]:
+    """All that there have been, the newest last: of versions/v0001_lineage.py, 0001."""
+    return tuple(sorted(p.stem[1:].partition("_")[0] for p in (_folder() / "versions").glob("v*.py")))
 
 
 def check_schema(connection: Connection, location: Location) -> bool:
@@ -38,15 +58,32 @@ def check_schema(connection: Connection, location: Location) -> bool:
             f"{location} belongs to something else (it holds {', '.join(sorted(tables)[:3])}, ...);"
             " name another with --db"
         )
-    script = ScriptDirectory.from_config(alembic_config())
-    found = MigrationContext.configure(connection).get_current_heads()
-    known = {revision.revision for revision in script.walk_revisions()}
-    if not set(found) <= known:
+    found, known = schema_of(connection), revisions()
+    if found not in known:
         raise StoreError(
-            f"{location} was written by a newer evo (schema {', '.join(found)}, this one knows"
-            f" {script.get_current_head()}); upgrade evo with pip, or name another with --db"
+            f"{location} was written by a newer evo (schema {found}, this one knows {known[-1]}); upgrade evo with pip,"
+            " or name another with --db"
         )
-    return tuple(found) == tuple(script.get_heads())
+    return found == known[-1]
+
+
+def schema_of(connection: Connection) -> str:
+    """The revision of the tables in a database; "" in an empty one."""
+    if not inspect(connection).has_table("alembic_version"):
+        return ""
+    return ", ".join(connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalars())
+
+
+def create_schema(connection: Connection, revision: str, source: str) -> None:
+    """The tables as they were at a revision, in an empty database. Raises StoreError for one that is not known."""
+    from alembic import command
+
+    if revision not in revisions():
+        raise StoreError(
+            f"{source} was written by a newer evo (schema {revision}, this one knows {revisions()[-1]}); upgrade evo"
+            " with pip"
+        )
+    command.upgrade(alembic_config(connection), revision)
 
 
 def migrate(engine: Engine, location: Location) -> None:
@@ -70,5 +107,7 @@ def migrate(engine: Engine, location: Location) -> None:
 
 
 def _upgrade(connection: Connection, location: Location) -> None:
+    from alembic import command
+
     if not check_schema(connection, location):  # asked again: somebody else may have been faster
         command.upgrade(alembic_config(connection), "head")

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from sqlalchemy import Connection, Engine, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
@@ -23,7 +24,8 @@ from evo.store.history import read_evaluation, read_evaluations, read_results
 from evo.store.lock import WriterLock
 from evo.store.rows import check_rows, clean_text, final_row, timing_rows
 from evo.store.runs import insert_run, read_run, resolve_run
-from evo.store.schema import check_schema, migrate
+from evo.store.schema import OlderSchemaError, check_schema, migrate, schema_of
+from evo.store.server import Claims, release_dead_runs
 
 __all__ = ["Store"]
 
@@ -40,10 +42,11 @@ class Store:
         self._engine, self._location, self._lock, self._write = engine, location, lock, write
         self._open: Connection | None = None
         self._batch = Batch()
+        self._claims = Claims(engine)
 
     @classmethod
     def open(cls, where: str | Path, *, write: bool) -> Store:
-        """The database at a path (runs/lineage.db) or URL (sqlite:///FILE, postgresql+psycopg://...).
+        """The database at a path (runs/lineage.db) or URL (sqlite:///FILE, postgresql://...).
 
         Writing creates what is missing, brings the tables up to date, and shuts out other writers of the same
         file. Reading needs no lock, and works beside a writer.
@@ -84,20 +87,19 @@ class Store:
     def _prepare(engine: Engine, location: Location, *, write: bool) -> None:
         with engine.connect() as connection:
             current = check_schema(connection, location)
+            revision = schema_of(connection)
+        if not current and not write and not revision:
+            raise StoreError(f"{location} is empty; run a search first, or name another with --db")
         if not current and not write:
-            raise StoreError(f"{location} is empty, or of an older evo; the next search that writes to it mends that")
+            raise OlderSchemaError(
+                f"{location} is of an older evo (schema {revision}); the next search that writes to it, or evo vacuum,"
+                " brings it up to date"
+            )
         if not current:
             migrate(engine, location)
-        if write and location.path is not None:
-            # Under the writer's lock nobody else is alive to be running anything.
+        if write:  # of a file this is the only writer
             with engine.begin() as connection:
-                connection.execute(
-                    update(m.Run).where(m.Run.status == RunStatus.RUNNING.value),
-                    {
-                        "status": RunStatus.INTERRUPTED.value,
-                        "stop_reason": "its process ended without saying why",
-                    },
-                )
+                release_dead_runs(connection)
 
     def __enter__(self) -> Store:
         return self
@@ -109,6 +111,7 @@ class Store:
 
     def close(self) -> None:
         """Closes the connections, and lets the next writer in. Closing twice does nothing."""
+        self._claims.release()
         self._engine.dispose()
         if self._lock is not None:
             self._lock.release()
@@ -120,6 +123,19 @@ class Store:
     @property
     def writes(self) -> bool:
         return self._write
+
+    @property
+    def path(self) -> Path | None:
+        """The file, of a SQLite database."""
+        return self._location.path
+
+    @contextmanager
+    def unbound(self) -> Iterator[Any]:
+        """The driver's own connection, outside any transaction: for the few statements that want to be."""
+        with self._engine.connect() as connection:
+            if self.path is None:
+                connection = connection.execution_options(isolation_level="AUTOCOMMIT")
+            yield connection.connection.driver_connection
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -140,12 +156,12 @@ class Store:
         """
         if self._open is not None:
             raise EngineError("a transaction of the store was opened inside another")
-        with self._writing():
+        with self.writing():
             yield
 
     @contextmanager
-    def _writing(self) -> Iterator[Connection]:
-        """The open transaction, or else one that ends with this block."""
+    def writing(self) -> Iterator[Connection]:
+        """A connection that writes: the open transaction's, or else that of one which ends with this block."""
         if self._open is not None:
             yield self._open
             return
@@ -157,7 +173,7 @@ class Store:
                     with self._engine.begin() as connection:
                         self._open = connection
                         yield connection
-                        self._batch.flush(connection)
+                        self._batch.flush(connection, last=True)
                 except IntegrityError:
                     with self._engine.connect() as connection:
                         self._batch.explain(connection)
@@ -167,8 +183,10 @@ class Store:
 
     def create_run(self, spec: RunSpec, environment: Environment) -> StoredRun:
         """Raises StoreError for a name that is taken or not legal."""
-        with self._writing() as connection:
-            return read_run(connection, insert_run(connection, spec, environment))
+        with self.writing() as connection:
+            run = read_run(connection, insert_run(connection, spec, environment))
+            self._claims.take(run)  # before anybody else can see it
+            return run
 
     def run(self, name: str) -> StoredRun:
         """By name, unique prefix or "latest". Raises UnknownNameError, or StoreError if ambiguous."""
@@ -182,7 +200,7 @@ class Store:
         build's binary does not carry (b"") is not stored.
         Raises EngineError for a second candidate of the same order, or one that refers to an unknown one.
         """
-        with self._writing() as connection:
+        with self.writing() as connection:
             self._batch.add(run, ref, evaluation, elapsed_s=elapsed_s, now=datetime.now(UTC))
             if len(self._batch) >= _BATCH_SIZE:
                 self._batch.flush(connection)
@@ -192,7 +210,7 @@ class Store:
     ) -> None:
         """Records times of baselines that were not taken beside a candidate."""
         if timings:
-            with self._writing() as connection:
+            with self.writing() as connection:
                 connection.execute(insert(m.Timing), timing_rows(run, island, None, timings, stage, 0))
 
     def add_final(self, run: StoredRun, order: int, measurement: Measurement, *, elapsed_s: float) -> None:
@@ -203,7 +221,7 @@ class Store:
         passed = measurement.status.passed and all(c.passed for c in measurement.checks)
         if measurement.timings and not passed:
             raise EngineError(f"candidate {order} did not pass the final gate ({measurement.status}) but has times")
-        with self._writing() as connection:
+        with self.writing() as connection:
             key, island = self._find(connection, run, order)
             past = connection.scalar(select(func.max(m.Final.round)).where(m.Final.candidate_id == key))
             round_ = (past or 0) + 1
@@ -215,9 +233,13 @@ class Store:
                 connection.execute(insert(m.Timing), timings)
             self._touch(connection, run, elapsed_s=elapsed_s)
 
+    def claim(self, run: StoredRun) -> None:
+        """Nobody else may search this run until the store is closed. Raises StoreError if somebody does."""
+        self._claims.take(run)
+
     def set_winner(self, run: StoredRun, island: int, order: int | None) -> None:
         """Names an island's winner, or takes that back. Raises EngineError for one of another island."""
-        with self._writing() as connection:
+        with self.writing() as connection:
             key = None
             if order is not None:
                 key, home = self._find(connection, run, order)
@@ -229,15 +251,20 @@ class Store:
 
     def set_budget(self, run: StoredRun, budget: Mapping[str, object]) -> None:
         """Records what a run that goes on may use from now on, as a whole."""
-        with self._writing() as connection:
+        with self.writing() as connection:
             self._touch(connection, run, elapsed_s=run.elapsed_s, budget=dict(budget))
 
     def set_status(self, run: StoredRun, status: RunStatus, *, reason: str = "", elapsed_s: float) -> None:
-        """Records how a run stands; for finished and failed ones, also when that was."""
+        """Records how a run stands; for finished and failed ones, also when that was.
+
+        Raises StoreError for a run that goes on while another process searches it.
+        """
         now = datetime.now(UTC)
         ended = status in (RunStatus.FINISHED, RunStatus.FAILED)
         state = {"status": status.value, "stop_reason": clean_text(reason), "finished": now if ended else None}
-        with self._writing() as connection:
+        with self.writing() as connection:
+            if status is RunStatus.RUNNING:
+                self._claims.take(run)
             self._batch.flush(connection)
             self._touch(connection, run, elapsed_s=elapsed_s, **state)
 

@@ -177,10 +177,10 @@ def test_a_forked_worker_does_not_keep_the_lock_of_its_dead_parent(path: Path) -
         worker.join()
 
 
-def test_a_reader_sees_one_state_while_a_writer_goes_on(store: Store, path: Path) -> None:
+def test_a_reader_sees_one_state_while_a_writer_goes_on(store: Store, where: str) -> None:
     run = s.new_run(store)
     store.add(run, s.ref(0), s.passed(0), elapsed_s=0.0)
-    with Store.open(path, write=False) as reader:
+    with Store.open(where, write=False) as reader:
         with reader.reading() as connection:
             count = "SELECT count(*) FROM candidate"
             assert connection.exec_driver_sql(count).scalar() == 1

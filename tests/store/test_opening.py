@@ -81,7 +81,7 @@ def test_a_relative_url_is_under_the_current_folder(tmp_path: Path, monkeypatch:
 def test_an_empty_file_becomes_a_database_when_written(tmp_path: Path) -> None:
     path = tmp_path / "touched.db"
     path.touch()
-    assert "is empty, or of an older evo" in refusal(path, write=False)
+    assert "is empty; run a search first" in refusal(path, write=False)
     filled(path)
     with Store.open(path, write=False) as store:
         assert len(store.results(store.run("latest"))) == 3
@@ -232,7 +232,10 @@ class TestRefusals:
             ("sqlite+aiosqlite:///x.db", "evo does not work with sqlite+aiosqlite databases"),
             ("mysql://host/name", "evo does not work with mysql databases"),
             ("postgresql+asyncpg://host/name", "evo does not work with postgresql+asyncpg databases"),
-            ("postgresql+pg8000://host/name", "needs the Python package 'pg8000', which is not installed"),
+            ("postgresql+pg8000://host/name", "evo does not work with postgresql+pg8000 databases"),
+            ("postgresql://me:p@w@host/name", "is not a database URL"),
+            ("postgresql:/me:hunter2@host/name", "a database on a server is named by a URL"),
+            ("host=db user=me password=hunter2", "a database on a server is named by a URL"),
             ("", "the database has no name"),
         ],
     )
@@ -246,5 +249,11 @@ class TestRefusals:
             "nonsense://me:hunter2@host/name",
             "postgresql+pg8000://me:hunter2@host/name",
             "postgresql+psycopg://me:hunter2@host:port/name",
+            "postgresql://me:7/hunter2@host/name",
+            "postgresql://me:1@hunter2@host/name",
+            "postgresql://host:port/name?password=hunter2",
+            "postgresql+asyncpg://host/name?password=hunter2&sslpassword=hunter2",
+            "postgresql:/me:hunter2@host/name",
+            "host=db user=me password=hunter2",
         ):
             assert "hunter2" not in refusal(url, write=True)

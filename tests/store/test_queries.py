@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import pytest
 import samples as s
@@ -285,8 +284,8 @@ class TestAncestry:
 
 
 class TestSql:
-    def test_one_statement_is_answered(self, store: Store, path: Path, family: list[str]) -> None:
-        with Store.open(path, write=False) as reader:
+    def test_one_statement_is_answered(self, store: Store, where: str, family: list[str]) -> None:
+        with Store.open(where, write=False) as reader:
             found = queries.select_sql(
                 reader, "SELECT status, count(*) AS n FROM candidate WHERE operator LIKE '%mut%' GROUP BY 1"
             )
@@ -298,17 +297,17 @@ class TestSql:
     @pytest.mark.parametrize(
         ("sql", "sentence"),
         [
-            ("SELEC 1", 'near "SELEC": syntax error'),
-            ("SELECT x FROM y", "no such table: y"),
+            ("SELEC 1", 'near "SELEC": syntax error|SELEC is not among'),
+            ("SELECT x FROM y", 'no such table: y|relation "y" does not exist'),
             ("DELETE FROM candidate", "readonly"),
             ("CREATE TABLE t (x)", "readonly"),
             ("SELECT 1; SELECT 2", "one statement at a time"),
         ],
     )
     def test_anything_else_is_refused_in_one_sentence(
-        self, store: Store, path: Path, family: list[str], sql: str, sentence: str
+        self, store: Store, where: str, family: list[str], sql: str, sentence: str
     ) -> None:
-        with Store.open(path, write=False) as reader, pytest.raises(UsageError, match=sentence) as caught:
+        with Store.open(where, write=False) as reader, pytest.raises(UsageError, match=sentence) as caught:
             queries.select_sql(reader, sql)
         assert "\n" not in str(caught.value)
         assert len(queries.history(store, "family")) == 6

@@ -1,0 +1,39 @@
+"""Texts and code that candidates share, several at a time."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Collection
+
+from sqlalchemy import Connection, select
+
+from evo.errors import EngineError
+from evo.store import models as m
+
+__all__ = ["read_artefacts", "read_texts", "unpack"]
+
+_LOOKUP_SIZE = 400  # names in one query; SQLite takes 999 variables at least
+
+
+def unpack(sha256: str, data: bytes) -> bytes:
+    """What was stored. Raises EngineError for data that are not what was stored."""
+    try:
+        return zlib.decompress(data)
+    except zlib.error as error:
+        raise EngineError(f"artefact {sha256} cannot be decompressed: {error}") from error
+
+
+def read_artefacts(connection: Connection, digests: Collection[str]) -> dict[str, bytes]:
+    """The bytes by sha256; those that are not kept are left out."""
+    a, names, found = m.Artefact, list(digests), {}
+    for i in range(0, len(names), _LOOKUP_SIZE):
+        for sha256, data in connection.execute(
+            select(a.sha256, a.data).where(a.sha256.in_(names[i : i + _LOOKUP_SIZE]))
+        ):
+            found[sha256] = unpack(sha256, data)
+    return found
+
+
+def read_texts(connection: Connection, digests: Collection[str]) -> dict[str, str]:
+    """Sources by sha256."""
+    return {k: v.decode("utf-8", "surrogatepass") for k, v in read_artefacts(connection, digests).items()}

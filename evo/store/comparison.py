@@ -1,0 +1,212 @@
+"""Runs side by side, workload by workload, and what was different about how they were set up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from sqlalchemy import Connection, case, func, select
+
+from evo.evaluation import Status
+from evo.store import StoredRun
+from evo.store import models as m
+from evo.store.columns import key_range
+from evo.store.leaders import best_of_runs
+from evo.store.records import Best
+from evo.store.runs import read_run, resolve_run
+from evo.store.store import Store
+
+__all__ = ["MILESTONES", "ComparedRun", "Comparison", "Setting", "compare"]
+
+_PASSED = tuple(status.value for status in Status if status.passed)
+_c = m.Candidate
+MILESTONES = (1.1, 1.3, 1.5, 2.0)
+"""Speed-ups over the reference whose first time is told."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedRun:
+    """One run's search for one workload.
+
+    The best's figures are of the last final if `stage` is "final", else of the search; speedup: over the reference
+    baseline, None where nothing passed. behind: the fastest run's speed-up over this one's, of the same device; tie: its
+    interval overlaps the fastest's. candidates, failures: of this workload. candidates_per_s: by the seconds of the run's
+    search, which its workloads share. reached_s: {"1.1x": seconds of search until the search's own figure first was that}.
+    """
+
+    workload: str
+    run: str
+    kernel: str
+    target: str
+    device: str
+    status: str
+    best: str | None
+    stage: str | None
+    speedup: float | None
+    speedup_low: float | None
+    speedup_high: float | None
+    median_us: float | None
+    low_us: float | None
+    high_us: float | None
+    disturbed: bool
+    behind: float | None
+    tie: bool | None
+    candidates: int
+    passed: int
+    failures: int
+    search_s: float
+    candidates_per_s: float | None
+    reached_s: dict[str, float | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Something that is not the same in all of the runs: {run: value}, None where a run does not have it."""
+
+    name: str
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Rows by workload, the fastest first."""
+
+    rows: tuple[ComparedRun, ...]
+    settings: tuple[Setting, ...]
+
+
+def compare(store: Store, runs: Sequence[str]) -> Comparison:
+    """Raises UnknownNameError, or StoreError for an ambiguous prefix. A run named twice counts once."""
+    with store.reading() as connection:
+        keys = list(dict.fromkeys(resolve_run(connection, name) for name in runs))
+        known = [read_run(connection, key) for key in keys]
+        counts = {run.id: _counts(connection, run.id) for run in known}
+        reached = {run.id: _reached(connection, run.id) for run in known}
+        leaders = {run.id: best_of_runs(connection, [run.id]) for run in known}
+    rows = []
+    for run in known:
+        for island, workload in enumerate(run.spec.workloads):
+            leader = next((b for b in leaders[run.id] if b.workload == workload.key), None)
+            numbers = counts[run.id].get(island, (0, 0))
+            rows.append(_row(run, workload.key, leader, numbers, reached[run.id].get(island, {})))
+    first = list(dict.fromkeys(row.workload for row in rows))
+    ranked: list[ComparedRun] = []
+    for workload_key in sorted(first):
+        ranked += _ranked([row for row in rows if row.workload == workload_key])
+    return Comparison(rows=tuple(ranked), settings=tuple(_settings(known)))
+
+
+def _counts(connection: Connection, run_id: int) -> dict[int, tuple[int, int]]:
+    """By island: candidates, and those that passed."""
+    passed = func.sum(case((_c.status.in_(_PASSED), 1), else_=0))
+    rows = connection.execute(
+        select(_c.island, func.count(), passed).where(_c.id.between(*key_range(run_id))).group_by(_c.island)
+    )
+    return {island: (int(n), int(p)) for island, n, p in rows}
+
+
+def _reached(connection: Connection, run_id: int) -> dict[int, dict[str, float | None]]:
+    """By island, when the search's own figure first was a milestone."""
+    names = {milestone: f"{milestone}x" for milestone in MILESTONES}
+    columns = [
+        func.min(case((_c.score <= 1 / milestone, _c.elapsed_s))).label(f"m{i}")
+        for i, milestone in enumerate(MILESTONES)
+    ]
+    rows = connection.execute(
+        select(_c.island, *columns)
+        .where(_c.id.between(*key_range(run_id)), _c.score.is_not(None))
+        .group_by(_c.island)
+    )
+    return {island: dict(zip(names.values(), times, strict=True)) for island, *times in rows}
+
+
+def _row(
+    run: StoredRun,
+    workload: str,
+    leader: Best | None,
+    numbers: tuple[int, int],
+    reached: Mapping[str, float | None],
+) -> ComparedRun:
+    candidates, passed = numbers
+    return ComparedRun(
+        workload=workload,
+        run=run.name,
+        kernel=run.spec.kernel,
+        target=run.spec.target,
+        device=run.environment.device,
+        status=run.status.value,
+        best=leader.id if leader else None,
+        stage=leader.stage if leader else None,
+        speedup=1 / leader.ratio if leader else None,
+        speedup_low=1 / leader.ratio_high if leader and leader.ratio_high else None,
+        speedup_high=1 / leader.ratio_low if leader and leader.ratio_low else None,
+        median_us=leader.median_us if leader else None,
+        low_us=leader.low_us if leader else None,
+        high_us=leader.high_us if leader else None,
+        disturbed=bool(leader and leader.disturbed),
+        behind=None,
+        tie=None,
+        candidates=candidates,
+        passed=passed,
+        failures=candidates - passed,
+        search_s=run.elapsed_s,
+        candidates_per_s=candidates / run.elapsed_s if run.elapsed_s else None,
+        reached_s={f"{milestone}x": reached.get(f"{milestone}x") for milestone in MILESTONES},
+    )
+
+
+def _ranked(rows: Sequence[ComparedRun]) -> list[ComparedRun]:
+    """The rows of one workload, the fastest first; compared with the fastest of their own kernel and device."""
+    found = []
+    for row in rows:
+        peers = [r for r in rows if (r.kernel, r.device) == (row.kernel, row.device) and r.speedup is not None]
+        if row.speedup is None or not peers:
+            found.append(row)
+            continue
+        first = max(peers, key=lambda r: r.speedup or 0.0)
+        behind = (first.speedup or 0.0) / row.speedup
+        found.append(replace(row, behind=behind, tie=_overlap(row, first)))
+    return sorted(found, key=lambda r: (r.speedup is None, -(r.speedup or 0.0), r.run))
+
+
+def _overlap(one: ComparedRun, other: ComparedRun) -> bool | None:
+    if one.speedup_low is None or one.speedup_high is None or other.speedup_low is None or other.speedup_high is None:
+        return None
+    return one.speedup_low <= other.speedup_high and other.speedup_low <= one.speedup_high
+
+
+def _settings(runs: Sequence[StoredRun]) -> list[Setting]:
+    flat = {run.name: dict(_flat("", _setup(run))) for run in runs}
+    names = dict.fromkeys(name for values in flat.values() for name in values)
+    found = []
+    for name in names:
+        values = {run: settings.get(name) for run, settings in flat.items()}
+        if len({json.dumps(value, sort_keys=True, default=str) for value in values.values()}) > 1:
+            found.append(Setting(name=name, values=values))
+    return found
+
+
+def _setup(run: StoredRun) -> dict[str, Any]:
+    spec, environment = run.spec, asdict(run.environment)
+    return {
+        "kernel": spec.kernel,
+        "kernel_digest": spec.kernel_digest,
+        "target": spec.target,
+        "arch": spec.arch,
+        "sampler": spec.sampler,
+        "seed": spec.seed,
+        "window": spec.window,
+        "workloads": [w.key for w in spec.workloads],
+        "budget": dict(spec.budget),
+        "options": dict(spec.options),
+        "environment": environment,
+    }
+
+
+def _flat(prefix: str, value: Any) -> list[tuple[str, Any]]:
+    """Nested settings by dotted names."""
+    if not isinstance(value, Mapping):
+        return [(prefix, value)]
+    return [pair for name, inner in value.items() for pair in _flat(f"{prefix}.{name}" if prefix else str(name), inner)]

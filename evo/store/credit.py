@@ -1,0 +1,151 @@
+"""What each operator was worth in a run, and when."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, select
+
+from evo.errors import UsageError
+from evo.evaluation import Status
+from evo.store import models as m
+from evo.store.columns import key_range
+from evo.store.rules import spent
+from evo.store.runs import resolve_run
+from evo.store.store import Store
+
+__all__ = ["OperatorCredit", "operators"]
+
+_PASSED = tuple(status.value for status in Status if status.passed)
+_c, _b, _p = m.Candidate, m.Build, m.Parentage
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorCredit:
+    """An operator in one window of a run's search time, or in all of it (window None).
+
+    trials: candidates it made. passed: of them. new_code: of the passed, those whose machine code was not known already.
+    better: of those with a timed parent, faster than that; compared: how many these were; success: share of them.
+    improvements: faster than everything before on their island. gain: by what factor these together lowered the best time
+    (1.0: not at all). seconds: building and measuring all of its trials. gain_rate: 100 times the logarithm of the gain, per
+    second: per cent a second where that is little, and such that it can be added and averaged.
+    """
+
+    operator: str
+    window: int | None
+    from_s: float
+    to_s: float
+    trials: int
+    passed: int
+    new_code: int
+    compared: int
+    better: int
+    success: float | None
+    improvements: int
+    gain: float
+    seconds: float
+    gain_rate: float | None
+
+
+def operators(store: Store, run: str, *, windows: int = 5) -> list[OperatorCredit]:
+    """By operator, all of the run first and then window by window of equal search time.
+
+    Raises UnknownNameError, or StoreError for an ambiguous prefix.
+    """
+    if not 1 <= windows <= 1000:
+        raise UsageError(f"{windows} windows cannot be shown; choose 1 to 1000")
+    with store.reading() as connection:
+        key = resolve_run(connection, run)
+        rows = _candidates(connection, key)
+        parents = _parents(connection, key)
+    length = max((row.elapsed_s for row in rows), default=0.0)
+    trials = list(_trials(rows, parents))
+    groups: dict[tuple[str, int | None], list[_Trial]] = defaultdict(list)
+    for trial in trials:
+        groups[trial.row.operator, None].append(trial)
+        window = min(windows - 1, int(trial.row.elapsed_s / length * windows)) if length else 0
+        groups[trial.row.operator, window].append(trial)
+    found = [
+        _credit(name, window, group, _bounds(window, windows, length)) for (name, window), group in groups.items()
+    ]
+    worth = {c.operator: (-(c.gain_rate or 0.0), -c.trials) for c in found if c.window is None}
+    return sorted(found, key=lambda c: (worth[c.operator], c.operator, -1 if c.window is None else c.window))
+
+
+@dataclass(frozen=True)
+class _Trial:
+    row: Any
+    parent_score: float | None
+    improvement: float
+    """Logarithm of the island's best time before over its own, 0 if it is not better."""
+
+
+def _candidates(connection: Connection, run_id: int) -> list[Any]:
+    return list(
+        connection.execute(
+            select(_c.id, _c.island, _c.operator, _c.status, _c.score, _c.elapsed_s, _c.seconds, _b.cached)
+            .add_columns(_b.seconds.label("build_seconds"), _c.same_code_as_id)
+            .join_from(_c, _b, _b.candidate_id == _c.id, isouter=True)
+            .where(_c.id.between(*key_range(run_id)))
+            .order_by(_c.id)
+        )
+    )
+
+
+def _parents(connection: Connection, run_id: int) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = defaultdict(list)
+    for child, parent in connection.execute(
+        select(_p.child_id, _p.parent_id).where(_p.child_id.between(*key_range(run_id)))
+    ):
+        found[child].append(parent)
+    return found
+
+
+def _trials(rows: Iterable[Any], parents: dict[int, list[int]]) -> Iterable[_Trial]:
+    """In the order of proposal, in which a sampler is told."""
+    scores: dict[int, float] = {}
+    best: dict[int, float] = {}
+    for row in rows:
+        improvement = 0.0
+        if row.score is not None and row.score > 0:
+            scores[row.id] = row.score
+            before = best.get(row.island)
+            if before is not None and row.score < before:
+                improvement = math.log(before / row.score)
+            best[row.island] = row.score if before is None else min(before, row.score)
+        elif row.status == Status.SAME_CODE.value and row.same_code_as_id in scores:
+            scores[row.id] = scores[row.same_code_as_id]
+        known = [scores[parent] for parent in parents.get(row.id, ()) if parent in scores]
+        yield _Trial(row, min(known) if known else None, improvement)
+
+
+def _bounds(window: int | None, windows: int, length: float) -> tuple[float, float]:
+    return (0.0, length) if window is None else (length * window / windows, length * (window + 1) / windows)
+
+
+def _credit(
+    operator: str, window: int | None, trials: list[_Trial], bounds: tuple[float, float]
+) -> OperatorCredit:
+    compared = [t for t in trials if t.parent_score is not None]
+    better = sum(t.row.score is not None and t.row.score < t.parent_score for t in compared)
+    gain, seconds = sum(t.improvement for t in trials), sum(spent(t.row) for t in trials)
+    return OperatorCredit(
+        operator=operator,
+        window=window,
+        from_s=bounds[0],
+        to_s=bounds[1],
+        trials=len(trials),
+        passed=sum(t.row.status in _PASSED for t in trials),
+        new_code=sum(t.row.status == Status.OK.value for t in trials),
+        compared=len(compared),
+        better=better,
+        success=better / len(compared) if compared else None,
+        improvements=sum(t.improvement > 0 for t in trials),
+        gain=math.exp(gain),
+        seconds=seconds,
+        gain_rate=100 * gain / seconds if seconds else None,
+    )

@@ -1,0 +1,160 @@
+"""Which parameters matter for being fast: PED-ANOVA, by Optuna, over what a run has measured."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, func, select
+from sqlalchemy.orm import aliased
+
+from evo.errors import UsageError
+from evo.evaluation import Status
+from evo.genome import Genome
+from evo.space import Value
+from evo.store import models as m
+from evo.store.columns import key_range
+from evo.store.runs import resolve_run
+from evo.store.store import Store
+
+__all__ = ["Importance", "importance"]
+
+_PASSED = tuple(status.value for status in Status if status.passed)
+_c, _i = m.Candidate, m.Island
+_LEAST_TIMED = 20
+"""Timed candidates below which nothing is said: Optuna asks for five in the top tenth; half as many here, and said so."""
+_SURE = 50
+_MOST_TIMED = 2000
+"""Of more, so many are drawn: Optuna takes seconds over ten thousand, and the shares hardly change."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Importance:
+    """A parameter of one workload's search. importance: its share of all of them, which sum to 1; None where it cannot be
+    had, and `note` says why. candidates: those that have the parameter (a conditional one is not in all), of the `timed`
+    ones, among which are those whose machine code had been timed already. values: distinct ones among them.
+    """
+
+    workload: str
+    parameter: str
+    importance: float | None
+    candidates: int
+    timed: int
+    values: int
+    conditional: bool
+    note: str
+
+
+def importance(store: Store, run: str, *, quantile: float = 0.1) -> list[Importance]:
+    """By workload, the most important parameter first.
+
+    How much a parameter's values among the fastest `quantile` of the timed candidates differ from its values among all of
+    them (Watanabe et al. 2023, arXiv 2304.10255). It tells what to look at, not what a value gains: `explain` does that. A
+    search does not sample evenly; what it soon settled can look unimportant because nothing else was tried. Where a
+    parameter is not active it counts as absent, not as some value (arXiv 2601.20800).
+    Raises UnknownNameError, or StoreError for an ambiguous prefix.
+    """
+    if not 0.0 < quantile < 1.0:
+        raise UsageError(f"the quantile {quantile:g} is not between 0 and 1; 0.1 asks what the fastest tenth have in common")
+    with store.reading() as connection:
+        islands = _timed(connection, resolve_run(connection, run))
+    found = []
+    for workload, points in islands.items():
+        found += _of_island(workload, points, quantile)
+    return found
+
+
+_Points = list[tuple[dict[str, Value], float]]
+
+
+def _timed(connection: Connection, run_id: int) -> dict[str, _Points]:
+    found: dict[str, _Points] = defaultdict(list)
+    for workload in connection.scalars(select(_i.workload).where(_i.run_id == run_id).order_by(_i.number)):
+        found[workload] = []
+    original = aliased(_c)
+    for workload, genome, score in connection.execute(
+        select(_i.workload, _c.genome, func.coalesce(_c.score, original.score))
+        .join_from(_c, _i, (_i.run_id == _c.run_id) & (_i.number == _c.island))
+        .join(original, original.id == _c.same_code_as_id, isouter=True)
+        .where(_c.id.between(*key_range(run_id)), _c.status.in_(_PASSED))
+        .order_by(_c.id)
+    ):
+        if score is not None:
+            found[workload].append((Genome.from_json(genome).parameters, score))
+    return found
+
+
+def _of_island(workload: str, points: _Points, quantile: float) -> list[Importance]:
+    timed = len(points)
+    if timed > _MOST_TIMED:
+        points = random.Random(0).sample(points, _MOST_TIMED)
+    having: dict[str, int] = defaultdict(int)
+    values: dict[str, dict[str, Value]] = defaultdict(dict)
+    for parameters, _ in points:
+        for name, value in parameters.items():
+            having[name] += 1
+            values[name][repr(value)] = value
+    varied = {name: list(known.values()) for name, known in values.items() if len(known) > 1}
+    known = _evaluate(points, varied, quantile) if varied and len(points) >= _LEAST_TIMED else {}
+    total = sum(known.values())
+    few = f"only {len(points)} candidates were timed, {_LEAST_TIMED} are needed"
+    found = []
+    for name in having:
+        share = known[name] / total if name in known and total > 0 else None
+        note = ""
+        if len(points) < _LEAST_TIMED:
+            note = few
+        elif name not in varied:
+            note = "one value only"
+        elif share is None:
+            note = "not in every candidate: this version of Optuna cannot tell" if name not in known else "no difference"
+        elif len(points) < _SURE:
+            note = f"rough: {len(points)} candidates"
+        elif timed > len(points):
+            note = f"from {len(points)} of {timed} candidates"
+        found.append(
+            Importance(
+                workload=workload,
+                parameter=name,
+                importance=share,
+                candidates=having[name],
+                timed=len(points),
+                values=len(values[name]),
+                conditional=having[name] < len(points),
+                note=note,
+            )
+        )
+    return sorted(found, key=lambda i: (i.importance is None, -(i.importance or 0.0), i.parameter))
+
+
+def _evaluate(points: _Points, varied: Mapping[str, Sequence[Value]], quantile: float) -> dict[str, float]:
+    """Of an in-memory study with the points as its trials. Every parameter is categorical there: the values of an ordinal
+    one are few, and evo's are spaced as factors and not as differences."""
+    import optuna
+    from optuna.distributions import BaseDistribution, CategoricalDistribution
+    from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
+
+    logging = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of few trials and rare values, which the notes tell
+            study = optuna.create_study()
+            space: dict[str, BaseDistribution] = {n: CategoricalDistribution(tuple(v)) for n, v in varied.items()}
+            study.add_trials(
+                [
+                    optuna.trial.create_trial(
+                        params={n: v for n, v in parameters.items() if n in space},
+                        distributions={n: space[n] for n in parameters if n in space},
+                        value=score,
+                    )
+                    for parameters, score in points
+                ]
+            )
+            evaluator = PedAnovaImportanceEvaluator(target_quantile=quantile)
+            return dict(get_param_importances(study, evaluator=evaluator, normalize=False))
+    finally:
+        optuna.logging.set_verbosity(logging)

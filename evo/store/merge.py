@@ -1,0 +1,251 @@
+"""One database into another: runs by their uid, artefacts by their digest, keys as they fall out there."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+from sqlalchemy import Connection, Select, Table, insert, select, update
+
+from evo.errors import StoreError
+from evo.store import RunStatus
+from evo.store import models as m
+from evo.store.bulk import insert_new, insert_rows
+from evo.store.columns import ORDERS_PER_RUN, key_range
+from evo.store.erasing import erase_run
+from evo.store.runs import read_run
+from evo.store.server import take_turns, write_alone
+from evo.store.store import Store
+
+__all__ = ["Merged", "merge"]
+
+_CANDIDATES_AT_ONCE = 2000
+_DIGESTS_AT_ONCE = 400
+_ROWS_AT_ONCE = 200
+
+_RUN, _ISLAND, _ENVIRONMENT, _CANDIDATE, _ARTEFACT, _TIMING = (
+    m.Base.metadata.tables[name] for name in ("run", "island", "environment", "candidate", "artefact", "timing")
+)
+# What belongs to candidates, with the columns that hold keys of them.
+_PARTS: tuple[tuple[Table, tuple[str, ...]], ...] = tuple(
+    (m.Base.metadata.tables[name], keys)
+    for name, keys in (
+        ("parentage", ("child_id", "parent_id")),
+        ("build", ("candidate_id",)),
+        ("check", ("candidate_id",)),
+        ("timing", ("candidate_id",)),
+        ("final", ("candidate_id",)),
+    )
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Merged:
+    """Names of runs, as the receiving database has them.
+
+    renamed: what a run is called there, by the name it had, where that was taken.
+    unchanged: those that were there already, no less complete.
+    """
+
+    added: tuple[str, ...] = ()
+    continued: tuple[str, ...] = ()
+    unchanged: tuple[str, ...] = ()
+    renamed: dict[str, str] | None = None
+    candidates: int = 0
+    artefacts: int = 0
+
+
+def merge(target: Store, source: Store) -> Merged:
+    """Adds the runs of `source` to `target`, in one transaction. A second time it changes nothing.
+
+    A run that is in both is taken from whichever has more of it. Raises StoreError for one that went on in
+    different ways in the two, or that is being searched.
+    """
+    with source.reading() as theirs, target.writing() as ours:
+        take_turns(ours)
+        write_alone(ours)
+        merging = _Merging(target, ours, theirs)
+        for key in theirs.scalars(select(m.Run.id).order_by(m.Run.id)).all():
+            merging.add(key)
+        return merging.report
+
+
+class _Merging:
+    def __init__(self, target: Store, ours: Connection, theirs: Connection) -> None:
+        self._target, self._ours, self._theirs = target, ours, theirs
+        self.report = Merged(renamed={})
+
+    def add(self, key: int) -> None:
+        """The run of this key in the source."""
+        row = _one(self._theirs, select(_RUN).where(_RUN.c.id == key))
+        if row["status"] == RunStatus.RUNNING:
+            row |= {"status": RunStatus.INTERRUPTED.value, "stop_reason": "it was being searched when it was copied"}
+        known = self._ours.scalar(select(m.Run.id).where(m.Run.uid == row["uid"]))
+        if known is None:
+            row["name"] = self._free_name(row["name"], row["uid"])
+            self._copy(key, row, None)
+            self.report = replace(self.report, added=(*self.report.added, row["name"]))
+            return
+        name = str(self._ours.scalar(select(m.Run.name).where(m.Run.id == known)))
+        if not self._is_further(key, row, known, name):
+            self.report = replace(self.report, unchanged=(*self.report.unchanged, name))
+            return
+        self._target.claim(read_run(self._ours, known))
+        erase_run(self._ours, known)
+        self._copy(key, row | {"name": name}, known)
+        self.report = replace(self.report, continued=(*self.report.continued, name))
+
+    def _free_name(self, name: str, uid: str) -> str:
+        if self._ours.scalar(select(m.Run.id).where(m.Run.name == name)) is None:
+            return name
+        assert self.report.renamed is not None
+        for digits in range(4, len(uid) + 1):
+            other = f"{name[: 63 - digits]}-{uid[:digits]}"
+            if self._ours.scalar(select(m.Run.id).where(m.Run.name == other)) is None:
+                break
+        self.report.renamed[name] = other
+        return other
+
+    def _is_further(self, key: int, row: dict[str, Any], known: int, name: str) -> bool:
+        """Whether the source has more of a run than the target. Raises StoreError if each has what the other lacks."""
+        with closing(_course(self._theirs, key)) as their, closing(_course(self._ours, known)) as our:
+            more, less, differ = _differences(their, our)
+        if differ or (more and less):
+            raise StoreError(
+                f"run {name!r} is in both databases and was searched on in each of them, so it cannot be merged;"
+                " nothing was changed"
+            )
+        ours = self._ours.execute(select(m.Run.updated).where(m.Run.id == known)).scalar_one()
+        return more or (not less and row["updated"] > ours)
+
+    def _copy(self, key: int, row: dict[str, Any], known: int | None) -> None:
+        environment = _one(self._theirs, select(_ENVIRONMENT).where(_ENVIRONMENT.c.id == row["environment_id"]))
+        values = {**row, "environment_id": self._environment(environment)}
+        if known is None:
+            del values["id"]
+            new = self._ours.scalar(insert(_RUN).returning(_RUN.c.id), values)
+            assert isinstance(new, int)
+        else:
+            new = known
+            values["id"] = new
+            self._ours.execute(update(_RUN).where(_RUN.c.id == new), values)
+        islands = _rows(self._theirs, select(_ISLAND).where(_ISLAND.c.run_id == key).order_by(_ISLAND.c.number))
+        winners = {island["number"]: island["winner_id"] for island in islands}
+        self._ours.execute(insert(_ISLAND), [{**island, "run_id": new, "winner_id": None} for island in islands])
+        shift = (new - key) * ORDERS_PER_RUN
+        self._candidates(key, new, shift)
+        baselines = _rows(
+            self._theirs, select(_TIMING).where(_TIMING.c.run_id == key, _TIMING.c.candidate_id.is_(None))
+        )
+        insert_rows(self._ours, _TIMING, [_without(b, "id") | {"run_id": new} for b in baselines])
+        for number, winner in winners.items():
+            if winner is not None:
+                where = (_ISLAND.c.run_id == new, _ISLAND.c.number == number)
+                self._ours.execute(update(_ISLAND).where(*where), {"winner_id": winner + shift})
+
+    def _environment(self, row: dict[str, Any]) -> int:
+        known = self._ours.scalar(select(_ENVIRONMENT.c.id).where(_ENVIRONMENT.c.digest == row["digest"]))
+        if known is None:
+            known = self._ours.scalar(insert(_ENVIRONMENT).returning(_ENVIRONMENT.c.id), _without(row, "id"))
+        assert isinstance(known, int)
+        return known
+
+    def _candidates(self, key: int, new: int, shift: int) -> None:
+        """All of a run's, some thousand at a time, with what belongs to them."""
+        later: list[tuple[int, int]] = []
+        first, last = key_range(key)
+        found = _stream(self._theirs, select(_CANDIDATE).where(_CANDIDATE.c.id.between(first, last)), _CANDIDATE.c.id)
+        while chunk := list(islice(found, _CANDIDATES_AT_ONCE)):
+            until = chunk[-1]["id"]
+            parts = [(table, keys, self._part(table, keys[0], key, first, until)) for table, keys in _PARTS]
+            builds = next(rows for table, _, rows in parts if table.name == "build")
+            self._artefacts({c["source_sha"] for c in chunk} | {b["binary_sha"] for b in builds})
+            for candidate in chunk:
+                candidate["run_id"] = new
+                candidate["id"] += shift
+                same = candidate["same_code_as_id"]
+                if same is not None:
+                    candidate["same_code_as_id"] = same + shift
+                    if same + shift > candidate["id"]:  # not there yet
+                        later.append((candidate["id"], same + shift))
+                        candidate["same_code_as_id"] = None
+            insert_rows(self._ours, _CANDIDATE, chunk)
+            for table, keys, rows in parts:
+                for row in rows:
+                    for name in keys:
+                        row[name] += shift
+                    if table is _TIMING:
+                        row["run_id"] = new
+                        del row["id"]
+                insert_rows(self._ours, table, rows)
+            self.report = replace(self.report, candidates=self.report.candidates + len(chunk))
+            first = until + 1
+        for candidate_id, same in later:
+            self._ours.execute(update(_CANDIDATE).where(_CANDIDATE.c.id == candidate_id), {"same_code_as_id": same})
+
+    def _part(self, table: Table, column: str, key: int, first: int, last: int) -> list[dict[str, Any]]:
+        query = select(table).where(table.c[column].between(first, last))
+        if table is _TIMING:  # its index begins so
+            query = query.where(_TIMING.c.run_id == key)
+        return _rows(self._theirs, query.order_by(table.c[column], *table.primary_key.columns))
+
+    def _artefacts(self, digests: Iterable[str | None]) -> None:
+        wanted = sorted(digest for digest in set(digests) if digest is not None)
+        for i in range(0, len(wanted), _DIGESTS_AT_ONCE):
+            some = wanted[i : i + _DIGESTS_AT_ONCE]
+            known = set(self._ours.scalars(select(_ARTEFACT.c.sha256).where(_ARTEFACT.c.sha256.in_(some))))
+            lacking = [digest for digest in some if digest not in known]
+            if not lacking:
+                continue
+            rows = _rows(self._theirs, select(_ARTEFACT).where(_ARTEFACT.c.sha256.in_(lacking)))
+            insert_new(self._ours, _ARTEFACT, rows)
+            self.report = replace(self.report, artefacts=self.report.artefacts + len(rows))
+
+
+def _one(connection: Connection, query: Select[Any]) -> dict[str, Any]:
+    return dict(connection.execute(query).mappings().one())
+
+
+def _rows(connection: Connection, query: Select[Any]) -> list[dict[str, Any]]:
+    return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def _stream(connection: Connection, query: Select[Any], order: Any) -> Iterator[dict[str, Any]]:
+    options: Any = {"yield_per": _ROWS_AT_ONCE}
+    with connection.execute(query.order_by(order), execution_options=options) as found:
+        for row in found.mappings():
+            yield dict(row)
+
+
+def _course(connection: Connection, run_id: int) -> Generator[tuple[Any, ...], None, None]:
+    """What identifies each candidate of a run, by order."""
+    c = _CANDIDATE.c
+    query = select(c.order, c.genome_digest, c.status, c.score, c.created).where(c.id.between(*key_range(run_id)))
+    options: Any = {"yield_per": _ROWS_AT_ONCE}
+    with connection.execute(query.order_by(c.id), execution_options=options) as found:
+        for row in found:
+            yield tuple(row)
+
+
+def _differences(theirs: Iterator[tuple[Any, ...]], ours: Iterator[tuple[Any, ...]]) -> tuple[bool, bool, bool]:
+    """Whether only they have some candidates, only we have some, and some differ. Both sorted by order, which is
+    the first of a candidate's values: the numbers recorded have gaps where others were still in flight."""
+    more = less = False
+    their, our = next(theirs, None), next(ours, None)
+    while their or our:
+        if our is None or (their is not None and their[0] < our[0]):
+            more, their = True, next(theirs, None)
+        elif their is None or our[0] < their[0]:
+            less, our = True, next(ours, None)
+        elif their != our:
+            return more, less, True
+        else:
+            their, our = next(theirs, None), next(ours, None)
+    return more, less, False
+
+
+def _without(row: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if key != name}
