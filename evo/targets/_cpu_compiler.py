@@ -142,7 +142,8 @@ def build_library(source: Source, arch: str, compiler: str, workdir: Path) -> tu
     rule = shell.replace("$", "$$")
     try:
         (workdir / _SOURCE).write_text(source.text, encoding="utf-8")
-        (workdir / "build.ninja").write_text(f"rule library\n  command = {rule}\nbuild {_LIBRARY}: library {_SOURCE}\n", encoding="utf-8")
+        steps = f"rule library\n  command = {rule}\nbuild {_LIBRARY}: library {_SOURCE}\n"
+        (workdir / "build.ninja").write_text(steps, encoding="utf-8")
         done = subprocess.run(
             [_ninja(), "--quiet", "-C", str(workdir)],
             capture_output=True,

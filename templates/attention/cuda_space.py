@@ -74,7 +74,12 @@ def _parameters(limits: Limits) -> tuple[Parameter, ...]:
             when=(When(parameter="q_store", values=("shared",)),),
             why="less code to fetch, against address arithmetic",
         ),
-        Categorical(name="grid", values=("tiles", "persistent"), structural=True, why="blocks that start late against a division"),
+        Categorical(
+            name="grid",
+            values=("tiles", "persistent"),
+            structural=True,
+            why="blocks that start late against a division",
+        ),
         Categorical(name="cache", values=("plain", "keep"), why="keys and values are read by many blocks, queries by one"),
         Categorical(name="order", values=("rows", "heads"), why="keys shared in L2 against an even end"),
         Categorical(
