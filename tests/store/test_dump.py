@@ -151,7 +151,11 @@ class TestRefusals:
         assert "\n" not in str(caught.value)
         return str(caught.value)
 
-    @pytest.mark.parametrize("data", [b"", b"remember the milk", gzip.compress(b""), gzip.compress(b'{"a":1}\n')])
+    @pytest.mark.parametrize(
+        "data",
+        [b"", b"remember the milk", gzip.compress(b""), gzip.compress(b'{"a":1}\n')],
+        ids=["empty", "text", "compressed nothing", "compressed lines"],  # what is compressed carries the time
+    )
     def test_what_is_no_dump(self, data: bytes, tmp_path: Path) -> None:
         assert "my.dump is not a dump of a lineage database" in self.refusal(data, tmp_path / "x" / "new.db")
         assert not (tmp_path / "x" / "new.db").exists()
