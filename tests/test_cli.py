@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -17,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
+from evo import cli
 from evo.cli import run as run_command
 from evo.errors import DeviceError
 from evo.targets import find_target
@@ -509,3 +512,17 @@ def test_one_search_at_a_time_writes_to_a_database(
     assert ended.code == 2
     assert f"another search (pid {process.pid}) writes to this database" in ended.sentence
     assert here("runs", "--json").document[0]["name"] == "long"
+
+
+def test_every_command_is_found_without_the_modules_of_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command([]) == 0
+    assert "search engine for compute kernels" in capsys.readouterr().out
+    for module, names in cli._COMMANDS.items():
+        registered = typer.Typer()
+        importlib.import_module(f"evo.cli.{module}").register(registered)
+        assert tuple(c.name for c in registered.registered_commands) == names
+        for name in names:
+            assert run_command([name, "--help"]) == 0
+            assert f"evo {name} " in capsys.readouterr().out
+    modules = {p.stem for p in Path(cli.__file__).parent.glob("*.py") if "def register(" in p.read_text()}
+    assert modules == set(cli._COMMANDS)

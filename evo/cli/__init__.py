@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import cache
+from importlib import import_module
 from typing import Any
 
 import typer
@@ -11,19 +13,31 @@ import typer
 from evo.errors import EvoError
 from evo.executors._server import start_server
 
-__all__ = ["app", "main"]
+__all__ = ["main", "run"]
 
 _WORKING = frozenset({"search", "resume", "check", "bench"})
 """Commands that need worker processes; these start to get ready before anything else is imported."""
 
-app = typer.Typer(
-    name="evo",
-    help="A search engine for compute kernels that needs no language model.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
+_COMMANDS = {
+    "search": ("search", "resume"),
+    "overview": ("runs", "best"),
+    "show": ("show",),
+    "lineage": ("lineage", "diff"),
+    "explain": ("explain",),
+    "failures": ("failures",),
+    "analysis": ("operators", "importance", "compare", "pareto"),
+    "query": ("query",),
+    "report": ("report",),
+    "dashboard": ("dashboard",),
+    "export": ("export",),
+    "import_workloads": ("import-workloads",),
+    "measure": ("bench",),
+    "check": ("check",),
+    "sanitize": ("sanitize",),
+    "maintain": ("prune", "vacuum", "merge", "dump", "load"),
+    "doctor": ("doctor",),
+}
+"""By module, in the order in which help lists them: only the module of the command that runs is imported."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -36,13 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; its exit code. A user's mistake is one sentence on stderr, never a traceback."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    if words and (words[0] in _WORKING or (words[0] == "explain" and "--measure" in words)):
+    words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if words[0] in _WORKING or (words[0] == "explain" and "--measure" in words):
         start_server()
-    _register()
-    command = typer.main.get_command(app)
     try:
-        code = command.main(args=words, prog_name="evo", standalone_mode=False)
+        code = _command(words).main(args=words, prog_name="evo", standalone_mode=False)
         return int(code or 0)
     except _USAGE_ERROR as error:
         where = f" (see: {error.ctx.command_path} --help)" if error.ctx else ""
@@ -59,36 +71,25 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
 
 
-def _register() -> None:
-    """The commands, in the order in which help lists them; once for all runs in one process."""
-    if app.registered_commands:
-        return
-    from evo.cli import (
-        analysis,
-        check,
-        dashboard,
-        doctor,
-        explain,
-        export,
-        failures,
-        import_workloads,
-        lineage,
-        maintain,
-        measure,
-        overview,
-        query,
-        report,
-        sanitize,
-        search,
-        show,
-    )
+def _command(words: Sequence[str]) -> Any:
+    """The group of all commands, or one with only those that lie beside the one named."""
+    named = tuple(module for module, names in _COMMANDS.items() if words[0] in names)
+    return _group(named or tuple(_COMMANDS))
 
-    commands = (
-        search, overview, show, lineage, explain, failures, analysis, query, report, dashboard, export,
-        import_workloads, measure, check, sanitize, maintain, doctor,
-    )  # fmt: skip
-    for module in commands:
-        module.register(app)
+
+@cache
+def _group(modules: tuple[str, ...]) -> Any:
+    app = typer.Typer(
+        name="evo",
+        help="A search engine for compute kernels that needs no language model.",
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    app.callback()(lambda: None)  # a group, even of one command
+    for module in modules:
+        import_module(f"evo.cli.{module}").register(app)
+    return typer.main.get_command(app)
 
 
 # click's class, or that of the copy of click that newer versions of typer carry

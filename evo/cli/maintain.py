@@ -19,6 +19,7 @@ from evo.errors import StoreError, UsageError
 from evo.store.database import locate, shown
 from evo.store.dump import dump_store
 from evo.store.load import load as load_dump
+from evo.store.merge import Merged
 from evo.store.merge import merge as merge_store
 from evo.store.pruning import Part, chosen_runs
 from evo.store.pruning import prune as prune_runs
@@ -30,6 +31,7 @@ from evo.store.upkeep import vacuum as vacuum_store
 __all__ = ["register"]
 
 _GZIP_MAGIC = b"\x1f\x8b"
+_LISTED = 5
 
 
 def register(app: typer.Typer) -> None:
@@ -105,8 +107,7 @@ def merge(
         f"{_number(len(done.added), 'run')} added, {len(done.continued)} continued, {len(done.unchanged)} there already;"
         f" {_number(done.candidates, 'candidate')} copied"
     )
-    for name, new in (done.renamed or {}).items():
-        typer.echo(f"{name} is called {new} here: there is another run of its name")
+    _tell_renamed(done)
 
 
 def dump(
@@ -171,14 +172,21 @@ def load(
         f"{_number(len(merged.added), 'run')} added, {len(merged.continued)} continued, {len(merged.unchanged)} there"
         f" already; {_number(merged.candidates, 'candidate')} loaded"
     )
-    for name, new in (merged.renamed or {}).items():
-        typer.echo(f"{name} is called {new} here: there is another run of its name")
+    _tell_renamed(merged)
     if done.left_out:
         lost = ", ".join(f"{_number(n, 'row')} of {table!r}" for table, n in done.left_out.items())
         typer.echo(f"evo: left out, since they refer to what was lost: {lost}", err=True)
     if done.stand_ins:
         stood = ", ".join(f"{_number(n, 'row')} of {table!r}" for table, n in done.stand_ins.items())
         typer.echo(f"evo: made up for candidates that passed, in place of what was lost: {stood}", err=True)
+
+
+def _tell_renamed(merged: Merged) -> None:
+    renamed = list((merged.renamed or {}).items())
+    for name, new in renamed[:_LISTED]:
+        typer.echo(f"{name} is called {new} here: there is another run of its name")
+    if len(renamed) > _LISTED:
+        typer.echo(f"and so are {len(renamed) - _LISTED} more; --json lists them all")
 
 
 def _must_exist(db: str) -> None:
