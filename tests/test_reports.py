@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.text import Text
 
 from evo.cli import run as run_command
+from evo.cli.options import make_console
+from evo.cli.results import make_table
 from evo.evaluation import Measurement, Timing
 from evo.store import RunStatus, Stage
 from evo.store.columns import public_id
@@ -188,3 +191,10 @@ def test_commands_to_be_typed_next_name_the_database(record: Record) -> None:
 
 def test_best_says_what_it_ranks_by(record: Record) -> None:
     assert "the candidate of all runs with the highest speed-up" in record(CALM).ask("best").out
+
+
+def test_texts_out_of_a_database_are_no_markup_and_move_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    table = make_table("[red]name", "figure")
+    table.add_row("[bold]x[/] :smile:\x1b[31m", Text("1.2x", style="green"))
+    make_console().print(table)
+    assert capsys.readouterr().out.split() == ["[red]name", "figure", "[bold]x[/]", ":smile:\\x1b[31m", "1.2x"]

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import typer
+from rich.text import Text
 
 from evo import __version__
 from evo.cli.options import DEFAULT_DB, Db, Json, make_console, print_json
@@ -42,10 +43,11 @@ def doctor(db: Db = DEFAULT_DB, json: Json = False) -> None:
         print_json({"usable": bool(usable), "findings": [asdict(f) for f in findings]})
     else:
         console = make_console()
-        marks = {"ok": "[green]ok[/]     ", "note": "[yellow]note[/]   ", "problem": "[red]problem[/]"}
+        colours = {"ok": "green", "note": "yellow", "problem": "red"}
         for f in findings:
-            console.print(f"{marks[f.level]} [bold]{f.subject}[/]: ", end="")
-            console.print(f.text, highlight=False, markup=False, soft_wrap=True)
+            head = Text.assemble((f"{f.level:8}", colours[f.level]), (f.subject, "bold"), ": ")
+            console.print(head, end="")
+            console.print(f.text, highlight=False, soft_wrap=True)
     if not usable:
         raise typer.Exit(1)
 

@@ -120,8 +120,8 @@ def _written(value: Value) -> str:
 
 def make_console() -> Console:
     """A console as wide as the terminal; in a file or pipe, wide enough that no table is folded."""
-    console = Console()
-    return console if console.is_terminal else Console(width=_FILE_WIDTH)
+    console = Console(markup=False, emoji=False)  # what is printed comes from databases and files, too
+    return console if console.is_terminal else Console(width=_FILE_WIDTH, markup=False, emoji=False)
 
 
 def print_json(record: Any) -> None:

@@ -10,7 +10,6 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from evo.cli.cells import cell, visible
 from evo.cli.options import DEFAULT_DB, Db, Json, make_console, parse_duration, print_json
@@ -66,7 +65,7 @@ def query(
 
 
 def _heading(name: str) -> str:
-    return escape(visible(name))
+    return visible(name)
 
 
 def _numeric(found: Selection) -> tuple[str, ...]:

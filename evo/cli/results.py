@@ -6,9 +6,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 
+from evo.cli.cells import visible
 from evo.cli.options import command_line
 from evo.cli.screen import busy_share
 from evo.evaluation import Timing
@@ -40,9 +41,16 @@ def marked(figure: str, disturbed: bool) -> str:
     return f"{figure} !" if disturbed else figure
 
 
+class _Cells(Table):
+    """A table in whose texts nothing moves the cursor."""
+
+    def add_row(self, *cells: RenderableType | None, **how: Any) -> None:
+        super().add_row(*(visible(c) if isinstance(c, str) else c for c in cells), **how)
+
+
 def make_table(*headings: str, right: tuple[str, ...] = ()) -> Table:
     """An empty table, the columns named in `right` aligned to that side."""
-    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    table = _Cells(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for heading in headings:
         table.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
     return table

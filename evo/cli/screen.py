@@ -118,7 +118,7 @@ class LiveScreen:
             best.add_column(heading, justify="right", header_style="dim")
         for island, workload in enumerate(self._workloads):
             if found := progress.best.get(island):
-                gain = f"[bold green]{1 / found.ratio:.2f}x[/]"
+                gain = Text(f"{1 / found.ratio:.2f}x", style="bold green")
                 us = f"{found.timing.median_us:.2f} us"
                 best.add_row(str(workload), us, gain, _interval(found), f"#{found.order}")
             else:

@@ -10,7 +10,9 @@ import typer
 from rich.console import Console
 from rich.syntax import Syntax
 from rich.table import Table
+from rich.text import Text
 
+from evo.cli.cells import visible
 from evo.cli.options import DEFAULT_DB, CandidateName, Db, Json, command_line, make_console, print_json
 from evo.cli.recorded import named_candidate
 from evo.cli.results import DISTURBED_NOTE, make_table, marked, short_id, speedup
@@ -97,7 +99,7 @@ def _print_candidate(console: Console, record: CandidateRecord, seeds: dict[Stag
     if log := "\n".join(filter(None, (record.log.strip(), last.log.strip() if last and refused else ""))):
         rows["log"] = log
     for name, value in rows.items():
-        facts.add_row(f"[dim]{name}[/]", value.replace("[", r"\["))
+        facts.add_row(Text(name, style="dim"), Text(visible(value, lines=True)))
     console.print(facts, highlight=False)
     for stage in dict.fromkeys(c.stage for c in record.checks):
         command = command_line(db, "check", short_id(record.id), "--seed", str(seeds[Stage(stage)]))
