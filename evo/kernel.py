@@ -285,9 +285,14 @@ class Kernel:
     def digest(self) -> str:
         """sha256 over what decides a search: the folder's Python files and templates, but for the export's
         frontend, and the device headers that kernels share."""
-        kept = {".py", ".j2", ".cuh", ".h"}
-        files = [*self.folder.rglob("*"), *(template_root() / "_shared").rglob("*")]
-        return files_digest(p for p in files if p.suffix in kept and p.name != FRONTEND_FILE)
+        return kernel_digest(self.folder)
+
+
+def kernel_digest(folder: Path) -> str:
+    """`Kernel.digest` of the kernel in a folder, which need not be loaded for that."""
+    kept = {".py", ".j2", ".cuh", ".h"}
+    files = [*folder.rglob("*"), *(template_root() / "_shared").rglob("*")]
+    return files_digest(p for p in files if p.suffix in kept and p.name != FRONTEND_FILE)
 
 
 def files_digest(paths: Iterable[Path]) -> str:

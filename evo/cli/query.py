@@ -56,7 +56,7 @@ def query(
     if format is Format.CSV:
         typer.echo(_csv(found), nl=False)
     else:
-        table = make_table(*map(_heading, found.columns), right=_numeric(found))
+        table = make_table(*found.columns, right=_numeric(found))
         for row in found.rows:
             table.add_row(*map(cell, row))
         make_console().print(table)
@@ -64,13 +64,9 @@ def query(
         typer.echo(f"evo: there are more rows than the {limit} shown; ask for more with --limit", err=True)
 
 
-def _heading(name: str) -> str:
-    return visible(name)
-
-
 def _numeric(found: Selection) -> tuple[str, ...]:
     return tuple(
-        _heading(name)
+        name
         for i, name in enumerate(found.columns)
         if any(isinstance(row[i], (int, float)) for row in found.rows)
     )

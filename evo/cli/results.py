@@ -52,7 +52,7 @@ def make_table(*headings: str, right: tuple[str, ...] = ()) -> Table:
     """An empty table, the columns named in `right` aligned to that side."""
     table = _Cells(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for heading in headings:
-        table.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
+        table.add_column(visible(heading), justify="right" if heading in right else "left", overflow="fold")
     return table
 
 
@@ -278,7 +278,7 @@ def race_table(workload: dict[str, Any], finals: Finals) -> Table:
     table.add_column("contender")
     noise = f" ±{workload['noise_floor']:.2%}" if "noise_floor" in workload else ""
     for heading in ("median us", "95% interval", f"speed-up{noise}", "95% interval", "of a copy"):
-        table.add_column(heading, justify="right")
+        table.add_column(visible(heading), justify="right")
     bound = finals.baseline(finals.ceiling)
     rows = [] if workload["winner"] is None else [(short_id(workload["winner"]["candidate"]), workload["winner"], True)]
     rows += [(name, record, False) for name, record in workload["baselines"].items()]

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from evo.errors import EvoError
-from evo.kernel import FRONTEND_FILE, files_digest, find_kernel, load_kernel, template_root
+from evo.kernel import find_kernel, kernel_digest, load_kernel, template_root
 from evo.space import Space, Value
 from evo.store.records import IslandSummary, RunSummary
 from evo.targets import find_target
 
 __all__ = ["KnownParameter", "Problem", "known_parameters", "read_problem"]
 
-_KEPT = frozenset({".py", ".j2", ".cuh", ".h"})
 ABSENT = -1
 """Index of the value of a parameter that has no part in a genome."""
 
@@ -54,7 +52,7 @@ def read_problem(run: RunSummary) -> Problem:
     """
     try:
         folder = find_kernel(run.kernel)
-        if not folder.is_relative_to(template_root()) and _digest(folder) != run.kernel_digest:
+        if not folder.is_relative_to(template_root()) and kernel_digest(folder) != run.kernel_digest:
             return Problem(spaces={}, roles={}, changed="the kernel has changed since this run")
         kernel = load_kernel(run.kernel)
         limits = find_target(run.target).limits(run.arch)
@@ -68,12 +66,6 @@ def read_problem(run: RunSummary) -> Problem:
         return Problem(spaces={}, roles={}, changed=f"the kernel cannot be loaded any more ({type(error).__name__})")
     changed = "" if kernel.digest == run.kernel_digest else "the kernel has changed since this run"
     return Problem(spaces=spaces, roles=roles, changed=changed)
-
-
-def _digest(folder: Path) -> str:
-    """`Kernel.digest` of a kernel that is not loaded."""
-    files = [*folder.rglob("*"), *(template_root() / "_shared").rglob("*")]
-    return files_digest(p for p in files if p.suffix in _KEPT and p.name != FRONTEND_FILE)
 
 
 def known_parameters(

@@ -155,6 +155,7 @@ def test_a_captured_training_step_learns(module: ModuleType) -> None:
         close(a, b)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # importing the compiler warns of itself
 def test_a_compiled_graph_holds_the_operator_and_replays(module: ModuleType) -> None:
     module.also_serve(compiled=True)
     args = arguments(module)
