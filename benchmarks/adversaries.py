@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import sys
 import tempfile
@@ -127,7 +128,7 @@ def main() -> int:
     parser.add_argument("--dtype", help="of the cheats, by default the target's first; of the genomes, by default all")
     parser.add_argument("--random", type=int, metavar="N", help="try N random genomes of layernorm instead")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--builders", type=int, default=2)
+    parser.add_argument("--builders", type=int, default=os.cpu_count() or 2)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     dtypes = (given.dtype,) if given.dtype else load_kernel("layernorm").dtypes[given.target]

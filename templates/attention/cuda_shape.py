@@ -17,6 +17,7 @@ INACTIVE: dict[str, Value] = {
     "grid": "tiles",
     "cache": "plain",
     "order": "rows",
+    "barrier": "block",
     "v_wait": "early",
     "mask": "inside",
     "unroll": 0,

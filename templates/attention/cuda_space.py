@@ -7,7 +7,7 @@ from typing import Any
 from evo.kernel import Limits, Workload
 from evo.space import Categorical, Constraint, Derivation, Ordinal, Parameter, Space, Value, When
 
-from .cuda_shape import INACTIVE, shape_of
+from .cuda_shape import INACTIVE, Shape, shape_of
 
 __all__ = ["space"]
 
@@ -27,6 +27,13 @@ def _parameters(limits: Limits) -> tuple[Parameter, ...]:
         Ordinal(name="block_n", values=(16, 32, 48, 64, 96, 128, 192, 256), why="barriers a key against registers"),
         Ordinal(name="k_stages", values=(1, 2, 3, 4), structural=True, why="tiles of k in flight"),
         Ordinal(name="v_stages", values=(1, 2, 3, 4), structural=True, why="tiles of v in flight"),
+        Categorical(
+            name="barrier",
+            values=("block", "column"),
+            structural=True,
+            when=(When(parameter="warps_n", values=(2, 4, 8)),),
+            why="columns of warps that wait for themselves alone get out of step: products beside softmax",
+        ),
         Categorical(
             name="v_wait",
             values=("early", "late"),
@@ -102,6 +109,11 @@ def _parameters(limits: Limits) -> tuple[Parameter, ...]:
     return tuple(found)
 
 
+def _copiers(point: dict[str, Any], shape: Shape) -> int:
+    """Threads that copy a tile of keys together."""
+    return 32 * int(point["warps_m"]) if point["barrier"] == "column" else shape.threads
+
+
 def _constraints(workload: Workload, limits: Limits) -> tuple[Constraint, ...]:
     head_dim = workload.dim("head_dim")
     rule = Derivation(lambda point: shape_of(point, head_dim), INACTIVE).constraint
@@ -162,7 +174,7 @@ def _constraints(workload: Workload, limits: Limits) -> tuple[Constraint, ...]:
         ),
         rule(
             "whole_turns",
-            lambda p, s: s.threads >= 64 or head_dim % 64 != 0,
+            lambda p, s: _copiers(p, s) >= 64 or head_dim % 64 != 0,
             "threads copy every eighth row or one of its multiples",
         ),
         rule(
