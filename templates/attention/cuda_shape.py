@@ -15,7 +15,6 @@ INACTIVE: dict[str, Value] = {
     "launch": "plain",
     "epilogue": "direct",
     "grid": "tiles",
-    "cache": "plain",
     "order": "rows",
     "barrier": "block",
     "v_wait": "early",

@@ -87,7 +87,6 @@ def _parameters(limits: Limits) -> tuple[Parameter, ...]:
             structural=True,
             why="blocks that start late against a division",
         ),
-        Categorical(name="cache", values=("plain", "keep"), why="keys and values are read by many blocks, queries by one"),
         Categorical(name="order", values=("rows", "heads"), why="keys shared in L2 against an even end"),
         Categorical(
             name="epilogue",
@@ -205,7 +204,6 @@ def _default(head_dim: int) -> dict[str, Value]:
         "fragments": 1,
         "unroll": 0,
         "grid": "tiles",
-        "cache": "plain",
         "order": "rows",
         "epilogue": "shared",
         "min_blocks": 0,
