@@ -132,12 +132,13 @@ def race(
     *,
     rival: float | None = None,
     examiner: Examiner | None = None,
+    patient: bool = True,
 ) -> Samples:
     """Runs the contenders in interleaved rounds, a pair of rounds at a time, forth and back (ABBA).
 
     It ends when the ratios to `reference` are known well enough. `rival` is the ratio that the first contender has
     to beat: one that is clearly worse is let go after the first pair, one that is close runs longer. Pairs that
-    something disturbed are taken again, as long as the race has time for it.
+    something disturbed are taken again, as long as the race has time for it; without `patient` they count as others do.
     """
     names = tuple(contenders)
     deadline = time.monotonic() + protocol.limit_s
@@ -173,11 +174,12 @@ def race(
         found = session.disturbance()
         disturbance = found or disturbance
         (spoilt if found else kept).extend(pair)
-        if time.monotonic() >= deadline or len(kept) + len(spoilt) >= 2 * most or len(kept) >= most:
+        counted = kept if patient else kept + spoilt
+        if time.monotonic() >= deadline or len(kept) + len(spoilt) >= 2 * most or len(counted) >= most:
             break
-        if not kept:
+        if not counted:
             continue
-        us = np.array(kept)
+        us = np.array(counted)
         if rival is not None and reference is not None:
             ratios = us[:, 0] / us[:, names.index(reference)]
             if ratios.min() > _HOPELESS * rival:
@@ -185,7 +187,7 @@ def race(
             close = bool(np.median(ratios) <= CLOSE * rival)
             most = protocol.max_rounds * (2 if close else 1)
             precision = protocol.precision / (2 if close else 1)
-        if len(kept) >= protocol.min_rounds and _widest(us, names, reference) <= precision:
+        if len(counted) >= protocol.min_rounds and _widest(us, names, reference) <= precision:
             break
     enough = len(kept) >= min(protocol.min_rounds, len(spoilt)) and bool(kept)
     return Samples(

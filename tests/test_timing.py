@@ -213,11 +213,11 @@ def test_a_race_that_takes_too_long_ends_with_a_pair_of_rounds() -> None:
     assert len(samples.us) == 2
 
 
-def disturbed_race(disturbances: Iterable[str], rules: Protocol) -> Samples:
+def disturbed_race(disturbances: Iterable[str], rules: Protocol, *, patient: bool = True) -> Samples:
     """One contender that takes 1, 2, 3, ... us. A race asks before each pair of rounds, and after it."""
     device = Device(disturbances=(word for found in disturbances for word in ("", found)))
     counting = iter(float(i) for i in range(1, 1000))
-    return race(device, {"a": Scripted("a", counting, [])}, rules, None)  # type: ignore[arg-type]
+    return race(device, {"a": Scripted("a", counting, [])}, rules, None, patient=patient)  # type: ignore[arg-type]
 
 
 def test_rounds_that_something_disturbed_are_taken_again_and_counted() -> None:
@@ -229,6 +229,13 @@ def test_rounds_that_something_disturbed_are_taken_again_and_counted() -> None:
 def test_a_race_that_is_always_disturbed_ends_and_says_so() -> None:
     samples = disturbed_race(forever(["noise"]), protocol(6, 6))
     assert (samples.discarded, samples.disturbed, len(samples.us)) == (0, 12, 12)
+
+
+def test_without_patience_disturbed_rounds_count_and_are_still_told() -> None:
+    samples = disturbed_race(forever(["noise"]), protocol(6, 6), patient=False)
+    assert (samples.discarded, samples.disturbed, len(samples.us)) == (0, 6, 6)
+    samples = disturbed_race(["noise", "", ""], protocol(6, 6), patient=False)
+    assert (samples.discarded, samples.disturbed, len(samples.us)) == (2, 0, 4)
 
 
 def test_what_happened_before_a_pair_of_rounds_does_not_spoil_it() -> None:

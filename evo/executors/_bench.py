@@ -32,6 +32,10 @@ some milliseconds at 50 GB/s."""
 _LONG_SAMPLE_US = 30_000.0
 """A sample on a CPU need not walk over three times the cache if that takes longer."""
 
+_PATIENCE = 3
+"""After so many searching races in a row in which too little was clean, disturbed rounds are no longer taken again: on a
+machine that is never quiet, each candidate would wait in vain. One clean race, and they are."""
+
 _WITNESS_ROUNDS = 8
 """How often a finalist is called on the witnesses before a race, and after it."""
 
@@ -64,6 +68,7 @@ class Bench:
         self._examination: Examination | None = None
         self._rival: tuple[object, Loaded, Contender] | None = None
         self._call_us: dict[str, float] = {}
+        self._in_vain = 0
 
     @property
     def gate(self) -> Gate:
@@ -176,8 +181,15 @@ class Bench:
                     )
                 self._session.clocks()  # what it counts is counted from here
                 samples = race(
-                    self._session, replays, protocol, reference, rival=rival, examiner=self._examination
+                    self._session,
+                    replays,
+                    protocol,
+                    reference,
+                    rival=rival,
+                    examiner=self._examination,
+                    patient=self._in_vain < _PATIENCE or rival is None,
                 )
+                self._in_vain = self._in_vain + 1 if samples.disturbed else 0
                 clocks = self._session.clocks()
             return tuple(
                 self._summary(samples, e.name, replays, protocol, reference, clocks, len(e.calls)) for e in entries
