@@ -11,6 +11,7 @@ from evo.kernel import Workload
 
 __all__ = [
     "BOOTSTRAP_SAMPLES",
+    "PASSED",
     "Binary",
     "Build",
     "CandidateRef",
@@ -52,6 +53,10 @@ class Status(StrEnum):
     @property
     def passed(self) -> bool:
         return self in (Status.OK, Status.SAME_CODE)
+
+
+PASSED = tuple(status.value for status in Status if status.passed)
+"""The statuses that count as passed, as a database has them."""
 
 
 @dataclass(frozen=True)

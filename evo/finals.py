@@ -23,13 +23,10 @@ from evo.genome import Genome
 from evo.kernel import Kernel, Limits, Workload
 from evo.timing import noise_floor
 
-__all__ = ["FINAL_SEED_STEP", "TWIN", "Finalist", "Finals", "Setting", "hold_finals"]
+__all__ = ["TWIN", "Finalist", "Finals", "Setting", "hold_finals"]
 
 TWIN = "twin"
 """The name under which a second copy of the winner races."""
-
-FINAL_SEED_STEP = 7_919
-"""Finals draw their data with the seed of the search's gate plus this."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,13 +21,14 @@ from evo.errors import EvoError, StoreError, TemplateError, UsageError
 from evo.evaluation import Status
 from evo.executors import BuildRequest, Executor, ExecutorConfig
 from evo.executors.local import LocalExecutor
-from evo.finals import FINAL_SEED_STEP, Finals, Setting, hold_finals
+from evo.finals import Finals, Setting, hold_finals
 from evo.genome import Genome
 from evo.kernel import Kernel, Workload, load_kernel
 from evo.progress import Observer
 from evo.samplers import find_sampler
 from evo.search import Search, SearchConfig
 from evo.store import Environment, Recorder, RunSpec, RunStatus, Stage, StoredEvaluation, StoredRun
+from evo.store.seeds import gate_seeds
 from evo.targets import Target, find_target
 
 __all__ = [
@@ -37,7 +38,6 @@ __all__ = [
     "check_default",
     "describe_environment",
     "execute",
-    "gate_seeds",
     "open_executor",
     "plan_run",
 ]
@@ -94,15 +94,6 @@ def plan_run(config: SearchConfig, kernel: Kernel, name: str | None) -> RunSpec:
         budget=dataclasses.asdict(config.budget),
         name=name,
     )
-
-
-def gate_seeds(options: Mapping[str, Any], seed: int) -> dict[Stage, int]:
-    """What a run's data are drawn with, by stage: a verdict is replayed with `evo check CANDIDATE --seed` of these.
-
-    options, seed: the run's own. Runs of an evo that kept no such seed drew their data with `seed`.
-    """
-    drawn = int(options.get("gate_seed", seed))
-    return {Stage.SEARCH: drawn, Stage.FINAL: drawn + FINAL_SEED_STEP}
 
 
 def check_default(executor: Executor, config: SearchConfig, kernel: Kernel) -> None:

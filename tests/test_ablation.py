@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent / "store"))
-import samples as s
 
 from evo.ablation import Ablation, PairedGain, Problem, measure_ablation
 from evo.cli import run as run_command
@@ -25,6 +21,7 @@ from evo.store.columns import public_id
 from evo.store.edits import edits_between
 from evo.store.store import Store
 from evo.targets import find_target
+from tests.store import samples as s
 from tests.toy_kernel import write_kernel
 
 WORKLOAD = Workload.of({"n": 4096}, "float32")

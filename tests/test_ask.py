@@ -10,15 +10,11 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent / "store"))
-import landscapes as land
-import samples as s
 
 import evo
 from evo.cli import run as run_command
@@ -26,22 +22,11 @@ from evo.errors import UnknownNameError
 from evo.genome import Genome
 from evo.store.columns import public_id
 from evo.store.store import Store
+from tests.ended import Ended
+from tests.store import landscapes as land
+from tests.store import samples as s
 
 HOSTILE = "evil\x1b[31m[red]\u202e<b>\r\n"
-
-
-@dataclass(frozen=True)
-class Ended:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def sentence(self) -> str:
-        lines = self.err.strip().splitlines()
-        assert len(lines) == 1, self.err
-        assert lines[0].startswith("evo: ")
-        return lines[0]
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +117,16 @@ def test_explain_is_a_story_of_ten_lines(ask: Any, walk: list[str]) -> None:
     assert record["base_id"] == walk[1]
     assert record["measured"] is None
     assert record["edits"][0]["change"].keys() == {"path", "stages"}
+
+
+@pytest.mark.parametrize("start", [[], ["--from", "template"]])
+def test_explain_opens_the_database_once(
+    ask: Any, walk: list[str], monkeypatch: pytest.MonkeyPatch, start: list[str]
+) -> None:
+    opened, open_store = [], Store.open
+    monkeypatch.setattr(Store, "open", lambda *where, **how: opened.append(where) or open_store(*where, **how))
+    assert ask("explain", walk[-1], *start).code in (0, 2)  # its kernel may not be the one that it was recorded with
+    assert len(opened) == 1
 
 
 def test_a_disturbed_figure_is_marked_in_the_story(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,11 +19,12 @@ from evo.gate import case_seed
 from evo.genome import Genome
 from evo.kernel import load_kernel
 from evo.progress import Progress
-from evo.run import gate_seeds, plan_run
+from evo.run import plan_run
 from evo.samplers import find_sampler
 from evo.search import Search, SearchConfig
 from evo.store import Environment, RunSpec, Stage
 from evo.store.columns import public_id
+from evo.store.seeds import gate_seeds
 from evo.store.store import Store
 from evo.targets import find_target
 from tests.landscape import LandscapeExecutor

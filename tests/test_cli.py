@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import re
 import shutil
@@ -13,7 +12,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,29 +22,11 @@ from evo import cli
 from evo.cli import run as run_command
 from evo.errors import DeviceError
 from evo.targets import find_target
+from tests.ended import Ended
 from tests.toy_kernel import TEMPLATE, write_kernel
 
 SMALL = "rows=64,cols=256,dtype=float32"
 PATIENCE_S = 200.0
-
-
-@dataclass(frozen=True)
-class Ended:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def sentence(self) -> str:
-        """The one line on stderr."""
-        lines = self.err.strip().splitlines()
-        assert len(lines) == 1, self.err
-        assert lines[0].startswith("evo: ")
-        return lines[0]
-
-    @property
-    def document(self) -> Any:
-        return json.loads(self.out)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -2,29 +2,54 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
+import torch
+
+from evo.exporters.module import ModuleExporter
+from tests.exporters.exports import request_for
 
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the wheel's contents, as `pip install` unpacks them."""
+def wheel_of(checkout: Path, folder: Path) -> Path:
     from hatchling.build import build_wheel  # here: an offline GPU machine collects this file without it
 
-    monkeypatch.chdir(ROOT)
-    wheel = tmp_path / build_wheel(str(tmp_path))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(checkout)
+        return folder / build_wheel(str(folder))
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """A folder with the wheel's contents, as `pip install` unpacks them."""
     site = tmp_path / "site"
-    with zipfile.ZipFile(wheel) as archive:
+    with zipfile.ZipFile(wheel_of(ROOT, tmp_path)) as archive:
         archive.extractall(site)
     return site
+
+
+@pytest.fixture(scope="module")
+def shipping(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the checkout that ships one kernel, for CPUs."""
+    copy = tmp_path_factory.mktemp("copy")
+    for name in ("evo", "templates"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
+        shutil.copy(ROOT / name, copy)
+    (copy / "kernels").mkdir()
+    shutil.copy(ROOT / "kernels" / "README.md", copy / "kernels")
+    texts = ("rows=64,cols=96,dtype=float32", "rows=64,cols=256,dtype=bfloat16")
+    ModuleExporter().export(request_for("cpu", "native", copy / "kernels" / "layernorm", *texts))
+    return copy
 
 
 def test_a_wheel_carries_its_templates_and_finds_them(installed: Path, tmp_path: Path) -> None:
@@ -61,6 +86,67 @@ def test_a_wheel_carries_the_pages_of_a_report(installed: Path) -> None:
 def test_a_wheel_installs_nothing_but_the_package_and_its_record(installed: Path) -> None:
     names = sorted(path.name.partition("-")[0] for path in installed.iterdir())
     assert names == ["evo", "evo_kernels"]
+
+
+def test_a_wheel_says_that_it_is_typed(installed: Path) -> None:
+    assert (installed / "evo" / "py.typed").is_file()
+
+
+def test_a_wheel_carries_what_lies_in_kernels(installed: Path) -> None:
+    def listing(folder: Path) -> dict[str, bytes]:
+        files = (p for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
+        return {p.relative_to(folder).as_posix(): p.read_bytes() for p in files}
+
+    assert listing(installed / "evo" / "_assets" / "kernels") == listing(ROOT / "kernels")
+
+
+def test_source_and_wheel_carry_a_kernel_whole(shipping: Path, tmp_path: Path) -> None:
+    from hatchling.build import build_sdist
+
+    kernel = shipping / "kernels" / "layernorm"
+    names = {p.relative_to(kernel).as_posix() for p in kernel.rglob("*") if p.is_file()}
+    assert {"manifest.json", "variant_0_float32_64x96.so", "native/table.h"} <= names
+    with zipfile.ZipFile(wheel_of(shipping, tmp_path)) as wheel:
+        place = "evo/_assets/kernels/layernorm/"
+        assert {n.removeprefix(place) for n in wheel.namelist() if n.startswith(place)} == names
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(shipping)
+        source = tmp_path / build_sdist(str(tmp_path))
+    with tarfile.open(source) as archive:
+        place = f"{source.name.removesuffix('.tar.gz')}/kernels/layernorm/"
+        found = {n.removeprefix(place) for n in archive.getnames() if n.startswith(place)}
+    assert names <= found
+
+
+def test_what_pip_installs_elsewhere_has_the_shipped_kernels(shipping: Path, tmp_path: Path) -> None:
+    """In an environment of its own, where nothing leads to the checkout; PyTorch is borrowed from this one."""
+    pytest.importorskip("pip")
+    environment = tmp_path / "environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
+    python = str(environment / "bin" / "python")
+    asked = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    site = Path(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip())
+    pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check", "--quiet"]
+    wheel = str(wheel_of(shipping, tmp_path))
+    subprocess.run([*pip, "install", "--no-deps", "--no-index", wheel], check=True, cwd=tmp_path)
+    (site / "borrowed.pth").write_text(f"{Path(torch.__file__).parent.parent}\n")
+    program = (
+        "import json, evo, torch\n"
+        "from evo.ready import LayerNorm, layer_norm, layernorm, kernels\n"
+        "x = torch.randn(64, 96)\n"
+        "right = torch.allclose(layer_norm(x, (96,)), torch.nn.functional.layer_norm(x, (96,)), atol=1e-5)\n"
+        "print(json.dumps([evo.__file__, right, layernorm.explain(x, (96,)), [k.name for k in kernels()]]))\n"
+    )
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")} | {"XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run([python, "-c", program], env=clean, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    place, right, way, names = json.loads(done.stdout)
+    assert Path(place).is_relative_to(site)
+    assert right
+    assert way.startswith("variant 0 (cpu native, float32, tuned for 64x96)")
+    assert names == ["layernorm"]
+    command = [python, "-m", "evo.ready.layernorm", "check", "--seed", "1"]
+    assert subprocess.run(command, env=clean, cwd=tmp_path, capture_output=True, check=False).returncode == 0
 
 
 def make_environment(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -13,22 +13,16 @@ from rich.text import Text
 
 from evo.cli import run as run_command
 from evo.cli.options import make_console
-from evo.cli.results import make_table
+from evo.cli.tables import make_table
 from evo.evaluation import Measurement, Timing
 from evo.store import RunStatus, Stage
 from evo.store.columns import public_id
 from evo.store.store import Store
+from tests.ended import Ended
 from tests.store import samples as s
 
 MARK = "! something slowed the device down while this was timed: do not trust the figure"
 CALM, BUSY, EARLIER = {"power_w": 61.0}, {"power_w": 61.0, "disturbed": 12.0}, {"power_w": 59.5}
-
-
-@dataclass(frozen=True)
-class Ended:
-    code: int
-    out: str
-    err: str
 
 
 @dataclass(frozen=True)

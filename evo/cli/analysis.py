@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Protocol, TypeVar
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
 from evo.cli.cells import cell, factor, figure, interval, share, visible
 from evo.cli.options import DEFAULT_DB, Db, Json, make_console, print_json
-from evo.cli.results import DISTURBED_NOTE, make_table, marked, short_id
+from evo.cli.tables import DISTURBED_NOTE, make_table, marked, say, short_id
 from evo.errors import UsageError
 from evo.lineage import Lineage
 from evo.store.comparison import MILESTONES, ComparedRun, Setting
 from evo.store.credit import OperatorCredit
-from evo.store.importance import Importance
-from evo.store.pareto import AXES, Nondominated
+from evo.store.pareto import AXES
 
 __all__ = ["register"]
 
@@ -31,6 +29,22 @@ def register(app: typer.Typer) -> None:
     app.command("importance")(importance)
     app.command("compare")(compare)
     app.command("pareto")(pareto)
+
+
+class _OfWorkload(Protocol):
+    @property
+    def workload(self) -> str: ...
+
+
+_Record = TypeVar("_Record", bound=_OfWorkload)
+
+
+def _by_workload(records: Iterable[_Record]) -> Iterable[tuple[str, list[_Record]]]:
+    """In the order in which the workloads come."""
+    groups: dict[str, list[_Record]] = defaultdict(list)
+    for record in records:
+        groups[record.workload].append(record)
+    return groups.items()
 
 
 def _note(console: Console, text: str) -> None:
@@ -92,12 +106,9 @@ def importance(
         print_json(found)
         return
     console = make_console()
-    groups: dict[str, list[Importance]] = defaultdict(list)
-    for record in found:
-        groups[record.workload].append(record)
-    for workload, records in groups.items():
+    for workload, records in _by_workload(found):
         timed = records[0].timed
-        console.print(Text(visible(f"{workload}, {timed} timed candidate{'s' * (timed != 1)}")), soft_wrap=True)
+        say(console, f"{workload}, {timed} timed candidate{'s' * (timed != 1)}")
         table = make_table("parameter", "", "share", "values", "in", "", right=("share", "values", "in"))
         for r in records:
             table.add_row(
@@ -131,11 +142,8 @@ def compare(
         print_json(found)
         return
     console = make_console()
-    groups: dict[str, list[ComparedRun]] = defaultdict(list)
-    for row in found.rows:
-        groups[row.workload].append(row)
-    for workload, rows in groups.items():
-        console.print(Text(visible(workload), style="bold"), soft_wrap=True)
+    for workload, rows in _by_workload(found.rows):
+        say(console, workload, "bold")
         console.print(_runs_table(rows))
     _note(
         console,
@@ -198,11 +206,8 @@ def pareto(
         print_json(found)
         return
     console = make_console()
-    groups: dict[str, list[Nondominated]] = defaultdict(list)
-    for record in found:
-        groups[record.workload].append(record)
-    for workload, records in groups.items():
-        console.print(Text(visible(workload)), soft_wrap=True)
+    for workload, records in _by_workload(found):
+        say(console, workload)
         right = ("speed-up", "median us", "registers", "spilled", "shared", "error", "equal")
         table = make_table("candidate", *right, right=right)
         for r in records:

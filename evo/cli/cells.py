@@ -8,7 +8,7 @@ from rich.text import Text
 
 from evo.store.records import Change
 
-__all__ = ["cell", "change_text", "factor", "figure", "interval", "share", "visible"]
+__all__ = ["cell", "change_text", "factor", "figure", "format_duration", "interval", "share", "visible"]
 
 
 def visible(text: str, *, lines: bool = False) -> str:
@@ -48,6 +48,12 @@ def factor(value: float | None) -> str:
 
 def interval(low: float | None, high: float | None, digits: int = 3) -> str:
     return "-" if low is None or high is None else f"{low:.{digits}f} to {high:.{digits}f}"
+
+
+def format_duration(seconds: float) -> str:
+    whole = int(max(seconds, 0))
+    hours, minutes, rest = whole // 3600, whole % 3600 // 60, whole % 60
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def share(value: float | None) -> str:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from evo.cli.export_run import export_all_candidates
+from evo.cli.export_winners import export_winners
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, print_json
 from evo.cli.recorded import named_candidate
 from evo.errors import StoreError, UnknownNameError, UsageError
-from evo.exporters import Advising, ExportItem, ExportRequest, RunExporter, find_exporter
-from evo.genome import Genome
-from evo.kernel import Workload
+from evo.exporters import Advising, Combining, RunExporter, find_exporter
 from evo.store import RunStatus, candidates, queries
 from evo.store.records import CandidateRecord
 from evo.store.store import Store
@@ -27,27 +25,38 @@ def register(app: typer.Typer) -> None:
 
 
 def export(
-    what: Annotated[list[str], typer.Argument(help="A run, or candidates.")],
+    what: Annotated[list[str], typer.Argument(help="Runs, or candidates.")],
     out: Annotated[Path, typer.Option(help="Folder to write; its name is the module's.")],
     format: Annotated[str, typer.Option(help="What to write.")] = "module",
+    arch: Annotated[
+        list[str] | None,
+        typer.Option(help="Architecture to build for, any number of them; what was measured on if left out."),
+    ] = None,
     db: Db = DEFAULT_DB,
     json: Json = False,
 ) -> None:
     """Export winners as something that PyTorch code imports."""
     exporter = find_exporter(format)
     chosen: list[CandidateRecord] = []
+    remarks: list[str] = []
     with Store.open(db, write=False) as store:
         if isinstance(exporter, RunExporter):
+            if arch:
+                raise UsageError(f"--format {exporter.name} holds a run as it was: leave out --arch")
             written = export_all_candidates(store, what, exporter, out)
         else:
-            won = _winners(store, what[0], db) if len(what) == 1 else None
-            chosen = won or [_candidate(store, name, db) for name in what]
-            written = _export(store, chosen, format, out)
+            for name in dict.fromkeys(what):
+                chosen += _winners(store, name, db) or [_candidate(store, name, db)]
+            written, remarks = export_winners(store, chosen, exporter, out, arch or ())
+    for remark in remarks:
+        typer.echo(f"evo: {remark}", err=True)
     if json:
         print_json([str(p) for p in written])
         return
     workloads = ", ".join(f"{c.workload.split(',dtype')[0]} {c.dtype}" for c in chosen) or f"run {what[0]}"
     typer.echo(f"{out}: {len(written)} files for {workloads}")
+    if isinstance(exporter, Combining):
+        typer.echo(f"built for {'; '.join(exporter.summary(out))}")
     if isinstance(exporter, Advising):
         typer.echo(exporter.advice(out))
         return
@@ -62,7 +71,7 @@ def export_run(store: Store, run: str, format: str, out: Path, db: str) -> list[
     found = _winners(store, run, db)
     if found is None:
         raise UnknownNameError("run", run, [r.name for r in queries.runs(store)])
-    return _export(store, found, format, out)
+    return export_winners(store, found, find_exporter(format), out)[0]
 
 
 def _winners(store: Store, run: str, db: str) -> list[CandidateRecord] | None:
@@ -96,53 +105,3 @@ def _candidate(store: Store, name: str, db: str) -> CandidateRecord:
     if record.status not in ("ok", "same_code"):
         raise UsageError(f"candidate {record.id} did not pass ({record.status}: {record.log}); export one that did")
     return record
-
-
-def _export(store: Store, chosen: list[CandidateRecord], format: str, out: Path) -> list[Path]:
-    first = chosen[0]
-    for record in chosen:
-        if (record.kernel, record.target, record.arch) != (first.kernel, first.target, first.arch):
-            raise UsageError(
-                f"{record.id} is for {record.kernel} on {record.target} {record.arch}, {first.id} for {first.kernel} on"
-                f" {first.target} {first.arch}: export them to folders of their own"
-            )
-    environment = next(r.environment for r in queries.runs(store) if r.name == first.run)
-    items = tuple(
-        ExportItem(
-            workload=Workload.of(c.dims, c.dtype, c.options),
-            genome=Genome.of(c.parameters, c.flags),
-            candidate=c.id,
-            record=_provenance(store, c),
-        )
-        for c in chosen
-    )
-    request = ExportRequest(
-        kernel=first.kernel, target=first.target, arch=first.arch, items=items, out=out, environment=environment
-    )
-    return find_exporter(format).export(request)
-
-
-def _provenance(store: Store, record: CandidateRecord) -> dict[str, object]:
-    """What a manifest says of a winner."""
-    latest = max((t.round for t in record.timings), default=0)
-    stages = {t.stage for t in record.timings if t.round == latest}
-    beside = [r for r in queries.final_races(store, record) if r.round == latest and r.beside]
-    return {
-        "run": record.run,
-        "candidate": record.id,
-        "order": record.order,
-        "operator": record.operator,
-        "device": record.device,
-        "created": record.created,
-        "source_digest": record.build.source_digest if record.build else None,
-        "code_hash": record.build.code_hash if record.build else None,
-        "winner": record.winner,
-        "timed_in": "final" if "final" in stages else "search",
-        "timings": [asdict(t) for t in record.timings if t.round == latest],
-        "baselines": [asdict(t) for race in beside for t in race.timings],
-        "checks": [asdict(c) for c in record.checks if c.round == latest],
-        "lineage": [
-            {"id": s.id, "order": s.order, "operator": s.operator, "change": s.change, "gain": s.gain}
-            for s in candidates.ancestry(store, record.id)
-        ],
-    }

@@ -6,11 +6,10 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
-from evo.cli.cells import cell, share, visible
+from evo.cli.cells import cell, share
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, make_console, print_json
-from evo.cli.results import make_table, short_id
+from evo.cli.tables import make_table, say, short_id
 from evo.errors import UsageError
 from evo.lineage import Lineage
 from evo.store import LATEST
@@ -66,9 +65,7 @@ def _print_totals(console: Console, totals: list[FailureTotal]) -> None:
 
 
 def _print_report(console: Console, report: FailureReport, top: int, db: str) -> None:
-    console.print(
-        Text(visible(f"{report.run}: {report.refused:,} of {report.candidates:,} candidates did not pass")), soft_wrap=True
-    )
+    say(console, f"{report.run}: {report.refused:,} of {report.candidates:,} candidates did not pass")
     if not report.refused:
         return
     table = make_table("what broke", "candidates", "share", "seconds", "first", right=("candidates", "share", "seconds"))
@@ -80,7 +77,7 @@ def _print_report(console: Console, report: FailureReport, top: int, db: str) ->
     _print_values(console, report, top)
     _print_rules(console, report, top)
     first = command_line(db, "show", short_id(report.kinds[0].first))
-    console.print(f"a first example:  {first}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"a first example:  {first}", highlight=False, soft_wrap=True)
 
 
 def _print_reasons(console: Console, report: FailureReport, top: int) -> None:

@@ -12,7 +12,7 @@ from rich.text import Text
 from evo.cli.cells import cell, change_text, factor, figure, interval, visible
 from evo.cli.options import DEFAULT_DB, CandidateName, Db, Json, command_line, make_console, print_json
 from evo.cli.recorded import named_candidate
-from evo.cli.results import DISTURBED_NOTE, make_table, marked, short_id, speedup
+from evo.cli.tables import DISTURBED_NOTE, make_table, marked, say, short_id, speedup
 from evo.lineage import Lineage
 from evo.store.descent import Family, Kin
 from evo.store.diff import Difference
@@ -43,14 +43,10 @@ def lineage(
         return
     console = make_console()
     ancestors = sum(member.relation == "ancestor" for member in found.members)
-    console.print(
-        Text(
-            visible(
-                f"{record.kernel}, {record.workload} on {record.device}: {short_id(record.id)} with {_number(ancestors)}"
-                f" ancestor{'' if ancestors == 1 else 's'} above it and {_descendants(found)} below"
-            )
-        ),
-        soft_wrap=True,
+    say(
+        console,
+        f"{record.kernel}, {record.workload} on {record.device}: {short_id(record.id)} with {_number(ancestors)}"
+        f" ancestor{'' if ancestors == 1 else 's'} above it and {_descendants(found)} below",
     )
     table = make_table(
         "", "", "candidate", "operator", "parents", "change", "median us", "speed-up", "gain", "interval",
@@ -106,8 +102,8 @@ def _print_notes(console: Console, found: Family, candidate: str, db: str) -> No
         soft_wrap=True,
     )
     if found.cut:
-        more = command_line(db, "lineage", candidate[:10], "--descendants", "1000")
-        console.print(f"there are more descendants:  {more}", style="dim", highlight=False, markup=False, soft_wrap=True)
+        more = command_line(db, "lineage", short_id(candidate), "--descendants", "1000")
+        console.print(f"there are more descendants:  {more}", style="dim", highlight=False, soft_wrap=True)
     if any(member.disturbed for member in found.members):
         console.print(DISTURBED_NOTE, style="bold red", highlight=False, soft_wrap=True)
 

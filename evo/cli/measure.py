@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from evo.cli.options import DEFAULT_DB, Db, Json, TargetName, choose_arch, make_console, parse_values, print_json
-from evo.cli.results import DISTURBED_NOTE, marked, short_id, timing_record
 from evo.cli.setup import Setup, set_up
+from evo.cli.tables import DISTURBED_NOTE, marked, short_id, timing_record
 from evo.errors import EvoError, UsageError
 from evo.evaluation import Build, Timing
 from evo.executors import BuildRequest, RaceRequest

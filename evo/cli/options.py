@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterable
-from dataclasses import asdict, is_dataclass
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -130,5 +130,5 @@ def print_json(record: Any) -> None:
 
 def _plain(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
-        return asdict(value)
+        return vars(value)  # what is in it comes here in its turn
     return str(value)

@@ -8,10 +8,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from evo.cli.cells import cell
+from evo.cli.cells import cell, format_duration
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, make_console, print_json
-from evo.cli.results import DISTURBED_NOTE, make_table, marked, short_id, speedup
-from evo.cli.screen import format_duration
+from evo.cli.tables import DISTURBED_NOTE, make_table, marked, short_id, short_workload, speedup
 from evo.errors import UnknownNameError
 from evo.store import queries
 from evo.store.store import Store
@@ -32,7 +31,7 @@ def runs(db: Db = DEFAULT_DB, json: Json = False) -> None:
         refused = queries.refused_in_finals(store)
     if json:
         records = [
-            asdict(r)
+            vars(r)
             | {
                 "refused_in_finals": refused.get(r.name, 0),
                 "best": [
@@ -111,7 +110,7 @@ def best(
             table.add_row(
                 cell(b.kernel),
                 cell(b.device),
-                cell(_shorter(b.workload)),
+                cell(short_workload(b.workload)),
                 short_id(b.id),
                 marked(f"{b.median_us:.2f}", b.disturbed),
                 f"{b.low_us:.2f} to {b.high_us:.2f}",
@@ -137,10 +136,3 @@ def best(
         reason = "here of what you ask for" if narrowed else f"in this database yet; start with: {start}"
         typer.echo(f"evo: nothing has passed the gate {reason}", err=True)
         raise typer.Exit(1)
-
-
-def _shorter(workload: str) -> str:
-    """Without the options, which are rarely anything but their defaults."""
-    parts = workload.split(",")
-    last = next((i for i, p in enumerate(parts) if p.startswith("dtype=")), len(parts) - 1)
-    return ",".join(parts[: last + 1])

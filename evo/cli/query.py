@@ -13,7 +13,7 @@ import typer
 
 from evo.cli.cells import cell, visible
 from evo.cli.options import DEFAULT_DB, Db, Json, make_console, parse_duration, print_json
-from evo.cli.results import make_table
+from evo.cli.tables import make_table
 from evo.lineage import Lineage
 from evo.store.records import Selection
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from evo.checking import Trial, check_candidate
 from evo.cli.options import command_line
 from evo.cli.recorded import Recorded, source_remark
-from evo.cli.results import short_id
+from evo.cli.tables import short_id, short_workload
 from evo.kernel import load_kernel
 from evo.run import RunSettings, default_builders, open_executor
 from evo.store import Stage
@@ -107,7 +107,7 @@ def print_recheck(console: Console, record: dict[str, Any], db: str) -> None:
     table.add_column("verdict", overflow="fold")
     table.add_column("data seed", justify="right", style="dim")
     for trial in record["workloads"]:
-        workload = _shorter(trial["workload"])
+        workload = short_workload(trial["workload"])
         for c in trial["cases"]:
             table.add_row(
                 workload,
@@ -147,9 +147,3 @@ def print_recheck(console: Console, record: dict[str, Any], db: str) -> None:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}"
-
-
-def _shorter(workload: str) -> str:
-    """Without the options, which are rarely anything but their defaults."""
-    head, _, rest = workload.partition(",dtype=")
-    return f"{head},{rest.partition(',')[0]}"

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import string
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from evo.cli.options import command_line
+from evo.cli.tables import short_id
 from evo.errors import StoreError, UnknownNameError, UsageError
-from evo.executors import BuildRequest
 from evo.genome import Genome
 from evo.kernel import Workload, kernel_names
-from evo.run import gate_seeds
 from evo.store import Stage, queries
 from evo.store.candidates import candidate
 from evo.store.records import CandidateRecord
+from evo.store.seeds import gate_seeds
 from evo.store.store import Store
+
+if TYPE_CHECKING:
+    from evo.executors import BuildRequest
 
 __all__ = ["Recorded", "find_candidate", "find_winners", "named_candidate", "source_remark"]
 
@@ -30,6 +34,8 @@ class Recorded:
     @property
     def request(self) -> BuildRequest:
         """What builds it anew."""
+        from evo.executors import BuildRequest  # most commands only look at what is recorded
+
         r = self.record
         return BuildRequest(
             kernel=r.kernel,
@@ -60,7 +66,7 @@ def _run_hint(store: Store, name: str, db: str) -> str:
     except (UnknownNameError, StoreError):
         return ""
     leaders = [i.winner or i.best for i in run.islands]
-    shown = [command_line(db, "show", leader[:10]) for leader in leaders if leader is not None]
+    shown = [command_line(db, "show", short_id(leader)) for leader in leaders if leader is not None]
     what = "winner" if any(i.winner for i in run.islands) else "best candidate"
     tell = f"its {what}: {', '.join(shown)}" if shown else f"nothing of it has passed: {command_line(db, 'runs')}"
     return f"{name!r} is a run, and a candidate is wanted; {tell}"
@@ -115,7 +121,8 @@ def source_remark(recorded: Recorded, digest: str) -> str:
     built = recorded.record.build
     if built is None or not digest or digest == built.source_digest:
         return ""
+    recorded_one = command_line(recorded.db, "show", short_id(recorded.record.id), "--source")
     return (
         f"kernel {recorded.record.kernel} has changed since: what its template renders now is not the recorded source"
-        f" (that: {command_line(recorded.db, 'show', recorded.record.id[:10], '--source')}); the present one is looked at"
+        f" (that: {recorded_one}); the present one is looked at"
     )

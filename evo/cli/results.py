@@ -6,13 +6,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.table import Table
 
 from evo.cli.cells import visible
 from evo.cli.options import command_line
 from evo.cli.screen import busy_share
-from evo.evaluation import Timing
+from evo.cli.tables import marked, short_id, timing_record
 from evo.finals import TWIN, Finalist, Finals
 from evo.progress import Progress
 from evo.run import Outcome
@@ -20,52 +20,9 @@ from evo.store import queries
 from evo.store.columns import public_id
 from evo.store.store import Store
 
-__all__ = [
-    "DISTURBED_NOTE",
-    "make_table",
-    "marked",
-    "outcome_record",
-    "print_outcome",
-    "race_table",
-    "short_id",
-    "speedup",
-    "timing_record",
-]
+__all__ = ["outcome_record", "print_outcome", "race_table"]
 
 _MILESTONES = (1.1, 1.3, 1.5, 2.0)
-DISTURBED_NOTE = "! something slowed the device down while this was timed: do not trust the figure"
-
-
-def marked(figure: str, disturbed: bool) -> str:
-    """The figure, with the mark that `DISTURBED_NOTE` explains if it was disturbed."""
-    return f"{figure} !" if disturbed else figure
-
-
-class _Cells(Table):
-    """A table in whose texts nothing moves the cursor."""
-
-    def add_row(self, *cells: RenderableType | None, **how: Any) -> None:
-        super().add_row(*(visible(c) if isinstance(c, str) else c for c in cells), **how)
-
-
-def make_table(*headings: str, right: tuple[str, ...] = ()) -> Table:
-    """An empty table, the columns named in `right` aligned to that side."""
-    table = _Cells(box=None, header_style="dim", padding=(0, 2, 0, 0))
-    for heading in headings:
-        table.add_column(visible(heading), justify="right" if heading in right else "left", overflow="fold")
-    return table
-
-
-def speedup(ratio: float | None, noise: float | None = None) -> str:
-    """The reference's time over the candidate's; a tie if that is within the noise floor."""
-    if ratio and noise is not None and abs(1 / ratio - 1) <= noise:
-        return "tie"
-    return f"{1 / ratio:.3f}x" if ratio else "-"
-
-
-def short_id(identifier: str) -> str:
-    return identifier[:10]
-
 
 def outcome_record(outcome: Outcome, started: float, store: Store) -> dict[str, Any]:
     """Everything that is printed, as plain data. `started`: when the command began, as time.time()."""
@@ -120,7 +77,7 @@ def _workload_record(outcome: Outcome, island: int, finals: Finals, before_searc
             if elapsed_s is not None
         },
     }
-    record["disturbed"] = any(_disturbed(t) for t in finals.baselines if t.protocol != "hot")
+    record["disturbed"] = any(t.disturbed for t in finals.baselines if t.protocol != "hot")
     record["discarded_rounds"] = int(max((t.clocks.get("discarded", 0.0) for t in finals.baselines), default=0.0))
     if finals.winner is not None and finals.winner.hot is not None:
         record["hot"] = timing_record(finals.winner.hot)
@@ -152,28 +109,6 @@ def _finalist_record(outcome: Outcome, finalist: Finalist) -> dict[str, Any]:
         "log": finalist.measurement.log,
     }
     return record | (timing_record(finalist.timing) if finalist.timing else {})
-
-
-def timing_record(timing: Timing) -> dict[str, Any]:
-    record = {
-        "median_us": round(timing.median_us, 3),
-        "low_us": round(timing.low_us, 3),
-        "high_us": round(timing.high_us, 3),
-        "samples": len(timing.samples_us),
-        "disturbed": _disturbed(timing),
-    }
-    if timing.ratio and timing.ratio_low and timing.ratio_high:
-        record |= {
-            "speedup": round(1 / timing.ratio, 4),
-            "speedup_low": round(1 / timing.ratio_high, 4),
-            "speedup_high": round(1 / timing.ratio_low, 4),
-        }
-    return record
-
-
-def _disturbed(timing: Timing) -> bool:
-    """Whether rounds are among the samples that something slowed down: too few others could be had."""
-    return bool(timing.clocks.get("disturbed"))
 
 
 def print_outcome(console: Console, outcome: Outcome, record: dict[str, Any], db: str) -> None:

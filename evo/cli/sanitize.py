@@ -11,7 +11,7 @@ from rich.console import Console
 
 from evo.cli.options import DEFAULT_DB, Db, Json, make_console, print_json
 from evo.cli.recorded import Recorded, find_winners, source_remark
-from evo.cli.results import short_id
+from evo.cli.tables import short_id
 from evo.sanitizing import Sanitized, choose_tools, sanitize
 
 __all__ = ["register"]
@@ -86,7 +86,7 @@ def _record(recorded: Recorded, found: Sanitized, seed: int) -> dict[str, Any]:
 
 def _print(console: Console, record: dict[str, Any]) -> None:
     def say(text: str, style: str = "") -> None:
-        console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+        console.print(text, style=style, highlight=False, soft_wrap=True)
 
     name = short_id(record["candidate"])
     say(f"candidate {name} of {record['kernel']} for {record['arch']}: {len(record['cases'])} calls, seed {record['seed']}")

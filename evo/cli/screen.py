@@ -14,11 +14,12 @@ from rich.table import Table
 from rich.text import Text
 
 from evo.budget import Budget
+from evo.cli.cells import format_duration
 from evo.evaluation import Status
 from evo.kernel import Workload
 from evo.progress import Improvement, Progress
 
-__all__ = ["LiveScreen", "PlainLines", "Screen", "SilentScreen", "format_duration"]
+__all__ = ["LiveScreen", "PlainLines", "Screen", "SilentScreen"]
 
 _LINE_EVERY_S = 5.0
 
@@ -32,12 +33,6 @@ class Screen(Protocol):
     ) -> None: ...
     def update(self, progress: Progress) -> None: ...
     def say(self, text: str) -> None: ...
-
-
-def format_duration(seconds: float) -> str:
-    whole = int(max(seconds, 0))
-    hours, minutes, rest = whole // 3600, whole % 3600 // 60, whole % 60
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 class SilentScreen:

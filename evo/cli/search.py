@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 
 from evo.budget import Budget, StopReason
+from evo.cli.cells import format_duration
 from evo.cli.job import read_job
 from evo.cli.options import (
     DEFAULT_DB,
@@ -28,7 +29,7 @@ from evo.cli.options import (
     print_json,
 )
 from evo.cli.results import outcome_record, print_outcome
-from evo.cli.screen import LiveScreen, PlainLines, Screen, SilentScreen, format_duration
+from evo.cli.screen import LiveScreen, PlainLines, Screen, SilentScreen
 from evo.cli.setup import Setup, set_up, worker_settings
 from evo.errors import DeviceError, StoreError
 from evo.executors import Executor

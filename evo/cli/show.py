@@ -8,17 +8,16 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
 from evo.cli.cells import visible
 from evo.cli.options import DEFAULT_DB, CandidateName, Db, Json, command_line, make_console, print_json
 from evo.cli.recorded import named_candidate
-from evo.cli.results import DISTURBED_NOTE, make_table, marked, short_id, speedup
-from evo.run import gate_seeds
+from evo.cli.tables import DISTURBED_NOTE, make_table, marked, short_id, speedup
 from evo.store import Stage, candidates, queries
 from evo.store.records import CandidateRecord, FinalRace, TimingRecord
+from evo.store.seeds import gate_seeds
 from evo.store.store import Store
 
 __all__ = ["register"]
@@ -51,6 +50,8 @@ def show(
     if source:
         language = "cuda" if record.target == "cuda" else "cpp"
         if console.is_terminal:
+            from rich.syntax import Syntax  # and with it Pygments
+
             console.print(Syntax(text, language, theme="ansi_dark"))
         else:
             typer.echo(text)
@@ -103,11 +104,9 @@ def _print_candidate(console: Console, record: CandidateRecord, seeds: dict[Stag
     console.print(facts, highlight=False)
     for stage in dict.fromkeys(c.stage for c in record.checks):
         command = command_line(db, "check", short_id(record.id), "--seed", str(seeds[Stage(stage)]))
-        console.print(f"to repeat the {stage}'s verdict:  {command}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"to repeat the {stage}'s verdict:  {command}", highlight=False, soft_wrap=True)
     for check in failed:
-        console.print(
-            f"refused: {check.case}: {check.reason} (seed {check.seed})", style="red", highlight=False, markup=False
-        )
+        console.print(f"refused: {check.case}: {check.reason} (seed {check.seed})", style="red", highlight=False)
 
 
 def _made_by(record: CandidateRecord) -> str:

@@ -3,6 +3,7 @@ on a device, in a process that dies with the one that breaks it."""
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,7 +75,7 @@ class MeasureRequest:
     seed: int = 0
     time: bool = True
     rival: Rival | None = None
-    launch_limit_s: float | None = None
+    launch_limit_s: float = math.inf
     """How long a launch of the gate may take; an executor sets it by what others took."""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import signal
 import time
 from collections.abc import Callable
@@ -166,7 +165,7 @@ def _gate(request: MeasureRequest, kernel: Kernel, bench: Bench, loaded: Loaded,
         (case, kernel.launch(request.target, point, case.workload, limits))
         for case in kernel.cases(request.target, request.workload)
     ]
-    bench.gate.launch_limit_s = math.inf if request.launch_limit_s is None else request.launch_limit_s
+    bench.gate.launch_limit_s = request.launch_limit_s
     bench.gate.longest_launch_s = 0.0
     found.checks = bench.gate.run(loaded, cases)
     found.launch_seconds = bench.gate.longest_launch_s

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
@@ -17,6 +17,7 @@ from evo.store import StoredEvaluation, StoredRun
 
 __all__ = [
     "Advising",
+    "Combining",
     "ExportItem",
     "ExportRequest",
     "Exporter",
@@ -36,6 +37,8 @@ class ExportItem:
     """Public identifier."""
     record: Mapping[str, Any] = field(default_factory=dict)
     """Provenance as plain JSON data: run, order, timings with intervals, checks passed, ancestry."""
+    alternatives: Iterable[ExportItem] = field(default=(), compare=False, repr=False)
+    """Other candidates for the same workload, the best first: for architectures that this one cannot be built for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +52,8 @@ class ExportRequest:
     out: Path
     environment: Mapping[str, Any] = field(default_factory=dict)
     """What they were measured on and with."""
+    builds: tuple[str, ...] = ()
+    """Architectures to build for, where the exporter is `Combining`; empty: `arch`, on which they were measured."""
 
 
 class Exporter(Protocol):
@@ -59,6 +64,23 @@ class Exporter(Protocol):
 
         Raises UsageError if it is neither, CompileError if a source no longer compiles.
         """
+        ...
+
+
+@runtime_checkable
+class Combining(Exporter, Protocol):
+    """An exporter that builds for several architectures, and holds winners of several targets together."""
+
+    def export_together(self, parts: Sequence[ExportRequest]) -> list[Path]:
+        """As `export`, of requests for one kernel and one `out`."""
+        ...
+
+    def summary(self, out: Path) -> list[str]:
+        """What an export was built for: a phrase for each architecture."""
+        ...
+
+    def remarks(self, out: Path) -> list[str]:
+        """What is not in an export as it was asked for, and why: a sentence each."""
         ...
 
 

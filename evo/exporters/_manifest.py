@@ -5,25 +5,24 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from evo import __version__
-from evo.evaluation import Binary
 from evo.exporters import ExportItem, ExportRequest
+from evo.exporters._building import BuiltVariant, LeftOut
 from evo.exporters._folder import WRITER
 from evo.exporters._module import _processor
 from evo.kernel import Kernel
-from evo.render import Source
-from evo.targets import Target
 from evo.targets._cpu_compiler import FLAGS, LIBRARIES
 
-__all__ = ["BuiltVariant", "manifest_record", "to_json"]
+__all__ = ["manifest_record", "to_json"]
 
-_FORMAT_VERSION = 1
+_FORMAT_VERSION = 2
+_TRUE_ANYWHERE = ("run", "candidate", "order", "operator", "device", "created", "lineage")
 _PSABI = {
     "x86-64": "cx8 fpu fxsr mmx sse sse2",
     "x86-64-v2": "cx16 lahf_lm popcnt pni sse4_1 sse4_2 ssse3",
@@ -35,19 +34,8 @@ _UNTOLD = {"cx8", "fpu", "fxsr", "mmx"}
 """Every x86-64 CPU has these, and _processor does not report them."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class BuiltVariant:
-    """A winner, rendered and compiled again."""
-
-    item: ExportItem
-    source: Source
-    binary: Binary
-    source_file: str
-    binary_file: str
-
-
 def manifest_record(
-    kernel: Kernel, target: Target, request: ExportRequest, variants: Iterable[BuiltVariant]
+    kernel: Kernel, parts: Sequence[ExportRequest], variants: Sequence[BuiltVariant], left_out: Iterable[LeftOut]
 ) -> dict[str, Any]:
     """Everything but `files`, which the caller adds when they are written."""
     return {
@@ -66,14 +54,14 @@ def manifest_record(
             "arguments": [{"name": a.name, "kind": a.kind, "dtype": a.dtype} for a in kernel.arguments],
             "tolerance": {dtype: asdict(tolerance) for dtype, tolerance in kernel.tolerance.items()},
         },
-        "measured_on": dict(request.environment),
+        "measured_on": [dict(part.environment) for part in parts],
         "exported_on": {
-            "compiler": target.compiler(),
             "machine": _processor.machine(),
             "python": platform.python_version(),
             "torch": _torch_version(),
         },
-        "variants": [_variant_record(kernel, target, request.arch, v) for v in variants],
+        "variants": [_variant_record(kernel, v, variants) for v in variants],
+        "left_out": [asdict(missing) for missing in left_out],
     }
 
 
@@ -88,14 +76,21 @@ def to_json(record: Mapping[str, Any]) -> str:
     return json.dumps(record, indent=1, default=_as_json) + "\n"
 
 
-def _variant_record(kernel: Kernel, target: Target, arch: str, variant: BuiltVariant) -> dict[str, Any]:
-    item, source, binary = variant.item, variant.source, variant.binary
+def _variant_record(kernel: Kernel, variant: BuiltVariant, variants: Sequence[BuiltVariant]) -> dict[str, Any]:
+    found, target, arch = variant.found, variant.target, variant.arch
+    item, source, binary = found.item, found.source, found.binary
     dims = dict(item.workload.dims)
-    measured_code = item.record.get("code_hash")
+    measured_code = item.record.get("code_hash") if variant.measured else None
+    same = next((n for n, v in enumerate(variants) if v.measured and v.found.item is item), None)
     record: dict[str, Any] = {
         "candidate": item.candidate,
         "target": target.name,
         "arch": arch,
+        "standing": "measured" if variant.measured else "compiled",
+        "measured_arch": variant.measured_arch,
+        "measured_on": variant.part,
+        "measured_variant": same,
+        "instead_of": dict(zip(("candidate", "reason"), variant.instead_of, strict=True)) if variant.instead_of else None,
         "workload": {
             "key": item.workload.key,
             "dims": {d.name: dims[d.name] for d in kernel.dimensions}
@@ -104,12 +99,13 @@ def _variant_record(kernel: Kernel, target: Target, arch: str, variant: BuiltVar
             "options": dict(item.workload.options),
         },
         "fixed": list(kernel.specialised[target.name]),
-        "genome": {"parameters": item.genome.parameters, "flags": list(item.genome.flags)},
+        "genome": {"parameters": found.genome.parameters, "flags": list(found.genome.flags)},
         "source": variant.source_file,
         "source_sha256": _sha256(source.text.encode()),
         "source_digest": source.digest,
         "includes": {name: _sha256(text.encode()) for name, text in sorted(source.includes.items())},
         "flags": list(source.flags),
+        "compiler": target.compiler(),
         "binary": variant.binary_file,
         "binary_sha256": _sha256(binary.code),
         "code_hash": binary.code_hash,
@@ -117,13 +113,20 @@ def _variant_record(kernel: Kernel, target: Target, arch: str, variant: BuiltVar
         "registers": binary.registers,
         "spill_bytes": binary.spill_bytes,
         "smem_static_bytes": binary.smem_static_bytes,
-        "launch": asdict(kernel.plan(target.name, item.genome.parameters, item.workload)),
-        "record": dict(item.record),
+        "launch": asdict(kernel.plan(target.name, found.genome.parameters, item.workload)),
+        "record": dict(item.record) if variant.measured else _record_elsewhere(item, told=same is not None),
     }
     if target.name == "cpu":
         record["needs"] = {"machine": _processor.machine(), "features": _needed_features(arch, source.flags)}
         record["recipe"] = {"flags": [*FLAGS, *source.flags], "libraries": list(LIBRARIES)}
     return record
+
+
+def _record_elsewhere(item: ExportItem, *, told: bool) -> dict[str, Any]:
+    """The provenance of what was compiled for an architecture it was not measured on: without figures and verdicts, which
+    would be taken for this architecture's. Without ancestors, too, if they are told beside its measured build."""
+    kept = {name: value for name, value in item.record.items() if name in _TRUE_ANYWHERE}
+    return {name: value for name, value in kept.items() if not (told and name == "lineage")}
 
 
 def _needed_features(arch: str, flags: Iterable[str]) -> list[str] | None:

@@ -2,8 +2,8 @@
 
 What lies in it: __init__.py with the public names of the kernel's frontend.py; the frontend; the run time
 (evo/exporters/_module, copied as it is); where the kernel has it, the source of the native launcher, frontend.cpp and
-native/; manifest.json, the provenance; for each variant its readable source and its binary; the local headers that the
-sources include.
+native/; manifest.json, the provenance; for each variant, a winner built for one architecture, its readable source and its
+binary; sources for sizes that nothing was tuned for; the local headers that the sources include.
 """
 
 from __future__ import annotations
@@ -12,18 +12,19 @@ import ast
 import json
 import keyword
 import sys
-import tempfile
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from evo import __version__
 from evo.errors import KernelError, UsageError
-from evo.exporters import Exporter, ExportItem, ExportRequest
+from evo.exporters import Combining, ExportRequest
+from evo.exporters._building import BuiltVariant, build_variants, check_parts
 from evo.exporters._folder import MANIFEST, file_digests, publish
-from evo.exporters._manifest import BuiltVariant, manifest_record, to_json
+from evo.exporters._manifest import manifest_record, to_json
+from evo.exporters._untuned import add_untuned
 from evo.kernel import FRONTEND_FILE, Kernel, load_kernel
-from evo.render import render
-from evo.targets import Target, find_target
 
 __all__ = ["EXPORTER", "ModuleExporter"]
 
@@ -33,7 +34,7 @@ _TAKEN = frozenset({"evo", "torch", *sys.stdlib_module_names})
 
 
 class ModuleExporter:
-    """The methods are those of `evo.exporters.Exporter`."""
+    """The methods are those of `evo.exporters.Combining`."""
 
     name = "module"
 
@@ -42,27 +43,54 @@ class ModuleExporter:
 
         An item's record may hold `source_digest`, the digest of the source that was measured: if another one is
         rendered now it is refused, because what is recorded would not be true of it. Raises UsageError for that,
-        for a name that cannot be imported, for a kernel without frontend.py; what `publish` raises; TemplateError
-        and CompileError.
+        for a name that cannot be imported, for a kernel without frontend.py, for an architecture that nothing can be
+        built for; what `publish` raises; TemplateError and CompileError.
         """
-        out = request.out.absolute()
+        return self.export_together((request,))
+
+    def export_together(self, parts: Sequence[ExportRequest]) -> list[Path]:
+        """One package of several requests for one kernel, which differ in target, architecture or environment."""
+        out = parts[0].out.absolute()
         _check_package_name(out.name)
-        kernel, target = load_kernel(request.kernel), find_target(request.target)
-        kernel.check_target(target.name)
+        kernel = load_kernel(parts[0].kernel)
         frontend = _frontend(kernel)
         names = _public_names(frontend)
-        _check_items(kernel, request.items)
+        _check_scalars(kernel)
+        check_parts(kernel, parts)
         with publish(out, self.name) as folder:
-            variants = [_build(kernel, target, request.arch, i, item) for i, item in enumerate(request.items)]
+            variants, left_out = build_variants(kernel, parts)
             for path in sorted(p for p in _RUNTIME.glob("*.py") if p.name != "__init__.py"):
                 (folder / path.name).write_bytes(path.read_bytes())
             _write_frontend(folder, frontend)
             for variant in variants:
                 _write_variant(folder, variant)
             (folder / "__init__.py").write_text(_init(kernel, names, variants), encoding="utf-8")
-            manifest = {**manifest_record(kernel, target, request, variants), "files": file_digests(folder)}
+            manifest = manifest_record(kernel, parts, variants, left_out)
+            add_untuned(folder, kernel, manifest)
+            manifest["files"] = file_digests(folder)
             (folder / MANIFEST).write_text(to_json(manifest), encoding="utf-8")
         return sorted(p for p in out.rglob("*") if p.is_file())
+
+    def summary(self, out: Path) -> list[str]:
+        number = Counter((v["arch"], v["standing"]) for v in _manifest(out)["variants"])
+        return [f"{arch}: {n} {standing}" for (arch, standing), n in number.items()]
+
+    def remarks(self, out: Path) -> list[str]:
+        manifest = _manifest(out)
+        archs: dict[str, list[str]] = {}
+        for v in manifest["variants"]:
+            if instead := v["instead_of"]:
+                told = f"is {v['candidate']}, because {instead['candidate']} cannot be built for it ({instead['reason']})"
+                archs.setdefault(f"{v['workload']['key']}: what is built for ARCHS {told}", []).append(v["arch"])
+        for m in manifest["left_out"]:
+            told = f"neither {m['candidate']} nor another candidate of its run can be ({m['reason']})"
+            archs.setdefault(f"{m['workload']}: nothing is built for ARCHS, {told}", []).append(m["arch"])
+        return [remark.replace("ARCHS", " and ".join(among)) for remark, among in archs.items()]
+
+
+def _manifest(out: Path) -> dict[str, Any]:
+    manifest: dict[str, Any] = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
+    return manifest
 
 
 def _check_package_name(name: str) -> None:
@@ -96,44 +124,13 @@ def _public_names(frontend: Path) -> list[str]:
     raise KernelError(f"{frontend} does not say what is public: define __all__ = [...]")
 
 
-def _check_items(kernel: Kernel, items: Iterable[ExportItem]) -> None:
-    seen: dict[str, str] = {}
-    for item in items:
-        key = item.workload.key
-        if key in seen:
-            raise UsageError(f"{seen[key]} and {item.candidate} are both for {key}: export one of them")
-        seen[key] = item.candidate
-    if not seen:
-        raise UsageError("there is nothing to export: name a run that has a winner, or candidates")
+def _check_scalars(kernel: Kernel) -> None:
     for argument in kernel.arguments:
         if argument.kind == "scalar" and argument.dtype not in _SCALARS:
             raise KernelError(
                 f"kernel {kernel.name!r}: scalar argument {argument.name!r} has dtype {argument.dtype!r}, and "
                 f"exported modules pass only {', '.join(_SCALARS)}"
             )
-
-
-def _build(kernel: Kernel, target: Target, arch: str, index: int, item: ExportItem) -> BuiltVariant:
-    source = render(kernel, target.name, item.genome, kernel.binding(target.name, item.workload), arch)
-    measured = item.record.get("source_digest")
-    if measured is not None and measured != source.digest:
-        raise UsageError(
-            f"{item.candidate} was measured with another source than kernel {kernel.name!r} gives today (its "
-            f"template has changed since): search again, or go back to the templates it was found with"
-        )
-    with tempfile.TemporaryDirectory(prefix="evo-export-") as workdir:
-        binary = target.compile(source, arch, Path(workdir))
-    fixed = kernel.specialised[target.name]
-    sizes = "x".join(str(n) for d, n in item.workload.dims if d in fixed or not fixed)
-    stem = f"variant_{index}_{item.workload.dtype}_{sizes}"
-    kind = "so" if target.name == "cpu" else "cubin" if binary.code.startswith(b"\x7fELF") else "ptx"
-    return BuiltVariant(
-        item=item,
-        source=source,
-        binary=binary,
-        source_file=f"{stem}.{target.language}",
-        binary_file=f"{stem}.{kind}",
-    )
 
 
 def _write_frontend(folder: Path, frontend: Path) -> None:
@@ -148,9 +145,10 @@ def _write_frontend(folder: Path, frontend: Path) -> None:
 
 
 def _write_variant(folder: Path, variant: BuiltVariant) -> None:
-    (folder / variant.source_file).write_bytes(variant.source.text.encode())
-    (folder / variant.binary_file).write_bytes(variant.binary.code)
-    for name, text in variant.source.includes.items():
+    source = variant.found.source
+    (folder / variant.source_file).write_bytes(source.text.encode())
+    (folder / variant.binary_file).write_bytes(variant.found.binary.code)
+    for name, text in source.includes.items():
         path = folder / name
         if not path.resolve().is_relative_to(folder.resolve()):
             raise KernelError(f"{variant.source_file} includes {name!r}, which is not below its include folders")
@@ -159,10 +157,13 @@ def _write_variant(folder: Path, variant: BuiltVariant) -> None:
 
 
 def _init(kernel: Kernel, names: list[str], variants: Sequence[BuiltVariant]) -> str:
-    tuned = "\n".join(f"    {v.item.workload.key}  ({v.source_file})" for v in variants)
+    tuned: dict[str, list[str]] = {}
+    for v in variants:
+        tuned.setdefault(v.found.item.workload.key, []).append(v.arch if v.measured else f"{v.arch} (compiled)")
+    lines = "\n".join(f"    {key}:  {', '.join(archs)}" for key, archs in tuned.items())
     return (
         f'"""{kernel.title} for PyTorch, in place of {kernel.replaces or "its own"}.\n\n'
-        f"Tuned for {variants[0].source.target} and\n{tuned}\n"
+        f"Tuned for\n{lines}\n"
         f"Everything else is left to PyTorch. Found and written by evo {__version__}; {MANIFEST} tells how.\n\n"
         f"    python -m PACKAGE build     build the native launcher: cheaper calls\n"
         f"    python -m PACKAGE check     compare with PyTorch and float64\n"
@@ -172,4 +173,4 @@ def _init(kernel: Kernel, names: list[str], variants: Sequence[BuiltVariant]) ->
     )
 
 
-EXPORTER: Exporter = ModuleExporter()
+EXPORTER: Combining = ModuleExporter()

@@ -12,17 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, select
 
-from evo.evaluation import Status
+from evo.evaluation import PASSED
 from evo.space import Value
 from evo.store import models as m
 from evo.store.columns import ORDERS_PER_RUN, key_range
+from evo.store.lookups import at_once
 from evo.store.store import Store
 
 __all__ = ["Candidates", "SearchTiming", "read_candidates", "read_timings"]
 
-_PASSED = frozenset(status.value for status in Status if status.passed)
 _NONE = -1
-_LOOKUP = 400  # keys in one query; SQLite takes 999 variables at least
 _c, _t, _p = m.Candidate, m.Timing, m.Parentage
 
 
@@ -101,7 +100,7 @@ def _columns(rows: list[Any], parents: Mapping[int, int]) -> Candidates:
         status=np.array([statuses[s] for s in status], np.int32),
         operator=np.array([operators[o] for o in operator], np.int32),
         parent=np.array([place.get(parents.get(k, _NONE), _NONE) for k in keys], np.int64),
-        passed=np.array([s in _PASSED for s in status]),
+        passed=np.array([s in PASSED for s in status]),
         statuses=tuple(statuses),
         operators=tuple(operators),
         values=values,
@@ -133,10 +132,10 @@ def read_timings(connection: Connection, run_id: int, orders: list[int]) -> dict
     """What the search's cold protocol measured, by order."""
     found: dict[int, SearchTiming] = {}
     first, _ = key_range(run_id)
-    for i in range(0, len(orders), _LOOKUP):
+    for some in at_once(orders):
         rows = connection.execute(
             select(_t.candidate_id, _t.median_us, _t.ratio, _t.ratio_low, _t.ratio_high, _t.clocks)
-            .where(_t.run_id == run_id, _t.candidate_id.in_([first + o for o in orders[i : i + _LOOKUP]]))
+            .where(_t.run_id == run_id, _t.candidate_id.in_([first + o for o in some]))
             .where(_t.round == 0, _t.contender == "candidate", _t.protocol != "hot")
         )
         for key, us, ratio, low, high, clocks in rows:

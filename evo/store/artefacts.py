@@ -9,10 +9,9 @@ from sqlalchemy import Connection, select
 
 from evo.errors import EngineError
 from evo.store import models as m
+from evo.store.lookups import at_once
 
 __all__ = ["read_artefacts", "read_texts", "unpack"]
-
-_LOOKUP_SIZE = 400  # names in one query; SQLite takes 999 variables at least
 
 
 def unpack(sha256: str, data: bytes) -> bytes:
@@ -25,11 +24,9 @@ def unpack(sha256: str, data: bytes) -> bytes:
 
 def read_artefacts(connection: Connection, digests: Collection[str]) -> dict[str, bytes]:
     """The bytes by sha256; those that are not kept are left out."""
-    a, names, found = m.Artefact, list(digests), {}
-    for i in range(0, len(names), _LOOKUP_SIZE):
-        for sha256, data in connection.execute(
-            select(a.sha256, a.data).where(a.sha256.in_(names[i : i + _LOOKUP_SIZE]))
-        ):
+    a, found = m.Artefact, {}
+    for some in at_once(digests):
+        for sha256, data in connection.execute(select(a.sha256, a.data).where(a.sha256.in_(some))):
             found[sha256] = unpack(sha256, data)
     return found
 

@@ -15,6 +15,7 @@ from evo.store import Stage, StoredRun
 from evo.store import models as m
 from evo.store.bulk import insert_new, insert_rows
 from evo.store.columns import ORDERS_PER_RUN
+from evo.store.lookups import at_once
 from evo.store.rows import Row, build_row, candidate_row, check_rows, parentage_rows, timing_rows
 from evo.store.server import write_alone, write_beside
 
@@ -29,7 +30,6 @@ _ARTEFACT = m.Base.metadata.tables["artefact"]
 _RUN = m.Base.metadata.tables["run"]
 
 _COMPRESSION = 6
-_LOOKUP_SIZE = 400  # digests in one query; SQLite takes 999 variables at least
 
 
 class Batch:
@@ -118,8 +118,7 @@ class Batch:
     def _insert_artefacts(self, connection: Connection) -> None:
         known: set[str] = set()
         digests = sorted(self._artefacts)
-        for i in range(0, len(digests), _LOOKUP_SIZE):
-            some = digests[i : i + _LOOKUP_SIZE]
+        for some in at_once(digests):
             known.update(connection.scalars(select(_ARTEFACT.c.sha256).where(_ARTEFACT.c.sha256.in_(some))))
         rows = [
             {

@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, case, func, select
 
-from evo.evaluation import Status
+from evo.evaluation import PASSED
 from evo.store import StoredRun
 from evo.store import models as m
 from evo.store.columns import key_range
@@ -20,7 +20,6 @@ from evo.store.store import Store
 
 __all__ = ["MILESTONES", "ComparedRun", "Comparison", "Setting", "compare"]
 
-_PASSED = tuple(status.value for status in Status if status.passed)
 _c = m.Candidate
 MILESTONES = (1.1, 1.3, 1.5, 2.0)
 """Speed-ups over the reference whose first time is told."""
@@ -100,7 +99,7 @@ def compare(store: Store, runs: Sequence[str]) -> Comparison:
 
 def _counts(connection: Connection, run_id: int) -> dict[int, tuple[int, int]]:
     """By island: candidates, and those that passed."""
-    passed = func.sum(case((_c.status.in_(_PASSED), 1), else_=0))
+    passed = func.sum(case((_c.status.in_(PASSED), 1), else_=0))
     rows = connection.execute(
         select(_c.island, func.count(), passed).where(_c.id.between(*key_range(run_id))).group_by(_c.island)
     )

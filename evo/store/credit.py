@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from evo.errors import UsageError
-from evo.evaluation import Status
+from evo.evaluation import PASSED, Status
 from evo.store import models as m
 from evo.store.columns import key_range
 from evo.store.rules import spent
@@ -20,7 +20,6 @@ from evo.store.store import Store
 
 __all__ = ["OperatorCredit", "operators"]
 
-_PASSED = tuple(status.value for status in Status if status.passed)
 _c, _b, _p = m.Candidate, m.Build, m.Parentage
 
 
@@ -139,7 +138,7 @@ def _credit(
         from_s=bounds[0],
         to_s=bounds[1],
         trials=len(trials),
-        passed=sum(t.row.status in _PASSED for t in trials),
+        passed=sum(t.row.status in PASSED for t in trials),
         new_code=sum(t.row.status == Status.OK.value for t in trials),
         compared=len(compared),
         better=better,

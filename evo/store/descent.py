@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Connection, literal, select, union_all
+from sqlalchemy import Connection, literal, select, union_all
 
 from evo.evaluation import Status
 from evo.genome import Genome
@@ -18,6 +18,7 @@ from evo.store.ancestry import genome_change
 from evo.store.artefacts import read_texts
 from evo.store.columns import ORDERS_PER_RUN, Key
 from evo.store.gains import Figure, Gain, gain_between
+from evo.store.lookups import at_once
 from evo.store.records import Change, Relative
 from evo.store.relatives import RELATIVE_COLUMNS, read_relative, resolve_candidate
 from evo.store.store import Store
@@ -177,15 +178,10 @@ def _generations(
     return distance
 
 
-def _chunks(keys: Sequence[int], column: ColumnElement[int]) -> Iterable[ColumnElement[bool]]:
-    """Conditions that between them hold for the keys; SQLite takes 999 variables in a query at least."""
-    for i in range(0, len(keys), 400):
-        yield column.in_(keys[i : i + 400])
-
-
 def _each(connection: Connection, query: Any, keys: Sequence[int], column: Any) -> Iterable[Any]:
-    for condition in _chunks(keys, column):
-        yield from connection.execute(query.where(condition))
+    """The rows in which the column is one of the keys."""
+    for some in at_once(keys):
+        yield from connection.execute(query.where(column.in_(some)))
 
 
 def _parents(connection: Connection, keys: Sequence[int]) -> dict[int, list[tuple[int, Relative]]]:

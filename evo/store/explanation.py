@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from evo.errors import StoreError
-from evo.evaluation import Status
+from evo.evaluation import PASSED
 from evo.genome import Genome
 from evo.space import Value
 from evo.store import models as m
@@ -25,7 +25,6 @@ from evo.store.store import Store
 
 __all__ = ["EditCredit", "Explanation", "Marginal", "explain"]
 
-_PASSED = tuple(status.value for status in Status if status.passed)
 _c, _i, _r, _p = m.Candidate, m.Island, m.Run, m.Parentage
 
 
@@ -240,7 +239,7 @@ def _measured(connection: Connection, run_id: int, island: int) -> dict[Genome, 
     """Public id and time of every genome of an island that has one, the first of equal ones."""
     rows = connection.execute(
         select(_c.id, _c.public_id, _c.genome)
-        .where(_c.id.between(*key_range(run_id)), _c.island == island, _c.status.in_(_PASSED))
+        .where(_c.id.between(*key_range(run_id)), _c.island == island, _c.status.in_(PASSED))
         .order_by(_c.id)
     ).all()
     figures = search_figures(connection, run_id, [row.id for row in rows])

@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import Connection, func, select
 
-from evo.evaluation import Status
+from evo.evaluation import PASSED
 from evo.space import Value
 from evo.store import models as m
 from evo.store.columns import key_range
@@ -30,7 +30,6 @@ __all__ = [
     "failure_totals",
 ]
 
-_PASSED = tuple(status.value for status in Status if status.passed)
 _c, _i, _k, _b, _r = m.Candidate, m.Island, m.Check, m.Build, m.Run
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+(?:\.\d+)?(?:e[-+]?\d+)?|\b(?:nan|inf(?:inity)?)\b", re.IGNORECASE)
 
@@ -192,7 +191,7 @@ def _reasons(connection: Connection, run_id: int) -> dict[int, str]:
     for key, log, build_log in connection.execute(
         select(_c.id, _c.log, _b.log)
         .join_from(_c, _b, _b.candidate_id == _c.id, isouter=True)
-        .where(_c.id.between(*keys), _c.status.not_in(_PASSED))
+        .where(_c.id.between(*keys), _c.status.not_in(PASSED))
     ):
         found[key] = failure_reason(log) or failure_reason(build_log or "")
     for key, case, reason in connection.execute(
@@ -207,7 +206,7 @@ def _reasons(connection: Connection, run_id: int) -> dict[int, str]:
 def _kinds(rows: Sequence[Any]) -> list[FailureKind]:
     groups: dict[str, list[Any]] = defaultdict(list)
     for row in rows:
-        if row.status not in _PASSED:
+        if row.status not in PASSED:
             groups[row.status].append(row)
     found = [
         FailureKind(
@@ -225,7 +224,7 @@ def _kinds(rows: Sequence[Any]) -> list[FailureKind]:
 def _reason_groups(rows: Sequence[Any], said: Mapping[int, str]) -> list[FailureReason]:
     groups: dict[tuple[str, str], list[Any]] = defaultdict(list)
     for row in rows:
-        if row.status not in _PASSED:
+        if row.status not in PASSED:
             groups[row.status, _NUMBERS.sub("#", said.get(row.id, ""))].append(row)
     found = [
         FailureReason(

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import random
-import warnings
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, func, select
 from sqlalchemy.orm import aliased
 
 from evo.errors import UsageError
-from evo.evaluation import Status
+from evo.evaluation import PASSED
 from evo.genome import Genome
 from evo.space import Value
 from evo.store import models as m
@@ -22,7 +20,6 @@ from evo.store.store import Store
 
 __all__ = ["Importance", "importance"]
 
-_PASSED = tuple(status.value for status in Status if status.passed)
 _c, _i = m.Candidate, m.Island
 _LEAST_TIMED = 20
 """Timed candidates below which nothing is said: Optuna asks for five in the top tenth; half as many here, and said so."""
@@ -79,7 +76,7 @@ def _timed(connection: Connection, run_id: int) -> dict[str, _Points]:
         select(_i.workload, _c.genome, func.coalesce(_c.score, original.score))
         .join_from(_c, _i, (_i.run_id == _c.run_id) & (_i.number == _c.island))
         .join(original, original.id == _c.same_code_as_id, isouter=True)
-        .where(_c.id.between(*key_range(run_id)), _c.status.in_(_PASSED))
+        .where(_c.id.between(*key_range(run_id)), _c.status.in_(PASSED))
         .order_by(_c.id)
     ):
         if score is not None:
@@ -98,7 +95,11 @@ def _of_island(workload: str, points: _Points, quantile: float) -> list[Importan
             having[name] += 1
             values[name][repr(value)] = value
     varied = {name: list(known.values()) for name, known in values.items() if len(known) > 1}
-    known = _evaluate(points, varied, quantile) if varied and len(points) >= _LEAST_TIMED else {}
+    known = {}
+    if varied and len(points) >= _LEAST_TIMED:
+        from evo.store.ped_anova import ped_anova  # Optuna: the other questions do without
+
+        known = ped_anova(points, varied, quantile)
     total = sum(known.values())
     few = f"only {len(points)} candidates were timed, {_LEAST_TIMED} are needed"
     found = []
@@ -128,33 +129,3 @@ def _of_island(workload: str, points: _Points, quantile: float) -> list[Importan
             )
         )
     return sorted(found, key=lambda i: (i.importance is None, -(i.importance or 0.0), i.parameter))
-
-
-def _evaluate(points: _Points, varied: Mapping[str, Sequence[Value]], quantile: float) -> dict[str, float]:
-    """Of an in-memory study with the points as its trials. Every parameter is categorical there: the values of an ordinal
-    one are few, and evo's are spaced as factors and not as differences."""
-    import optuna
-    from optuna.distributions import BaseDistribution, CategoricalDistribution
-    from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
-
-    logging = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of few trials and rare values, which the notes tell
-            study = optuna.create_study()
-            space: dict[str, BaseDistribution] = {n: CategoricalDistribution(tuple(v)) for n, v in varied.items()}
-            study.add_trials(
-                [
-                    optuna.trial.create_trial(
-                        params={n: v for n, v in parameters.items() if n in space},
-                        distributions={n: space[n] for n in parameters if n in space},
-                        value=score,
-                    )
-                    for parameters, score in points
-                ]
-            )
-            evaluator = PedAnovaImportanceEvaluator(target_quantile=quantile)
-            return dict(get_param_importances(study, evaluator=evaluator, normalize=False))
-    finally:
-        optuna.logging.set_verbosity(logging)

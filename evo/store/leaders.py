@@ -6,20 +6,19 @@ from collections import defaultdict
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, func, or_, select
+from sqlalchemy import ColumnElement, Connection, and_, func, select
 from sqlalchemy.orm import aliased
 
-from evo.evaluation import Status
+from evo.evaluation import PASSED
 from evo.genome import Genome
 from evo.store import models as m
+from evo.store.lookups import at_once
 from evo.store.records import Best
 from evo.store.runs import resolve_run
 from evo.store.store import Store
 
 __all__ = ["best", "best_by_run", "best_of_runs", "last_refusals", "leader_key", "refused_in_finals"]
 
-_LOOKUP_SIZE = 200  # pairs in one query; SQLite takes 999 variables at least
-_PASSED = tuple(status.value for status in Status if status.passed)
 _c, _i, _r, _t = m.Candidate, m.Island, m.Run, m.Timing
 # Without the samples, which are most of a timing's bytes.
 _TIMING_COLUMNS = (_t.protocol, _t.median_us, _t.low_us, _t.high_us, _t.ratio, _t.ratio_low, _t.ratio_high, _t.clocks)
@@ -29,7 +28,7 @@ def last_refusals() -> ColumnElement[bool]:
     """Of `Final`: it is the last one of its candidate, and refused it."""
     final, last = m.Final, aliased(m.Final)
     newest = select(func.max(last.round)).where(last.candidate_id == final.candidate_id).scalar_subquery()
-    return and_(final.status.not_in(_PASSED), final.round == newest)
+    return and_(final.status.not_in(PASSED), final.round == newest)
 
 
 def leader_key() -> ColumnElement[int | None]:
@@ -100,7 +99,7 @@ def best_of_runs(connection: Connection, runs: Collection[int]) -> list[Best]:
 def _leaders(connection: Connection, *conditions: ColumnElement[bool]) -> list[Best]:
     """One for each island that has a timed candidate, by its last measurement.
 
-    In three steps and not in one join, for which a planner may read every timing there is.
+    In two steps and not in one join, for which a planner may read every timing there is.
     """
     e = m.Environment
     islands: Any = connection.execute(
@@ -111,27 +110,21 @@ def _leaders(connection: Connection, *conditions: ColumnElement[bool]) -> list[B
         .where(*conditions)
     )
     by_leader = {row.leader: row for row in islands if row.leader is not None}
-    keys = sorted(by_leader)
-    candidates: dict[int, Any] = {}
     newest: dict[int, Any] = {}
-    for i in range(0, len(keys), _LOOKUP_SIZE):
-        some = keys[i : i + _LOOKUP_SIZE]
-        columns = (_c.id, _c.public_id, _c.order, _c.score, _c.genome)
-        candidates.update((row.id, row) for row in connection.execute(select(*columns).where(_c.id.in_(some))))
-        # One look-up in the index for each: SQLite does not use it for a list of pairs.
-        theirs = or_(*(and_(_t.run_id == by_leader[key].run_id, _t.candidate_id == key) for key in some))
+    for some in at_once(sorted(by_leader)):
         timings: Any = connection.execute(
-            select(_t.candidate_id, _t.workload, _t.stage, _t.round, *_TIMING_COLUMNS)
-            .where(theirs, _t.contender == "candidate")
+            select(_c.id, _c.public_id, _c.order, _c.score, _c.genome)
+            .add_columns(_t.workload, _t.stage, _t.round, *_TIMING_COLUMNS)
+            .join_from(_c, _t, and_(_t.run_id == _c.run_id, _t.candidate_id == _c.id))
+            .where(_c.id.in_(some), _t.contender == "candidate")
             .order_by(_t.id)
         )
         for row in timings:
-            key = row.candidate_id
-            if row.workload != by_leader[key].workload:
+            if row.workload != by_leader[row.id].workload:
                 continue
-            if key not in newest or _recency(row) > _recency(newest[key]):
-                newest[key] = row
-    return [_best(by_leader[key], candidates[key], timing) for key, timing in newest.items()]
+            if row.id not in newest or _recency(row) > _recency(newest[row.id]):
+                newest[row.id] = row
+    return [_best(by_leader[key], timed) for key, timed in newest.items()]
 
 
 def _rank(record: Best) -> tuple[float, int]:
@@ -143,8 +136,8 @@ def _recency(row: Any) -> tuple[int, int]:
     return row.round, {"final": 2, "cold": 1}.get(row.protocol, 0)
 
 
-def _best(island: Any, candidate: Any, timing: Any) -> Best:
-    genome = Genome.from_json(candidate.genome)
+def _best(island: Any, timed: Any) -> Best:
+    genome = Genome.from_json(timed.genome)
     return Best(
         kernel=island.kernel,
         target=island.target,
@@ -153,19 +146,19 @@ def _best(island: Any, candidate: Any, timing: Any) -> Best:
         workload=island.workload,
         dtype=island.dtype,
         run=island.name,
-        id=candidate.public_id,
-        order=candidate.order,
-        winner=island.winner_id == candidate.id,
-        score=candidate.score,
-        stage=timing.stage,
-        protocol=timing.protocol,
-        median_us=timing.median_us,
-        low_us=timing.low_us,
-        high_us=timing.high_us,
-        ratio=candidate.score if timing.ratio is None else timing.ratio,
-        ratio_low=timing.ratio_low,
-        ratio_high=timing.ratio_high,
-        disturbed=bool(timing.clocks.get("disturbed")),
+        id=timed.public_id,
+        order=timed.order,
+        winner=island.winner_id == timed.id,
+        score=timed.score,
+        stage=timed.stage,
+        protocol=timed.protocol,
+        median_us=timed.median_us,
+        low_us=timed.low_us,
+        high_us=timed.high_us,
+        ratio=timed.score if timed.ratio is None else timed.ratio,
+        ratio_low=timed.ratio_low,
+        ratio_high=timed.ratio_high,
+        disturbed=bool(timed.clocks.get("disturbed")),
         parameters=genome.parameters,
         flags=genome.flags,
     )

@@ -8,9 +8,6 @@ from collections import Counter
 from io import BytesIO
 from typing import Any
 
-from elftools.common.exceptions import ELFError
-from elftools.elf.elffile import ELFFile
-
 __all__ = ["code_statistics", "is_ptx"]
 
 _CUDA_MACHINE = ("EM_CUDA", 190)
@@ -33,6 +30,9 @@ def code_statistics(code: bytes) -> dict[str, int]:
     nor PTX."""
     if is_ptx(code):
         return _ptx_statistics(code.decode("utf-8", "replace"))
+    from elftools.common.exceptions import ELFError  # of all questions to a database, one looks into an ELF file
+    from elftools.elf.elffile import ELFFile
+
     try:
         return _elf_statistics(ELFFile(BytesIO(code)))
     except (ELFError, ValueError, struct.error, UnicodeDecodeError, AttributeError, KeyError):

@@ -6,11 +6,11 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
-from evo.evaluation import Status
+from evo.evaluation import PASSED
 
 __all__ = ["mend"]
 
-_PASSED = ", ".join(f"'{status.value}'" for status in Status if status.passed)
+_PASSED = ", ".join(f"'{status}'" for status in PASSED)
 _LOST = "lost with a damaged file"
 
 

@@ -16,6 +16,7 @@ from evo.store import models as m
 from evo.store.bulk import insert_new, insert_rows
 from evo.store.columns import ORDERS_PER_RUN, key_range
 from evo.store.erasing import erase_run
+from evo.store.lookups import at_once
 from evo.store.runs import read_run
 from evo.store.server import take_turns, write_alone
 from evo.store.store import Store
@@ -23,7 +24,6 @@ from evo.store.store import Store
 __all__ = ["Merged", "merge"]
 
 _CANDIDATES_AT_ONCE = 2000
-_DIGESTS_AT_ONCE = 400
 _ROWS_AT_ONCE = 200
 
 _RUN, _ISLAND, _ENVIRONMENT, _CANDIDATE, _ARTEFACT, _TIMING = (
@@ -194,8 +194,7 @@ class _Merging:
 
     def _artefacts(self, digests: Iterable[str | None]) -> None:
         wanted = sorted(digest for digest in set(digests) if digest is not None)
-        for i in range(0, len(wanted), _DIGESTS_AT_ONCE):
-            some = wanted[i : i + _DIGESTS_AT_ONCE]
+        for some in at_once(wanted):
             known = set(self._ours.scalars(select(_ARTEFACT.c.sha256).where(_ARTEFACT.c.sha256.in_(some))))
             lacking = [digest for digest in some if digest not in known]
             if not lacking:

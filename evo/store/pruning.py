@@ -13,15 +13,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from typing import Any
 
 from sqlalchemy import Connection, Select, Text, and_, cast, delete, func, or_, select, update
 
 from evo.errors import StoreError
-from evo.evaluation import Status
+from evo.evaluation import PASSED
 from evo.store import RunStatus
 from evo.store import models as m
 from evo.store.columns import key_range
 from evo.store.leaders import leader_key
+from evo.store.lookups import at_once
 from evo.store.runs import resolve_run
 from evo.store.server import write_alone
 from evo.store.store import Store
@@ -29,8 +31,6 @@ from evo.store.store import Store
 __all__ = ["Part", "Pruned", "chosen_runs", "prune"]
 
 _c, _b, _t, _p, _a = m.Candidate, m.Build, m.Timing, m.Parentage, m.Artefact
-_PASSED = tuple(status.value for status in Status if status.passed)
-_DIGESTS_AT_ONCE = 400
 
 
 class Part(StrEnum):
@@ -44,6 +44,13 @@ class Part(StrEnum):
     """Machine code of all candidates that are not kept."""
     SAMPLES = "samples"
     """Single samples of the search's timings; medians and intervals stay."""
+
+
+_STORED: tuple[tuple[Part, Any, Any], ...] = (
+    (Part.SOURCES, _c.id, _c.source_sha),
+    (Part.BINARIES, _b.candidate_id, _b.binary_sha),
+)
+"""What is stored by its digest: the columns that say whose it is, and which."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,26 +100,21 @@ def prune(store: Store, runs: Sequence[str], parts: Sequence[Part], *, dry: bool
 
 def _prune(connection: Connection, runs: Sequence[str], parts: Sequence[Part], *, dry: bool) -> Pruned:
     wanted = frozenset(parts)
-    kept = sources = binaries = samples = size = 0
+    kept = samples = size = 0
+    lost: Counter[Part] = Counter()
     released: Counter[str] = Counter()
     for name in runs:
         key = resolve_run(connection, name)
         spared = _spared(key)
         kept += connection.scalar(select(func.count()).select_from(spared.subquery())) or 0
-        if (losers := _losers(key, spared, wanted, Part.SOURCES)) is not None:
-            where = and_(_c.id.in_(losers), _c.source_sha.is_not(None))
-            digests = connection.scalars(select(_c.source_sha).where(where)).all()
-            released.update(digest for digest in digests if digest)
-            sources += len(digests)
-            if not dry:
-                connection.execute(update(_c).where(where), {"source_sha": None})
-        if (losers := _losers(key, spared, wanted, Part.BINARIES)) is not None:
-            where = and_(_b.candidate_id.in_(losers), _b.binary_sha.is_not(None))
-            digests = connection.scalars(select(_b.binary_sha).where(where)).all()
-            released.update(digest for digest in digests if digest)
-            binaries += len(digests)
-            if not dry:
-                connection.execute(update(_b).where(where), {"binary_sha": None})
+        for part, owner, digest in _STORED:
+            if (losers := _losers(key, spared, wanted, part)) is not None:
+                where = and_(owner.in_(losers), digest.is_not(None))
+                digests = connection.scalars(select(digest).where(where)).all()
+                released.update(digests)
+                lost[part] += len(digests)
+                if not dry:
+                    connection.execute(update(digest.class_).where(where), {digest.key: None})
         if Part.SAMPLES in wanted:
             length = func.length(cast(_t.samples_us, Text))
             where = and_(_t.run_id == key, _t.round == 0, _t.candidate_id.not_in(spared), length > len("[]"))
@@ -124,8 +126,8 @@ def _prune(connection: Connection, runs: Sequence[str], parts: Sequence[Part], *
     return Pruned(
         runs=tuple(runs),
         kept=kept,
-        sources=sources,
-        binaries=binaries,
+        sources=lost[Part.SOURCES],
+        binaries=lost[Part.BINARIES],
         samples=samples,
         artefacts=artefacts,
         bytes=size + stored,
@@ -151,17 +153,15 @@ def _losers(run_id: int, spared: Select[int], wanted: frozenset[Part], part: Par
     query = select(_c.id).where(_c.id.between(*key_range(run_id)), _c.id.not_in(spared))
     if part in wanted:
         return query
-    return query.where(_c.status.not_in(_PASSED)) if Part.FAILED in wanted else None
+    return query.where(_c.status.not_in(PASSED)) if Part.FAILED in wanted else None
 
 
 def _drop_artefacts(connection: Connection, released: Counter[str], *, dry: bool) -> tuple[int, int]:
     """Number and bytes of those that only candidates refer to that lose them."""
     number = size = 0
-    digests = sorted(released)
-    for i in range(0, len(digests), _DIGESTS_AT_ONCE):
-        some = digests[i : i + _DIGESTS_AT_ONCE]
+    for some in at_once(sorted(released)):
         left: Counter[str] = Counter()
-        for column in (_c.source_sha, _b.binary_sha):
+        for _, _, column in _STORED:
             counted = connection.execute(select(column, func.count()).where(column.in_(some)).group_by(column))
             left.update({digest: n for digest, n in counted if digest})
         gone = [digest for digest in some if left[digest] == (released[digest] if dry else 0)]

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, func, select
 from sqlalchemy.orm import aliased
 
-from evo.evaluation import Status
+from evo.evaluation import PASSED
 from evo.genome import Genome
 from evo.store import models as m
 from evo.store.ancestry import ancestry
@@ -48,7 +48,6 @@ __all__ = [
     "source",
 ]
 
-_PASSED = tuple(status.value for status in Status if status.passed)
 _c, _i = m.Candidate, m.Island
 
 
@@ -100,7 +99,7 @@ def _summary(row: Any, by_status: dict[str, int], islands: tuple[IslandSummary, 
         finished=iso(row.finished) if row.finished else None,
         elapsed_s=row.elapsed_s,
         evaluations=sum(by_status.values()),
-        passed=sum(n for status, n in by_status.items() if status in _PASSED),
+        passed=sum(n for status, n in by_status.items() if status in PASSED),
         counts=by_status,
         islands=islands,
         environment=asdict(read_environment(row)),
@@ -175,7 +174,7 @@ def failures(store: Store, run: str, *, limit: int | None = None) -> tuple[Failu
                 refused.label("refused"),
             )
             .join_from(_c, b, b.candidate_id == _c.id, isouter=True)
-            .where(_c.id.between(*key_range(resolve_run(connection, run))), _c.status.not_in(_PASSED))
+            .where(_c.id.between(*key_range(resolve_run(connection, run))), _c.status.not_in(PASSED))
             .order_by(_c.id)
             .limit(limit)
         )

@@ -11,6 +11,8 @@ from sqlalchemy import and_, func, select
 
 from evo.store import Stage
 from evo.store import models as m
+from evo.store.columns import key_range
+from evo.store.lookups import at_once
 from evo.store.records import CandidateRecord, FinalRace, TimingRecord
 from evo.store.rows import TIMING_COLUMNS, read_timing_record
 from evo.store.runs import resolve_run
@@ -19,7 +21,6 @@ from evo.store.store import Store
 __all__ = ["baselines", "disturbed", "final_races", "noise_floors", "noise_floors_of"]
 
 _c, _r, _t = m.Candidate, m.Run, m.Timing
-_LOOKUP_SIZE = 400  # names in one query; SQLite takes 999 variables at least
 
 
 def baselines(store: Store, run: str) -> tuple[TimingRecord, ...]:
@@ -36,19 +37,21 @@ def baselines(store: Store, run: str) -> tuple[TimingRecord, ...]:
 def final_races(store: Store, candidate: CandidateRecord) -> tuple[FinalRace, ...]:
     """What each final that timed a candidate timed beside it: the reference, the ceilings, the winner's twin."""
     with store.reading() as connection:
+        key, run_id = connection.execute(select(_c.id, _c.run_id).where(_c.public_id == candidate.id)).one()
+        of_finals = (_t.run_id == run_id, _t.stage == Stage.FINAL.value)
         finals: Any = connection.execute(
             select(func.max(_t.id), _t.round)
-            .join_from(_t, _c, _c.id == _t.candidate_id)
-            .where(_c.public_id == candidate.id, _t.stage == Stage.FINAL.value)
+            .where(*of_finals, _t.candidate_id == key)
             .group_by(_t.round)
             .order_by(_t.round)
         ).all()
-        rows: Any = connection.execute(
-            select(_t.id, _t.candidate_id, _t.island, _t.stage, _t.round, *TIMING_COLUMNS)
-            .join_from(_t, _r, _r.id == _t.run_id)
-            .where(_r.name == candidate.run, _t.island == candidate.island, _t.stage == Stage.FINAL.value)
-            .order_by(_t.id)
-        ).all()
+        # In two parts, each of which is found in the index: of all of a run's timings, few are of its finals.
+        raced = select(m.Final.candidate_id).where(m.Final.candidate_id.between(*key_range(run_id)))
+        columns = (_t.id, _t.candidate_id, _t.island, _t.stage, _t.round, *TIMING_COLUMNS)
+        rows: list[Any] = []
+        for whose in (_t.candidate_id.is_(None), _t.candidate_id.in_(raced)):
+            rows += connection.execute(select(*columns).where(*of_finals, whose, _t.island == candidate.island))
+        rows.sort(key=lambda row: row.id)
     found = []
     for last, round_ in finals:
         # A final is recorded in one transaction, its finalists before its baselines.
@@ -78,13 +81,12 @@ def _same_race(one: TimingRecord, other: TimingRecord) -> bool:
 def disturbed(store: Store, candidates: Collection[str]) -> frozenset[str]:
     """Those of the candidates (by public id) whose time in the search was taken while something slowed the device."""
     found: set[str] = set()
-    names = list(candidates)
     with store.reading() as connection:
-        for i in range(0, len(names), _LOOKUP_SIZE):
+        for some in at_once(candidates):
             rows = connection.execute(
                 select(_c.public_id, _t.clocks)
                 .join_from(_c, _t, and_(_t.run_id == _c.run_id, _t.candidate_id == _c.id))
-                .where(_c.public_id.in_(names[i : i + _LOOKUP_SIZE]), _t.round == 0, _t.contender == "candidate")
+                .where(_c.public_id.in_(some), _t.round == 0, _t.contender == "candidate")
             )
             found.update(name for name, clocks in rows if clocks.get("disturbed"))
     return frozenset(found)
@@ -98,13 +100,13 @@ def noise_floors(store: Store, run: str) -> dict[str, float]:
 
 def noise_floors_of(store: Store, runs: Collection[str]) -> dict[tuple[str, str], float]:
     """By run and workload, as `noise_floors` has them; for many runs at once."""
-    names, found = list(dict.fromkeys(runs)), {}
+    found = {}
     with store.reading() as connection:
-        for i in range(0, len(names), _LOOKUP_SIZE):
+        for some in at_once(dict.fromkeys(runs)):
             rows = connection.execute(
                 select(_r.name, _t.workload, _t.clocks)
                 .join_from(_r, _t, and_(_t.run_id == _r.id, _t.candidate_id.is_(None)))
-                .where(_r.name.in_(names[i : i + _LOOKUP_SIZE]), _t.stage == Stage.FINAL.value)
+                .where(_r.name.in_(some), _t.stage == Stage.FINAL.value)
                 .order_by(_t.id)
             )
             found.update({(run, workload): c["noise_floor"] for run, workload, c in rows if "noise_floor" in c})

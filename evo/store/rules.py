@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from evo.evaluation import Status
+from evo.evaluation import PASSED
 from evo.genome import Genome
 from evo.space import Value
 
 __all__ = ["Rule", "Tried", "Violations", "find_rules", "spent"]
 
-_PASSED = tuple(status.value for status in Status if status.passed)
 _GOOD_SHARE = 0.25
 """Of an island's timed candidates, the fastest of which count as good."""
 _LEAST_AVOIDED = 2
@@ -61,7 +60,7 @@ class Tried:
         self.present: dict[str, int] = defaultdict(int)
         scores: dict[int, list[tuple[float, int]]] = defaultdict(list)
         for number, row in enumerate(rows):
-            if row.status not in _PASSED:
+            if row.status not in PASSED:
                 refused.append(number)
             elif row.score is not None:
                 scores[row.island].append((row.score, number))

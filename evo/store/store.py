@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Engine, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
@@ -21,11 +21,13 @@ from evo.store.columns import candidate_key
 from evo.store.database import Location, connect, locate, make_folder
 from evo.store.faults import translated
 from evo.store.history import read_evaluation, read_evaluations, read_results
-from evo.store.lock import WriterLock
 from evo.store.rows import check_rows, clean_text, final_row, timing_rows
 from evo.store.runs import insert_run, read_run, resolve_run
 from evo.store.schema import OlderSchemaError, check_schema, migrate, schema_of
 from evo.store.server import Claims, release_dead_runs
+
+if TYPE_CHECKING:
+    from evo.store.lock import WriterLock
 
 __all__ = ["Store"]
 
@@ -64,6 +66,8 @@ class Store:
                     check_schema(connection, location)
             finally:
                 engine.dispose()
+        from evo.store.lock import WriterLock  # not for readers, who need no lock
+
         make_folder(location.path)
         lock = WriterLock(location.path.resolve())
         try:

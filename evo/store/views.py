@@ -7,11 +7,11 @@ if an empty one. `docs/database.md` describes them; the SQL is understood by SQL
 
 from __future__ import annotations
 
-from evo.evaluation import Status
+from evo.evaluation import PASSED
 
 __all__ = ["VIEWS"]
 
-_PASSED = ", ".join(f"'{status.value}'" for status in Status if status.passed)
+_PASSED = ", ".join(f"'{status}'" for status in PASSED)
 
 # The winner of an island, or else its candidate with the lowest score that its last final, if any, has not refused.
 _LEADER = f"""

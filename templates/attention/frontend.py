@@ -1,7 +1,8 @@
 """Attention for PyTorch: `scaled_dot_product_attention` in place of torch.nn.functional.scaled_dot_product_attention.
 
 Every call gives what PyTorch's gives. One that a tuned variant serves (inference on tensors of one dtype, without a mask
-or dropout, with a tuned head size, on a tuned device) runs that variant; any other is left to PyTorch's own function.
+or dropout, with a tuned head size, on a tuned device) runs that variant; any other is left to PyTorch's own function. On a
+GPU the nearest variant is compiled for another head size when that is first met, unless `also_serve` says otherwise.
 `explain`, called with the same arguments, says which and why.
 
 `build` builds the native launcher (frontend.cpp), with which a call costs less than PyTorch's; without it, variants are
@@ -23,7 +24,7 @@ from torch.nn.functional import (
     scaled_dot_product_attention as torch_attention,  # as it is now: it may be replaced later
 )
 
-from ._launcher import Call, Dispatch, addresses, variants
+from ._launcher import Call, Dispatch, Table, Trial, addresses, variants
 from ._native import Native
 from ._patch import Patch
 
@@ -51,19 +52,10 @@ def scaled_dot_product_attention(
         return _compiled(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     if _call is not None:
         result: Tensor | None = _call(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-        if result is not None:
-            return result
     else:
-        found = _choose(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-        if type(found) is tuple:
-            call, at = found
-            output = _empty_like(query)  # its axes in the order of the query's, as PyTorch has it
-            q, k, v, o = query.stride(), key.stride(), value.stride(), output.stride()
-            # A mode that went unnoticed might have made the output something else than a plain tensor.
-            if type(output) is Tensor and call(
-                *at, output.data_ptr(), 0, *call.sizes[:6], scale or 0.0, *q[:3], *k[:3], *v[:3], *o[:3]
-            ):
-                return output
+        result = _served(DISPATCH, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    if result is not None:
+        return result
     return torch_attention(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )
@@ -85,7 +77,7 @@ def explain(
     if NATIVE.explain is not None:
         way = NATIVE.explain(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         return way if way.startswith("PyTorch") else f"{way}, native launcher"
-    found = _choose(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    found = _choose(DISPATCH, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     return f"PyTorch: {found}" if isinstance(found, str) else f"{found[0].variant}, Python launcher"
 
 
@@ -95,12 +87,19 @@ def build() -> str:
     return str(NATIVE.build())
 
 
-def also_serve(*, gradients: bool | None = None, compiled: bool | None = None) -> None:
-    """What else variants serve, where there is a native launcher; None leaves it as it is. Both are off at first.
+def also_serve(
+    *, gradients: bool | None = None, compiled: bool | None = None, untuned: bool | None = None
+) -> None:
+    """What else variants serve; None leaves it as it is.
 
-    gradients: calls that record gradients. The forward pass is a variant's; for the backward pass PyTorch computes its own
-    forward pass again and differentiates it: the same gradients, at the price of that.
-    compiled: calls within torch.compile and torch.export, where a variant stands as one operation.
+    gradients, off at first, with the native launcher only: calls that record gradients. The forward pass is a variant's;
+    for the backward pass PyTorch computes its own forward pass again and differentiates it: the same gradients, at the
+    price of that.
+    compiled, off at first, with the native launcher only: calls within torch.compile and torch.export, where a variant
+    stands as one operation.
+    untuned: head sizes that no variant has. The first call with one compiles the nearest variant for it and compares it
+    with PyTorch and float64. On at first on a GPU, where that takes part of a second; off on a CPU, where it takes
+    seconds.
     """
     global _in_graphs, _recording
     if gradients is not None:
@@ -108,6 +107,8 @@ def also_serve(*, gradients: bool | None = None, compiled: bool | None = None) -
         NATIVE.serve_gradients(gradients)
     if compiled is not None:
         _in_graphs = compiled
+    if untuned is not None:
+        DISPATCH.serve_untuned(untuned)
 
 
 def patch() -> Patch:
@@ -147,7 +148,34 @@ def _fake(
     return torch.empty_like(query)
 
 
+def _served(
+    table: Table,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> Tensor | None:
+    """The result, launched from Python; None where PyTorch is to do it."""
+    found = _choose(table, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    if type(found) is str:
+        return None
+    call, at = found
+    output = _empty_like(query)  # its axes in the order of the query's, as PyTorch has it
+    q, k, v, o = query.stride(), key.stride(), value.stride(), output.stride()
+    # A mode that went unnoticed might have made the output something else than a plain tensor.
+    if type(output) is Tensor and call(
+        *at, output.data_ptr(), 0, *call.sizes[:6], scale or 0.0, *q[:3], *k[:3], *v[:3], *o[:3]
+    ):
+        return output
+    return None
+
+
 def _choose(
+    table: Table,
     query: Any,
     key: Any,
     value: Any,
@@ -157,7 +185,7 @@ def _choose(
     scale: Any,
     enable_gqa: Any,
 ) -> tuple[Call, tuple[int, ...]] | str:
-    """A call that serves these arguments with the addresses of the tensors, or why PyTorch is to do it.
+    """A call out of `table` that serves these arguments with the addresses of the tensors, or why PyTorch is to do it.
 
     What is wrong is left to PyTorch as well: it knows the errors to raise.
     """
@@ -194,25 +222,8 @@ def _choose(
         device = -1
     else:
         return f"nothing was tuned for {query.device.type}"
-    call = DISPATCH[device, query.dtype, batch, heads, kv_heads, q_len, kv_len, head_dim, is_causal, False]  # without lse
+    call = table[device, query.dtype, batch, heads, kv_heads, q_len, kv_len, head_dim, is_causal, False]  # without lse
     return call if type(call) is str else (call, at)
-
-
-def _self_test(call: Call, dtype: torch.dtype, sizes: dict[str, int]) -> bool:
-    """Whether a library built on this machine agrees with PyTorch: lengths around blocks, shared heads."""
-    tolerance = {torch.float32: 1e-4}.get(dtype, 3e-2)
-    draw = _Draw(dtype, torch.device("cpu"), 0)
-    causal = bool(sizes["causal"])
-    for heads, kv_heads, length in ((2, 2, 129), (4, 2, 65), (1, 1, 1), (2, 1, 300)):
-        q, k, v = draw.call(1, heads, kv_heads, length, length, sizes["head_dim"])
-        out = torch.full_like(q, torch.nan)
-        strides = [n for t in (q, k, v, out) for n in t.stride()[:3]]
-        tensors = (q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), 0)
-        call(*tensors, 1, heads, kv_heads, length, length, sizes["head_dim"], 0.0, *strides)
-        expected = torch_attention(q, k, v, is_causal=causal, enable_gqa=heads != kv_heads)
-        if not torch.allclose(out, expected, rtol=tolerance, atol=tolerance):
-            return False
-    return True
 
 
 _NUMBERS = frozenset({int, float})
@@ -225,9 +236,6 @@ def _use(native: Native) -> None:
     _call = native.call
     native.serve_gradients(_recording)
 
-
-DISPATCH = Dispatch(_self_test)
-NATIVE = Native(DISPATCH, "scaled_dot_product_attention", _fake, _use)
 
 # For `python -m PACKAGE check` and `bench`.
 def SUBJECT(*args: Any) -> Tensor:
@@ -329,3 +337,7 @@ class _Draw:
         """The same values one element past an aligned address."""
         memory = tensor.new_empty(tensor.numel() + 1)[1:].view(tensor.shape)
         return memory.copy_(tensor)
+
+
+DISPATCH = Dispatch(Trial(cases, _served, ORIGINAL, exact))
+NATIVE = Native(DISPATCH, "scaled_dot_product_attention", _fake, _use)

@@ -1,7 +1,8 @@
 """LayerNorm for PyTorch: `layer_norm` in place of torch.nn.functional.layer_norm, `LayerNorm` of torch.nn.LayerNorm.
 
 Every call gives what PyTorch's gives. One that a tuned variant serves (inference on dense tensors of one dtype, over
-a tuned number of columns, on a tuned device) runs that variant; any other is left to PyTorch's own function.
+a tuned number of columns, on a tuned device) runs that variant; any other is left to PyTorch's own function. On a GPU the
+nearest variant is compiled for another number of columns when that is first met, unless `also_serve` says otherwise.
 `explain`, called with the same arguments, says which and why.
 
 `build` builds the native launcher (frontend.cpp), with which a call costs less than PyTorch's; without it, variants are
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm as torch_layer_norm  # as it is now: it may be replaced by ours later
 
-from ._launcher import Call, Dispatch, addresses, variants
+from ._launcher import Call, Dispatch, Table, Trial, addresses, variants
 from ._native import Native
 from ._patch import Patch
 
@@ -46,23 +47,9 @@ def layer_norm(
         return _compiled(input, normalized_shape, weight, bias, eps)
     if _call is not None:
         output: Tensor | None = _call(input, normalized_shape, weight, bias, eps)
-        if output is not None:
-            return output
     else:
-        found = _choose(input, normalized_shape, weight, bias, eps)
-        if type(found) is tuple:
-            call, address, weight_address, bias_address = found
-            if not input.is_contiguous():  # PyTorch's own kernels copy it, too
-                input = input.contiguous()
-                address = input.data_ptr()
-            output = _empty_like(input, memory_format=_CONTIGUOUS)
-            rows, cols = call.sizes
-            # A mode that went unnoticed might have made the output something else than a plain tensor.
-            if type(output) is Tensor and call(
-                address, weight_address, bias_address, output.data_ptr(), rows, cols, eps
-            ):
-                return output
-    return torch_layer_norm(input, normalized_shape, weight, bias, eps)
+        output = _served(DISPATCH, input, normalized_shape, weight, bias, eps)
+    return torch_layer_norm(input, normalized_shape, weight, bias, eps) if output is None else output
 
 
 class LayerNorm(torch.nn.LayerNorm):
@@ -92,7 +79,7 @@ def explain(
     if NATIVE.explain is not None:
         found: Any = NATIVE.explain(input, normalized_shape, weight, bias, eps)
         return found if found.startswith("PyTorch") else f"{found}, native launcher"
-    found = _choose(input, normalized_shape, weight, bias, eps)
+    found = _choose(DISPATCH, input, normalized_shape, weight, bias, eps)
     return f"PyTorch: {found}" if isinstance(found, str) else f"{found[0].variant}, Python launcher"
 
 
@@ -102,13 +89,18 @@ def build() -> str:
     return str(NATIVE.build())
 
 
-def also_serve(*, gradients: bool | None = None, compiled: bool | None = None) -> None:
-    """What else variants serve, where there is a native launcher; None leaves it as it is. Both are off at first.
+def also_serve(
+    *, gradients: bool | None = None, compiled: bool | None = None, untuned: bool | None = None
+) -> None:
+    """What else variants serve; None leaves it as it is.
 
-    gradients: calls that record gradients. The forward pass is a variant's, the backward pass PyTorch's, with the same
-    gradients; but mean and deviation, which PyTorch's own forward pass keeps for it, are computed again.
-    compiled: calls within torch.compile and torch.export, where a variant stands as one operation that nothing is fused
-    with, in place of code that the compiler writes.
+    gradients, off at first, with the native launcher only: calls that record gradients. The forward pass is a variant's,
+    the backward pass PyTorch's, with the same gradients; but mean and deviation, which PyTorch's own forward pass keeps
+    for it, are computed again.
+    compiled, off at first, with the native launcher only: calls within torch.compile and torch.export, where a variant
+    stands as one operation that nothing is fused with, in place of code that the compiler writes.
+    untuned, on at first: numbers of columns that no variant has, on a GPU. The first call with one compiles the nearest
+    variant for it and compares it with PyTorch and float64: part of a second, once a machine.
     """
     global _in_graphs, _recording
     if gradients is not None:
@@ -116,6 +108,8 @@ def also_serve(*, gradients: bool | None = None, compiled: bool | None = None) -
         NATIVE.serve_gradients(gradients)
     if compiled is not None:
         _in_graphs = compiled
+    if untuned is not None:
+        DISPATCH.serve_untuned(untuned)
 
 
 def patch(model: torch.nn.Module | None = None) -> Patch:
@@ -157,10 +151,29 @@ def _fake(
     return torch.empty_like(input, memory_format=_CONTIGUOUS)
 
 
+def _served(
+    table: Table, input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor | None:
+    """The result, launched from Python; None where PyTorch is to do it."""
+    found = _choose(table, input, normalized_shape, weight, bias, eps)
+    if type(found) is str:
+        return None
+    call, address, weight_address, bias_address = found
+    if not input.is_contiguous():  # PyTorch's own kernels copy it, too
+        input = input.contiguous()
+        address = input.data_ptr()
+    output = _empty_like(input, memory_format=_CONTIGUOUS)
+    rows, cols = call.sizes
+    # A mode that went unnoticed might have made the output something else than a plain tensor.
+    if type(output) is Tensor and call(address, weight_address, bias_address, output.data_ptr(), rows, cols, eps):
+        return output
+    return None
+
+
 def _choose(
-    input: Any, normalized_shape: Any, weight: Any, bias: Any, eps: Any
+    table: Table, input: Any, normalized_shape: Any, weight: Any, bias: Any, eps: Any
 ) -> tuple[Call, int, int, int] | str:
-    """A call that serves these arguments with the addresses of the tensors, or why PyTorch is to do it.
+    """A call out of `table` that serves these arguments with the addresses of the tensors, or why PyTorch is to do it.
 
     What is wrong is left to PyTorch as well: it knows the errors to raise.
     """
@@ -196,22 +209,8 @@ def _choose(
         device = -1
     else:
         return f"nothing was tuned for {input.device.type}"
-    call = DISPATCH[device, input.dtype, input.numel() // cols, cols]
+    call = table[device, input.dtype, input.numel() // cols, cols]
     return call if type(call) is str else (call, *found)
-
-
-def _self_test(call: Call, dtype: torch.dtype, sizes: dict[str, int]) -> bool:
-    """Whether a library built on this machine agrees with PyTorch: odd sizes, with and without weight and bias."""
-    tolerance = {torch.float32: 1e-4}.get(dtype, 3e-2)
-    draw = _Draw(dtype, torch.device("cpu"), 0)
-    for rows, cols in ((5, sizes["cols"]), (3, 17), (1, 1), (9, 769)):
-        x, weight, bias = draw.rows(rows, cols), draw.normal(cols), draw.normal(cols)
-        for w, b in ((weight, bias), (None, None)):
-            out = torch.full_like(x, torch.nan)
-            call(*(t.data_ptr() if t is not None else 0 for t in (x, w, b, out)), rows, cols, 1e-5)
-            if not torch.allclose(out, torch_layer_norm(x, (cols,), w, b), rtol=tolerance, atol=tolerance):
-                return False
-    return True
 
 
 _SEQUENCES = frozenset({tuple, list, torch.Size})
@@ -224,9 +223,6 @@ def _use(native: Native) -> None:
     _call = native.call
     native.serve_gradients(_recording)
 
-
-DISPATCH = Dispatch(_self_test)
-NATIVE = Native(DISPATCH, "layer_norm", _fake, _use)
 
 # For `python -m PACKAGE check` and `bench`.
 SUBJECT, ORIGINAL = layer_norm, torch_layer_norm
@@ -259,7 +255,7 @@ def cases(
     rows = min(sizes["rows"], max(1, (1 << 24) // c))
     w, b = draw.normal(c) + 1, draw.normal(c)
     yield "as tuned", (draw.rows(rows, c), (c,), w, b, eps)
-    for n in (1, 2, 3, 7, 33, 257):
+    for n in sorted({min(n, max(9, (1 << 21) // c)) for n in (1, 2, 3, 7, 33, 257)}):
         yield f"{n} rows", (draw.rows(n, c), (c,), w, b, eps)
     yield "no weight", (draw.rows(5, c), (c,), None, b, eps)
     yield "no bias", (draw.rows(5, c), (c,), w, None, eps)
@@ -308,3 +304,7 @@ class _Draw:
         x = self.rows(rows, cols)
         x[::2, cols // 2] = value
         return x
+
+
+DISPATCH = Dispatch(Trial(cases, _served, torch_layer_norm, exact))
+NATIVE = Native(DISPATCH, "layer_norm", _fake, _use)

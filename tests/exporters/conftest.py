@@ -92,3 +92,42 @@ def use() -> Iterator[Importer]:
         sys.path.remove(place)
     for name in [m for m in sys.modules if m.partition(".")[0] in names]:
         del sys.modules[name]
+
+
+@pytest.fixture(scope="session")
+def attention_of_64(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A package for this CPU: attention in float32 with one head size, without and with a causal mask."""
+    out = tmp_path_factory.mktemp("export") / "attention_of_64"
+    sizes = "batch=2,heads=4,kv_heads=4,q_len=128,kv_len=128,head_dim=64,dtype=float32"
+    find_exporter("module").export(request_for("cpu", "native", out, sizes, f"{sizes},causal=true", kernel="attention"))
+    return out
+
+
+@pytest.fixture
+def attention_copy(attention_of_64: Path, tmp_path: Path) -> Callable[[], Path]:
+    """Copies of it, under names that nothing has been imported by."""
+    return lambda: Path(shutil.copytree(attention_of_64, tmp_path / f"attention_{next(_serial)}"))
+
+
+@pytest.fixture
+def attention(attention_copy: Callable[[], Path], use: Importer) -> ModuleType:
+    """One in which nothing is loaded yet."""
+    return use(attention_copy())
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where nothing was built yet."""
+    monkeypatch.setenv("EVO_KERNELS_CACHE", str(tmp_path / "own"))
+    monkeypatch.delenv("CXX", raising=False)
+    return tmp_path / "own"
+
+
+@pytest.fixture
+def compilations(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """How often the compiler has compiled since."""
+    log, compiler = tmp_path / "log", tmp_path / "compiler"
+    compiler.write_text(f'#!/bin/sh\necho "$@" >>{log}\nexec {shutil.which("g++")} "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    return lambda: sum(" -o " in line for line in log.read_text().splitlines()) if log.exists() else 0

@@ -13,7 +13,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from exports import edit_manifest, request_for
+from exports import FORKED, edit_manifest, request_for
 from torch.nn import functional
 
 from evo.exporters import find_exporter
@@ -195,31 +195,14 @@ def test_without_a_gpu_it_is_built_for_elsewhere(
     assert done.returncode == 0
 
 
-FORKED = """
-import os, torch
-import {name} as module
-x = torch.randn(512, 96)
-torch.set_num_threads(4)
-assert module.explain(x, (96,)).endswith("native launcher")
-module.layer_norm(x, (96,))
-child = os.fork()
-if child == 0:
-    many = module.explain(x, (96,))
-    torch.set_num_threads(1)
-    one = module.explain(x, (96,))
-    module.layer_norm(x, (96,))
-    print(many, one, sep="\\n", flush=True)
-    os._exit(0)
-assert os.waitpid(child, 0)[1] == 0
-"""
-
-
 def test_a_forked_process_does_not_wait_for_threads_that_stayed_behind(
     native: ModuleType, copy_of: Path, launchers: Path
 ) -> None:
-    process = python(copy_of, "-c", FORKED.format(name=copy_of.name), EVO_KERNELS_CACHE=str(launchers))
+    program = FORKED.format(name=copy_of.name)
+    process = python(copy_of, "-c", program, str(copy_of.parent), EVO_KERNELS_CACHE=str(launchers))
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
-    many, one = out.splitlines()
+    before, many, one = out.splitlines()
+    assert before.endswith("native launcher")
     assert "this process was forked" in many
-    assert one.endswith("native launcher")
+    assert one == before

@@ -149,7 +149,7 @@ def test_any_number_of_rows_is_served_by_the_nearest(module: ModuleType) -> None
 @pytest.mark.parametrize(
     ("reason", "make"),
     [
-        ("these sizes were not tuned", lambda: arguments(cols=1023)),
+        ("cols=70000 is not within", lambda: arguments(4, 70_000)),
         ("float64 is not a dtype", lambda: arguments(dtype=torch.float64)),
         ("gradients", lambda: (torch.randn(4, 1000, device="cuda", requires_grad=True), (1000,))),
         ("nothing was tuned for cpu", lambda: arguments(cols=1000, dtype=torch.float32, device="cpu")),

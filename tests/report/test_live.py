@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from evo.report.live.server import open_server
 from evo.report.live.trials import TrialMirror, check_journal, study_name
 from evo.store import queries
 from evo.store.store import Store
+from tests.store import samples as s
 
 
 class Client:
@@ -181,6 +183,23 @@ def test_a_study_of_each_island_has_its_candidates_as_trials(mirrored: tuple[Sto
         assert trial.datetime_start <= trial.datetime_complete
     assert study.best_value == island.best_score
     assert study.best_trial.user_attrs["candidate"] == island.best
+
+
+def test_a_trial_whose_machine_code_was_known_has_the_score_of_that(tmp_path: Path) -> None:
+    import optuna
+
+    path = tmp_path / "lineage.db"
+    with Store.open(path, write=True) as store:
+        run = s.new_run(store, "twins")
+        store.add(run, s.ref(0), s.passed(0, 0.5), elapsed_s=1.0)
+        store.add(run, s.ref(1, 0), replace(s.same_code(1, 0), timings=()), elapsed_s=2.0)
+        mirror = TrialMirror(str(path), tmp_path / "optuna.log")
+        mirror.copy(store, "twins")
+        study = optuna.load_study(study_name=study_name("twins", s.SMALL.key), storage=mirror.storage)
+        mirror.stop()
+    assert [t.state for t in study.trials] == [optuna.trial.TrialState.COMPLETE] * 2
+    assert [(t.value, t.user_attrs["speedup"]) for t in study.trials] == [(0.5, 2.0)] * 2
+    assert study.trials[1].user_attrs["status"] == "same_code"
 
 
 def test_trials_are_added_as_the_search_goes_on_and_none_twice(

@@ -6,14 +6,13 @@ import math
 import random
 from dataclasses import replace
 
-import samples as s
-
 from evo.evaluation import CandidateRef, Evaluation, Parent, Proposal, Timing
 from evo.genome import Genome
 from evo.space import Value
 from evo.store import RunStatus, StoredRun
 from evo.store.columns import public_id
 from evo.store.store import Store
+from tests.store import samples as s
 
 Point = dict[str, Value]
 

@@ -1,14 +1,17 @@
-"""A PostgreSQL server for the tests: its own files, its own port, gone with the test session."""
+"""A PostgreSQL server for the tests: its own files, its own port, gone with the test session, however that ends."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import pwd
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +21,10 @@ import pytest
 
 __all__ = ["Server", "start_server"]
 
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
+_PATIENCE_S = 120.0
+
 USER, PASSWORD = "evo", "correct/horse@battery:staple"  # what a URL has to spell as %2F, %40 and %3A
 
 
@@ -25,6 +32,7 @@ USER, PASSWORD = "evo", "correct/horse@battery:staple"  # what a URL has to spel
 class Server:
     port: int
     socket_folder: Path
+    pid: int
 
     def url(self, database: str, *, user: str = USER, password: str = PASSWORD) -> str:
         from sqlalchemy import URL
@@ -50,12 +58,12 @@ class Server:
 
 
 def _programs() -> Path:
-    """The folder of initdb and pg_ctl; skips where they are not installed."""
+    """The folder of initdb and postgres; skips where they are not installed."""
     found = shutil.which("initdb")
     folders = [Path(found).parent] if found else []
     folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda p: p.parent.name, reverse=True)
     for folder in folders:
-        if (folder / "initdb").exists() and (folder / "pg_ctl").exists():
+        if (folder / "initdb").exists() and (folder / "postgres").exists():
             return folder
     pytest.skip("there is no PostgreSQL server here; on Debian: apt-get install postgresql")
 
@@ -79,6 +87,23 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def _end_with_parent() -> None:
+    """In the child, which has changed its account before this: it gets SIGQUIT when the tests' process is gone. Only a
+    killed one leaves it behind; its folder in the system's place for temporary files stays then."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGQUIT)
+
+
+def _await_ready(postgres: subprocess.Popen[bytes], told: Path, said: Path) -> None:
+    """Until the last line of its postmaster.pid says so, as pg_ctl waits for it; skips if it ends before."""
+    for _ in range(round(_PATIENCE_S / 0.05)):
+        if postgres.poll() is not None:
+            pytest.skip(f"PostgreSQL does not start here: {said.read_text()[-300:]}")
+        if told.exists() and told.read_text().split()[-1:] == ["ready"]:
+            return
+        time.sleep(0.05)
+    pytest.skip(f"PostgreSQL is not ready after {_PATIENCE_S:g} s: {said.read_text()[-300:]}")
+
+
 @contextmanager
 def start_server() -> Iterator[Server]:
     """Skips where none can be started."""
@@ -92,22 +117,29 @@ def start_server() -> Iterator[Server]:
         (folder / "password").write_text(PASSWORD)
         (folder / "password").chmod(0o644)
 
-        def run(program: str, *arguments: str | Path) -> None:
-            command = [str(programs / program), "-D", str(folder / "data"), *map(str, arguments)]
-            with (folder.with_suffix(".log")).open("a") as log:
-                done = subprocess.run(command, stdout=log, stderr=log, cwd="/", timeout=120, **account)  # type: ignore[call-overload]
-            if done.returncode:
-                pytest.skip(f"PostgreSQL does not start here: {folder.with_suffix('.log').read_text()[-300:]}")
+        said = folder.with_suffix(".log")
 
-        run("initdb", "-U", USER, "--auth=scram-sha-256", f"--pwfile={folder / 'password'}", "--encoding=UTF8",
-            "--locale=C", "--no-sync")  # fmt: skip
+        def begin(program: str, *arguments: str | Path) -> subprocess.Popen[bytes]:
+            command = [str(programs / program), "-D", str(folder / "data"), *map(str, arguments)]
+            with said.open("a") as log:
+                return subprocess.Popen(  # type: ignore[call-overload,no-any-return]
+                    command, stdout=log, stderr=log, cwd="/", preexec_fn=_end_with_parent, **account
+                )
+
+        made = begin("initdb", "-U", USER, "--auth=scram-sha-256", f"--pwfile={folder / 'password'}", "--encoding=UTF8",
+                     "--locale=C", "--no-sync")  # fmt: skip
+        if made.wait(timeout=_PATIENCE_S):
+            pytest.skip(f"PostgreSQL does not start here: {said.read_text()[-300:]}")
         port = _free_port()
-        settings = f"-p {port} -k {folder} -h 127.0.0.1 -c fsync=off -c max_connections=60 -c shared_buffers=32MB"
-        run("pg_ctl", "-w", "-o", settings, "start")
+        settings = {"fsync": "off", "max_connections": "60", "shared_buffers": "32MB"}
+        options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
+        postgres = begin("postgres", "-p", str(port), "-k", folder, "-h", "127.0.0.1", *options)
         try:
-            yield Server(port=port, socket_folder=folder)
+            _await_ready(postgres, folder / "data" / "postmaster.pid", said)
+            yield Server(port=port, socket_folder=folder, pid=postgres.pid)
         finally:
-            run("pg_ctl", "-m", "immediate", "-w", "stop")
+            postgres.send_signal(signal.SIGQUIT)  # at once: nothing of it is to be kept
+            postgres.wait(timeout=_PATIENCE_S)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         folder.with_suffix(".log").unlink(missing_ok=True)

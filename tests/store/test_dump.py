@@ -291,10 +291,11 @@ class TestMerge:
     def test_more_candidates_than_are_copied_at_once(
         self, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        from evo.store import lookups
         from evo.store import merge as module
 
         monkeypatch.setattr(module, "_CANDIDATES_AT_ONCE", 7)
-        monkeypatch.setattr(module, "_DIGESTS_AT_ONCE", 5)
+        monkeypatch.setattr(lookups, "_AT_ONCE", 5)
         with Store.open(tmp_path / "a.db", write=True) as source, Store.open(where, write=True) as target:
             record(source, "run", range(33))
             merge(target, source)

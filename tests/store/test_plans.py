@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import landscapes as land
 import pytest
 import samples as s
-from sqlalchemy import Engine, event
+from plans import Question, large_scans, plans
 
 from evo.store import queries
-from evo.store.columns import public_id
 from evo.store.comparison import compare
 from evo.store.credit import operators
 from evo.store.descent import family
@@ -23,7 +21,6 @@ from evo.store.pareto import pareto
 from evo.store.store import Store
 
 NUMBER = 200
-LARGE = ("candidate", "parentage", "build", "check", "timing", "artefact")
 
 
 @pytest.fixture(scope="module", params=["fresh", "analyzed"])
@@ -46,7 +43,7 @@ def large(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return path
 
 
-QUESTIONS: dict[str, Callable[[Store, str], object]] = {
+QUESTIONS: dict[str, Question] = {
     "family": lambda store, name: family(store, name[:10], diff=True).members,
     "diff": lambda store, name: diff(store, name, name).rows,
     "explain": lambda store, name: explain(store, name),
@@ -62,33 +59,9 @@ QUESTIONS: dict[str, Callable[[Store, str], object]] = {
 }
 
 
-def plans(path: Path, ask: Callable[[Store, str], object]) -> list[str]:
-    asked: list[tuple[str, object]] = []
-
-    def note(connection: object, cursor: object, sql: str, parameters: object, *rest: object) -> None:
-        asked.append((sql, parameters))
-
-    with Store.open(path, write=False) as store:
-        name = public_id(store.run("two").uid, 100)
-        event.listen(Engine, "before_cursor_execute", note)
-        try:
-            assert ask(store, name)
-        finally:
-            event.remove(Engine, "before_cursor_execute", note)
-        found = []
-        with store.reading() as connection:
-            for sql, parameters in asked:
-                if sql.lstrip().startswith(("SELECT", "WITH")):
-                    rows = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {sql}", parameters)  # type: ignore[arg-type]
-                    found += [row[3] for row in rows]
-    return found
-
-
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_it_goes_by_an_index(large: Path, question: str) -> None:
-    found = plans(large, QUESTIONS[question])
-    assert found
-    assert [plan for plan in found for table in LARGE if plan.startswith(f"SCAN {table}")] == []
+    assert large_scans(plans(large, QUESTIONS[question])) == []
 
 
 def test_over_all_runs_failures_are_counted_from_an_index_alone(large: Path) -> None:

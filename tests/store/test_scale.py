@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import samples as s
-from sqlalchemy import Engine, event, text
+from plans import Question, large_scans, plans
+from sqlalchemy import text
 
 from evo.evaluation import Status
-from evo.store import queries
+from evo.store import Stage, queries
 from evo.store.columns import public_id
 from evo.store.store import Store
 
@@ -29,8 +29,8 @@ def large(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
                     evaluation = s.passed(order, 0.5) if order % 3 else s.refused(order)
                     parents = (order - 1, order // 2) if order > 2 else ()
                     store.add(run, s.ref(order, *parents), evaluation, elapsed_s=0.0)
-            store.add_baselines(run, 0, [s.timing(contender="torch")])
             store.add_final(run, 1, s.final(0.4), elapsed_s=0.0)
+            store.add_baselines(run, 0, [s.timing(contender="torch")], stage=Stage.FINAL)
         if request.param == "analyzed":  # the planner knows what is large, and chooses otherwise
             with store.reading() as connection:
                 connection.exec_driver_sql("ANALYZE")
@@ -38,7 +38,11 @@ def large(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return path
 
 
-QUESTIONS: dict[str, Callable[[Store, str], object]] = {
+def _finalist(store: Store) -> str:
+    return public_id(store.run("two").uid, 1)
+
+
+QUESTIONS: dict[str, Question] = {
     "evaluations": lambda store, name: store.evaluations(store.run("two")),
     "evaluation": lambda store, name: store.evaluation(store.run("two"), 7),
     "results": lambda store, name: store.results(store.run("two")),
@@ -51,34 +55,14 @@ QUESTIONS: dict[str, Callable[[Store, str], object]] = {
     "counts": lambda store, name: queries.counts(store, "two"),
     "baselines": lambda store, name: queries.baselines(store, "two"),
     "history": lambda store, name: queries.history(store, "two"),
+    "final races": lambda store, name: queries.final_races(store, queries.candidate(store, _finalist(store))),
     "failures": lambda store, name: queries.failures(store, "two"),
 }
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_no_question_reads_a_large_table_from_end_to_end(large: Path, question: str) -> None:
-    asked: list[tuple[str, object]] = []
-
-    def note(connection: object, cursor: object, sql: str, parameters: object, *rest: object) -> None:
-        asked.append((sql, parameters))
-
-    with Store.open(large, write=False) as store:
-        name = public_id(store.run("two").uid, 100)
-        event.listen(Engine, "before_cursor_execute", note)
-        try:
-            assert QUESTIONS[question](store, name)
-        finally:
-            event.remove(Engine, "before_cursor_execute", note)
-        plans = []
-        with store.reading() as connection:
-            for sql, parameters in asked:
-                if sql.lstrip().startswith(("SELECT", "WITH")):
-                    rows = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {sql}", parameters)  # type: ignore[arg-type]
-                    plans += [row[3] for row in rows]
-    assert plans
-    tables = ("candidate", "parentage", "build", "check", "timing", "artefact")
-    scans = [plan for plan in plans for table in tables if plan.startswith(f"SCAN {table}")]
-    assert scans == []
+    assert large_scans(plans(large, QUESTIONS[question])) == []
 
 
 def test_runs_count_all_candidates_from_an_index_alone(large: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
 from dataclasses import asdict
 from importlib import import_module
 from math import isfinite
@@ -30,6 +31,10 @@ def main() -> int:
     checking.add_argument("-v", "--verbose", action="store_true", help="one line a case")
     timing = commands.add_parser("bench", help="time every variant beside PyTorch")
     timing.add_argument("--rounds", type=int, default=30, help="pairs of samples (default: 30)")
+    for command in (checking, timing):
+        command.add_argument(
+            "--all", action="store_true", help="also builds that run here, but in whose place another one is taken"
+        )
     showing = commands.add_parser("show", help="what was exported, and whether it runs here")
     for command in (building, checking, timing, showing):
         command.add_argument("--json", action="store_true", help="for programs")
@@ -40,9 +45,9 @@ def main() -> int:
         records, code = _build(frontend, not options.json)
     elif options.command == "check":
         seed = torch.seed() % 2**31 if options.seed is None else options.seed
-        records, code = _check(frontend, seed, None if options.json else options.verbose)
+        records, code = _check(frontend, seed, None if options.json else options.verbose, options.all)
     elif options.command == "bench":
-        records, code = _bench(frontend, max(1, options.rounds), not options.json)
+        records, code = _bench(frontend, max(1, options.rounds), not options.json, options.all)
     else:
         records, code = _show(frontend, not options.json)
     if options.json:
@@ -50,20 +55,29 @@ def main() -> int:
     return code
 
 
-def _variants(dispatch: Dispatch) -> list[dict[str, Any]]:
-    """What every command says of a variant: `unavailable` is why it does not run here, `rebuilt` why it was built."""
-    return [
-        {
-            "variant": index,
-            "candidate": v["candidate"],
-            "workload": v["workload"]["key"],
-            "arch": v["arch"],
-            "unavailable": dispatch.unavailable(index),
-            "rebuilt": dispatch.rebuilt(index),
-            "recorded": _recorded(v["record"]),
-        }
-        for index, v in enumerate(MANIFEST["variants"])
-    ]
+def _variants(dispatch: Dispatch, every: bool = True) -> list[dict[str, Any]]:
+    """What every command says of a variant: `taken` is the one that serves its problem here, perhaps another build of it;
+    `unavailable` why it does not run itself, `rebuilt` why it was built. Unless `every`, those in whose place another one
+    is taken are not loaded, and `unavailable` says so."""
+    found = []
+    for index, v in enumerate(MANIFEST["variants"]):
+        taken = dispatch.taken(index)
+        instead = f"variant {taken} is taken in its place"
+        found.append(
+            {
+                "variant": index,
+                "candidate": v["candidate"],
+                "workload": v["workload"]["key"],
+                "arch": v["arch"],
+                "standing": v["standing"],
+                "measured_arch": v["measured_arch"],
+                "taken": taken,
+                "unavailable": dispatch.unavailable(index) if every or taken == index else instead,
+                "rebuilt": dispatch.rebuilt(index),
+                "recorded": _recorded(v["record"]),
+            }
+        )
+    return found
 
 
 def _recorded(record: dict[str, Any]) -> dict[str, Any] | None:
@@ -99,7 +113,8 @@ def _explain(timings: list[dict[str, Any]]) -> None:
 
 def _names(variants: list[dict[str, Any]]) -> list[str]:
     """One a variant, all of one width."""
-    names = [f"{v['variant']} {v['workload']} {v['arch']}" for v in variants]
+    compiled = {"measured": "", "compiled": " (compiled)"}
+    names = [f"{v['variant']} {v['workload']} {v['arch']}{compiled[v['standing']]}" for v in variants]
     return [name.ljust(max(map(len, names))) for name in names]
 
 
@@ -126,31 +141,67 @@ def _build(frontend: Any, talk: bool) -> tuple[dict[str, Any], int]:
 
 
 def _show(frontend: Any, talk: bool) -> tuple[list[dict[str, Any]], int]:
-    variants = _variants(frontend.DISPATCH)
+    variants = _variants(frontend.DISPATCH, every=False)
     if talk:
         print(f"{MANIFEST['kernel']['title']}, in place of {MANIFEST['kernel']['replaces']}")
         print(f"exported by evo {MANIFEST['evo_version']} at {MANIFEST['exported_at']}")
         native = getattr(frontend, "NATIVE", None)
         if native is not None:
             print(f"native launcher: {native.reason or 'in use'}")
-        for v, name in zip(variants, _names(variants), strict=True):
-            print(f"{name}  candidate {v['candidate']}: {v['unavailable'] or 'runs here'}")
-            _tell_rebuilt(v)
-            if v["recorded"]:
-                r = v["recorded"]
-                print(f"  {r['how']} on {r['device']}: {r['own_us']:.2f} us, speed-up over PyTorch {_gain(r)}")
+        for problem in dict.fromkeys(v["workload"] for v in variants):
+            print(problem)
+            for v in variants:
+                if v["workload"] == problem:
+                    _show_build(v)
         _explain([v["recorded"] for v in variants if v["recorded"]])
     return variants, 0
 
 
-def _check(frontend: Any, seed: int, verbose: bool | None) -> tuple[list[dict[str, Any]], int]:
+def _show_build(v: dict[str, Any]) -> None:
+    standing = f"{v['standing']}, " if v["standing"] == "compiled" else ""
+    print(f"  {v['variant']} {v['arch']}: {standing}candidate {v['candidate']}: {v['unavailable'] or 'runs here'}")
+    _tell_rebuilt(v)
+    if v["standing"] == "compiled":
+        print(f"    {_compiled(v['variant'])}")
+    elif v["recorded"]:
+        r = v["recorded"]
+        print(f"    {r['how']} on {r['device']}: {r['own_us']:.2f} us, speed-up over PyTorch {_gain(r)}")
+
+
+def _compiled(index: int) -> str:
+    """Of a build that was not measured: what the compiler said of it."""
+    record = MANIFEST["variants"][index]
+    told = f"found on {record['measured_arch']} and never timed on this architecture"
+    if record["registers"] is None:
+        return told
+    smem_bytes = record["smem_static_bytes"] + record["launch"]["smem_bytes"]
+    spilled = f"{record['spill_bytes']} bytes spilled"
+    return f"{told}: {record['registers']} registers, {spilled}, {smem_bytes} bytes of shared memory"
+
+
+def _tell_left_out(variants: list[dict[str, Any]], every: bool, done: str) -> None:
+    """What was not `done` ("checked", "timed"), and why: a line for each reason; apart, builds in whose place another one is
+    taken here, by architecture."""
+    others: Counter[str] = Counter()
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for v, name in zip(variants, _names(variants), strict=True):
+        if v["taken"] != v["variant"] and not every:
+            others[v["arch"]] += 1
+        elif v["unavailable"]:
+            reasons.setdefault((v["arch"], v["unavailable"]), []).append(name)
+    for (arch, reason), names in reasons.items():
+        print(f"{names[0] if len(names) == 1 else f'{len(names)} variants for {arch}'}  not {done}: {reason}")
+    if others:
+        told = ", ".join(f"{number} for {arch}" for arch, number in others.items())
+        print(f"not {done}, because other builds are taken here: {told} (with --all, those that can run here are, too)")
+
+
+def _check(frontend: Any, seed: int, verbose: bool | None, every: bool) -> tuple[list[dict[str, Any]], int]:
     """Says nothing where `verbose` is None."""
-    variants = _variants(frontend.DISPATCH)
+    variants = _variants(frontend.DISPATCH, every)
     for v, name in zip(variants, _names(variants), strict=True):
         if v["unavailable"]:
             v["right"] = None
-            if verbose is not None:
-                print(f"{name}  not checked: {v['unavailable']}")
             continue
         verdicts = list(check(frontend, frontend.DISPATCH, v["variant"], seed))
         v["right"] = not any(c.reason for c in verdicts) and any(c.on_variant for c in verdicts)
@@ -160,6 +211,8 @@ def _check(frontend: Any, seed: int, verbose: bool | None) -> tuple[list[dict[st
         if verbose is not None:
             _tell_rebuilt(v)
             _tell_verdicts(name, verdicts, seed, verbose)
+    if verbose is not None:
+        _tell_left_out(variants, every, "checked")
     checked = [v["right"] for v in variants if v["right"] is not None]
     if not checked and verbose is not None:
         print("no variant of this package runs on this machine: every call is left to PyTorch")
@@ -180,8 +233,8 @@ def _tell_verdicts(name: str, verdicts: list[Verdict], seed: int, verbose: bool)
     print(f"{name}  {result}: {len(own)} cases on it, {left} left to PyTorch; {summary} (seed {seed})")
 
 
-def _bench(frontend: Any, rounds: int, talk: bool) -> tuple[list[dict[str, Any]], int]:
-    variants = _variants(frontend.DISPATCH)
+def _bench(frontend: Any, rounds: int, talk: bool, every: bool) -> tuple[list[dict[str, Any]], int]:
+    variants = _variants(frontend.DISPATCH, every)
     names = _names(variants)
     if talk:
         how, own, original, faster = _PARTS_OF_TIMING
@@ -189,12 +242,11 @@ def _bench(frontend: Any, rounds: int, talk: bool) -> tuple[list[dict[str, Any]]
     for v, name in zip(variants, names, strict=True):
         if not v["unavailable"]:
             v["timings"] = [_timing(c) for c in compare(frontend, frontend.DISPATCH, v["variant"], rounds)]
-        elif talk:
-            print(f"{name}  not timed: {v['unavailable']}")
         for t in _all_timings(v) if talk else ():
             torch_us = "-" if t["torch_us"] is None else f"{t['torch_us']:.2f}"
             print(f"{name}  {t['how']:6}  {t['own_us']:9.2f}  {torch_us:>9}  {_gain(t)}")
     if talk:
+        _tell_left_out(variants, every, "timed")
         recorded = [v["recorded"] for v in variants if v["recorded"]]
         for how, device in dict.fromkeys((r["how"], r["device"]) for r in recorded):
             print(f"{how}: measured by evo before the export, on {device}")

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ._launcher import MANIFEST, Dispatch
+from ._trial import compare
 
 __all__ = ["Verdict", "check"]
 
@@ -37,38 +38,5 @@ def check(frontend: Any, dispatch: Dispatch, index: int, seed: int) -> Iterator[
     with dispatch.only(index), torch.no_grad():
         for name, args in frontend.cases(workload["dims"], getattr(torch, workload["dtype"]), place, seed):
             own, original, exact = frontend.SUBJECT(*args), frontend.ORIGINAL(*args), frontend.exact(*args)
-            error, torch_error, reason = _compare(own, original, exact)
+            error, torch_error, reason = compare(own, original, exact, MANIFEST["kernel"]["tolerance"])
             yield Verdict(name, frontend.explain(*args), error, torch_error, reason)
-
-
-def _compare(own: torch.Tensor, original: torch.Tensor, exact: torch.Tensor) -> tuple[float, float, str]:
-    """(largest error, PyTorch's largest error, why `own` is refused): the rule that evo's gate accepts by."""
-    if (own.shape, own.dtype, own.device, own.stride()) != (
-        original.shape,
-        original.dtype,
-        original.device,
-        original.stride(),
-    ):
-        return 0.0, 0.0, f"{own.dtype} {tuple(own.shape)} is not the form of PyTorch's result"
-    if not own.numel():
-        return 0.0, 0.0, ""
-    tolerance = MANIFEST["kernel"]["tolerance"][str(own.dtype).removeprefix("torch.")]
-    rounded = exact.to(own.dtype).double()
-    finite, wide = rounded.isfinite(), own.double()
-    lost = ~finite & ~((wide == rounded) | (wide.isnan() & rounded.isnan()))
-    magnitude = torch.where(finite, exact.abs(), 0.0)
-    error = torch.where(finite, (wide - exact).abs(), 0.0)
-    both = finite & original.isfinite()
-    torch_error = float(torch.where(both, (original.double() - exact).abs(), 0.0).max())
-    allowed = (tolerance["atol"] + tolerance["rtol"] * magnitude).clamp(min=2 * torch_error)
-    roundings = 2.0 if own.dtype.itemsize > 2 else 0.5
-    limit = tolerance["torch_factor"] * torch_error + roundings * torch.finfo(own.dtype).eps * float(magnitude.max())
-    largest = float(error.nan_to_num(nan=float("inf")).max())
-    if lost.any():
-        return largest, torch_error, f"{int(lost.sum())} NaN or Inf are lost"
-    wrong = int((~(error <= allowed)).sum())
-    if wrong:
-        return largest, torch_error, f"{wrong} of {own.numel()} elements are outside the tolerance"
-    if largest > max(limit, torch.finfo(own.dtype).smallest_normal):
-        return largest, torch_error, f"the largest error exceeds {limit:.3g}"
-    return largest, torch_error, ""

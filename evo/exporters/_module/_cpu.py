@@ -24,7 +24,7 @@ from ._openmp import share_openmp_runtime
 from ._processor import features, machine
 from ._variant import FOLDER, Unavailable, Variant, read_unchanged
 
-__all__ = ["CpuCall", "Library", "compiler", "load"]
+__all__ = ["Build", "CpuCall", "Library", "build_of", "compiler", "load", "open_library"]
 
 _TYPES: dict[str, Any] = {
     "P": ctypes.c_void_p,
@@ -69,11 +69,11 @@ def load(variant: Variant) -> Library:
     try:
         _check_machine(record)
         read_unchanged(record["binary"], record["binary_sha256"])
-        return Library(_open(FOLDER / record["binary"], variant), rebuilt="")
+        return Library(open_library(FOLDER / record["binary"], variant), rebuilt="")
     except Unavailable as shipped:
         try:
             with _built(variant) as path:
-                return Library(_open(path, variant), rebuilt=str(shipped))
+                return Library(open_library(path, variant), rebuilt=str(shipped))
         except Unavailable as built:
             raise Unavailable(f"{shipped}, and building it here fails: {built}") from built
 
@@ -90,7 +90,7 @@ def _check_machine(record: Mapping[str, Any]) -> None:
         raise Unavailable(f"{record['binary']} needs {', '.join(sorted(missing))}, which this CPU lacks")
 
 
-def _open(path: Path, variant: Variant) -> Any:
+def open_library(path: Path, variant: Variant) -> Any:
     try:
         share_openmp_runtime()
         # RTLD_LOCAL: variants share symbol names. RTLD_NOW: an undefined symbol shows here, not in a call.
@@ -102,32 +102,53 @@ def _open(path: Path, variant: Variant) -> Any:
     return function
 
 
-@contextmanager
-def _built(variant: Variant) -> Iterator[Path]:
-    """The library built from the shipped source for this very CPU; on disk at least until the block ends."""
-    record = variant.record
-    for name, sha256 in {record["source"]: record["source_sha256"], **record["includes"]}.items():
+@dataclass(frozen=True)
+class Build:
+    """How a source is built for this very CPU. `name`: of the library, another one for whatever else would be built."""
+
+    name: str
+    command: tuple[str, ...]
+    libraries: tuple[str, ...]
+
+    def run(self, source: bytes, path: Path) -> None:
+        """Raises Unavailable."""
+        text = path.with_suffix(".cpp")
+        text.write_bytes(source)
+        _run([*self.command, f"-I{FOLDER}", str(text), "-o", str(path), *self.libraries])
+
+
+def build_of(record: Mapping[str, Any], recipe: Mapping[str, Any], source: bytes) -> Build:
+    """Of a variant's source, or of one made of it. Raises Unavailable, also if what it includes has changed."""
+    for name, sha256 in record["includes"].items():
         read_unchanged(name, sha256)
     command, version = compiler()
-    recipe = record["recipe"]
     command = [*command, *recipe["flags"], "-march=native"]
     libraries = [] if "clang" in version else recipe["libraries"]  # clang's OpenMP calls need its own runtime
-    sources = [record["source_sha256"], *sorted(record["includes"].values())]
+    sources = [hashlib.sha256(source).hexdigest(), *sorted(record["includes"].values())]
     parts = [*sources, version, *command, *libraries, machine(), *sorted(features())]
     name = hashlib.sha256("\0".join(parts).encode()).hexdigest() + ".so"
+    return Build(name, tuple(command), tuple(libraries))
+
+
+@contextmanager
+def _built(variant: Variant) -> Iterator[Path]:
+    """The library built from the shipped source; on disk at least until the block ends."""
+    record = variant.record
+    source = read_unchanged(record["source"], record["source_sha256"])
+    build = build_of(record, record["recipe"], source)
     cache = cache_folder()
-    if cache is not None and (cache / name).is_file():
-        yield cache / name
+    if cache is not None and (cache / build.name).is_file():
+        yield cache / build.name
         return
     try:
         with tempfile.TemporaryDirectory(prefix="evo-module-", ignore_cleanup_errors=True) as folder:
-            path = Path(folder) / name
-            _run([*command, f"-I{FOLDER}", str(FOLDER / record["source"]), "-o", str(path), *libraries])
+            path = Path(folder) / build.name
+            build.run(source, path)
             if cache is not None:
                 with suppress(OSError):
-                    part = Path(tempfile.mkdtemp(dir=cache)) / name
+                    part = Path(tempfile.mkdtemp(dir=cache)) / build.name
                     shutil.copyfile(path, part)
-                    part.replace(cache / name)
+                    part.replace(cache / build.name)
                     part.parent.rmdir()
             yield path
     except OSError as error:

@@ -18,14 +18,23 @@ import torch
 
 from ._variant import Busy, Unavailable, Variant, read_unchanged
 
-__all__ = ["CudaCall", "Function", "grid", "load", "runs_on"]
+__all__ = [
+    "CudaCall",
+    "Function",
+    "beside_captures",
+    "driver_version",
+    "grid",
+    "load",
+    "load_image",
+    "wait_for_capture",
+]
 
 _SMEM_WITHOUT_OPT_IN = 48 * 1024
 _PORTABLE_CLUSTER = 8
 _LARGEST_GRID, _LARGEST_AXIS = 2**31 - 1, 65_535
 _STATIC_SMEM, _REGISTERS, _DYNAMIC_SMEM, _LARGE_CLUSTER = 1, 4, 8, 14  # CUfunction_attribute
 _CLUSTER_DIMENSION, _PROGRAMMATIC = 4, 6  # CUlaunchAttributeID
-_NO_CONTEXT = 201
+_NO_CONTEXT, _NEWER_PTX = 201, 222
 _CAPTURE_ERRORS = range(900, 920)
 _RELAXED = 2  # CUstreamCaptureMode
 
@@ -75,6 +84,13 @@ def _driver() -> Any:
     return library
 
 
+def driver_version() -> int:
+    """13010 of one for CUDA 13.1. Raises Unavailable."""
+    version = ctypes.c_int()
+    _expect(_driver(), _driver().cuDriverGetVersion(ctypes.byref(version)), "the CUDA driver does not tell its version")
+    return version.value
+
+
 def _error_text(driver: Any, error: int) -> str:
     name = ctypes.c_char_p()
     driver.cuGetErrorName(error, ctypes.byref(name))
@@ -100,15 +116,6 @@ class Function:
     multiprocessors: int
 
 
-def runs_on(arch: str, index: int) -> bool:
-    """Machine code (sm_89) runs on its own compute capability, PTX (compute_89) on any from there."""
-    kind, _, digits = arch.partition("_")
-    capability = int(digits.rstrip("af"))
-    major, minor = torch.cuda.get_device_capability(index)
-    here = 10 * major + minor
-    return here >= capability if kind == "compute" else here == capability
-
-
 @contextmanager
 def _context(driver: Any, context: int) -> Iterator[None]:
     _expect(driver, driver.cuCtxPushCurrent_v2(context), "the GPU's context cannot be used")
@@ -122,10 +129,31 @@ def load(variant: Variant, index: int) -> Function:
     """Raises Unavailable; Busy while a CUDA graph is being captured, which loading code could break."""
     if torch.version.cuda is None:
         raise Unavailable("this PyTorch is not built for CUDA")
+    wait_for_capture(index)
+    return load_image(variant, read_unchanged(variant.record["binary"], variant.record["binary_sha256"]), index)
+
+
+def wait_for_capture(index: int) -> None:
+    """Raises Busy while this thread's stream on a GPU is being captured into a CUDA graph."""
     with torch.cuda.device(index):
         if torch.cuda.is_current_stream_capturing():
             raise Busy("it was not used before the capture of this CUDA graph began; call it once beforehand")
-    image = read_unchanged(variant.record["binary"], variant.record["binary_sha256"])
+
+
+@contextmanager
+def beside_captures() -> Iterator[None]:
+    """Another thread may be capturing a graph: only in this mode may code be loaded and memory allocated meanwhile. Raises
+    Unavailable."""
+    driver, mode = _driver(), ctypes.c_int(_RELAXED)
+    driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    try:
+        yield
+    finally:
+        driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+
+
+def load_image(variant: Variant, image: bytes, index: int) -> Function:
+    """Code of a variant's, a cubin or PTX. Raises Unavailable."""
     driver = _driver()
     device, context = ctypes.c_int(), ctypes.c_void_p()
     _expect(driver, driver.cuDeviceGet(ctypes.byref(device), index), "the GPU does not answer")
@@ -133,14 +161,8 @@ def load(variant: Variant, index: int) -> Function:
         driver, driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "the GPU's context cannot be had"
     )
     assert context.value is not None
-    # Another thread may be capturing a graph: loading allocates memory, which only this mode lets pass.
-    mode = ctypes.c_int(_RELAXED)
-    driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
-    try:
-        with _context(driver, context.value):
-            handle, unaligned = _load_functions(driver, image, variant)
-    finally:
-        driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    with beside_captures(), _context(driver, context.value):
+        handle, unaligned = _load_functions(driver, image, variant)
     properties = torch.cuda.get_device_properties(index)
     return Function(handle, unaligned, context.value, index, properties.multi_processor_count)
 
@@ -149,7 +171,10 @@ def _load_functions(driver: Any, image: bytes, variant: Variant) -> tuple[int, i
     module = ctypes.c_void_p()
     name, launch = variant.record["binary"], variant.record["launch"]
     # The terminating NUL that ctypes sees to is what PTX needs; a cubin knows its own length.
-    _expect(driver, driver.cuModuleLoadData(ctypes.byref(module), image), f"{name} does not load")
+    error = driver.cuModuleLoadData(ctypes.byref(module), image)
+    if error == _NEWER_PTX:
+        raise Unavailable(f"{name} is PTX of a newer compiler than the driver knows; install a newer driver")
+    _expect(driver, error, f"{name} does not load")
     found = ctypes.c_int()
 
     def look_up(entry: str) -> ctypes.c_void_p:

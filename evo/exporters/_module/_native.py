@@ -127,8 +127,8 @@ class Native:
             loader.exec_module(module)
         except (ImportError, OSError) as error:
             raise Unavailable(f"{library} does not load ({error})") from error
-        on_gpu = any(v["target"] == "cuda" for v in MANIFEST["variants"])
-        if on_gpu and not module.has_driver():
+        only_gpus = all(v["target"] == "cuda" for v in MANIFEST["variants"])
+        if only_gpus and not module.has_driver():
             raise _Unused("there is no CUDA driver, or this PyTorch does not tell of its streams")
         space = "evo_" + _package().replace(".", "_")
         self._extension, is_new = module.attach(space, self._resolve, self._dispatch.retire)

@@ -23,7 +23,8 @@ class Busy(Unavailable):
 
 @dataclass(frozen=True, eq=False)
 class Variant:
-    """`sizes`: the workload it was tuned for, by dimension. `fixed`: those of them that are compiled in.
+    """One build of a winner: for `arch`. `sizes`: the workload it was tuned for, by dimension. `fixed`: those of them that
+    are compiled in. The record's `standing`: "measured", or "compiled" from what was measured on `measured_arch` alone.
 
     `arguments`: the entry point's parameters in order: P an address, q an int64, i an int32, f a float, d a double.
     """
@@ -39,8 +40,14 @@ class Variant:
     record: Mapping[str, Any]
 
     def __str__(self) -> str:
-        sizes = "x".join(map(str, self.sizes.values()))
-        return f"variant {self.index} ({self.target} {self.arch}, {self.dtype}, tuned for {sizes})"
+        tuned = "x".join(map(str, self.sizes.values()))
+        if self.record.get("standing") == "compiled":
+            tuned += f" on {self.record['measured_arch']}"
+        return f"variant {self.index} ({self.target} {self.arch}, {self.dtype}, tuned for {tuned})"
+
+    def tuned_as(self, other: Variant) -> bool:
+        """Whether both are builds for the same problem."""
+        return (self.target, self.dtype, self.sizes) == (other.target, other.dtype, other.sizes)
 
 
 def read_unchanged(name: str, sha256: str) -> bytes:

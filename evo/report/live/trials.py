@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
-from sqlalchemy import select
+from sqlalchemy import func, select
+from sqlalchemy.orm import aliased
 
 from evo.errors import EvoError, UsageError
-from evo.evaluation import Status
+from evo.evaluation import PASSED
 from evo.genome import Genome
 from evo.report.parameters import read_problem
 from evo.report.text import clean
@@ -38,7 +39,6 @@ __all__ = ["MOST_TRIALS", "TrialMirror", "check_journal", "study_name"]
 MOST_TRIALS = 50_000
 """Of one run; more than that no browser shows."""
 _AT_ONCE = 1_000
-_PASSED = frozenset(status.value for status in Status if status.passed)
 _c, _p = m.Candidate, m.Parentage
 
 
@@ -226,9 +226,13 @@ def _new_rows(store: Store, known: _Mirrored) -> tuple[list[Any], dict[int, list
     """Candidates that are not written yet, and the orders of the parents of each, by key."""
     _, last = key_range(known.run.id)
     first = candidate_key(known.run.id, known.floor)
+    original = aliased(_c)
     with store.reading() as connection:
         rows = connection.execute(
-            select(_c.id, _c.island, _c.genome, _c.operator, _c.status, _c.score, _c.created, _c.seconds)
+            select(_c.id, _c.island, _c.genome, _c.operator, _c.status, _c.created, _c.seconds)
+            # One whose machine code was known has the score of that, as the sampler is told.
+            .add_columns(func.coalesce(_c.score, original.score).label("score"))
+            .join_from(_c, original, original.id == _c.same_code_as_id, isouter=True)
             .where(_c.id.between(first, last))
             .order_by(_c.id)
             .limit(_AT_ONCE + len(known.orders) - known.floor)
@@ -252,7 +256,7 @@ def _trial(row: Any, known: _Mirrored, parents: list[int]) -> FrozenTrial:
     genome = Genome.from_json(row.genome)
     named = {clean(name): value for name, value in genome.items}
     fitting = {n: v for n, v in named.items() if n in choices and v in choices[n].choices}
-    passed = row.status in _PASSED and row.score is not None
+    passed = row.status in PASSED and row.score is not None
     trial = create_trial(
         state=TrialState.COMPLETE if passed else TrialState.FAIL,
         value=row.score if passed else None,

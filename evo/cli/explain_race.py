@@ -1,0 +1,114 @@
+"""evo explain --measure: what nobody has measured yet of a candidate's edits, timed in one race and told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import typer
+from rich.console import Console
+
+from evo.ablation import Ablation, Problem, measure_ablation
+from evo.cli.cells import cell, change_text, factor, figure, interval
+from evo.cli.recorded import Recorded
+from evo.cli.setup import worker_settings
+from evo.cli.tables import DISTURBED_NOTE, make_table, marked, say, timing_record
+from evo.errors import UsageError
+from evo.genome import Genome
+from evo.kernel import load_kernel
+from evo.run import open_executor
+from evo.space import Space
+from evo.store.edits import Edit
+from evo.store.explanation import EditCredit, Explanation
+from evo.targets import find_target
+
+__all__ = ["ablation_record", "measure_edits", "tell_race"]
+
+
+def measure_edits(recorded: Recorded, found: Explanation, space: Space, *, kernel_digest: str, seed: int) -> Ablation:
+    """The edits of an explanation, timed in one race on this machine. space: the kernel's present one; kernel_digest: of
+    the kernel as it was searched. Raises UsageError where the candidate's code does not run here."""
+    request, record = recorded.request, recorded.record
+    target = find_target(record.target)
+    if reason := target.runs(record.arch):
+        raise UsageError(f"code for {record.arch} cannot be timed here: {reason}")
+    here = target.device().name
+    if here != record.device:
+        typer.echo(f"evo: timed on {here}; the recorded figures are of {record.device}", err=True)
+    kernel = load_kernel(record.kernel)
+    if kernel.digest != kernel_digest:
+        typer.echo(f"evo: kernel {kernel.name} has changed since: what its template renders now is timed", err=True)
+    problem = Problem(
+        kernel=record.kernel,
+        target=record.target,
+        arch=record.arch,
+        workload=request.workload,
+        space=space,
+        seed=seed,
+    )
+    base, edits = Genome.of(found.base, found.base_flags), [Edit(credit.change) for credit in found.edits]
+    with open_executor(record.target, worker_settings(record.target, recorded.db)) as executor:
+        return measure_ablation(executor, problem, base, request.genome, edits)
+
+
+def ablation_record(ablation: Ablation, credits: Sequence[EditCredit]) -> dict[str, Any]:
+    """As plain data, with each edit as the change that it is."""
+    changes = [credit.change for credit in credits]
+    return {
+        "start": timing_record(ablation.start),
+        "end": timing_record(ablation.end),
+        "reference": {"contender": ablation.reference.contender, **timing_record(ablation.reference)},
+        "gain": asdict(ablation.total),
+        "without": [
+            {
+                "change": changes[w.edit],
+                "gain": asdict(w.gain) | {"tie": w.gain.tie} if w.gain else None,
+                "timing": timing_record(w.timing) if w.timing else None,
+                "reason": w.reason,
+            }
+            for w in ablation.without
+        ],
+        "path": [
+            {
+                "changes": [changes[edit] for edit in step.edits],
+                "gain": asdict(step.gain) | {"tie": step.gain.tie},
+                "timing": timing_record(step.timing),
+            }
+            for step in ablation.path
+        ],
+        "seconds": round(ablation.seconds, 2),
+    }
+
+
+def tell_race(console: Console, found: Explanation, ablation: Ablation) -> None:
+    """The way there, edit by edit, all of one race."""
+    say(
+        console,
+        f"timed again from {found.base_from} at {figure(ablation.start.median_us)} us to"
+        f" {figure(ablation.end.median_us)} us, all in one race: {factor(ablation.total.gain)}"
+        f" ({interval(ablation.total.low, ablation.total.high)})",
+    )
+    right = ("median us", "gain", "taken out")
+    table = make_table("edit", "median us", "gain", "interval", "taken out", "interval ", right=right)
+    alone = {w.edit: w for w in ablation.without}
+    for step in ablation.path:
+        changes = "; ".join(change_text(found.edits[edit].change) for edit in step.edits)
+        out = alone[step.edits[0]] if len(step.edits) == 1 else None
+        table.add_row(
+            cell(changes),
+            marked(figure(step.timing.median_us), step.timing.disturbed),
+            "tie" if step.gain.tie else factor(step.gain.gain),
+            interval(step.gain.low, step.gain.high),
+            "" if out is None else "tie" if out.gain and out.gain.tie else factor(out.gain.gain if out.gain else None),
+            "" if out is None else interval(out.gain.low, out.gain.high) if out.gain else cell(out.reason[:60]),
+        )
+    console.print(table)
+    say(
+        console,
+        "gain: over the line before, made in this order; taken out: what the finished kernel loses without that edit alone."
+        " Of the same rounds, so that the machine's changes cancel",
+        "dim",
+    )
+    if any(t.disturbed for t in (ablation.start, ablation.end, *(s.timing for s in ablation.path))):
+        console.print(DISTURBED_NOTE, style="bold red", highlight=False, soft_wrap=True)

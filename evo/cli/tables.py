@@ -1,0 +1,76 @@
+"""What commands that print share: tables, and how lines, figures and names are written in and beside them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from evo.cli.cells import visible
+from evo.evaluation import Timing
+
+__all__ = ["DISTURBED_NOTE", "make_table", "marked", "say", "short_id", "short_workload", "speedup", "timing_record"]
+
+DISTURBED_NOTE = "! something slowed the device down while this was timed: do not trust the figure"
+
+
+def marked(figure: str, disturbed: bool) -> str:
+    """The figure, with the mark that `DISTURBED_NOTE` explains if it was disturbed."""
+    return f"{figure} !" if disturbed else figure
+
+
+class _Cells(Table):
+    """A table in whose texts nothing moves the cursor."""
+
+    def add_row(self, *cells: RenderableType | None, **how: Any) -> None:
+        super().add_row(*(visible(c) if isinstance(c, str) else c for c in cells), **how)
+
+
+def make_table(*headings: str, right: tuple[str, ...] = ()) -> Table:
+    """An empty table, the columns named in `right` aligned to that side."""
+    table = _Cells(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for heading in headings:
+        table.add_column(visible(heading), justify="right" if heading in right else "left", overflow="fold")
+    return table
+
+
+def say(console: Console, text: str, style: str = "") -> None:
+    """A line as wide as it is, in which nothing moves the cursor."""
+    console.print(Text(visible(text), style=style), soft_wrap=True)
+
+
+def speedup(ratio: float | None, noise: float | None = None) -> str:
+    """The reference's time over the candidate's; a tie if that is within the noise floor."""
+    if ratio and noise is not None and abs(1 / ratio - 1) <= noise:
+        return "tie"
+    return f"{1 / ratio:.3f}x" if ratio else "-"
+
+
+def short_id(identifier: str) -> str:
+    return identifier[:10]
+
+
+def short_workload(key: str) -> str:
+    """Without the options, which are rarely anything but their defaults."""
+    parts = key.split(",")
+    last = next((i for i, p in enumerate(parts) if p.startswith("dtype=")), len(parts) - 1)
+    return ",".join(parts[: last + 1])
+
+
+def timing_record(timing: Timing) -> dict[str, Any]:
+    record = {
+        "median_us": round(timing.median_us, 3),
+        "low_us": round(timing.low_us, 3),
+        "high_us": round(timing.high_us, 3),
+        "samples": len(timing.samples_us),
+        "disturbed": timing.disturbed,
+    }
+    if timing.ratio and timing.ratio_low and timing.ratio_high:
+        record |= {
+            "speedup": round(1 / timing.ratio, 4),
+            "speedup_low": round(1 / timing.ratio_high, 4),
+            "speedup_high": round(1 / timing.ratio_low, 4),
+        }
+    return record

@@ -1,0 +1,26 @@
+"""How a command ended."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Ended:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def sentence(self) -> str:
+        """The one line on stderr."""
+        lines = self.err.strip().splitlines()
+        assert len(lines) == 1, self.err
+        assert lines[0].startswith("evo: ")
+        return lines[0]
+
+    @property
+    def document(self) -> Any:
+        return json.loads(self.out)

@@ -1,0 +1,215 @@
+"""A size that is compiled in and that no variant has is compiled when it is first met, tried before it is used, and kept.
+On a CPU, where attention has its head size compiled in."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from head_sizes import qkv, refused, served, torchs
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where what is compiled is kept, for those tests that do not look into it: it takes a second each time."""
+    place = tmp_path_factory.mktemp("kept") / "cache"
+    place.mkdir(mode=0o700)
+    return place
+
+
+def test_a_cpu_compiles_only_if_asked(
+    attention: ModuleType, cache: Path, compilations: Callable[[], int]
+) -> None:
+    assert "also_serve(untuned=True)" in refused(attention, 32)
+    assert compilations() == 0
+    assert not cache.exists()
+    attention.also_serve(untuned=True)
+    way = served(attention, 32)
+    assert way.startswith("variant 0 ")
+    assert "compiled here for head_dim=32" in way
+    assert compilations() == 1
+    assert sorted(p.suffix for p in cache.iterdir()) == [".json", ".so"]
+    attention.also_serve(untuned=False)
+    assert "also_serve" in refused(attention, 32)
+    attention.also_serve(untuned=True)
+    served(attention, 32)
+    assert compilations() == 1
+
+
+def test_other_lengths_and_what_is_compiled_already_need_no_compiler(
+    attention: ModuleType, cache: Path, compilations: Callable[[], int]
+) -> None:
+    attention.also_serve(untuned=True)
+    for length in (1, 17, 129):
+        args = qkv(32, length)
+        torch.testing.assert_close(attention.scaled_dot_product_attention(*args), torchs(*args), rtol=1e-4, atol=1e-4)
+    served(attention, 64)
+    served(attention, 32)
+    assert compilations() == 1
+
+
+def test_the_variant_for_the_same_mask_is_the_one_that_is_compiled(
+    attention: ModuleType, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVO_KERNELS_CACHE", str(kept))
+    attention.also_serve(untuned=True)
+    assert served(attention, 32, is_causal=True).startswith("variant 1 ")
+
+
+def test_a_later_process_finds_what_was_compiled_and_compiles_what_was_damaged(
+    attention_copy: Callable[[], Path], use: Callable[[Path], ModuleType], cache: Path, compilations: Callable[[], int]
+) -> None:
+    def copy() -> ModuleType:
+        module = use(attention_copy())
+        module.also_serve(untuned=True)
+        return module
+
+    served(copy(), 32)
+    served(copy(), 32)
+    assert compilations() == 1
+    (library,) = cache.glob("*.so")
+    whole = library.read_bytes()
+    library.unlink()  # the first one is mapped into this process, and must not change under it
+    library.write_bytes(whole[:-1] + b"\0\0")
+    served(copy(), 32)
+    assert compilations() == 2
+    assert hashlib.sha256(library.read_bytes()).hexdigest() == json.loads(Path(f"{library}.json").read_text())["sha256"]
+
+
+def test_threads_that_meet_it_at_once_have_it_compiled_once(
+    attention: ModuleType, cache: Path, compilations: Callable[[], int]
+) -> None:
+    attention.also_serve(untuned=True)
+    faults: list[BaseException] = []
+    ready = threading.Barrier(6)
+
+    def work() -> None:
+        try:
+            args = qkv(32)
+            ready.wait()
+            for _ in range(20):
+                own = attention.scaled_dot_product_attention(*args)
+                torch.testing.assert_close(own, torchs(*args), rtol=1e-4, atol=1e-4)
+        except BaseException as error:
+            faults.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not faults
+    served(attention, 32)
+    assert compilations() == 1
+
+
+def test_the_callers_settings_neither_disturb_the_trial_nor_are_disturbed(
+    attention: ModuleType, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attention.also_serve(untuned=True)
+    args = qkv(32)
+    torch.set_default_dtype(torch.float64)
+    try:
+        state, threads = torch.get_rng_state(), torch.get_num_threads()
+        with torch.inference_mode():
+            assert attention.explain(*args).startswith("variant")
+        assert torch.equal(torch.get_rng_state(), state)
+        assert torch.get_num_threads() == threads
+        assert torch.is_grad_enabled()
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_tracing_compiles_nothing(
+    attention: ModuleType, cache: Path, launchers: Path, compilations: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVO_KERNELS_CACHE", str(launchers))
+    monkeypatch.delenv("CXX")
+    attention.build()
+    monkeypatch.setenv("EVO_KERNELS_CACHE", str(cache))
+    attention.also_serve(untuned=True, compiled=True)
+    args = qkv(32)
+    torch.compiler.reset()
+    own = torch.compile(attention.scaled_dot_product_attention, backend="eager", fullgraph=True)(*args)
+    torch.testing.assert_close(own, torchs(*args), rtol=1e-4, atol=1e-4)
+    assert not list(cache.glob("untuned-*"))
+    assert not attention.frontend.DISPATCH
+
+
+def test_the_native_launcher_and_the_operator_serve_it(
+    attention: ModuleType, launchers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVO_KERNELS_CACHE", str(launchers))
+    attention.build()
+    assert "also_serve(untuned=True)" in refused(attention, 32)
+    attention.also_serve(untuned=True)
+    assert served(attention, 32).endswith("native launcher")
+    args = qkv(32)
+    own = attention.frontend.NATIVE.operator(*args)
+    torch.testing.assert_close(own, torchs(*args), rtol=1e-4, atol=1e-4)
+    with torch.autocast("cpu", torch.bfloat16):  # the trial is not under it
+        assert "bfloat16 is not a dtype" in attention.explain(*args)
+    index = attention.frontend.DISPATCH._untuned._built[-1].index
+    attention.frontend.DISPATCH.retire(index, -1, "a launch failed")
+    assert "a launch failed" in attention.explain(*args)
+    assert torch.equal(attention.scaled_dot_product_attention(*args), torchs(*args))
+
+
+def test_checks_of_a_variant_see_that_variant_only(
+    attention: ModuleType, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVO_KERNELS_CACHE", str(kept))
+    attention.also_serve(untuned=True)
+    served(attention, 32)
+    with attention.frontend.DISPATCH.only(0):
+        refused(attention, 32)
+    served(attention, 32)
+
+
+FORKED = """
+import os, sys, threading, torch
+import {name} as module
+module.also_serve(untuned=True)
+def way(): return module.explain(*args)
+args = [torch.randn(2, 4, 70, 32) for _ in range(3)]
+torch.set_num_threads(4)
+torch.nn.functional.scaled_dot_product_attention(*args)  # starts threads
+child = os.fork()
+if child == 0:
+    many = way()
+    torch.set_num_threads(1)
+    one = way()
+    own, expected = module.scaled_dot_product_attention(*args), torch.nn.functional.scaled_dot_product_attention(*args)
+    print(many, one, torch.allclose(own, expected, rtol=1e-4, atol=1e-4), sep="\\n", flush=True)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+print(way())
+"""
+
+
+def test_a_forked_process_compiles_for_itself(attention_copy: Callable[[], Path], cache: Path) -> None:
+    copy = attention_copy()
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKED.format(name=copy.name)],
+        cwd=copy.parent,
+        env=dict(os.environ),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    many, one, right, parent = done.stdout.splitlines()
+    assert many.startswith("PyTorch: these sizes were not tuned")
+    assert "compiled here for head_dim=32" in one
+    assert right == "True"
+    assert "compiled here for head_dim=32" in parent

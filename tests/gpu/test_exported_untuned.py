@@ -1,0 +1,291 @@
+"""Sizes that nothing was tuned for, on a GPU: compiled at first use, right, kept, and never amid a capture."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from evo.exporters import ExportItem, ExportRequest, find_exporter
+from evo.genome import Genome
+from evo.kernel import load_kernel
+from evo.targets import find_target
+
+pytestmark = pytest.mark.gpu
+
+ITEMS: dict[str, list[tuple[str, dict[str, Any]]]] = {
+    "layernorm": [
+        ("rows=4096,cols=1024,dtype=float16", {}),
+        ("rows=4096,cols=1024,dtype=float32", {}),
+        ("rows=4096,cols=1024,dtype=bfloat16", {"grid": "persistent", "load_path": "cp_async", "stages": 2}),
+        ("rows=64,cols=16384,dtype=float32", {"row_store": "shared"}),
+    ],
+    "attention": [
+        ("batch=2,heads=4,kv_heads=4,q_len=128,kv_len=128,head_dim=64,dtype=float16", {}),
+        ("batch=2,heads=4,kv_heads=4,q_len=128,kv_len=128,head_dim=64,dtype=float16,causal=true", {}),
+    ],
+}
+_serial = count()
+
+
+@pytest.fixture(scope="module", params=sorted(ITEMS))
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    kernel, target = load_kernel(request.param), find_target("cuda")
+    arch = target.device().arch
+    items = []
+    for index, (text, wanted) in enumerate(ITEMS[request.param]):
+        workload = kernel.workload("cuda", text)
+        space = kernel.space("cuda", workload, target.limits(arch))
+        point = space.complete(space.default)
+        for name, value in wanted.items():
+            found = space.nearest(point, name, value)
+            assert found is not None, f"no legal point has {name}={value}"
+            point = found
+        items.append(ExportItem(workload=workload, genome=Genome.of(point), candidate=f"test/{index}"))
+    out = tmp_path_factory.mktemp("export") / f"{request.param}_untuned"
+    find_exporter("module").export(
+        ExportRequest(kernel=kernel.name, target="cuda", arch=arch, items=tuple(items), out=out)
+    )
+    return out
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("kept") / "cache"
+    place.mkdir(mode=0o700)
+    return place
+
+
+@pytest.fixture(params=["Python", "native"])
+def module(request: pytest.FixtureRequest, folder: Path, kept: Path, tmp_path_factory: Any) -> Iterator[ModuleType]:
+    """Nothing is loaded or compiled in this process yet; what earlier tests compiled is on disk."""
+    name = f"{folder.name}_{next(_serial)}"
+    link = folder.parent / name
+    link.symlink_to(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder.parent)
+        importlib.invalidate_caches()
+        if request.param == "native":
+            built = os.environ.get("EVO_KERNELS_CACHE") or str(tmp_path_factory.getbasetemp() / "launchers")
+            patch.setenv("EVO_KERNELS_CACHE", built)
+            module = importlib.import_module(name)
+            module.build()
+        else:
+            patch.setenv("EVO_KERNELS_CACHE", str(kept))
+            module = importlib.import_module(name)
+        patch.setenv("EVO_KERNELS_CACHE", str(kept))
+        assert (module.frontend._call is not None) is (request.param == "native")
+        yield module
+    for loaded in [m for m in sys.modules if m.partition(".")[0] == name]:
+        del sys.modules[loaded]
+    link.unlink()
+
+
+def is_layernorm(module: ModuleType) -> bool:
+    return hasattr(module, "layer_norm")
+
+
+def arguments(module: ModuleType, size: int, dtype: torch.dtype = torch.float16, rows: int = 70) -> Any:
+    if is_layernorm(module):
+        x = 2 * torch.randn(rows, size, device="cuda", dtype=dtype) + 1
+        return x, (size,), torch.randn(size, device="cuda", dtype=dtype), torch.randn(size, device="cuda", dtype=dtype)
+    return tuple(torch.randn(2, 4, rows, size, device="cuda", dtype=dtype) for _ in range(3))
+
+
+def own(module: ModuleType) -> Any:
+    return module.layer_norm if is_layernorm(module) else module.scaled_dot_product_attention
+
+
+def theirs(module: ModuleType) -> Any:
+    return functional.layer_norm if is_layernorm(module) else functional.scaled_dot_product_attention
+
+
+def agree(a: torch.Tensor, b: torch.Tensor) -> None:
+    tolerance = 1e-4 if a.dtype == torch.float32 else 3e-2
+    torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+def served(module: ModuleType, args: Any, **options: Any) -> str:
+    result = own(module)(*args, **options)
+    agree(result, theirs(module)(*args, **options))
+    way: str = module.explain(*args, **options)
+    assert way.startswith("variant"), way
+    return way
+
+
+def a_size(module: ModuleType) -> int:
+    return 1000 if is_layernorm(module) else 128
+
+
+SIZES = [1, 5, 31, 64, 96, 100, 769, 1000, 1001, 1025, 1536, 2047, 4097, 5120, 8192, 12288, 16383, 20000, 50257, 65536]
+
+
+def test_any_size_is_served_and_right(module: ModuleType) -> None:
+    importlib.import_module(f"{module.__name__}._untuned")._MOST_SIZES = 1000
+    if is_layernorm(module):
+        for dtype in (torch.float16, torch.bfloat16, torch.float32):
+            for cols in SIZES:
+                for rows in (1, 67, 700):
+                    assert "compiled here" in served(module, arguments(module, cols, dtype, rows)), (dtype, cols, rows)
+    else:
+        for dim in (32, 96, 128, 256):
+            for length in (1, 65, 300):
+                for causal in (False, True):
+                    args = arguments(module, dim, rows=length)
+                    assert "compiled here" in served(module, args, is_causal=causal), (dim, length, causal)
+
+
+def test_it_is_on_at_first_and_may_be_turned_off(module: ModuleType) -> None:
+    args = arguments(module, a_size(module))
+    module.also_serve(untuned=False)
+    assert "also_serve(untuned=True)" in module.explain(*args)
+    assert torch.equal(own(module)(*args), theirs(module)(*args))
+    module.also_serve(untuned=True)
+    served(module, args)
+
+
+def test_a_first_call_within_a_capture_is_left_to_pytorch_and_later_ones_are_not(module: ModuleType) -> None:
+    args = arguments(module, a_size(module))
+    theirs(module)(*args)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        explanation = module.explain(*args)
+        captured = own(module)(*args)
+    assert "call it once beforehand" in explanation
+    graph.replay()
+    agree(captured, theirs(module)(*args))
+    served(module, args)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = own(module)(*args)
+    args[0].copy_(torch.randn_like(args[0]))
+    captured.zero_()
+    graph.replay()
+    agree(captured, theirs(module)(*args))
+
+
+def test_compiling_beside_another_threads_capture_breaks_neither(module: ModuleType, tmp_path: Path) -> None:
+    """Nothing is kept from before: it compiles and tries."""
+    args = arguments(module, a_size(module))
+    expected = theirs(module)(*args)
+    torch.cuda.synchronize()
+    capturing, compiled, faults = threading.Event(), threading.Event(), []
+
+    def work() -> None:
+        try:
+            capturing.wait(60)
+            agree(own(module)(*args), expected)
+            assert module.explain(*args).startswith("variant"), module.explain(*args)
+        except BaseException as error:
+            faults.append(error)
+        finally:
+            compiled.set()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EVO_KERNELS_CACHE", str(tmp_path / "empty"))
+        thread = threading.Thread(target=work)
+        thread.start()
+        x = torch.ones(100, device="cuda")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            y = x + 1
+            capturing.set()
+            assert compiled.wait(60)
+            y = y * 2
+        thread.join()
+    graph.replay()
+    assert torch.equal(y, torch.full_like(y, 4.0))
+    assert not faults
+
+
+PROCESS = """
+import importlib, json, sys, time, torch
+module = importlib.import_module({name!r})
+nvrtc = importlib.import_module({name!r} + "._nvrtc")
+compile, calls = nvrtc.Compiler.compile, []
+nvrtc.Compiler.compile = lambda self, *args: (calls.append(1), compile(self, *args))[1]
+make = lambda *shape: torch.randn(*shape, device="cuda", dtype=torch.float16)
+args = (make(70, 1000), (1000,)) if hasattr(module, "layer_norm") else tuple(make(2, 4, 70, 128) for _ in range(3))
+torch.cuda.synchronize()
+began = time.perf_counter()
+way = module.explain(*args)
+print(json.dumps([way, len(calls), time.perf_counter() - began]))
+"""
+
+
+def test_a_later_process_finds_it_on_disk(folder: Path, tmp_path: Path) -> None:
+    def run() -> tuple[str, int, float]:
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", PROCESS.format(name=folder.name)],
+            cwd=folder.parent,
+            env={**os.environ, "EVO_KERNELS_CACHE": str(tmp_path / "cache")},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        way, compiled, seconds = json.loads(done.stdout)
+        print(f"{folder.name}: {seconds:.3f} s, {compiled} compiled")
+        return way, compiled, seconds
+
+    first, second = run(), run()
+    assert "compiled here" in first[0]
+    assert first[0] == second[0]
+    assert (first[1], second[1]) == (1, 0)
+    assert sorted(p.suffix for p in (tmp_path / "cache").iterdir()) == [".cubin", ".json"]
+
+
+def test_without_the_compiler_it_is_pytorchs(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvrtc = importlib.import_module(f"{module.__name__}._nvrtc")
+    monkeypatch.setattr(nvrtc, "_places", lambda: iter(()))
+    nvrtc.compiler.cache_clear()
+    args = arguments(module, a_size(module))
+    assert "NVRTC is not found" in module.explain(*args)
+    assert torch.equal(own(module)(*args), theirs(module)(*args))
+
+
+def test_a_wrong_result_is_never_given(module: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The compiler makes something else of the source."""
+    monkeypatch.setenv("EVO_KERNELS_CACHE", str(tmp_path / "empty"))
+    package = importlib.import_module(f"{module.__name__}._untuned")
+    text = package._Source.text
+    before, after = (b"rsqrtf(a)", b"rsqrtf(a * 1.1f)") if is_layernorm(module) else (b"1.4426950408889634f", b"1.5f")
+
+    def changed(self: Any) -> bytes:
+        found: bytes = text(self)
+        assert before in found
+        return found.replace(before, after)
+
+    monkeypatch.setattr(package._Source, "text", changed)
+    args = arguments(module, a_size(module))
+    assert torch.equal(own(module)(*args), theirs(module)(*args))
+    assert "its results are not PyTorch's" in module.explain(*args)
+    assert not list((tmp_path / "empty").glob("untuned-*"))
+
+
+def test_the_callers_stream_and_random_numbers_are_left_alone(module: ModuleType, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EVO_KERNELS_CACHE", str(tmp_path / "empty"))
+        args = arguments(module, a_size(module))
+        state, stream = torch.cuda.get_rng_state(), torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            result = own(module)(*args)
+            assert torch.cuda.current_stream() == stream
+        stream.synchronize()
+        assert torch.equal(torch.cuda.get_rng_state(), state)
+        agree(result, theirs(module)(*args))

@@ -1,0 +1,250 @@
+"""`evo.ready`: shipped kernels are found by their folders and imported when they are asked for, without the engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evo.exporters.module import ModuleExporter
+from evo.kernel import template_root
+from evo.ready._shipped import _OF_EVERY_PACKAGE
+from tests.exporters.exports import request_for
+
+ROOT = Path(__file__).parent.parent
+LAYERNORM = "rows=64,cols=96,dtype=float32"
+ATTENTION = "batch=1,heads=2,kv_heads=2,q_len=32,kv_len=32,head_dim=64,dtype=float32"
+UNWANTED = ("optuna", "sqlalchemy", "alembic", "jinja2", "typer", "rich")
+
+
+RECORD = {"run": "demo", "device": "a device"}
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two packages to be shipped: layernorm for CPUs and GPUs, attention for CPUs."""
+    folder = tmp_path_factory.mktemp("shipped")
+    cpu = request_for("cpu", "native", folder / "layernorm", LAYERNORM, "rows=8,cols=256,dtype=bfloat16", **RECORD)
+    gpu = request_for("cuda", "sm_90", folder / "layernorm", "rows=64,cols=1024,dtype=float16", **RECORD)
+    ModuleExporter().export_together([replace(gpu, builds=("sm_90", "sm_89", "compute_89")), cpu])
+    ModuleExporter().export(request_for("cpu", "native", folder / "attention", ATTENTION, kernel="attention"))
+    return folder
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A checkout without its engine and without a kernel."""
+    (tmp_path / "evo").mkdir()
+    shutil.copy(ROOT / "evo" / "__init__.py", tmp_path / "evo")
+    shutil.copytree(ROOT / "evo" / "ready", tmp_path / "evo" / "ready", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels" / "README.md").write_text("what lies here\n")
+    return tmp_path
+
+
+def ship(exported: Path, checkout: Path, name: str, as_: str = "") -> Path:
+    ignored = shutil.ignore_patterns("__pycache__")
+    return Path(shutil.copytree(exported / name, checkout / "kernels" / (as_ or name), ignore=ignored))
+
+
+def python(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(checkout), "XDG_CACHE_HOME": str(checkout / "cache")}
+    return subprocess.run(
+        [sys.executable, "-W", "error::ImportWarning", *arguments],
+        cwd=checkout,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def told(checkout: Path, program: str) -> Any:
+    """What a program prints as JSON."""
+    done = python(checkout, "-c", f"import json\n{program}")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def refused(checkout: Path, program: str) -> str:
+    done = python(checkout, "-c", program)
+    assert done.returncode == 1
+    return done.stderr.splitlines()[-1]
+
+
+def test_a_function_is_imported_by_its_name_and_runs_the_shipped_variant(exported: Path, checkout: Path) -> None:
+    ship(exported, checkout, "layernorm")
+    way, close, same = told(
+        checkout,
+        "import torch\n"
+        "from evo.ready import LayerNorm, layer_norm, layernorm\n"
+        "x = torch.randn(64, 96)\n"
+        "close = torch.allclose(layer_norm(x, (96,)), torch.nn.functional.layer_norm(x, (96,)), atol=1e-5)\n"
+        "same = layer_norm is layernorm.layer_norm and LayerNorm is layernorm.LayerNorm\n"
+        "print(json.dumps([layernorm.explain(x, (96,)), close, same]))",
+    )
+    assert way.startswith("variant 1 (cpu native, float32, tuned for 64x96)")
+    assert close
+    assert same
+
+
+def test_what_no_variant_is_for_is_left_to_pytorch_and_explain_says_so(exported: Path, checkout: Path) -> None:
+    ship(exported, checkout, "layernorm")
+    way, same = told(
+        checkout,
+        "import torch\n"
+        "from evo.ready import layer_norm, layernorm\n"
+        "x = torch.randn(64, 96, dtype=torch.float64)\n"
+        "same = torch.equal(layer_norm(x, (96,)), torch.nn.functional.layer_norm(x, (96,)))\n"
+        "print(json.dumps([layernorm.explain(x, (96,)), same]))",
+    )
+    assert way == "PyTorch: float64 is not a dtype that was tuned for (bfloat16, float32)"
+    assert same
+
+
+def test_importing_one_kernel_imports_no_other_and_nothing_of_the_engine(exported: Path, checkout: Path) -> None:
+    ship(exported, checkout, "layernorm")
+    ship(exported, checkout, "attention")
+    first, second, third = told(
+        checkout,
+        "import sys\n"
+        "def of_evo(): return sorted(m for m in sys.modules if m.startswith('evo.') and m.count('.') < 3)\n"
+        "import evo.ready\n"
+        f"first = [of_evo(), [m for m in ('torch', *{UNWANTED}) if m in sys.modules]]\n"
+        "import torch\n"
+        "before = set(sys.modules)\n"
+        "from evo.ready import layer_norm\n"
+        "new = {m.partition('.')[0] for m in set(sys.modules) - before}\n"
+        f"second = [of_evo(), sorted(new & {{*{UNWANTED}}})]\n"
+        "from evo.ready import scaled_dot_product_attention\n"
+        "print(json.dumps([first, second, of_evo()]))",
+    )
+    assert first == [["evo.ready", "evo.ready._shipped"], []]
+    assert second == [["evo.ready", "evo.ready._shipped", "evo.ready.layernorm"], []]
+    assert third == ["evo.ready", "evo.ready._shipped", "evo.ready.attention", "evo.ready.layernorm"]
+
+
+def test_a_new_kernel_is_found_without_a_change_to_any_file(exported: Path, checkout: Path) -> None:
+    ship(exported, checkout, "layernorm")
+    program = "import evo.ready\nprint(json.dumps(dir(evo.ready)))"
+    before = {path: path.read_bytes() for path in checkout.rglob("*.py")}
+    assert set(told(checkout, program)) == {
+        *("ReadyKernel", "ReadyVariant", "kernels"),
+        *("LayerNorm", "layer_norm", "layernorm"),
+    }
+    ship(exported, checkout, "attention")
+    added = {"attention", "scaled_dot_product_attention"}
+    assert added <= set(told(checkout, program))
+    assert told(
+        checkout,
+        "import torch\n"
+        "from evo.ready import attention, scaled_dot_product_attention\n"
+        "q = torch.randn(1, 2, 32, 64)\n"
+        "y = scaled_dot_product_attention(q, q, q)\n"
+        "right = torch.allclose(y, torch.nn.functional.scaled_dot_product_attention(q, q, q), atol=1e-4)\n"
+        "print(json.dumps([right, attention.explain(q, q, q)[:7]]))",
+    ) == [True, "variant"]
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_two_packages_of_one_function_are_refused_with_both_named(exported: Path, checkout: Path) -> None:
+    places = [ship(exported, checkout, "layernorm"), ship(exported, checkout, "layernorm", as_="layernorm_again")]
+    ship(exported, checkout, "attention")
+    sentence = refused(checkout, "from evo.ready import layer_norm")
+    assert sentence.startswith("ImportError: 'layer_norm' is in ")
+    assert all(str(place) in sentence for place in places)
+    assert "one package, which takes all dtypes and devices" in sentence
+    assert told(checkout, "from evo.ready import scaled_dot_product_attention as f\nprint(json.dumps(f.__name__))")
+
+
+def test_a_folder_called_like_its_function_is_refused(exported: Path, checkout: Path) -> None:
+    place = ship(exported, checkout, "layernorm", as_="layer_norm")
+    sentence = refused(checkout, "from evo.ready import layer_norm")
+    assert sentence == f"ImportError: {place} is called like a function that is in it: give the folder another name"
+
+
+def test_what_cannot_be_read_keeps_nobody_from_the_other_kernels(exported: Path, checkout: Path) -> None:
+    ship(exported, checkout, "layernorm")
+    broken = ship(exported, checkout, "attention")
+    (broken / "__init__.py").write_text("def (:\n")
+    (checkout / "kernels" / "notes").mkdir()
+    assert told(checkout, "from evo.ready import layer_norm\nprint(json.dumps(layer_norm.__name__))") == "layer_norm"
+    assert f"{broken}/__init__.py cannot be read" in refused(checkout, "import evo.ready; evo.ready.kernels()")
+    done = python(checkout, "-m", "evo.ready")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"evo: {broken}/__init__.py cannot be read")
+
+
+def test_what_is_not_shipped_is_an_attribute_error_that_says_what_is(exported: Path, checkout: Path) -> None:
+    assert "there are: nothing yet" in refused(checkout, "import evo.ready; evo.ready.softmax")
+    ship(exported, checkout, "layernorm")
+    sentence = refused(checkout, "import evo.ready; evo.ready.softmax")
+    assert sentence.startswith("AttributeError: no kernel that is shipped with this evo is or has 'softmax'")
+    assert sentence.endswith("LayerNorm, layer_norm, layernorm")
+    assert refused(checkout, "from evo.ready import softmax").startswith("ImportError: cannot import name 'softmax'")
+    assert told(checkout, "import evo.ready\nprint(json.dumps(hasattr(evo.ready, '__wrapped__')))") is False
+
+
+def test_the_list_of_kernels_tells_what_each_is_for_and_where_it_is_from(exported: Path, checkout: Path) -> None:
+    ship(exported, checkout, "layernorm")
+    program = (
+        "import sys, evo.ready\n"
+        "from dataclasses import asdict\n"
+        "[k] = evo.ready.kernels()\n"
+        "properties = {'archs': k.archs, 'dtypes': k.dtypes, 'shapes': k.shapes}\n"
+        "print(json.dumps([{**asdict(k), **properties}, 'torch' in sys.modules], default=str))"
+    )
+    kernel, imported = told(checkout, program)
+    assert not imported
+    assert (kernel["name"], kernel["functions"]) == ("layernorm", ["LayerNorm", "layer_norm"])
+    assert kernel["replaces"] == "torch.nn.functional.layer_norm"
+    assert kernel["archs"] == ["sm_90", "native", "sm_89", "compute_89"]
+    assert kernel["dtypes"] == ["float16", "float32", "bfloat16"]
+    assert kernel["shapes"] == [{"rows": r, "cols": c} for r, c in ((64, 1024), (64, 96), (8, 256))]
+    assert [(v["arch"], v["standing"]) for v in kernel["variants"]] == [
+        ("sm_90", "measured"),
+        ("native", "measured"),
+        ("native", "measured"),
+        ("sm_89", "compiled"),
+        ("compute_89", "compiled"),
+    ]
+    assert [v["candidate"] for v in kernel["variants"]] == ["test/0", "test/0", "test/1", "test/0", "test/0"]
+    assert {(v["run"], v["device"]) for v in kernel["variants"]} == {("demo", "a device")}
+
+
+def test_the_list_is_printed_for_people_and_for_programs(exported: Path, checkout: Path) -> None:
+    assert python(checkout, "-m", "evo.ready").stdout == "no kernel is shipped with this evo\n"
+    ship(exported, checkout, "layernorm")
+    text = python(checkout, "-m", "evo.ready").stdout
+    assert "  from evo.ready import LayerNorm, layer_norm\n" in text
+    assert "cols=1024,dtype=float16,bias=true,eps=1e-05,weight=true: sm_90, sm_89 (compiled), compute_89 (compiled)" in text
+    [record] = json.loads(python(checkout, "-m", "evo.ready", "--json").stdout)
+    assert len(record["variants"]) == 5
+
+
+def test_a_shipped_package_checks_itself(exported: Path, checkout: Path) -> None:
+    ship(exported, checkout, "attention")
+    done = python(checkout, "-W", "ignore", "-m", "evo.ready.attention", "check", "--seed", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "  right: " in done.stdout
+
+
+def test_no_two_kernels_would_ship_one_name() -> None:
+    """What frontends make public, but for what every package has, is one kernel's own."""
+    owners: dict[str, list[str]] = {}
+    for frontend in sorted(template_root().glob("*/frontend.py")):
+        scope: dict[str, Any] = {}
+        lines = frontend.read_text().splitlines()
+        exec(next(line for line in lines if line.startswith("__all__")), scope)  # a list of names
+        assert set(scope["__all__"]) >= _OF_EVERY_PACKAGE
+        for name in {frontend.parent.name, *scope["__all__"]} - _OF_EVERY_PACKAGE:
+            owners.setdefault(name, []).append(frontend.parent.name)
+    assert {name: among for name, among in owners.items() if len(among) > 1} == {}

@@ -1,0 +1,100 @@
+"""Commands that only ask a database do not wait for what a search needs: it is told by what they import, not by a clock."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+
+import pytest
+
+from evo.cli import _COMMANDS
+from evo.store.store import Store
+from tests.store import landscapes as land
+
+HEAVY = {
+    "torch",
+    "numpy",
+    "optuna",
+    "cuda",
+    "alembic",
+    "psycopg",
+    "sqlalchemy.dialects.postgresql",
+    "jinja2",
+    "elftools",
+    "filelock",
+    "psutil",
+    "pynvml",
+    "multiprocessing.forkserver",
+    "pygments",
+    "evo.run",
+    "evo.search",
+    "evo.finals",
+    "evo.timing",
+    "evo.executors",
+    "evo.samplers",
+    "evo.exporters",
+    "evo.targets.cuda",
+}
+ASKED = {
+    "runs": ["runs"],
+    "best": ["best"],
+    "show": ["show", "{start}"],
+    "lineage": ["lineage", "{end}"],
+    "diff": ["diff", "{start}", "{end}"],
+    "explain": ["explain", "{end}"],
+    "failures": ["failures", "first"],
+    "operators": ["operators", "first"],
+    "importance": ["importance", "first"],
+    "compare": ["compare", "first", "walk"],
+    "pareto": ["pareto", "first"],
+    "query": ["query", "SELECT 1"],
+    "prune": ["prune", "first", "--dry-run"],
+}
+NEEDED = {"diff": {"elftools"}, "importance": {"numpy", "optuna"}, "prune": {"filelock"}}
+"""By command: what it cannot do without."""
+PROGRAM = """
+import json, sys
+from evo.cli import run
+code = run(sys.argv[1:])
+print(json.dumps([code, sorted(sys.modules)]))
+"""
+
+
+@pytest.fixture(scope="module")
+def names(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A database of two runs, and the ends of a lineage in it."""
+    path = tmp_path_factory.mktemp("start") / "lineage.db"
+    with Store.open(path, write=True) as store:
+        land.searched(store, "first", 60)
+        start, end = land.walked(store, [land.START, land.END], "walk")
+    return {"db": str(path), "start": start, "end": end}
+
+
+@pytest.mark.parametrize("form", ["table", "json"])
+@pytest.mark.parametrize("command", ASKED)
+def test_a_command_that_asks_imports_nothing_that_it_does_not_need(
+    names: dict[str, str], command: str, form: str
+) -> None:
+    words = [word.format(**names) for word in ASKED[command]] + ["--json"] * (form == "json")
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *words, "--db", names["db"]], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    code, modules = json.loads(done.stdout.splitlines()[-1])
+    assert code == 0
+    assert HEAVY & set(modules) <= NEEDED.get(command, set())
+
+
+def test_every_name_of_a_heavy_module_is_one() -> None:
+    """A misspelt one would never be found among those imported."""
+    optional = {"psycopg", "cuda"}
+    assert [name for name in HEAVY - optional if importlib.util.find_spec(name) is None] == []
+
+
+def test_every_command_that_asks_is_asked_here() -> None:
+    working = {"search", "resume", "bench", "check", "sanitize", "export", "import-workloads", "doctor"}
+    writing = {"vacuum", "merge", "dump", "load"}
+    pages = {"report", "dashboard"}
+    assert {name for names in _COMMANDS.values() for name in names} - working - writing - pages == set(ASKED)
