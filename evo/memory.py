@@ -31,8 +31,9 @@ NAN, HUGE, ZERO = 0xFF, 0x6B, 0x00
 """Bytes that memory is filled with. As float16, bfloat16, float32 and float64 they make a NaN that no arithmetic makes;
 3798, 2.8e26, 2.8e26 and 1e209; and 0."""
 
-_NUDGES = 8
-"""Of an output in a set: who leaves a tenth of it undone escapes those of 32 sets once in 10^11 times."""
+_NUDGES, _LEAST_NUDGES = 256, 8
+"""Of an output in all sets that are nudged together, and in each of them: who leaves a tenth of it undone escapes once in
+10^11 times."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +162,16 @@ class Arena:
                 (beside if is_guard else inputs)[words] = None
         return _complaint(list(inputs), list(beside))
 
+    def wipe(self, first: int, last: int, word: int) -> None:
+        """Writes one 64-bit word (signed) all over the outputs in those sets: what is left of them afterwards was
+        computed anew."""
+        for s in self.layout.spans:
+            if s.is_output and first < last:
+                words = words_of(self.bytes[first:last], s.start, s.end)
+                bits = 8 * words.element_size()
+                part = word & (1 << bits) - 1
+                words.fill_(part if words.element_size() == 1 or part >> bits - 1 == 0 else part - (1 << bits))
+
     def nudge(self, first: int, last: int, generator: torch.Generator) -> None:
         """Changes a few elements of each output in those sets, elsewhere in each, by a unit or so in the last place: what
         is there still looks like a result, and its sum is another."""
@@ -171,7 +182,7 @@ class Arena:
                 continue
             end = s.end // 8 * 8 if s.end - s.start >= 8 else s.end
             words = words_of(self.bytes[first:last], s.start, end)
-            shape = last - first, min(_NUDGES, words.shape[-1])
+            shape = last - first, min(max(_LEAST_NUDGES, _NUDGES // (last - first)), words.shape[-1])
             at = torch.randint(words.shape[-1], shape, device=words.device, generator=generator)
             words.scatter_add_(1, at, torch.ones_like(at, dtype=words.dtype))
 

@@ -298,7 +298,7 @@ class Search:
                 self._measure(ref, self._builds[ref.order], code)
                 return
             self._in_vain += 1
-        elif ref.order in self._again:
+        elif any(t.contender == "candidate" and not t.disturbed for t in measured.timings):
             self._in_vain = 0
         self.progress.measuring -= 1
         evaluation = Evaluation(

@@ -72,6 +72,8 @@ class Protocol:
     limit_s: float = 60.0
     """Wall time after which a race ends with the next pair of rounds. On a machine that others keep busy a call
     of several threads takes a scheduler's time slice, a hundred times what it was when the samples were sized."""
+    least_rounds: int = 2
+    """But not before so many."""
     warmup_rounds: int = 1
 
 
@@ -175,7 +177,8 @@ def race(
         disturbance = found or disturbance
         (spoilt if found else kept).extend(pair)
         counted = kept if patient else kept + spoilt
-        if time.monotonic() >= deadline or len(kept) + len(spoilt) >= 2 * most or len(counted) >= most:
+        taken = len(kept) + len(spoilt)
+        if taken >= 2 * most or len(counted) >= most or (time.monotonic() >= deadline and taken >= protocol.least_rounds):
             break
         if not counted:
             continue
@@ -189,7 +192,8 @@ def race(
             precision = protocol.precision / (2 if close else 1)
         if len(counted) >= protocol.min_rounds and _widest(us, names, reference) <= precision:
             break
-    enough = len(kept) >= min(protocol.min_rounds, len(spoilt)) and bool(kept)
+    # Without patience the race ended when there were enough of both: all of them are its figure.
+    enough = len(kept) >= min(protocol.min_rounds, len(spoilt)) and bool(kept) if patient else not spoilt
     return Samples(
         names=names,
         us=np.array(kept if enough else kept + spoilt),

@@ -402,6 +402,18 @@ def test_a_machine_that_is_never_quiet_is_searched_all_the_same(store: Store) ->
     assert len(executor.measured) - len(set(executor.measured)) <= 16  # it soon stops to measure twice
 
 
+def test_a_machine_that_has_become_quiet_is_trusted_again(store: Store) -> None:
+    first_seen: dict[str, int] = {}
+
+    def early_or_one_in_four(digest: str) -> bool:
+        return first_seen.setdefault(digest, len(first_seen)) < 12 or _one_in_four(digest)
+
+    executor = Disturbed(9, of=early_or_one_in_four)
+    _searched(executor, store)
+    later = {d for d, n in first_seen.items() if n > 20 and _one_in_four(d)}
+    assert {executor.measured.count(d) for d in later} == {2}
+
+
 class Rivalled(LandscapeExecutor):
     """Whoever has a rival loses against it in the race of both, whatever its own ratio says."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -211,6 +212,8 @@ def test_a_race_that_takes_too_long_ends_with_a_pair_of_rounds() -> None:
     rules = Protocol(name="cold", min_rounds=20, max_rounds=40, sample_us=100, limit_s=0.0)
     samples, _ = run({"a": noise, "b": [2.0]}, rules, "b")
     assert len(samples.us) == 2
+    samples, _ = run({"a": noise, "b": [2.0]}, replace(rules, least_rounds=10), "b")
+    assert len(samples.us) == 10  # as many as a bootstrap needs
 
 
 def disturbed_race(disturbances: Iterable[str], rules: Protocol, *, patient: bool = True) -> Samples:
@@ -235,7 +238,9 @@ def test_without_patience_disturbed_rounds_count_and_are_still_told() -> None:
     samples = disturbed_race(forever(["noise"]), protocol(6, 6), patient=False)
     assert (samples.discarded, samples.disturbed, len(samples.us)) == (0, 6, 6)
     samples = disturbed_race(["noise", "", ""], protocol(6, 6), patient=False)
-    assert (samples.discarded, samples.disturbed, len(samples.us)) == (2, 0, 4)
+    assert (samples.discarded, samples.disturbed, len(samples.us)) == (0, 2, 6)
+    samples = disturbed_race(["", "", ""], protocol(6, 6), patient=False)
+    assert (samples.discarded, samples.disturbed, len(samples.us)) == (0, 0, 6)
 
 
 def test_what_happened_before_a_pair_of_rounds_does_not_spoil_it() -> None:

@@ -109,7 +109,7 @@ class LiveScreen:
     def _body(self, progress: Progress) -> Group:
         best = Table(box=None, padding=(0, 2, 0, 0), show_edge=False)
         best.add_column("workload", header_style="dim")
-        for heading in ("best", "speed-up", "95% interval", "candidate"):
+        for heading in ("best", "speed-up", "interval", "candidate"):
             best.add_column(heading, justify="right", header_style="dim")
         for island, workload in enumerate(self._workloads):
             if found := progress.best.get(island):

@@ -23,7 +23,7 @@ from evo.store.store import Store
 __all__ = ["register"]
 
 
-_FIGURES = ("median us", "95% interval", "speed-up", "95% interval ", "samples", "calls", "sets")
+_FIGURES = ("median us", "interval", "speed-up", "interval ", "samples", "calls", "sets")
 
 
 def register(app: typer.Typer) -> None:

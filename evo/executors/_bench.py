@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
@@ -20,6 +20,7 @@ from evo.executors._timed_data import Examination, Examined, TimedData
 from evo.floor import FloorGauge
 from evo.gate import Gate, argument_values, as_outputs, compare
 from evo.kernel import Baseline, Kernel, Launch, Workload
+from evo.memory import same
 from evo.targets import Loaded, Replay, Session, find_target
 from evo.timing import Protocol, Samples, calls_for, cold_calls, race, sets_for, summarise
 
@@ -53,6 +54,10 @@ class Contender:
 
     name: str
     calls: Sequence[Callable[[], object]]
+    owns_outputs: bool = True
+    """Whether it writes the outputs of the buffer sets; a baseline returns others."""
+    programmatic: bool = False
+    """Whether it may begin before what is ahead of it has ended."""
 
 
 class Bench:
@@ -108,7 +113,8 @@ class Bench:
             values = argument_values(self._kernel, self._workload, sets[i].inputs, sets[i].outputs)
             return lambda: loaded(values, launch)
 
-        return Contender(name=name, calls=[bind(i) for i in range(self.set_count)])
+        calls = [bind(i) for i in range(self.set_count)]
+        return Contender(name=name, calls=calls, programmatic=launch.programmatic)
 
     def baseline(self, baseline: Baseline) -> Contender:
         sets = self.data.arena.sets
@@ -116,7 +122,7 @@ class Bench:
         def bind(i: int) -> Callable[[], object]:
             return lambda: baseline.call(sets[i].inputs, self._workload)
 
-        return Contender(name=baseline.name, calls=[bind(i) for i in range(self.set_count)])
+        return Contender(name=baseline.name, calls=[bind(i) for i in range(self.set_count)], owns_outputs=False)
 
     def rival(self, rival: Rival) -> Contender | None:
         """The rival as a contender; it stays loaded until another takes its place. None if it has no build."""
@@ -161,7 +167,7 @@ class Bench:
         whom it is seen to, in the race itself, that they do their work; `complaint` then says whether they did. `pick`
         decides when what is looked at, `share` how often (see `Examination`).
         """
-        entries = [Contender(name=e.name, calls=e.calls[:sets]) for e in entries]
+        entries = [replace(e, calls=e.calls[:sets]) for e in entries]
         replays: dict[str, Replay] = {}
         own: list[Replay] = []
         orders = {}
@@ -171,7 +177,9 @@ class Bench:
                 for entry in entries:
                     replays[entry.name], orders[entry.name] = self._replay(entry, protocol, entry.name in keep, own)
                 watched = [
-                    Examined(name=e.name, calls=e.calls, order=orders[e.name]) for e in entries if e.name in examined
+                    Examined(name=e.name, calls=e.calls, order=orders[e.name], judged=e.name in examined)
+                    for e in entries
+                    if e.owns_outputs
                 ]
                 if watched:
                     # Who is far behind a rival is let go after the first pair of rounds, and need not be examined in
@@ -223,6 +231,26 @@ class Bench:
             examination.after(entry.name)
         call_all()
         return examination.complaint(entry.name, ran_last=True)
+
+    def reads_early(self, entry: Contender) -> str:
+        """Whether one that may begin early waits for its inputs at this size, too: it is launched behind a kernel that
+        writes them late, where others are until then. Empty if it does; raises LaunchError."""
+        hazards = self._session.hazards if entry.programmatic else None
+        if hazards is None:
+            return ""
+        witness = self.data.witnesses[0]
+        memory, call = witness.memory, entry.calls[witness.index]
+        call()
+        right = {n: o.clone() for n, o in memory.outputs.items()}
+        image = memory.before_outputs.clone()
+        witness.versions[0].apply(memory)
+        self.data.arena.wipe(witness.index, witness.index + 1, self._random.getrandbits(63))
+        hazards.write_late(memory.before_outputs, image)
+        call()
+        self._session.synchronize()
+        if all(same(memory.outputs[n], o) for n, o in right.items()):
+            return ""
+        return "read an input before the kernel that writes it had ended (at the size that is timed)"
 
     def impossible(self, timings: Sequence[Timing], contender: str) -> str:
         """Why one of a contender's times cannot be; empty if they can."""

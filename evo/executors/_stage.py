@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import CancelledError
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from evo.errors import EngineError, EvoError
@@ -88,14 +88,18 @@ class Stage:
     ) -> _T:
         """A candidate is blamed for a lost device process if that happens twice, the second time alone in a fresh one.
 
-        In the first process others have run before it, and may have broken what it stumbled over.
+        In the first process others have run before it, and may have broken what it stumbled over; and its rival runs
+        beside it, where it is timed.
         """
         first = self._attempt(task, request, limit_s())
         if first.result is not None:
             return first.result
-        if first.certain:
+        alone = request
+        if self._timed and isinstance(request, MeasureRequest) and request.rival is not None:
+            alone = replace(request, rival=None)
+        if first.certain and alone is request:
             return failed(first.status, first.log)
-        second = self._attempt(task, request, limit_s())
+        second = self._attempt(task, alone, limit_s())
         if second.result is not None:
             return second.result
         return failed(second.status, f"{second.log} (and again, alone in a fresh process)")

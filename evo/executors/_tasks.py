@@ -10,7 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from evo.errors import HangError, LaunchError
-from evo.evaluation import Check, Measurement, Status, Timing
+from evo.evaluation import BOOTSTRAP_SAMPLES, Check, Measurement, Status, Timing
 from evo.executors import MeasureRequest, RaceRequest, RaceResult
 from evo.executors import _device_lock as device_lock
 from evo.executors._faults import classify
@@ -32,10 +32,22 @@ _PROTOCOLS = {
         name="cold", min_rounds=4, max_rounds=6, sample_us=1500.0, precision=0.03, limit_s=4.0
     ),
     ("final", False): Protocol(
-        name="final", min_rounds=30, max_rounds=60, sample_us=1000.0, precision=0.003, limit_s=20.0
+        name="final",
+        min_rounds=30,
+        max_rounds=60,
+        sample_us=1000.0,
+        precision=0.003,
+        limit_s=20.0,
+        least_rounds=BOOTSTRAP_SAMPLES,
     ),
     ("final", True): Protocol(
-        name="final", min_rounds=16, max_rounds=40, sample_us=4000.0, precision=0.01, limit_s=20.0
+        name="final",
+        min_rounds=16,
+        max_rounds=40,
+        sample_us=4000.0,
+        precision=0.01,
+        limit_s=20.0,
+        least_rounds=BOOTSTRAP_SAMPLES,
     ),
 }
 """By stage and by whether the target shares its cores with everything else (and is therefore noisier)."""
@@ -45,8 +57,8 @@ _EXAMINED_SHARE = 0.5
 """In a search on a GPU: see `evo.executors._timed_data.Examination`."""
 
 _VARIABLES = (
-    "the code has {} bytes of arrays in global memory, which live from call to call: what it remembers there could pass"
-    " for work; a kernel that needs such variables says so (keeps_variables)"
+    "the code has {} bytes of variables that live from call to call: what it remembers there could pass for work; a"
+    " kernel that needs such variables says so (keeps_variables)"
 )
 
 _place: list[tuple[str, int]] = []
@@ -178,10 +190,13 @@ def _clock(request: MeasureRequest, kernel: Kernel, bench: Bench, loaded: Loaded
     """Raises LaunchError."""
     started = time.perf_counter()
     launch = kernel.launch(request.target, request.genome.parameters, request.workload, _session().limits)
-    found.timings = _time(request, kernel, bench, bench.candidate("candidate", loaded, launch))
+    candidate = bench.candidate("candidate", loaded, launch)
+    found.timings = _time(request, kernel, bench, candidate)
     timed = time.perf_counter()
     found.timing_seconds = timed - started
     found.checks = (bench.complaint("candidate"),)
+    if found.checks[0].passed and (reason := bench.reads_early(candidate)):
+        found.checks = (replace(found.checks[0], passed=False, reason=reason),)
     found.gate_seconds = time.perf_counter() - timed
     found.data_changed = found.checks[-1].data_changed
     if not found.checks[-1].passed:
@@ -250,6 +265,8 @@ def race(request: RaceRequest) -> RaceResult:
         """Whether a contender is right. Raises LaunchError if the device is lost with it."""
         try:
             check = bench.try_witnesses(entry, pick ^ request.seed & 0xFFFF)
+            if check.passed and (reason := bench.reads_early(entry)):
+                check = replace(check, passed=False, reason=reason)
         except LaunchError as error:
             refused[entry.name] = str(error)
             if _answers(session):

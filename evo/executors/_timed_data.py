@@ -24,11 +24,11 @@ from evo.targets import Session
 __all__ = ["Examination", "Examined", "TimedData"]
 
 _SUMMED_BYTES = {"cuda": 256 << 20, "cpu": 32 << 20}
-"""Of the outputs, and of what must stay as it is, so much is summed after a race, in sets next to each other that are
-picked anew for each."""
+"""Of the outputs so much is summed after a sample that is examined, in sets next to each other that are picked anew for
+each race."""
 
-_LOOKED_AT_BYTES, _LOOKED_AT_SETS = {"cuda": 128 << 20, "cpu": 8 << 20}, 32
-"""And so much of the outputs between two samples."""
+_NUDGED_BYTES, _NUDGED_SETS = {"cuda": 128 << 20, "cpu": 8 << 20}, 32
+"""And so much of that is nudged before it, the rest wiped."""
 
 _TIMED = "in a timed call"
 _LATER = "in a timed call, after its inputs had changed"
@@ -81,9 +81,10 @@ class TimedData:
         """See `Arena.nudge`."""
         self.arena.nudge(first, last, self._generator)
 
-    def changes(self, first: int, last: int) -> torch.Tensor:
-        """Whether anything in those sets differs that no candidate may write: 0 or 1 in float64, on the device."""
-        return (self.arena.fixed_sums(first, last) != self._fixed[first:last]).any().double()
+    def changes(self) -> torch.Tensor:
+        """Whether anything differs that no candidate may write: 0 or 1 in float64, on the device. Of all sets: what one
+        candidate has done must not be found when the next is judged."""
+        return (self.arena.fixed_sums(0, len(self.arena.sets)) != self._fixed).any().double()
 
     def changed(self) -> str:
         """What it was, in words."""
@@ -122,6 +123,16 @@ class Examined:
     name: str
     calls: Sequence[Callable[[], object]]
     order: tuple[int, ...]
+    judged: bool = True
+    """Else it only meets what the others meet."""
+
+    def runs(self) -> list[tuple[int, int]]:
+        """(first, last + 1) of all rows of neighbours that are called."""
+        found: list[tuple[int, int]] = []
+        for index in sorted(set(self.order)):
+            if not found or index >= found[-1][1]:
+                found.append(self.run(index))
+        return found
 
     def run(self, index: int) -> tuple[int, int]:
         """(first, last + 1) of the longest row of neighbours, all of them called, with that one among them."""
@@ -179,28 +190,29 @@ class _Progress:
     """Which of a pair of samples is examined; neither if it is 2."""
     sums: list[torch.Tensor] = field(default_factory=list)
     kinds: list[str] = field(default_factory=list)
-    looked_at: tuple[tuple[int, int], ...] = ()
     witness: Witness | None = None
     version: Version | None = None
     examined: bool = False
     findings: list[_Finding] = field(default_factory=list)
     compared: list[_Sums] = field(default_factory=list)
+    verdicts: dict[bool, Check] = field(default_factory=dict)
 
 
 class Examination:
     """An `evo.timing.Examiner` of some contenders: in every round, or by `share` of the pairs of rounds in one of the two,
     and in the first pair after those `spared` always. A GPU's races are so short that they can do with fewer.
 
-    Before a sample some elements of the outputs are changed by a unit in the last place, which nobody sees who does not
-    write them anew; after it the outputs must be, bit for bit, what they were after the warm-up. And for one of the
-    witnesses, in turn:
+    Before every sample the outputs of the sets that it calls are wiped, so that nobody finds his result there and is spared
+    computing it. Before one that is examined some of them are nudged instead: a few elements are changed by a unit in the
+    last place, which nobody sees who does not write them anew. After it the outputs must be, bit for bit, what they were
+    after the warm-up. And for one of the witnesses, in turn:
 
     - exchange: its inputs are others, all of them or one slice, and its outputs still hold the result of those before;
     - poison: its outputs are NaN.
 
     What it then holds is compared with the reference.
 
-    On a CPU the set that was called last is looked at first, at once: its call has to be done by then.
+    On a CPU the set that was called last is summed first, at once: its call has to be done by then.
     """
 
     def __init__(
@@ -227,36 +239,47 @@ class Examination:
         return p.due == (p.samples - 1) % 2
 
     def warmed_up(self, name: str) -> None:
-        if (p := self._progress.get(name)) is not None:
+        if (p := self._progress.get(name)) is not None and p.contender.judged:
             p.sums = [self._data.arena.output_sums(*span) for span in p.summed]
 
     def before(self, name: str) -> None:
         p = self._progress.get(name)
         if p is None:
             return
-        p.examined = self._is_due(p)
+        p.examined = p.contender.judged and self._is_due(p)
+        p.witness = p.version = None
         if not p.examined:
+            self._wipe(p, [])
             return
         if not p.kinds:
             p.kinds = ["exchange", "poison"]
             self._rng.shuffle(p.kinds)
         kind = p.kinds.pop()
-        p.looked_at = tuple(self._part(span) for span in p.summed)
-        for span in p.looked_at:
-            self._data.nudge(*span)
+        nudged = [self._part(span) for span in p.summed if span[1] - span[0] > 1 or self._rng.random() < 0.5]
         called = [w for w in self._data.witnesses if w.index in p.contender.order]
         if kind == "exchange":
             called = [w for w in called if w.versions]
         p.witness = self._rng.choice(called) if called else None
-        p.version = None
-        if p.witness is None:
-            return
-        if kind == "exchange":
+        if p.witness is not None and kind == "exchange":
             p.version = self._rng.choice(p.witness.versions)
             p.version.apply(p.witness.memory)
-            return
-        for e in p.witness.expected:
-            poison(p.witness.memory.outputs[e.name], all_finite=e.all_finite)
+        stale = [] if p.version is None or p.witness is None else [(p.witness.index, p.witness.index + 1)]
+        self._wipe(p, [*nudged, *stale])
+        for span in nudged:
+            self._data.nudge(*span)
+        if p.witness is not None and p.version is None:
+            for e in p.witness.expected:
+                poison(p.witness.memory.outputs[e.name], all_finite=e.all_finite)
+
+    def _wipe(self, p: _Progress, but: Sequence[tuple[int, int]]) -> None:
+        """The outputs of all sets that a sample calls, but for some."""
+        word = self._rng.getrandbits(63)
+        for first, last in p.contender.runs():
+            at = first
+            for start, end in sorted(b for b in but if first <= b[0] < last):
+                self._data.arena.wipe(at, start, word)
+                at = max(at, end)
+            self._data.arena.wipe(at, last, word)
 
     def after(self, name: str) -> None:
         """Leaves the data as they were before `before`."""
@@ -264,7 +287,7 @@ class Examination:
         if p is None or not p.examined:
             return
         exchanged = p.witness.index if p.witness is not None and p.version is not None else None
-        p.compared += self._sum(p, p.looked_at, exchanged)
+        p.compared += self._sum(p, exchanged)
         if p.witness is not None:
             parts, where = (p.witness.parts, _TIMED) if p.version is None else (p.version.parts, _LATER)
             for output, choices in parts.items():
@@ -274,18 +297,22 @@ class Examination:
             p.contender.calls[p.witness.index]()
 
     def complaint(self, name: str, *, ran_last: bool) -> Check:
-        """What is to be said of a contender when the race is over. ran_last: whether its outputs are still there."""
-        p, data = self._progress[name], self._data
+        """What is to be said of a contender when the race is over. ran_last: whether its outputs are still there. Asked
+        again it says the same: what is looked at is drawn once."""
+        verdicts = self._progress[name].verdicts
+        if ran_last not in verdicts:
+            verdicts[ran_last] = self._judge(self._progress[name], ran_last)
+        return verdicts[ran_last]
+
+    def _judge(self, p: _Progress, ran_last: bool) -> Check:
+        data = self._data
         found, compared = list(p.findings), list(p.compared)
         if ran_last and p.sums:
-            compared += self._sum(p, p.summed)
+            compared += self._sum(p)
         found += data.compare_witnesses(self._rng) if ran_last else []
-        span = data.span(_SUMMED_BYTES, data.arena.layout.size, self._rng.choice(p.contender.order), self._rng)
-        spans = {span, *((w.index, w.index + 1) for w in data.witnesses)}
-        changes = [data.changes(*s) for s in sorted(spans)]
-        values = torch.cat([*(f.values for f in found), torch.stack(changes)]).tolist()
+        values = torch.cat([*(f.values for f in found), data.changes()[None]]).tolist()
         sums = torch.cat([t.flatten() for c in compared for t in (c.now, c.before)]).tolist() if compared else []
-        if any(values[len(values) - len(changes) :]):
+        if values[-1]:
             reason = data.changed() or "its data were changed"
             return Check(case="timed", passed=False, reason=f"{reason} (in a timed call)", data_changed=True)
         check, at = Check(case="timed", passed=True), 0
@@ -307,20 +334,18 @@ class Examination:
 
     def _part(self, span: tuple[int, int]) -> tuple[int, int]:
         around = self._rng.randrange(*span)
-        return self._data.span(_LOOKED_AT_BYTES, self._data.output_bytes, around, self._rng, span, _LOOKED_AT_SETS)
+        most = min(_NUDGED_SETS, max(1, (span[1] - span[0]) // 2))  # others have to be wiped
+        return self._data.span(_NUDGED_BYTES, self._data.output_bytes, around, self._rng, span, most)
 
-    def _sum(
-        self, p: _Progress, spans: Sequence[tuple[int, int]], exchanged: int | None = None
-    ) -> list[_Sums]:
-        """Of the sets in `spans`, each of which is part of what was summed after the warm-up, in that order; without
-        the one whose inputs are others."""
+    def _sum(self, p: _Progress, exchanged: int | None = None) -> list[_Sums]:
+        """Of the sets that were summed after the warm-up; without the one whose inputs are others."""
         return [
             _Sums(
                 now=self._data.arena.output_sums(first, last),
-                before=sums[first - start : last - start],
+                before=sums,
                 skipped=frozenset(() if exchanged is None else (exchanged - first,)),
             )
-            for (first, last), (start, _), sums in zip(spans, p.summed, p.sums, strict=True)
+            for (first, last), sums in zip(p.summed, p.sums, strict=True)
         ]
 
 

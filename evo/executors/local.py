@@ -178,9 +178,10 @@ class LocalExecutor:
     def _pace(self, request: MeasureRequest, stage: str) -> Pace:
         """A hang shows in the gate, whose time varies little; a race waits for a quiet machine, up to its own limit."""
         floor_s = self._config.timing_floor_s
-        if stage != "timing":
-            floor_s = _GATE_FLOOR_S[self._turns] if self._config.gate_floor_s is None else self._config.gate_floor_s
-            floor_s *= _LAUNCH_SHARE if stage == "launch" else 1.0
+        if stage != "timing" and self._config.gate_floor_s is not None:
+            floor_s = self._config.gate_floor_s  # a launch may take all of what is asked for
+        elif stage != "timing":
+            floor_s = _GATE_FLOOR_S[self._turns] * (_LAUNCH_SHARE if stage == "launch" else 1.0)
         fresh = Pace(floor_s=floor_s, ceiling_s=self._config.measure_timeout_s)
         return self._paces.setdefault((request.kernel, request.workload, stage), fresh)
 

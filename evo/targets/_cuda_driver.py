@@ -6,9 +6,13 @@ a child that uses the GPU: device processes must be spawned.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any
+
+import psutil
 
 from evo.errors import DeviceError, LaunchError
 from evo.kernel import Limits
@@ -22,6 +26,7 @@ __all__ = [
     "driver_version",
     "error_text",
     "expect",
+    "strangers",
     "version_advice",
 ]
 
@@ -168,6 +173,20 @@ _THROTTLES = {
 that are bought for it, it is how they run."""
 
 
+def strangers(processes: Sequence[int]) -> int:
+    """How many of the processes are not of this command: what it has beside this one was started by the same server. Raises
+    LookupError if the numbers are those of another namespace."""
+    if processes and os.getpid() not in processes:
+        raise LookupError
+    found = 0
+    for process in processes:
+        with suppress(psutil.Error):
+            if process == os.getpid() or psutil.Process(process).ppid() == os.getppid():
+                continue
+        found += 1
+    return found
+
+
 class Clocks:
     """Reads a device's clocks through NVML; says nothing where NVML is missing or refuses."""
 
@@ -182,8 +201,8 @@ class Clocks:
             self._nvml = pynvml
 
     def read(self) -> dict[str, float]:
-        """sm_mhz, memory_mhz, temperature_c, power_w, other_processes that have a context on the GPU, and
-        throttle_reasons: NVML's bits, 0 for none."""
+        """sm_mhz, memory_mhz, temperature_c, power_w, other_processes that have a context on the GPU (not told within a
+        container that numbers processes in its own way), and throttle_reasons: NVML's bits, 0 for none."""
         nvml, found = self._nvml, dict[str, float]()
         if nvml is None:
             return found
@@ -193,10 +212,10 @@ class Clocks:
             "temperature_c": lambda h: nvml.nvmlDeviceGetTemperature(h, nvml.NVML_TEMPERATURE_GPU),
             "power_w": lambda h: nvml.nvmlDeviceGetPowerUsage(h) / 1e3,
             "throttle_reasons": nvml.nvmlDeviceGetCurrentClocksThrottleReasons,
-            "other_processes": lambda h: max(0, len(nvml.nvmlDeviceGetComputeRunningProcesses(h)) - 1),
+            "other_processes": lambda h: strangers([p.pid for p in nvml.nvmlDeviceGetComputeRunningProcesses(h)]),
         }
         for name, reading in readings.items():
-            with suppress(nvml.NVMLError):
+            with suppress(nvml.NVMLError, LookupError):
                 found[name] = float(reading(self._handle))
         return found
 

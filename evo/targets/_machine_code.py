@@ -15,7 +15,7 @@ from typing import Any
 from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
 
-__all__ = ["elf_code_hash", "elf_variable_bytes", "ptx_code_hash", "ptx_variable_bytes"]
+__all__ = ["elf_code_hash", "elf_variable_bytes", "library_variable_bytes", "ptx_code_hash", "ptx_variable_bytes"]
 
 _EM_CUDA = 190
 
@@ -136,6 +136,27 @@ def elf_variable_bytes(elf: bytes) -> int:
     except (ELFError, ValueError, struct.error, UnicodeDecodeError):
         return 0
     return sum(size for size in sizes if size > _NO_NUMBER_BYTES)
+
+
+_OF_THE_COMPILER = re.compile(r"completed\.\d+|__dso_handle|__TMC_END__|DW\.ref\.__gxx_personality_v0|_ZStL8__ioinit")
+"""Variables that every shared library has, or that exceptions and <iostream> bring."""
+
+
+def library_variable_bytes(elf: bytes) -> int:
+    """Bytes of a shared library's variables (.data, .bss, .tdata, .tbss): what a call leaves there the next one finds. On
+    a CPU a pointer is enough to remember everything. 0 for something that is no ELF file."""
+    try:
+        file = ELFFile(BytesIO(elf))
+        places = (".data", ".bss", ".tdata", ".tbss")
+        kept = {i: s["sh_size"] for i, s in enumerate(file.iter_sections()) if s.name in places}
+        symbols: Any = file.get_section_by_name(".symtab")
+        if symbols is None:
+            return sum(kept.values())
+        return sum(
+            s["st_size"] for s in symbols.iter_symbols() if s["st_shndx"] in kept and not _OF_THE_COMPILER.fullmatch(s.name)
+        )
+    except (ELFError, ValueError, struct.error, UnicodeDecodeError):
+        return 0
 
 
 _PTX_VARIABLE = re.compile(

@@ -88,6 +88,13 @@ CHEATS = (
     Cheat(name="skips_what_looks_done_when_timed", stage="timed", reason=_TIMED),
     Cheat(name="skips_what_looks_the_same_when_timed", stage="timed", reason=_TIMED),
     Cheat(name="wrong_now_and_then_when_timed", stage="timed", reason=_TIMED),
+    Cheat(
+        name="reads_early_when_timed",
+        stage="timed",
+        reason="read an input before the kernel that writes it",
+        targets=("cuda",),
+        capability=90,
+    ),
     Cheat(name="works_on_when_timed", stage="launch", reason="", targets=("cpu",)),
     Cheat(name="changes_x_when_timed", stage="timed", reason="input x was changed"),
     Cheat(name="writes_after_when_timed", stage="timed", reason="memory outside output y was written"),

@@ -28,7 +28,7 @@ def _plan(target: str, point: Mapping[str, Value], workload: Workload) -> Launch
         threads=256,
         tiles=(("rows", 1),),
         smem_bytes=smem.get(str(point["cheat"]), 0),
-        programmatic=point["cheat"] in ("reads_early", "honest_and_patient"),
+        programmatic=point["cheat"] in ("reads_early", "reads_early_when_timed", "honest_and_patient"),
     )
 
 

@@ -78,6 +78,7 @@ def workload(n):
 KERNEL = Kernel(
     name="chaos",
     title="Twice, or a disaster",
+    keeps_variables=True,
     entry="twice",
     dimensions=(Dimension(name="n", low=0, high=1 << 24),),
     dtypes={"cpu": ("float32",), "cuda": ("float32",)},

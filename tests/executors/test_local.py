@@ -19,7 +19,7 @@ from evo.executors import BuildRequest, ExecutorConfig, MeasureRequest, RaceRequ
 from evo.executors.local import LocalExecutor
 from evo.genome import Genome
 from evo.kernel import Workload
-from tests.toy_kernel import write_kernel
+from tests.toy_kernel import TEMPLATE, write_kernel
 
 MODES = (
     "honest",
@@ -132,6 +132,33 @@ def test_a_rival_that_does_not_load_is_no_fault_of_the_candidate(
     broken = replace(honest, binary=replace(honest.binary, code=b"no library", code_hash="another"))
     rival = Rival(genome=Genome.of({"mode": "honest", "unroll": 1}), build=broken, ratio=1e6)
     asked = replace(measure_request(kernel, honest), rival=rival)
+    measured = executor.measure(asked).result(PATIENCE_S)
+    assert measured.status is Status.OK, measured.log
+    assert [t.contender for t in measured.timings] == ["candidate", "torch"]
+
+
+_ARMED = '''
+{% if p.mode == "aborts" %}
+    if (n == 4096 && std::fopen("@ARMED@", "r")) std::abort();
+{% elif p.mode == "hangs" %}
+    if (n == 4096 && std::fopen("@ARMED@", "r")) for (volatile int on = 1; on;) {}
+{% endif %}
+'''
+
+
+@pytest.mark.parametrize("mode", ["aborts", "hangs"])
+def test_a_rival_that_breaks_beside_it_is_no_fault_of_the_candidate(
+    executor: LocalExecutor, tmp_path: Path, mode: str
+) -> None:
+    armed, anchor = tmp_path / "armed", "    const float factor"
+    assert anchor in TEMPLATE
+    template = TEMPLATE.replace(anchor, _ARMED.replace("@ARMED@", str(armed)) + anchor, 1)
+    folder = write_kernel(tmp_path / "toy", ("honest", mode), template=template)
+    builds = {m: executor.build(build_request(folder, m)).result(PATIENCE_S) for m in ("honest", mode)}
+    assert measure(executor, folder, builds[mode], mode).status is Status.OK
+    armed.touch()
+    rival = Rival(genome=Genome.of({"mode": mode, "unroll": 1}), build=builds[mode], ratio=1e6)
+    asked = replace(measure_request(folder, builds["honest"]), rival=rival)
     measured = executor.measure(asked).result(PATIENCE_S)
     assert measured.status is Status.OK, measured.log
     assert [t.contender for t in measured.timings] == ["candidate", "torch"]

@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -190,6 +191,62 @@ def test_one_look_is_enough_where_races_are_short(bench: Bench, cheat: str, riva
     assert not bench.complaint("candidate").passed
 
 
+def test_nobody_finds_his_results_when_he_is_timed(bench: Bench) -> None:
+    """A candidate that is always right: the lowest bits of its output say of which inputs it is the result. Where they do
+    it would return at once."""
+    spared, called, first = [0], [0], bench.data.arena.sets[0].inputs["x"]  # which is called to guess the time of a call
+    assert first is not None
+
+    def remembers_in_the_output(x: torch.Tensor, y: torch.Tensor, work: Callable[[], None]) -> None:
+        words, bits = y.view(torch.int32).flatten(), torch.arange(32, dtype=torch.int32)
+
+        def digest() -> torch.Tensor:
+            seen = hash((x.numpy().tobytes(), (words & ~1).numpy().tobytes()))
+            return torch.tensor(seen & 0xFFFFFFFF, dtype=torch.int64).bitwise_right_shift(bits).int() & 1
+
+        called[0] += 1
+        if x.data_ptr() != first.data_ptr() and torch.equal(words[:32] & 1, digest()) and not (words[32:] & 1).any():
+            spared[0] += 1
+            return
+        work()
+        words &= ~1
+        words[:32] |= digest()
+
+    entries = [
+        bench.candidate("candidate", Candidate(remembers_in_the_output), LAUNCH),
+        bench.candidate("rival", Candidate(remembers_in_the_output), LAUNCH),
+        bench.baseline(KERNEL.reference_baseline),
+    ]
+    for share in (None, 0.0):
+        bench.time(entries, PROTOCOL, "torch", examined=("candidate",), share=share)
+        check = bench.complaint("candidate")
+        assert check.passed, check.reason
+    assert called[0] > 1000
+    assert spared[0] == 3 * (bench.set_count - 1)  # in the warm-ups, which are not timed: all but the very first
+
+
+@pytest.mark.parametrize("pick", range(6))
+def test_a_single_write_beside_one_buffer_set_is_found_at_once(bench: Bench, pick: int) -> None:
+    witnesses = {w.index for w in bench.data.witnesses}
+    struck = [m.inputs["x"] for i, m in enumerate(bench.data.arena.sets[:12]) if i not in witnesses][pick]
+    assert struck is not None
+
+    def writes_beside_one(x: torch.Tensor, y: torch.Tensor, work: Callable[[], None]) -> None:
+        work()
+        if x.data_ptr() == struck.data_ptr():
+            y.as_strided((1,), (1,), y.storage_offset() + y.numel()).zero_()
+
+    entries = [
+        bench.candidate("candidate", Candidate(writes_beside_one), LAUNCH),
+        bench.baseline(KERNEL.reference_baseline),
+    ]
+    rules = replace(PROTOCOL, sample_us=1e6)  # every set is called
+    bench.time(entries, rules, "torch", sets=12, examined=("candidate",), pick=pick)
+    check = bench.complaint("candidate")
+    assert check.data_changed
+    assert bench.complaint("candidate") is check
+
+
 @pytest.mark.parametrize("pick", range(5))
 def test_an_honest_candidate_is_not_refused(bench: Bench, pick: int) -> None:
     entry = bench.candidate("candidate", Candidate(honest), LAUNCH)
@@ -200,6 +257,36 @@ def test_an_honest_candidate_is_not_refused(bench: Bench, pick: int) -> None:
         check = bench.complaint("candidate")
         assert check.passed, check.reason
         assert check.error is not None
+
+
+class LateWriter:
+    """In place of a GPU's: writes before the next call, as that has to see it, or `early`, after it."""
+
+    def __init__(self) -> None:
+        self.written: list[Callable[[], object]] = []
+
+    def write_late(self, to: torch.Tensor, source: torch.Tensor) -> None:
+        self.written.append(lambda: to.copy_(source))
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_who_may_begin_early_has_to_wait_for_its_inputs_at_the_timed_size(bench: Bench, waits: bool) -> None:
+    writer = LateWriter()
+    bench._session.hazards = writer  # type: ignore[misc, assignment]
+
+    def begins_early(x: torch.Tensor, y: torch.Tensor, work: Callable[[], None]) -> None:
+        if not waits:
+            work()
+        while writer.written:
+            writer.written.pop()()
+        if waits:
+            work()
+
+    entry = bench.candidate("a", Candidate(begins_early), replace(LAUNCH, programmatic=True))
+    reason = bench.reads_early(entry)
+    assert ("read an input before" in reason) == (not waits)
+    assert bench.data.changed() == ""
+    assert bench.reads_early(replace(entry, programmatic=False)) == ""
 
 
 def test_work_that_is_not_done_when_a_call_returns_is_refused(bench: Bench) -> None:
