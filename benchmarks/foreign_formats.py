@@ -80,7 +80,7 @@ def main() -> int:
         for format in options.format or FORMATS:
             try:
                 found[format] = judge(format, name, db, winners, out / format)
-            except (ImportError, RuntimeError, subprocess.CalledProcessError) as error:
+            except (ImportError, OSError, RuntimeError, subprocess.CalledProcessError) as error:
                 found[format] = [{"what": name, "accepted": False, "says": f"{type(error).__name__}: {error}"}]
             for verdict in found[format] if not options.json else ():
                 word = "accepted" if verdict["accepted"] else "REFUSED"

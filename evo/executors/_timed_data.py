@@ -126,22 +126,15 @@ class Examined:
     judged: bool = True
     """Else it only meets what the others meet."""
 
-    def runs(self) -> list[tuple[int, int]]:
-        """(first, last + 1) of all rows of neighbours that are called."""
+    def runs(self) -> tuple[tuple[int, int], ...]:
+        """(first, last + 1) of the longest rows of neighbours, all of them called."""
         found: list[tuple[int, int]] = []
         for index in sorted(set(self.order)):
-            if not found or index >= found[-1][1]:
-                found.append(self.run(index))
-        return found
-
-    def run(self, index: int) -> tuple[int, int]:
-        """(first, last + 1) of the longest row of neighbours, all of them called, with that one among them."""
-        called, first, last = frozenset(self.order), index, index + 1
-        while first - 1 in called:
-            first -= 1
-        while last in called:
-            last += 1
-        return first, last
+            if found and found[-1][1] == index:
+                found[-1] = found[-1][0], index + 1
+            else:
+                found.append((index, index + 1))
+        return tuple(found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,8 +176,10 @@ class _Progress:
     """How far the examination of one contender is."""
 
     contender: Examined
+    runs: tuple[tuple[int, int], ...]
+    """(first, last + 1) of the sets that a sample calls."""
     summed: tuple[tuple[int, int], ...]
-    """(first, last + 1) of the sets whose outputs are summed."""
+    """And of those whose outputs are summed."""
     samples: int = 0
     due: int = 0
     """Which of a pair of samples is examined; neither if it is 2."""
@@ -224,10 +219,12 @@ class Examination:
     def _begin(self, contender: Examined) -> _Progress:
         data, order = self._data, contender.order
         around = self._rng.choice(order)
-        summed = [data.span(_SUMMED_BYTES, data.output_bytes, around, self._rng, contender.run(around))]
+        runs = contender.runs()
+        within = next(r for r in runs if r[0] <= around < r[1])
+        summed = [data.span(_SUMMED_BYTES, data.output_bytes, around, self._rng, within)]
         if data.device.type == "cpu":
             summed.insert(0, (order[-1], order[-1] + 1))
-        return _Progress(contender=contender, summed=tuple(summed))
+        return _Progress(contender=contender, runs=runs, summed=tuple(summed))
 
     def _is_due(self, p: _Progress) -> bool:
         if self._share is None:
@@ -274,7 +271,7 @@ class Examination:
     def _wipe(self, p: _Progress, but: Sequence[tuple[int, int]]) -> None:
         """The outputs of all sets that a sample calls, but for some."""
         word = self._rng.getrandbits(63)
-        for first, last in p.contender.runs():
+        for first, last in p.runs:
             at = first
             for start, end in sorted(b for b in but if first <= b[0] < last):
                 self._data.arena.wipe(at, start, word)
