@@ -18,6 +18,7 @@ INACTIVE: dict[str, Value] = {
     "order": "rows",
     "barrier": "block",
     "v_wait": "early",
+    "first_copies": "few",
     "mask": "inside",
     "unroll": 0,
 }

@@ -73,6 +73,13 @@ def _parameters(limits: Limits) -> tuple[Parameter, ...]:
             when=(When(parameter="ahead", values=(0,)),),
             why="a jump a step against twice the code",
         ),
+        Categorical(
+            name="first_copies",
+            values=("few", "all"),
+            structural=True,
+            when=(When(parameter="ahead", values=(0,)),),
+            why="memory is waited for once, where sequences are short",
+        ),
         Ordinal(name="fragments", values=(1, 2), why="loads ahead of their use"),
         Ordinal(
             name="unroll",
@@ -201,6 +208,7 @@ def _default(head_dim: int) -> dict[str, Value]:
         "sum": "add",
         "exponential": "unit",
         "mask": "inside",
+        "first_copies": "few",
         "fragments": 1,
         "unroll": 0,
         "grid": "tiles",
