@@ -16,7 +16,8 @@ from evo.errors import UsageError
 from evo.evaluation import Check, Timing
 from evo.executors import Rival
 from evo.executors._device_lock import alone
-from evo.executors._timed_data import Examination, Examined, TimedData
+from evo.executors._examination import Examination, Examined
+from evo.executors._timed_data import TimedData
 from evo.floor import FloorGauge
 from evo.gate import Gate, argument_values, as_outputs, compare
 from evo.kernel import Baseline, Kernel, Launch, Workload

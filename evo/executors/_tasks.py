@@ -54,7 +54,7 @@ _PROTOCOLS = {
 
 
 _EXAMINED_SHARE = 0.5
-"""In a search on a GPU: see `evo.executors._timed_data.Examination`."""
+"""In a search on a GPU: see `evo.executors._examination.Examination`."""
 
 _VARIABLES = (
     "the code has {} bytes of variables that live from call to call: what it remembers there could pass for work; a"
