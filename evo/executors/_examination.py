@@ -138,7 +138,7 @@ class Examination:
         around = self._rng.choice(order)
         runs = contender.runs()
         within = next(r for r in runs if r[0] <= around < r[1])
-        summed = [data.span(_SUMMED_BYTES, data.output_bytes, around, self._rng, within)]
+        summed = [data.span(_SUMMED_BYTES, within, around, self._rng)]
         if data.device.type == "cpu":
             summed.insert(0, (order[-1], order[-1] + 1))
         return _Progress(contender=contender, runs=runs, summed=tuple(summed))
@@ -258,7 +258,7 @@ class Examination:
     def _part(self, span: tuple[int, int]) -> tuple[int, int]:
         around = self._rng.randrange(*span)
         most = min(_NUDGED_SETS, max(1, (span[1] - span[0]) // 2))  # others have to be wiped
-        return self._data.span(_NUDGED_BYTES, self._data.output_bytes, around, self._rng, span, most)
+        return self._data.span(_NUDGED_BYTES, span, around, self._rng, most)
 
     def _sum(self, p: _Progress, exchanged: int | None = None) -> list[_Sums]:
         """Of the sets that were summed after the warm-up; without the one whose inputs are others."""

@@ -73,13 +73,17 @@ class TimedData:
         return self.arena.changed(self._pieces, self.arena.piece_sums())
 
     def span(
-        self, limit_bytes: Mapping[str, int], bytes_each: int, around: int, rng: random.Random,
-        within: tuple[int, int] | None = None, most: int = 1 << 20,
+        self,
+        limit_bytes: Mapping[str, int],
+        within: tuple[int, int],
+        around: int,
+        rng: random.Random,
+        most: int = 1 << 20,
     ) -> tuple[int, int]:
-        """(first, last + 1) of the sets next to each other, `around` among them, that hold that many bytes; of those in
-        `within` (all, if None), at `most` so many."""
-        low, high = within or (0, len(self.arena.sets))
-        wanted = max(1, min(high - low, most, limit_bytes[self._session.device.type] // max(1, bytes_each)))
+        """(first, last + 1) of the sets next to each other, `around` among them, whose outputs hold that many bytes; of those
+        in `within`, at `most` so many."""
+        low, high = within
+        wanted = max(1, min(high - low, most, limit_bytes[self._session.device.type] // max(1, self.output_bytes)))
         first = min(max(low, around - rng.randrange(wanted)), high - wanted)
         return first, first + wanted
 

@@ -12,6 +12,7 @@ from itertools import pairwise
 import pytest
 import torch
 
+from evo.executors import _bench
 from evo.executors._bench import Bench
 from evo.kernel import Launch, load_kernel
 from evo.targets import find_target
@@ -191,9 +192,10 @@ def test_one_look_is_enough_where_races_are_short(bench: Bench, cheat: str, riva
     assert not bench.complaint("candidate").passed
 
 
-def test_nobody_finds_his_results_when_he_is_timed(bench: Bench) -> None:
+def test_nobody_finds_his_results_when_he_is_timed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A candidate that is always right: the lowest bits of its output say of which inputs it is the result. Where they do
     it would return at once."""
+    monkeypatch.setattr(_bench, "_LONG_SAMPLE_US", 1e9)  # a sample calls all sets, however slow the machine is
     spared, called, first = [0], [0], bench.data.arena.sets[0].inputs["x"]  # which is called to guess the time of a call
     assert first is not None
 
