@@ -80,8 +80,8 @@ class TimedData:
         rng: random.Random,
         most: int = 1 << 20,
     ) -> tuple[int, int]:
-        """(first, last + 1) of the sets next to each other, `around` among them, whose outputs hold that many bytes; of those
-        in `within`, at `most` so many."""
+        """(first, last + 1) of the sets next to each other, `around` among them, whose outputs hold that many bytes; of
+        those in `within`, at `most` so many."""
         low, high = within
         wanted = max(1, min(high - low, most, limit_bytes[self._session.device.type] // max(1, self.output_bytes)))
         first = min(max(low, around - rng.randrange(wanted)), high - wanted)
