@@ -71,3 +71,23 @@ def test_a_nudge_changes_every_output_a_little_and_nothing_else(arena: Arena, se
     assert torch.equal(arena.fixed_sums(0, 4), fixed)
     assert (arena.output_sums(0, 4) != outputs).all(1).tolist() == [False, True, True, False]
     assert all((m.outputs["y"] - 1).abs().max() < 1e-6 for m in arena.sets)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("length", [1, 3, 8, 33])
+@pytest.mark.parametrize("word", [0, 1, 2**63 - 1, 0x7F80_FF00_8001_80FF])
+def test_a_wipe_leaves_nothing_of_the_outputs_and_all_of_the_rest(dtype: torch.dtype, length: int, word: int) -> None:
+    layout = Layout({"x": torch.zeros(5)}, {"y": torch.zeros(length, dtype=dtype)})
+    wiped = Arena(layout, 4, torch.device("cpu"))
+    wiped.bytes.fill_(0x5A)
+    fixed = wiped.fixed_sums(0, 4)
+    wiped.wipe(1, 3, word)
+    wiped.wipe(3, 3, word)  # no set at all
+    assert torch.equal(wiped.fixed_sums(0, 4), fixed)
+    span = layout.spans[-1]
+    found = wiped.bytes[:, span.start : span.end]
+    assert (found[[0, 3]] == 0x5A).all()
+    assert torch.equal(found[1], found[2])
+    size = 8 if (span.end - span.start) % 8 == 0 else torch.zeros(0, dtype=dtype).element_size()
+    pattern = word.to_bytes(8, "little")[:size]
+    assert bytes(found[1].tolist())[: len(pattern)] == pattern
