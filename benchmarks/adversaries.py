@@ -1,11 +1,11 @@
 """Tries every known way to cheat, and random honest candidates, on the device at hand.
 
     python benchmarks/adversaries.py [--target cpu|cuda] [--dtype float16] [--json]
-    python benchmarks/adversaries.py [--target cpu|cuda] --random 200 [--seed 1] [--json]
+    python benchmarks/adversaries.py [--target cpu|cuda] --random 200 [--kernel attention] [--seed 1] [--json]
 
 The first prints, for each cheat of tests/adversaries, the stage that refused it (build, load, launch, gate, timed,
 neighbour) and the recorded reason; exit code 1 if a cheat was accepted, or an honest variant refused. The second builds
-and gates random legal genomes of layernorm, spread over some sizes and dtypes, and prints how many passed, and why the
+and gates random legal genomes of a kernel, spread over sizes and dtypes, and prints how many passed, and why the
 others did not: what a search space promises, its template has to keep. Exit code 1 if a genome was refused.
 """
 
@@ -30,7 +30,7 @@ from evo.evaluation import Status
 from evo.executors import BuildRequest, ExecutorConfig, MeasureRequest
 from evo.executors.local import LocalExecutor
 from evo.genome import Genome
-from evo.kernel import load_kernel
+from evo.kernel import Workload, load_kernel
 from evo.targets import find_target
 from tests.adversaries.cheats import names_for
 from tests.adversaries.trial import try_all, workload_for
@@ -69,15 +69,23 @@ def try_cheats(place: Place, dtype: str, *, as_json: bool) -> bool:
     return all(bool(v.stage) == bool(v.cheat.stage) for v in verdicts)
 
 
-def try_random(place: Place, count: int, seed: int, dtypes: tuple[str, ...], *, as_json: bool) -> bool:
-    """Whether every genome that compiled was right."""
-    kernel, limits = load_kernel("layernorm"), find_target(place.target).limits(place.arch)
-    rng = random.Random(seed)
-    workloads = [
-        kernel.workload(place.target, f"rows=64,cols={cols},dtype={dtype}")
-        for cols in _COLUMNS[place.target]
-        for dtype in dtypes
+def workloads_of(name: str, target: str, dtype: str | None) -> list[Workload]:
+    """What random genomes are for: of layernorm more sizes than the kernel itself names."""
+    kernel = load_kernel(name)
+    if name != "layernorm":
+        return [w for w in kernel.workloads[target] if dtype in (None, w.dtype)]
+    return [
+        kernel.workload(target, f"rows=64,cols={cols},dtype={of}")
+        for cols in _COLUMNS[target]
+        for of in ((dtype,) if dtype else kernel.dtypes[target])
     ]
+
+
+def try_random(place: Place, name: str, count: int, seed: int, dtype: str | None, *, as_json: bool) -> bool:
+    """Whether every genome that compiled was right."""
+    kernel, limits = load_kernel(name), find_target(place.target).limits(place.arch)
+    rng = random.Random(seed)
+    workloads = workloads_of(name, place.target, dtype)
     chosen = sorted(rng.randrange(len(workloads)) for _ in range(count))  # one after another: data are made once
     spaces = [kernel.space(place.target, w, limits) for w in workloads]
     genomes = [(workloads[i], Genome.of(spaces[i].sample(rng))) for i in chosen]
@@ -85,7 +93,7 @@ def try_random(place: Place, count: int, seed: int, dtypes: tuple[str, ...], *, 
     def request(index: int) -> BuildRequest:
         workload, genome = genomes[index]
         return BuildRequest(
-            kernel="layernorm", target=place.target, arch=place.arch, genome=genome, workload=workload
+            kernel=name, target=place.target, arch=place.arch, genome=genome, workload=workload
         )
 
     builds = [place.executor.build(request(i)) for i in range(count)]
@@ -96,7 +104,7 @@ def try_random(place: Place, count: int, seed: int, dtypes: tuple[str, ...], *, 
         if build.binary is not None:
             measured = place.executor.measure(
                 MeasureRequest(
-                    kernel="layernorm",
+                    kernel=name,
                     target=place.target,
                     genome=genome,
                     workload=workload,
@@ -126,21 +134,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--dtype", help="of the cheats, by default the target's first; of the genomes, by default all")
-    parser.add_argument("--random", type=int, metavar="N", help="try N random genomes of layernorm instead")
+    parser.add_argument("--random", type=int, metavar="N", help="try N random genomes of a kernel instead")
+    parser.add_argument("--kernel", default="layernorm", help="whose, by name or folder")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--builders", type=int, default=os.cpu_count() or 2)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    dtypes = (given.dtype,) if given.dtype else load_kernel("layernorm").dtypes[given.target]
+    dtypes = load_kernel("layernorm").dtypes[given.target]
     arch = find_target(given.target).device().arch
     with tempfile.TemporaryDirectory(prefix="evo-adversaries-") as cache:
         executor = LocalExecutor(given.target, ExecutorConfig(builders=given.builders, cache_dir=Path(cache)))
         try:
             place = Place(executor=executor, target=given.target, arch=arch)
             if given.random is not None:
-                passed = try_random(place, given.random, given.seed, dtypes, as_json=given.json)
+                passed = try_random(
+                    place, given.kernel, given.random, given.seed, given.dtype, as_json=given.json
+                )
             else:
-                passed = try_cheats(place, dtypes[0], as_json=given.json)
+                passed = try_cheats(place, given.dtype or dtypes[0], as_json=given.json)
         finally:
             executor.close()
     return 0 if passed else 1
