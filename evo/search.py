@@ -130,6 +130,8 @@ class Search:
         # A sampler's matrices are small: threads of the linear algebra library would cost it more than they
         # bring, and take cores from the builders.
         with threadpool_limits(limits=1, user_api="blas"):
+            config = self._config
+            self._executor.expect(config.kernel, config.target, config.workloads[0], config.gate_seed)
             while True:
                 reason = self._advance()
                 self.progress.elapsed_s = self.elapsed_s

@@ -15,7 +15,6 @@ import torch
 from evo.errors import UsageError
 from evo.evaluation import Check, Timing
 from evo.executors import Rival
-from evo.executors._device_lock import alone
 from evo.executors._examination import Examination, Examined
 from evo.executors._timed_data import TimedData
 from evo.floor import FloorGauge
@@ -174,32 +173,31 @@ class Bench:
         orders = {}
         self._examination = None
         try:
-            with alone():
-                for entry in entries:
-                    replays[entry.name], orders[entry.name] = self._replay(entry, protocol, entry.name in keep, own)
-                watched = [
-                    Examined(name=e.name, calls=e.calls, order=orders[e.name], judged=e.name in examined)
-                    for e in entries
-                    if e.owns_outputs
-                ]
-                if watched:
-                    # Who is far behind a rival is let go after the first pair of rounds, and need not be examined in
-                    # it.
-                    self._examination = Examination(
-                        self.data, watched, self._seed ^ pick, share, spared=int(rival is not None)
-                    )
-                self._session.clocks()  # what it counts is counted from here
-                samples = race(
-                    self._session,
-                    replays,
-                    protocol,
-                    reference,
-                    rival=rival,
-                    examiner=self._examination,
-                    patient=self._in_vain < _PATIENCE or rival is None,
+            for entry in entries:
+                replays[entry.name], orders[entry.name] = self._replay(entry, protocol, entry.name in keep, own)
+            watched = [
+                Examined(name=e.name, calls=e.calls, order=orders[e.name], judged=e.name in examined)
+                for e in entries
+                if e.owns_outputs
+            ]
+            if watched:
+                # Who is far behind a rival is let go after the first pair of rounds, and need not be examined in
+                # it.
+                self._examination = Examination(
+                    self.data, watched, self._seed ^ pick, share, spared=int(rival is not None)
                 )
-                self._in_vain = self._in_vain + 1 if samples.disturbed else 0
-                clocks = self._session.clocks()
+            self._session.clocks()  # what it counts is counted from here
+            samples = race(
+                self._session,
+                replays,
+                protocol,
+                reference,
+                rival=rival,
+                examiner=self._examination,
+                patient=self._in_vain < _PATIENCE or rival is None,
+            )
+            self._in_vain = self._in_vain + 1 if samples.disturbed else 0
+            clocks = self._session.clocks()
             return tuple(
                 self._summary(samples, e.name, replays, protocol, reference, clocks, len(e.calls)) for e in entries
             )
@@ -259,11 +257,8 @@ class Bench:
         for t in timings:
             if t.contender != contender:
                 continue
-            if self.floor.refusal(t.median_us, cost, in_cache=t.protocol == "hot"):
-                with alone():  # the rates are measured anew: what is gated meanwhile must not be held against it
-                    reason = self.floor.refusal(t.median_us, cost, in_cache=t.protocol == "hot")
-                if reason:
-                    return reason
+            if reason := self.floor.refusal(t.median_us, cost, in_cache=t.protocol == "hot"):
+                return reason
         return ""
 
     def check_baseline(self, baseline: Baseline) -> str:

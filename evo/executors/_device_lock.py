@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import reduction
@@ -18,7 +17,7 @@ from typing import Any
 
 from evo.executors._worker import not_counted
 
-__all__ = ["DeviceLock", "acquire", "adopt", "alone", "release", "waited_s"]
+__all__ = ["DeviceLock", "acquire", "adopt", "alone", "release"]
 
 
 class DeviceLock:
@@ -57,7 +56,6 @@ def _received(descriptor: Any) -> DeviceLock:
 
 
 _own: list[DeviceLock] = []
-_waited_s = [0.0]
 
 
 def adopt(lock: DeviceLock | None) -> None:
@@ -70,10 +68,8 @@ def acquire(*, alone: bool) -> None:
     here. A task that leaves its process unfit for another keeps it, and it is given back when the process is gone."""
     for lock in _own:
         if not lock.acquire(alone=alone, wait=False):
-            began = time.perf_counter()
             with not_counted():
                 lock.acquire(alone=alone, wait=True)
-            _waited_s[0] += time.perf_counter() - began
 
 
 def release() -> None:
@@ -89,8 +85,3 @@ def alone() -> Iterator[None]:
         yield
     finally:
         release()
-
-
-def waited_s() -> float:
-    """How long this process has waited for the device so far."""
-    return _waited_s[0]

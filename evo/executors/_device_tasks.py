@@ -131,12 +131,15 @@ def gate(request: MeasureRequest) -> Measurement:
 
 
 def clock(request: MeasureRequest) -> Measurement:
-    """What times takes the device: `evo.executors._bench.Bench.time`."""
-    return _judged(tasks.clock, request, lost_measurement)
+    """All of it with the device to itself, also what is not timed: two processes that use a GPU in turns are slower than
+    one behind the other."""
+    with device_lock.alone():
+        return _judged(tasks.clock, request, lost_measurement)
 
 
 def race(request: RaceRequest) -> RaceResult:
-    return _judged(tasks.race, request, lost_race)
+    with device_lock.alone():
+        return _judged(tasks.race, request, lost_race)
 
 
 def is_lost(result: Measurement | RaceResult) -> bool:

@@ -15,6 +15,7 @@ from evo.executors._device import Device
 from evo.executors._device_tasks import SetUp
 from evo.executors._limits import data_bytes
 from evo.executors._worker import Worker, WorkerDied, WorkerStalled
+from evo.kernel import Workload
 
 __all__ = ["Stage"]
 
@@ -54,13 +55,13 @@ class Stage:
         """The present process, if there is one."""
         return self._device.worker
 
-    def data(self, request: MeasureRequest | RaceRequest) -> SetUp:
-        """What this stage needs for a request."""
+    def data(self, kernel: str, target: str, workload: Workload, seed: int) -> SetUp:
+        """What this stage needs for candidates of a workload."""
         return SetUp(
-            kernel=request.kernel,
-            target=request.target,
-            workload=request.workload,
-            seed=request.seed,
+            kernel=kernel,
+            target=target,
+            workload=workload,
+            seed=seed,
             timed=self._timed,
             memory_bytes=self._memory_bytes,
         )
@@ -108,7 +109,7 @@ class Stage:
         self, task: Callable[[Any], _T], request: MeasureRequest | RaceRequest, limit_s: float
     ) -> _Attempt[_T]:
         """Leaves a process behind that is fit for the next candidate, or none."""
-        worker = self._device.ready(self.data(request))
+        worker = self._device.ready(self.data(request.kernel, request.target, request.workload, request.seed))
         idle = False
         attempt: _Attempt[_T]
         try:

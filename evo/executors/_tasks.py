@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from evo.errors import HangError, LaunchError
 from evo.evaluation import BOOTSTRAP_SAMPLES, Check, Measurement, Status, Timing
 from evo.executors import MeasureRequest, RaceRequest, RaceResult
-from evo.executors import _device_lock as device_lock
 from evo.executors._faults import classify
 from evo.executors._lifetime import end_with_command
 from evo.kernel import Kernel, Workload, load_kernel
@@ -26,7 +25,7 @@ __all__ = ["clock", "gate", "prepare_device", "race"]
 
 _PROTOCOLS = {
     ("search", False): Protocol(
-        name="cold", min_rounds=6, max_rounds=10, sample_us=300.0, precision=0.015, limit_s=4.0
+        name="cold", min_rounds=6, max_rounds=10, sample_us=200.0, precision=0.015, limit_s=4.0
     ),
     ("search", True): Protocol(
         name="cold", min_rounds=4, max_rounds=6, sample_us=1500.0, precision=0.03, limit_s=4.0
@@ -120,8 +119,6 @@ def _with_loaded(
     request: MeasureRequest,
     examine: Callable[[MeasureRequest, Kernel, Bench, Loaded, _Findings], None],
 ) -> Measurement:
-    """What passes while it waits for the device is nobody's time."""
-    waited_s = device_lock.waited_s()
     started = time.perf_counter()
     kernel, session = load_kernel(request.kernel), _session()
     bench = _bench(request.kernel, request.target, request.workload, request.seed)
@@ -153,16 +150,15 @@ def _with_loaded(
     finally:
         if not hangs:  # else unloading would wait for it
             loaded.close()
-    waited_s = device_lock.waited_s() - waited_s
     return Measurement(
         status=found.status,
         checks=found.checks,
         timings=found.timings if found.status is Status.OK else (),
         log=found.log,
-        seconds=time.perf_counter() - started - waited_s,
+        seconds=time.perf_counter() - started,
         load_seconds=load_seconds,
         gate_seconds=found.gate_seconds,
-        timing_seconds=max(0.0, found.timing_seconds - waited_s),
+        timing_seconds=found.timing_seconds,
         launch_seconds=found.launch_seconds,
         device_lost=found.device_lost,
         data_changed=found.data_changed,

@@ -116,6 +116,13 @@ class LocalExecutor:
 
     # -- the device -----------------------------------------------------------------------------------------
 
+    def expect(self, kernel: str, target: str, workload: Workload, seed: int) -> None:
+        def announce() -> None:
+            self._gate.expect(self._gate.data(kernel, target, workload, seed))
+            self._announce(self._timer.data(kernel, target, workload, seed))
+
+        self._submit(Job(run=announce))
+
     def measure(self, request: MeasureRequest) -> Future[Measurement]:
         """The gate has a process of its own, which has little to lose; what passes is timed in another, while the next
         is gated there."""
@@ -124,7 +131,7 @@ class LocalExecutor:
 
         def pass_gate() -> None:
             if request.time:
-                self._announce(self._timer.data(request))
+                self._announce(self._timer.data(request.kernel, request.target, request.workload, request.seed))
             limited = replace(request, launch_limit_s=launching.limit_s())
             gated = self._gate.judge(tasks.gate, limited, gating.limit_s, tasks.lost_measurement)
             if gated.status is Status.OK:

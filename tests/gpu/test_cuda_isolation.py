@@ -39,7 +39,7 @@ def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalExecutor
     opened = LocalExecutor(
         "cuda",
         ExecutorConfig(
-            builders=2, cache_dir=tmp_path_factory.mktemp("cache"), gate_floor_s=1.5, build_floor_s=6
+            builders=2, cache_dir=tmp_path_factory.mktemp("cache"), gate_floor_s=4.0, build_floor_s=6
         ),
     )
     yield opened
