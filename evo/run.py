@@ -89,6 +89,7 @@ def plan_run(config: SearchConfig, kernel: Kernel, name: str | None) -> RunSpec:
         options={
             "sampler": dict(config.sampler_options),
             "fixed": dict(config.fixed),
+            "starts": [dict(point) for point in config.starts],
             "gate_seed": int.from_bytes(os.urandom(4)),
         },
         budget=dataclasses.asdict(config.budget),
@@ -194,6 +195,7 @@ def execute(
         budget=_search_part(total, len(spec.workloads)),
         sampler_options=options.get("sampler", {}),
         fixed=options.get("fixed", {}),
+        starts=options.get("starts", ()),
         gate_seed=seeds[Stage.SEARCH],
     )
     search: Search | None = None

@@ -51,6 +51,8 @@ class SearchConfig:
     sampler_options: Mapping[str, object] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Parameters held at one value."""
+    starts: Sequence[Mapping[str, Any]] = ()
+    """Points to begin with, on every island where they are legal."""
     gate_seed: int = 0
     """Draws the data of the gate and of the timings; not `seed`, which decides what is proposed."""
 
@@ -93,6 +95,8 @@ class Search:
             space = kernel.space(config.target, workload, limits)
             if config.fixed:
                 space = space.restricted(config.fixed)
+            if config.starts:
+                space = space.starting(config.starts)
             self._samplers.append(make_sampler(space, config.seed + 1_000_003 * island, config.sampler_options))
         self._open_islands = list(range(len(config.workloads)))
         self._asked = self._told = 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from typing import Any, Generic, TypeVar
@@ -109,6 +109,8 @@ class Space:
     parameters: tuple[Parameter, ...]
     constraints: tuple[Constraint, ...] = ()
     default: Point = field(default_factory=dict)
+    starts: tuple[Point, ...] = ()
+    """Legal points that a sampler tries first, behind the default."""
 
     def __post_init__(self) -> None:
         seen: set[str] = set()
@@ -287,6 +289,16 @@ class Space:
                 yield from walk(tail, {**point, head.name: value})
 
         yield from walk(self.parameters, {})
+
+    def starting(self, points: Sequence[Mapping[str, Value]]) -> Space:
+        """The same space with those of the points to start from that are legal in it. They may be of another workload or
+        architecture: a parameter that this space does not have is left out, one that they lack has its default."""
+        found = []
+        for given in points:
+            point = self.complete({n: v for n, v in given.items() if n in self.by_name})
+            if all(_is_one_of(v, self.by_name[n].values) for n, v in point.items()) and self.is_legal(point):
+                found.append(point)
+        return replace(self, starts=tuple(found))
 
     def require(self, name: str, value: Value) -> None:
         """Raises UnknownNameError or SpaceError for a name or value the space does not have."""

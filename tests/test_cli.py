@@ -76,6 +76,13 @@ BAD = {
     "parameter": (["search", "layernorm", "--fix", "treads=1"], "unknown parameter 'treads'; did you mean threads"),
     "value": (["search", "layernorm", "--fix", "simd_bits=7"], "no value '7'; choose one of 128, 256, 512"),
     "fix": (["search", "layernorm", "--fix", "threads"], "--fix 'threads' is not NAME=VALUE"),
+    "start value": (["search", "layernorm", "--start", "threads=1,unroll=3"], "unroll has no value '3'"),
+    "start name": (["search", "layernorm", "--start", "treads=1"], "unknown parameter 'treads'"),
+    "start": (["search", "layernorm", "--start", "nobody"], "there is no database"),
+    "start and fix": (
+        ["search", "layernorm", "--start", "simd_bits=128", "--fix", "simd_bits=256"],
+        "simd_bits has no value '128'",
+    ),
     "part": (["search", "layernorm", "--workload", "row=1,cols=2,dtype=float32"], "'row'; did you mean rows?"),
     "dtype": (["search", "layernorm", "--workload", "rows=1,cols=2,dtype=int8"], "'int8'; known: bfloat16, float32"),
     "no dtype": (["search", "layernorm", "--workload", "rows=1,cols=2"], "lacks dtype; e.g. rows="),
@@ -389,6 +396,27 @@ def test_a_finished_run_is_searched_on_when_given_more(asked: Any, searched: tup
     told = asked("resume", "small", "--evaluations", "15").out
     assert re.match(r"run small is resumed: 14 candidates and [\d:]+ of searching are kept; ", told)
     assert "left: 1 candidate, then the finals" in told.splitlines()[0]
+
+
+def test_a_search_begins_with_what_it_is_to_start_from(asked: Any, searched: tuple[Path, Ended]) -> None:
+    winner = searched[1].document["workloads"][0]["winner"]
+    other = "rows=32,cols=512,dtype=float32"
+    starts = ("--start", "small", "--start", "threads=1", "--start", winner["candidate"][:12])
+    what = ("search", "layernorm", "--target", "cpu", "--workload", other, "--evaluations", "6")
+    ended = asked(*what, *starts, "--name", "next")
+    assert ended.code == 0, ended.err
+    tried = {o["operator"]: o["trials"] for o in asked("operators", "next", "--json").document}
+    assert tried["default"] == 1
+    assert 1 <= tried["start"] <= 2  # a winner may be the default, or the default with one thread
+    assert asked("resume", "next", "--evaluations", "5").code == 0
+
+
+def test_a_start_of_another_kernel_is_refused(asked: Any, tmp_path: Path) -> None:
+    write_kernel(tmp_path / "toy", ("honest",))
+    ended = asked("search", str(tmp_path / "toy"), "--target", "cpu", "--evaluations", "3", "--start", "small")
+    assert ended.code == 2
+    assert "is of kernel 'layernorm' on cpu" in ended.err
+    assert "'nobody' is no run" in asked("search", "layernorm", "--target", "cpu", "--start", "nobody").err
 
 
 def test_a_search_in_another_database_names_it_in_what_comes_next(here: Any, tmp_path: Path) -> None:

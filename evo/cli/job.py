@@ -60,6 +60,7 @@ _JOB_KEYS: dict[str, tuple[Callable[[object], bool], str]] = {
     "seed": (_is_whole, "a whole number"),
     "name": (_is_text, "a text"),
     "fix": (_is_texts, 'a list, e.g. ["threads=1"]'),
+    "start": (_is_texts, 'a list of runs, candidates or points, e.g. ["threads=256,vectors=2"]'),
     "builders": (_is_count, "a whole number above 0"),
     "finalists": (_is_count, "a whole number above 0"),
 }

@@ -31,6 +31,7 @@ from evo.cli.options import (
 from evo.cli.results import outcome_record, print_outcome
 from evo.cli.screen import LiveScreen, PlainLines, Screen, SilentScreen
 from evo.cli.setup import Setup, set_up, worker_settings
+from evo.cli.starts import read_starts
 from evo.errors import DeviceError, StoreError
 from evo.executors import Executor
 from evo.exporters._folder import check_replaceable
@@ -85,6 +86,10 @@ def search(
     sampler: Annotated[str | None, typer.Option(help="evolution, tpe or random.")] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, --builders and measurements: same proposals.")] = None,
     fix: Annotated[list[str] | None, typer.Option(help="Hold a parameter at one value: NAME=VALUE.")] = None,
+    start: Annotated[
+        list[str] | None,
+        typer.Option(help="Also try this first: a run's winners, a candidate, or NAME=VALUE,...; repeat for more."),
+    ] = None,
     builders: Annotated[int | None, typer.Option(help="Compiling processes.", min=1)] = None,
     finalists: Annotated[int | None, typer.Option(help="Candidates that are timed again, paired.", min=1)] = None,
     name: Annotated[str | None, typer.Option(help="Name of the run.")] = None,
@@ -106,6 +111,7 @@ def search(
         "seed": seed,
         "name": name,
         "fix": fix,
+        "start": start,
         "builders": builders,
         "finalists": finalists,
     }
@@ -113,7 +119,7 @@ def search(
     setup = set_up(job["kernel"], job.get("target"), job.get("arch"), db)
     named = {k: job[k] for k in ("builders", "finalists") if job.get(k) is not None}
     setup = replace(setup, workers=replace(setup.workers, **named))
-    config = _configure(job, setup)
+    config = _configure(job, setup, db)
     if export is not None:
         check_replaceable(export, "module")  # before the budget is spent
     with setup.open_executor() as executor, _open(db) as store:
@@ -166,7 +172,7 @@ def _check_same_machine(run: StoredRun) -> None:
             )
 
 
-def _configure(job: dict[str, Any], setup: Setup) -> SearchConfig:
+def _configure(job: dict[str, Any], setup: Setup, db: str) -> SearchConfig:
     kernel, target, arch = setup.kernel, setup.target, setup.arch
     workloads = check_workloads(kernel, target, list(job.get("workloads") or ()))
     if reason := find_target(target).runs(arch):
@@ -176,6 +182,8 @@ def _configure(job: dict[str, Any], setup: Setup) -> SearchConfig:
         )
     limits = find_target(target).limits(arch)
     fixed = parse_fixed(job.get("fix") or (), kernel.space(target, workloads[0], limits))
+    spaces = [kernel.space(target, workload, limits).restricted(fixed) for workload in workloads]
+    starts = read_starts(job.get("start") or (), kernel, target, spaces, db)
     sampler = job.get("sampler") or "evolution"
     find_sampler(sampler)
     seconds = job.get("budget")
@@ -197,6 +205,7 @@ def _configure(job: dict[str, Any], setup: Setup) -> SearchConfig:
             patience=job.get("patience"),
         ),
         fixed=fixed,
+        starts=starts,
     )
 
 

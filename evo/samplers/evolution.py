@@ -1,7 +1,7 @@
 """Evolution: seeded by a Parzen estimator, then steady-state, with children screened by a surrogate.
 
-Proposal 0 is the space's default; some random points and suggestions of the estimator follow. From then on
-every proposal is a child of the best candidates found so far. Several children are made, and the one whose
+Proposal 0 is the space's default; what it is to start from, some random points and suggestions of the estimator follow.
+From then on every proposal is a child of the best candidates found so far. Several children are made, and the one whose
 predicted improvement is largest is proposed (preselection: Jin 2011). Nothing waits for a generation.
 """
 
@@ -76,7 +76,7 @@ class EvolutionSampler:
         self._since_better = 0
 
     def ask(self, order: int) -> Proposal:
-        if self._told < self._config.seeding:
+        if self._told < self._config.seeding or self._seeder.begins:
             proposal = self._seeder.ask(order)
             self._seeds.add(order)
         else:

@@ -1,13 +1,15 @@
-"""Random search: legal points, uniform over the conditional tree, none twice."""
+"""Random search: legal points, uniform over the conditional tree, none twice. What it is to start from comes first."""
 
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from evo.evaluation import Proposal
 from evo.samplers import Result
+from evo.samplers._first import given_proposals
 from evo.samplers._options import read_options
 from evo.samplers._unseen import Unseen
 from evo.space import Space
@@ -25,8 +27,13 @@ class RandomSampler:
         read_options("random", RandomConfig, options)
         self._rng = random.Random(seed)
         self._unseen = Unseen(space)
+        self._first = deque(given_proposals(space))
 
     def ask(self, order: int) -> Proposal:
+        if self._first:
+            proposal = self._first.popleft()
+            self._unseen.remember(proposal.genome)
+            return proposal
         genome = self._unseen.draw(self._rng)
         self._unseen.remember(genome)
         return Proposal(genome=genome, operator="random")

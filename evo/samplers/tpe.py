@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from evo.genome import Genome
 from evo.operators import find_operator
 from evo.operators._repair import repair
 from evo.samplers import Result
+from evo.samplers._first import first_proposals
 from evo.samplers._options import at_least, read_options
 from evo.samplers._parzen import ParzenModel
 from evo.samplers._unseen import Unseen
@@ -43,7 +45,7 @@ class TpeConfig:
 
 
 class TpeSampler:
-    """The space's default, random points, then suggestions of the estimator.
+    """The space's default and what it is to start from, random points, then suggestions of the estimator.
 
     An illegal suggestion is repaired. One that was proposed before is replaced: by another suggestion, else by
     a mutation of it, else by a random point.
@@ -57,11 +59,16 @@ class TpeSampler:
         self._model = ParzenModel(space, seed, self._config.history)
         self._mutation = find_operator("mutation")
         self._tickets: dict[int, int] = {}
-        self._asked = self._told = 0
+        self._told = 0
+        self._first = deque(first_proposals(space))
+
+    @property
+    def begins(self) -> bool:
+        """Whether there are given points left to be proposed."""
+        return bool(self._first)
 
     def ask(self, order: int) -> Proposal:
         proposal = self._propose()
-        self._asked += 1
         self._unseen.remember(proposal.genome)
         self._tickets[order] = self._model.expect(proposal.genome.parameters)
         return proposal
@@ -73,10 +80,8 @@ class TpeSampler:
         self._model.learn(self._tickets.pop(result.order), result.score)
 
     def _propose(self) -> Proposal:
-        if not self._asked:
-            default = self._space.complete(self._space.default)
-            if self._space.is_legal(default):
-                return Proposal(genome=Genome.of(default), operator="default")
+        if self._first:
+            return self._first.popleft()
         if self._told < self._config.startup:
             return self._random()
         genome = None

@@ -19,6 +19,7 @@ INACTIVE: dict[str, Value] = {
     "barrier": "block",
     "v_wait": "early",
     "first_copies": "few",
+    "k_parts": 1,
     "mask": "inside",
     "unroll": 0,
 }

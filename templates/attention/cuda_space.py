@@ -34,18 +34,36 @@ def _parameters(limits: Limits) -> tuple[Parameter, ...]:
             when=(When(parameter="warps_n", values=(2, 4, 8)),),
             why="columns of warps that wait for themselves alone get out of step: products beside softmax",
         ),
+        Ordinal(name="ahead", values=(0, 1), structural=True, why="the next scores under the softmax of these"),
+        Categorical(
+            name="first_copies",
+            values=("few", "all"),
+            structural=True,
+            when=(When(parameter="ahead", values=(0,)),),
+            why="memory is waited for once, where sequences are short",
+        ),
+        Ordinal(
+            name="k_parts",
+            values=(1, 2, 4),
+            structural=True,
+            when=(When(parameter="first_copies", values=("few",)),),
+            why="the first scores while the other keys of the step still come, at a barrier each",
+        ),
         Categorical(
             name="v_wait",
             values=("early", "late"),
             structural=True,
-            when=(When(parameter="k_stages", values=(2, 3, 4)), When(parameter="v_stages", values=(2, 3, 4))),
+            when=(
+                When(parameter="k_stages", values=(2, 3, 4)),
+                When(parameter="v_stages", values=(2, 3, 4)),
+                When(parameter="k_parts", values=(1,)),
+            ),
             why="scores before v has come, against a barrier",
         ),
         Categorical(
             name="q_store", values=("shared", "registers"), structural=True, why="reloads against registers"
         ),
         Categorical(name="layout", values=("swizzle", "padding"), why="addresses against shared memory"),
-        Ordinal(name="ahead", values=(0, 1), structural=True, why="the next scores under the softmax of these"),
         Categorical(
             name="overlap",
             values=("none", "values", "both"),
@@ -72,13 +90,6 @@ def _parameters(limits: Limits) -> tuple[Parameter, ...]:
             structural=True,
             when=(When(parameter="ahead", values=(0,)),),
             why="a jump a step against twice the code",
-        ),
-        Categorical(
-            name="first_copies",
-            values=("few", "all"),
-            structural=True,
-            when=(When(parameter="ahead", values=(0,)),),
-            why="memory is waited for once, where sequences are short",
         ),
         Ordinal(name="fragments", values=(1, 2), why="loads ahead of their use"),
         Ordinal(
@@ -169,6 +180,16 @@ def _constraints(workload: Workload, limits: Limits) -> tuple[Constraint, ...]:
             "ahead_needs_keys", lambda p, s: not p["ahead"] or p["k_stages"] >= 2, "the next keys must be there early"
         ),
         rule(
+            "whole_parts",
+            lambda p, s: s.keys % (16 * p["k_parts"]) == 0,
+            "every part of a tile of keys has multiples of 16 of them",
+        ),
+        rule(
+            "parts_are_shared",
+            lambda p, s: p["k_parts"] == 1 or p["warps_n"] == 1 or p["barrier"] == "column",
+            "warps wait for parts of a tile that they all multiply",
+        ),
+        rule(
             "both_needs_next",
             lambda p, s: p["overlap"] != "both" or (p["ahead"] == 1 and p["q_store"] == "registers"),
             "next scores are computed beside these weights with ahead=1, and q in registers",
@@ -209,6 +230,7 @@ def _default(head_dim: int) -> dict[str, Value]:
         "exponential": "unit",
         "mask": "inside",
         "first_copies": "few",
+        "k_parts": 1,
         "fragments": 1,
         "unroll": 0,
         "grid": "tiles",

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 import statistics
 
 import pytest
@@ -8,8 +9,9 @@ from spaces import best_score, outcome, play, tiled_space
 from evo.errors import EngineError, UsageError
 from evo.evaluation import Status
 from evo.genome import Genome
-from evo.samplers import Result
+from evo.samplers import Result, SamplerFactory
 from evo.samplers._parzen import ParzenModel
+from evo.samplers.evolution import SAMPLER as EVOLUTION
 from evo.samplers.random import SAMPLER as RANDOM
 from evo.samplers.tpe import SAMPLER as TPE
 from evo.space import Categorical, Ordinal, Space
@@ -22,6 +24,22 @@ def test_the_default_comes_first_then_chance_then_the_estimator() -> None:
     assert proposals[0].genome == Genome.of(space.complete({}))
     assert operators[:6] == ["default"] + 5 * ["random"]
     assert operators[6:].count("tpe") >= 20
+
+
+@pytest.mark.parametrize("sampler", [TPE, RANDOM, EVOLUTION])
+def test_given_points_come_first_and_once(sampler: SamplerFactory) -> None:
+    space = tiled_space()
+    rng = random.Random(3)
+    points = [space.sample(rng) for _ in range(20)]
+    given = space.starting([*points, points[0], space.complete({})])
+    genomes = list(dict.fromkeys(map(Genome.of, given.starts)))
+    first = [] if sampler is RANDOM else [Genome.of(space.complete({}))]
+    proposals, _ = play(sampler(given, 1, {}), outcome, 40, window=3)
+    expected = list(dict.fromkeys([*first, *genomes]))
+    assert [p.genome for p in proposals[: len(expected)]] == expected
+    assert {p.operator for p in proposals[len(first) : len(expected)]} == {"start"}
+    assert len({p.genome for p in proposals}) == len(proposals)
+    assert all(not p.parents for p in proposals[: len(expected)])
 
 
 def test_it_finds_better_points_than_chance() -> None:

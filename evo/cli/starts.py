@@ -1,0 +1,57 @@
+"""Points that a search begins with, beside the default: `evo search --start`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from evo.cli.options import parse_values
+from evo.cli.recorded import find_winners
+from evo.errors import UsageError
+from evo.kernel import Kernel
+from evo.space import Space
+
+__all__ = ["read_starts"]
+
+
+def read_starts(
+    texts: Sequence[str], kernel: Kernel, target: str, spaces: Sequence[Space], db: str
+) -> tuple[Mapping[str, Any], ...]:
+    """The points that the texts name, in their order.
+
+    A text is NAME=VALUE,..., which is the default with these values, a run's name, whose winners are meant, or a candidate.
+    spaces: of the workloads; every point has to be legal in one of them at least, and is tried in those.
+
+    Raises UsageError, UnknownNameError, SpaceError or StoreError.
+    """
+    found: list[Mapping[str, Any]] = []
+    for text in texts:
+        points = [_written(text, spaces[0])] if "=" in text else _recorded(text, kernel, target, db)
+        for point in points:
+            if not any(space.starting([point]).starts for space in spaces):
+                broken = [v for space in spaces for v in space.violations(space.complete(_known(point, space)))]
+                raise UsageError(
+                    f"--start {text!r} is legal for none of the workloads: {'; '.join(dict.fromkeys(broken)) or point}"
+                )
+            found.append(point)
+    return tuple(found)
+
+
+def _written(text: str, space: Space) -> Mapping[str, Any]:
+    return {**space.default, **parse_values(filter(None, text.split(",")), space, "--start")}
+
+
+def _recorded(text: str, kernel: Kernel, target: str, db: str) -> list[Mapping[str, Any]]:
+    points: list[Mapping[str, Any]] = []
+    for one in find_winners(db, text):
+        r = one.record
+        if (r.kernel, r.target) != (kernel.name, target):
+            raise UsageError(
+                f"--start {text!r} is of kernel {r.kernel!r} on {r.target}, and {kernel.name!r} on {target} is searched"
+            )
+        points.append(r.parameters)
+    return points
+
+
+def _known(point: Mapping[str, Any], space: Space) -> dict[str, Any]:
+    return {name: value for name, value in point.items() if name in space.by_name}
