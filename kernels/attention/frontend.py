@@ -1,0 +1,343 @@
+"""Attention for PyTorch: `scaled_dot_product_attention` in place of torch.nn.functional.scaled_dot_product_attention.
+
+Every call gives what PyTorch's gives. One that a tuned variant serves (inference on tensors of one dtype, without a mask
+or dropout, with a tuned head size, on a tuned device) runs that variant; any other is left to PyTorch's own function. On a
+GPU the nearest variant is compiled for another head size when that is first met, unless `also_serve` says otherwise.
+`explain`, called with the same arguments, says which and why.
+
+`build` builds the native launcher (frontend.cpp), with which a call costs less than PyTorch's; without it, variants are
+launched from Python, which takes longer than a small kernel. It also makes the function an operator of PyTorch's
+dispatcher, with gradients and for torch.compile, which `also_serve` turns on.
+
+This file is copied into exported modules; what it is written against is told in _launcher.py there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import (
+    scaled_dot_product_attention as torch_attention,  # as it is now: it may be replaced later
+)
+
+from ._launcher import Call, Dispatch, Table, Trial, addresses, variants
+from ._native import Native
+from ._patch import Patch
+
+__all__ = ["also_serve", "build", "explain", "patch", "scaled_dot_product_attention", "variants"]
+
+_is_compiling = torch.compiler.is_compiling
+_empty_like = torch.empty_like
+_DENSEST_STRIDE = 8
+"""What the strides of the tensors are multiples of, in elements: rows then start at whole vectors."""
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """As torch.nn.functional.scaled_dot_product_attention, for every input."""
+    if _is_compiling():
+        return _compiled(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    if _call is not None:
+        result: Tensor | None = _call(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    else:
+        result = _served(DISPATCH, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    if result is not None:
+        return result
+    return torch_attention(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+
+
+def explain(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> str:
+    """Which way such a call takes here and now: "variant 0 (...)", or "PyTorch: " and the reason."""
+    if _is_compiling():
+        return "within torch.compile: PyTorch's operation, unless also_serve(compiled=True) was called"
+    if NATIVE.explain is not None:
+        way = NATIVE.explain(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        return way if way.startswith("PyTorch") else f"{way}, native launcher"
+    found = _choose(DISPATCH, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    return f"PyTorch: {found}" if isinstance(found, str) else f"{found[0].variant}, Python launcher"
+
+
+def build() -> str:
+    """Builds the native launcher, once a machine and version of PyTorch: half a minute. This process uses it from here
+    on, later ones from their start. Returns where it lies. Raises RuntimeError, with what is missing here."""
+    return str(NATIVE.build())
+
+
+def also_serve(
+    *, gradients: bool | None = None, compiled: bool | None = None, untuned: bool | None = None
+) -> None:
+    """What else variants serve; None leaves it as it is.
+
+    gradients, off at first, with the native launcher only: calls that record gradients. The forward pass is a variant's;
+    for the backward pass PyTorch computes its own forward pass again and differentiates it: the same gradients, at the
+    price of that.
+    compiled, off at first, with the native launcher only: calls within torch.compile and torch.export, where a variant
+    stands as one operation.
+    untuned: head sizes that no variant has. The first call with one compiles the nearest variant for it and compares it
+    with PyTorch and float64. On at first on a GPU, where that takes part of a second; off on a CPU, where it takes
+    seconds.
+    """
+    global _in_graphs, _recording
+    if gradients is not None:
+        _recording = gradients
+        NATIVE.serve_gradients(gradients)
+    if compiled is not None:
+        _in_graphs = compiled
+    if untuned is not None:
+        DISPATCH.serve_untuned(untuned)
+
+
+def patch() -> Patch:
+    """torch.nn.functional.scaled_dot_product_attention is ours, for existing models that call it by that name: for the
+    whole process, until `undo` of what is returned, or to the end of the block that it opens."""
+    return Patch({"scaled_dot_product_attention": scaled_dot_product_attention})
+
+
+def _compiled(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> Tensor:
+    """What torch.compile is to see: the operator where it may be a variant, which is looked up when it runs."""
+    if _in_graphs and NATIVE.operator is not None and attn_mask is None and dropout_p == 0.0:
+        recorded = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+        fits = query.dim() == 4 and key.dim() == 4 and key.shape == value.shape
+        fits = fits and query.shape[0] == key.shape[0] and query.shape[3] == key.shape[3]
+        fixed = {"head_dim": query.shape[-1], "causal": int(is_causal), "lse": 0}
+        if fits and (_recording or not recorded) and DISPATCH.tuned(query.device.type, query.dtype, fixed):
+            output: Tensor = NATIVE.operator(query, key, value, is_causal, scale, enable_gqa)
+            return output
+    return torch_attention(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+
+
+def _fake(
+    query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False
+) -> Tensor:
+    """Shape, dtype and layout of the operator's result."""
+    return torch.empty_like(query)
+
+
+def _served(
+    table: Table,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> Tensor | None:
+    """The result, launched from Python; None where PyTorch is to do it."""
+    found = _choose(table, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    if type(found) is str:
+        return None
+    call, at = found
+    output = _empty_like(query)  # its axes in the order of the query's, as PyTorch has it
+    q, k, v, o = query.stride(), key.stride(), value.stride(), output.stride()
+    # A mode that went unnoticed might have made the output something else than a plain tensor.
+    if type(output) is Tensor and call(
+        *at, output.data_ptr(), 0, *call.sizes[:6], scale or 0.0, *q[:3], *k[:3], *v[:3], *o[:3]
+    ):
+        return output
+    return None
+
+
+def _choose(
+    table: Table,
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any,
+    dropout_p: Any,
+    is_causal: Any,
+    scale: Any,
+    enable_gqa: Any,
+) -> tuple[Call, tuple[int, ...]] | str:
+    """A call out of `table` that serves these arguments with the addresses of the tensors, or why PyTorch is to do it.
+
+    What is wrong is left to PyTorch as well: it knows the errors to raise.
+    """
+    if attn_mask is not None:
+        return "there is a mask"
+    if type(dropout_p) not in _NUMBERS or dropout_p != 0:
+        return "there is dropout"
+    if type(is_causal) is not bool or type(enable_gqa) is not bool:
+        return "is_causal or enable_gqa is not a bool"
+    if scale is not None and (type(scale) not in _NUMBERS or not 1e-6 <= scale <= 1e6):
+        return "scale is not a number from 1e-6 to 1e6"
+    if not (isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)):
+        return "query, key or value is not a tensor"
+    at = addresses(query, key, value)
+    if type(at) is str:
+        return at
+    if query.dim() != 4 or key.dim() != 4 or value.dim() != 4:
+        return "query, key or value has not four dimensions"
+    batch, heads, q_len, head_dim = query.shape
+    kv_heads, kv_len = key.shape[1], key.shape[2]
+    if key.shape != (batch, kv_heads, kv_len, head_dim) or value.shape != key.shape:
+        return "the shapes of query, key and value do not fit"
+    if heads != kv_heads and not (enable_gqa and heads % kv_heads == 0):
+        return "key has other heads than query, and they are not asked to share"
+    if is_causal and q_len != kv_len:  # PyTorch's mask starts at the first key, the variants' ends at the last
+        return "a causal mask over unequal lengths"
+    for t in (query, key, value):
+        strides = t.stride()
+        if strides[3] != 1 or strides[0] % _DENSEST_STRIDE or strides[1] % _DENSEST_STRIDE or strides[2] % _DENSEST_STRIDE:
+            return "a tensor's last dimension is not dense, or its rows start between vectors"
+    if query.is_cuda:
+        device = query.get_device()
+    elif query.is_cpu:
+        device = -1
+    else:
+        return f"nothing was tuned for {query.device.type}"
+    call = table[device, query.dtype, batch, heads, kv_heads, q_len, kv_len, head_dim, is_causal, False]  # without lse
+    return call if type(call) is str else (call, at)
+
+
+_NUMBERS = frozenset({int, float})
+_call: Callable[..., Tensor | None] | None = None
+_recording = _in_graphs = False
+
+
+def _use(native: Native) -> None:
+    global _call
+    _call = native.call
+    native.serve_gradients(_recording)
+
+
+# For `python -m PACKAGE check` and `bench`.
+def SUBJECT(*args: Any) -> Tensor:
+    """All arguments by position."""
+    return scaled_dot_product_attention(*args[:6], scale=args[6], enable_gqa=args[7])
+
+
+def ORIGINAL(*args: Any) -> Tensor:
+    return torch_attention(*args[:6], scale=args[6], enable_gqa=args[7])
+
+
+def exact(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """In float64, a head at a time."""
+    if query.dim() == 3:
+        return exact(query[None], key[None], value[None], attn_mask, dropout_p, is_causal, scale, enable_gqa)[0]
+    group = query.shape[1] // max(1, key.shape[1])
+    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    out = torch.zeros((*query.shape[:-1], value.shape[-1]), dtype=torch.float64, device=query.device)
+    hidden = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).triu(1)
+    for b in range(query.shape[0]):
+        for h in range(query.shape[1]):
+            scores = query[b, h].double() @ key[b, h // group].double().mT * factor
+            if is_causal:
+                scores = scores.masked_fill(hidden, -torch.inf)
+            if attn_mask is not None:
+                scores = scores + attn_mask.double()
+            out[b, h] = scores.softmax(-1) @ value[b, h // group].double()
+    return out
+
+
+def timed(sizes: dict[str, int], dtype: torch.dtype, device: torch.device, seed: int) -> tuple[Any, ...]:
+    """Arguments of a call of these sizes."""
+    draw = _Draw(dtype, device, seed)
+    shape = (sizes["batch"], sizes["heads"], sizes["kv_heads"], sizes["q_len"], sizes["kv_len"], sizes["head_dim"])
+    return (*draw.call(*shape), None, 0.0, bool(sizes["causal"]), None, sizes["heads"] != sizes["kv_heads"])
+
+
+def cases(
+    sizes: dict[str, int], dtype: torch.dtype, device: torch.device, seed: int
+) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Calls with the tuned head size, and some that must be left to PyTorch."""
+    draw, d = _Draw(dtype, device, seed), sizes["head_dim"]
+    causal = bool(sizes["causal"])
+    after = (None, 0.0, causal, None, False)
+    q_len = min(sizes["q_len"], 1024)
+    kv_len = q_len if causal else min(sizes["kv_len"], 1024)
+    yield "as tuned, but shorter", (*draw.call(2, 4, 4, q_len, kv_len, d), *after)
+    for n in (1, 3, 63, 64, 65, 127, 129, 257):
+        yield f"{n} queries and keys", (*draw.call(2, 3, 3, n, n, d), *after)
+    for n, m in ((1, 257), (65, 130), (130, 65)):
+        yield f"{n} queries, {m} keys", (*draw.call(1, 2, 2, n, m, d), *after)
+    yield "shared heads", (*draw.call(2, 8, 2, 67, 67, d), None, 0.0, causal, None, True)
+    yield "scale 0.3", (*draw.call(1, 2, 2, 65, 65, d), None, 0.0, causal, 0.3, False)
+    yield "the other mask", (*draw.call(1, 2, 2, 65, 65, d), None, 0.0, not causal, None, False)
+    q, k, v = draw.call(2, 3, 3, 70, 70, d)
+    yield "large scores", (q * 12, k, v, *after)
+    yield "large values", (q, k, v * (4e3 if dtype == torch.float16 else 1e14), *after)
+    yield "projections' memory order", (*(t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v)), *after)
+    together = torch.stack([q, k, v]).permute(1, 3, 0, 2, 4).contiguous()
+    yield "slices of one buffer", (*together.permute(2, 0, 3, 1, 4), *after)
+    yield "every other key", (q, draw.call(2, 3, 3, 70, 140, d)[1][:, :, ::2], v, *after)
+    yield "expanded keys", (q, k[:1].expand_as(k), v[:, :1].expand_as(v), *after)
+    yield "misaligned", (*(draw.shifted(t) for t in (q, k, v)), *after)
+    yield "last dimension not dense", (q.mT.contiguous().mT, k, v, *after)
+    yield "a mask", (q, k, v, draw.normal(70, 70), 0.0, False, None, False)
+    yield "three dimensions", (q[0], k[0], v[0], *after)
+    yield "another head size", (*draw.call(1, 2, 2, 33, 33, 40), *after)
+    yield "no queries", (*draw.call(1, 2, 2, 0, 0, d), *after)
+
+
+class _Draw:
+    """Random tensors of one dtype on one device."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device, seed: int) -> None:
+        self._dtype, self._generator = dtype, torch.Generator(device).manual_seed(seed)
+
+    def normal(self, *shape: int) -> Tensor:
+        generator = self._generator
+        return torch.randn(shape, generator=generator, device=generator.device).to(self._dtype)
+
+    def call(
+        self, batch: int, heads: int, kv_heads: int, q_len: int, kv_len: int, head_dim: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """q of another scale for every head, v with a mean of its own for every head."""
+        q = self.normal(batch, heads, q_len, head_dim) * (1 + self.normal(batch, heads, 1, 1).abs())
+        v = self.normal(batch, kv_heads, kv_len, head_dim) + self.normal(batch, kv_heads, 1, 1)
+        return q, self.normal(batch, kv_heads, kv_len, head_dim), v
+
+    def shifted(self, tensor: Tensor) -> Tensor:
+        """The same values one element past an aligned address."""
+        memory = tensor.new_empty(tensor.numel() + 1)[1:].view(tensor.shape)
+        return memory.copy_(tensor)
+
+
+DISPATCH = Dispatch(Trial(cases, _served, ORIGINAL, exact))
+NATIVE = Native(DISPATCH, "scaled_dot_product_attention", _fake, _use)

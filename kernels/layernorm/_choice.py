@@ -1,0 +1,64 @@
+"""Of the builds of one variant (machine code for several architectures, PTX for newer ones), the one that a device takes.
+
+On a GPU: machine code of its very architecture, else of an earlier one of its generation (sm_80 runs on 8.6), the latest
+such; else PTX, the latest that it runs. On a CPU: code that uses the most of its instructions.
+Reference: CUDA C++ Programming Guide, "Binary Compatibility", "PTX Compatibility", "Family-Specific Features".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from . import _processor
+from ._variant import Variant
+
+__all__ = ["builds_of_nearest", "in_order", "rank_on_cpu", "rank_on_gpu"]
+
+_PTX = 100
+"""Any machine code comes before any PTX."""
+
+
+def rank_on_gpu(arch: str, capability: tuple[int, int]) -> int | None:
+    """The place of code for `arch` (sm_89, compute_89, sm_90a) on a GPU of a compute capability; 0 is the best. None: it
+    does not run there."""
+    kind, _, digits = arch.partition("_")
+    suffix = digits[-1] if digits[-1] in "af" else ""
+    number = int(digits.rstrip("af"))
+    older = 10 * capability[0] + capability[1] - number
+    if older < 0 or (suffix == "a" and older):
+        return None
+    if number // 10 != capability[0] and (kind == "sm" or suffix == "f"):
+        return None
+    return older + (_PTX if kind == "compute" else 0)
+
+
+def rank_on_cpu(needs: Mapping[str, object]) -> int:
+    """The place of a library that needs this of a CPU; 0 and above: it does not run on this one as it is."""
+    features = needs["features"]
+    if not isinstance(features, list) or needs["machine"] != _processor.machine():
+        return 0
+    return 0 if set(features) - _processor.features() else -len(features) - 1
+
+
+def in_order(variants: Iterable[Variant], device: int) -> list[Variant]:
+    """Those that run on a device (index of the GPU, -1: the CPU), the one to be taken first."""
+    if device < 0:
+        return sorted((v for v in variants if v.target == "cpu"), key=lambda v: rank_on_cpu(v.record["needs"]))
+    capability = torch.cuda.get_device_capability(device)
+    ranked = [(rank_on_gpu(v.arch, capability), v) for v in variants if v.target == "cuda"]
+    return [v for _, v in sorted(((r, v) for r, v in ranked if r is not None), key=lambda pair: pair[0])]
+
+
+def builds_of_nearest(variants: Iterable[Variant], sizes: Mapping[str, int], device: int) -> list[Variant]:
+    """Of those that are right for a problem, the ones tuned nearest to its sizes, in order."""
+    known = list(variants)
+    nearest = min(known, key=lambda v: _distance(v, sizes))
+    return in_order((v for v in known if v.tuned_as(nearest)), device)
+
+
+def _distance(variant: Variant, sizes: Mapping[str, int]) -> float:
+    """In factors, summed over the dimensions."""
+    return sum(abs(math.log2(max(n, 1) / max(sizes[d], 1))) for d, n in variant.sizes.items())
