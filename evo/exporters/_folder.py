@@ -13,7 +13,7 @@ from typing import Any
 
 from evo.errors import UsageError
 
-__all__ = ["MANIFEST", "check_replaceable", "file_digests", "publish"]
+__all__ = ["MANIFEST", "WRITER", "check_replaceable", "file_digests", "publish"]
 
 MANIFEST = "manifest.json"
 WRITER = "evo"

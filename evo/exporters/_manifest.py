@@ -19,9 +19,9 @@ from evo.exporters._module import _processor
 from evo.kernel import Kernel
 from evo.targets._cpu_compiler import FLAGS, LIBRARIES
 
-__all__ = ["manifest_record", "to_json"]
+__all__ = ["FORMAT_VERSION", "interface", "manifest_record", "to_json"]
 
-_FORMAT_VERSION = 2
+FORMAT_VERSION = 2
 _TRUE_ANYWHERE = ("run", "candidate", "order", "operator", "device", "created", "lineage")
 _PSABI = {
     "x86-64": "cx8 fpu fxsr mmx sse sse2",
@@ -41,17 +41,15 @@ def manifest_record(
     return {
         "written_by": WRITER,
         "format": "module",
-        "format_version": _FORMAT_VERSION,
+        "format_version": FORMAT_VERSION,
         "evo_version": __version__,
         "exported_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "kernel": {
             "name": kernel.name,
             "title": kernel.title,
-            "entry": kernel.entry,
             "replaces": kernel.replaces,
             "digest": kernel.digest,
-            "dimensions": [*map(asdict, kernel.dimensions), *_compiled_in(kernel)],
-            "arguments": [{"name": a.name, "kind": a.kind, "dtype": a.dtype} for a in kernel.arguments],
+            **interface(kernel),
             "tolerance": {dtype: asdict(tolerance) for dtype, tolerance in kernel.tolerance.items()},
         },
         "measured_on": [dict(part.environment) for part in parts],
@@ -62,6 +60,15 @@ def manifest_record(
         },
         "variants": [_variant_record(kernel, v, variants) for v in variants],
         "left_out": [asdict(missing) for missing in left_out],
+    }
+
+
+def interface(kernel: Kernel) -> dict[str, Any]:
+    """What a package's launchers go by: the entry point, what it is called with, and what is asked of a problem."""
+    return {
+        "entry": kernel.entry,
+        "dimensions": [*map(asdict, kernel.dimensions), *_compiled_in(kernel)],
+        "arguments": [{"name": a.name, "kind": a.kind, "dtype": a.dtype} for a in kernel.arguments],
     }
 
 

@@ -26,9 +26,12 @@ from evo.exporters._manifest import manifest_record, to_json
 from evo.exporters._untuned import add_untuned
 from evo.kernel import FRONTEND_FILE, Kernel, load_kernel
 
-__all__ = ["EXPORTER", "ModuleExporter"]
+__all__ = ["EXPORTER", "FORMAT", "ModuleExporter", "frontend_of", "is_of_launcher", "write_launcher"]
+
+FORMAT = "module"
 
 _RUNTIME = Path(__file__).parent / "_module"
+_NATIVE_FRONTEND = "frontend.cpp"
 _SCALARS = ("int64", "int32", "float32", "float64")
 _TAKEN = frozenset({"evo", "torch", *sys.stdlib_module_names})
 
@@ -36,7 +39,7 @@ _TAKEN = frozenset({"evo", "torch", *sys.stdlib_module_names})
 class ModuleExporter:
     """The methods are those of `evo.exporters.Combining`."""
 
-    name = "module"
+    name = FORMAT
 
     def export(self, request: ExportRequest) -> list[Path]:
         """`out` becomes the package: its name is the one to import.
@@ -53,15 +56,13 @@ class ModuleExporter:
         out = parts[0].out.absolute()
         _check_package_name(out.name)
         kernel = load_kernel(parts[0].kernel)
-        frontend = _frontend(kernel)
+        frontend = frontend_of(kernel)
         names = _public_names(frontend)
         _check_scalars(kernel)
         check_parts(kernel, parts)
         with publish(out, self.name) as folder:
             variants, left_out = build_variants(kernel, parts)
-            for path in sorted(p for p in _RUNTIME.glob("*.py") if p.name != "__init__.py"):
-                (folder / path.name).write_bytes(path.read_bytes())
-            _write_frontend(folder, frontend)
+            write_launcher(folder, frontend)
             for variant in variants:
                 _write_variant(folder, variant)
             (folder / "__init__.py").write_text(_init(kernel, names, variants), encoding="utf-8")
@@ -102,7 +103,8 @@ def _check_package_name(name: str) -> None:
         raise UsageError(f"a module called {name!r} would hide the one of that name: choose another --out")
 
 
-def _frontend(kernel: Kernel) -> Path:
+def frontend_of(kernel: Kernel) -> Path:
+    """Raises UsageError if it has none."""
     path = kernel.folder / FRONTEND_FILE
     if not path.is_file():
         raise UsageError(
@@ -133,10 +135,18 @@ def _check_scalars(kernel: Kernel) -> None:
             )
 
 
-def _write_frontend(folder: Path, frontend: Path) -> None:
-    """The Python function and, where the kernel has it, the native launcher: <kernel>/frontend.cpp, and what it includes."""
+def is_of_launcher(name: str) -> bool:
+    """Whether `write_launcher` wrote a file of a package, or may have."""
+    return name.startswith("native/") or name == _NATIVE_FRONTEND or (name.endswith(".py") and name != "__init__.py")
+
+
+def write_launcher(folder: Path, frontend: Path) -> None:
+    """The run time, the Python function and, where the kernel has it, the native launcher: <kernel>/frontend.cpp, and what
+    it includes."""
+    for path in sorted(p for p in _RUNTIME.glob("*.py") if p.name != "__init__.py"):
+        (folder / path.name).write_bytes(path.read_bytes())
     (folder / FRONTEND_FILE).write_bytes(frontend.read_bytes())
-    native = frontend.with_suffix(".cpp")
+    native = frontend.with_name(_NATIVE_FRONTEND)
     if native.is_file():
         (folder / native.name).write_bytes(native.read_bytes())
         (folder / "native").mkdir()

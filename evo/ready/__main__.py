@@ -45,7 +45,10 @@ def _tell(kernel: ReadyKernel) -> None:
 def _build(variant: ReadyVariant) -> str:
     if variant.standing == "compiled":
         return f"{variant.arch} (compiled)"
-    return variant.arch + (f" ({variant.speedup:.2f} times PyTorch's speed on {variant.device})" if variant.speedup else "")
+    if variant.speedup is None:
+        return variant.arch
+    left = ", so left to it" if variant.slower else ""
+    return f"{variant.arch} ({variant.speedup:.2f} times PyTorch's speed on {variant.device}{left})"
 
 
 if __name__ == "__main__":

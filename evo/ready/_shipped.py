@@ -22,7 +22,8 @@ class ReadyVariant:
 
     standing: "measured" where it was timed on `arch`, "compiled" where what was found on another one was built for it.
     run, candidate, device: where it was found; None where that is not recorded. speedup: over PyTorch on that device, from
-    the search's own race with cold caches; None unless it was measured.
+    the search's own race with cold caches; None unless it was measured. slower: all of that figure's interval lies below 1,
+    and the package leaves such problems to PyTorch.
     """
 
     target: str
@@ -35,6 +36,7 @@ class ReadyVariant:
     run: str | None
     device: str | None
     speedup: float | None
+    slower: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +128,7 @@ def _read(folder: Path) -> ReadyKernel:
 
 def _variant(record: dict[str, Any]) -> ReadyVariant:
     origin, workload = record["record"], record["workload"]
+    timing = _timing(origin)
     return ReadyVariant(
         target=record["target"],
         arch=record["arch"],
@@ -136,10 +139,11 @@ def _variant(record: dict[str, Any]) -> ReadyVariant:
         candidate=record["candidate"],
         run=origin.get("run"),
         device=origin.get("device"),
-        speedup=_speedup(origin),
+        speedup=1 / timing["ratio"] if timing else None,
+        slower=bool(timing and timing["ratio_low"] > 1.0 and not timing.get("clocks", {}).get("disturbed")),
     )
 
 
-def _speedup(record: dict[str, Any]) -> float | None:
+def _timing(record: dict[str, Any]) -> dict[str, Any] | None:
     cold = (t for t in record.get("timings", ()) if t["protocol"] != "hot" and t["contender"] == "candidate")
-    return next((1 / t["ratio"] for t in cold if t["ratio"]), None)
+    return next((t for t in cold if t["ratio"]), None)

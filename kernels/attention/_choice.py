@@ -15,7 +15,7 @@ import torch
 from . import _processor
 from ._variant import Variant
 
-__all__ = ["builds_of_nearest", "in_order", "rank_on_cpu", "rank_on_gpu"]
+__all__ = ["builds_of_nearest", "in_order", "is_own", "rank_on_cpu", "rank_on_gpu"]
 
 _PTX = 100
 """Any machine code comes before any PTX."""
@@ -57,6 +57,11 @@ def builds_of_nearest(variants: Iterable[Variant], sizes: Mapping[str, int], dev
     known = list(variants)
     nearest = min(known, key=lambda v: _distance(v, sizes))
     return in_order((v for v in known if v.tuned_as(nearest)), device)
+
+
+def is_own(arch: str, device: int) -> bool:
+    """Whether code for `arch` is for the very architecture of a device, so that figures taken there tell something of it."""
+    return device < 0 or rank_on_gpu(arch, torch.cuda.get_device_capability(device)) == 0
 
 
 def _distance(variant: Variant, sizes: Mapping[str, int]) -> float:

@@ -22,10 +22,10 @@ import torch
 
 from . import _cpu, _cuda
 from ._cache import keep, kept
-from ._choice import rank_on_gpu
+from ._choice import is_own, rank_on_gpu
 from ._nvrtc import compiler
 from ._trial import OneVariant, Trial, apart, first_fault
-from ._variant import Busy, Unavailable, Variant, read_unchanged
+from ._variant import Busy, Unavailable, Variant, read_unchanged, slower
 
 __all__ = ["Built", "Pending", "Untuned"]
 
@@ -108,6 +108,8 @@ class Untuned:
     def __init__(self, manifest: Mapping[str, Any], variants: Sequence[Variant], trial: Trial) -> None:
         self.wanted: bool | None = None
         """None: for GPUs, where it takes part of a second, and not for CPUs, where a compiler is started and takes some."""
+        self.slower = False
+        """Whether from a variant, too, that was measured and is slower than PyTorch."""
         self._manifest, self._trial = manifest, trial
         self._first_index = len(variants)
         self._entry = manifest["kernel"]["entry"]
@@ -136,6 +138,10 @@ class Untuned:
         sources = self._sources_for(device, dtype, sizes)
         if not sources:
             raise Unavailable("none here can be compiled for them")
+        nearest = sources[0].record
+        known = not self.slower and is_own(nearest["arch"], device) and nearest.get("standing") != "compiled"
+        if reason := slower(nearest) if known else "":
+            raise Unavailable(f"PyTorch was {reason}; also_serve(slower=True) has one compiled nevertheless")
         key = (device, dtype, *(sizes[n] for n in self._names if n in sources[0].record["fixed"]))
         with self._lock:
             if not (device >= 0 if self.wanted is None else self.wanted):

@@ -88,7 +88,11 @@ def build() -> str:
 
 
 def also_serve(
-    *, gradients: bool | None = None, compiled: bool | None = None, untuned: bool | None = None
+    *,
+    gradients: bool | None = None,
+    compiled: bool | None = None,
+    untuned: bool | None = None,
+    slower: bool | None = None,
 ) -> None:
     """What else variants serve; None leaves it as it is.
 
@@ -100,6 +104,7 @@ def also_serve(
     untuned: head sizes that no variant has. The first call with one compiles the nearest variant for it and compares it
     with PyTorch and float64. On at first on a GPU, where that takes part of a second; off on a CPU, where it takes
     seconds.
+    slower, off at first: problems whose nearest variant was measured, and PyTorch was faster.
     """
     global _in_graphs, _recording
     if gradients is not None:
@@ -109,6 +114,8 @@ def also_serve(
         _in_graphs = compiled
     if untuned is not None:
         DISPATCH.serve_untuned(untuned)
+    if slower is not None:
+        DISPATCH.serve_slower(slower)
 
 
 def patch() -> Patch:

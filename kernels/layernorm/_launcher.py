@@ -12,6 +12,7 @@
     found.sizes                               those of the key
     str(found.variant)                        for people
     DISPATCH.serve_untuned(wanted)            whether sizes that no variant has are compiled; None: for GPUs only
+    DISPATCH.serve_slower(wanted)             whether variants serve where PyTorch was measured to be faster
     Table                                     the type of DISPATCH, and of what stands in for it in a trial
     addresses(*tensors) -> tuple | str        where they lie, 0 for None; or why they must be left to PyTorch: a
                                               gradient, a mode, a subclass, ... (_tensors.py)
@@ -42,7 +43,7 @@ from typing import Any
 import torch
 
 from . import _cpu, _cuda
-from ._choice import builds_of_nearest, in_order
+from ._choice import builds_of_nearest, in_order, is_own
 from ._tensors import addresses
 from ._trial import Call, OneVariant, Table, Trial, apart, first_fault
 from ._untuned import Pending, Untuned
@@ -96,6 +97,7 @@ class Dispatch(Table):
         self._dimensions: list[dict[str, Any]] = MANIFEST["kernel"]["dimensions"]
         self._loaded: dict[tuple[int, int], _cpu.Library | _cuda.Function | str] = {}
         self._only: int | None = None
+        self._slower = False
         self._forked = False
         self.native: Any = None
         """What else keeps answers, and forgets them with this: the native launcher, where there is one."""
@@ -144,6 +146,12 @@ class Dispatch(Table):
         first: on GPUs, where that takes part of a second, and not on CPUs, where it takes seconds."""
         with self._lock:
             self._untuned.wanted = wanted
+            self.clear()
+
+    def serve_slower(self, wanted: bool) -> None:
+        """Whether a problem is a variant's, too, where the variant nearest to it was measured and PyTorch was faster."""
+        with self._lock:
+            self._slower = self._untuned.slower = wanted
             self.clear()
 
     @contextmanager
@@ -223,6 +231,8 @@ class Dispatch(Table):
         try:
             found = self._candidates(device, name, sizes)
             variant, loaded = self._load_first(builds_of_nearest(found, sizes, device), device)
+            if variant.slower and not self._slower and self._only is None and is_own(variant.arch, device):
+                raise Unavailable(f"{variant.slower}; also_serve(slower=True) has variants serve nevertheless")
         except _NotTuned as reason:
             variant, loaded = self._compiled_for(device, name, sizes, reason)
         if isinstance(loaded, _cuda.Function):

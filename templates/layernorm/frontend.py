@@ -90,7 +90,11 @@ def build() -> str:
 
 
 def also_serve(
-    *, gradients: bool | None = None, compiled: bool | None = None, untuned: bool | None = None
+    *,
+    gradients: bool | None = None,
+    compiled: bool | None = None,
+    untuned: bool | None = None,
+    slower: bool | None = None,
 ) -> None:
     """What else variants serve; None leaves it as it is.
 
@@ -101,6 +105,7 @@ def also_serve(
     stands as one operation that nothing is fused with, in place of code that the compiler writes.
     untuned, on at first: numbers of columns that no variant has, on a GPU. The first call with one compiles the nearest
     variant for it and compares it with PyTorch and float64: part of a second, once a machine.
+    slower, off at first: problems whose nearest variant was measured, and PyTorch was faster.
     """
     global _in_graphs, _recording
     if gradients is not None:
@@ -110,6 +115,8 @@ def also_serve(
         _in_graphs = compiled
     if untuned is not None:
         DISPATCH.serve_untuned(untuned)
+    if slower is not None:
+        DISPATCH.serve_slower(slower)
 
 
 def patch(model: torch.nn.Module | None = None) -> Patch:

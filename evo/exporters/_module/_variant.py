@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FOLDER", "Busy", "Unavailable", "Variant", "read_unchanged"]
+__all__ = ["FOLDER", "Busy", "Unavailable", "Variant", "read_unchanged", "slower"]
 
 FOLDER = Path(__file__).resolve().parent
 
@@ -45,9 +45,26 @@ class Variant:
             tuned += f" on {self.record['measured_arch']}"
         return f"variant {self.index} ({self.target} {self.arch}, {self.dtype}, tuned for {tuned})"
 
+    @property
+    def slower(self) -> str:
+        """By what PyTorch was faster where this build was measured, in words; empty if it was not, or is not known."""
+        return "" if self.record.get("standing") == "compiled" else slower(self.record)
+
     def tuned_as(self, other: Variant) -> bool:
         """Whether both are builds for the same problem."""
         return (self.target, self.dtype, self.sizes) == (other.target, other.dtype, other.sizes)
+
+
+def slower(record: Mapping[str, Any]) -> str:
+    """The same of a record in manifest.json: slower beyond doubt, by all of the interval, and undisturbed."""
+    told = record.get("record", {})
+    cold = (t for t in told.get("timings", ()) if t["protocol"] != "hot" and t["contender"] == "candidate")
+    timing = next((t for t in cold if t.get("ratio_low")), None)
+    if timing is None or timing["ratio_low"] <= 1.0 or timing.get("clocks", {}).get("disturbed"):
+        return ""
+    sizes = "x".join(map(str, record["workload"]["dims"].values()))
+    where = told.get("device") or record["arch"]
+    return f"measured to be faster at {sizes} on {where}, where a variant has {1 / timing['ratio']:.2f} times its speed"
 
 
 def read_unchanged(name: str, sha256: str) -> bytes:

@@ -1,0 +1,67 @@
+"""An exported package with the launchers of the evo that is installed now; what was measured stays as it is."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from evo import __version__
+from evo.errors import UsageError
+from evo.exporters._folder import MANIFEST, WRITER, file_digests, publish
+from evo.exporters._manifest import FORMAT_VERSION, interface, to_json
+from evo.exporters.module import FORMAT, frontend_of, is_of_launcher, write_launcher
+from evo.kernel import load_kernel
+
+__all__ = ["renew"]
+
+
+def renew(folder: Path) -> list[str]:
+    """Replaces the run time and the kernel's frontend in a package, and leaves its variants, their sources and their
+    record. Returns what became another file, or came or went.
+
+    Raises UsageError if it is no package of format `module`, of another version of it, not as it was exported, or of a
+    kernel that has changed what it is called with.
+    """
+    folder = folder.absolute()
+    manifest = _read(folder)
+    before: dict[str, str] = manifest["files"]
+    for name, digest in before.items():
+        path = folder / name
+        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+            raise UsageError(f"{path} is not the file that was exported: export again, from the run")
+    kernel = load_kernel(manifest["kernel"]["name"])
+    present = json.loads(to_json(interface(kernel)))
+    if changed := [name for name, value in present.items() if manifest["kernel"].get(name) != value]:
+        raise UsageError(
+            f"kernel {kernel.name!r} has changed its {' and '.join(changed)} since {folder} was exported: search again"
+        )
+    with publish(folder, FORMAT) as new:
+        for name in before:
+            if not is_of_launcher(name):
+                (new / name).parent.mkdir(parents=True, exist_ok=True)
+                (new / name).write_bytes((folder / name).read_bytes())
+        write_launcher(new, frontend_of(kernel))
+        after = file_digests(new)
+        changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+        manifest["files"] = after
+        manifest["renewed"] = {"evo_version": __version__, "at": datetime.now(UTC).isoformat(timespec="seconds")}
+        (new / MANIFEST).write_text(to_json(manifest), encoding="utf-8")
+    return changed
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    try:
+        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{folder} is no exported package: its {MANIFEST} cannot be read ({error})") from error
+    if manifest.get("written_by") != WRITER or manifest.get("format") != FORMAT:
+        raise UsageError(f"{folder} is not an export of format {FORMAT}, and others have no launcher to renew")
+    if manifest.get("format_version") != FORMAT_VERSION:
+        raise UsageError(
+            f"{folder} has version {manifest.get('format_version')} of its format, and this evo writes {FORMAT_VERSION}:"
+            " export again, from the run"
+        )
+    return manifest
