@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -78,8 +79,7 @@ def bench(
             contenders = [*_contenders(setup, w, db), *extra]
             asked = [
                 (f"{n} {a}" if len(archs) > 1 else n, g, executor.build(_request(kernel, chosen, a, g, w)))
-                for n, g in contenders
-                for a in archs
+                for n, a, g in _for_each(contenders, problem, w, archs, chosen)
             ]
             builds = [(n, g, built.result()) for n, g, built in asked]
             request = RaceRequest(
@@ -116,6 +116,22 @@ def _contenders(setup: Setup, workload: Workload, db: str) -> list[tuple[str, Ge
             if same and space.is_legal(best.parameters):
                 found.insert(0, (short_id(best.id), Genome.of(best.parameters, best.flags)))
     return found
+
+
+def _for_each(
+    contenders: Sequence[tuple[str, Genome]], kernel: Kernel, workload: Workload, archs: Sequence[str], target: str
+) -> Iterator[tuple[str, str, Genome]]:
+    """(name, architecture, genome): each for all architectures, without what one of them does not have. What is not legal
+    there even so is left out, and said."""
+    for name, genome in contenders:
+        yield name, archs[0], genome
+        for arch in archs[1:]:
+            space = kernel.space(target, workload, find_target(target).limits(arch))
+            if starts := space.starting([genome.parameters]).starts:
+                yield name, arch, Genome.of(starts[0], genome.flags)
+                continue
+            broken = space.violations(space.complete({n: v for n, v in genome.parameters.items() if n in space.by_name}))
+            typer.echo(f"evo: {name} is not legal for {arch} ({'; '.join(broken)}): it is not timed there", err=True)
 
 
 def _named(setup: Setup, workload: Workload, texts: list[str]) -> list[tuple[str, Genome]]:
