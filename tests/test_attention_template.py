@@ -221,3 +221,16 @@ def test_an_exported_module_agrees_with_pytorch(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("right: ") == 2, done.stdout
+
+
+def test_waiting_late_for_values_is_within_reach_of_every_way_to_begin() -> None:
+    kernel, limits = load_kernel("attention"), find_target("cuda").limits("sm_89")
+    workload = kernel.workload("cuda", "batch=2,heads=8,kv_heads=8,q_len=512,kv_len=512,head_dim=64,dtype=float16")
+    space = kernel.space("cuda", workload, limits)
+    staged = {"k_stages": 2, "v_stages": 2, "v_wait": "late"}
+    for how in ({"ahead": 1}, {"first_copies": "all"}, {"k_parts": 1}, {"k_parts": 2}, {"k_parts": 4}):
+        point = space.complete({**space.default, **staged, **how})
+        assert point["v_wait"] == "late"
+        assert space.is_legal(point), (how, space.violations(point))
+    early = space.complete({**space.default, **staged, "v_wait": "early", "k_parts": 2})
+    assert space.violations(early) == ["parts_before_values: who multiplies keys as they come waits for values late"]

@@ -78,6 +78,8 @@ BAD = {
     "fix": (["search", "layernorm", "--fix", "threads"], "--fix 'threads' is not NAME=VALUE"),
     "start value": (["search", "layernorm", "--start", "threads=1,unroll=3"], "unroll has no value '3'"),
     "start name": (["search", "layernorm", "--start", "treads=1"], "unknown parameter 'treads'"),
+    "start twice": (["search", "layernorm", "--start", "threads=1,threads=2"], "names a parameter twice"),
+    "start idle": (["search", "layernorm", "--start", "threads=1,schedule=dynamic"], "schedule has no effect; leave it out"),
     "start": (["search", "layernorm", "--start", "nobody"], "there is no database"),
     "start and fix": (
         ["search", "layernorm", "--start", "simd_bits=128", "--fix", "simd_bits=256"],
@@ -416,7 +418,8 @@ def test_a_start_of_another_kernel_is_refused(asked: Any, tmp_path: Path) -> Non
     ended = asked("search", str(tmp_path / "toy"), "--target", "cpu", "--evaluations", "3", "--start", "small")
     assert ended.code == 2
     assert "is of kernel 'layernorm' on cpu" in ended.err
-    assert "'nobody' is no run" in asked("search", "layernorm", "--target", "cpu", "--start", "nobody").err
+    for mistaken in ("search", "layernorm", "--target", "cpu", "--start", "smal1"), ("export", "smal1", "--out", "x"):
+        assert asked(*mistaken).err == "evo: unknown run or candidate 'smal1'; did you mean small?\n"
 
 
 def test_a_search_in_another_database_names_it_in_what_comes_next(here: Any, tmp_path: Path) -> None:

@@ -225,7 +225,7 @@ def test_the_list_is_printed_for_people_and_for_programs(exported: Path, checkou
     ship(exported, checkout, "layernorm")
     text = python(checkout, "-m", "evo.ready").stdout
     assert "  from evo.ready import LayerNorm, layer_norm\n" in text
-    assert "cols=1024,dtype=float16,bias=true,eps=1e-05,weight=true: sm_90, sm_89 (compiled), compute_89 (compiled)" in text
+    assert "  rows=64,cols=1024,dtype=float16  sm_90, sm_89 (compiled), compute_89 (compiled)\n" in text
     [record] = json.loads(python(checkout, "-m", "evo.ready", "--json").stdout)
     assert len(record["variants"]) == 5
 

@@ -231,7 +231,7 @@ def test_the_winner_of_a_run_with_a_fault_is_exit_code_1_and_a_line_that_says_wh
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["zzz"], "'zzz' is no run, and unknown candidate 'zzz'"),
+        (["zzz"], "unknown run or candidate 'zzz'"),
         (["HONEST", "--tool", "memcheck"], "unknown sanitizer for target cpu 'memcheck'; known: address, all"),
     ],
 )

@@ -10,7 +10,7 @@ import typer
 from evo.cli.export_run import export_all_candidates
 from evo.cli.export_winners import export_winners
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, print_json
-from evo.cli.recorded import named_candidate
+from evo.cli.recorded import named_candidate, unknown
 from evo.errors import StoreError, UnknownNameError, UsageError
 from evo.exporters import Advising, Combining, RunExporter, find_exporter
 from evo.store import RunStatus, candidates, queries
@@ -101,7 +101,10 @@ def _winners(store: Store, run: str, db: str) -> list[CandidateRecord] | None:
 
 
 def _candidate(store: Store, name: str, db: str) -> CandidateRecord:
-    record = named_candidate(store, name, db)
+    try:
+        record = named_candidate(store, name, db)
+    except UnknownNameError:
+        raise unknown(store, name) from None
     if record.status not in ("ok", "same_code"):
         raise UsageError(f"candidate {record.id} did not pass ({record.status}: {record.log}); export one that did")
     return record

@@ -20,7 +20,7 @@ from evo.store.store import Store
 if TYPE_CHECKING:
     from evo.executors import BuildRequest
 
-__all__ = ["Recorded", "find_candidate", "find_winners", "named_candidate", "source_remark"]
+__all__ = ["Recorded", "find_candidate", "find_winners", "named_candidate", "source_remark", "unknown"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +44,11 @@ class Recorded:
             genome=Genome.of(r.parameters, r.flags),
             workload=Workload.of(r.dims, r.dtype, r.options),
         )
+
+
+def unknown(store: Store, name: str) -> UnknownNameError:
+    """Of what is neither a run nor a candidate. Runs have names that can be misspelt."""
+    return UnknownNameError("run or candidate", name, [run.name for run in queries.runs(store)])
 
 
 def named_candidate(store: Store, name: str, db: str) -> CandidateRecord:
@@ -97,11 +102,11 @@ def find_winners(db: str, name: str) -> list[Recorded]:
     with Store.open(db, write=False) as store:
         try:
             return [_recorded(store, name, db)]
-        except UnknownNameError as error:
+        except UnknownNameError:
             try:
                 run = queries.run(store, name)
             except UnknownNameError:
-                raise UsageError(f"{name!r} is no run, and {error}") from None
+                raise unknown(store, name) from None
         winners = [i.winner for i in run.islands if i.winner is not None]
         if not winners:
             raise StoreError(

@@ -19,12 +19,14 @@ def register(app: typer.Typer) -> None:
 
 def renew_packages(
     package: Annotated[list[Path], typer.Argument(help="Folders that evo export wrote, of format module.")],
+    kernel: Annotated[str | None, typer.Option(help="Name or folder of their kernel, if it is one of your own.")] = None,
     json: Json = False,
 ) -> None:
     """Give exported packages the launchers of this evo; their kernels and all that is recorded of them stay."""
-    found = {str(folder): renew(folder) for folder in package}
+    found = {}
+    for folder in package:
+        found[str(folder)] = changed = renew(folder, kernel)
+        if not json:
+            typer.echo(f"{folder}: {', '.join(changed) or 'nothing has changed'}")
     if json:
         print_json(found)
-        return
-    for folder, changed in found.items():
-        typer.echo(f"{folder}: {', '.join(changed) or 'nothing has changed'}")

@@ -20,25 +20,32 @@ def read_starts(
     """The points that the texts name, in their order.
 
     A text is NAME=VALUE,..., which is the default with these values, a run's name, whose winners are meant, or a candidate.
-    spaces: of the workloads; every point has to be legal in one of them at least, and is tried in those.
+    spaces: of the workloads; points are tried where they are legal, which of every text one at least must be somewhere.
 
     Raises UsageError, UnknownNameError, SpaceError or StoreError.
     """
     found: list[Mapping[str, Any]] = []
     for text in texts:
         points = [_written(text, spaces[0])] if "=" in text else _recorded(text, kernel, target, db)
-        for point in points:
-            if not any(space.starting([point]).starts for space in spaces):
-                broken = [v for space in spaces for v in space.violations(space.complete(_known(point, space)))]
-                raise UsageError(
-                    f"--start {text!r} is legal for none of the workloads: {'; '.join(dict.fromkeys(broken)) or point}"
-                )
-            found.append(point)
+        fit = [point for point in points if any(space.starting([point]).starts for space in spaces)]
+        if not fit:
+            broken = [v for p in points for space in spaces for v in space.violations(space.complete(_known(p, space)))]
+            raise UsageError(
+                f"--start {text!r} is legal for none of the workloads: {'; '.join(dict.fromkeys(broken)) or points}"
+            )
+        found += fit
     return tuple(found)
 
 
 def _written(text: str, space: Space) -> Mapping[str, Any]:
-    return {**space.default, **parse_values(filter(None, text.split(",")), space, "--start")}
+    parts = [part for part in text.split(",") if part]
+    values = parse_values(parts, space, "--start")
+    if len(values) < len(parts):
+        raise UsageError(f"--start {text!r} names a parameter twice")
+    point = space.complete({**space.default, **values})
+    if idle := [name for name in values if name not in point]:
+        raise UsageError(f"--start {text!r}: with these values {' and '.join(idle)} has no effect; leave it out")
+    return point
 
 
 def _recorded(text: str, kernel: Kernel, target: str, db: str) -> list[Mapping[str, Any]]:

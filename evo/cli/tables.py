@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console, RenderableType
 from rich.table import Table
@@ -12,6 +12,12 @@ from evo.cli.cells import visible
 from evo.evaluation import Timing
 
 __all__ = ["DISTURBED_NOTE", "make_table", "marked", "say", "short_id", "short_workload", "speedup", "timing_record"]
+
+_WHOLE = frozenset({"best", "candidate", "id", "median us", "speed-up"})
+"""Columns that are never folded, however narrow a terminal is: what is in them is to be copied, or read at a glance."""
+
+_LEAST_WIDTH = 4
+"""Of the others."""
 
 DISTURBED_NOTE = "! something slowed the device down while this was timed: do not trust the figure"
 
@@ -32,7 +38,10 @@ def make_table(*headings: str, right: tuple[str, ...] = ()) -> Table:
     """An empty table, the columns named in `right` aligned to that side."""
     table = _Cells(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for heading in headings:
-        table.add_column(visible(heading), justify="right" if heading in right else "left", overflow="fold")
+        justify: Literal["left", "right"] = "right" if heading in right else "left"
+        whole = heading in _WHOLE
+        least = None if whole or not heading.strip() else _LEAST_WIDTH
+        table.add_column(visible(heading), justify=justify, overflow="fold", no_wrap=whole, min_width=least)
     return table
 
 

@@ -26,7 +26,7 @@ from evo.exporters._manifest import manifest_record, to_json
 from evo.exporters._untuned import add_untuned
 from evo.kernel import FRONTEND_FILE, Kernel, load_kernel
 
-__all__ = ["EXPORTER", "FORMAT", "ModuleExporter", "frontend_of", "is_of_launcher", "write_launcher"]
+__all__ = ["EXPORTER", "FORMAT", "ModuleExporter", "frontend_of", "is_of_launcher", "public_names", "write_launcher"]
 
 FORMAT = "module"
 
@@ -57,7 +57,7 @@ class ModuleExporter:
         _check_package_name(out.name)
         kernel = load_kernel(parts[0].kernel)
         frontend = frontend_of(kernel)
-        names = _public_names(frontend)
+        names = public_names(frontend)
         _check_scalars(kernel)
         check_parts(kernel, parts)
         with publish(out, self.name) as folder:
@@ -114,7 +114,7 @@ def frontend_of(kernel: Kernel) -> Path:
     return path
 
 
-def _public_names(frontend: Path) -> list[str]:
+def public_names(frontend: Path) -> list[str]:
     """__all__ of the frontend, which is read and not run. Raises KernelError."""
     try:
         for node in ast.parse(frontend.read_text(encoding="utf-8")).body:

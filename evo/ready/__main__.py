@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from dataclasses import asdict
 
@@ -27,6 +28,8 @@ def main() -> int:
         _tell(kernel)
     if any(v.standing == "compiled" for kernel in found for v in kernel.variants):
         print("compiled: what was found on another architecture, built for this one and never timed on it")
+    if found:
+        print(f"what of it runs on this machine: python -m evo.ready.{found[0].name} check")
     if not found:
         print("no kernel is shipped with this evo")
     return 0
@@ -38,8 +41,21 @@ def _tell(kernel: ReadyKernel) -> None:
     builds: dict[str, list[str]] = {}
     for variant in kernel.variants:
         builds.setdefault(variant.workload, []).append(_build(variant))
-    for problem, told in builds.items():
-        print(f"  {problem}: {', '.join(told)}")
+    names = _told_apart(list(builds))
+    width = max(map(len, names), default=0)
+    for name, told in zip(names, builds.values(), strict=True):
+        print(f"  {name.ljust(width)}  {', '.join(told)}")
+
+
+def _told_apart(problems: list[str]) -> list[str]:
+    """Sizes and dtype, and of the options behind them those in which the problems differ."""
+    parts = [problem.split(",") for problem in problems]
+    shared = set.intersection(*map(set, parts)) if len(parts) > 1 else set()
+    kept = []
+    for own in parts:
+        dtype = next((i for i, part in enumerate(own) if part.startswith("dtype=")), len(own))
+        kept.append(",".join(part for i, part in enumerate(own) if i <= dtype or part not in shared))
+    return kept
 
 
 def _build(variant: ReadyVariant) -> str:
@@ -52,4 +68,10 @@ def _build(variant: ReadyVariant) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        code = main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # who reads has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    sys.exit(code)

@@ -140,8 +140,12 @@ def _variant(record: dict[str, Any]) -> ReadyVariant:
         run=origin.get("run"),
         device=origin.get("device"),
         speedup=1 / timing["ratio"] if timing else None,
-        slower=bool(timing and timing["ratio_low"] > 1.0 and not timing.get("clocks", {}).get("disturbed")),
+        slower=timing is not None and _is_slower(timing),
     )
+
+
+def _is_slower(timing: dict[str, Any]) -> bool:
+    return timing["stage"] == "final" and timing["ratio_low"] > 1.0 and not timing["clocks"].get("disturbed")
 
 
 def _timing(record: dict[str, Any]) -> dict[str, Any] | None:

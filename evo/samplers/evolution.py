@@ -89,7 +89,7 @@ class EvolutionSampler:
     def tell(self, result: Result) -> None:
         if result.order not in self._rows:
             raise EngineError(f"sampler evolution was told of candidate {result.order}, which it did not propose")
-        self._told += 1
+        self._told += self._made_by[result.order] != "start"
         if result.order in self._seeds:
             self._seeds.remove(result.order)
             self._seeder.tell(result)

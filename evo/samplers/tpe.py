@@ -60,6 +60,7 @@ class TpeSampler:
         self._mutation = find_operator("mutation")
         self._tickets: dict[int, int] = {}
         self._told = 0
+        self._given: set[int] = set()
         self._first = deque(first_proposals(space))
 
     @property
@@ -71,12 +72,14 @@ class TpeSampler:
         proposal = self._propose()
         self._unseen.remember(proposal.genome)
         self._tickets[order] = self._model.expect(proposal.genome.parameters)
+        if proposal.operator == "start":
+            self._given.add(order)
         return proposal
 
     def tell(self, result: Result) -> None:
         if result.order not in self._tickets:
             raise EngineError(f"sampler tpe was told of candidate {result.order}, which it did not propose")
-        self._told += 1
+        self._told += result.order not in self._given
         self._model.learn(self._tickets.pop(result.order), result.score)
 
     def _propose(self) -> Proposal:

@@ -106,7 +106,8 @@ class Session(Protocol):
         ...
 
     def record(self, calls: Sequence[Callable[[], object]]) -> Replay:
-        """Prepares calls to be replayed in order; what they return is kept alive with the replay."""
+        """Prepares calls to be replayed in order. What they return is kept alive with the replay, so that each finds other
+        memory for it; but where all are one and the same call, it is dropped each time, so that the next finds it again."""
         ...
 
     def clocks(self) -> dict[str, float]:

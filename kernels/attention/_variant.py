@@ -56,11 +56,11 @@ class Variant:
 
 
 def slower(record: Mapping[str, Any]) -> str:
-    """The same of a record in manifest.json: slower beyond doubt, by all of the interval, and undisturbed."""
+    """The same of a record in manifest.json: slower by all of the interval of a final that nothing disturbed."""
     told = record.get("record", {})
-    cold = (t for t in told.get("timings", ()) if t["protocol"] != "hot" and t["contender"] == "candidate")
-    timing = next((t for t in cold if t.get("ratio_low")), None)
-    if timing is None or timing["ratio_low"] <= 1.0 or timing.get("clocks", {}).get("disturbed"):
+    finals = (t for t in told.get("timings", ()) if t.get("stage") == "final" and t.get("protocol") != "hot")
+    timing = next((t for t in finals if t.get("contender") == "candidate" and t.get("ratio_low")), None)
+    if timing is None or timing["ratio_low"] <= 1.0 or (timing.get("clocks") or {}).get("disturbed"):
         return ""
     sizes = "x".join(map(str, record["workload"]["dims"].values()))
     where = told.get("device") or record["arch"]

@@ -15,7 +15,10 @@ import torch
 from . import _processor
 from ._variant import Variant
 
-__all__ = ["builds_of_nearest", "in_order", "is_own", "rank_on_cpu", "rank_on_gpu"]
+__all__ = ["builds_of_nearest", "in_order", "is_near", "rank_on_cpu", "rank_on_gpu", "tells_of"]
+
+_NEAR = 4.0
+"""Doublings, summed over the dimensions."""
 
 _PTX = 100
 """Any machine code comes before any PTX."""
@@ -55,15 +58,34 @@ def in_order(variants: Iterable[Variant], device: int) -> list[Variant]:
 def builds_of_nearest(variants: Iterable[Variant], sizes: Mapping[str, int], device: int) -> list[Variant]:
     """Of those that are right for a problem, the ones tuned nearest to its sizes, in order."""
     known = list(variants)
-    nearest = min(known, key=lambda v: _distance(v, sizes))
+    nearest = min(known, key=lambda v: _distance(v, sizes))  # of equally near ones, that with the nearest last dimension
     return in_order((v for v in known if v.tuned_as(nearest)), device)
 
 
-def is_own(arch: str, device: int) -> bool:
-    """Whether code for `arch` is for the very architecture of a device, so that figures taken there tell something of it."""
-    return device < 0 or rank_on_gpu(arch, torch.cuda.get_device_capability(device)) == 0
+def tells_of(record: Mapping[str, object], device: int) -> bool:
+    """Whether figures of a record in manifest.json tell something of a device: they were taken on its very architecture; a
+    CPU must be the same model."""
+    if record.get("standing") == "compiled":
+        return False
+    if device < 0:
+        told = record.get("record")
+        return isinstance(told, dict) and told.get("device") == _processor.model()
+    return rank_on_gpu(str(record["arch"]), torch.cuda.get_device_capability(device)) == 0
 
 
-def _distance(variant: Variant, sizes: Mapping[str, int]) -> float:
-    """In factors, summed over the dimensions."""
-    return sum(abs(math.log2(max(n, 1) / max(sizes[d], 1))) for d, n in variant.sizes.items())
+def is_near(own: Mapping[str, int], sizes: Mapping[str, int]) -> bool:
+    """Whether what holds at some sizes may be expected to hold at others."""
+    return _doublings(own, sizes) <= _NEAR
+
+
+def _distance(variant: Variant, sizes: Mapping[str, int]) -> tuple[float, ...]:
+    """In factors, summed over the dimensions; then of each, the last first: what is dense in memory matters most."""
+    return (round(_doublings(variant.sizes, sizes), 6), *reversed(_factors(variant.sizes, sizes)))
+
+
+def _doublings(own: Mapping[str, int], sizes: Mapping[str, int]) -> float:
+    return sum(_factors(own, sizes))
+
+
+def _factors(own: Mapping[str, int], sizes: Mapping[str, int]) -> list[float]:
+    return [abs(math.log2(max(n, 1) / max(sizes[d], 1))) for d, n in own.items()]

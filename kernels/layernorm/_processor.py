@@ -7,7 +7,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-__all__ = ["features", "machine"]
+__all__ = ["features", "machine", "model"]
 
 _RELEVANT = re.compile(
     r"(sse|ssse|avx|amx|fma|bmi|sve|sme)\w*"
@@ -21,6 +21,17 @@ _RELEVANT = re.compile(
 def machine() -> str:
     """linux-x86_64."""
     return f"{platform.system()}-{platform.machine()}".lower()
+
+
+@cache
+def model() -> str:
+    """What Linux calls this CPU, as `evo.targets.cpu` records it."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(errors="replace")
+    except OSError:
+        text = ""
+    found = re.search(r"^(?:model name|Model|Processor)\s*:\s*(.+)$", text, re.MULTILINE)
+    return found.group(1).strip() if found else platform.processor() or platform.machine()
 
 
 @cache

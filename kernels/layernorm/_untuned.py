@@ -22,7 +22,7 @@ import torch
 
 from . import _cpu, _cuda
 from ._cache import keep, kept
-from ._choice import is_own, rank_on_gpu
+from ._choice import is_near, rank_on_gpu, tells_of
 from ._nvrtc import compiler
 from ._trial import OneVariant, Trial, apart, first_fault
 from ._variant import Busy, Unavailable, Variant, read_unchanged, slower
@@ -139,8 +139,8 @@ class Untuned:
         if not sources:
             raise Unavailable("none here can be compiled for them")
         nearest = sources[0].record
-        known = not self.slower and is_own(nearest["arch"], device) and nearest.get("standing") != "compiled"
-        if reason := slower(nearest) if known else "":
+        near = is_near(nearest["workload"]["dims"], sizes)
+        if reason := slower(nearest) if near and not self.slower and tells_of(nearest, device) else "":
             raise Unavailable(f"PyTorch was {reason}; also_serve(slower=True) has one compiled nevertheless")
         key = (device, dtype, *(sizes[n] for n in self._names if n in sources[0].record["fixed"]))
         with self._lock:

@@ -53,11 +53,7 @@ def _parameters(limits: Limits) -> tuple[Parameter, ...]:
             name="v_wait",
             values=("early", "late"),
             structural=True,
-            when=(
-                When(parameter="k_stages", values=(2, 3, 4)),
-                When(parameter="v_stages", values=(2, 3, 4)),
-                When(parameter="k_parts", values=(1,)),
-            ),
+            when=(When(parameter="k_stages", values=(2, 3, 4)), When(parameter="v_stages", values=(2, 3, 4))),
             why="scores before v has come, against a barrier",
         ),
         Categorical(
@@ -183,6 +179,11 @@ def _constraints(workload: Workload, limits: Limits) -> tuple[Constraint, ...]:
             "whole_parts",
             lambda p, s: s.keys % (16 * p["k_parts"]) == 0,
             "every part of a tile of keys has multiples of 16 of them",
+        ),
+        rule(
+            "parts_before_values",
+            lambda p, s: p["k_parts"] == 1 or p["v_wait"] == "late" or min(p["k_stages"], p["v_stages"]) == 1,
+            "who multiplies keys as they come waits for values late",
         ),
         rule(
             "parts_are_shared",

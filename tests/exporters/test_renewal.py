@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,6 +31,7 @@ def test_the_launchers_are_this_evos_and_the_rest_is_as_it_was(copy_of: Path, us
     first = file_digests(copy_of)
     variants = json.loads((copy_of / "manifest.json").read_text())["variants"]
     assert renew(copy_of) == []
+    assert file_digests(copy_of) == first
     older(copy_of)
     assert renew(copy_of) == ["_choice.py", "_gone_since.py", "_tensors.py"]
     now = file_digests(copy_of)
@@ -50,7 +52,24 @@ def test_a_file_that_was_changed_is_not_written_over(copy_of: Path) -> None:
 
 def test_a_kernel_that_is_called_otherwise_now_is_refused(copy_of: Path) -> None:
     edit_manifest(copy_of, lambda m: m["kernel"]["arguments"].pop())
-    with pytest.raises(UsageError, match="has changed its arguments since"):
+    with pytest.raises(UsageError, match="has another arguments than"):
+        renew(copy_of)
+
+
+def test_other_public_names_are_refused(copy_of: Path) -> None:
+    init = copy_of / "__init__.py"
+    init.write_text(init.read_text().replace("LayerNorm", "LayerNormed"))
+    digests = file_digests(copy_of)
+    del digests["manifest.json"]
+    edit_manifest(copy_of, lambda m: m.update(files=digests))
+    with pytest.raises(UsageError, match="has other public names than"):
+        renew(copy_of)
+
+
+@pytest.mark.parametrize("damage", [{"files": []}, {"files": {"../x": ""}}, {"kernel": None}])
+def test_a_damaged_manifest_is_said_to_be(copy_of: Path, damage: dict[str, Any]) -> None:
+    edit_manifest(copy_of, lambda m: m.update(damage))
+    with pytest.raises(UsageError, match="is damaged"):
         renew(copy_of)
 
 
@@ -61,6 +80,6 @@ def test_the_command(copy_of: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert run(["renew", str(copy_of), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[str(copy_of)] == ["_choice.py", "_gone_since.py", "_tensors.py"]
     edit_manifest(copy_of, lambda m: m.update(format_version=1))
-    for folder, why in ((tmp_path, "is no exported package"), (copy_of, "has version 1 of its format")):
+    for folder, why in ((tmp_path, f"did you mean {copy_of}?"), (copy_of, "has version 1 of its format")):
         assert run(["renew", str(folder)]) == 2
         assert why in capsys.readouterr().err

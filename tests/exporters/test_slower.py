@@ -15,22 +15,31 @@ from exports import edit_manifest
 from head_sizes import refused
 from torch.nn import functional
 
+from evo.exporters._module import _processor
 from evo.ready.__main__ import _build
 from evo.ready._shipped import _variant
 
+HERE = _processor.model()
 SLOWER = {"ratio": 1.25, "ratio_low": 1.2, "ratio_high": 1.3}
 TIE = {"ratio": 1.02, "ratio_low": 0.99, "ratio_high": 1.05}
 
 
-def timed(figures: dict[str, float], variants: tuple[int, ...] = (0,), disturbed: float = 0.0) -> Any:
+def timed(
+    figures: dict[str, float],
+    variants: tuple[int, ...] = (0,),
+    *,
+    disturbed: float = 0.0,
+    stage: str = "final",
+    device: str = HERE,
+) -> Any:
     """A change to a manifest: what the finals of these variants said. Hot figures, which do not count, say otherwise."""
 
     def change(manifest: dict[str, Any]) -> None:
-        common = {"stage": "final", "contender": "candidate", "median_us": 2.0, "clocks": {"disturbed": disturbed}}
+        common = {"stage": stage, "contender": "candidate", "median_us": 2.0, "clocks": {"disturbed": disturbed}}
         hot = {**common, "protocol": "hot", "ratio": 0.5, "ratio_low": 0.4, "ratio_high": 0.6}
         for index in variants:
             timing = {**common, "protocol": "final", **figures}
-            manifest["variants"][index]["record"] = {"device": "a device", "timings": [hot, timing]}
+            manifest["variants"][index]["record"] = {"device": device, "timings": [hot, timing]}
 
     return change
 
@@ -50,7 +59,7 @@ def test_a_slower_variant_is_left_to_pytorch_unless_asked_for(copy_of: Path, use
     edit_manifest(copy_of, timed(SLOWER))
     module = use(copy_of)
     near, far = ways(module, 100, 1000)
-    assert near.startswith("PyTorch: measured to be faster at 64x96 on a device, where a variant has 0.80 times its speed; ")
+    assert near.startswith(f"PyTorch: measured to be faster at 64x96 on {HERE}, where a variant has 0.80 times its speed; ")
     assert "also_serve(slower=True)" in near
     assert far.startswith("variant 1 ")
     module.also_serve(slower=True)
@@ -67,9 +76,25 @@ def test_a_tie_and_what_is_not_known_are_no_reason(copy_of: Path, use: Importer,
     assert ways(use(copy_of), 96)[0].startswith("variant 0 ")
 
 
-def test_a_disturbed_time_is_no_reason(copy_of: Path, use: Importer) -> None:
-    edit_manifest(copy_of, timed(SLOWER, disturbed=4.0))
+@pytest.mark.parametrize("how", [{"disturbed": 4.0}, {"stage": "search"}, {"device": "another CPU"}])
+def test_only_an_undisturbed_final_on_such_a_device_is_a_reason(copy_of: Path, use: Importer, how: dict[str, Any]) -> None:
+    edit_manifest(copy_of, timed(SLOWER, **how))
     assert ways(use(copy_of), 96)[0].startswith("variant 0 ")
+
+
+def test_what_is_far_away_is_another_matter(copy_of: Path, use: Importer) -> None:
+    edit_manifest(copy_of, timed(SLOWER, variants=(0, 1)))
+    module = use(copy_of)
+    for rows, way in ((4, "PyTorch: measured"), (1024, "PyTorch: measured"), (3, "variant 0 "), (1025, "variant 0 ")):
+        assert module.explain(torch.randn(rows, 96), (96,)).startswith(way), rows
+
+
+def test_figures_that_are_missing_are_no_reason(copy_of: Path, use: Importer) -> None:
+    edit_manifest(copy_of, timed(SLOWER))
+    edit_manifest(copy_of, lambda m: m["variants"][0]["record"]["timings"][1].update(clocks=None))
+    edit_manifest(copy_of, lambda m: m["variants"][0]["record"]["timings"].insert(0, {"stage": "final"}))
+    assert ways(use(copy_of), 96)[0].startswith("PyTorch: measured")
+    edit_manifest(copy_of, lambda m: m["variants"][0]["record"]["timings"].pop())
 
 
 def test_what_is_compiled_for_another_architecture_was_not_measured_there(copy_of: Path, use: Importer) -> None:
@@ -118,4 +143,4 @@ def test_what_is_shipped_tells_what_is_left(copy_of: Path) -> None:
     record = json.loads((copy_of / "manifest.json").read_text())["variants"][0]
     variant = _variant(record)
     assert (round(variant.speedup, 2), variant.slower) == (0.8, True)
-    assert _build(variant).endswith("(0.80 times PyTorch's speed on a device, so left to it)")
+    assert _build(variant).endswith("(0.80 times PyTorch's speed on " + HERE + ", so left to it)")

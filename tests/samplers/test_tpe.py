@@ -42,6 +42,16 @@ def test_given_points_come_first_and_once(sampler: SamplerFactory) -> None:
     assert all(not p.parents for p in proposals[: len(expected)])
 
 
+@pytest.mark.parametrize("sampler", [TPE, EVOLUTION])
+def test_given_points_take_no_random_ones_place(sampler: SamplerFactory) -> None:
+    space, rng = tiled_space(), random.Random(3)
+    given = space.starting([space.sample(rng) for _ in range(20)])
+    proposals, _ = play(sampler(given, 1, {}), outcome, 60)
+    operators = [p.operator for p in proposals]
+    assert operators.count("start") >= 15
+    assert operators.count("random") >= 4
+
+
 def test_it_finds_better_points_than_chance() -> None:
     seeds = range(3)
     tpe = [best_score(play(TPE(tiled_space(), s, {}), outcome, 100, window=4)[1]) for s in seeds]

@@ -158,6 +158,18 @@ def test_a_replay_makes_the_calls_in_order_and_keeps_what_they_return() -> None:
     replay.close()
 
 
+def test_one_call_that_is_repeated_finds_the_memory_of_its_result_again() -> None:
+    places = set()
+
+    def call() -> torch.Tensor:
+        made = torch.full((1 << 12,), 1.0)
+        places.add(made.data_ptr())
+        return made
+
+    CPU.open().record([call] * 40).run_us()
+    assert len(places) <= 2
+
+
 def test_an_estimate_is_the_mean_of_two_calls_after_one_that_does_not_count() -> None:
     naps = iter([0.0, 0.02, 0.04])
     assert CPU.open().estimate_us(lambda: time.sleep(next(naps))) >= 30e3

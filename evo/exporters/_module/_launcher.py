@@ -43,7 +43,7 @@ from typing import Any
 import torch
 
 from . import _cpu, _cuda
-from ._choice import builds_of_nearest, in_order, is_own
+from ._choice import builds_of_nearest, in_order, is_near, tells_of
 from ._tensors import addresses
 from ._trial import Call, OneVariant, Table, Trial, apart, first_fault
 from ._untuned import Pending, Untuned
@@ -230,9 +230,10 @@ class Dispatch(Table):
         variant: Variant
         try:
             found = self._candidates(device, name, sizes)
-            variant, loaded = self._load_first(builds_of_nearest(found, sizes, device), device)
-            if variant.slower and not self._slower and self._only is None and is_own(variant.arch, device):
-                raise Unavailable(f"{variant.slower}; also_serve(slower=True) has variants serve nevertheless")
+            builds = builds_of_nearest(found, sizes, device)
+            if reason := self._left(builds[0], sizes, device):
+                raise Unavailable(reason)
+            variant, loaded = self._load_first(builds, device)
         except _NotTuned as reason:
             variant, loaded = self._compiled_for(device, name, sizes, reason)
         if isinstance(loaded, _cuda.Function):
@@ -241,6 +242,14 @@ class Dispatch(Table):
             # OpenMP's threads do not survive a fork, and its runtimes wait for them for ever.
             raise Unavailable("this process was forked; torch.set_num_threads(1) lets it use CPU variants")
         return _cpu.CpuCall(variant, loaded, sizes)
+
+    def _left(self, nearest: Variant, sizes: dict[str, int], device: int) -> str:
+        """Why a problem is PyTorch's although the nearest variant would serve it; empty if it is not."""
+        if self._slower or self._only is not None or not tells_of(nearest.record, device):
+            return ""
+        if not (is_near(nearest.sizes, sizes) and nearest.slower):
+            return ""
+        return f"{nearest.slower}; also_serve(slower=True) has variants serve nevertheless"
 
     def _candidates(self, device: int, dtype: str, sizes: dict[str, int]) -> list[Variant]:
         """Variants that are right for a problem. Raises Unavailable, saying what they lack, if there are none."""
