@@ -71,6 +71,8 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     packages = load_all(options.package)
+    for package in packages:
+        package.serve_all()
     problems = [(p, i) for p in packages for i in tuned(p) if wanted(p, i, options.workload)]
     if not problems:
         raise SystemExit(f"no variant's workload contains {' or '.join(map(repr, options.workload))}")
@@ -241,6 +243,7 @@ def fresh(package: Package, index: int, cache: str | None) -> dict[str, float]:
 def first_calls(parent: str, name: str, index: int) -> dict[str, float]:
     """Seconds until the result is there, on a device that has been used: it made the arguments."""
     package = load(Path(parent) / name)
+    package.serve_all()
     place = place_of(package, index)
     own, theirs = getattr(package.module, package.function), getattr(torch.nn.functional, package.function)
     with torch.inference_mode():

@@ -127,6 +127,7 @@ def judge_huggingface(folder: Path, winners: list[CandidateRecord]) -> Verdicts:
 
     found = []
     loaded = kernels.get_local_kernel(folder)
+    loaded.also_serve(slower=True)  # what is asked is whether variants run there, not whether they pay
     for winner in winners:
         layer, model, call, arguments = subject(winner)
         place = winner.target

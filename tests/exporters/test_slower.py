@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from conftest import Importer
-from exports import edit_manifest
+from exports import edit_manifest, request_for
 from head_sizes import refused
 from torch.nn import functional
 
 from evo.exporters._module import _processor
+from evo.exporters.module import ModuleExporter
 from evo.ready.__main__ import _build
 from evo.ready._shipped import _variant
 
@@ -144,3 +146,29 @@ def test_what_is_shipped_tells_what_is_left(copy_of: Path) -> None:
     variant = _variant(record)
     assert (round(variant.speedup, 2), variant.slower) == (0.8, True)
     assert _build(variant).endswith("(0.80 times PyTorch's speed on " + HERE + ", so left to it)")
+
+
+@pytest.fixture
+def for_gpus(tmp_path: Path) -> Path:
+    """Compiled here, and loaded nowhere: measured on sm_90, and built from that for sm_89."""
+    out = tmp_path / "layernorm_for_gpus"
+    request = request_for("cuda", "sm_90", out, "rows=64,cols=1024,dtype=float16")
+    ModuleExporter().export_together([replace(request, builds=("sm_90", "sm_89"))])
+    return out
+
+
+@pytest.mark.parametrize(("capability", "left"), [((9, 0), True), ((8, 9), False), ((8, 6), False)])
+def test_on_a_gpu_its_own_architectures_figures_count(
+    for_gpus: Path, use: Importer, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], left: bool
+) -> None:
+    edit_manifest(for_gpus, timed(SLOWER, variants=(0, 1), device="another GPU"))
+    dispatch = use(for_gpus).frontend.DISPATCH
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=0: capability)
+    for variant in dispatch._variants:
+        of_this_gpu = variant.arch == f"sm_{capability[0]}{capability[1]}"
+        assert bool(dispatch._left(variant, {"rows": 64, "cols": 1024}, 0)) == (left and of_this_gpu)
+    key = (0, torch.float16, 64, 1024)
+    if left:
+        assert "measured to be faster at 64x1024 on another GPU" in dispatch[key]
+        dispatch.serve_slower(True)
+    assert "measured to be faster" not in dispatch[key]  # what it says here is that no GPU is there to load it
