@@ -23,6 +23,7 @@ from evo.exporters import Combining, ExportRequest
 from evo.exporters._building import BuiltVariant, build_variants, check_parts
 from evo.exporters._folder import MANIFEST, file_digests, publish
 from evo.exporters._manifest import manifest_record, to_json
+from evo.exporters._module._variant import slower
 from evo.exporters._untuned import add_untuned
 from evo.kernel import FRONTEND_FILE, Kernel, load_kernel
 
@@ -86,6 +87,9 @@ class ModuleExporter:
         for m in manifest["left_out"]:
             told = f"neither {m['candidate']} nor another candidate of its run can be ({m['reason']})"
             archs.setdefault(f"{m['workload']}: nothing is built for ARCHS, {told}", []).append(m["arch"])
+        for v in manifest["variants"]:
+            if reason := slower(v) if v["standing"] == "measured" else "":
+                archs.setdefault(f"{v['workload']['key']}: left to PyTorch on ARCHS ({reason})", []).append(v["arch"])
         return [remark.replace("ARCHS", " and ".join(among)) for remark, among in archs.items()]
 
 

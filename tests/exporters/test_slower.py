@@ -172,3 +172,10 @@ def test_on_a_gpu_its_own_architectures_figures_count(
         assert "measured to be faster at 64x1024 on another GPU" in dispatch[key]
         dispatch.serve_slower(True)
     assert "measured to be faster" not in dispatch[key]  # what it says here is that no GPU is there to load it
+
+
+def test_the_export_says_what_is_left(copy_of: Path) -> None:
+    edit_manifest(copy_of, timed(SLOWER))
+    [remark] = ModuleExporter().remarks(copy_of)
+    assert remark.startswith("rows=64,cols=96,dtype=float32,")
+    assert f": left to PyTorch on native (measured to be faster at 64x96 on {HERE}, where a variant has 0.80" in remark
