@@ -8,10 +8,24 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from evo.lineage import Lineage
 
+
+def _version_of_checkout() -> str:
+    """What pyproject.toml beside the package says."""
+    import tomllib
+    from pathlib import Path
+
+    try:
+        with (Path(__file__).parent.parent / "pyproject.toml").open("rb") as file:
+            project = tomllib.load(file)["project"]
+    except (OSError, ValueError, KeyError):
+        return "0+unknown"
+    return f"{project['version']}+checkout" if project.get("name") == "evo-kernels" else "0+unknown"
+
+
 try:
     __version__ = version("evo-kernels")
 except PackageNotFoundError:  # imported from a checkout that was never installed
-    __version__ = "0+unknown"
+    __version__ = _version_of_checkout()
 
 __all__ = ["Lineage", "__version__"]
 
