@@ -256,8 +256,9 @@ class Gate:
         memory = trial.memory
         memory.bytes.copy_(trial.image.bytes)
         memory.write(prepared.trials[2].inputs)
-        self._hazards.write_late(memory.before_outputs, trial.image.before_outputs)
-        loaded(argument_values(self._kernel, prepared.case.workload, memory.inputs, memory.outputs), launch)
+        values = argument_values(self._kernel, prepared.case.workload, memory.inputs, memory.outputs)
+        with self._hazards.write_late(memory.before_outputs, trial.image.before_outputs):
+            loaded(values, launch)
         self._session.await_launch(self.launch_limit_s)
         if all(same(memory.outputs[n], o) for n, o in first.items()):
             return ""

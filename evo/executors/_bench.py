@@ -244,8 +244,8 @@ class Bench:
         image = memory.before_outputs.clone()
         witness.versions[0].apply(memory)
         self.data.arena.wipe(witness.index, witness.index + 1, self._random.getrandbits(63))
-        hazards.write_late(memory.before_outputs, image)
-        call()
+        with hazards.write_late(memory.before_outputs, image):
+            call()
         self._session.synchronize()
         if all(same(memory.outputs[n], o) for n, o in right.items()):
             return ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
@@ -67,9 +68,9 @@ class Hazards(Protocol):
         """Fills with `byte` what a launch finds uncleared on the chip: shared memory."""
         ...
 
-    def write_late(self, to: torch.Tensor, source: torch.Tensor) -> None:
-        """Enqueues a kernel that has the next programmatic launch start at once, then takes its time, and then copies
-        `source` to `to`: uint8, of one size, at multiples of 16 bytes."""
+    def write_late(self, to: torch.Tensor, source: torch.Tensor) -> AbstractContextManager[None]:
+        """Enqueues a kernel that has the next programmatic launch, made within, start at once, then gives it time, and
+        then copies `source` to `to`: uint8, of one size, at multiples of 16 bytes. Raises LaunchError."""
         ...
 
 

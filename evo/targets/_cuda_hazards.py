@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,8 +18,11 @@ if TYPE_CHECKING:
 
 __all__ = ["SOURCE", "CudaHazards"]
 
-_DELAY_CLOCKS = 200_000
-"""About 100 us: longer than the host takes to launch the candidate behind it."""
+_NAPS = 64
+"""Of a microsecond or so, from the candidate's launch on: its blocks start, and read what they do not wait for."""
+
+_MOST_NAPS = 1 << 20
+"""A host that is gone does not keep the GPU waiting: about a second."""
 
 _THREADS = 256
 """Few, and without shared memory: blocks of the candidate must fit beside one of these on every multiprocessor."""
@@ -31,12 +36,20 @@ extern "C" __global__ void __launch_bounds__(1024) scrub(long long word, long lo
 }
 
 // Lets the next kernel start before this one has done anything, as far as that kernel asks for it.
-// CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization".
-extern "C" __global__ void write_late(longlong2* to, const longlong2* from, long long count, long long clocks) {
+// CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization". The host says when that kernel is
+// launched; from then on naps are counted, and not the time: where others share the GPU, that also passes while none of
+// this context's kernels can start.
+extern "C" __global__ void write_late(
+    longlong2* to, const longlong2* from, long long count, const volatile int* launched, long long naps, long long most
+) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");
 #endif
-    for (const long long begin = clock64(); clock64() < begin + clocks;) {}
+    if (threadIdx.x == 0) {
+        for (long long i = 0; i < most && !*launched; ++i) __nanosleep(1000);
+        for (long long i = 0; i < naps; ++i) __nanosleep(1000);
+    }
+    __syncthreads();
     for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x)
         to[i] = from[i];
 }
@@ -51,6 +64,8 @@ class CudaHazards:
         self._multiprocessors = session.limits.multiprocessors
         self._smem_bytes = session.limits.smem_bytes_per_block // 8 * 8
         self._scrub, self._write_late = (self._load(session, entry) for entry in ("scrub", "write_late"))
+        self._launched = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+        self._session = session
 
     @staticmethod
     def _load(session: Session, entry: str) -> Loaded:
@@ -63,8 +78,15 @@ class CudaHazards:
         launch = Launch(grid=grid, block=(1024, 1, 1), smem_bytes=self._smem_bytes)
         self._scrub((word, self._smem_bytes // 8), launch)
 
-    def write_late(self, to: torch.Tensor, source: torch.Tensor) -> None:
+    @contextmanager
+    def write_late(self, to: torch.Tensor, source: torch.Tensor) -> Iterator[None]:
         count = to.nbytes // 16
         blocks = min(self._multiprocessors, -(-count // _THREADS))
         launch = Launch(grid=(blocks, 1, 1), block=(_THREADS, 1, 1))
-        self._write_late((to, source, count, _DELAY_CLOCKS), launch)
+        self._session.synchronize()  # the last one has seen its signal
+        self._launched.zero_()
+        self._write_late((to, source, count, self._launched.data_ptr(), _NAPS, _MOST_NAPS), launch)
+        try:
+            yield
+        finally:
+            self._launched.fill_(1)

@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 
@@ -267,8 +268,10 @@ class LateWriter:
     def __init__(self) -> None:
         self.written: list[Callable[[], object]] = []
 
-    def write_late(self, to: torch.Tensor, source: torch.Tensor) -> None:
+    @contextmanager
+    def write_late(self, to: torch.Tensor, source: torch.Tensor) -> Iterator[None]:
         self.written.append(lambda: to.copy_(source))
+        yield
 
 
 @pytest.mark.parametrize("waits", [True, False])

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -269,12 +270,12 @@ def test_what_replayed_calls_return_is_kept_until_the_replay_is_closed(session: 
     x = torch.randn(1 << 20, device="cuda")
     made: list[int] = []
 
-    def call() -> torch.Tensor:
-        out = x * 2
+    def call(by: int) -> torch.Tensor:
+        out = x * by
         made.append(out.data_ptr())
         return out
 
-    replay = session.record([call] * 4)
+    replay = session.record([partial(call, by) for by in range(4)])
     assert len(set(made[-4:])) == 4  # each output has memory of its own
     held = torch.cuda.memory_allocated()
     gc.collect()
@@ -282,6 +283,24 @@ def test_what_replayed_calls_return_is_kept_until_the_replay_is_closed(session: 
     replay.run_us()
     replay.close()
     assert torch.cuda.memory_allocated() <= held - 4 * x.nbytes
+
+
+def test_one_call_that_is_repeated_finds_the_memory_of_its_result_again(session: CudaSession) -> None:
+    x = torch.randn(1 << 20, device="cuda")
+    made: list[int] = []
+
+    def call() -> torch.Tensor:
+        out = x * 2
+        made.append(out.data_ptr())
+        return out
+
+    before = torch.cuda.memory_allocated()
+    replay = session.record([call] * 4)
+    assert len(set(made[-4:])) == 1
+    assert torch.cuda.memory_allocated() >= before + x.nbytes  # nobody else is given what the graph writes to
+    replay.run_us()
+    replay.close()
+    assert torch.cuda.memory_allocated() == before
 
 
 def test_a_replay_is_timed_on_the_gpu_from_node_to_node(session: CudaSession) -> None:
