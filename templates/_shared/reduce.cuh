@@ -1,5 +1,6 @@
 // Reductions over the threads that share a row: part of a warp, a warp, warps of a block, blocks of a cluster.
 #pragma once
+#include "_shared/cluster.cuh"
 
 // What is reduced. merge(a, b) combines two partial results; exchange(a, distance, mask) fetches the partner's; put and
 // get move one to and from WORDS floats of shared memory, pairs as one word of 8 bytes.
@@ -107,10 +108,6 @@ __device__ __forceinline__ M reduce_warps(M m, float* partial, int lane, int id)
     return m;
 }
 
-__device__ __forceinline__ void cluster_barrier() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
 // Same over the blocks of a cluster (sm_90): each warp writes its result into every block's `partial`
 // (BLOCKS * THREADS / 32 <= 32 entries), one cluster barrier, then every warp reduces all entries.
 template <int THREADS, int BLOCKS, class M>
@@ -118,14 +115,12 @@ __device__ __forceinline__ M reduce_cluster(M m, float* partial, int thread, int
     constexpr int WARPS = THREADS / 32, ENTRIES = WARPS * BLOCKS, WIDTH = power_of_two_from(ENTRIES);
     const int lane = thread % 32;
     if (lane < BLOCKS) {
-        unsigned remote;
         const unsigned local = (unsigned)__cvta_generic_to_shared(partial + (rank * WARPS + thread / 32) * M::WORDS);
-        asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(local), "r"(lane));
+        const unsigned remote = address_in_block(local, lane);
         alignas(8) float words[M::WORDS];
         m.put(words);
         #pragma unroll
-        for (int i = 0; i < M::WORDS; ++i)
-            asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(remote + 4 * i), "f"(words[i]) : "memory");
+        for (int i = 0; i < M::WORDS; ++i) store_in_cluster(remote + 4 * i, words[i]);
     }
     cluster_barrier();
     m = lane % WIDTH < ENTRIES ? m.get(partial + lane % WIDTH * M::WORDS) : M::nothing();

@@ -20,6 +20,7 @@ INACTIVE: dict[str, Value] = {
     "v_wait": "early",
     "first_copies": "few",
     "k_parts": 1,
+    "split_kv": 1,
     "mask": "inside",
     "unroll": 0,
 }
@@ -47,6 +48,9 @@ def shape_of(point: Mapping[str, Value], head_dim: int) -> Shape:
     block_m, keys = rows * p["warps_m"], p["block_n"] // p["warps_n"]
     pitch = head_dim * _ELEMENT + (16 if p["layout"] == "padding" else 0)
     smem = (block_m + p["block_n"] * (p["k_stages"] + p["v_stages"])) * pitch
+    if p["split_kv"] > 1:  # what the other blocks of a cluster send: maxima, sums and a share of every row
+        others = p["split_kv"] - 1
+        smem += others * block_m * (head_dim // p["split_kv"] + 2) * _FLOAT
     if p["warps_n"] > 1:
         smem = max(smem, p["warps_n"] * block_m * (head_dim + 2) * _FLOAT)
     scores = keys // 2  # a tile of 16 rows takes so many registers
@@ -70,6 +74,7 @@ def plan(point: Mapping[str, Value], workload: Workload) -> LaunchPlan:
         axes=not persistent,
         blocks_per_multiprocessor=p["min_blocks"] if persistent else None,
         smem_bytes=shape.smem_bytes,
+        cluster=p["split_kv"],
         alignment=16,
         programmatic=p["launch"] == "programmatic",
     )

@@ -11,7 +11,7 @@ from .cuda_shape import INACTIVE, Shape, shape_of
 
 __all__ = ["space"]
 
-_PROGRAMMATIC_LAUNCH = 90
+_CLUSTERS_AND_PROGRAMMATIC_LAUNCH = 90
 _MORE_REGISTERS = 32
 """For addresses, loops and a fragment or two."""
 
@@ -20,6 +20,14 @@ _MOST_PRODUCTS = 512
 
 
 def _parameters(limits: Limits) -> tuple[Parameter, ...]:
+    clusters = limits.capability >= _CLUSTERS_AND_PROGRAMMATIC_LAUNCH
+    split = Ordinal(
+        name="split_kv",
+        values=(1, 2, 4),
+        structural=True,
+        when=(When(parameter="warps_n", values=(1,)), When(parameter="grid", values=("tiles",))),
+        why="blocks of more rows that read fewer keys each, and merge",
+    )
     found: list[Parameter] = [
         Ordinal(name="warps_m", values=(1, 2, 4, 8), why="more rows share a tile of keys, fewer fill a small grid"),
         Ordinal(name="m_tiles", values=(1, 2), structural=True, why="a fragment of k or v feeds as many products"),
@@ -101,16 +109,20 @@ def _parameters(limits: Limits) -> tuple[Parameter, ...]:
             structural=True,
             why="blocks that start late against a division",
         ),
+        *((split,) if clusters else ()),
         Categorical(name="order", values=("rows", "heads"), why="keys shared in L2 against an even end"),
         Categorical(
             name="epilogue",
             values=("direct", "shared"),
-            when=(When(parameter="warps_n", values=(1,)),),
+            when=(
+                When(parameter="warps_n", values=(1,)),
+                *((When(parameter="split_kv", values=(1,)),) if clusters else ()),
+            ),
             why="whole chunks against a detour",
         ),
         Ordinal(name="min_blocks", values=(0, 1, 2, 3, 4), why="caps registers so that so many blocks fit an SM"),
     ]
-    if limits.capability >= _PROGRAMMATIC_LAUNCH:
+    if clusters:
         found.append(
             Categorical(
                 name="launch",
@@ -144,6 +156,11 @@ def _constraints(workload: Workload, limits: Limits) -> tuple[Constraint, ...]:
             "whole_shares",
             lambda p, s: head_dim // 8 % p["warps_n"] == 0,
             "every column of warps merges the same share of a row",
+        ),
+        rule(
+            "whole_cluster_shares",
+            lambda p, s: head_dim // 8 % p["split_kv"] == 0,
+            "every block of a cluster merges the same share of a row",
         ),
         rule("block_threads", lambda p, s: s.threads <= 512, "a block has at most 512 threads"),
         rule(
@@ -245,7 +262,7 @@ def space(workload: Workload, limits: Limits) -> Space:
     parameters = _parameters(limits)
     default = _default(workload.dim("head_dim"))
     if any(p.name == "launch" for p in parameters):
-        default["launch"] = "plain"
+        default |= {"split_kv": 1, "launch": "plain"}
     return Space(
         parameters=parameters, constraints=_constraints(workload, limits), default=default
     )

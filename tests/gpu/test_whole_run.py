@@ -58,3 +58,11 @@ def test_every_structural_branch_passes_the_gate(
     assert len(record["branches"]) > 100
     failed = [(b["workload"], b["changes"], b["log"]) for b in record["branches"] if b["gate"] != "ok"]
     assert not failed, f"seed {record['seed']}: {failed}"
+
+
+def test_every_peer_that_runs_here_can_be_raced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also one that PyTorch compiles while the race is held."""
+    more = ["--workload", WORKLOADS["attention"], "--against", "flex,math", "--db", str(tmp_path / "lineage.db")]
+    record = run_json(capsys, "bench", "attention", "--target", "cuda", *more)
+    (workload,) = record["workloads"]
+    assert {"torch", "flex", "math", "default"} <= {t["contender"] for t in workload["timings"]}
