@@ -24,7 +24,7 @@ __all__: list[str] = []
 def _become_server() -> None:
     server, command = os.getpid(), os.getppid()
     discard_output()
-    # A baseline that PyTorch compiles is compiled in its own process: others that it started would be taken for a candidate's.
+    # A baseline that PyTorch compiles is compiled in its own process: others would be taken for a candidate's.
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     warnings.filterwarnings("ignore", message="forkserver: waitpid returned unexpected pid")  # an orphan has ended
     adopt_orphans()
