@@ -23,10 +23,10 @@ def _parameters(limits: Limits) -> tuple[Parameter, ...]:
     clusters = limits.capability >= _CLUSTERS_AND_PROGRAMMATIC_LAUNCH
     split = Ordinal(
         name="split_kv",
-        values=(1, 2, 4),
+        values=(1, 2, 4, 8),
         structural=True,
         when=(When(parameter="warps_n", values=(1,)), When(parameter="grid", values=("tiles",))),
-        why="blocks of more rows that read fewer keys each, and merge",
+        why="blocks that read a part of the keys each, where there are few rows for them, and merge",
     )
     found: list[Parameter] = [
         Ordinal(name="warps_m", values=(1, 2, 4, 8), why="more rows share a tile of keys, fewer fill a small grid"),
