@@ -23,10 +23,10 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    for item in items:  # what takes a minute to set up is set up once, not by every worker
-        for fixture in _DEAR_FIXTURES & set(getattr(item, "fixturenames", ())):
-            item.add_marker(pytest.mark.xdist_group(f"{item.path.name} {fixture}"))
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    for item in items:  # what takes a minute to set up is set up once, not by every worker
+        for fixture in () if item in on_gpu else _DEAR_FIXTURES & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.xdist_group(f"{item.path.name} {fixture}"))
     if not on_gpu:
         return
     try:
@@ -36,5 +36,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             raise
         for item in on_gpu:
             item.add_marker(pytest.mark.skip(reason=str(error)))
-    for item in on_gpu:  # one worker after another: a GPU's memory is not divided among processes
+    for item in on_gpu:  # one worker has the GPU: its memory is not divided, and what others do there shows
         item.add_marker(pytest.mark.xdist_group("gpu"))

@@ -5,21 +5,25 @@ from __future__ import annotations
 import statistics
 import threading
 from collections import deque
+from collections.abc import Callable
 
 __all__ = ["Pace"]
 
 _FACTOR = 20.0
 """A candidate that takes this many times the median of those that passed is not worth waiting for."""
 
+_CROWDED = 10.0
+"""So many times its usual floor the least limit is where others are in the way."""
+
 _REMEMBERED = 64
 
 
 class Pace:
     """Before anything is known the limit is `ceiling_s`; never is it less than `floor_s`, for the machine may be
-    busy. Safe to use from several threads."""
+    busy, or less than a multiple of that while it is `crowded`. Safe to use from several threads."""
 
-    def __init__(self, *, floor_s: float, ceiling_s: float) -> None:
-        self._floor_s, self._ceiling_s = min(floor_s, ceiling_s), ceiling_s
+    def __init__(self, *, floor_s: float, ceiling_s: float, crowded: Callable[[], bool] | None = None) -> None:
+        self._floor_s, self._ceiling_s, self._crowded = floor_s, ceiling_s, crowded
         self._seconds: deque[float] = deque(maxlen=_REMEMBERED)
         self._lock = threading.Lock()
 
@@ -32,4 +36,6 @@ class Pace:
         with self._lock:
             if not self._seconds:
                 return self._ceiling_s
-            return min(self._ceiling_s, max(self._floor_s, _FACTOR * statistics.median(self._seconds)))
+            usual_s = statistics.median(self._seconds)
+        floor_s = self._floor_s * (_CROWDED if self._crowded is not None and self._crowded() else 1.0)
+        return min(self._ceiling_s, max(floor_s, _FACTOR * usual_s))

@@ -26,6 +26,7 @@ from evo.executors._device_tasks import SetUp
 from evo.executors._lane import Job, Lane, deliver
 from evo.executors._limits import SCRATCH
 from evo.executors._pace import Pace
+from evo.executors._presence import Presence
 from evo.executors._server import start_server, worker_context
 from evo.executors._stage import Stage
 from evo.executors._worker import Worker
@@ -65,6 +66,8 @@ class LocalExecutor:
         self._closed = False
         self._changed = threading.Condition()
         self._announced: set[SetUp] = set()
+        # Processes that share cores are given time when they were not given cores; a GPU does not tell.
+        self._presence = None if self._turns else Presence(f"{target}-{config.device_index}")
         self._gate = self._stage(spares=0 if self._turns else _SPARES, timed=False)
         self._timer = self._stage(spares=0, timed=True)
         self._timings = Lane("evo-timing")
@@ -189,7 +192,8 @@ class LocalExecutor:
             floor_s = self._config.gate_floor_s  # a launch may take all of what is asked for
         elif stage != "timing":
             floor_s = _GATE_FLOOR_S[self._turns] * (_LAUNCH_SHARE if stage == "launch" else 1.0)
-        fresh = Pace(floor_s=floor_s, ceiling_s=self._config.measure_timeout_s)
+        crowded = self._presence.others if self._presence is not None and stage != "timing" else None
+        fresh = Pace(floor_s=floor_s, ceiling_s=self._config.measure_timeout_s, crowded=crowded)
         return self._paces.setdefault((request.kernel, request.workload, stage), fresh)
 
     def _enqueue(self, run: Callable[[], None], future: Future[_T]) -> Future[_T]:
@@ -254,4 +258,6 @@ class LocalExecutor:
         self._timings.join()
         for stage in (self._gate, self._timer):
             stage.close()
+        if self._presence is not None:
+            self._presence.close()
         shutil.rmtree(self._scratch, ignore_errors=True)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from evo.evaluation import Status
 from evo.executors._faults import classify, exit_status, exit_text, ran_out_of_memory
 from evo.executors._pace import Pace
+from evo.executors._presence import Presence
 
 
 @pytest.mark.parametrize(
@@ -69,3 +73,32 @@ def test_a_limit_follows_the_median_between_its_floor_and_its_ceiling() -> None:
     for _ in range(9):
         pace.note(9)
     assert pace.limit_s() == 30
+
+
+def test_the_floor_of_a_limit_is_higher_while_others_are_in_the_way() -> None:
+    crowd = [True]
+    pace = Pace(floor_s=0.1, ceiling_s=30, crowded=lambda: bool(crowd))
+    assert pace.limit_s() == 30
+    pace.note(0.001)
+    assert pace.limit_s() == pytest.approx(1)
+    crowd.clear()
+    assert pace.limit_s() == pytest.approx(0.1)
+
+
+def test_a_command_knows_of_others_on_its_device_until_they_end_however_they_do(tmp_path: Path) -> None:
+    mine, other = Presence("cuda-0", tmp_path), Presence("cuda-0", tmp_path)
+    assert mine.others()
+    assert other.others()
+    other.close()
+    assert not mine.others()
+    code = "import sys, time; from pathlib import Path; from evo.executors._presence import Presence;"
+    code += " kept = Presence('cuda-0', Path(sys.argv[1])); print('here', flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as killed:
+        assert killed.stdout is not None
+        assert killed.stdout.readline() == "here\n"
+        assert mine.others()
+        killed.kill()
+        killed.wait()
+    assert not mine.others()
+    assert len(list(tmp_path.iterdir())) == 1  # its own
+    mine.close()
