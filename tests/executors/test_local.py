@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 import pytest
@@ -20,6 +21,8 @@ from evo.executors.local import LocalExecutor
 from evo.genome import Genome
 from evo.kernel import Workload
 from tests.toy_kernel import TEMPLATE, write_kernel
+
+T = TypeVar("T")
 
 MODES = (
     "honest",
@@ -64,11 +67,13 @@ def descendants() -> list[psutil.Process]:
     return found
 
 
-def wait_until(happened: Callable[[], object], what: str) -> None:
+def wait_until(happened: Callable[[], T], what: str) -> T:
+    """What it is that has happened: asked once more, it may have passed."""
     deadline = time.monotonic() + PATIENCE_S
-    while not happened():
+    while not (found := happened()):
         assert time.monotonic() < deadline, f"not within {PATIENCE_S:g} s: {what}"
         time.sleep(0.02)
+    return found
 
 
 def compilers() -> list[psutil.Process]:
@@ -306,12 +311,14 @@ def test_a_builder_that_is_killed_is_replaced_and_the_build_made_again(
     executor: LocalExecutor, kernel: Path
 ) -> None:
     future = executor.build(build_request(kernel, "compile_bomb"))
-    wait_until(compiling_builder, "a compiler runs")
-    first = compiling_builder()
+    first = wait_until(compiling_builder, "a compiler runs")
     assert first is not None
     first.kill()
-    wait_until(lambda: compiling_builder() not in (None, first), "another builder compiles")
-    second = compiling_builder()
+
+    def another() -> psutil.Process | None:
+        return None if (builder := compiling_builder()) == first else builder
+
+    second = wait_until(another, "another builder compiles")
     assert second is not None
     second.kill()
     build = future.result(PATIENCE_S)
