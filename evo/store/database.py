@@ -6,11 +6,13 @@ import json
 import os
 import re
 import sqlite3
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event, make_url
+from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
 from evo.errors import StoreError
@@ -194,6 +196,14 @@ def _connect_server(location: Location, *, write: bool) -> Engine:
         ) from error
     except (ArgumentError, TypeError) as error:  # a driver's word on the URL's options
         raise StoreError(f"{location} cannot be opened: {first_line(error)}") from error
+
+    @event.listens_for(engine, "connect")
+    def configure(connection: DBAPIConnection, record: object) -> None:
+        # A server that compiles queries (JIT) takes longer for that than for any of evo's.
+        with closing(connection.cursor()) as cursor:
+            cursor.execute("SET jit = off")
+        connection.commit()
+
     if write:
         return engine
     # A reader sees one state of the database through all the queries of a transaction, as on SQLite.

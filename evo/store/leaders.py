@@ -17,7 +17,7 @@ from evo.store.records import Best
 from evo.store.runs import resolve_run
 from evo.store.store import Store
 
-__all__ = ["best", "best_by_run", "best_of_runs", "last_refusals", "leader_key", "refused_in_finals"]
+__all__ = ["best", "best_by_run", "best_of_runs", "last_refusals", "leader_key", "refused_in_finals", "unrefused"]
 
 _c, _i, _r, _t = m.Candidate, m.Island, m.Run, m.Timing
 # Without the samples, which are most of a timing's bytes.
@@ -31,12 +31,17 @@ def last_refusals() -> ColumnElement[bool]:
     return and_(final.status.not_in(PASSED), final.round == newest)
 
 
+def unrefused() -> ColumnElement[bool]:
+    """Of `Candidate`: no final has refused it. Asked of one candidate after the other: few finals are looked at where few
+    candidates are, and all of them never."""
+    return ~select(m.Final.candidate_id).where(m.Final.candidate_id == _c.id, last_refusals()).correlate(_c).exists()
+
+
 def leader_key() -> ColumnElement[int | None]:
     """Key of an island's winner, or else of its candidate with the lowest score that no final has refused."""
-    refused = select(m.Final.candidate_id).where(last_refusals())
     lowest = (
         select(_c.id)
-        .where(_c.run_id == _i.run_id, _c.island == _i.number, _c.score.is_not(None), _c.id.not_in(refused))
+        .where(_c.run_id == _i.run_id, _c.island == _i.number, _c.score.is_not(None), unrefused())
         .order_by(_c.score, _c.id)
         .limit(1)
         .correlate(_i)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from sqlalchemy import select
 
 from evo.store import models as m
-from evo.store.leaders import last_refusals
+from evo.store.leaders import unrefused
 from evo.store.runs import resolve_run
 from evo.store.store import Store
 
@@ -21,11 +21,10 @@ def ranked(store: Store, run: str, island: int) -> Iterator[str]:
 
     Raises UnknownNameError.
     """
-    c, f = m.Candidate, m.Final
-    refused = select(f.candidate_id).where(last_refusals())
+    c = m.Candidate
     with store.reading() as connection:
         key = resolve_run(connection, run)
-    query = select(c.public_id).where(c.run_id == key, c.island == island, c.score.is_not(None), c.id.not_in(refused))
+    query = select(c.public_id).where(c.run_id == key, c.island == island, c.score.is_not(None), unrefused())
     query = query.order_by(c.score, c.id)
     for offset in range(0, 2**31, _PAGE):
         with store.reading() as connection:
