@@ -98,7 +98,10 @@ def _group(modules: tuple[str, ...]) -> Any:
             import_module(f"evo.cli.{module}").register(app)
     finally:
         gc.enable()
-    return typer.main.get_command(app)
+    group: Any = typer.main.get_command(app)
+    for command in group.commands.values():  # whole sentences in the list of commands: left to itself, it cuts them short
+        command.short_help = " ".join((command.help or "").partition("\n\n")[0].split())
+    return group
 
 
 # click's class, or that of the copy of click that newer versions of typer carry

@@ -83,6 +83,11 @@ def test_the_modules_of_one_model_are_replaced(module: ModuleType, monkeypatch: 
     assert not any(type(m) is module.LayerNorm for m in net.modules())
 
 
+def test_a_model_has_to_be_one(module: ModuleType) -> None:
+    with pytest.raises(TypeError, match=r"a model is a torch\.nn\.Module, got int"):
+        module.patch(5)
+
+
 def test_patches_end_in_any_order(module: ModuleType) -> None:
     before = functional.layer_norm
     first = module.patch()

@@ -17,6 +17,7 @@ class Patch:
     functions: what torch.nn.functional is to have under these names. For the whole process: modules of PyTorch and models
     that call torch.nn.functional.NAME meet them, in every thread; who has imported the function itself does not.
     classes: for the modules of `model` that are exactly of a class, the class they are to have.
+    Raises TypeError for a model that is none.
     """
 
     def __init__(
@@ -25,6 +26,8 @@ class Patch:
         model: torch.nn.Module | None = None,
         classes: Mapping[type, type] | None = None,
     ) -> None:
+        if model is not None and not isinstance(model, torch.nn.Module):
+            raise TypeError(f"a model is a torch.nn.Module, got {type(model).__name__}; without one, functions are patched")
         self._before = {name: getattr(torch.nn.functional, name) for name in functions or {}}
         self._after = dict(functions or {})
         for name, function in self._after.items():
