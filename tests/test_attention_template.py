@@ -19,7 +19,7 @@ from evo.gate import Gate
 from evo.genome import Genome
 from evo.kernel import Baseline, Tensors, Workload, load_kernel
 from evo.render import render
-from evo.space import Point
+from evo.space import Point, Value
 from evo.targets import find_target
 
 KERNEL = load_kernel("attention")
@@ -223,9 +223,54 @@ def test_an_exported_module_agrees_with_pytorch(tmp_path: Path) -> None:
     assert done.stdout.count("right: ") == 2, done.stdout
 
 
+ATTENTION_512 = "batch=2,heads=8,kv_heads=8,q_len=512,kv_len=512,head_dim=64,dtype=float16"
+
+
+def test_what_is_legal_on_ada_is_the_same_kernel_on_hopper() -> None:
+    kernel, target, rng = load_kernel("attention"), find_target("cuda"), random.Random(1)
+    workload = kernel.workload("cuda", ATTENTION_512)
+    ada, hopper = (kernel.space("cuda", workload, target.limits(arch)) for arch in ("sm_89", "sm_90"))
+    added = {"split_kv": 1, "launch": "plain"}
+    points = [p for p in (ada.sample(rng) for _ in range(2000)) if ada.is_legal(p)]
+    assert len(points) > 100
+    for point in points:
+        completed = hopper.complete({**hopper.default, **added, **point})
+        assert {n: v for n, v in completed.items() if n not in added} == point
+        assert hopper.is_legal(completed), hopper.violations(completed)
+
+
+SPLIT = {"split_kv": 2, "warps_m": 4, "block_n": 64, "k_stages": 2, "v_stages": 2}
+
+
+@pytest.mark.parametrize("workload", [ATTENTION_512, f"{ATTENTION_512},causal=true,lse=true"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"split_kv": 8, "launch": "programmatic"},
+        {"split_kv": 4, "order": "heads", "m_tiles": 2, "mask": "apart"},
+        {"ahead": 1},
+        {"k_parts": 2, "v_wait": "late"},
+        {"first_copies": "all"},
+    ],
+    ids=str,
+)
+def test_blocks_that_share_keys_compile(more: dict[str, Value], workload: str) -> None:
+    kernel, target = load_kernel("attention"), find_target("cuda")
+    problem, limits = kernel.workload("cuda", workload), target.limits("sm_90")
+    space = kernel.space("cuda", problem, limits)
+    point = space.complete({**space.default, **SPLIT, **more})
+    assert not space.violations(point)
+    source = render(kernel, "cuda", Genome.of(point), kernel.binding("cuda", problem), "sm_90")
+    binary = target.compile(source, "sm_90", Path())
+    assert binary.spill_bytes == 0
+    launch = kernel.launch("cuda", point, problem, limits)
+    assert launch.cluster == point["split_kv"]
+    assert launch.grid[0] % launch.cluster == 0
+
+
 def test_waiting_late_for_values_is_within_reach_of_every_way_to_begin() -> None:
     kernel, limits = load_kernel("attention"), find_target("cuda").limits("sm_89")
-    workload = kernel.workload("cuda", "batch=2,heads=8,kv_heads=8,q_len=512,kv_len=512,head_dim=64,dtype=float16")
+    workload = kernel.workload("cuda", ATTENTION_512)
     space = kernel.space("cuda", workload, limits)
     staged = {"k_stages": 2, "v_stages": 2, "v_wait": "late"}
     for how in ({"ahead": 1}, {"first_copies": "all"}, {"k_parts": 1}, {"k_parts": 2}, {"k_parts": 4}):

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -67,7 +68,7 @@ class LocalExecutor:
         self._changed = threading.Condition()
         self._announced: set[SetUp] = set()
         # Processes that share cores are given time when they were not given cores; a GPU does not tell.
-        self._presence = None if self._turns else Presence(f"{target}-{config.device_index}")
+        self._presence = Presence()
         self._gate = self._stage(spares=0 if self._turns else _SPARES, timed=False)
         self._timer = self._stage(spares=0, timed=True)
         self._timings = Lane("evo-timing")
@@ -78,10 +79,16 @@ class LocalExecutor:
     def _start(self, prepare: Callable[..., int], arguments: tuple[Any, ...]) -> Worker:
         return Worker(self._context, self._scratch, prepare, arguments)
 
+    @cached_property
+    def _device_place(self) -> str:
+        """What the device is called by all who use it, whichever of the machine's devices they see."""
+        return find_target(self._target).device().details.get("pci_bus", self._target)
+
     def _start_device(self) -> Worker:
         arguments = (self._target, self._config.device_index, self._scratch)
         if self._turns:
             return self._start(tasks.prepare, (*arguments, None))
+        self._presence.join(self._device_place)
         lock = DeviceLock(self._scratch / "device")
         return Worker(self._context, self._scratch, tasks.prepare, (*arguments, lock), gone=lock.close)
 
@@ -137,6 +144,10 @@ class LocalExecutor:
                 self._announce(self._timer.data(request.kernel, request.target, request.workload, request.seed))
             limited = replace(request, launch_limit_s=launching.limit_s())
             gated = self._gate.judge(tasks.gate, limited, gating.limit_s, tasks.lost_measurement)
+            if gated.status is Status.TIMEOUT and launching.limit_s() > limited.launch_limit_s and self._presence.others():
+                # Another command has come since: what it stopped for a moment is no hang.
+                limited = replace(request, launch_limit_s=launching.limit_s())
+                gated = self._gate.judge(tasks.gate, limited, gating.limit_s, tasks.lost_measurement)
             if gated.status is Status.OK:
                 gating.note(gated.load_seconds + gated.gate_seconds)
                 launching.note(gated.launch_seconds)
@@ -192,7 +203,7 @@ class LocalExecutor:
             floor_s = self._config.gate_floor_s  # a launch may take all of what is asked for
         elif stage != "timing":
             floor_s = _GATE_FLOOR_S[self._turns] * (_LAUNCH_SHARE if stage == "launch" else 1.0)
-        crowded = self._presence.others if self._presence is not None and stage != "timing" else None
+        crowded = self._presence.others if stage != "timing" else None
         fresh = Pace(floor_s=floor_s, ceiling_s=self._config.measure_timeout_s, crowded=crowded)
         return self._paces.setdefault((request.kernel, request.workload, stage), fresh)
 
@@ -258,6 +269,5 @@ class LocalExecutor:
         self._timings.join()
         for stage in (self._gate, self._timer):
             stage.close()
-        if self._presence is not None:
-            self._presence.close()
+        self._presence.close()
         shutil.rmtree(self._scratch, ignore_errors=True)

@@ -199,9 +199,9 @@ def _connect_server(location: Location, *, write: bool) -> Engine:
 
     @event.listens_for(engine, "connect")
     def configure(connection: DBAPIConnection, record: object) -> None:
-        # A server that compiles queries (JIT) takes longer for that than for any of evo's.
+        # A server that compiles queries (JIT) takes longer for that than for any of evo's. Not all know the setting.
         with closing(connection.cursor()) as cursor:
-            cursor.execute("SET jit = off")
+            cursor.execute("SELECT set_config(name, 'off', false) FROM pg_settings WHERE name = 'jit'")
         connection.commit()
 
     if write:

@@ -21,8 +21,8 @@ __all__ = ["SOURCE", "CudaHazards"]
 _NAPS = 64
 """Of a microsecond or so, from the candidate's launch on: its blocks start, and read what they do not wait for."""
 
-_MOST_NAPS = 1 << 20
-"""A host that is gone does not keep the GPU waiting: about a second."""
+_MOST_NAPS = 1 << 24
+"""A host that is stopped does not keep the GPU waiting for ever: half a minute. What it launches then goes unexamined."""
 
 _THREADS = 256
 """Few, and without shared memory: blocks of the candidate must fit beside one of these on every multiprocessor."""

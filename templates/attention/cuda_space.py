@@ -25,7 +25,7 @@ def _parameters(limits: Limits) -> tuple[Parameter, ...]:
         name="split_kv",
         values=(1, 2, 4, 8),
         structural=True,
-        when=(When(parameter="warps_n", values=(1,)), When(parameter="grid", values=("tiles",))),
+        when=(When(parameter="warps_n", values=(1,)),),
         why="blocks that read a part of the keys each, where there are few rows for them, and merge",
     )
     found: list[Parameter] = [
@@ -146,6 +146,9 @@ def _constraints(workload: Workload, limits: Limits) -> tuple[Constraint, ...]:
     def blocks(p: dict[str, Any]) -> int:
         return max(1, int(p["min_blocks"]))
 
+    def tiles(shape: Shape) -> int:
+        return -(-workload.dim("q_len") // shape.block_m) * workload.dim("heads") * workload.dim("batch")
+
     reserved = limits.smem_bytes_reserved_per_block
     return (
         rule("whole_fragments", lambda p, s: s.keys >= 16 and s.keys % 16 == 0, "a warp takes multiples of 16 keys"),
@@ -156,6 +159,16 @@ def _constraints(workload: Workload, limits: Limits) -> tuple[Constraint, ...]:
             "whole_shares",
             lambda p, s: head_dim // 8 % p["warps_n"] == 0,
             "every column of warps merges the same share of a row",
+        ),
+        rule(
+            "split_needs_tiles",
+            lambda p, s: p["split_kv"] == 1 or p["grid"] == "tiles",
+            "a cluster works on one tile of rows",
+        ),
+        rule(
+            "split_needs_room",
+            lambda p, s: p["split_kv"] == 1 or tiles(s) <= limits.multiprocessors,
+            "blocks share keys where one for every tile of rows would leave SMs idle",
         ),
         rule(
             "whole_cluster_shares",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -86,13 +87,19 @@ def test_the_floor_of_a_limit_is_higher_while_others_are_in_the_way() -> None:
 
 
 def test_a_command_knows_of_others_on_its_device_until_they_end_however_they_do(tmp_path: Path) -> None:
-    mine, other = Presence("cuda-0", tmp_path), Presence("cuda-0", tmp_path)
+    mine, other, elsewhere = (Presence(tmp_path) for _ in range(3))
+    assert not mine.others()
+    for presence, device in ((mine, "0000:18:00.0"), (mine, "0000:18:00.0"), (elsewhere, "0000:2a:00.0")):
+        presence.join(device)
+    assert not mine.others()
+    other.join("0000:18:00.0")
     assert mine.others()
+    assert not elsewhere.others()
     assert other.others()
     other.close()
     assert not mine.others()
     code = "import sys, time; from pathlib import Path; from evo.executors._presence import Presence;"
-    code += " kept = Presence('cuda-0', Path(sys.argv[1])); print('here', flush=True); time.sleep(60)"
+    code += " kept = Presence(Path(sys.argv[1])); kept.join('0000:18:00.0'); print('here', flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as killed:
         assert killed.stdout is not None
         assert killed.stdout.readline() == "here\n"
@@ -100,5 +107,27 @@ def test_a_command_knows_of_others_on_its_device_until_they_end_however_they_do(
         killed.kill()
         killed.wait()
     assert not mine.others()
-    assert len(list(tmp_path.iterdir())) == 1  # its own
+    (folder,) = tmp_path.glob("*18-00.0")
+    assert len(list(folder.iterdir())) == 1  # its own
     mine.close()
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize("what", ["a link", "a file", "open to all"])
+def test_a_folder_that_somebody_else_may_have_made_is_left_alone(what: str, tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "command-thesis.tex").write_text("years of work")
+    folder = tmp_path / f"evo-{os.getuid()}-0000-18-00.0"
+    if what == "a link":
+        folder.symlink_to(theirs)
+    elif what == "a file":
+        folder.write_text("")
+    else:
+        folder.mkdir()
+        folder.chmod(0o777)
+    presence = Presence(tmp_path)
+    presence.join("0000:18:00.0")
+    assert not presence.others()
+    presence.close()
+    assert (theirs / "command-thesis.tex").exists()
