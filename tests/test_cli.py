@@ -400,8 +400,8 @@ def test_a_finished_run_is_searched_on_when_given_more(asked: Any, searched: tup
     assert "left: 1 candidate, then the finals" in told.splitlines()[0]
 
 
-def test_a_search_begins_with_what_it_is_to_start_from(asked: Any, searched: tuple[Path, Ended]) -> None:
-    winner = searched[1].document["workloads"][0]["winner"]
+def test_a_search_begins_with_what_it_is_to_start_from(asked: Any) -> None:
+    (winner,) = asked("best", "--run", "small", "--json").document
     other = "rows=32,cols=512,dtype=float32"
     starts = ("--start", "small", "--start", "threads=1", "--start", winner["candidate"][:12])
     what = ("search", "layernorm", "--target", "cpu", "--workload", other, "--evaluations", "6")

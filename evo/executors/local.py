@@ -18,6 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
+from evo.errors import DeviceError
 from evo.evaluation import Build, Measurement, Status
 from evo.executors import BuildRequest, ExecutorConfig, MeasureRequest, RaceRequest, RaceResult
 from evo.executors import _device_tasks as tasks
@@ -81,8 +82,12 @@ class LocalExecutor:
 
     @cached_property
     def _device_place(self) -> str:
-        """What the device is called by all who use it, whichever of the machine's devices they see."""
-        return find_target(self._target).device().details.get("pci_bus", self._target)
+        """What the device is called by all who use it, whichever of the machine's devices they see; of one that does not
+        answer, the target's name: what cannot run is told by who tries to run on it."""
+        try:
+            return find_target(self._target).device().details.get("pci_bus", self._target)
+        except DeviceError:
+            return self._target
 
     def _start_device(self) -> Worker:
         arguments = (self._target, self._config.device_index, self._scratch)
