@@ -25,7 +25,9 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     for item in items:  # what takes a minute to set up is set up once, not by every worker
-        for fixture in () if item in on_gpu else _DEAR_FIXTURES & set(getattr(item, "fixturenames", ())):
+        if item.get_closest_marker("gpu"):
+            continue  # these have one worker as it is
+        for fixture in _DEAR_FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.xdist_group(f"{item.path.name} {fixture}"))
     if not on_gpu:
         return

@@ -45,8 +45,9 @@ class Presence:
         found = False
         with self._lock, suppress(OSError):
             if self._folder is not None and self._own is not None:
-                for mark in self._folder.glob(f"{_MARK}*"):
-                    found |= mark != self._own[1] and _is_held(mark)
+                for mark in self._folder.iterdir():
+                    if mark.name.startswith(_MARK) and mark != self._own[1]:
+                        found |= _is_held(mark)
         return found
 
     def close(self) -> None:

@@ -144,15 +144,17 @@ class LocalExecutor:
         launching, gating, timing = (self._pace(request, stage) for stage in ("launch", "gate", "timing"))
         future: Future[Measurement] = Future()
 
+        def gate(launch_limit_s: float) -> Measurement:
+            limited = replace(request, launch_limit_s=launch_limit_s)
+            return self._gate.judge(tasks.gate, limited, gating.limit_s, tasks.lost_measurement)
+
         def pass_gate() -> None:
             if request.time:
                 self._announce(self._timer.data(request.kernel, request.target, request.workload, request.seed))
-            limited = replace(request, launch_limit_s=launching.limit_s())
-            gated = self._gate.judge(tasks.gate, limited, gating.limit_s, tasks.lost_measurement)
-            if gated.status is Status.TIMEOUT and launching.limit_s() > limited.launch_limit_s and self._presence.others():
-                # Another command has come since: what it stopped for a moment is no hang.
-                limited = replace(request, launch_limit_s=launching.limit_s())
-                gated = self._gate.judge(tasks.gate, limited, gating.limit_s, tasks.lost_measurement)
+            limit_s = launching.limit_s()
+            gated = gate(limit_s)
+            if gated.status is Status.TIMEOUT and self._presence.others() and (wider_s := launching.limit_s()) > limit_s:
+                gated = gate(wider_s)  # another command has come since: what it stopped for a moment is no hang
             if gated.status is Status.OK:
                 gating.note(gated.load_seconds + gated.gate_seconds)
                 launching.note(gated.launch_seconds)

@@ -88,7 +88,7 @@ class ModuleExporter:
             told = f"neither {m['candidate']} nor another candidate of its run can be ({m['reason']})"
             archs.setdefault(f"{m['workload']}: nothing is built for ARCHS, {told}", []).append(m["arch"])
         for v in manifest["variants"]:
-            if reason := slower(v) if v["standing"] == "measured" else "":
+            if reason := slower(v):
                 archs.setdefault(f"{v['workload']['key']}: left to PyTorch on ARCHS ({reason})", []).append(v["arch"])
         return [remark.replace("ARCHS", " and ".join(among)) for remark, among in archs.items()]
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 
 from . import _processor
-from ._variant import Variant
+from ._variant import Variant, slower
 
-__all__ = ["builds_of_nearest", "in_order", "is_near", "rank_on_cpu", "rank_on_gpu", "tells_of"]
+__all__ = ["builds_of_nearest", "in_order", "rank_on_cpu", "rank_on_gpu", "slower_there"]
 
 _NEAR = 4.0
 """Doublings, summed over the dimensions."""
@@ -62,20 +63,17 @@ def builds_of_nearest(variants: Iterable[Variant], sizes: Mapping[str, int], dev
     return in_order((v for v in known if v.tuned_as(nearest)), device)
 
 
-def tells_of(record: Mapping[str, object], device: int) -> bool:
-    """Whether figures of a record in manifest.json tell something of a device: they were taken on its very architecture; a
-    CPU must be the same model."""
-    if record.get("standing") == "compiled":
-        return False
+def slower_there(record: Mapping[str, Any], sizes: Mapping[str, int], device: int) -> str:
+    """What `slower` says of a record in manifest.json, where that tells something of a problem on a device: of sizes that
+    are near, and measured on its very architecture; a CPU must be the same model. Empty otherwise."""
+    near = _doublings(record["workload"]["dims"], sizes) <= _NEAR
+    return slower(record) if near and _was_measured_on(record, device) else ""
+
+
+def _was_measured_on(record: Mapping[str, Any], device: int) -> bool:
     if device < 0:
-        told = record.get("record")
-        return isinstance(told, dict) and told.get("device") == _processor.model()
-    return rank_on_gpu(str(record["arch"]), torch.cuda.get_device_capability(device)) == 0
-
-
-def is_near(own: Mapping[str, int], sizes: Mapping[str, int]) -> bool:
-    """Whether what holds at some sizes may be expected to hold at others."""
-    return _doublings(own, sizes) <= _NEAR
+        return bool(record.get("record", {}).get("device") == _processor.model())
+    return rank_on_gpu(record["arch"], torch.cuda.get_device_capability(device)) == 0
 
 
 def _distance(variant: Variant, sizes: Mapping[str, int]) -> tuple[float, ...]:

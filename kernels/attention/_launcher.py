@@ -43,7 +43,7 @@ from typing import Any
 import torch
 
 from . import _cpu, _cuda
-from ._choice import builds_of_nearest, in_order, is_near, tells_of
+from ._choice import builds_of_nearest, in_order, slower_there
 from ._tensors import addresses
 from ._trial import Call, OneVariant, Table, Trial, apart, first_fault
 from ._untuned import Pending, Untuned
@@ -245,11 +245,8 @@ class Dispatch(Table):
 
     def _left(self, nearest: Variant, sizes: dict[str, int], device: int) -> str:
         """Why a problem is PyTorch's although the nearest variant would serve it; empty if it is not."""
-        if self._slower or self._only is not None or not tells_of(nearest.record, device):
-            return ""
-        if not (is_near(nearest.sizes, sizes) and nearest.slower):
-            return ""
-        return f"{nearest.slower}; also_serve(slower=True) has variants serve nevertheless"
+        reason = "" if self._slower or self._only is not None else slower_there(nearest.record, sizes, device)
+        return f"{reason}; also_serve(slower=True) has variants serve nevertheless" if reason else ""
 
     def _candidates(self, device: int, dtype: str, sizes: dict[str, int]) -> list[Variant]:
         """Variants that are right for a problem. Raises Unavailable, saying what they lack, if there are none."""

@@ -45,18 +45,16 @@ class Variant:
             tuned += f" on {self.record['measured_arch']}"
         return f"variant {self.index} ({self.target} {self.arch}, {self.dtype}, tuned for {tuned})"
 
-    @property
-    def slower(self) -> str:
-        """By what PyTorch was faster where this build was measured, in words; empty if it was not, or is not known."""
-        return "" if self.record.get("standing") == "compiled" else slower(self.record)
-
     def tuned_as(self, other: Variant) -> bool:
         """Whether both are builds for the same problem."""
         return (self.target, self.dtype, self.sizes) == (other.target, other.dtype, other.sizes)
 
 
 def slower(record: Mapping[str, Any]) -> str:
-    """The same of a record in manifest.json: slower by all of the interval of a final that nothing disturbed."""
+    """By what PyTorch was faster where a build was measured, in words, from its record in manifest.json: by all of the
+    interval of a final that nothing disturbed. Empty if it was not, or is not known."""
+    if record.get("standing") == "compiled":
+        return ""
     told = record.get("record", {})
     finals = (t for t in told.get("timings", ()) if t.get("stage") == "final" and t.get("protocol") != "hot")
     timing = next((t for t in finals if t.get("contender") == "candidate" and t.get("ratio_low")), None)

@@ -20,6 +20,7 @@ from evo.exporters._module import _processor
 from evo.exporters.module import ModuleExporter
 from evo.ready.__main__ import _build
 from evo.ready._shipped import _variant
+from evo.targets import find_target
 
 HERE = _processor.model()
 SLOWER = {"ratio": 1.25, "ratio_low": 1.2, "ratio_high": 1.3}
@@ -89,6 +90,10 @@ def test_what_is_far_away_is_another_matter(copy_of: Path, use: Importer) -> Non
     module = use(copy_of)
     for rows, way in ((4, "PyTorch: measured"), (1024, "PyTorch: measured"), (3, "variant 0 "), (1025, "variant 0 ")):
         assert module.explain(torch.randn(rows, 96), (96,)).startswith(way), rows
+
+
+def test_a_cpu_is_called_what_searches_record() -> None:
+    assert find_target("cpu").device().name == HERE
 
 
 def test_figures_that_are_missing_are_no_reason(copy_of: Path, use: Importer) -> None:

@@ -22,10 +22,10 @@ import torch
 
 from . import _cpu, _cuda
 from ._cache import keep, kept
-from ._choice import is_near, rank_on_gpu, tells_of
+from ._choice import rank_on_gpu, slower_there
 from ._nvrtc import compiler
 from ._trial import OneVariant, Trial, apart, first_fault
-from ._variant import Busy, Unavailable, Variant, read_unchanged, slower
+from ._variant import Busy, Unavailable, Variant, read_unchanged
 
 __all__ = ["Built", "Pending", "Untuned"]
 
@@ -138,9 +138,7 @@ class Untuned:
         sources = self._sources_for(device, dtype, sizes)
         if not sources:
             raise Unavailable("none here can be compiled for them")
-        nearest = sources[0].record
-        near = is_near(nearest["workload"]["dims"], sizes)
-        if reason := slower(nearest) if near and not self.slower and tells_of(nearest, device) else "":
+        if reason := "" if self.slower else slower_there(sources[0].record, sizes, device):
             raise Unavailable(f"PyTorch was {reason}; also_serve(slower=True) has one compiled nevertheless")
         key = (device, dtype, *(sizes[n] for n in self._names if n in sources[0].record["fixed"]))
         with self._lock:
