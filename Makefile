@@ -28,7 +28,7 @@ env:
 demo: env
 	@bash scripts/demo.sh
 
-# More than 8 workers only fight over memory; tests of the GPU share one worker (tests/conftest.py).
+# More than 8 workers only fight over memory; those on the GPU take turns where times matter (tests/conftest.py).
 test: env
 	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadgroup $(ARGS)
 

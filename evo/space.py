@@ -233,9 +233,10 @@ class Space:
     def nearest(self, base: Mapping[str, Value], name: str, value: Value) -> Point | None:
         """A legal point with `name` = `value`, few changes away from `base`; None if none is found.
 
-        Breadth-first over changes of up to two other parameters, then random.
+        What the parameter is conditional on is met first; then breadth-first over changes of up to two other parameters,
+        then random.
         """
-        start = self.complete({**base, name: value})
+        start = self.complete({**self._activating(self.by_name[name], base), name: value})
         if start.get(name) == value and self.is_legal(start):
             return start
         frontier, seen = [start], {repr(start)}
@@ -258,6 +259,15 @@ class Space:
             if point.get(name) == value and all(c.holds(point) for c in self.constraints):
                 return point
         return None
+
+    def _activating(self, parameter: Parameter, base: Mapping[str, Value]) -> Point:
+        """`base`, with the first of the values that each of the parameter's conditions asks for where it has another."""
+        point = dict(base)
+        for when in parameter.when:
+            point = self._activating(self.by_name[when.parameter], point)
+            if point.get(when.parameter) not in when.values:
+                point[when.parameter] = when.values[0]
+        return point
 
     def branches(self) -> list[Point]:
         """The default, and near it one legal point for every value of every categorical or structural

@@ -1,8 +1,13 @@
-"""Tests marked `gpu` are skipped, with the reason, where no GPU answers; workers share the cores."""
+"""Tests marked `gpu` are skipped, with the reason, where no GPU answers; workers share the cores, and the GPU."""
 
 from __future__ import annotations
 
+import fcntl
 import os
+import tempfile
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,11 +27,13 @@ def pytest_configure() -> None:
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // workers))
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     for item in items:  # what takes a minute to set up is set up once, not by every worker
         if item.get_closest_marker("gpu"):
-            continue  # these have one worker as it is
+            item.add_marker(pytest.mark.xdist_group(item.path.name))
+            continue
         for fixture in _DEAR_FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.xdist_group(f"{item.path.name} {fixture}"))
     if not on_gpu:
@@ -38,5 +45,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             raise
         for item in on_gpu:
             item.add_marker(pytest.mark.skip(reason=str(error)))
-    for item in on_gpu:  # one worker has the GPU: its memory is not divided, and what others do there shows
-        item.add_marker(pytest.mark.xdist_group("gpu"))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # outside of the time limit: who waits is not late
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    gpu, alone = item.get_closest_marker("gpu"), item.get_closest_marker("alone")
+    with _gpu_shared(alone=alone is not None) if gpu else nullcontext():
+        return (yield)
+
+
+@contextmanager
+def _gpu_shared(*, alone: bool) -> Iterator[None]:
+    """A place on the GPU, beside other tests or `alone`; nobody enters while one waits to be alone."""
+    place = Path(tempfile.gettempdir()) / f"evo-tests-gpu-{os.getuid()}"
+    with place.with_suffix(".door").open("w") as door, place.with_suffix(".room").open("w") as room:
+        fcntl.flock(door, fcntl.LOCK_EX)
+        fcntl.flock(room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        fcntl.flock(door, fcntl.LOCK_UN)
+        yield

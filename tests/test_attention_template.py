@@ -268,6 +268,20 @@ def test_blocks_that_share_keys_compile(more: dict[str, Value], workload: str) -
     assert launch.grid[0] % launch.cluster == 0
 
 
+@pytest.mark.parametrize("arch", ["sm_89", "sm_90"])
+@pytest.mark.parametrize("more", [{"q_store": "registers", "grid": "persistent"}, {"k_stages": 3, "v_stages": 4}], ids=str)
+def test_warps_out_of_step_compile(more: dict[str, Value], arch: str) -> None:
+    kernel, target = load_kernel("attention"), find_target("cuda")
+    problem, limits = kernel.workload("cuda", f"{ATTENTION_512},causal=true,lse=true"), target.limits(arch)
+    space = kernel.space("cuda", problem, limits)
+    staged = {"stagger": "half", "warps_m": 8, "block_n": 64, "k_stages": 2, "v_stages": 3, "min_blocks": 1, **more}
+    point = space.complete({**space.default, **staged})
+    assert not space.violations(point)
+    assert staged.items() <= point.items()
+    source = render(kernel, "cuda", Genome.of(point), kernel.binding("cuda", problem), arch)
+    assert target.compile(source, arch, Path()).spill_bytes == 0
+
+
 def test_waiting_late_for_values_is_within_reach_of_every_way_to_begin() -> None:
     kernel, limits = load_kernel("attention"), find_target("cuda").limits("sm_89")
     workload = kernel.workload("cuda", ATTENTION_512)

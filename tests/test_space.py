@@ -114,6 +114,13 @@ def test_true_is_not_one() -> None:
     assert space.is_legal({"n": 1})
 
 
+def test_a_branch_behind_many_conditions_is_reached() -> None:
+    many = [Categorical(name=f"c{i}", values=tuple(range(40))) for i in range(5)]  # hit by chance once in 40 ** 5
+    behind = Categorical(name="behind", values=("no", "yes"), when=tuple(When(parameter=c.name, values=(7,)) for c in many))
+    space = Space(parameters=(*many, behind))
+    assert {**{c.name: 7 for c in many}, "behind": "yes"} in space.branches()
+
+
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(UnknownNameError, match="unknown parameter 'tiel'; did you mean tile"):
         tiny_space().complete({"tiel": 2})

@@ -44,6 +44,19 @@ def _parameters(limits: Limits) -> tuple[Parameter, ...]:
         ),
         Ordinal(name="ahead", values=(0, 1), structural=True, why="the next scores under the softmax of these"),
         Categorical(
+            name="stagger",
+            values=("none", "half"),
+            structural=True,
+            when=(
+                When(parameter="warps_m", values=(8,)),
+                When(parameter="warps_n", values=(1,)),
+                When(parameter="k_stages", values=(2, 3, 4)),
+                When(parameter="v_stages", values=(3, 4)),
+                When(parameter="ahead", values=(0,)),
+            ),
+            why="products of half of the warps beside exponentials of the others",
+        ),
+        Categorical(
             name="first_copies",
             values=("few", "all"),
             structural=True,
@@ -159,6 +172,12 @@ def _constraints(workload: Workload, limits: Limits) -> tuple[Constraint, ...]:
             "whole_shares",
             lambda p, s: head_dim // 8 % p["warps_n"] == 0,
             "every column of warps merges the same share of a row",
+        ),
+        rule(
+            "stagger_is_plain",
+            lambda p, s: p["stagger"] == "none"
+            or (p["first_copies"], p["k_parts"], p["v_wait"], p["mask"]) == ("few", 1, "early", "inside"),
+            "staggered warps have one way to wait and one loop",
         ),
         rule(
             "split_needs_tiles",

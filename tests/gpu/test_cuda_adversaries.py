@@ -9,7 +9,7 @@ from evo.targets import find_target
 from tests.adversaries.cheats import ALL, Cheat
 from tests.adversaries.trial import Verdict, verdicts_of, workload_for
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
 ON_GPU = tuple(c for c in ALL if "cuda" in c.targets)
 

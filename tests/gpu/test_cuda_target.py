@@ -303,6 +303,7 @@ def test_one_call_that_is_repeated_finds_the_memory_of_its_result_again(session:
     assert torch.cuda.memory_allocated() < before + x.nbytes
 
 
+@pytest.mark.alone
 def test_a_replay_is_timed_on_the_gpu_from_node_to_node(session: CudaSession) -> None:
     x = torch.randn(1 << 26, device="cuda")
     y = torch.empty_like(x)
@@ -315,6 +316,7 @@ def test_a_replay_is_timed_on_the_gpu_from_node_to_node(session: CudaSession) ->
     many.close()
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("elements", [1 << 12, 1 << 26])
 def test_an_estimate_is_of_the_gpus_time_also_where_the_host_takes_longer(session: CudaSession, elements: int) -> None:
     x = torch.randn(elements, device="cuda")
@@ -326,6 +328,7 @@ def test_an_estimate_is_of_the_gpus_time_also_where_the_host_takes_longer(sessio
     assert 0.5 * replayed < estimated < 2 * replayed + 3.0
 
 
+@pytest.mark.alone
 def test_recording_hundreds_of_calls_is_quick(session: CudaSession, record_property: pytest.FixtureRequest) -> None:
     loaded = load(session, SCALE, "scale")
     x, y = torch.ones(256, device="cuda"), torch.zeros(256, device="cuda")
