@@ -22,9 +22,9 @@ _BINS = 48
 class OperatorCredit:
     """What an operator did on one island.
 
-    children: candidates it made of parents that have a time; better: those of them that passed and were faster than
-    the first parent. firsts: rows that became the best so far. credit: its share of all the speed-up gained by new
-    bests, in logarithms. seconds: in the device process.
+    children: candidates it made of parents that have a time; better: those of them that were faster than the fastest of
+    their parents, as `evo operators` counts them. firsts: rows that became the best so far. credit: its share of all the
+    speed-up gained by new bests, in logarithms. seconds: in the device process.
     """
 
     name: str
@@ -46,9 +46,6 @@ def credit_operators(data: WorkloadData) -> list[OperatorCredit]:
     some = data.candidates
     if some is None:
         return []
-    parent_score = np.where(some.parent >= 0, some.score[some.parent], np.nan)
-    with np.errstate(invalid="ignore"):
-        better = some.score < parent_score
     gains: dict[int, float] = {}
     for before, m in zip(data.milestones, data.milestones[1:], strict=False):
         gains[m.row] = math.log(m.speedup / before.speedup)
@@ -62,8 +59,8 @@ def credit_operators(data: WorkloadData) -> list[OperatorCredit]:
                 name=name,
                 rows=rows,
                 passed=int(some.passed[rows].sum()),
-                children=int(np.isfinite(parent_score[rows]).sum()),
-                better=rows[better[rows]],
+                children=int(some.compared[rows].sum()),
+                better=rows[some.better[rows]],
                 firsts=tuple(m.row for m in data.milestones if some.operator[m.row] == code),
                 credit=own / total if total > 0 else None,
                 seconds=float(some.seconds[rows].sum()),
@@ -99,11 +96,11 @@ def draw_operators(data: WorkloadData, credits: list[OperatorCredit]) -> Figure 
         name="operators",
         title="Operators over time",
         caption=(
-            "Pale: candidates that the operator made; dark: those that were faster than their first parent; diamonds: new"
-            " bests."
+            "Pale: candidates that the operator made; dark: those that were faster than the fastest of their parents;"
+            " diamonds: new bests."
         ),
         alt="; ".join(
-            f"{c.name}: {counted(c.tried, 'candidate')}, {len(c.better)} better than their parent,"
+            f"{c.name}: {counted(c.tried, 'candidate')}, {len(c.better)} better than their parents,"
             f" {counted(len(c.firsts), 'new best')}"
             for c in credits
         )
@@ -121,7 +118,7 @@ def _bars(
     unit, parts = (_LANE - 16) / max(tallest, 1), []
     for b in np.flatnonzero(made):
         left, width = x(edges[b]) + 0.5, max(x(edges[b + 1]) - x(edges[b]) - 1, 0.8)
-        tip = f"{credit.name}, from candidate {int(edges[b]) + 1} on\n{made[b]} made, {better[b]} better than their parent"
+        tip = f"{credit.name}, from candidate {int(edges[b]) + 1} on\n{made[b]} made, {better[b]} better than their parents"
         for number, kind in ((made[b], "pale"), (better[b], "bar")):
             if number:
                 box = {"x": left, "y": floor - number * unit, "width": width, "height": float(number * unit)}
