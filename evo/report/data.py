@@ -26,12 +26,13 @@ _TWIN = "twin"
 
 @dataclass(frozen=True, kw_only=True)
 class Milestone:
-    """A candidate that was faster than all before it on its island. row: in the columns; place: counted from 1."""
+    """A candidate that was faster than all before it on its island. row: in the columns. evaluated: how many were
+    tried there by then, itself included."""
 
     row: int
     order: int
     id: str
-    place: int
+    evaluated: int
     elapsed_s: float
     speedup: float
     low: float
@@ -199,7 +200,7 @@ def _milestones(store: Store, run_id: int, uid: str, some: Candidates, refused: 
                 row=row,
                 order=order,
                 id=public_id(uid, order),
-                place=row + 1,
+                evaluated=row + 1,
                 elapsed_s=float(some.elapsed_s[row]),
                 speedup=1 / ratio,
                 low=1 / high,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from evo.report.data import RunData, WorkloadData
 from evo.report.text import counted, duration, interval, micro, percent, short, times
-from evo.store.records import TimingRecord
+from evo.store.records import CandidateRecord, TimingRecord
 
 __all__ = ["Fact", "RaceRow", "facts", "headline", "race_rows", "remarks", "run_headline", "size"]
 
@@ -116,12 +116,19 @@ def facts(data: WorkloadData) -> list[Fact]:
         passed = int(data.candidates.passed.sum())
         refused = f", {len(data.refused)} refused later" if data.refused else ""
         found.append(Fact(name="candidates", value=f"{data.number:,}", note=f"{passed:,} passed the search{refused}"))
-    if data.milestones:
-        last = data.milestones[-1]
-        found.append(
-            Fact(name="best found after", value=duration(last.elapsed_s), note=f"candidate {last.place:,} here")
-        )
+    if data.leader is not None:
+        found.append(_leader_fact(data, data.leader))
     return found
+
+
+def _leader_fact(data: WorkloadData, leader: CandidateRecord) -> Fact:
+    """When it was found; and who seemed faster at the end of the search, if that was another."""
+    note = f"{short(leader.id)} #{leader.order}"
+    last = data.milestones[-1] if data.milestones else None
+    if last is not None and last.order != leader.order:
+        note += f"; the fastest in the search was #{last.order}, after {duration(last.elapsed_s)}"
+    name = f"{'winner' if data.confirmed else 'best'} found after"
+    return Fact(name=name, value=duration(leader.elapsed_s), note=note)
 
 
 def race_rows(data: WorkloadData) -> list[RaceRow]:
