@@ -75,7 +75,7 @@ def _table(found: WorkloadFinals) -> object:
     noise = f" ±{found.noise_floor:.2%}" if found.noise_floor is not None else ""
     heading = f"speed-up{noise}"
     table = make_table(
-        "finalist", "median us", "interval", heading, "interval ", "behind", "interval  ", "in the search",
+        "candidate", "median us", "interval", heading, "interval ", "behind", "interval  ", "in the search",
         right=(*right, heading),
     )  # fmt: skip
     for f in found.finalists:
