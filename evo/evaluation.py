@@ -23,6 +23,7 @@ __all__ = [
     "Status",
     "Timing",
     "interval_confidence",
+    "within_noise",
 ]
 
 
@@ -149,6 +150,12 @@ def interval_confidence(samples: int) -> float:
     """How often the interval of that many samples' median holds the true one, as a share: of few it is their range,
     which does with probability 1 - 2^(1 - n), if one sample says nothing of the next."""
     return 0.95 if samples >= BOOTSTRAP_SAMPLES else 1 - 2.0 ** (1 - samples)
+
+
+def within_noise(ratio: float | None, noise: float | None) -> bool:
+    """Whether a speed-up over a baseline is a tie: no further from 1 than the noise floor of its race. ratio: of the times,
+    whose inverse the speed-up is."""
+    return bool(ratio and noise is not None and abs(1 / ratio - 1) <= noise)
 
 
 @dataclass(frozen=True, kw_only=True)

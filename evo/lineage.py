@@ -22,6 +22,7 @@ from evo.store.descent import Family, Kin, family
 from evo.store.diff import Difference, DifferenceRow, diff
 from evo.store.explanation import EditCredit, Explanation, explain
 from evo.store.failures import FailureReport, FailureTotal, failure_report, failure_totals
+from evo.store.finalists import WorkloadFinals, finals
 from evo.store.importance import Importance, importance
 from evo.store.pareto import AXES, Nondominated, pareto
 from evo.store.records import Best, CandidateRecord, Point, RunSummary, Selection
@@ -85,6 +86,10 @@ class Lineage:
         where: target, run, device, dtype, workload, as `evo best` has them.
         """
         return list(queries.best(self._store, kernel, **where))
+
+    def finals(self, run: str = LATEST) -> list[WorkloadFinals]:
+        """The finalists of a run, workload by workload, and which of them tie with the winner."""
+        return list(finals(self._store, run))
 
     def lineage(self, candidate: str, *, descendants: int = 100, diff: bool = False) -> list[Kin]:
         """Its ancestors, itself, and its first descendants, with the gain of each step and its interval."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from evo.ablation import Ablation, PairedGain, Problem, measure_ablation
 from evo.cli import run as run_command
 from evo.errors import UsageError
-from evo.evaluation import CandidateRef, Proposal
-from evo.executors import ExecutorConfig
+from evo.evaluation import Build, CandidateRef, Measurement, Proposal, Status, Timing
+from evo.executors import BuildRequest, ExecutorConfig, MeasureRequest, RaceRequest, RaceResult
 from evo.executors.local import LocalExecutor
 from evo.genome import Genome
 from evo.kernel import Kernel, Workload, load_kernel
@@ -97,6 +99,80 @@ def test_a_gain_whose_interval_holds_one_is_a_tie() -> None:
     assert not PairedGain(gain=1.01, low=1.005, high=1.03).tie
 
 
+class Noisy:
+    """An executor on whose machine something disturbs so many of twelve rounds of each race; then those of the last."""
+
+    def __init__(self, *disturbed: int) -> None:
+        self._disturbed, self.races = disturbed, 0
+
+    def build(self, request: BuildRequest) -> Future[Build]:
+        return _done(s.build(0))
+
+    def measure(self, request: MeasureRequest) -> Future[Measurement]:
+        return _done(Measurement(status=Status.OK))
+
+    def race(self, request: RaceRequest) -> Future[RaceResult]:
+        spoilt = self._disturbed[min(self.races, len(self._disturbed) - 1)]
+        self.races += 1
+        clocks = {"disturbed": float(spoilt), "discarded": 0.0 if spoilt else 4.0}
+        names = [name for name, *_ in request.contenders]
+        own = [_timing(name, 20.0 - 5 * i - 0.1 * self.races, clocks) for i, name in enumerate(names)]
+        return _done(RaceResult(timings=(*own, replace(_timing("torch", 30.0, clocks), ratio=None)), seconds=1.5))
+
+
+def _done(value: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(value)
+    return future
+
+
+def _timing(name: str, us: float, clocks: dict[str, float]) -> Timing:
+    return replace(s.timing(WORKLOAD, us / 30, contender=name), median_us=us, samples_us=(us,) * 12, clocks=clocks)
+
+
+def noisy(folder: Path, *disturbed: int) -> Ablation:
+    kernel = load_kernel(str(write_kernel(folder, ("honest", "exact"))))
+    space = kernel.space("cpu", WORKLOAD, find_target("cpu").limits("native"))
+    problem = Problem(kernel=str(folder), target="cpu", arch="native", workload=WORKLOAD, space=space, seed=1)
+    one, other = Genome.of({"mode": "honest", "unroll": 1}), Genome.of({"mode": "honest", "unroll": 4})
+    executor: Any = Noisy(*disturbed)
+    found = measure_ablation(executor, problem, one, other, edits_between(one, other))
+    assert executor.races == found.races
+    assert found.seconds == 1.5 * found.races
+    return found
+
+
+def test_a_race_that_was_disturbed_is_held_once_more(tmp_path: Path) -> None:
+    calm, mended, busy = (noisy(tmp_path / str(i), *d) for i, d in enumerate(((0,), (12, 0), (6, 12))))
+    assert [(f.races, f.disturbed, f.discarded) for f in (calm, mended, busy)] == [
+        (1, False, 4), (2, False, 4), (2, True, 0)
+    ]  # fmt: skip
+    assert mended.end.median_us == 14.8, "of the second race"
+    assert busy.end.median_us == 14.9, "of the first, the less disturbed one"
+
+
+def test_a_disturbed_race_is_marked_from_the_headline_on(
+    tmp_path: Path, recorded: tuple[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    db, winner = recorded
+    for disturbed, marks in (((12,), 6), ((0,), 0)):
+        found = noisy(tmp_path / f"noisy{marks}", *disturbed)
+        monkeypatch.setattr("evo.cli.explain_race.measure_edits", lambda *_, found=found, **__: found)
+        words = ["explain", winner, "--measure", "--from", "mode=exact", "--db", db]
+        assert run_command(words) == 0
+        out = capsys.readouterr().out
+        headline = next(line for line in out.splitlines() if line.startswith("timed again"))
+        assert ("x ! (" in headline) is bool(marks)
+        assert sum(line.count(" !") for line in out.splitlines()) == marks
+        advice = "it was so in 2 races in a row. Stop other programs, or measure on a quiet machine"
+        assert (advice in out) is bool(marks)
+        assert ("4 disturbed rounds taken again" in headline) is not bool(marks)
+        assert run_command([*words, "--json"]) == 0
+        document = json.loads(capsys.readouterr().out)["measured"]
+        assert (document["disturbed"], document["races"]) == (bool(marks), 2 if marks else 1)
+
+
 @pytest.fixture
 def recorded(tmp_path: Path) -> tuple[str, str]:
     """The database of a run of a toy kernel, and its winner."""
@@ -133,7 +209,9 @@ def test_the_command_tells_the_story_of_one_race(
     record = json.loads(capsys.readouterr().out)
     assert {e["gain"] for e in record["edits"]} == {None}, "the run has not measured where it begins"
     measured = record["measured"]
-    assert set(measured) == {"start", "end", "reference", "gain", "without", "path", "seconds"}
+    assert set(measured) == {
+        "start", "end", "reference", "gain", "without", "path", "disturbed", "discarded_rounds", "races", "seconds"
+    }  # fmt: skip
     assert len(measured["path"]) == len(measured["without"]) == 1
     assert measured["path"][0]["changes"] == [{"unroll": [1, 8]}]
     assert set(measured["gain"]) == {"gain", "low", "high"}

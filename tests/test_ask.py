@@ -368,7 +368,7 @@ def test_every_command_of_the_page_is_one(ask: Any, lineage: evo.Lineage) -> Non
         assert ended.code == (1 if nothing else 0), (line, ended.err)
         asked.add(words[0])
     assert asked == {
-        "best", "lineage", "diff", "explain", "failures", "operators", "importance", "compare", "pareto", "query"
+        "best", "show", "lineage", "diff", "explain", "failures", "operators", "importance", "compare", "pareto", "query"
     }  # fmt: skip
 
 

@@ -13,8 +13,10 @@ from rich.text import Text
 
 from evo.cli import run as run_command
 from evo.cli.options import make_console
-from evo.cli.tables import make_table
-from evo.evaluation import Measurement, Timing
+from evo.cli.results import race_table
+from evo.cli.tables import make_table, timing_record
+from evo.evaluation import Measurement, Timing, within_noise
+from evo.finals import Finalist, Finals
 from evo.store import RunStatus, Stage
 from evo.store.columns import public_id
 from evo.store.store import Store
@@ -165,14 +167,104 @@ def test_a_finalist_that_was_refused_says_by_whom(record: Record) -> None:
     assert recorded.ask("runs").out.splitlines()[1].split()[5:8] == ["finished", "3", "2"]
 
 
-@pytest.mark.parametrize("command", ["show", "lineage", "check"])
+@pytest.mark.parametrize("command", ["diff", "lineage", "check"])
 def test_a_run_where_a_candidate_is_wanted_is_answered_with_the_command_to_use(record: Record, command: str) -> None:
     recorded = record(CALM)
-    ended = recorded.ask(command, "mine")
+    ended = recorded.ask(command, "mine", *(["mine"] if command == "diff" else []))
     assert (ended.code, ended.out) == (2, "")
     assert ended.err == (
         f"evo: 'mine' is a run, and a candidate is wanted; its winner: evo show {recorded.ids[0][:10]} --db {recorded.db}\n"
     )
+
+
+def with_a_tie(recorded: Recorded) -> str:
+    """One more finalist, as fast as the winner, and a final of all of them anew. Its identifier."""
+    with Store.open(recorded.db, write=True) as store:
+        run = store.run("mine")
+        store.add(run, s.ref(3, 0), s.passed(3, 0.53), elapsed_s=4.0)
+        for order, ratio in ((0, 0.52), (1, 0.62), (3, 0.525)):
+            store.add_final(run, order, measured(final("candidate", ratio, CALM)), elapsed_s=5.0)
+        store.add_baselines(run, 0, [final("twin", 0.52, {**CALM, "noise_floor": 0.004})], stage=Stage.FINAL)
+        return public_id(run.uid, 3)
+
+
+def test_the_finalists_of_a_run_are_shown_with_who_ties(record: Record) -> None:
+    recorded = record(CALM)
+    tied = with_a_tie(recorded)
+    ended = recorded.ask("show", "mine")
+    assert ended.code == 0
+    rows = [line.split() for line in ended.out.splitlines() if " #" in line]
+    assert [row[:2] for row in rows] == [
+        [recorded.ids[0][:10], "#0"], [tied[:10], "#3"], [recorded.ids[1][:10], "#1"], ["finalist", recorded.ids[2][:10]]
+    ]  # fmt: skip
+    assert "winner" in rows[0]
+    assert "tie" in rows[1]
+    assert "1.192x" in rows[2]
+    assert "was refused: wrong" in ended.out
+    (held,) = recorded.document("show", "mi")["finals"]
+    assert (held["winner"], held["noise_floor"]) == (recorded.ids[0], 0.004)
+    assert [(f["order"], f["winner"], f["tie"]) for f in held["finalists"]] == [
+        (0, True, None), (3, False, True), (1, False, False)
+    ]  # fmt: skip
+    for f in held["finalists"][1:]:
+        between = recorded.document("diff", f["id"], recorded.ids[0])
+        assert [f["behind"], f["behind_low"], f["behind_high"], f["tie"]] == [
+            between[name] for name in ("gain", "gain_low", "gain_high", "tie")
+        ]
+
+
+def test_of_several_finals_the_last_is_shown(record: Record) -> None:
+    recorded = record(CALM)
+    with Store.open(recorded.db, write=True) as store:
+        run = store.run("mine")
+        store.add_final(run, 0, measured(final("candidate", 0.51, BUSY)), elapsed_s=5.0)
+        store.add_baselines(run, 0, [final("copy", 0.47, BUSY)], stage=Stage.FINAL)
+    (held,) = recorded.document("show", "latest")["finals"]
+    assert [(f["order"], f["ratio"], f["disturbed"]) for f in held["finalists"]] == [(0, 0.51, True)]
+    assert recorded.ask("show", "mine").out.count(MARK) == 1
+
+
+def test_a_run_without_finals_says_so(record: Record) -> None:
+    recorded = record(CALM)
+    with Store.open(recorded.db, write=True) as store:
+        run = store.create_run(replace(s.SPEC, name="other", workloads=(s.SMALL,)), s.ENVIRONMENT)
+        store.add(run, s.ref(0), s.passed(0), elapsed_s=1.0)
+    out = recorded.ask("show", "other").out
+    assert f"no final has timed a candidate; its best so far: evo show {public_id(run.uid, 0)[:10]}" in out
+    ended = recorded.ask("show", "othre")
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err == "evo: unknown run or candidate 'othre'; did you mean other?\n"
+
+
+def test_a_figure_is_rounded_once() -> None:
+    """1.55547 is 1.555, and not 1.5555 and then 1.556: at the end of a search as everywhere."""
+    timing = replace(final("candidate", 1 / 1.55547, CALM), median_us=1452.2549)
+    found = timing_record(timing)
+    assert f"{found['speedup']:.3f}" == "1.555"
+    assert f"{found['median_us']:.2f}" == "1452.25"
+    ref = s.ref(0)
+    finals = Finals(
+        finalists=(Finalist(ref=ref, measurement=measured(timing)),), baselines=(), noise=0.0202546, claimed=0.64
+    )
+    winner = {"candidate": "abc", **found}
+    table = race_table({"workload": "w", "winner": winner, "baselines": {}, "noise_floor": finals.noise}, finals)
+    text = " ".join(str(cell) for column in table.columns for cell in (column.header, *column.cells))
+    assert "1.555x" in text
+    assert "1452.25" in text
+    assert "±2.03%" in text
+    assert within_noise(1 / 1.0202545, 0.0202546)
+    assert not within_noise(1 / 1.0202547, 0.0202546)
+    assert not within_noise(None, 0.1)
+    assert not within_noise(1.0, None)
+
+
+def test_runs_and_best_call_the_same_speedup_a_tie(record: Record) -> None:
+    recorded = record(CALM)
+    with Store.open(recorded.db, write=True) as store:
+        run = store.run("mine")
+        store.add_final(run, 0, measured(final("candidate", 0.999, CALM)), elapsed_s=5.0)
+    for command in ("runs", "best", "show"):
+        assert "tie" in recorded.ask(command, *(["mine"] if command == "show" else [])).out.split(), command
 
 
 def test_commands_to_be_typed_next_name_the_database(record: Record) -> None:

@@ -147,8 +147,8 @@ def compare(
         console.print(_runs_table(rows))
     _note(
         console,
-        "behind: the fastest's speed-up over this one's, where kernel and device are the same, a tie where their intervals"
-        " overlap; to 1.1x: seconds of search until the search's own figure was that",
+        "behind: the fastest's speed-up over this one's, where kernel and device are the same, a tie where the"
+        " interval of that holds 1; to 1.1x: seconds of search until the search's own figure was that",
     )
     if any(row.disturbed for row in found.rows):
         console.print(DISTURBED_NOTE, style="bold red", highlight=False, soft_wrap=True)

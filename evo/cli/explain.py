@@ -125,7 +125,7 @@ def _tell(console: Console, found: Explanation, command: str) -> None:
     if found.gain is None:
         say(console, f"from {begun}, which has no time of its own in this run: {count}")
     else:
-        gained = f"{factor(found.gain)} ({interval(found.low, found.high)})"
+        gained = f"{marked(factor(found.gain), found.disturbed)} ({interval(found.low, found.high)})"
         say(console, f"from {begun} at {figure(found.base_us)} us: {gained} by {count}:")
     disturbed = found.disturbed or any(c.disturbed for c in found.edits)
     told = [c for c in found.edits if c.gain is not None and c.tie is not True]

@@ -9,12 +9,13 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from evo.ablation import Ablation, Problem, measure_ablation
+from evo.ablation import Ablation, PairedGain, Problem, measure_ablation
 from evo.cli.cells import cell, change_text, factor, figure, interval
 from evo.cli.recorded import Recorded
 from evo.cli.setup import worker_settings
 from evo.cli.tables import DISTURBED_NOTE, make_table, marked, say, timing_record
 from evo.errors import UsageError
+from evo.evaluation import Timing
 from evo.genome import Genome
 from evo.kernel import load_kernel
 from evo.run import open_executor
@@ -77,17 +78,21 @@ def ablation_record(ablation: Ablation, credits: Sequence[EditCredit]) -> dict[s
             }
             for step in ablation.path
         ],
+        "disturbed": ablation.disturbed,
+        "discarded_rounds": ablation.discarded,
+        "races": ablation.races,
         "seconds": round(ablation.seconds, 2),
     }
 
 
 def tell_race(console: Console, found: Explanation, ablation: Ablation) -> None:
-    """The way there, edit by edit, all of one race."""
+    """The way there, edit by edit, all of one race: if that was disturbed, so is every figure of it."""
+    spoilt = ablation.disturbed
+    again = f", {ablation.discarded} disturbed rounds taken again" if ablation.discarded else ""
     say(
         console,
-        f"timed again from {found.base_from} at {figure(ablation.start.median_us)} us to"
-        f" {figure(ablation.end.median_us)} us, all in one race: {factor(ablation.total.gain)}"
-        f" ({interval(ablation.total.low, ablation.total.high)})",
+        f"timed again from {found.base_from} at {_us(ablation.start)} us to {_us(ablation.end)} us, all in one race{again}:"
+        f" {marked(factor(ablation.total.gain), spoilt)} ({interval(ablation.total.low, ablation.total.high)})",
     )
     right = ("median us", "gain", "taken out")
     table = make_table("edit", "median us", "gain", "interval", "taken out", "interval ", right=right)
@@ -97,10 +102,10 @@ def tell_race(console: Console, found: Explanation, ablation: Ablation) -> None:
         out = alone[step.edits[0]] if len(step.edits) == 1 else None
         table.add_row(
             cell(changes),
-            marked(figure(step.timing.median_us), step.timing.disturbed),
-            "tie" if step.gain.tie else factor(step.gain.gain),
+            _us(step.timing),
+            marked(_gain(step.gain), spoilt),
             interval(step.gain.low, step.gain.high),
-            "" if out is None else "tie" if out.gain and out.gain.tie else factor(out.gain.gain if out.gain else None),
+            "" if out is None else marked(_gain(out.gain), spoilt and out.gain is not None),
             "" if out is None else interval(out.gain.low, out.gain.high) if out.gain else cell(out.reason[:60]),
         )
     console.print(table)
@@ -110,5 +115,15 @@ def tell_race(console: Console, found: Explanation, ablation: Ablation) -> None:
         " Of the same rounds, so that the machine's changes cancel",
         "dim",
     )
-    if any(t.disturbed for t in (ablation.start, ablation.end, *(s.timing for s in ablation.path))):
-        console.print(DISTURBED_NOTE, style="bold red", highlight=False, soft_wrap=True)
+    if spoilt:
+        held = f"; it was so in {ablation.races} races in a row" if ablation.races > 1 else ""
+        note = f"{DISTURBED_NOTE}{held}. Stop other programs, or measure on a quiet machine"
+        console.print(note, style="bold red", highlight=False, soft_wrap=True)
+
+
+def _us(timing: Timing) -> str:
+    return marked(figure(timing.median_us), timing.disturbed)
+
+
+def _gain(gain: PairedGain | None) -> str:
+    return factor(None) if gain is None else "tie" if gain.tie else factor(gain.gain)

@@ -29,6 +29,7 @@ def runs(db: Db = DEFAULT_DB, json: Json = False) -> None:
         found = queries.runs(store)
         leaders = queries.best_by_run(store)
         refused = queries.refused_in_finals(store)
+        noise = queries.noise_floors_of(store, list(leaders))
     if json:
         records = [
             vars(r)
@@ -38,7 +39,7 @@ def runs(db: Db = DEFAULT_DB, json: Json = False) -> None:
                     {
                         "candidate": b.id,
                         "workload": b.workload,
-                        "speedup": round(1 / b.ratio, 4),
+                        "speedup": 1 / b.ratio,
                         "stage": b.stage,
                         "disturbed": b.disturbed,
                     }
@@ -63,7 +64,7 @@ def runs(db: Db = DEFAULT_DB, json: Json = False) -> None:
             str(r.evaluations),
             str(r.passed - refused.get(r.name, 0)),
             format_duration(r.elapsed_s),
-            marked(speedup(first.ratio), first.disturbed) if first else "-",
+            marked(speedup(first.ratio, noise.get((r.name, first.workload))), first.disturbed) if first else "-",
             r.created[:16].replace("T", " "),
         )
     console = make_console()

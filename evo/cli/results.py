@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ from rich.table import Table
 from evo.cli.cells import visible
 from evo.cli.options import command_line
 from evo.cli.screen import busy_share
-from evo.cli.tables import marked, short_id, timing_record
+from evo.cli.tables import marked, short_id, speedup, timing_record
 from evo.finals import TWIN, Finalist, Finals
 from evo.progress import Progress
 from evo.run import Outcome
 from evo.store import queries
 from evo.store.columns import public_id
+from evo.store.finalists import finals as read_finals
 from evo.store.store import Store
 
 __all__ = ["outcome_record", "print_outcome", "race_table"]
@@ -30,6 +32,7 @@ def outcome_record(outcome: Outcome, started: float, store: Store) -> dict[str, 
     before_search_s = max(0.0, search.started_unix - started)
     searched_s = max(progress.elapsed_s, 1e-9)
     device_s = max(progress.device_seconds, 1e-9)
+    ties = {f.island: [one.id for one in f.finalists if one.tie] for f in read_finals(store, run.name)}
     return {
         "run": run.name,
         "kernel": run.spec.kernel,
@@ -49,18 +52,22 @@ def outcome_record(outcome: Outcome, started: float, store: Store) -> dict[str, 
             for f in queries.refused_finalists(store, run.name)
         ],
         "first_failure": next((f.id for f in queries.failures(store, run.name, limit=1)), None),
-        "device_busy_share": round(busy_share(progress), 3),
-        "gate_share": round(progress.gate_seconds / device_s, 3),
-        "timing_share": round(progress.timing_seconds / device_s, 3),
-        "timing_share_of_search": round(progress.timing_seconds / searched_s, 3),
+        "device_busy_share": busy_share(progress),
+        "gate_share": progress.gate_seconds / device_s,
+        "timing_share": progress.timing_seconds / device_s,
+        "timing_share_of_search": progress.timing_seconds / searched_s,
         "evaluation_ms": evaluation_ms(progress),
         "workloads": [
-            _workload_record(outcome, island, finals, before_search_s) for island, finals in enumerate(outcome.finals)
+            _workload_record(outcome, island, held, before_search_s, ties.get(island, ()))
+            for island, held in enumerate(outcome.finals)
         ],
     }
 
 
-def _workload_record(outcome: Outcome, island: int, finals: Finals, before_search_s: float) -> dict[str, Any]:
+def _workload_record(
+    outcome: Outcome, island: int, finals: Finals, before_search_s: float, ties: Sequence[str]
+) -> dict[str, Any]:
+    """ties: the finalists that cannot be told from the winner."""
     run = outcome.run
     ceiling = finals.baseline(finals.ceiling)
     record: dict[str, Any] = {
@@ -77,6 +84,7 @@ def _workload_record(outcome: Outcome, island: int, finals: Finals, before_searc
             if elapsed_s is not None
         },
     }
+    record["ties_with_winner"] = ties
     record["disturbed"] = any(t.disturbed for t in finals.baselines if t.protocol != "hot")
     record["discarded_rounds"] = int(max((t.clocks.get("discarded", 0.0) for t in finals.baselines), default=0.0))
     if finals.winner is not None and finals.winner.hot is not None:
@@ -84,12 +92,12 @@ def _workload_record(outcome: Outcome, island: int, finals: Finals, before_searc
     if finals.winner is not None and finals.winner.timing is not None:
         record["winner"] = _finalist_record(outcome, finals.winner)
         if finals.noise is not None:
-            record["noise_floor"] = round(finals.noise, 5)
+            record["noise_floor"] = finals.noise
         if finals.claimed is not None and finals.regret is not None:
-            record["claimed_speedup"] = round(1 / finals.claimed, 4)
-            record["selection_regret"] = round(finals.regret, 5)
+            record["claimed_speedup"] = 1 / finals.claimed
+            record["selection_regret"] = finals.regret
         if ceiling is not None:
-            record["times_ceiling"] = round(finals.winner.timing.median_us / ceiling.median_us, 4)
+            record["times_ceiling"] = finals.winner.timing.median_us / ceiling.median_us
             record["ceiling"] = finals.ceiling
     return record
 
@@ -139,6 +147,10 @@ def print_outcome(console: Console, outcome: Outcome, record: dict[str, Any], db
                 soft_wrap=True,
             )
         _print_trust(console, workload)
+        if tied := workload["ties_with_winner"]:
+            many = f"{len(tied)} other finalists tie" if len(tied) > 1 else "another finalist ties"
+            shown = command_line(db, "show", record["run"])
+            console.print(f"{many} with the winner:  {shown}", highlight=False, soft_wrap=True)
         reached = ", ".join(f"{k} after {v:g} s" for k, v in workload["reached_s"].items())
         if reached:
             console.print(f"reached {reached} from the start of the command", highlight=False)
@@ -219,9 +231,7 @@ def race_table(workload: dict[str, Any], finals: Finals) -> Table:
     rows += [(name, record, False) for name, record in workload["baselines"].items()]
     for name, record, ours in rows:
         style = "bold green" if ours else ""
-        gain = f"{record['speedup']:.3f}x" if "speedup" in record else "1"
-        if "speedup" in record and abs(record["speedup"] - 1) <= workload.get("noise_floor", 0.0):
-            gain = "tie"
+        gain = speedup(record["ratio"], workload.get("noise_floor")) if "ratio" in record else "1"
         interval = f"{record['speedup_low']:.3f} to {record['speedup_high']:.3f}" if "speedup" in record else ""
         share = f"{record['median_us'] / bound.median_us:.3f}" if bound else ""
         table.add_row(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -12,9 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from evo.cli.cells import visible
-from evo.cli.options import DEFAULT_DB, CandidateName, Db, Json, command_line, make_console, print_json
-from evo.cli.recorded import named_candidate
+from evo.cli.options import DEFAULT_DB, Db, Json, command_line, make_console, print_json
+from evo.cli.recorded import named_candidate, unknown
+from evo.cli.show_run import RunFinals, print_run, read_run, run_json
 from evo.cli.tables import DISTURBED_NOTE, make_table, marked, short_id, speedup
+from evo.errors import UnknownNameError
 from evo.store import Stage, candidates, queries
 from evo.store.records import CandidateRecord, FinalRace, TimingRecord
 from evo.store.seeds import gate_seeds
@@ -31,14 +34,24 @@ def register(app: typer.Typer) -> None:
 
 
 def show(
-    candidate: CandidateName,
-    source: Annotated[bool, typer.Option("--source", help="Print the rendered source.")] = False,
+    name: Annotated[
+        str, typer.Argument(metavar="CANDIDATE|RUN", help="Its identifier, a run's name, or a unique beginning of one.")
+    ],
+    source: Annotated[bool, typer.Option("--source", help="Print the candidate's rendered source.")] = False,
     db: Db = DEFAULT_DB,
     json: Json = False,
 ) -> None:
-    """Show everything that is known of a candidate."""
+    """Show everything that is known of a candidate; or of a run its finalists, and which of them tie with the winner."""
     with Store.open(db, write=False) as store:
-        record = named_candidate(store, candidate, db)
+        try:
+            record = candidates.candidate(store, name) if not source else named_candidate(store, name, db)
+        except UnknownNameError as error:
+            found = _run(store, name, error)
+            if json:
+                print_json(run_json(found))
+            else:
+                print_run(make_console(), found, db)
+            return
         text = candidates.source(store, record.id) if source else ""
         run = queries.run(store, record.run)
         seeds = gate_seeds(run.options, run.seed)
@@ -58,6 +71,14 @@ def show(
         return
     _print_candidate(console, record, seeds, db)
     _print_timings(console, record, races)
+
+
+def _run(store: Store, name: str, error: UnknownNameError) -> RunFinals:
+    """What is no candidate's name may be a run's. error: of the candidate that was looked for."""
+    try:
+        return read_run(store, name)
+    except UnknownNameError:
+        raise error if set(name.lower()) <= set(string.hexdigits) else unknown(store, name) from None
 
 
 def _record(record: CandidateRecord, races: Sequence[FinalRace]) -> dict[str, Any]:

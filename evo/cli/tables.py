@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from evo.cli.cells import visible
-from evo.evaluation import Timing
+from evo.evaluation import Timing, within_noise
 
 __all__ = ["DISTURBED_NOTE", "make_table", "marked", "say", "short_id", "short_workload", "speedup", "timing_record"]
 
@@ -52,7 +52,7 @@ def say(console: Console, text: str, style: str = "") -> None:
 
 def speedup(ratio: float | None, noise: float | None = None) -> str:
     """The reference's time over the candidate's; a tie if that is within the noise floor."""
-    if ratio and noise is not None and abs(1 / ratio - 1) <= noise:
+    if within_noise(ratio, noise):
         return "tie"
     return f"{1 / ratio:.3f}x" if ratio else "-"
 
@@ -69,17 +69,19 @@ def short_workload(key: str) -> str:
 
 
 def timing_record(timing: Timing) -> dict[str, Any]:
+    """As it was measured: figures are rounded once, where they are printed."""
     record = {
-        "median_us": round(timing.median_us, 3),
-        "low_us": round(timing.low_us, 3),
-        "high_us": round(timing.high_us, 3),
+        "median_us": timing.median_us,
+        "low_us": timing.low_us,
+        "high_us": timing.high_us,
         "samples": len(timing.samples_us),
         "disturbed": timing.disturbed,
     }
     if timing.ratio and timing.ratio_low and timing.ratio_high:
         record |= {
-            "speedup": round(1 / timing.ratio, 4),
-            "speedup_low": round(1 / timing.ratio_high, 4),
-            "speedup_high": round(1 / timing.ratio_low, 4),
+            "ratio": timing.ratio,
+            "speedup": 1 / timing.ratio,
+            "speedup_low": 1 / timing.ratio_high,
+            "speedup_high": 1 / timing.ratio_low,
         }
     return record

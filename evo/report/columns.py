@@ -6,7 +6,6 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,13 +15,14 @@ from evo.evaluation import PASSED
 from evo.space import Value
 from evo.store import models as m
 from evo.store.columns import ORDERS_PER_RUN, key_range
+from evo.store.credit import Trial, read_parents, trials
 from evo.store.lookups import at_once
 from evo.store.store import Store
 
 __all__ = ["Candidates", "SearchTiming", "read_candidates", "read_timings"]
 
 _NONE = -1
-_c, _t, _p = m.Candidate, m.Timing, m.Parentage
+_c, _t = m.Candidate, m.Timing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +30,8 @@ class Candidates:
     """Those of one island, a row each, by order.
 
     order, elapsed_s, score (NaN without one), seconds (in the device process). status, operator: indices into `statuses`
-    and `operators`. parent: row of the first parent, or -1. values: by parameter, indices into `tried[parameter]`, -1
-    where it has no part. passed: whether the search did not refuse it.
+    and `operators`. compared: whether it has a timed parent; better: faster than the fastest of these. values: by
+    parameter, indices into `tried[parameter]`, -1 where it has no part. passed: whether the search did not refuse it.
     """
 
     order: NDArray[np.int64]
@@ -40,7 +40,8 @@ class Candidates:
     seconds: NDArray[np.float64]
     status: NDArray[np.int32]
     operator: NDArray[np.int32]
-    parent: NDArray[np.int64]
+    compared: NDArray[np.bool_]
+    better: NDArray[np.bool_]
     passed: NDArray[np.bool_]
     statuses: tuple[str, ...]
     operators: tuple[str, ...]
@@ -71,25 +72,22 @@ class SearchTiming:
 def read_candidates(store: Store, run_id: int) -> dict[int, Candidates]:
     """By number of the island; islands without candidates are left out."""
     first, last = key_range(run_id)
-    rows: dict[int, list[Any]] = defaultdict(list)
+    found: dict[int, list[Trial]] = defaultdict(list)
     with store.reading() as connection:
-        parents: dict[int, int] = dict(
-            connection.execute(
-                select(_p.child_id, _p.parent_id).where(_p.child_id.between(first, last), _p.position == 0)
-            ).all()
-        )
-        for row in connection.execute(
+        parents = read_parents(connection, run_id)
+        rows = connection.execute(
             select(_c.island, _c.id, _c.elapsed_s, _c.score, _c.seconds, _c.status, _c.operator, _c.genome)
+            .add_columns(_c.same_code_as_id)
             .where(_c.id.between(first, last))
             .order_by(_c.id)
-        ):
-            rows[row[0]].append(row)
-    return {island: _columns(some, parents) for island, some in sorted(rows.items())}
+        )
+        for trial in trials(rows, parents):
+            found[trial.row.island].append(trial)
+    return {island: _columns(some) for island, some in sorted(found.items())}
 
 
-def _columns(rows: list[Any], parents: Mapping[int, int]) -> Candidates:
-    _, keys, elapsed, score, seconds, status, operator, genomes = zip(*rows, strict=True)
-    place = {key: i for i, key in enumerate(keys)}
+def _columns(some: list[Trial]) -> Candidates:
+    _, keys, elapsed, score, seconds, status, operator, genomes, _ = zip(*(t.row for t in some), strict=True)
     statuses, operators = _Numbered(), _Numbered()
     values, tried = _parameters(genomes)
     return Candidates(
@@ -99,7 +97,8 @@ def _columns(rows: list[Any], parents: Mapping[int, int]) -> Candidates:
         seconds=np.array(seconds, float),
         status=np.array([statuses[s] for s in status], np.int32),
         operator=np.array([operators[o] for o in operator], np.int32),
-        parent=np.array([place.get(parents.get(k, _NONE), _NONE) for k in keys], np.int64),
+        compared=np.array([t.better is not None for t in some]),
+        better=np.array([bool(t.better) for t in some]),
         passed=np.array([s in PASSED for s in status]),
         statuses=tuple(statuses),
         operators=tuple(operators),

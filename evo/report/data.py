@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from evo.evaluation import within_noise
 from evo.report.columns import Candidates, SearchTiming, read_candidates, read_timings
 from evo.report.importance import Importance, weigh_parameters
 from evo.report.parameters import KnownParameter, Problem, known_parameters, read_problem
@@ -14,6 +15,7 @@ from evo.store import candidates as recorded
 from evo.store import importance as asked
 from evo.store import queries
 from evo.store.columns import public_id
+from evo.store.finalists import Finalist, finals
 from evo.store.records import CandidateRecord, Failure, FinalRace, IslandSummary, RunSummary, Step, TimingRecord
 from evo.store.store import Store
 
@@ -26,12 +28,13 @@ _TWIN = "twin"
 
 @dataclass(frozen=True, kw_only=True)
 class Milestone:
-    """A candidate that was faster than all before it on its island. row: in the columns; place: counted from 1."""
+    """A candidate that was faster than all before it on its island. row: in the columns. evaluated: how many were
+    tried there by then, itself included."""
 
     row: int
     order: int
     id: str
-    place: int
+    evaluated: int
     elapsed_s: float
     speedup: float
     low: float
@@ -48,7 +51,8 @@ class WorkloadData:
     """One workload of a run.
 
     leader: the winner, or else the best of the search, which no final has confirmed. race: what the leader's last final
-    timed beside it. steps: its ancestors and itself. disturbed: those of them whose search timing was.
+    timed beside it. finalists: all whom that final timed. steps: its ancestors and itself. disturbed: those of them whose
+    search timing was.
     reference: the name of the baseline that speed-ups are over, if a final timed it.
     """
 
@@ -58,6 +62,7 @@ class WorkloadData:
     milestones: tuple[Milestone, ...]
     leader: CandidateRecord | None
     race: FinalRace | None
+    finalists: tuple[Finalist, ...]
     steps: tuple[Step, ...]
     disturbed: frozenset[str]
     failures: tuple[Failure, ...]
@@ -114,8 +119,7 @@ class WorkloadData:
     @property
     def tie(self) -> bool:
         """Whether the speed-up is within the noise floor."""
-        timing = self.timing
-        return bool(timing and timing.ratio and self.noise is not None and abs(1 / timing.ratio - 1) <= self.noise)
+        return self.timing is not None and within_noise(self.timing.ratio, self.noise)
 
     @property
     def regret(self) -> float | None:
@@ -144,6 +148,7 @@ def read_run_data(store: Store, name: str) -> RunData:
     refused = queries.refused_finalists(store, run.name)
     columns = read_candidates(store, stored.id)
     out = {f.order for f in refused}
+    held = {f.island: f.finalists for f in finals(store, run.name)}
     workloads = []
     for island in run.islands:
         some = columns.get(island.number)
@@ -162,6 +167,7 @@ def read_run_data(store: Store, name: str) -> RunData:
                 milestones=_milestones(store, stored.id, stored.uid, some, out) if some else (),
                 leader=leader,
                 race=races[-1] if races else None,
+                finalists=held[island.number],
                 steps=steps,
                 disturbed=queries.disturbed(store, [s.id for s in steps]),
                 failures=tuple(f for f in failures if f.island == island.number),
@@ -199,7 +205,7 @@ def _milestones(store: Store, run_id: int, uid: str, some: Candidates, refused: 
                 row=row,
                 order=order,
                 id=public_id(uid, order),
-                place=row + 1,
+                evaluated=row + 1,
                 elapsed_s=float(some.elapsed_s[row]),
                 speedup=1 / ratio,
                 low=1 / high,

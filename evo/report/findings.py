@@ -4,11 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from evo.evaluation import within_noise
 from evo.report.data import RunData, WorkloadData
 from evo.report.text import counted, duration, interval, micro, percent, short, times
-from evo.store.records import TimingRecord
+from evo.store.finalists import Finalist
+from evo.store.records import CandidateRecord, TimingRecord
 
-__all__ = ["Fact", "RaceRow", "facts", "headline", "race_rows", "remarks", "run_headline", "size"]
+__all__ = [
+    "Fact",
+    "FinalistRow",
+    "RaceRow",
+    "facts",
+    "finalist_rows",
+    "finalists_sentence",
+    "headline",
+    "race_rows",
+    "remarks",
+    "run_headline",
+    "size",
+]
 
 MARK_NOTE = "something slowed the device down while this was timed: do not trust the figure"
 
@@ -37,6 +51,23 @@ class RaceRow:
     samples: int
     marked: bool
     leader: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinalistRow:
+    """A finalist of the last final. behind: the winner's speed-up over this one's; search: what it seemed to be there."""
+
+    name: str
+    order: int
+    median: str
+    interval: str
+    speedup: str
+    speedup_interval: str
+    behind: str
+    behind_interval: str
+    search: str
+    marked: bool
+    leader: bool
 
 
 def size(data: WorkloadData) -> str:
@@ -116,12 +147,19 @@ def facts(data: WorkloadData) -> list[Fact]:
         passed = int(data.candidates.passed.sum())
         refused = f", {len(data.refused)} refused later" if data.refused else ""
         found.append(Fact(name="candidates", value=f"{data.number:,}", note=f"{passed:,} passed the search{refused}"))
-    if data.milestones:
-        last = data.milestones[-1]
-        found.append(
-            Fact(name="best found after", value=duration(last.elapsed_s), note=f"candidate {last.place:,} here")
-        )
+    if data.leader is not None:
+        found.append(_leader_fact(data, data.leader))
     return found
+
+
+def _leader_fact(data: WorkloadData, leader: CandidateRecord) -> Fact:
+    """When it was found; and who seemed faster at the end of the search, if that was another."""
+    note = f"{short(leader.id)} #{leader.order}"
+    last = data.milestones[-1] if data.milestones else None
+    if last is not None and last.order != leader.order:
+        note += f"; the fastest in the search was #{last.order}, after {duration(last.elapsed_s)}"
+    name = f"{'winner' if data.confirmed else 'best'} found after"
+    return Fact(name=name, value=duration(leader.elapsed_s), note=note)
 
 
 def race_rows(data: WorkloadData) -> list[RaceRow]:
@@ -136,19 +174,51 @@ def race_rows(data: WorkloadData) -> list[RaceRow]:
 
 def _row(data: WorkloadData, timing: TimingRecord, bound: TimingRecord | None, *, leader: bool) -> RaceRow:
     assert data.leader is not None
-    tie = leader and data.tie
     return RaceRow(
         name=short(data.leader.id) if leader else timing.contender,
         role=("winner" if data.confirmed else "best so far") if leader else data.roles.get(timing.contender, ""),
         median=micro(timing.median_us),
         interval=f"{micro(timing.low_us)} to {micro(timing.high_us)}",
-        speedup="tie" if tie else times(timing.ratio) if timing.ratio else "1",
+        speedup="tie" if within_noise(timing.ratio, data.noise) else times(timing.ratio) if timing.ratio else "1",
         speedup_interval=interval(timing.ratio_low, timing.ratio_high),
         share=f"{timing.median_us / bound.median_us:.3f}" if bound else "",
         samples=len(timing.samples_us),
         marked=timing.disturbed,
         leader=leader,
     )
+
+
+def finalist_rows(data: WorkloadData) -> list[FinalistRow]:
+    """Who was raced in the last final, the winner first; nobody if it was alone, for the race is told already."""
+    return [_finalist_row(data, f) for f in data.finalists] if len(data.finalists) > 1 else []
+
+
+def _finalist_row(data: WorkloadData, f: Finalist) -> FinalistRow:
+    behind = "" if f.behind is None else "tie" if f.tie else f"{f.behind:.3f}×"
+    return FinalistRow(
+        name=short(f.id),
+        order=f.order,
+        median=micro(f.median_us) if f.median_us else "",
+        interval=f"{micro(f.low_us)} to {micro(f.high_us)}" if f.low_us and f.high_us else "",
+        speedup="tie" if within_noise(f.ratio, data.noise) else times(f.ratio),
+        speedup_interval=interval(f.ratio_low, f.ratio_high),
+        behind="winner" if f.winner else behind,
+        behind_interval=f"{f.behind_low:.3f} to {f.behind_high:.3f}" if f.behind_low and f.behind_high else "",
+        search=times(f.score),
+        marked=f.disturbed,
+        leader=f.winner,
+    )
+
+
+def finalists_sentence(data: WorkloadData) -> str:
+    """Who cannot be told from the winner, in words; empty where nobody won."""
+    if not any(f.winner for f in data.finalists):
+        return ""
+    ties = [f for f in data.finalists if f.tie]
+    if not ties:
+        return "No other finalist ties with the winner."
+    names = ", ".join(f"{short(f.id)} #{f.order}" for f in ties)
+    return f"{counted(len(ties), 'finalist ties', 'finalists tie')} with the winner: {names}."
 
 
 def remarks(data: WorkloadData) -> list[str]:

@@ -22,7 +22,16 @@ from evo.report.figures.importance import draw_importance
 from evo.report.figures.lineage import change_text, draw_lineage, gain_text
 from evo.report.figures.operators import OperatorCredit, credit_operators, draw_operators
 from evo.report.figures.pairs import HeatMap, draw_heat_map, map_pairs
-from evo.report.findings import facts, headline, race_rows, remarks, run_headline, size
+from evo.report.findings import (
+    facts,
+    finalist_rows,
+    finalists_sentence,
+    headline,
+    race_rows,
+    remarks,
+    run_headline,
+    size,
+)
 from evo.report.palette import DARK, LIGHT, figure_css, variables
 from evo.report.protocol import commands, environment_rows, measured_rows, protocol_words, setup_rows
 from evo.report.svg import Figure
@@ -95,7 +104,8 @@ def _environment() -> Environment:
         "percent": percent, "short": short, "size": size, "times": times, "value": value_text,
     }  # fmt: skip
     environment.globals |= {
-        "commands": commands, "environment_rows": environment_rows, "facts": facts, "headline": headline,
+        "commands": commands, "environment_rows": environment_rows, "facts": facts, "finalist_rows": finalist_rows,
+        "finalists_sentence": finalists_sentence, "headline": headline,
         "measured_rows": measured_rows, "protocol_words": protocol_words, "race_rows": race_rows, "remarks": remarks,
         "run_headline": run_headline, "setup_rows": setup_rows,
     }  # fmt: skip

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TypeAlias
 
-from sqlalchemy import Connection, Row, Select, select
+from sqlalchemy import Connection, Select, select
 
 from evo.genome import Genome
 from evo.store import models as m
 from evo.store.columns import ORDERS_PER_RUN
+from evo.store.figures import search_figures
+from evo.store.gains import gain_between
 from evo.store.records import Change, Relative, Step
 from evo.store.relatives import RELATIVE_COLUMNS, read_relative, resolve_candidate
 from evo.store.store import Store
@@ -17,8 +18,6 @@ from evo.store.store import Store
 __all__ = ["ancestry", "genome_change"]
 
 _c, _p = m.Candidate, m.Parentage
-
-_Figures: TypeAlias = "Row[int | None, float, float | None, float | None]"
 
 
 def ancestry(store: Store, prefix: str) -> tuple[Step, ...]:
@@ -33,12 +32,12 @@ def ancestry(store: Store, prefix: str) -> tuple[Step, ...]:
         # IN and no joins: a planner that joins may read the whole of the other table to find a handful.
         members = select(line.c.id)
         parents = _parents(connection, members)
-        timings = _timings(connection, key // ORDERS_PER_RUN, members)
         rows = connection.execute(
             select(_c.id, _c.public_id, _c.order, _c.operator, _c.status, _c.score, _c.genome)
             .where(_c.id.in_(members))
             .order_by(_c.id)
         ).all()
+        figures = search_figures(connection, key // ORDERS_PER_RUN, [row.id for row in rows])
     genomes = {row.id: Genome.from_json(row.genome) for row in rows}
     main = {key}
     while parents[key]:
@@ -47,7 +46,8 @@ def ancestry(store: Store, prefix: str) -> tuple[Step, ...]:
     steps = []
     for row in rows:
         first = parents[row.id][0] if parents[row.id] else None
-        own, before = timings.get(row.id), timings.get(first[0]) if first else None
+        own = figures.get(row.id)
+        gain = gain_between(figures.get(first[0]), own) if first else None
         steps.append(
             Step(
                 id=row.public_id,
@@ -56,8 +56,8 @@ def ancestry(store: Store, prefix: str) -> tuple[Step, ...]:
                 status=row.status,
                 score=row.score,
                 median_us=own.median_us if own else None,
-                gain=first[1].score / row.score if first and first[1].score and row.score else None,
-                tie=_overlap(own, before) if own and before else None,
+                gain=gain.gain if gain else None,
+                tie=gain.tie if gain else None,
                 parents=tuple(parent for _, parent in parents[row.id]),
                 change=genome_change(genomes[first[0]], genomes[row.id]) if first else {},
                 parameters=genomes[row.id].parameters,
@@ -87,20 +87,3 @@ def _parents(connection: Connection, members: Select[int]) -> dict[int, list[tup
     for child, parent, *row in rows:
         found[child].append((parent, read_relative(row)))
     return found
-
-
-def _timings(connection: Connection, run_id: int, members: Select[int]) -> dict[int, _Figures]:
-    """median_us, ratio_low and ratio_high of the search's cold timing, by key, where there is one."""
-    t = m.Timing
-    rows = connection.execute(
-        select(t.candidate_id, t.median_us, t.ratio_low, t.ratio_high)
-        .where(t.run_id == run_id, t.candidate_id.in_(members), t.round == 0)
-        .where(t.contender == "candidate", t.protocol == "cold")
-    )
-    return {row.candidate_id: row for row in rows if row.candidate_id is not None}
-
-
-def _overlap(one: _Figures, other: _Figures) -> bool | None:
-    if None in (one.ratio_low, one.ratio_high, other.ratio_low, other.ratio_high):
-        return None
-    return bool(one.ratio_low <= other.ratio_high and other.ratio_low <= one.ratio_high)

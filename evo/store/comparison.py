@@ -13,6 +13,7 @@ from evo.evaluation import PASSED
 from evo.store import StoredRun
 from evo.store import models as m
 from evo.store.columns import key_range
+from evo.store.gains import Figure, gain_between
 from evo.store.leaders import best_of_runs
 from evo.store.records import Best
 from evo.store.runs import read_run, resolve_run
@@ -30,9 +31,10 @@ class ComparedRun:
     """One run's search for one workload.
 
     The best's figures are of the last final if `stage` is "final", else of the search; speedup: over the reference
-    baseline, None where nothing passed. behind: the fastest run's speed-up over this one's, of the same device; tie: its
-    interval overlaps the fastest's. candidates, failures: of this workload. candidates_per_s: by the seconds of the run's
-    search, which its workloads share. reached_s: {"1.1x": seconds of search until the search's own figure first was that}.
+    baseline, None where nothing passed. behind: the fastest run's speed-up over this one's, of the same device; tie: the
+    interval of that holds 1 (see `evo.store.gains`). candidates, failures: of this workload. candidates_per_s: by the
+    seconds of the run's search, which its workloads share. reached_s: {"1.1x": seconds of search until the search's own
+    figure first was that}.
     """
 
     workload: str
@@ -165,15 +167,16 @@ def _ranked(rows: Sequence[ComparedRun]) -> list[ComparedRun]:
             found.append(row)
             continue
         first = max(peers, key=lambda r: r.speedup or 0.0)
-        behind = (first.speedup or 0.0) / row.speedup
-        found.append(replace(row, behind=behind, tie=_overlap(row, first)))
+        gain = gain_between(_figure(row), _figure(first))
+        found.append(replace(row, behind=gain.gain, tie=gain.tie) if gain else row)
     return sorted(found, key=lambda r: (r.speedup is None, -(r.speedup or 0.0), r.run))
 
 
-def _overlap(one: ComparedRun, other: ComparedRun) -> bool | None:
-    if one.speedup_low is None or one.speedup_high is None or other.speedup_low is None or other.speedup_high is None:
+def _figure(row: ComparedRun) -> Figure | None:
+    if row.speedup is None:
         return None
-    return one.speedup_low <= other.speedup_high and other.speedup_low <= one.speedup_high
+    low, high = (1 / limit if limit else None for limit in (row.speedup_high, row.speedup_low))
+    return Figure(ratio=1 / row.speedup, ratio_low=low, ratio_high=high)
 
 
 def _settings(runs: Sequence[StoredRun]) -> list[Setting]:

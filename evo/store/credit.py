@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from evo.store.rules import spent
 from evo.store.runs import resolve_run
 from evo.store.store import Store
 
-__all__ = ["OperatorCredit", "operators"]
+__all__ = ["OperatorCredit", "Trial", "operators", "read_parents", "trials"]
 
 _c, _b, _p = m.Candidate, m.Build, m.Parentage
 
@@ -28,7 +28,8 @@ class OperatorCredit:
     """An operator in one window of a run's search time, or in all of it (window None).
 
     trials: candidates it made. passed: of them. new_code: of the passed, those whose machine code was not known already.
-    better: of those with a timed parent, faster than that; compared: how many these were; success: share of them.
+    better: of those with a timed parent, faster than the fastest of these; compared: how many those were; success: share
+    of them.
     improvements: faster than everything before on their island. gain: by what factor these together lowered the best time
     (1.0: not at all). seconds: building and measuring all of its trials. gain_rate: 100 times the logarithm of the gain, per
     second: per cent a second where that is little, and such that it can be added and averaged.
@@ -60,11 +61,10 @@ def operators(store: Store, run: str, *, windows: int = 5) -> list[OperatorCredi
     with store.reading() as connection:
         key = resolve_run(connection, run)
         rows = _candidates(connection, key)
-        parents = _parents(connection, key)
+        parents = read_parents(connection, key)
     length = max((row.elapsed_s for row in rows), default=0.0)
-    trials = list(_trials(rows, parents))
-    groups: dict[tuple[str, int | None], list[_Trial]] = defaultdict(list)
-    for trial in trials:
+    groups: dict[tuple[str, int | None], list[Trial]] = defaultdict(list)
+    for trial in trials(rows, parents):
         groups[trial.row.operator, None].append(trial)
         window = min(windows - 1, int(trial.row.elapsed_s / length * windows)) if length else 0
         groups[trial.row.operator, window].append(trial)
@@ -76,9 +76,13 @@ def operators(store: Store, run: str, *, windows: int = 5) -> list[OperatorCredi
 
 
 @dataclass(frozen=True)
-class _Trial:
+class Trial:
+    """A candidate against its parents, and against all before it."""
+
     row: Any
-    parent_score: float | None
+    better: bool | None
+    """Whether it is faster than the fastest of its parents; None where none of them has a time. Against any other parent an
+    operator that puts two together would be praised for what it took from the faster one."""
     improvement: float
     """Logarithm of the island's best time before over its own, 0 if it is not better."""
 
@@ -95,7 +99,8 @@ def _candidates(connection: Connection, run_id: int) -> list[Any]:
     )
 
 
-def _parents(connection: Connection, run_id: int) -> dict[int, list[int]]:
+def read_parents(connection: Connection, run_id: int) -> dict[int, list[int]]:
+    """Of every candidate of a run that has any, by key."""
     found: dict[int, list[int]] = defaultdict(list)
     for child, parent in connection.execute(
         select(_p.child_id, _p.parent_id).where(_p.child_id.between(*key_range(run_id)))
@@ -104,8 +109,9 @@ def _parents(connection: Connection, run_id: int) -> dict[int, list[int]]:
     return found
 
 
-def _trials(rows: Iterable[Any], parents: dict[int, list[int]]) -> Iterable[_Trial]:
-    """In the order of proposal, in which a sampler is told."""
+def trials(rows: Iterable[Any], parents: Mapping[int, Sequence[int]]) -> Iterator[Trial]:
+    """Of candidates in the order of proposal, in which a sampler is told. rows: with `id`, `island`, `status`, `score` and
+    `same_code_as_id`; parents: keys by that of the child. A candidate whose code was known already has that one's time."""
     scores: dict[int, float] = {}
     best: dict[int, float] = {}
     for row in rows:
@@ -119,7 +125,8 @@ def _trials(rows: Iterable[Any], parents: dict[int, list[int]]) -> Iterable[_Tri
         elif row.status == Status.SAME_CODE.value and row.same_code_as_id in scores:
             scores[row.id] = scores[row.same_code_as_id]
         known = [scores[parent] for parent in parents.get(row.id, ()) if parent in scores]
-        yield _Trial(row, min(known) if known else None, improvement)
+        better = row.score is not None and row.score < min(known) if known else None
+        yield Trial(row, better, improvement)
 
 
 def _bounds(window: int | None, windows: int, length: float) -> tuple[float, float]:
@@ -127,23 +134,23 @@ def _bounds(window: int | None, windows: int, length: float) -> tuple[float, flo
 
 
 def _credit(
-    operator: str, window: int | None, trials: list[_Trial], bounds: tuple[float, float]
+    operator: str, window: int | None, made: list[Trial], bounds: tuple[float, float]
 ) -> OperatorCredit:
-    compared = [t for t in trials if t.parent_score is not None]
-    better = sum(t.row.score is not None and t.row.score < t.parent_score for t in compared)
-    gain, seconds = sum(t.improvement for t in trials), sum(spent(t.row) for t in trials)
+    compared = [t.better for t in made if t.better is not None]
+    better = sum(compared)
+    gain, seconds = sum(t.improvement for t in made), sum(spent(t.row) for t in made)
     return OperatorCredit(
         operator=operator,
         window=window,
         from_s=bounds[0],
         to_s=bounds[1],
-        trials=len(trials),
-        passed=sum(t.row.status in PASSED for t in trials),
-        new_code=sum(t.row.status == Status.OK.value for t in trials),
+        trials=len(made),
+        passed=sum(t.row.status in PASSED for t in made),
+        new_code=sum(t.row.status == Status.OK.value for t in made),
         compared=len(compared),
         better=better,
         success=better / len(compared) if compared else None,
-        improvements=sum(t.improvement > 0 for t in trials),
+        improvements=sum(t.improvement > 0 for t in made),
         gain=math.exp(gain),
         seconds=seconds,
         gain_rate=100 * gain / seconds if seconds else None,

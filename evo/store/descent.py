@@ -10,24 +10,23 @@ from typing import Any, Literal
 
 from sqlalchemy import Connection, literal, select, union_all
 
-from evo.evaluation import Status
 from evo.genome import Genome
 from evo.space import Value
 from evo.store import models as m
 from evo.store.ancestry import genome_change
 from evo.store.artefacts import read_texts
 from evo.store.columns import ORDERS_PER_RUN, Key
-from evo.store.gains import Figure, Gain, gain_between
-from evo.store.lookups import at_once
+from evo.store.figures import search_figures
+from evo.store.gains import Gain, gain_between
+from evo.store.lookups import rows_of
 from evo.store.records import Change, Relative
 from evo.store.relatives import RELATIVE_COLUMNS, read_relative, resolve_candidate
 from evo.store.store import Store
 
-__all__ = ["Family", "Kin", "family", "search_figures", "unified"]
+__all__ = ["Family", "Kin", "family", "unified"]
 
-_c, _p, _t = m.Candidate, m.Parentage, m.Timing
+_c, _p = m.Candidate, m.Parentage
 _UP, _DOWN = "ancestor", "descendant"
-_SAME_CODE = Status.SAME_CODE.value
 _DIFF_LINES = 3
 Relation = Literal["ancestor", "self", "descendant"]
 
@@ -178,12 +177,6 @@ def _generations(
     return distance
 
 
-def _each(connection: Connection, query: Any, keys: Sequence[int], column: Any) -> Iterable[Any]:
-    """The rows in which the column is one of the keys."""
-    for some in at_once(keys):
-        yield from connection.execute(query.where(column.in_(some)))
-
-
 def _parents(connection: Connection, keys: Sequence[int]) -> dict[int, list[tuple[int, Relative]]]:
     """Key and record of the parents of every one of `keys`, in their order."""
     found: dict[int, list[tuple[int, Relative]]] = defaultdict(list)
@@ -192,40 +185,14 @@ def _parents(connection: Connection, keys: Sequence[int]) -> dict[int, list[tupl
         .join_from(_p, _c, _c.id == _p.parent_id)
         .order_by(_p.child_id, _p.position)
     )
-    for child, parent, *row in _each(connection, query, keys, _p.child_id):
+    for child, parent, *row in rows_of(connection, query, keys, _p.child_id):
         found[child].append((parent, read_relative(row)))
     return dict(found)
 
 
 def _rows(connection: Connection, keys: Sequence[int]) -> Iterable[Any]:
     columns = (_c.id, _c.public_id, _c.order, _c.operator, _c.status, _c.score, _c.genome, _c.source_sha)
-    return _each(connection, select(*columns), keys, _c.id)
-
-
-def search_figures(connection: Connection, run_id: int, keys: Sequence[int]) -> dict[int, Figure]:
-    """The cold time that the search took of each candidate of a run, by key, where there is one; of a candidate whose
-    machine code was known already, that of the one it was known from."""
-    query = select(
-        _t.candidate_id, _t.ratio, _t.ratio_low, _t.ratio_high, _t.median_us, _t.low_us, _t.high_us, _t.clocks
-    ).where(_t.run_id == run_id, _t.round == 0, _t.contender == "candidate", _t.protocol == "cold")
-    known = select(_c.id, _c.same_code_as_id).where(_c.same_code_as_id.is_not(None), _c.status == _SAME_CODE)
-    originals = {row.id: row.same_code_as_id for row in _each(connection, known, keys, _c.id)}
-    found = {
-        row.candidate_id: Figure(
-            ratio=row.ratio,
-            ratio_low=row.ratio_low,
-            ratio_high=row.ratio_high,
-            median_us=row.median_us,
-            low_us=row.low_us,
-            high_us=row.high_us,
-            disturbed=bool(row.clocks.get("disturbed")),
-            timed=row.candidate_id,
-        )
-        for row in _each(connection, query, sorted({*keys, *originals.values()}), _t.candidate_id)
-        if row.ratio is not None
-    }
-    timed = {key: found.get(key) or found.get(originals.get(key, key)) for key in keys}
-    return {key: figure for key, figure in timed.items() if figure is not None}
+    return rows_of(connection, select(*columns), keys, _c.id)
 
 
 def _diff(before: Any, after: Any, texts: Mapping[str, str]) -> str | None:

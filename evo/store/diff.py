@@ -11,7 +11,8 @@ from sqlalchemy import Connection, and_, select
 from evo.genome import Genome
 from evo.store import models as m
 from evo.store.artefacts import read_artefacts
-from evo.store.descent import search_figures, unified
+from evo.store.descent import unified
+from evo.store.figures import final_figures, search_figures
 from evo.store.gains import Figure, gain_between
 from evo.store.machine_code import code_statistics, is_ptx
 from evo.store.relatives import resolve_candidate
@@ -19,7 +20,7 @@ from evo.store.store import Store
 
 __all__ = ["Difference", "DifferenceRow", "diff"]
 
-_c, _t = m.Candidate, m.Timing
+_c = m.Candidate
 _BUILD = ("registers", "spill_bytes", "stack_bytes", "smem_static_bytes", "smem_dynamic_bytes", "occupancy")
 _PROBLEM = ("kernel", "target", "arch", "device", "workload")
 
@@ -124,20 +125,9 @@ def _read(connection: Connection, key: int) -> Any:
 
 def _figures(connection: Connection, row: Any) -> dict[str, Figure]:
     """By stage: the search's cold time, and that of the last final."""
-    found = {}
-    if own := search_figures(connection, row.run_id, [row.id]).get(row.id):
-        found["search"] = own
-    final: Any = connection.execute(
-        select(_t.ratio, _t.ratio_low, _t.ratio_high, _t.median_us, _t.low_us, _t.high_us, _t.clocks)
-        .where(_t.run_id == row.run_id, _t.candidate_id == row.id, _t.stage == "final")
-        .where(_t.contender == "candidate", _t.protocol != "hot")
-        .order_by(_t.round.desc())
-        .limit(1)
-    ).first()
-    if final is not None and final.ratio is not None:
-        values = {k: v for k, v in final._mapping.items() if k != "clocks"}
-        found["final"] = Figure(**values, disturbed=bool(final.clocks.get("disturbed")))
-    return found
+    stages = {"search": search_figures, "final": final_figures}
+    found = {stage: figures(connection, row.run_id, [row.id]).get(row.id) for stage, figures in stages.items()}
+    return {stage: figure for stage, figure in found.items() if figure is not None}
 
 
 def _row(section: str, name: str, one: Any, other: Any) -> DifferenceRow:

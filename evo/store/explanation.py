@@ -16,8 +16,8 @@ from evo.genome import Genome
 from evo.space import Value
 from evo.store import models as m
 from evo.store.columns import key_range
-from evo.store.descent import search_figures
 from evo.store.edits import Edit, Lattice, edits_between
+from evo.store.figures import search_figures
 from evo.store.gains import Figure, Gain, gain_between
 from evo.store.records import Change
 from evo.store.relatives import resolve_candidate

@@ -180,10 +180,10 @@ class CandidateRecord:
 class Step:
     """One candidate on the way from the roots to a descendant.
 
-    change: against the first parent; empty for a root. gain: the first parent's score over this one's (above
-    1: faster), None where either has none. tie: whether the intervals of the two ratios overlap, so that the gain may be
-    chance; None where that is not known. main_line: reached from the descendant through first parents only.
-    median_us: of the search's cold timing.
+    change: against the first parent; empty for a root. gain: over the first parent, None where either has no time; tie: its
+    interval holds 1, so that it may be chance, None where that is not known: as `evo.store.gains` has them. main_line:
+    reached from the descendant through first parents only. median_us: of the search's cold timing, which the machine
+    code's first candidate may have had.
     """
 
     id: str

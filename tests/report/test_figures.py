@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from recorded import PLANS, Plan, record_run
 
+from evo.report.columns import read_candidates
 from evo.report.data import RunData, read_run_data
 from evo.report.figures.convergence import draw_convergence
 from evo.report.figures.failures import failure_kinds
@@ -21,8 +22,10 @@ from evo.report.page import figures_of, sections
 from evo.report.palette import DARK, LIGHT, STEPS
 from evo.report.svg import ticks
 from evo.store import queries
+from evo.store.credit import operators
 from evo.store.importance import importance
 from evo.store.store import Store
+from tests.store import samples as s
 
 
 @pytest.mark.parametrize("name", [plan.name for plan in PLANS])
@@ -86,6 +89,28 @@ def test_operators_share_the_credit_for_all_that_was_gained(known: dict[str, Run
     assert sum(len(c.firsts) for c in credits) == len(data.milestones)
     gained = math.log(data.milestones[-1].speedup / data.milestones[0].speedup)
     assert gained > 0
+
+
+def test_operators_are_credited_on_the_page_as_the_command_does(database: object, known: dict[str, RunData]) -> None:
+    with Store.open(str(database), write=False) as store:
+        asked = {c.operator: c for c in operators(store, "one", windows=1) if c.window is None}
+    shown = {c.name: c for c in credit_operators(known["one"].workloads[0])}
+    assert shown.keys() == asked.keys()
+    assert {n: (c.children, len(c.better)) for n, c in shown.items()} == {
+        n: (c.compared, c.better) for n, c in asked.items()
+    }
+    assert shown["crossover"].children
+
+
+def test_a_child_of_two_is_better_only_if_it_beats_the_faster_one(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "lineage.db", write=True) as store:
+        run = store.create_run(s.SPEC, s.ENVIRONMENT)
+        tried = [(s.ref(0), 0.9), (s.ref(1), 0.4), (s.ref(2, 0, 1), 0.5), (s.ref(3, 0, 1), 0.3)]
+        for ref, ratio in tried:
+            store.add(run, ref, s.passed(ref.order, ratio), elapsed_s=1.0)
+        some = read_candidates(store, run.id)[0]
+    assert some.compared.tolist() == [False, False, True, True]
+    assert some.better.tolist() == [False, False, False, True]
 
 
 def test_failures_are_counted_by_kind_with_their_reasons(known: dict[str, RunData]) -> None:

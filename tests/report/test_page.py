@@ -15,9 +15,11 @@ from recorded import PLANS
 from evo.kernel import load_kernel, template_root
 from evo.report import parameters
 from evo.report.data import RunData, read_run_data
-from evo.report.findings import headline, race_rows
+from evo.report.figures.convergence import draw_convergence
+from evo.report.figures.operators import credit_operators, draw_operators
+from evo.report.findings import facts, finalist_rows, finalists_sentence, headline, race_rows
 from evo.report.page import render_page
-from evo.report.text import clean
+from evo.report.text import clean, duration
 from evo.store.store import Store
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
@@ -132,6 +134,49 @@ def test_a_finished_run_is_told_with_its_interval_its_noise_and_its_baselines(
         "12 calls",
     ):
         assert said in text, said
+
+
+def test_when_the_winner_was_found_is_told_by_its_own_number(known: dict[str, RunData]) -> None:
+    one = known["one"].workloads[0]
+    assert one.leader is not None
+    name = f"{one.leader.id[:10]} #{one.leader.order}"
+    (found,) = [f for f in facts(one) if f.name == "winner found after"]
+    assert (found.value, found.note) == (duration(one.leader.elapsed_s), name)
+    later = replace(one.milestones[-1], order=one.leader.order + 7, elapsed_s=31.0)
+    (found,) = [f for f in facts(replace(one, milestones=(later,))) if f.name == "winner found after"]
+    assert found.note == f"{name}; the fastest in the search was #{later.order}, after 31 s"
+    assert [f.note for f in facts(known["nofinals"].workloads[0]) if f.name == "best found after"]
+
+
+def test_a_page_numbers_candidates_as_the_commands_do(known: dict[str, RunData]) -> None:
+    """By their order in the run, from 0: also where a run has several workloads."""
+    two = known["two"].workloads[1]
+    last = two.milestones[-1]
+    assert last.order == 2 * (last.evaluated - 1) + 1
+    convergence, drawn = draw_convergence(two, "evaluations"), draw_operators(two, credit_operators(two))
+    assert convergence is not None
+    assert drawn is not None
+    assert f"reached with #{last.order} after {last.evaluated} of 80 candidates" in convergence.alt
+    assert f"the best so far, #{last.order}" in drawn.body
+    assert not re.search(r"candidate \d", drawn.body + Page(render_page(known["two"])).text)
+
+
+def test_the_finalists_are_listed_with_who_ties(known: dict[str, RunData], pages: dict[str, Page]) -> None:
+    one = known["one"].workloads[0]
+    rows = finalist_rows(one)
+    assert [r.order for r in rows] == [f.order for f in one.finalists]
+    assert len(rows) == 3
+    assert (rows[0].behind, rows[0].leader) == ("winner", True)
+    assert one.leader is not None
+    assert rows[0].order == one.leader.order
+    ties = [f.id[:10] for f in one.finalists if f.tie]
+    assert [r.name for r in rows if r.behind == "tie"] == ties
+    assert "behind: the winner's speed-up over this one's" in pages["one"].text
+    assert finalists_sentence(one) in pages["one"].text
+    near = tuple(replace(f, tie=not f.winner) for f in one.finalists)
+    assert finalists_sentence(replace(one, finalists=near)).startswith("2 finalists tie with the winner: ")
+    assert finalist_rows(known["nofinals"].workloads[0]) == []
+    assert "The finalists" not in pages["nofinals"].text
 
 
 def test_a_gain_within_the_noise_floor_is_a_tie(known: dict[str, RunData], pages: dict[str, Page]) -> None:

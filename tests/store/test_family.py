@@ -10,6 +10,7 @@ import samples as s
 
 from evo.errors import StoreError, UnknownNameError
 from evo.evaluation import Parent
+from evo.store.ancestry import ancestry
 from evo.store.columns import public_id
 from evo.store.descent import family
 from evo.store.diff import diff
@@ -57,6 +58,25 @@ def test_every_step_has_its_gain_with_an_interval(store: Store, ids: list[str]) 
     assert steps[0].gain is steps[3].gain is steps[5].gain is None, "no parent, no time, no time of the parent"
     assert steps[6].tie is True
     assert steps[2].change == {"threads": (1, 2)}
+
+
+def test_the_ancestors_of_a_report_have_the_gains_of_the_command(store: Store, ids: list[str]) -> None:
+    steps = {step.order: (step.gain, step.tie) for step in ancestry(store, ids[6])}
+    kin = {k.order: (k.gain, k.tie) for k in family(store, ids[6], descendants=0).members}
+    assert steps == kin
+    assert steps[2][1] is False
+
+
+def test_a_gain_is_no_tie_where_the_intervals_overlap_and_its_own_does_not_hold_one(store: Store) -> None:
+    """Two errors add like sides of a right angle, not end to end: so does the interval that is put together of them."""
+    run = land.small_run(store)
+    for order, ratio in enumerate((0.5, 0.5 / land.SPREAD**1.7)):
+        store.add(run, s.ref(order, *range(order)), land.timed(order, ratio), elapsed_s=0.0)
+    name = public_id(run.uid, 1)
+    step, kin = ancestry(store, name)[-1], family(store, name).members[-1]
+    assert kin.gain_low is not None
+    assert kin.gain_low > 1
+    assert kin.tie is step.tie is False
 
 
 def test_the_first_descendants_are_given_and_it_is_said_that_there_are_more(store: Store) -> None:

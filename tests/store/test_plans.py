@@ -16,6 +16,7 @@ from evo.store.descent import family
 from evo.store.diff import diff
 from evo.store.explanation import explain
 from evo.store.failures import failure_report, failure_totals
+from evo.store.finalists import finals
 from evo.store.importance import importance
 from evo.store.pareto import pareto
 from evo.store.store import Store
@@ -54,6 +55,8 @@ QUESTIONS: dict[str, Question] = {
     "pareto": lambda store, name: pareto(store, "two"),
     "best": lambda store, name: queries.best(store),
     "best by run": lambda store, name: queries.best_by_run(store),
+    "finals": lambda store, name: finals(store, "two"),
+    "ancestry": lambda store, name: queries.ancestry(store, name),
     "noise": lambda store, name: queries.noise_floors_of(store, ["one", "two"]) == {},
     "refused": lambda store, name: queries.refused_in_finals(store) == {},
 }

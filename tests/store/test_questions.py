@@ -185,6 +185,16 @@ class TestComparison:
         assert (second.tie, first.behind, first.tie) == (False, 1.0, True)
         assert [(x.name, x.values) for x in found.settings] == [("seed", {"slow": -7, "fast": 8})]
 
+    def test_who_is_behind_is_no_tie_unless_the_interval_of_that_holds_one(self, store: Store) -> None:
+        for name, ratio in (("slow", 0.5), ("near", 0.5 / land.SPREAD), ("fast", 0.5 / land.SPREAD**1.7)):
+            run = store.create_run(replace(s.SPEC, name=name, workloads=(s.SMALL,)), s.ENVIRONMENT)
+            store.add(run, s.ref(0), land.timed(0, ratio), elapsed_s=1.0)
+        rows = compare(store, ["slow", "near", "fast"]).rows
+        assert [(r.run, r.tie) for r in rows] == [("fast", True), ("near", True), ("slow", False)]
+        assert rows[0].speedup_low is not None
+        assert rows[2].speedup_high is not None
+        assert rows[0].speedup_low < rows[2].speedup_high, "their own intervals overlap"
+
     def test_a_run_in_which_nothing_passed_has_a_row(self, store: Store) -> None:
         run = land.small_run(store, "r")
         store.add(run, s.ref(0), s.refused(0), elapsed_s=1.0)

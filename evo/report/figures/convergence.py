@@ -25,7 +25,7 @@ def draw_convergence(data: WorkloadData, against: Literal["evaluations", "second
     if some is None or not np.isfinite(some.score).any():
         return None
     seconds = against == "seconds"
-    x_of: Callable[[Milestone], float] = (lambda m: m.elapsed_s) if seconds else (lambda m: float(m.place))
+    x_of: Callable[[Milestone], float] = (lambda m: m.elapsed_s) if seconds else (lambda m: float(m.evaluated))
     positions = some.elapsed_s if seconds else np.arange(1, len(some) + 1, dtype=float)
     last = float(positions.max())
     frame = _frame(data, last)
@@ -145,8 +145,8 @@ def _alt(data: WorkloadData, bests: list[Milestone], seconds: bool) -> str:
     if not bests:
         return f"{counted(data.number, 'candidate')}, none of which has a time to be trusted."
     first, best = bests[0], bests[-1]
-    where = duration(best.elapsed_s) if seconds else f"candidate {best.place} of {data.number}"
+    when = duration(best.elapsed_s) if seconds else f"{best.evaluated:,} of {counted(data.number, 'candidate')}"
     return (
-        f"The best rises from {first.speedup:.3f}× in {counted(len(bests), 'step')} to {best.speedup:.3f}×, reached"
-        f" {'after' if seconds else 'at'} {where}."
+        f"The best rises from {first.speedup:.3f}× in {counted(len(bests), 'step')} to {best.speedup:.3f}×, reached with"
+        f" #{best.order} after {when}."
     )

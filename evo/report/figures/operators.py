@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from markupsafe import Markup
 
+from evo.report.columns import Candidates
 from evo.report.data import WorkloadData
 from evo.report.svg import Figure, Scale, fitted, path, tag, text, ticks
 from evo.report.text import counted
@@ -22,9 +23,9 @@ _BINS = 48
 class OperatorCredit:
     """What an operator did on one island.
 
-    children: candidates it made of parents that have a time; better: those of them that passed and were faster than
-    the first parent. firsts: rows that became the best so far. credit: its share of all the speed-up gained by new
-    bests, in logarithms. seconds: in the device process.
+    children: candidates it made of parents that have a time; better: those of them that were faster than the fastest of
+    their parents, as `evo operators` counts them. firsts: rows that became the best so far. credit: its share of all the
+    speed-up gained by new bests, in logarithms. seconds: in the device process.
     """
 
     name: str
@@ -46,9 +47,6 @@ def credit_operators(data: WorkloadData) -> list[OperatorCredit]:
     some = data.candidates
     if some is None:
         return []
-    parent_score = np.where(some.parent >= 0, some.score[some.parent], np.nan)
-    with np.errstate(invalid="ignore"):
-        better = some.score < parent_score
     gains: dict[int, float] = {}
     for before, m in zip(data.milestones, data.milestones[1:], strict=False):
         gains[m.row] = math.log(m.speedup / before.speedup)
@@ -62,8 +60,8 @@ def credit_operators(data: WorkloadData) -> list[OperatorCredit]:
                 name=name,
                 rows=rows,
                 passed=int(some.passed[rows].sum()),
-                children=int(np.isfinite(parent_score[rows]).sum()),
-                better=rows[better[rows]],
+                children=int(some.compared[rows].sum()),
+                better=rows[some.better[rows]],
                 firsts=tuple(m.row for m in data.milestones if some.operator[m.row] == code),
                 credit=own / total if total > 0 else None,
                 seconds=float(some.seconds[rows].sum()),
@@ -74,7 +72,8 @@ def credit_operators(data: WorkloadData) -> list[OperatorCredit]:
 
 def draw_operators(data: WorkloadData, credits: list[OperatorCredit]) -> Figure | None:
     """None where nothing was tried."""
-    if not credits or data.number < 2:
+    some = data.candidates
+    if some is None or not credits or data.number < 2:
         return None
     bins = min(_BINS, data.number)
     edges = np.linspace(0, data.number, bins + 1)
@@ -86,11 +85,11 @@ def draw_operators(data: WorkloadData, credits: list[OperatorCredit]) -> Figure 
         parts.append(text(_LEFT - 10, floor - 12, fitted(credit.name, _LEFT - 14), "e"))
         parts.append(text(_LEFT - 10, floor + 1, f"{credit.tried:,} tried", "m sm e"))
         parts.append(path([(x.start, floor), (x.end, floor)], "grid"))
-        parts += _bars(x, edges, credit, float(floor), tallest)
+        parts += _bars(x, edges, some, credit, float(floor), tallest)
         for row in credit.firsts:
             at = x(row + 0.5)
             diamond = f"M{at:.1f} {floor - 5:.1f}l5 5l-5 5l-5-5z"
-            tip = f"{credit.name}: the best so far, at candidate {row + 1}"
+            tip = f"{credit.name}: the best so far, #{some.order[row]}"
             parts.append(tag("path", d=diamond, class_="hollow", data_tip=tip))
     bottom = _TOP + len(credits) * _LANE + 4
     parts += [text(x(v), bottom + 14, f"{v:,g}", "m sm c") for v in ticks(0, data.number, 8)]
@@ -99,11 +98,11 @@ def draw_operators(data: WorkloadData, credits: list[OperatorCredit]) -> Figure 
         name="operators",
         title="Operators over time",
         caption=(
-            "Pale: candidates that the operator made; dark: those that were faster than their first parent; diamonds: new"
-            " bests."
+            "Pale: candidates that the operator made; dark: those that were faster than the fastest of their parents;"
+            " diamonds: new bests."
         ),
         alt="; ".join(
-            f"{c.name}: {counted(c.tried, 'candidate')}, {len(c.better)} better than their parent,"
+            f"{c.name}: {counted(c.tried, 'candidate')}, {len(c.better)} better than their parents,"
             f" {counted(len(c.firsts), 'new best')}"
             for c in credits
         )
@@ -115,13 +114,19 @@ def draw_operators(data: WorkloadData, credits: list[OperatorCredit]) -> Figure 
 
 
 def _bars(
-    x: Scale, edges: np.ndarray[tuple[int], np.dtype[np.float64]], credit: OperatorCredit, floor: float, tallest: int
+    x: Scale,
+    edges: np.ndarray[tuple[int], np.dtype[np.float64]],
+    some: Candidates,
+    credit: OperatorCredit,
+    floor: float,
+    tallest: int,
 ) -> list[Markup]:
     made, better = (np.histogram(rows, edges)[0] for rows in (credit.rows, credit.better))
     unit, parts = (_LANE - 16) / max(tallest, 1), []
     for b in np.flatnonzero(made):
         left, width = x(edges[b]) + 0.5, max(x(edges[b + 1]) - x(edges[b]) - 1, 0.8)
-        tip = f"{credit.name}, from candidate {int(edges[b]) + 1} on\n{made[b]} made, {better[b]} better than their parent"
+        first = some.order[math.ceil(edges[b])]
+        tip = f"{credit.name}, from #{first} on\n{made[b]} made, {better[b]} better than their parents"
         for number, kind in ((made[b], "pale"), (better[b], "bar")):
             if number:
                 box = {"x": left, "y": floor - number * unit, "width": width, "height": float(number * unit)}

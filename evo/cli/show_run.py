@@ -1,0 +1,102 @@
+"""evo show RUN: the finalists of each of a run's workloads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Console
+
+from evo.cli.cells import cell, factor, figure, interval
+from evo.cli.options import command_line
+from evo.cli.tables import DISTURBED_NOTE, make_table, marked, say, short_id, speedup
+from evo.store import queries
+from evo.store.finalists import Finalist, WorkloadFinals, finals
+from evo.store.records import Failure, RunSummary
+from evo.store.store import Store
+
+__all__ = ["RunFinals", "print_run", "read_run", "run_json"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFinals:
+    """A run, its finals by workload, and whom they refused."""
+
+    run: RunSummary
+    finals: tuple[WorkloadFinals, ...]
+    refused: tuple[Failure, ...]
+
+
+def read_run(store: Store, name: str) -> RunFinals:
+    """Raises UnknownNameError, or StoreError for an ambiguous name."""
+    run = queries.run(store, name)
+    return RunFinals(run=run, finals=finals(store, run.name), refused=queries.refused_finalists(store, run.name))
+
+
+def run_json(found: RunFinals) -> dict[str, Any]:
+    return asdict(found.run) | {
+        "finals": [asdict(f) for f in found.finals],
+        "refused_in_finals": [asdict(f) for f in found.refused],
+    }
+
+
+def print_run(console: Console, found: RunFinals, db: str) -> None:
+    run = found.run
+    stopped = f": {run.stop_reason}" if run.stop_reason else ""
+    say(
+        console,
+        f"{run.name}: {run.kernel} ({run.target}) on {run.device}, {run.status}{stopped}; {run.evaluations} candidates in"
+        f" {run.elapsed_s:.0f} s, {run.passed} passed the search",
+    )
+    for held in found.finals:
+        say(console, held.workload, "bold")
+        if held.finalists:
+            console.print(_table(held))
+        else:
+            best = run.islands[held.island].best
+            tell = f"; its best so far: {command_line(db, 'show', short_id(best))}" if best else ""
+            say(console, f"no final has timed a candidate{tell}")
+        _print_refused(console, [f for f in found.refused if f.island == held.island])
+    everyone = [f for held in found.finals for f in held.finalists]
+    if everyone:
+        say(
+            console,
+            "behind: the winner's speed-up over this one's, a tie where the interval of that holds 1, as in evo diff; the"
+            " winner's time is of the race that confirmed it, the others' of the race before, all beside the reference",
+            "dim",
+        )
+    if any(f.disturbed for f in everyone):
+        console.print(DISTURBED_NOTE, style="bold red", highlight=False, soft_wrap=True)
+
+
+def _table(found: WorkloadFinals) -> object:
+    right = ("median us", "speed-up", "behind", "in the search")
+    noise = f" ±{found.noise_floor:.2%}" if found.noise_floor is not None else ""
+    heading = f"speed-up{noise}"
+    table = make_table(
+        "candidate", "median us", "interval", heading, "interval ", "behind", "interval  ", "in the search",
+        right=(*right, heading),
+    )  # fmt: skip
+    for f in found.finalists:
+        table.add_row(
+            cell(f"{short_id(f.id)} #{f.order}"),
+            marked(figure(f.median_us), f.disturbed),
+            interval(f.low_us, f.high_us, 2),
+            marked(speedup(f.ratio, found.noise_floor), f.disturbed),
+            interval(1 / f.ratio_high, 1 / f.ratio_low) if f.ratio_low and f.ratio_high else "",
+            _behind(f),
+            interval(f.behind_low, f.behind_high) if f.behind is not None else "",
+            speedup(f.score),
+            style="bold" if f.winner else "",
+        )
+    return table
+
+
+def _behind(f: Finalist) -> str:
+    return "winner" if f.winner else "" if f.behind is None else "tie" if f.tie else factor(f.behind)
+
+
+def _print_refused(console: Console, refused: Sequence[Failure]) -> None:
+    for f in refused:
+        say(console, f"finalist {short_id(f.id)} #{f.order} was refused: {f.status.replace('_', ' ')}: {f.reason}", "red")
