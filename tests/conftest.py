@@ -15,7 +15,8 @@ import torch
 from evo.errors import UsageError
 from evo.targets import find_target
 
-_DEAR_FIXTURES = {"verdicts", "searched"}
+_DEAR_FIXTURES = {"verdicts", "searched", "folder", "module", "toy"}
+"""Of a file: what takes half a minute to set up is set up once, not by every worker."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -30,12 +31,9 @@ def pytest_configure() -> None:
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
-    for item in items:  # what takes a minute to set up is set up once, not by every worker
-        if item.get_closest_marker("gpu"):
-            item.add_marker(pytest.mark.xdist_group(item.path.name))
-            continue
+    for item in items:
         for fixture in _DEAR_FIXTURES & set(getattr(item, "fixturenames", ())):
-            item.add_marker(pytest.mark.xdist_group(f"{item.path.name} {fixture}"))
+            item.add_marker(pytest.mark.xdist_group(item.path.name))
     if not on_gpu:
         return
     try:
