@@ -1,26 +1,25 @@
 // Attention forward, float16, head dimension 64: o = softmax(scale q k^T) v.
-// 64 rows a block, 128 keys a step; 2 x 4 warps.
+// 32 rows a block, 64 keys a step; 2 x 4 warps.
 // Rendered for sm_89 from templates/attention/cuda.cu.j2, which explains every choice.
 #include "_shared/async_copy.cuh"
 #include "_shared/mma.cuh"
 
 using i64 = long long;
 using T = f16;
-constexpr int D = 64, WARPS_M = 2, WARPS_N = 4, TILES = 2;
+constexpr int D = 64, WARPS_M = 2, WARPS_N = 4, TILES = 1;
 constexpr int WARPS = WARPS_M * WARPS_N, THREADS = 32 * WARPS;
-constexpr int ROWS = 16 * TILES, BM = ROWS * WARPS_M, BN = 128, KEYS = BN / WARPS_N;   // of a warp, a block; a block, a warp
-constexpr int K_STAGES = 3, V_STAGES = 1, AHEAD = 1;
-constexpr int V_AHEAD = V_STAGES - 1;
+constexpr int ROWS = 16 * TILES, BM = ROWS * WARPS_M, BN = 64, KEYS = BN / WARPS_N;   // of a warp, a block; a block, a warp
+constexpr int K_STAGES = 2, V_STAGES = 3, AHEAD = 1;
 constexpr bool CAUSAL = false;
-using Rows = tile_rows<D * 2, false>;
+using Rows = tile_rows<D * 2, true>;
 constexpr int TILE_BYTES = BN * Rows::PITCH;
-// Step i asks for k of step i + K_STAGES - 1 (one later if AHEAD), then for v of step i + V_AHEAD, a group of copies
+// Step i asks for k of step i + K_STAGES - 1 (one later if AHEAD), then for v of step i + V_STAGES - 1, a group of copies
 // each; with one stage of v for that first, and with one stage of k for the next k amid the step. Groups end in order. Those
 // that may still be in flight when a step begins, which needs its k and, unless V_LATE, its v; and before its v is used:
 constexpr bool V_LATE = false;
 __device__ constexpr int least(int a, int b) { return a < b ? a : b; }
 constexpr int IN_FLIGHT = K_STAGES == 1 || (V_STAGES == 1 && K_STAGES == 2) ? 0 : V_STAGES == 1 ? 1
-    : V_LATE ? 2 * (K_STAGES - 2) + 1 : least(2 * (V_AHEAD - 1), 2 * (K_STAGES - 2) + 1);
+    : V_LATE ? 2 * (K_STAGES - 2) + 1 : least(2 * (V_STAGES - 2), 2 * (K_STAGES - 2) + 1);
 constexpr int V_IN_FLIGHT = V_STAGES > 1 ? 2 * (V_STAGES - 1) : K_STAGES > 1 ? 1 : 0;
 // Bits by which weights stand lower than their maximum: where a maximum may lag, no weight exceeds 1, as large values need it.
 // Not for float16: its weights would become denormal, and its values are too small to overflow a float.
@@ -83,7 +82,7 @@ __device__ __forceinline__ void multiply_qk(float (&s)[TILES][KEYS / 8][4], cons
 }
 
 // o += p v for the n-th 16 keys of the warp's, with p as A fragments.
-__device__ __forceinline__ void multiply_pv(float (&o)[TILES][D / 8][4], const unsigned (&weights)[TILES][KEYS / 16][4], int n, unsigned v_at, unsigned v_turn) {
+__device__ __forceinline__ void multiply_pv(float (&o)[TILES][D / 8][4], const unsigned (&weights)[TILES][KEYS / 16][4], int n, unsigned v_at, unsigned v_turn, float (&sum)[TILES][4]) {
     #pragma unroll
     for (int d = 0; d < D / 16; ++d) {
         unsigned f[4];
@@ -94,18 +93,19 @@ __device__ __forceinline__ void multiply_pv(float (&o)[TILES][D / 8][4], const u
             T::multiply_add(o[m][2 * d + 1], weights[m][n], f[2], f[3]);
         }
     }
+    #pragma unroll
+    for (int m = 0; m < TILES; ++m) T::multiply_add(sum[m], weights[m][n], T::ONES, T::ONES);
 }
 
 // Running maximum (of raw scores) and sum of a warp's rows: row 16 m + 8 h + lane / 4 in top[m][h].
 struct Running {
     float top[TILES][2];
-    float sum[TILES][2][2];   // the lane's own share: of its even keys and its odd ones
+    float sum[TILES][4];   // an accumulator: the whole row's in [m][2 h]
 };
 
 // The running maxima with those of a step's scores; `running` and `o` follow.
 __device__ __forceinline__ void raise(const float (&s)[TILES][KEYS / 8][4], Running& running, float (&o)[TILES][D / 8][4], float slope) {
     float top[TILES][2];
-    bool moved = false;
     #pragma unroll
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
@@ -116,9 +116,7 @@ __device__ __forceinline__ void raise(const float (&s)[TILES][KEYS / 8][4], Runn
             a = fmaxf(a, __shfl_xor_sync(~0u, a, 1));
             a = fmaxf(a, __shfl_xor_sync(~0u, a, 2));
             top[m][h] = fmaxf(a, running.top[m][h]);
-            moved |= top[m][h] > running.top[m][h];
         }
-    if (__any_sync(~0u, moved))
     {
         #pragma unroll
         for (int m = 0; m < TILES; ++m)
@@ -127,8 +125,7 @@ __device__ __forceinline__ void raise(const float (&s)[TILES][KEYS / 8][4], Runn
                 const float base = top[m][h] == NONE ? 0.f : top[m][h];
                 const float factor = exp2_fast((running.top[m][h] - base) * slope);
                 running.top[m][h] = top[m][h];
-                running.sum[m][h][0] *= factor;
-                running.sum[m][h][1] *= factor;
+                running.sum[m][2 * h] *= factor;
                 #pragma unroll
                 for (int d = 0; d < D / 8; ++d) {
                     o[m][d][2 * h] *= factor;
@@ -149,8 +146,7 @@ __device__ __forceinline__ void weigh(unsigned (&weights)[TILES][KEYS / 16][4], 
             for (int e = 0; e < KEYS / 4; ++e) {
                 float& x = s[m][e / 2][2 * h + e % 2];
                 x = fmaf(x, slope, -base);
-                x = e % 8 == 7 ? exp2_polynomial(x) : exp2_fast(x);
-                running.sum[m][h][e % 2] += x;
+                x = exp2_fast(x);
 }
         }
     #pragma unroll
@@ -165,12 +161,10 @@ __device__ __forceinline__ void weigh(unsigned (&weights)[TILES][KEYS / 16][4], 
 // Which rows and keys a block works on: the grid has an axis for each of blocks of rows, heads and batch.
 struct Place {
     int batch, head, kv_head, row;       // row: the first of BM
-    // The tile-th of all, of which those of a head, or with order=heads those of the same rows, are neighbours.
-    __device__ __forceinline__ Place(int heads, int kv_heads, int batches, int blocks, i64 tile) {
-        const int last = blocks - 1, across = heads * batches, along = tile / across, within = tile - (i64)along * across;
-        int block = along;
-        const int both = within;
-        batch = both / heads, head = both - batch * heads;
+    __device__ __forceinline__ Place(int heads, int kv_heads) {
+        int block = blockIdx.x;
+        const int last = gridDim.x - 1;
+        head = blockIdx.y, batch = blockIdx.z;
         if (CAUSAL) block = last - block;   // the longest first
         // head / (heads / kv_heads), without a branch and exactly: before it is truncated, the quotient is 0.5 / group or more off the integers
         kv_head = __fdividef((head + 0.5f) * kv_heads, heads);
@@ -184,9 +178,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
     i64 q_batch, i64 q_head, i64 q_seq, i64 k_batch, i64 k_head, i64 k_seq,
     i64 v_batch, i64 v_head, i64 v_seq, i64 o_batch, i64 o_head, i64 o_seq) {
     extern __shared__ __align__(128) char shared[];
-    const int blocks = (q_len + BM - 1) / BM;
-    for (i64 tile = blockIdx.x; tile < batch * heads * blocks; tile += gridDim.x) {
-    const Place place(heads, kv_heads, batch, blocks, tile);
+    const Place place(heads, kv_heads);
     // Told by lane 0, so that the compiler knows it to be the same in a whole warp.
     const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     const int warp_m = WARPS_N == 1 ? warp : warp % WARPS_M, warp_n = WARPS_N == 1 ? 0 : warp / WARPS_M;
@@ -220,14 +212,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
     auto ask = [&](int step) {
         if (V_STAGES == 1) load_v(step);
         if (K_STAGES > 1) load_k(step + K_STAGES - 1 + AHEAD);
-        if (V_STAGES > 1) load_v(step + V_AHEAD);
+        if (V_STAGES > 1) load_v(step + V_STAGES - 1);
     };
 
     const char* const q_from = q + (place.batch * q_batch + place.head * q_head + (place.row + copy_row) * q_seq) * 2 + copy_byte;
     if (steps > 0) load_rows<BM, THREADS>(copy_row, q_tile + copy_to, q_from, q_seq * 2, false, rows_end - place.row);
     if (K_STAGES == 1) load_k(0);
     #pragma unroll
-    for (int i = least(1 - K_STAGES - AHEAD, -V_AHEAD); i < 0; ++i) ask(i);
+    for (int i = least(1 - K_STAGES - AHEAD, 1 - V_STAGES); i < 0; ++i) ask(i);
 
     // The lane's row and 16-byte chunk within a 16 x 16 fragment, and what it is xor-ed with.
     const int a_row = lane & 15, a_chunk = lane >> 4, k_row = (lane & 7) + (lane >> 4 << 3), k_chunk = lane >> 3 & 1;
@@ -241,7 +233,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
     for (int m = 0; m < TILES; ++m) {
         running.top[m][0] = running.top[m][1] = NONE;
         #pragma unroll
-        for (int e = 0; e < 4; ++e) running.sum[m][e / 2][e % 2] = 0.f;
+        for (int e = 0; e < 4; ++e) running.sum[m][e] = 0.f;
         #pragma unroll
         for (int d = 0; d < D / 8; ++d) acc[m][d][0] = acc[m][d][1] = acc[m][d][2] = acc[m][d][3] = 0.f;
     }
@@ -301,7 +293,7 @@ if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
         if (K_STAGES == 1) load_k(step + 1);
         {
             #pragma unroll
-            for (int n = 0; n < KEYS / 16; ++n) multiply_pv(acc, weights, n, v_at, v_turn);
+            for (int n = 0; n < KEYS / 16; ++n) multiply_pv(acc, weights, n, v_at, v_turn, running.sum);
         }
 
     };
@@ -315,9 +307,7 @@ if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            sum[m][h] = running.sum[m][h][0] + running.sum[m][h][1];
-            sum[m][h] += __shfl_xor_sync(~0u, sum[m][h], 1);
-            sum[m][h] += __shfl_xor_sync(~0u, sum[m][h], 2);
+            sum[m][h] = running.sum[m][2 * h];
         }
     wait_copies<0>();   // none may land in what follows
 
@@ -391,8 +381,6 @@ if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
                 for (int i = 0; i < SHARE; ++i)
                     *(unsigned*)(o_rows + row * o_seq * 2 + (warp_n * SHARE + i) * 16 + lane % 4 * 4) = packed[i];
         }
-    __syncthreads();   // nobody reads the tiles any more
-    }
 }
 
 // For addresses that are no multiples of 16 bytes: a warp a row, a lane for every 32nd element of it.
@@ -401,9 +389,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_unaligned(
     i64 batch, i64 heads, i64 kv_heads, i64 q_len, i64 kv_len, i64 head_dim, float scale,
     i64 q_batch, i64 q_head, i64 q_seq, i64 k_batch, i64 k_head, i64 k_seq,
     i64 v_batch, i64 v_head, i64 v_seq, i64 o_batch, i64 o_head, i64 o_seq) {
-    const int blocks = (q_len + BM - 1) / BM;
-    for (i64 tile = blockIdx.x; tile < batch * heads * blocks; tile += gridDim.x) {
-    const Place place(heads, kv_heads, batch, blocks, tile);
+    const Place place(heads, kv_heads);
     const int lane = threadIdx.x % 32, shift = (int)kv_len - (int)q_len;
     const float slope = (scale == 0.f ? rsqrtf((float)D) : scale) * LOG2_E;
     const unsigned short* const keys = k + place.batch * k_batch + place.kv_head * k_head;
@@ -425,6 +411,5 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_unaligned(
         }
         unsigned short* o_row = o + place.batch * o_batch + place.head * o_head + row * o_seq;
         for (int d = 0; d < D / 32; ++d) o_row[d * 32 + lane] = (unsigned short)T::pack(seen > 0 ? acc[d] / sum : 0.f, 0.f);
-    }
     }
 }
