@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from evo.cli.cells import cell, factor, figure, interval, share, visible
-from evo.cli.options import DEFAULT_DB, Db, Json, make_console, print_json
+from evo.cli.options import DEFAULT_DB, Db, Json, command_line, make_console, print_json
 from evo.cli.tables import DISTURBED_NOTE, make_table, marked, say, short_id
 from evo.errors import UsageError
 from evo.lineage import Lineage
@@ -123,7 +123,8 @@ def importance(
     _note(
         console,
         f"how much the values of the fastest {quantile:.0%} differ from those of all that were timed; shares sum to 1. A"
-        " search that settled a parameter early makes it look unimportant. What a value gains: evo explain",
+        " search that settled a parameter early makes it look unimportant. What a value gains:"
+        f" {command_line(db, 'explain', 'CANDIDATE')}",
     )
 
 

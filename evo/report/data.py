@@ -128,13 +128,16 @@ class WorkloadData:
 
 @dataclass(frozen=True, kw_only=True)
 class RunData:
+    """db: the database as commands have to name it; None for the one that they take by themselves."""
+
     run: RunSummary
+    db: str | None
     problem: Problem
     workloads: tuple[WorkloadData, ...]
 
 
-def read_run_data(store: Store, name: str) -> RunData:
-    """Raises UnknownNameError, or StoreError for an ambiguous name."""
+def read_run_data(store: Store, name: str, *, db: str | None = None) -> RunData:
+    """db: as commands have to name the database. Raises UnknownNameError, or StoreError for an ambiguous name."""
     stored = store.run(name)
     run = queries.run(store, stored.name)
     problem = read_problem(run)
@@ -170,7 +173,7 @@ def read_run_data(store: Store, name: str) -> RunData:
                 roles=dict(problem.roles),
             )
         )
-    return RunData(run=run, problem=problem, workloads=tuple(workloads))
+    return RunData(run=run, db=db, problem=problem, workloads=tuple(workloads))
 
 
 def _milestones(store: Store, run_id: int, uid: str, some: Candidates, refused: set[int]) -> tuple[Milestone, ...]:

@@ -110,7 +110,7 @@ def write_dump(file: IO[bytes], header: Header, blocks: Iterable[Block]) -> dict
 
 def dump_store(store: Store, file: IO[bytes]) -> dict[str, int]:
     """Rows written, by table."""
-    with translated(str(store)):
+    with translated(store):
         with store.reading() as connection:
             schema = schema_of(connection)
         return write_dump(file, Header(schema=schema, salvaged=False), tables_of(store))
@@ -123,7 +123,7 @@ class Dump:
         self._name, self._lines = name, self._read(file)
         first = next(self._lines, None)
         if not isinstance(first, dict) or not isinstance(first.get("evo_dump"), int):
-            raise StoreError(f"{name} is not a dump of a lineage database; make one with: evo dump --out FILE")
+            raise StoreError(f"{name} is not a dump of a lineage database; make one with: evo dump --db DATABASE --out FILE")
         if first["evo_dump"] > FORMAT:
             raise StoreError(
                 f"{name} was written by a newer evo (format {first['evo_dump']}, this one knows {FORMAT}); upgrade evo"

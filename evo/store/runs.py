@@ -18,6 +18,7 @@ from evo.errors import StoreError, UnknownNameError
 from evo.kernel import Workload
 from evo.store import LATEST, Environment, RunSpec, RunStatus, StoredRun
 from evo.store import models as m
+from evo.store.database import command_line
 from evo.store.rows import read_environment
 from evo.store.server import take_turns
 
@@ -90,7 +91,8 @@ def _check_name(connection: Connection, name: str) -> None:
         )
     if connection.scalar(select(m.Run.id).where(m.Run.name == name)) is not None:
         raise StoreError(
-            f"there is a run {name!r} already; choose another name, or continue it with: evo resume {name}"
+            f"there is a run {name!r} already; choose another name, or continue it with:"
+            f" {command_line(connection.engine.url, 'resume', name)}"
         )
 
 
@@ -121,7 +123,8 @@ def resolve_run(connection: Connection, name: str) -> int:
     if name == LATEST:
         last = connection.scalar(select(m.Run.id).order_by(m.Run.id.desc()).limit(1))
         if last is None:
-            raise StoreError("no run has been recorded in this database yet; start one with: evo search")
+            start = command_line(connection.engine.url, "search", "KERNEL")
+            raise StoreError(f"no run has been recorded in this database yet; start one with: {start}")
         return int(last)
     exact = connection.scalar(select(m.Run.id).where(m.Run.name == name))
     if exact is not None:
