@@ -182,6 +182,11 @@ def load(
     if done.stand_ins:
         stood = ", ".join(f"{_number(n, 'row')} of {table!r}" for table, n in done.stand_ins.items())
         typer.echo(f"evo: made up for candidates that passed, in place of what was lost: {stood}", err=True)
+    here = {name: losses for name, losses in done.losses.items() if name not in merged.unchanged}
+    for name, losses in list(here.items())[:_LISTED]:
+        typer.echo(f"evo: {(merged.renamed or {}).get(name, name)}: {losses}", err=True)
+    if len(here) > _LISTED:
+        typer.echo(f"evo: {len(here) - _LISTED} more runs have lost something; see: {command_line(db, 'runs')}", err=True)
 
 
 def _tell_renamed(merged: Merged) -> None:

@@ -14,7 +14,7 @@ from rich.text import Text
 from evo.cli.cells import visible
 from evo.cli.options import DEFAULT_DB, CandidateName, Db, Json, command_line, make_console, print_json
 from evo.cli.recorded import named_candidate
-from evo.cli.tables import DISTURBED_NOTE, make_table, marked, short_id, speedup
+from evo.cli.tables import DISTURBED_NOTE, make_table, marked, say_losses, short_id, speedup
 from evo.store import Stage, candidates, queries
 from evo.store.records import CandidateRecord, FinalRace, TimingRecord
 from evo.store.seeds import gate_seeds
@@ -44,7 +44,7 @@ def show(
         seeds = gate_seeds(run.options, run.seed)
         races = queries.final_races(store, record)
     if json:
-        print_json(_record(record, races) | ({"text": text} if source else {}))
+        print_json(_record(record, races) | {"salvaged": run.salvaged} | ({"text": text} if source else {}))
         return
     console = make_console()
     if source:
@@ -58,6 +58,7 @@ def show(
         return
     _print_candidate(console, record, seeds, db)
     _print_timings(console, record, races)
+    say_losses(console, {run.name: run.salvaged})
 
 
 def _record(record: CandidateRecord, races: Sequence[FinalRace]) -> dict[str, Any]:
@@ -111,6 +112,8 @@ def _print_candidate(console: Console, record: CandidateRecord, seeds: dict[Stag
 
 def _made_by(record: CandidateRecord) -> str:
     parents = " and ".join(f"{short_id(p.id)} (#{p.order}, {speedup(p.score)})" for p in record.parents)
+    if record.parents_lost:
+        parents = f"{parents} and others that are lost" if parents else "parents that are lost"
     return record.operator + (f" of {parents}" if parents else "")
 
 

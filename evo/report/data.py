@@ -49,6 +49,7 @@ class WorkloadData:
 
     leader: the winner, or else the best of the search, which no final has confirmed. race: what the leader's last final
     timed beside it. steps: its ancestors and itself. disturbed: those of them whose search timing was.
+    finals_lost: a final race of it may be among what the run lost with a damaged file.
     reference: the name of the baseline that speed-ups are over, if a final timed it.
     """
 
@@ -65,6 +66,7 @@ class WorkloadData:
     noise: float | None
     importance: Importance
     roles: dict[str, str]
+    finals_lost: bool = False
 
     @property
     def number(self) -> int:
@@ -171,6 +173,7 @@ def read_run_data(store: Store, name: str, *, db: str | None = None) -> RunData:
                 refused=tuple(f for f in refused if f.island == island.number),
                 noise=noise.get(island.workload),
                 roles=dict(problem.roles),
+                finals_lost=run.salvaged is not None and run.salvaged.finals_may_be,
             )
         )
     return RunData(run=run, db=db, problem=problem, workloads=tuple(workloads))

@@ -11,7 +11,7 @@ from evo.genome import Genome
 from evo.store import models as m
 from evo.store.columns import ORDERS_PER_RUN
 from evo.store.records import Change, Relative, Step
-from evo.store.relatives import RELATIVE_COLUMNS, read_relative, resolve_candidate
+from evo.store.relatives import LOST_PARENTS, RELATIVE_COLUMNS, read_relative, resolve_candidate
 from evo.store.store import Store
 
 __all__ = ["ancestry", "genome_change"]
@@ -35,7 +35,7 @@ def ancestry(store: Store, prefix: str) -> tuple[Step, ...]:
         parents = _parents(connection, members)
         timings = _timings(connection, key // ORDERS_PER_RUN, members)
         rows = connection.execute(
-            select(_c.id, _c.public_id, _c.order, _c.operator, _c.status, _c.score, _c.genome)
+            select(_c.id, _c.public_id, _c.order, _c.operator, _c.status, _c.score, _c.genome, LOST_PARENTS)
             .where(_c.id.in_(members))
             .order_by(_c.id)
         ).all()
@@ -62,6 +62,7 @@ def ancestry(store: Store, prefix: str) -> tuple[Step, ...]:
                 change=genome_change(genomes[first[0]], genomes[row.id]) if first else {},
                 parameters=genomes[row.id].parameters,
                 main_line=row.id in main,
+                parents_lost=row.parents_lost,
             )
         )
     return tuple(steps)

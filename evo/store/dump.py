@@ -12,7 +12,7 @@ import gzip
 import json
 import math
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import IO, Any
@@ -87,8 +87,11 @@ def encode(value: Any) -> Any:
     return value
 
 
-def write_dump(file: IO[bytes], header: Header, blocks: Iterable[Block]) -> dict[str, int]:
-    """Rows written, by table."""
+def write_dump(
+    file: IO[bytes], header: Header, blocks: Iterable[Block], unreadable: Mapping[str, int] | None = None
+) -> dict[str, int]:
+    """Rows written, by table. unreadable: of a salvaged database, places that could not be read, by table; looked at when
+    all blocks have been."""
     written: dict[str, int] = {}
     # No name and no time in the file: equal databases give equal dumps.
     with gzip.GzipFile(fileobj=file, mode="wb", compresslevel=_COMPRESSION, filename="", mtime=0) as packed:
@@ -104,7 +107,7 @@ def write_dump(file: IO[bytes], header: Header, blocks: Iterable[Block]) -> dict
                 line(row)
                 number += 1
             written[block.table] = number
-        line({"end": True, "rows": written})
+        line({"end": True, "rows": written} | ({} if unreadable is None else {"unreadable": dict(unreadable)}))
     return written
 
 
@@ -117,7 +120,8 @@ def dump_store(store: Store, file: IO[bytes]) -> dict[str, int]:
 
 
 class Dump:
-    """A dump that is being read."""
+    """A dump that is being read. unreadable: places of a damaged database that could not be read, by table, once all blocks
+    have been; None if the dump does not say."""
 
     def __init__(self, file: IO[bytes], name: str) -> None:
         self._name, self._lines = name, self._read(file)
@@ -129,6 +133,7 @@ class Dump:
                 f"{name} was written by a newer evo (format {first['evo_dump']}, this one knows {FORMAT}); upgrade evo"
             )
         self.header = Header(schema=str(first.get("schema")), salvaged=bool(first.get("salvaged")))
+        self.unreadable: dict[str, int] | None = None
         self._ahead: Any = next(self._lines, None)
 
     def _read(self, file: IO[bytes]) -> Iterator[Any]:
@@ -153,6 +158,8 @@ class Dump:
             yield Block(table=name, columns=columns, rows=self._rows(name, len(columns), counted))
         if not isinstance(self._ahead, dict) or not self._ahead.get("end") or self._ahead.get("rows") != counted:
             raise self._incomplete()
+        if isinstance(told := self._ahead.get("unreadable"), dict):
+            self.unreadable = told
         for _ in self._lines:  # to the end, where the file's checksum is compared
             raise StoreError(f"{self._name} is damaged: something follows its end")
 

@@ -19,6 +19,7 @@ from evo.kernel import Workload
 from evo.store import LATEST, Environment, RunSpec, RunStatus, StoredRun
 from evo.store import models as m
 from evo.store.database import command_line
+from evo.store.losses import without_losses
 from evo.store.rows import read_environment
 from evo.store.server import take_turns
 
@@ -163,7 +164,7 @@ def read_run(connection: Connection, run_id: int) -> StoredRun:
             seed=row.seed,
             window=row.window,
             workloads=tuple(_workloads(connection, run_id)),
-            options=row.options,
+            options=without_losses(row.options),
             budget=row.budget,
             name=row.name,
         ),
