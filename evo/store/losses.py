@@ -15,7 +15,7 @@ PARENTS_LOST = "its parents were lost with a damaged file"
 
 WORDS = {
     "candidate": "candidates", "parentage": "parents", "build": "builds", "check": "checks", "timing": "times",
-    "final": "final races", "artefact": "sources or binaries", "island": "workloads", "run": "runs",
+    "final": "verdicts of the finals", "artefact": "sources or binaries", "island": "workloads", "run": "runs",
 }  # fmt: skip
 """What the rows of a table are, told to people."""
 
@@ -24,8 +24,9 @@ WORDS = {
 class Losses:
     """Numbers of what is known to be lost; what else there was cannot be told where `more` names it.
 
-    finals: re-timings of finalists. parents, builds, checks, times: the candidates that lack theirs. artefacts: sources and
-    binaries. runs: others that were in the file. more: of what there may have been more than is counted, as words.
+    finals: verdicts of the finals, of which the times may still be there. parents, builds, checks, times: the candidates
+    that lack theirs. artefacts: sources and binaries. runs: others that were in the file. more: of what there may have been
+    more than is counted, as words.
     """
 
     winners: int = 0
@@ -43,7 +44,7 @@ class Losses:
     @property
     def finals_may_be(self) -> bool:
         """Whether a candidate without a final race may have had one."""
-        return bool(self.winners or self.finals or "final races" in self.more)
+        return bool(self.winners or self.finals or self.times or {WORDS["final"], WORDS["timing"]} & set(self.more))
 
     def __bool__(self) -> bool:
         return self != Losses()
@@ -57,7 +58,7 @@ class Losses:
         """One sentence, without its end."""
         counted = [
             _counted(self.winners, "winner"),
-            _counted(self.finals, "final race"),
+            _counted(self.finals, "verdict of the finals", "verdicts of the finals"),
             _counted(self.candidates, "candidate"),
             *(
                 f"the {what} of {_counted(number, 'candidate')}" if number else ""

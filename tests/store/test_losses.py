@@ -224,7 +224,7 @@ def test_everything_that_shows_a_salvaged_run_says_what_it_lost(
         uid = store.run("one").uid
         orphan = next(p.id for p in queries.history(store, "one") if queries.candidate(store, p.id).parents_lost)
     sentence = f"one: {lost}"
-    assert f"1 winner, {lost.finals} final race" in sentence
+    assert f"1 winner, {lost.finals} verdict" in sentence
     assert f" and the parents of {lost.parents} candidates were lost; there may have been more candidates" in sentence
     assert f"evo: {sentence}\n" in said
 
@@ -287,5 +287,5 @@ def test_losses_add_up_and_are_read_of_nothing_strange() -> None:
         assert read_losses({SALVAGED: strange}) is None
     assert str(Losses(winners=1)) == "salvaged from a damaged file: 1 winner was lost"
     assert str(Losses(winners=1, finals=3, parents=12)) == (
-        "salvaged from a damaged file: 1 winner, 3 final races and the parents of 12 candidates were lost"
+        "salvaged from a damaged file: 1 winner, 3 verdicts of the finals and the parents of 12 candidates were lost"
     )
