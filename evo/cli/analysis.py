@@ -17,6 +17,7 @@ from evo.lineage import Lineage
 from evo.store.comparison import MILESTONES, ComparedRun, Setting
 from evo.store.credit import OperatorCredit
 from evo.store.pareto import AXES
+from evo.store.seldom import Seldom, tried_least
 
 __all__ = ["register"]
 
@@ -120,12 +121,21 @@ def importance(
                 cell(r.note),
             )
         console.print(table)
+        if least := tried_least(records):
+            say(console, f"tried least of what matters most: {', '.join(map(_seldom, least))}")
     _note(
         console,
         f"how much the values of the fastest {quantile:.0%} differ from those of all that were timed; shares sum to 1. A"
         " search that settled a parameter early makes it look unimportant. What a value gains:"
-        f" {command_line(db, 'explain', 'CANDIDATE')}",
+        f" {command_line(db, 'explain', 'CANDIDATE')}. A search with one value only:"
+        f" {command_line(db, 'search', 'KERNEL', '--fix', 'NAME=VALUE')}",
     )
+
+
+def _seldom(least: Seldom) -> str:
+    tried = least.tried
+    fared = f"best {factor(1 / tried.best)}" if tried.best else "none was timed" if tried.passed else "none passed"
+    return f"{least.parameter}={least.value} ({tried.candidates:,} of {least.of:,} candidates, {fared})"
 
 
 def compare(

@@ -163,7 +163,11 @@ def read_run_data(store: Store, name: str, *, db: str | None = None) -> RunData:
                 island=island,
                 candidates=some,
                 parameters=parameters,
-                importance=weigh_parameters([w for w in weights if w.workload == island.workload], parameters),
+                importance=weigh_parameters(
+                    [w for w in weights if w.workload == island.workload],
+                    parameters,
+                    None if problem.changed else problem.spaces.get(island.number),
+                ),
                 milestones=_milestones(store, stored.id, stored.uid, some, out) if some else (),
                 leader=leader,
                 race=races[-1] if races else None,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from evo.report.data import RunData, WorkloadData
-from evo.report.text import counted, duration, interval, micro, percent, short, times
+from evo.report.text import counted, duration, interval, micro, percent, short, times, value_text
 from evo.store.records import TimingRecord
 
-__all__ = ["Fact", "RaceRow", "facts", "headline", "race_rows", "remarks", "run_headline", "size"]
+__all__ = ["Fact", "RaceRow", "facts", "hardly_tried", "headline", "race_rows", "remarks", "run_headline", "size"]
 
 MARK_NOTE = "something slowed the device down while this was timed: do not trust the figure"
 
@@ -177,4 +177,18 @@ def remarks(data: WorkloadData) -> list[str]:
     for f in data.refused:
         why = f"{f.status.replace('_', ' ')}: {f.reason}"
         said.append(f"Finalist {short(f.id)} (#{f.order}) was refused by the finals: {why}")
+    return said
+
+
+def hardly_tried(data: WorkloadData) -> list[str]:
+    """Values of the parameters that mattered most of which the run cannot tell whether they are slow, a sentence each."""
+    said, known = [], data.importance
+    if known.least:
+        parts = []
+        for one in known.least:
+            fared = f"best {times(one.tried.best)}" if one.tried.best else "none with a time"
+            parts.append(f"{one.parameter}={value_text(one.value)} ({one.tried.candidates:,} of {one.of:,}, {fared})")
+        said.append(f"Tried least of what mattered most: {', '.join(parts)}.")
+    if known.never:
+        said.append(f"Never tried, though legal: {', '.join(f'{name}={value_text(value)}' for name, value in known.never)}.")
     return said

@@ -22,7 +22,7 @@ from evo.report.figures.importance import draw_importance
 from evo.report.figures.lineage import change_text, draw_lineage, gain_text
 from evo.report.figures.operators import OperatorCredit, credit_operators, draw_operators
 from evo.report.figures.pairs import HeatMap, draw_heat_map, map_pairs
-from evo.report.findings import facts, headline, race_rows, remarks, run_headline, size
+from evo.report.findings import facts, hardly_tried, headline, race_rows, remarks, run_headline, size
 from evo.report.palette import DARK, LIGHT, figure_css, variables
 from evo.report.protocol import command, commands, environment_rows, measured_rows, protocol_words, setup_rows
 from evo.report.svg import Figure
@@ -95,7 +95,8 @@ def _environment() -> Environment:
         "percent": percent, "short": short, "size": size, "times": times, "value": value_text,
     }  # fmt: skip
     environment.globals |= {
-        "command": command, "commands": commands, "environment_rows": environment_rows, "facts": facts, "headline": headline,
+        "command": command, "commands": commands, "environment_rows": environment_rows, "facts": facts,
+        "hardly_tried": hardly_tried, "headline": headline,
         "measured_rows": measured_rows, "protocol_words": protocol_words, "race_rows": race_rows, "remarks": remarks,
         "run_headline": run_headline, "setup_rows": setup_rows,
     }  # fmt: skip
