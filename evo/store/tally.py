@@ -9,6 +9,7 @@ import json
 import sqlite3
 from collections import Counter
 from collections.abc import Collection, Mapping
+from typing import Any
 
 from evo.evaluation import PASSED
 from evo.store.columns import ORDERS_PER_RUN
@@ -46,7 +47,7 @@ def count_losses(raw: sqlite3.Connection, unreadable: Collection[str] | None) ->
         "workloads": _by_run(raw, _WORKLOADS),
     }
     named = f"SELECT run_id FROM island UNION SELECT id {_RUN} FROM lost UNION SELECT id FROM run"
-    runs, more = {key for (key,) in raw.execute(named)}, _more(raw, damaged)
+    runs, more = {key for (key,) in raw.execute(named) if isinstance(key, int)}, _more(raw, damaged)
     found = {
         key: Losses(
             **{name: by_run.get(key, 0) for name, by_run in counts.items()}, runs=len(runs - set(remaining)), more=more
@@ -62,11 +63,20 @@ def note_losses(raw: sqlite3.Connection, losses: Mapping[int, Losses]) -> dict[s
     noted = {}
     for key, lost in losses.items():
         name, text = raw.execute("SELECT name, options FROM run WHERE id = ?", (key,)).fetchone()
-        options = json.loads(text)
+        options = _read(text)
         noted[name] = total = (read_losses(options) or Losses()) + lost
         options[SALVAGED] = kept_losses(total)
         raw.execute("UPDATE run SET options = ? WHERE id = ?", (json.dumps(options, separators=(",", ":")), key))
     return noted
+
+
+def _read(text: str) -> dict[str, Any]:
+    """A run's options; none where what stands there is none: then the run can be read at least."""
+    try:
+        options = json.loads(text)
+    except (ValueError, TypeError):
+        return {}
+    return options if isinstance(options, dict) else {}
 
 
 def _find_lost(raw: sqlite3.Connection) -> None:
@@ -74,7 +84,8 @@ def _find_lost(raw: sqlite3.Connection) -> None:
     raw.execute("CREATE TEMP TABLE lost (id INTEGER PRIMARY KEY)")
     for table, column in _REFERENCES:
         raw.execute(
-            f'INSERT OR IGNORE INTO lost SELECT DISTINCT t."{column}" FROM "{table}" t WHERE t."{column}" IS NOT NULL'
+            f'INSERT OR IGNORE INTO lost SELECT DISTINCT t."{column}" FROM "{table}" t'
+            f""" WHERE typeof(t."{column}") = 'integer'"""
             f' AND NOT EXISTS (SELECT 1 FROM candidate c WHERE c.id = t."{column}")'
         )
     raw.execute(
@@ -135,7 +146,10 @@ def _mark_orphans(raw: sqlite3.Connection, *, everywhere: bool) -> dict[int, int
     """How many candidates lost parents, by run. everywhere: also those whose very references are lost, told by their
     operator, which made the others of its candidates from parents."""
     orphans = set(
-        raw.execute("SELECT child_id FROM parentage WHERE parent_id IN lost AND child_id NOT IN lost")
+        raw.execute(
+            "SELECT c.id FROM parentage p JOIN candidate c ON c.id = p.child_id"
+            " WHERE p.parent_id IN lost AND c.id NOT IN lost"
+        )
     )
     if everywhere:
         orphans |= set(

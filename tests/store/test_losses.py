@@ -279,6 +279,20 @@ def test_a_salvaged_run_is_resumed_as_it_was_set_up(copy: Path, tmp_path: Path) 
         assert store.run("one").spec == replace(s.SPEC, name="one")
 
 
+def test_values_that_are_none_cost_their_rows_and_not_the_rest(copy: Path, tmp_path: Path) -> None:
+    """A bad byte can turn a number into a text, or end a JSON document."""
+    lost_winner(copy)
+    with closing(sqlite3.connect(copy)) as raw, raw:
+        for table, column in (("parentage", "child_id"), ("parentage", "parent_id"), ("timing", "candidate_id")):
+            raw.execute(f"UPDATE {table} SET {column} = 'x' WHERE {column} = ?", (ORDERS_PER_RUN + 7,))
+        raw.execute("UPDATE run SET options = '{\"fixed\": ' WHERE name = 'one'")
+    losses = reload(copy, tmp_path / "new.db").losses
+    assert losses["one"].winners == 1
+    with Store.open(tmp_path / "new.db", write=False) as store:
+        assert queries.run(store, "one").salvaged == losses["one"]
+        assert len(store.evaluations(store.run("two"))) == NUMBER
+
+
 def test_losses_add_up_and_are_read_of_nothing_strange() -> None:
     twice = Losses(finals=1, more=("times",)) + Losses(finals=2, parents=1, more=("times", "checks"))
     assert twice == Losses(finals=3, parents=1, more=("times", "checks"))
