@@ -32,7 +32,7 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     for item in items:
-        for fixture in _DEAR_FIXTURES & set(getattr(item, "fixturenames", ())):
+        if _DEAR_FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.xdist_group(item.path.name))
     if not on_gpu:
         return

@@ -177,6 +177,27 @@ def test_operators_importance_and_pareto_have_tables_and_json(ask: Any) -> None:
     assert "unknown axis 'energy'" in ask("pareto", "first", "--axes", "time,energy").sentence
 
 
+def test_importance_ends_with_the_values_that_were_hardly_tried(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "500")
+    path = tmp_path / "lineage.db"
+    with Store.open(path, write=True) as store:
+        run = land.small_run(store, "mine")
+        with store.transaction():
+            for order in range(60):
+                value = 9 if order == 7 else order % 3
+                ratio = 0.25 if value == 9 else 0.5 + 0.1 * value
+                store.add(run, land.ref(order, {"vector": value}), land.timed(order, ratio), elapsed_s=0.0)
+    assert run_command(["importance", "mine", "--db", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "tried least of what matters most: vector=9 (1 of 60 candidates, best 4.000x)\n" in out
+    assert f"evo search KERNEL --fix NAME=VALUE --db {path}" in out
+    assert run_command(["importance", "mine", "--db", str(path), "--json"]) == 0
+    (record,) = json.loads(capsys.readouterr().out)
+    assert record["tried"][0] == {"value": 9, "candidates": 1, "passed": 1, "best": 0.25}
+
+
 def test_compare_shows_what_was_set_differently(ask: Any) -> None:
     ended = ask("compare", "first", "second")
     assert ended.code == 0

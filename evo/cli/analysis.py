@@ -10,13 +10,14 @@ import typer
 from rich.console import Console
 
 from evo.cli.cells import cell, factor, figure, interval, share, visible
-from evo.cli.options import DEFAULT_DB, Db, Json, make_console, print_json
+from evo.cli.options import DEFAULT_DB, Db, Json, command_line, make_console, print_json
 from evo.cli.tables import DISTURBED_NOTE, make_table, marked, say, short_id
 from evo.errors import UsageError
 from evo.lineage import Lineage
 from evo.store.comparison import MILESTONES, ComparedRun, Setting
 from evo.store.credit import OperatorCredit
 from evo.store.pareto import AXES
+from evo.store.seldom import Seldom, tried_least
 
 __all__ = ["register"]
 
@@ -120,11 +121,21 @@ def importance(
                 cell(r.note),
             )
         console.print(table)
+        if least := tried_least(records):
+            say(console, f"tried least of what matters most: {', '.join(map(_seldom, least))}")
     _note(
         console,
         f"how much the values of the fastest {quantile:.0%} differ from those of all that were timed; shares sum to 1. A"
-        " search that settled a parameter early makes it look unimportant. What a value gains: evo explain",
+        " search that settled a parameter early makes it look unimportant. What a value gains:"
+        f" {command_line(db, 'explain', 'CANDIDATE')}. A search with one value only:"
+        f" {command_line(db, 'search', 'KERNEL', '--fix', 'NAME=VALUE')}",
     )
+
+
+def _seldom(least: Seldom) -> str:
+    tried = least.tried
+    fared = f"best {factor(1 / tried.best)}" if tried.best else "none was timed" if tried.passed else "none passed"
+    return f"{least.parameter}={least.value} ({tried.candidates:,} of {least.of:,} candidates, {fared})"
 
 
 def compare(

@@ -12,8 +12,9 @@ from rich.text import Text
 from evo.cli.cells import cell, change_text, factor, figure, interval, visible
 from evo.cli.options import DEFAULT_DB, CandidateName, Db, Json, command_line, make_console, print_json
 from evo.cli.recorded import named_candidate
-from evo.cli.tables import DISTURBED_NOTE, make_table, marked, say, short_id, speedup
+from evo.cli.tables import DISTURBED_NOTE, make_table, marked, say, say_losses, short_id, speedup
 from evo.lineage import Lineage
+from evo.store import queries
 from evo.store.descent import Family, Kin
 from evo.store.diff import Difference
 
@@ -38,8 +39,9 @@ def lineage(
     with Lineage(db) as known:
         record = named_candidate(known.store, candidate, db)
         found = known.family(record.id, descendants=descendants, diff=diff)
+        losses = queries.losses_of(known.store, [record.run])
     if json:
-        print_json([asdict(member) for member in found.members])
+        print_json([asdict(member) | {"salvaged": losses.get(record.run)} for member in found.members])
         return
     console = make_console()
     ancestors = sum(member.relation == "ancestor" for member in found.members)
@@ -59,7 +61,7 @@ def lineage(
             f"{member.generation:+d}" if member.generation else "",
             f"{short_id(member.id)} #{member.order}",
             cell(member.operator),
-            " ".join(f"#{p.order}" for p in member.parents) or "-",
+            " ".join([*(f"#{p.order}" for p in member.parents), *(["lost"] if member.parents_lost else [])]) or "-",
             cell(_change(member)),
             marked(figure(member.median_us), member.disturbed),
             speedup(member.score) if member.score else cell(member.status),
@@ -69,6 +71,7 @@ def lineage(
         )
     console.print(table)
     _print_notes(console, found, record.id, db)
+    say_losses(console, losses)
     if diff:
         _print_diffs(console, found)
 

@@ -14,7 +14,7 @@ from typing import IO, Annotated
 
 import typer
 
-from evo.cli.options import DEFAULT_DB, Db, Json, parse_duration, print_json
+from evo.cli.options import DEFAULT_DB, Db, Json, command_line, parse_duration, print_json
 from evo.errors import StoreError, UsageError
 from evo.store.database import locate, shown
 from evo.store.dump import dump_store
@@ -57,7 +57,10 @@ def prune(
 ) -> None:
     """Drop sources, machine code or samples of old runs. Winners, finalists and their ancestors keep theirs."""
     if not runs and older_than is None:
-        raise UsageError("name the runs to prune, or give --older-than, e.g. evo prune --older-than 90d --dry-run")
+        raise UsageError(
+            "name the runs to prune, or give --older-than, e.g."
+            f" {command_line(db, 'prune', '--older-than', '90d', '--dry-run')}"
+        )
     before = None
     if older_than is not None:
         before = datetime.now(UTC) - timedelta(seconds=parse_duration(older_than, "--older-than"))
@@ -76,7 +79,7 @@ def prune(
     )
     typer.echo(f"{done.kept} candidates keep everything: winners, finalists, leaders and all their ancestors")
     if done.bytes and not dry_run:
-        typer.echo("the file becomes smaller with: evo vacuum")
+        typer.echo(f"the file becomes smaller with: {command_line(db, 'vacuum')}")
 
 
 def vacuum(db: Db = DEFAULT_DB, json: Json = False) -> None:
@@ -179,6 +182,11 @@ def load(
     if done.stand_ins:
         stood = ", ".join(f"{_number(n, 'row')} of {table!r}" for table, n in done.stand_ins.items())
         typer.echo(f"evo: made up for candidates that passed, in place of what was lost: {stood}", err=True)
+    here = {name: losses for name, losses in done.losses.items() if name not in merged.unchanged}
+    for name, losses in list(here.items())[:_LISTED]:
+        typer.echo(f"evo: {(merged.renamed or {}).get(name, name)}: {losses}", err=True)
+    if len(here) > _LISTED:
+        typer.echo(f"evo: {len(here) - _LISTED} more runs have lost something; see: {command_line(db, 'runs')}", err=True)
 
 
 def _tell_renamed(merged: Merged) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 from collections.abc import Iterable
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from rich.console import Console
 
 from evo.errors import DeviceError, UsageError
 from evo.space import Space, Value
-from evo.store.database import shown
+from evo.store import database
 from evo.targets import find_target, target_names
 
 __all__ = [
@@ -29,6 +28,7 @@ __all__ = [
     "choose_target",
     "command_line",
     "make_console",
+    "named_db",
     "parse_duration",
     "parse_fixed",
     "parse_values",
@@ -77,8 +77,12 @@ def cache_dir(db: str) -> Path:
 
 def command_line(db: str, *words: str) -> str:
     """A command to be typed next; it names the database where that is not the default one, without its password."""
-    known = db in (DEFAULT_DB, os.environ.get("EVO_DB"))
-    return shlex.join(("evo", *words, *(() if known else ("--db", shown(db)))))
+    return database.command_line(named_db(db), *words)
+
+
+def named_db(db: str) -> str | None:
+    """The database where commands have to name it; None where they take it by themselves."""
+    return None if db == (os.environ.get("EVO_DB") or DEFAULT_DB) else db
 
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d)?", re.IGNORECASE)

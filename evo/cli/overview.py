@@ -10,7 +10,7 @@ from rich.console import Console
 
 from evo.cli.cells import cell, format_duration
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, make_console, print_json
-from evo.cli.tables import DISTURBED_NOTE, make_table, marked, short_id, short_workload, speedup
+from evo.cli.tables import DISTURBED_NOTE, make_table, marked, say_losses, short_id, short_workload, speedup
 from evo.errors import UnknownNameError
 from evo.store import queries
 from evo.store.store import Store
@@ -70,6 +70,7 @@ def runs(db: Db = DEFAULT_DB, json: Json = False) -> None:
     console = make_console()
     console.print(table)
     console.print("passed: not refused, by the search or its finals; best: the run's highest speed-up", style="dim")
+    say_losses(console, {r.name: r.salvaged for r in found})
     _explain_mark(console, any(bs[0].disturbed for bs in leaders.values()))
 
 
@@ -98,9 +99,15 @@ def best(
             if kernel not in searched:
                 raise UnknownNameError("kernel in this database", kernel, searched)
         noise = queries.noise_floors_of(store, [b.run for b in found])
+        losses = queries.losses_of(store, [b.run for b in found])
     floors = {b.id: noise.get((b.run, b.workload)) for b in found}
     if json:
-        print_json([{"candidate": b.id, **asdict(b), "noise_floor": floors[b.id]} for b in found])
+        print_json(
+            [
+                {"candidate": b.id, **asdict(b), "noise_floor": floors[b.id], "salvaged": losses.get(b.run)}
+                for b in found
+            ]
+        )
     else:
         table = make_table(
             "kernel", "device", "workload", "candidate", "median us", "interval", "speed-up", "noise", "timed in", "run",
@@ -130,6 +137,7 @@ def best(
             highlight=False,
             soft_wrap=True,
         )
+        say_losses(console, losses)
         _explain_mark(console, any(b.disturbed for b in found))
     if not found:
         narrowed = any(part is not None for part in (run, target, device, dtype, workload))

@@ -16,7 +16,7 @@ from evo.cli.cells import visible
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, make_console, print_json
 from evo.cli.recorded import named_candidate, unknown
 from evo.cli.show_run import RunFinals, print_run, read_run, run_json
-from evo.cli.tables import DISTURBED_NOTE, make_table, marked, short_id, speedup
+from evo.cli.tables import DISTURBED_NOTE, make_table, marked, say_losses, short_id, speedup
 from evo.errors import UnknownNameError
 from evo.store import Stage, candidates, queries
 from evo.store.records import CandidateRecord, FinalRace, TimingRecord
@@ -57,7 +57,7 @@ def show(
         seeds = gate_seeds(run.options, run.seed)
         races = queries.final_races(store, record)
     if json:
-        print_json(_record(record, races) | ({"text": text} if source else {}))
+        print_json(_record(record, races) | {"salvaged": run.salvaged} | ({"text": text} if source else {}))
         return
     console = make_console()
     if source:
@@ -71,6 +71,7 @@ def show(
         return
     _print_candidate(console, record, seeds, db)
     _print_timings(console, record, races)
+    say_losses(console, {run.name: run.salvaged})
 
 
 def _run(store: Store, name: str, error: UnknownNameError) -> RunFinals:
@@ -132,6 +133,8 @@ def _print_candidate(console: Console, record: CandidateRecord, seeds: dict[Stag
 
 def _made_by(record: CandidateRecord) -> str:
     parents = " and ".join(f"{short_id(p.id)} (#{p.order}, {speedup(p.score)})" for p in record.parents)
+    if record.parents_lost:
+        parents = f"{parents} and others that are lost" if parents else "parents that are lost"
     return record.operator + (f" of {parents}" if parents else "")
 
 

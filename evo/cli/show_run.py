@@ -10,7 +10,7 @@ from rich.console import Console
 
 from evo.cli.cells import cell, factor, figure, interval
 from evo.cli.options import command_line
-from evo.cli.tables import DISTURBED_NOTE, make_table, marked, say, short_id, speedup
+from evo.cli.tables import DISTURBED_NOTE, make_table, marked, say, say_losses, short_id, speedup
 from evo.store import queries
 from evo.store.finalists import Finalist, WorkloadFinals, finals
 from evo.store.records import Failure, RunSummary
@@ -68,6 +68,7 @@ def print_run(console: Console, found: RunFinals, db: str) -> None:
         )
     if any(f.disturbed for f in everyone):
         console.print(DISTURBED_NOTE, style="bold red", highlight=False, soft_wrap=True)
+    say_losses(console, {run.name: run.salvaged})
 
 
 def _table(found: WorkloadFinals) -> object:

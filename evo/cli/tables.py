@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from rich.console import Console, RenderableType
@@ -10,12 +11,16 @@ from rich.text import Text
 
 from evo.cli.cells import visible
 from evo.evaluation import Timing, within_noise
+from evo.store.losses import Losses
 
-__all__ = ["DISTURBED_NOTE", "make_table", "marked", "say", "short_id", "short_workload", "speedup", "timing_record"]
+__all__ = [
+    "DISTURBED_NOTE", "make_table", "marked", "say", "say_losses", "short_id", "short_workload", "speedup", "timing_record",
+]  # fmt: skip
 
 _WHOLE = frozenset({"best", "candidate", "id", "median us", "speed-up"})
 """Columns that are never folded, however narrow a terminal is: what is in them is to be copied, or read at a glance."""
 
+_LISTED = 5
 _LEAST_WIDTH = 4
 """Of the others."""
 
@@ -48,6 +53,15 @@ def make_table(*headings: str, right: tuple[str, ...] = ()) -> Table:
 def say(console: Console, text: str, style: str = "") -> None:
     """A line as wide as it is, in which nothing moves the cursor."""
     console.print(Text(visible(text), style=style), soft_wrap=True)
+
+
+def say_losses(console: Console, losses: Mapping[str, Losses | None]) -> None:
+    """What runs, by their names, have lost with a damaged file; nothing of those that have not."""
+    known = [(name, lost) for name, lost in losses.items() if lost]
+    for name, lost in known[:_LISTED]:
+        say(console, f"{name}: {lost}", "yellow")
+    if len(known) > _LISTED:
+        say(console, f"{len(known) - _LISTED} more runs were salvaged, too; --json has them all", "yellow")
 
 
 def speedup(ratio: float | None, noise: float | None = None) -> str:

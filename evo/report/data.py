@@ -52,7 +52,7 @@ class WorkloadData:
 
     leader: the winner, or else the best of the search, which no final has confirmed. race: what the leader's last final
     timed beside it. finalists: all whom that final timed. steps: its ancestors and itself. disturbed: those of them whose
-    search timing was.
+    search timing was. finals_lost: a final race of it may be among what the run lost with a damaged file.
     reference: the name of the baseline that speed-ups are over, if a final timed it.
     """
 
@@ -70,6 +70,7 @@ class WorkloadData:
     noise: float | None
     importance: Importance
     roles: dict[str, str]
+    finals_lost: bool = False
 
     @property
     def number(self) -> int:
@@ -132,13 +133,16 @@ class WorkloadData:
 
 @dataclass(frozen=True, kw_only=True)
 class RunData:
+    """db: the database as commands have to name it; None for the one that they take by themselves."""
+
     run: RunSummary
+    db: str | None
     problem: Problem
     workloads: tuple[WorkloadData, ...]
 
 
-def read_run_data(store: Store, name: str) -> RunData:
-    """Raises UnknownNameError, or StoreError for an ambiguous name."""
+def read_run_data(store: Store, name: str, *, db: str | None = None) -> RunData:
+    """db: as commands have to name the database. Raises UnknownNameError, or StoreError for an ambiguous name."""
     stored = store.run(name)
     run = queries.run(store, stored.name)
     problem = read_problem(run)
@@ -163,7 +167,11 @@ def read_run_data(store: Store, name: str) -> RunData:
                 island=island,
                 candidates=some,
                 parameters=parameters,
-                importance=weigh_parameters([w for w in weights if w.workload == island.workload], parameters),
+                importance=weigh_parameters(
+                    [w for w in weights if w.workload == island.workload],
+                    parameters,
+                    None if problem.changed else problem.spaces.get(island.number),
+                ),
                 milestones=_milestones(store, stored.id, stored.uid, some, out) if some else (),
                 leader=leader,
                 race=races[-1] if races else None,
@@ -174,9 +182,10 @@ def read_run_data(store: Store, name: str) -> RunData:
                 refused=tuple(f for f in refused if f.island == island.number),
                 noise=noise.get(island.workload),
                 roles=dict(problem.roles),
+                finals_lost=run.salvaged is not None and run.salvaged.finals_may_be,
             )
         )
-    return RunData(run=run, problem=problem, workloads=tuple(workloads))
+    return RunData(run=run, db=db, problem=problem, workloads=tuple(workloads))
 
 
 def _milestones(store: Store, run_id: int, uid: str, some: Candidates, refused: set[int]) -> tuple[Milestone, ...]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from evo.evaluation import within_noise
 from evo.report.data import RunData, WorkloadData
-from evo.report.text import counted, duration, interval, micro, percent, short, times
+from evo.report.text import counted, duration, interval, micro, percent, short, times, value_text
 from evo.store.finalists import Finalist
 from evo.store.records import CandidateRecord, TimingRecord
 
@@ -17,6 +17,7 @@ __all__ = [
     "facts",
     "finalist_rows",
     "finalists_sentence",
+    "hardly_tried",
     "headline",
     "race_rows",
     "remarks",
@@ -95,7 +96,8 @@ def headline(data: WorkloadData) -> str:
     if data.tie:
         return f"A tie with {name}{mark}: the difference is within the noise floor."
     if not data.confirmed or timing.stage != "final":
-        return f"{times(ratio)} {name} by the search's own timing{mark}, not confirmed by finals."
+        finals = "what finals may have said of it is lost" if data.finals_lost else "not confirmed by finals"
+        return f"{times(ratio)} {name} by the search's own timing{mark}, {finals}."
     if ratio > 1:
         return f"Nothing faster than {name}{mark}: the best has {times(ratio)} of its speed."
     return f"{times(ratio)} the speed of {name}{mark}."
@@ -228,10 +230,8 @@ def remarks(data: WorkloadData) -> list[str]:
     if timing is None:
         return said
     if race is None:
-        said.append(
-            "No finals have timed this candidate: the figure is the search's own, which is too good on average for the best"
-            " of many."
-        )
+        finals = "No final race of this candidate is left" if data.finals_lost else "No finals have timed this candidate"
+        said.append(f"{finals}: the figure is the search's own, which is too good on average for the best of many.")
     elif not race.beside:
         said.append(
             "The baselines ran beside the run's winner, in the race after this candidate's own; only its speed-up compares"
@@ -248,4 +248,18 @@ def remarks(data: WorkloadData) -> list[str]:
     for f in data.refused:
         why = f"{f.status.replace('_', ' ')}: {f.reason}"
         said.append(f"Finalist {short(f.id)} (#{f.order}) was refused by the finals: {why}")
+    return said
+
+
+def hardly_tried(data: WorkloadData) -> list[str]:
+    """Values of the parameters that mattered most of which the run cannot tell whether they are slow, a sentence each."""
+    said, known = [], data.importance
+    if known.least:
+        parts = []
+        for one in known.least:
+            fared = f"best {times(one.tried.best)}" if one.tried.best else "none with a time"
+            parts.append(f"{one.parameter}={value_text(one.value)} ({one.tried.candidates:,} of {one.of:,}, {fared})")
+        said.append(f"Tried least of what mattered most: {', '.join(parts)}.")
+    if known.never:
+        said.append(f"Never tried, though legal: {', '.join(f'{name}={value_text(value)}' for name, value in known.never)}.")
     return said

@@ -26,6 +26,7 @@ from evo.report.findings import (
     facts,
     finalist_rows,
     finalists_sentence,
+    hardly_tried,
     headline,
     race_rows,
     remarks,
@@ -33,7 +34,7 @@ from evo.report.findings import (
     size,
 )
 from evo.report.palette import DARK, LIGHT, figure_css, variables
-from evo.report.protocol import commands, environment_rows, measured_rows, protocol_words, setup_rows
+from evo.report.protocol import command, commands, environment_rows, measured_rows, protocol_words, setup_rows
 from evo.report.svg import Figure
 from evo.report.text import clean, counted, duration, micro, percent, short, times, value_text
 
@@ -104,8 +105,9 @@ def _environment() -> Environment:
         "percent": percent, "short": short, "size": size, "times": times, "value": value_text,
     }  # fmt: skip
     environment.globals |= {
-        "commands": commands, "environment_rows": environment_rows, "facts": facts, "finalist_rows": finalist_rows,
-        "finalists_sentence": finalists_sentence, "headline": headline,
+        "command": command, "commands": commands, "environment_rows": environment_rows, "facts": facts,
+        "finalist_rows": finalist_rows, "finalists_sentence": finalists_sentence, "hardly_tried": hardly_tried,
+        "headline": headline,
         "measured_rows": measured_rows, "protocol_words": protocol_words, "race_rows": race_rows, "remarks": remarks,
         "run_headline": run_headline, "setup_rows": setup_rows,
     }  # fmt: skip

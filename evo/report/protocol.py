@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
 from evo.report.data import RunData, WorkloadData
 from evo.report.findings import size
 from evo.report.text import counted, percent, short
+from evo.store.database import command_line
 from evo.store.records import RunSummary, TimingRecord
 
-__all__ = ["commands", "environment_rows", "measured_rows", "protocol_words", "setup_rows"]
+__all__ = ["command", "commands", "environment_rows", "measured_rows", "protocol_words", "setup_rows"]
 
 _ENVIRONMENT = ("device", "arch", "driver", "cuda", "nvrtc", "compiler", "torch", "python", "evo")
 
@@ -110,10 +110,15 @@ def _flat(record: Mapping[str, Any], before: str = "") -> list[tuple[str, str]]:
     return rows
 
 
+def command(data: RunData, *words: str) -> str:
+    """One to be typed, about the run's database."""
+    return command_line(data.db, *words)
+
+
 def commands(data: RunData) -> list[tuple[str, str]]:
     """What each is for, and the command."""
     run = data.run
-    again = ["evo", "search", run.kernel, "--target", run.target, "--arch", run.arch]
+    again = ["search", run.kernel, "--target", run.target, "--arch", run.arch]
     for w in data.workloads:
         again += ["--workload", w.island.workload]
     again += ["--sampler", run.sampler, "--seed", str(run.seed)]
@@ -127,13 +132,14 @@ def commands(data: RunData) -> list[tuple[str, str]]:
         again += ["--fix", f"{name}={str(value).lower() if isinstance(value, bool) else value}"]
     if run.window > 8 and run.window % 2 == 0:
         again += ["--builders", str(run.window // 2)]
-    found = [("search again", shlex.join(again))]
+    found = [("search again", command(data, *again))]
     for w in data.workloads:
         if w.leader is not None:
             what = f", {size(w)}" if len(data.workloads) > 1 else ""
-            found.append((f"build the leader anew and gate it on fresh data{what}", f"evo check {short(w.leader.id)}"))
-            found.append((f"all that is known of it{what}", f"evo show {short(w.leader.id)}"))
+            leader = short(w.leader.id)
+            found.append((f"build the leader anew and gate it on fresh data{what}", command(data, "check", leader)))
+            found.append((f"all that is known of it{what}", command(data, "show", leader)))
     if any(w.confirmed for w in data.workloads):
         name = "".join(ch if ch.isalnum() else "_" for ch in run.kernel.rstrip("/").rpartition("/")[2])
-        found.append(("use it in PyTorch", shlex.join(["evo", "export", run.name, "--out", f"my_{name}"])))
+        found.append(("use it in PyTorch", command(data, "export", run.name, "--out", f"my_{name}")))
     return found

@@ -12,7 +12,7 @@ from evo.store.columns import ORDERS_PER_RUN
 from evo.store.figures import search_figures
 from evo.store.gains import gain_between
 from evo.store.records import Change, Relative, Step
-from evo.store.relatives import RELATIVE_COLUMNS, read_relative, resolve_candidate
+from evo.store.relatives import LOST_PARENTS, RELATIVE_COLUMNS, read_relative, resolve_candidate
 from evo.store.store import Store
 
 __all__ = ["ancestry", "genome_change"]
@@ -33,7 +33,7 @@ def ancestry(store: Store, prefix: str) -> tuple[Step, ...]:
         members = select(line.c.id)
         parents = _parents(connection, members)
         rows = connection.execute(
-            select(_c.id, _c.public_id, _c.order, _c.operator, _c.status, _c.score, _c.genome)
+            select(_c.id, _c.public_id, _c.order, _c.operator, _c.status, _c.score, _c.genome, LOST_PARENTS)
             .where(_c.id.in_(members))
             .order_by(_c.id)
         ).all()
@@ -62,6 +62,7 @@ def ancestry(store: Store, prefix: str) -> tuple[Step, ...]:
                 change=genome_change(genomes[first[0]], genomes[row.id]) if first else {},
                 parameters=genomes[row.id].parameters,
                 main_line=row.id in main,
+                parents_lost=row.parents_lost,
             )
         )
     return tuple(steps)

@@ -14,6 +14,7 @@ from evo.evaluation import Build
 from evo.genome import Genome
 from evo.store import models as m
 from evo.store.ancestry import ancestry
+from evo.store.losses import PARENTS_LOST
 from evo.store.records import (
     BuildRecord,
     CandidateRecord,
@@ -98,6 +99,7 @@ def candidate(store: Store, prefix: str) -> CandidateRecord:
             finals=_finals(connection, key),
             parents=_relatives(connection, key, "parent"),
             children=_relatives(connection, key, "child"),
+            parents_lost=row.log.endswith(PARENTS_LOST),
         )
 
 

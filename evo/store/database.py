@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import sqlite3
 from contextlib import closing
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 from evo.errors import StoreError
 from evo.store.faults import first_line
 
-__all__ = ["Location", "connect", "locate", "make_folder", "shown"]
+__all__ = ["Location", "command_line", "connect", "locate", "make_folder", "shown"]
 
 _SQLITE_MAGIC = b"SQLite format 3\0"
 _BUSY_TIMEOUT_S = 10.0
@@ -35,6 +36,23 @@ class Location:
 
     def __str__(self) -> str:
         return f"the database {self.path or _render(self.url)}"
+
+    def command(self, *words: str) -> str:
+        """A command to be typed next about this very database."""
+        return command_line(self.url, *words)
+
+
+def command_line(where: str | URL | None, *words: str) -> str:
+    """A command to be typed next, quoted for a shell. It names the database, without its password; None: the one that
+    commands take by themselves."""
+    return shlex.join(("evo", *words, *(() if where is None else ("--db", _address(where)))))
+
+
+def _address(where: str | URL) -> str:
+    """As --db takes it."""
+    if isinstance(where, str):
+        return shown(where)
+    return str(where.database) if where.get_backend_name() == "sqlite" else _render(where)
 
 
 def locate(where: str | Path) -> Location:

@@ -20,7 +20,7 @@ from evo.store.figures import search_figures
 from evo.store.gains import Gain, gain_between
 from evo.store.lookups import rows_of
 from evo.store.records import Change, Relative
-from evo.store.relatives import RELATIVE_COLUMNS, read_relative, resolve_candidate
+from evo.store.relatives import LOST_PARENTS, RELATIVE_COLUMNS, read_relative, resolve_candidate
 from evo.store.store import Store
 
 __all__ = ["Family", "Kin", "family", "unified"]
@@ -39,6 +39,7 @@ class Kin:
     parent. gain: that one's time over its own (above 1: faster), each beside the reference in a race of its own, with
     an interval put together from theirs; tie: that interval holds 1. main_line: on the way from a root to the
     candidate through first parents only. diff: of the source against the first parent's, if asked for.
+    parents_lost: some or all of them, with a damaged file.
     """
 
     id: str
@@ -60,6 +61,7 @@ class Kin:
     change: Change
     parameters: dict[str, Value]
     main_line: bool
+    parents_lost: bool = False
     diff: str | None = None
 
 
@@ -122,6 +124,7 @@ def family(store: Store, prefix: str, *, descendants: int = 100, diff: bool = Fa
                 change=genome_change(Genome.from_json(before.genome), genome) if before else {},
                 parameters=genome.parameters,
                 main_line=k in main,
+                parents_lost=row.parents_lost,
                 diff=_diff(before, row, texts) if diff and before else None,
             )
         )
@@ -191,7 +194,7 @@ def _parents(connection: Connection, keys: Sequence[int]) -> dict[int, list[tupl
 
 
 def _rows(connection: Connection, keys: Sequence[int]) -> Iterable[Any]:
-    columns = (_c.id, _c.public_id, _c.order, _c.operator, _c.status, _c.score, _c.genome, _c.source_sha)
+    columns = (_c.id, _c.public_id, _c.order, _c.operator, _c.status, _c.score, _c.genome, _c.source_sha, LOST_PARENTS)
     return rows_of(connection, select(*columns), keys, _c.id)
 
 

@@ -12,7 +12,7 @@ import gzip
 import json
 import math
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import IO, Any
@@ -87,8 +87,11 @@ def encode(value: Any) -> Any:
     return value
 
 
-def write_dump(file: IO[bytes], header: Header, blocks: Iterable[Block]) -> dict[str, int]:
-    """Rows written, by table."""
+def write_dump(
+    file: IO[bytes], header: Header, blocks: Iterable[Block], unreadable: Mapping[str, int] | None = None
+) -> dict[str, int]:
+    """Rows written, by table. unreadable: of a salvaged database, places that could not be read, by table; looked at when
+    all blocks have been."""
     written: dict[str, int] = {}
     # No name and no time in the file: equal databases give equal dumps.
     with gzip.GzipFile(fileobj=file, mode="wb", compresslevel=_COMPRESSION, filename="", mtime=0) as packed:
@@ -104,31 +107,33 @@ def write_dump(file: IO[bytes], header: Header, blocks: Iterable[Block]) -> dict
                 line(row)
                 number += 1
             written[block.table] = number
-        line({"end": True, "rows": written})
+        line({"end": True, "rows": written} | ({} if unreadable is None else {"unreadable": dict(unreadable)}))
     return written
 
 
 def dump_store(store: Store, file: IO[bytes]) -> dict[str, int]:
     """Rows written, by table."""
-    with translated(str(store)):
+    with translated(store):
         with store.reading() as connection:
             schema = schema_of(connection)
         return write_dump(file, Header(schema=schema, salvaged=False), tables_of(store))
 
 
 class Dump:
-    """A dump that is being read."""
+    """A dump that is being read. unreadable: places of a damaged database that could not be read, by table, once all blocks
+    have been; None if the dump does not say."""
 
     def __init__(self, file: IO[bytes], name: str) -> None:
         self._name, self._lines = name, self._read(file)
         first = next(self._lines, None)
         if not isinstance(first, dict) or not isinstance(first.get("evo_dump"), int):
-            raise StoreError(f"{name} is not a dump of a lineage database; make one with: evo dump --out FILE")
+            raise StoreError(f"{name} is not a dump of a lineage database; make one with: evo dump --db DATABASE --out FILE")
         if first["evo_dump"] > FORMAT:
             raise StoreError(
                 f"{name} was written by a newer evo (format {first['evo_dump']}, this one knows {FORMAT}); upgrade evo"
             )
         self.header = Header(schema=str(first.get("schema")), salvaged=bool(first.get("salvaged")))
+        self.unreadable: dict[str, int] | None = None
         self._ahead: Any = next(self._lines, None)
 
     def _read(self, file: IO[bytes]) -> Iterator[Any]:
@@ -153,6 +158,8 @@ class Dump:
             yield Block(table=name, columns=columns, rows=self._rows(name, len(columns), counted))
         if not isinstance(self._ahead, dict) or not self._ahead.get("end") or self._ahead.get("rows") != counted:
             raise self._incomplete()
+        if isinstance(told := self._ahead.get("unreadable"), dict):
+            self.unreadable = told
         for _ in self._lines:  # to the end, where the file's checksum is compared
             raise StoreError(f"{self._name} is damaged: something follows its end")
 

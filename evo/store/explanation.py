@@ -152,7 +152,8 @@ def explain(
     end = Genome.from_json(about.genome)
     if timed is None:
         raise StoreError(
-            f"candidate {about.public_id} has no time, so there is no gain to explain; see: evo show"
+            f"candidate {about.public_id} has no time, so there is no gain to explain; see:"
+            f" {store.command('show', about.public_id)}"
         )
     edits = edits_between(start, end, list(measured), carriers)
     lattice = Lattice(start, end, edits)

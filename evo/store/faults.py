@@ -5,21 +5,23 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 from sqlalchemy.exc import DBAPIError, InvalidRequestError, SQLAlchemyError, StatementError
 
 from evo.errors import EngineError, StoreError
 
-__all__ = ["first_line", "translated"]
+__all__ = ["Place", "first_line", "translated"]
 
 # Primary result codes of SQLite (https://www.sqlite.org/rescode.html), the low byte of an extended one.
+_DAMAGED = 11
 _SQLITE = {
     3: "may not be used by this account; check the permissions of the file and its folder",
     5: "is being written by another program; wait until it is done, or close it",
     6: "is being written by another program; wait until it is done, or close it",
     8: "cannot be written; check the permissions of the file and its folder",
     10: "cannot be read or written by the system (disk I/O error); check the disk and its free space",
-    11: "is damaged; restore a backup, or save what can still be read with: evo dump",
+    _DAMAGED: "is damaged; restore a backup",
     13: "cannot grow because the disk is full; no half record was kept: free some space, then go on",
     14: "cannot be opened; check that its folder exists and may be written, and that the disk is not full",
     26: "is not a SQLite database; name another file with --db",
@@ -52,8 +54,16 @@ _UNREACHABLE = (
 )
 
 
+class Place(Protocol):
+    """A database as sentences name it, with the commands that help it."""
+
+    def __str__(self) -> str: ...
+
+    def command(self, *words: str) -> str: ...
+
+
 @contextmanager
-def translated(place: str) -> Iterator[None]:
+def translated(place: Place | str) -> Iterator[None]:
     """Turns whatever the database objects to inside into a StoreError about `place`, or an EngineError where
     only evo itself can be at fault."""
     try:
@@ -78,10 +88,13 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def _explain(place: str, error: BaseException, *, connected: bool) -> StoreError | EngineError:
+def _explain(place: Place | str, error: BaseException, *, connected: bool) -> StoreError | EngineError:
     code = getattr(error, "sqlite_errorcode", None)
     if isinstance(code, int) and code & 0xFF in _SQLITE:
-        return StoreError(f"{place} {_SQLITE[code & 0xFF]}")
+        rescue = ""
+        if code & 0xFF == _DAMAGED and not isinstance(place, str):
+            rescue = f", or save what can still be read with: {place.command('dump', '--out', 'FILE')}"
+        return StoreError(f"{place} {_SQLITE[code & 0xFF]}{rescue}")
     state = getattr(error, "sqlstate", None)
     if isinstance(state, str) and state in _POSTGRES:
         return StoreError(f"{place} {_POSTGRES[state]}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlalchemy import Connection, func, select
 from sqlalchemy.orm import aliased
@@ -18,7 +18,7 @@ from evo.store.columns import key_range
 from evo.store.runs import resolve_run
 from evo.store.store import Store
 
-__all__ = ["Importance", "importance"]
+__all__ = ["Importance", "Tried", "importance"]
 
 _c, _i = m.Candidate, m.Island
 _LEAST_TIMED = 20
@@ -29,10 +29,22 @@ _MOST_TIMED = 2000
 
 
 @dataclass(frozen=True, kw_only=True)
+class Tried:
+    """A value of a parameter: candidates that had it, refused ones among them, how many passed the search, and the best
+    ratio of these; None where none was timed."""
+
+    value: Value
+    candidates: int
+    passed: int
+    best: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Importance:
     """A parameter of one workload's search. importance: its share of all of them, which sum to 1; None where it cannot be
     had, and `note` says why. candidates: those that have the parameter (a conditional one is not in all), of the `timed`
-    ones, among which are those whose machine code had been timed already. values: distinct ones among them.
+    ones, among which are those whose machine code had been timed already. values: distinct ones among them. tried: every
+    value that any candidate had, the least tried first.
     """
 
     workload: str
@@ -43,6 +55,7 @@ class Importance:
     values: int
     conditional: bool
     note: str
+    tried: tuple[Tried, ...] = ()
 
 
 def importance(store: Store, run: str, *, quantile: float = 0.1) -> list[Importance]:
@@ -57,30 +70,54 @@ def importance(store: Store, run: str, *, quantile: float = 0.1) -> list[Importa
     if not 0.0 < quantile < 1.0:
         raise UsageError(f"the quantile {quantile:g} is not between 0 and 1; 0.1 asks what the fastest tenth have in common")
     with store.reading() as connection:
-        islands = _timed(connection, resolve_run(connection, run))
+        islands = _candidates(connection, resolve_run(connection, run))
     found = []
-    for workload, points in islands.items():
-        found += _of_island(workload, points, quantile)
+    for workload, candidates in islands.items():
+        points = [(parameters, score) for parameters, passed, score in candidates if passed and score is not None]
+        tried = _tried(candidates)
+        found += [replace(i, tried=tried[i.parameter]) for i in _of_island(workload, points, quantile)]
     return found
 
 
 _Points = list[tuple[dict[str, Value], float]]
+_Candidates = list[tuple[dict[str, Value], bool, float | None]]
 
 
-def _timed(connection: Connection, run_id: int) -> dict[str, _Points]:
-    found: dict[str, _Points] = defaultdict(list)
+def _tried(candidates: _Candidates) -> dict[str, tuple[Tried, ...]]:
+    """By parameter."""
+    fared: dict[str, dict[str, list[tuple[Value, bool, float | None]]]] = defaultdict(lambda: defaultdict(list))
+    for parameters, passed, score in candidates:
+        for name, value in parameters.items():
+            fared[name][repr(value)].append((value, passed, score))
+    found = {}
+    for name, by_value in fared.items():
+        tried = [
+            Tried(
+                value=some[0][0],
+                candidates=len(some),
+                passed=sum(passed for _, passed, _ in some),
+                best=min((score for _, passed, score in some if passed and score is not None), default=None),
+            )
+            for some in by_value.values()
+        ]
+        found[name] = tuple(sorted(tried, key=lambda t: (t.candidates, repr(t.value))))
+    return found
+
+
+def _candidates(connection: Connection, run_id: int) -> dict[str, _Candidates]:
+    """Parameters, whether it passed, and the score, by workload."""
+    found: dict[str, _Candidates] = defaultdict(list)
     for workload in connection.scalars(select(_i.workload).where(_i.run_id == run_id).order_by(_i.number)):
         found[workload] = []
     original = aliased(_c)
-    for workload, genome, score in connection.execute(
-        select(_i.workload, _c.genome, func.coalesce(_c.score, original.score))
+    for workload, genome, status, score in connection.execute(
+        select(_i.workload, _c.genome, _c.status, func.coalesce(_c.score, original.score))
         .join_from(_c, _i, (_i.run_id == _c.run_id) & (_i.number == _c.island))
         .join(original, original.id == _c.same_code_as_id, isouter=True)
-        .where(_c.id.between(*key_range(run_id)), _c.status.in_(PASSED))
+        .where(_c.id.between(*key_range(run_id)))
         .order_by(_c.id)
     ):
-        if score is not None:
-            found[workload].append((Genome.from_json(genome).parameters, score))
+        found[workload].append((Genome.from_json(genome).parameters, status in PASSED, score))
     return found
 
 

@@ -23,7 +23,8 @@ from evo.store.database import locate, make_folder
 from evo.store.dump import Block, Dump
 from evo.store.faults import translated
 from evo.store.lock import WriterLock
-from evo.store.mending import mend
+from evo.store.losses import Losses
+from evo.store.mending import Mended, mend
 from evo.store.merge import Merged, merge
 from evo.store.schema import create_schema
 from evo.store.store import Store
@@ -36,11 +37,12 @@ _ROWS_AT_ONCE = 5000
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
     """Of a salvaged dump also, by table: left_out, rows that referred to what was lost; stand_ins, rows that stand
-    for builds and checks that were lost."""
+    for builds and checks that were lost. losses: what each run lacks, by its name in the dump."""
 
     merged: Merged
     left_out: dict[str, int]
     stand_ins: dict[str, int]
+    losses: dict[str, Losses]
 
 
 def load(file: IO[bytes], name: str, where: str | Path) -> Loaded:
@@ -57,15 +59,15 @@ def load(file: IO[bytes], name: str, where: str | Path) -> Loaded:
         with translated(f"the loading of {name}"):
             _stage(dump, staged, name)
             Store.open(staged, write=True).close()  # brings it up to date
-            left_out, stand_ins = _make_sound(staged, name, salvaged=dump.header.salvaged)
+            mended = _make_sound(staged, name, dump)
         with Store.open(staged, write=False) as source:
             if location.path is None or location.path.exists():
                 with Store.open(where, write=True) as target:
                     merged = merge(target, source)
-                return Loaded(merged=merged, left_out=left_out, stand_ins=stand_ins)
+                return Loaded(merged=merged, left_out=mended.left_out, stand_ins=mended.stand_ins, losses=mended.losses)
             merged = _counted(source)
         _move(staged, location.path)
-        return Loaded(merged=merged, left_out=left_out, stand_ins=stand_ins)
+        return Loaded(merged=merged, left_out=mended.left_out, stand_ins=mended.stand_ins, losses=mended.losses)
 
 
 def _counted(store: Store) -> Merged:
@@ -107,11 +109,11 @@ def _stage(dump: Dump, path: Path, name: str) -> None:
         raw.close()
 
 
-def _make_sound(path: Path, name: str, *, salvaged: bool) -> tuple[dict[str, int], dict[str, int]]:
+def _make_sound(path: Path, name: str, dump: Dump) -> Mended:
     raw = sqlite3.connect(path, isolation_level=None)
     try:
         raw.execute("BEGIN")
-        mended = mend(raw) if salvaged else ({}, {})
+        mended = mend(raw, dump.unreadable) if dump.header.salvaged else Mended()
         broken = raw.execute("PRAGMA foreign_key_check").fetchone()
         if broken is not None:
             raise StoreError(

@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from evo.evaluation import PASSED
+from evo.store.losses import Losses
+from evo.store.tally import count_losses, note_losses
 
-__all__ = ["mend"]
+__all__ = ["Mended", "mend"]
 
 _PASSED = ", ".join(f"'{status}'" for status in PASSED)
 _LOST = "lost with a damaged file"
 
 
-def mend(raw: sqlite3.Connection) -> tuple[dict[str, int], dict[str, int]]:
-    """Rows left out and rows standing in for lost ones, by table. For a database with the newest schema."""
-    return _drop_orphans(raw), _stand_in(raw)
+@dataclass(frozen=True, kw_only=True)
+class Mended:
+    """Rows left out and rows standing in for lost ones, by table; what runs have lost, by name."""
+
+    left_out: dict[str, int] = field(default_factory=dict)
+    stand_ins: dict[str, int] = field(default_factory=dict)
+    losses: dict[str, Losses] = field(default_factory=dict)
+
+
+def mend(raw: sqlite3.Connection, unreadable: Collection[str] | None = None) -> Mended:
+    """Makes the rest hold together, and notes with each run what it lacks. For a database with the newest schema.
+
+    unreadable: tables of which parts could not be read; None if nobody knows.
+    """
+    losses = count_losses(raw, unreadable)
+    left_out, stand_ins = _drop_orphans(raw), _stand_in(raw)
+    return Mended(left_out=left_out, stand_ins=stand_ins, losses=note_losses(raw, losses))
 
 
 def _drop_orphans(raw: sqlite3.Connection) -> dict[str, int]:

@@ -17,6 +17,7 @@ from evo.store.bulk import insert_new, insert_rows
 from evo.store.columns import ORDERS_PER_RUN, key_range
 from evo.store.erasing import erase_run
 from evo.store.lookups import at_once
+from evo.store.losses import SALVAGED
 from evo.store.runs import read_run
 from evo.store.server import take_turns, write_alone
 from evo.store.store import Store
@@ -118,8 +119,10 @@ class _Merging:
                 f"run {name!r} is in both databases and was searched on in each of them, so it cannot be merged;"
                 " nothing was changed"
             )
-        ours = self._ours.execute(select(m.Run.updated).where(m.Run.id == known)).scalar_one()
-        return more or (not less and row["updated"] > ours)
+        updated, options = self._ours.execute(select(m.Run.updated, m.Run.options).where(m.Run.id == known)).one()
+        if not more and not less and (SALVAGED in options) != (SALVAGED in row["options"]):
+            return SALVAGED in options  # of equal courses, the one of which nothing else was lost
+        return more or (not less and row["updated"] > updated)
 
     def _copy(self, key: int, row: dict[str, Any], known: int | None) -> None:
         environment = _one(self._theirs, select(_ENVIRONMENT).where(_ENVIRONMENT.c.id == row["environment_id"]))

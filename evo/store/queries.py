@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict
 from typing import Any
 
@@ -18,6 +18,8 @@ from evo.store.candidates import artefact, build, candidate, source
 from evo.store.columns import key_range
 from evo.store.failures import failure_reason
 from evo.store.leaders import best, best_by_run, last_refusals, leader_key, refused_in_finals
+from evo.store.lookups import at_once
+from evo.store.losses import Losses, read_losses, without_losses
 from evo.store.races import baselines, disturbed, final_races, noise_floors, noise_floors_of
 from evo.store.records import Failure, IslandSummary, Point, RunSummary
 from evo.store.rows import read_environment
@@ -38,6 +40,7 @@ __all__ = [
     "failures",
     "final_races",
     "history",
+    "losses_of",
     "noise_floors",
     "noise_floors_of",
     "refused_finalists",
@@ -90,7 +93,7 @@ def _summary(row: Any, by_status: dict[str, int], islands: tuple[IslandSummary, 
         sampler=row.sampler,
         seed=row.seed,
         window=row.window,
-        options=row.options,
+        options=without_losses(row.options),
         budget=row.budget,
         status=row.status,
         stop_reason=row.stop_reason,
@@ -103,6 +106,7 @@ def _summary(row: Any, by_status: dict[str, int], islands: tuple[IslandSummary, 
         counts=by_status,
         islands=islands,
         environment=asdict(read_environment(row)),
+        salvaged=read_losses(row.options),
     )
 
 
@@ -139,6 +143,17 @@ def _islands(connection: Connection, run_id: int | None) -> dict[int, list[Islan
                 best_score=row.score,
             )
         )
+    return found
+
+
+def losses_of(store: Store, runs: Collection[str]) -> dict[str, Losses]:
+    """What runs have lost with a damaged file, by name; of those that have."""
+    found = {}
+    with store.reading() as connection:
+        for some in at_once(dict.fromkeys(runs)):
+            for name, options in connection.execute(select(m.Run.name, m.Run.options).where(m.Run.name.in_(some))):
+                if losses := read_losses(options):
+                    found[name] = losses
     return found
 
 

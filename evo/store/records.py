@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from evo.space import Value
+from evo.store.losses import Losses
 
 __all__ = [
     "Best",
@@ -138,7 +139,8 @@ class Relative:
 class CandidateRecord:
     """All there is of one candidate.
 
-    digest: of the genome. source: sha256 of its text, for `queries.artefact`. winner: of its island.
+    digest: of the genome. source: sha256 of its text, for `queries.artefact`. winner: of its island. parents_lost: some or
+    all of them, with a damaged file.
     """
 
     id: str
@@ -174,6 +176,7 @@ class CandidateRecord:
     finals: tuple[FinalRecord, ...]
     parents: tuple[Relative, ...]
     children: tuple[Relative, ...]
+    parents_lost: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +186,7 @@ class Step:
     change: against the first parent; empty for a root. gain: over the first parent, None where either has no time; tie: its
     interval holds 1, so that it may be chance, None where that is not known: as `evo.store.gains` has them. main_line:
     reached from the descendant through first parents only. median_us: of the search's cold timing, which the machine
-    code's first candidate may have had.
+    code's first candidate may have had. parents_lost: some or all of them, with a damaged file.
     """
 
     id: str
@@ -198,6 +201,7 @@ class Step:
     change: Change
     parameters: dict[str, Value]
     main_line: bool
+    parents_lost: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,7 +220,7 @@ class IslandSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
-    """A run at a glance. counts: candidates by status."""
+    """A run at a glance. counts: candidates by status. salvaged: what it has lost with a damaged file, if it has."""
 
     name: str
     kernel: str
@@ -240,6 +244,7 @@ class RunSummary:
     counts: dict[str, int]
     islands: tuple[IslandSummary, ...]
     environment: dict[str, Any]
+    salvaged: Losses | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,8 @@ from evo.errors import StoreError, UnknownNameError
 from evo.kernel import Workload
 from evo.store import LATEST, Environment, RunSpec, RunStatus, StoredRun
 from evo.store import models as m
+from evo.store.database import command_line
+from evo.store.losses import without_losses
 from evo.store.rows import read_environment
 from evo.store.server import take_turns
 
@@ -90,7 +92,8 @@ def _check_name(connection: Connection, name: str) -> None:
         )
     if connection.scalar(select(m.Run.id).where(m.Run.name == name)) is not None:
         raise StoreError(
-            f"there is a run {name!r} already; choose another name, or continue it with: evo resume {name}"
+            f"there is a run {name!r} already; choose another name, or continue it with:"
+            f" {command_line(connection.engine.url, 'resume', name)}"
         )
 
 
@@ -121,7 +124,8 @@ def resolve_run(connection: Connection, name: str) -> int:
     if name == LATEST:
         last = connection.scalar(select(m.Run.id).order_by(m.Run.id.desc()).limit(1))
         if last is None:
-            raise StoreError("no run has been recorded in this database yet; start one with: evo search")
+            start = command_line(connection.engine.url, "search", "KERNEL")
+            raise StoreError(f"no run has been recorded in this database yet; start one with: {start}")
         return int(last)
     exact = connection.scalar(select(m.Run.id).where(m.Run.name == name))
     if exact is not None:
@@ -160,7 +164,7 @@ def read_run(connection: Connection, run_id: int) -> StoredRun:
             seed=row.seed,
             window=row.window,
             workloads=tuple(_workloads(connection, run_id)),
-            options=row.options,
+            options=without_losses(row.options),
             budget=row.budget,
             name=row.name,
         ),

@@ -54,7 +54,7 @@ def salvage(path: Path, file: IO[bytes]) -> Salvaged:
         revision, tables = _schema(raw, path)
         unread: list[str] = []
         blocks = (Block(table=t.name, columns=tuple(t.types), rows=_rows(raw, t, found, unread)) for t in tables)
-        found.written = write_dump(file, Header(schema=revision, salvaged=True), blocks)
+        found.written = write_dump(file, Header(schema=revision, salvaged=True), blocks, found.gaps)
     found.unread = tuple(unread)
     if not found.written.get("run"):
         raise StoreError(f"nothing could be read from {path}, not even the list of its runs; restore a backup")

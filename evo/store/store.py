@@ -62,7 +62,7 @@ class Store:
         if location.path.exists():  # looked at for reading first: a file that is not ours stays as it is
             engine = connect(location, write=False)
             try:
-                with translated(str(location)), engine.connect() as connection:
+                with translated(location), engine.connect() as connection:
                     check_schema(connection, location)
             finally:
                 engine.dispose()
@@ -80,7 +80,7 @@ class Store:
     def _connected(cls, location: Location, lock: WriterLock | None, *, write: bool) -> Store:
         engine = connect(location, write=write)
         try:
-            with translated(str(location)):
+            with translated(location):
                 cls._prepare(engine, location, write=write)
         except BaseException:
             engine.dispose()
@@ -96,8 +96,8 @@ class Store:
             raise StoreError(f"{location} is empty; run a search first, or name another with --db")
         if not current and not write:
             raise OlderSchemaError(
-                f"{location} is of an older evo (schema {revision}); the next search that writes to it, or evo vacuum,"
-                " brings it up to date"
+                f"{location} is of an older evo (schema {revision}); the next search that writes to it brings it up to"
+                f" date, or: {location.command('vacuum')}"
             )
         if not current:
             migrate(engine, location)
@@ -124,6 +124,10 @@ class Store:
     def __str__(self) -> str:
         return str(self._location)
 
+    def command(self, *words: str) -> str:
+        """A command to be typed next about this database."""
+        return self._location.command(*words)
+
     @property
     def writes(self) -> bool:
         return self._write
@@ -148,7 +152,7 @@ class Store:
             self._batch.flush(self._open)
             yield self._open
             return
-        with translated(str(self)), self._engine.connect() as connection:
+        with translated(self), self._engine.connect() as connection:
             yield connection
 
     @contextmanager
@@ -172,7 +176,7 @@ class Store:
         if not self._write:
             raise EngineError(f"{self} was opened for reading only")
         try:
-            with translated(str(self)):
+            with translated(self):
                 try:
                     with self._engine.begin() as connection:
                         self._open = connection

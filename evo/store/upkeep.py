@@ -35,7 +35,7 @@ def open_current(where: str | Path) -> Iterator[Store]:
         with tempfile.TemporaryDirectory(prefix="evo-copy-") as folder:
             copy = Path(folder) / location.path.name
             with (
-                translated(str(location)),
+                translated(location),
                 closing(sqlite3.connect(f"{location.path.as_uri()}?mode=ro", uri=True)) as old,
                 closing(sqlite3.connect(copy)) as new,
             ):
@@ -71,7 +71,7 @@ def vacuum(store: Store) -> Vacuumed:
     if not store.writes:
         raise EngineError(f"{store} was opened for reading only")
     before = size_of(store)
-    with translated(str(store)), store.unbound() as driver:
+    with translated(store), store.unbound() as driver:
         if store.path is not None:
             driver.execute("VACUUM")
             driver.execute("ANALYZE")

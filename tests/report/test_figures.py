@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +16,14 @@ from evo.report.data import RunData, read_run_data
 from evo.report.figures.convergence import draw_convergence
 from evo.report.figures.failures import failure_kinds
 from evo.report.figures.families import group_families
-from evo.report.figures.lineage import draw_lineage, shown_steps
+from evo.report.figures.lineage import change_text, draw_lineage, shown_steps
 from evo.report.figures.operators import credit_operators
 from evo.report.figures.pairs import map_pairs
+from evo.report.findings import hardly_tried
 from evo.report.page import figures_of, sections
 from evo.report.palette import DARK, LIGHT, STEPS
 from evo.report.svg import ticks
+from evo.report.text import value_text
 from evo.store import queries
 from evo.store.credit import operators
 from evo.store.importance import importance
@@ -128,6 +131,33 @@ def test_the_importance_on_the_page_is_that_of_the_command(database: object, kno
     shown = {p.name: share for p, share in data.importance.shares}
     assert shown.keys() == asked.keys()
     assert all(shown[name] == pytest.approx(asked[name]) for name in asked)
+
+
+def test_values_of_what_mattered_that_were_hardly_or_never_tried_are_named(known: dict[str, RunData]) -> None:
+    data, gone = known["one"], known["gone"].workloads[0]
+    one = data.workloads[0]
+    assert one.candidates is not None
+    space = data.problem.spaces[0]
+    assert one.importance.least
+    assert one.importance.never
+    top = set(one.importance.names[:3])
+    for least in one.importance.least:
+        place = one.candidates.tried[least.parameter].index(least.value)
+        assert (one.candidates.values[least.parameter] == place).sum() == least.tried.candidates
+        assert least.parameter in top
+        assert f"{least.parameter}={value_text(least.value)} ({least.tried.candidates} of " in " ".join(hardly_tried(one))
+    for name, value in one.importance.never:
+        assert name in top
+        assert value not in one.candidates.tried[name]
+        assert space.is_legal(space.restricted({name: value}).default)
+        assert f"{name}={value_text(value)}" in hardly_tried(one)[-1]
+    assert not gone.importance.never, "nobody knows the space of a kernel that is gone"
+
+
+def test_an_ancestor_whose_parents_are_lost_is_not_the_first_of_its_line(known: dict[str, RunData]) -> None:
+    step = known["one"].workloads[0].steps[0]
+    assert change_text(step) == "the first of its line"
+    assert change_text(replace(step, parents_lost=True)) == "its parents are lost"
 
 
 def test_the_importance_of_few_candidates_is_not_guessed(known: dict[str, RunData]) -> None:

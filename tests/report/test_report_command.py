@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
+import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -28,6 +32,33 @@ def test_a_report_is_one_file_and_can_be_written_again(
     assert said["bytes"] == out.stat().st_size
     assert "the speed of PyTorch" in said["headline"]
     assert [p.name for p in out.parent.iterdir()] == ["report.html"]
+
+
+def commands_of(page: Path) -> list[str]:
+    return [html.unescape(c) for c in re.findall(r"<code>(evo [^<]*)</code>", page.read_text())]
+
+
+def test_every_command_of_a_report_names_its_database_unless_that_is_the_one_taken_without(
+    database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, out = tmp_path / "it's mine.db", tmp_path / "report.html"
+    shutil.copy(database, there)
+    assert evo("report", "one", "--db", there, "--out", out) == 0
+    named = commands_of(out)
+    assert [shlex.split(c)[1] for c in named] == ["search", "check", "show", "export"]
+    assert all(shlex.split(c)[-2:] == ["--db", str(there)] for c in named)
+
+    monkeypatch.setenv("EVO_DB", str(there))
+    assert evo("report", "one", "--out", out) == 0
+    assert not any("--db" in c for c in commands_of(out))
+    (tmp_path / "runs").mkdir()
+    shutil.copy(database, tmp_path / "runs" / "lineage.db")
+    monkeypatch.chdir(tmp_path)
+    assert evo("report", "one", "--db", "runs/lineage.db", "--out", out) == 0
+    assert all(c.endswith(" --db runs/lineage.db") for c in commands_of(out)), "EVO_DB names another"
+    monkeypatch.delenv("EVO_DB")
+    assert evo("report", "one", "--out", out) == 0
+    assert not any("--db" in c for c in commands_of(out))
 
 
 def test_figures_are_written_as_svg_and_as_png(database: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from evo.store.credit import operators
 from evo.store.failures import failure_report, failure_totals
 from evo.store.importance import importance
 from evo.store.pareto import pareto
+from evo.store.seldom import tried_least
 from evo.store.store import Store
 
 
@@ -143,6 +144,32 @@ class TestImportance:
         assert stages.conditional
         assert stages.candidates < stages.timed
         assert {i.workload for i in found} == {s.SMALL.key}
+
+    def test_values_that_were_hardly_tried_are_named_with_how_they_fared(self, store: Store) -> None:
+        run = land.small_run(store, "r")
+        with store.transaction():
+            for order in range(60):
+                value = 9 if order in (7, 8) else 5 if order == 9 else order % 3
+                point: land.Point = {"vector": value, "fixed": 1}
+                ratio = 0.3 if value == 9 else 0.5 + 0.1 * value
+                refused = s.refused(order) if order in (8, 9) else None
+                store.add(run, land.ref(order, point), refused or land.timed(order, ratio), elapsed_s=0.0)
+        records = importance(store, "r")
+        tried = {t.value: t for t in records[0].tried}
+        assert sum(t.candidates for t in tried.values()) == 60
+        assert [(t.value, t.candidates, t.passed, t.best) for t in records[0].tried[:2]] == [(5, 1, 0, None), (9, 2, 1, 0.3)]
+        assert [(x.parameter, x.value, x.tried.candidates, x.of) for x in tried_least(records)] == [
+            ("vector", 5, 1, 60),
+            ("vector", 9, 2, 60),
+        ], "neither the values that were tried often nor a parameter with one value"
+
+    def test_of_values_that_were_tried_alike_none_is_named(self, store: Store) -> None:
+        run = land.small_run(store, "r")
+        with store.transaction():
+            for order in range(60):
+                point: land.Point = {"vector": order % 3}
+                store.add(run, land.ref(order, point), land.timed(order, 0.5 + 0.1 * (order % 3)), elapsed_s=0.0)
+        assert tried_least(importance(store, "r")) == []
 
     def test_of_too_little_nothing_is_said(self, store: Store) -> None:
         land.walked(store, [land.START, {**land.START, "vector": 2}], "r")

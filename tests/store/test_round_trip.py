@@ -203,7 +203,7 @@ def test_a_name_that_is_none_is_refused(store: Store, name: str) -> None:
 
 def test_a_taken_name_is_refused(store: Store) -> None:
     s.new_run(store, "mine")
-    with pytest.raises(StoreError, match=r"there is a run 'mine' already.*evo resume mine"):
+    with pytest.raises(StoreError, match=r"there is a run 'mine' already.*: evo resume mine --db \S+$"):
         s.new_run(store, "mine")
 
 

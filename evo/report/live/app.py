@@ -23,6 +23,7 @@ from evo.report.live.trials import TrialMirror
 from evo.report.page import render, render_body, script, style
 from evo.store import RunStatus, queries
 from evo.store import models as m
+from evo.store.database import command_line
 from evo.store.records import Best, RunSummary
 from evo.store.runs import resolve_run
 from evo.store.store import Store
@@ -81,6 +82,7 @@ class _Answer:
 class LiveApp:
     """Pages of one database.
 
+    named: the database as commands have to name it; None for the one that they take by themselves.
     trials: Optuna's studies, and `optuna` the application that shows them; None without. rest: a page asks again after so
     many times what making it took, for the search needs the cores more.
     """
@@ -90,11 +92,13 @@ class LiveApp:
         db: str,
         host: str,
         *,
+        named: str | None = None,
         trials: TrialMirror | None = None,
         optuna: WSGIApplication | None = None,
         rest: float = _REST,
     ) -> None:
         self._db, self._host, self._trials, self._optuna, self._rest = db, host, trials, optuna, rest
+        self._named = named
         self._made: OrderedDict[str, tuple[str, str, float]] = OrderedDict()
         self._making = threading.Lock()
         self._assets = {
@@ -145,7 +149,8 @@ class LiveApp:
     def _frame(self, title: str, body: str) -> _Answer:
         """The page around a part, which its script fetches, and fetches again."""
         note = "Optuna's dashboard is not installed: pip install 'evo-kernels[dashboard]'"
-        page = render("live.html.j2", title=title, body=body, optuna=self._optuna is not None, note=note)
+        file = command_line(self._named, "report", "RUN", "--out", "report.html")
+        page = render("live.html.j2", title=title, body=body, optuna=self._optuna is not None, note=note, file=file)
         return _Answer(status="200 OK", body=page.encode("utf-8", "replace"))
 
     def _part(
@@ -192,10 +197,11 @@ class LiveApp:
             ).all()
         rows = [_index_row(store, queries.run(store, name)) for name in names]
         pages = max(1, -(-number // _PAGE_SIZE))
-        return render("index.html.j2", rows=rows, place=str(store), number=number, page=page, pages=pages)
+        start = command_line(self._named, "search", "KERNEL")
+        return render("index.html.j2", start=start, rows=rows, place=str(store), number=number, page=page, pages=pages)
 
     def _run(self, store: Store, name: str) -> str:
-        data = read_run_data(store, name)
+        data = read_run_data(store, name, db=self._named)
         return render(
             "live-run.html.j2", body=Markup(render_body(data, live=True)), links=self._studies(store, name), run=name
         )

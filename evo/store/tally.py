@@ -1,0 +1,179 @@
+"""What a damaged file cost each of its runs: counted in what was saved of it, before that is made to hold together.
+
+A row that is lost is known from those that refer to it. Where these are lost too nobody can tell, and that is said.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from evo.evaluation import PASSED
+from evo.store.columns import ORDERS_PER_RUN
+from evo.store.losses import PARENTS_LOST, SALVAGED, WORDS, Losses, kept_losses, read_losses
+
+__all__ = ["count_losses", "note_losses"]
+
+_PASSED = ", ".join(f"'{status}'" for status in PASSED)
+_RUN = f"/ {ORDERS_PER_RUN}"  # a candidate's key by this is the number of its run
+_TOLD_BY = {"final": "timing", "artefact": "build", "island": "candidate", "run": "island", "parentage": ""}
+"""What is left of the second tells of every row of the first that is lost."""
+_REFERENCES = (
+    ("build", "candidate_id"), ("check", "candidate_id"), ("timing", "candidate_id"), ("final", "candidate_id"),
+    ("parentage", "child_id"), ("parentage", "parent_id"), ("candidate", "same_code_as_id"), ("island", "winner_id"),
+)  # fmt: skip
+
+
+def count_losses(raw: sqlite3.Connection, unreadable: Collection[str] | None) -> dict[int, Losses]:
+    """By key of the runs that remain. unreadable: tables of which parts could not be read; None if nobody knows.
+
+    Marks the candidates that have lost their parents. For a database with the newest schema, in a transaction.
+    """
+    damaged = set(WORDS if unreadable is None else unreadable)
+    _find_lost(raw)
+    remaining = [key for (key,) in raw.execute("SELECT r.id FROM run r JOIN environment e ON e.id = r.environment_id")]
+    counts = {
+        "winners": _by_run(raw, "SELECT run_id, winner_id FROM island WHERE winner_id IN lost"),
+        "finals": _by_run(raw, _FINALS + (_WINNERS_WITHOUT if "final" in damaged else "")),
+        "candidates": _by_run(raw, f"SELECT id {_RUN}, id FROM lost"),
+        "parents": _mark_orphans(raw, everywhere="parentage" in damaged),
+        "builds": _by_run(raw, _WITHOUT_BUILD) if "build" in damaged else {},
+        "checks": _by_run(raw, _WITHOUT_CHECKS) if "check" in damaged else {},
+        "times": _by_run(raw, _WITHOUT_TIMES) if "timing" in damaged else {},
+        "artefacts": _by_run(raw, _ARTEFACTS),
+        "workloads": _by_run(raw, _WORKLOADS),
+    }
+    named = f"SELECT run_id FROM island UNION SELECT id {_RUN} FROM lost UNION SELECT id FROM run"
+    runs, more = {key for (key,) in raw.execute(named) if isinstance(key, int)}, _more(raw, damaged)
+    found = {
+        key: Losses(
+            **{name: by_run.get(key, 0) for name, by_run in counts.items()}, runs=len(runs - set(remaining)), more=more
+        )
+        for key in remaining
+    }
+    raw.execute("DROP TABLE temp.lost")
+    return {key: losses for key, losses in found.items() if losses}
+
+
+def note_losses(raw: sqlite3.Connection, losses: Mapping[int, Losses]) -> dict[str, Losses]:
+    """Keeps them with the runs, beside what these had lost before; all of it by the runs' names."""
+    noted = {}
+    for key, lost in losses.items():
+        name, text = raw.execute("SELECT name, options FROM run WHERE id = ?", (key,)).fetchone()
+        options = _read(text)
+        noted[name] = total = (read_losses(options) or Losses()) + lost
+        options[SALVAGED] = kept_losses(total)
+        raw.execute("UPDATE run SET options = ? WHERE id = ?", (json.dumps(options, separators=(",", ":")), key))
+    return noted
+
+
+def _read(text: str) -> dict[str, Any]:
+    """A run's options; none where what stands there is none: then the run can be read at least."""
+    try:
+        options = json.loads(text)
+    except (ValueError, TypeError):
+        return {}
+    return options if isinstance(options, dict) else {}
+
+
+def _find_lost(raw: sqlite3.Connection) -> None:
+    """Keys of candidates that something refers to and that are not there, or cannot stay without their workload."""
+    raw.execute("CREATE TEMP TABLE lost (id INTEGER PRIMARY KEY)")
+    for table, column in _REFERENCES:
+        raw.execute(
+            f'INSERT OR IGNORE INTO lost SELECT DISTINCT t."{column}" FROM "{table}" t'
+            f""" WHERE typeof(t."{column}") = 'integer'"""
+            f' AND NOT EXISTS (SELECT 1 FROM candidate c WHERE c.id = t."{column}")'
+        )
+    raw.execute(
+        "INSERT OR IGNORE INTO lost SELECT c.id FROM candidate c WHERE NOT EXISTS"
+        " (SELECT 1 FROM island i WHERE i.run_id = c.run_id AND i.number = c.island)"
+    )
+
+
+def _by_run(raw: sqlite3.Connection, query: str) -> dict[int, int]:
+    """How many there are, of what the query gives with the run that it is of, each once."""
+    return Counter(run for run, *_ in set(raw.execute(query)))
+
+
+_FINALS = (
+    f"SELECT candidate_id {_RUN}, candidate_id, round FROM final WHERE candidate_id IN lost"
+    + "".join(
+        f' UNION SELECT t.candidate_id {_RUN}, t.candidate_id, t.round FROM "{table}" t WHERE t.round > 0'
+        " AND t.candidate_id IS NOT NULL"
+        " AND NOT EXISTS (SELECT 1 FROM final f WHERE f.candidate_id = t.candidate_id AND f.round = t.round)"
+        for table in ("check", "timing")
+    )
+)
+_WINNERS_WITHOUT = (  # a winner has won a final
+    " UNION SELECT i.run_id, i.winner_id, 1 FROM island i WHERE i.winner_id IS NOT NULL"
+    " AND NOT EXISTS (SELECT 1 FROM final f WHERE f.candidate_id = i.winner_id)"
+    " AND NOT EXISTS (SELECT 1 FROM timing t WHERE t.run_id = i.run_id AND t.candidate_id = i.winner_id AND t.round > 0)"
+)
+_WITHOUT_BUILD = (
+    f"SELECT run_id, id FROM candidate c WHERE c.status IN ({_PASSED}) AND c.id NOT IN lost"
+    " AND NOT EXISTS (SELECT 1 FROM build b WHERE b.candidate_id = c.id)"
+)
+_SCORED = "c.score IS NOT NULL AND c.status <> 'same_code' AND c.id NOT IN lost"
+_WITHOUT_CHECKS = (
+    f"SELECT run_id, id FROM candidate c WHERE {_SCORED}"
+    ' AND NOT EXISTS (SELECT 1 FROM "check" k WHERE k.candidate_id = c.id AND k.round = 0)'
+)
+_WITHOUT_TIMES = (
+    f"SELECT run_id, id FROM candidate c WHERE {_SCORED}"
+    " AND NOT EXISTS (SELECT 1 FROM timing t WHERE t.run_id = c.run_id AND t.candidate_id = c.id AND t.round = 0)"
+    " UNION SELECT c.run_id, c.id FROM final f JOIN candidate c ON c.id = f.candidate_id WHERE f.status = 'ok'"
+    " AND NOT EXISTS (SELECT 1 FROM timing t WHERE t.run_id = c.run_id AND t.candidate_id = c.id AND t.round = f.round)"
+)
+_ARTEFACTS = (
+    "SELECT c.run_id, c.source_sha FROM candidate c WHERE c.source_sha IS NOT NULL AND c.id NOT IN lost"
+    " AND NOT EXISTS (SELECT 1 FROM artefact a WHERE a.sha256 = c.source_sha)"
+    f" UNION SELECT b.candidate_id {_RUN}, b.binary_sha FROM build b WHERE b.binary_sha IS NOT NULL"
+    " AND b.candidate_id NOT IN lost AND NOT EXISTS (SELECT 1 FROM artefact a WHERE a.sha256 = b.binary_sha)"
+)
+_WORKLOADS = (
+    "SELECT c.run_id, c.island FROM candidate c WHERE NOT EXISTS"
+    " (SELECT 1 FROM island i WHERE i.run_id = c.run_id AND i.number = c.island)"
+    " UNION SELECT t.run_id, t.island FROM timing t WHERE NOT EXISTS"
+    " (SELECT 1 FROM island i WHERE i.run_id = t.run_id AND i.number = t.island)"
+)
+
+
+def _mark_orphans(raw: sqlite3.Connection, *, everywhere: bool) -> dict[int, int]:
+    """How many candidates lost parents, by run. everywhere: also those whose very references are lost, told by their
+    operator, which made the others of its candidates from parents."""
+    orphans = set(
+        raw.execute(
+            "SELECT c.id FROM parentage p JOIN candidate c ON c.id = p.child_id"
+            " WHERE p.parent_id IN lost AND c.id NOT IN lost"
+        )
+    )
+    if everywhere:
+        orphans |= set(
+            raw.execute(
+                "SELECT c.id FROM candidate c WHERE c.id NOT IN lost AND c.log NOT LIKE '%' || ?"
+                " AND NOT EXISTS (SELECT 1 FROM parentage p WHERE p.child_id = c.id)"
+                " AND c.operator IN (SELECT DISTINCT o.operator FROM parentage p JOIN candidate o ON o.id = p.child_id)",
+                (PARENTS_LOST,),
+            )
+        )
+    raw.executemany(
+        "UPDATE candidate SET log = CASE log WHEN '' THEN ?1 ELSE rtrim(log, char(10)) || char(10) || ?1 END WHERE id = ?2",
+        [(PARENTS_LOST, key) for (key,) in orphans],
+    )
+    return Counter(key // ORDERS_PER_RUN for (key,) in orphans)
+
+
+def _more(raw: sqlite3.Connection, damaged: Collection[str]) -> tuple[str, ...]:
+    """Of what more may be lost than what is left can tell."""
+    lineage = raw.execute("SELECT 1 FROM parentage LIMIT 1").fetchone()
+    unsure = [
+        table
+        for table in WORDS
+        if table in damaged
+        and (table not in _TOLD_BY or _TOLD_BY[table] in damaged or (table == "parentage" and lineage is None))
+    ]
+    return tuple(WORDS[table] for table in unsure)

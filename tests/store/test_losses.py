@@ -1,0 +1,305 @@
+"""What a run lost with a damaged file is counted, kept with the run wherever it goes, and told by all that shows it."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import samples as s
+from damage import leaf_pages, spoil
+
+from evo.cli import run as run_command
+from evo.store import RunStatus, queries
+from evo.store.columns import ORDERS_PER_RUN, public_id
+from evo.store.dump import dump_store
+from evo.store.load import Loaded, load
+from evo.store.losses import SALVAGED, WORDS, Losses, read_losses
+from evo.store.merge import merge
+from evo.store.salvage import salvage
+from evo.store.store import Store
+from evo.store.upkeep import open_current
+
+NUMBER, WINNER, FINALISTS = 300, 120, (120, 90, 60)
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs of candidates with parents but for two, three of them in finals, one the winner."""
+    path = tmp_path_factory.mktemp("sound") / "lineage.db"
+    with Store.open(path, write=True) as store:
+        for name in ("one", "two"):
+            run = s.new_run(store, name)
+            with store.transaction():
+                for order in range(NUMBER):
+                    operator = "mutation" if order > 1 else "random"
+                    ref = s.ref(order, *((order // 2, order - 1) if order > 1 else ()), operator=operator)
+                    store.add(run, ref, s.refused(order) if order % 7 == 3 else s.passed(order), elapsed_s=0.0)
+            for order in FINALISTS:
+                store.add_final(run, order, s.final(0.5), elapsed_s=1.0)
+            store.set_winner(run, 0, WINNER)
+            store.set_status(run, RunStatus.FINISHED, elapsed_s=1.0)
+    return path
+
+
+@pytest.fixture
+def copy(sound: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copy(sound, tmp_path / "copy.db"))
+
+
+@pytest.fixture
+def words(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("COLUMNS", "500")
+
+    def ask(*arguments: object) -> str:
+        capfd.readouterr()
+        assert run_command([str(a) for a in arguments]) == 0
+        return capfd.readouterr().out
+
+    return ask
+
+
+def reload(damaged: Path, where: str | Path) -> Loaded:
+    file = io.BytesIO()
+    salvage(damaged, file)
+    file.seek(0)
+    return load(file, "the rest", where)
+
+
+def page_of(path: Path, table: str, key: int) -> int:
+    """The page that a row of a table lies on: the one without which it cannot be read."""
+    with closing(sqlite3.connect(path)) as raw:
+        first = {page: min(keys) for page in leaf_pages(path, table) if (keys := _keys(path, page))}
+        assert raw.execute(f'SELECT 1 FROM "{table}" WHERE rowid = ?', (key,)).fetchone()
+    return max((start, page) for page, start in first.items() if start <= key)[1]
+
+
+def _keys(path: Path, page: int) -> list[int]:
+    """Row numbers on a leaf of a table."""
+    data = path.read_bytes()[(page - 1) * 4096 : page * 4096]
+    found = []
+    for i in range(int.from_bytes(data[3:5], "big")):
+        at = int.from_bytes(data[8 + 2 * i : 10 + 2 * i], "big")
+        for part in range(2):  # the length, then the row number, seven bits a byte
+            value = 0
+            while True:
+                value, more, at = value << 7 | data[at] & 0x7F, data[at] & 0x80, at + 1
+                if not more:
+                    break
+            if part:
+                found.append(value)
+    return found
+
+
+def ids(path: Path) -> dict[str, tuple[str, ...]]:
+    """Public ids of the candidates of each run."""
+    with Store.open(path, write=False) as store:
+        return {r.name: tuple(p.id for p in queries.history(store, r.name)) for r in queries.runs(store)}
+
+
+def lost_winner(copy: Path) -> Path:
+    """Without the page that run one's winner stands on."""
+    spoil(copy, [page_of(copy, "candidate", ORDERS_PER_RUN + WINNER)])
+    return copy
+
+
+def lost_parents(copy: Path) -> Path:
+    """Without a page of parents of run one."""
+    spoil(copy, leaf_pages(copy, "parentage")[1:2])
+    return copy
+
+
+def test_nothing_is_said_of_a_sound_file(sound: Path, tmp_path: Path, words: Any) -> None:
+    assert reload(sound, tmp_path / "new.db").losses == {}
+    assert "salvaged" not in words("runs", "--db", tmp_path / "new.db")
+    assert [r["salvaged"] for r in json.loads(words("runs", "--json", "--db", tmp_path / "new.db"))] == [None, None]
+
+
+def test_a_lost_winner_is_counted_with_all_that_went_with_it(copy: Path, sound: Path, tmp_path: Path) -> None:
+    whole = ids(sound)
+    new = tmp_path / "new.db"
+    losses = reload(lost_winner(copy), new).losses
+    missing = {name: set(whole[name]) - set(left) for name, left in ids(new).items()}
+    with Store.open(sound, write=False) as store:
+        uid = store.run("one").uid
+        orders = {int(o): public_id(uid, o) for o in range(NUMBER)}
+    gone = {o for o, name in orders.items() if name in missing["one"]}
+    assert WINNER in gone
+    children = {o for o in range(2, NUMBER) if o not in gone and {o // 2, o - 1} & gone}
+    assert losses["one"] == Losses(
+        winners=1,
+        finals=len(gone & set(FINALISTS)),
+        candidates=len(gone),
+        parents=len(children),
+        more=("candidates",),
+    )
+    assert losses.keys() == {"one", "two"}
+    assert losses["two"] == Losses(more=("candidates",)), "that none of its candidates was there nobody can tell"
+
+
+def test_lost_parents_are_told_from_none(copy: Path, sound: Path, tmp_path: Path) -> None:
+    new = tmp_path / "new.db"
+    losses = reload(lost_parents(copy), new).losses
+    with Store.open(sound, write=False) as one, Store.open(new, write=False) as other:
+        roots = 0
+        for run, left in (("one", losses["one"]), ("two", losses.get("two", Losses()))):
+            without = [e for e in other.evaluations(other.run(run)) if not e.ref.proposal.parents]
+            had = [e for e in one.evaluations(one.run(run)) if not e.ref.proposal.parents]
+            assert left == Losses(parents=len(without) - len(had))
+            for e in without:
+                record = queries.candidate(other, e.public_id)
+                assert record.parents_lost is (e.ref.order > 1)
+                roots += not record.parents_lost
+    assert losses["one"].parents > 5
+    assert roots == 4
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        ("final", Losses(finals=3)),
+        ("timing", None),
+        ("build", None),
+        ("check", None),
+    ],
+)
+def test_what_lies_on_other_pages_is_counted_too(
+    copy: Path, sound: Path, tmp_path: Path, table: str, expected: Losses | None
+) -> None:
+    pages = leaf_pages(copy, table)
+    spoil(copy, pages if table == "final" else pages[len(pages) // 4 : len(pages) // 4 + 2])
+    losses = reload(copy, tmp_path / "new.db").losses
+    if expected is not None:
+        assert losses == {"one": expected, "two": expected}
+        return
+    names = {"timing": "times", "build": "builds", "check": "checks"}
+    for name, lost in losses.items():
+        assert lost == Losses(**{names[table]: getattr(lost, names[table])}, more=(WORDS[table],)), name
+    assert sum(getattr(lost, names[table]) for lost in losses.values()) > 0
+
+
+def test_spoilt_sources_are_counted_for_the_runs_that_had_them(copy: Path, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(copy)) as raw, raw:
+        raw.execute("UPDATE artefact SET data = substr(data, 1, 9) WHERE rowid IN (3, 5, 7)")
+    losses = reload(copy, tmp_path / "new.db").losses
+    assert losses == {"one": Losses(artefacts=3), "two": Losses(artefacts=3)}, "both have the same sources"
+
+
+def test_a_dump_that_does_not_say_where_it_has_gaps_may_lack_anything(copy: Path, tmp_path: Path) -> None:
+    from evo.store.mending import mend
+
+    reload(copy, tmp_path / "new.db")
+    with closing(sqlite3.connect(tmp_path / "new.db")) as raw:
+        losses = mend(raw).losses["one"]
+    assert losses == Losses(more=tuple(word for table, word in WORDS.items() if table != "parentage"))
+    assert str(losses).startswith("salvaged from a damaged file: it may lack candidates, builds, ")
+
+
+def test_a_run_of_which_only_its_candidates_are_left_is_missed_by_the_others(copy: Path, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(copy)) as raw, raw:
+        raw.execute("DELETE FROM run WHERE name = 'two'")
+    losses = reload(copy, tmp_path / "new.db").losses
+    assert losses == {"one": Losses(runs=1)}
+    assert str(losses["one"]) == "salvaged from a damaged file: 1 other run was lost"
+
+
+def test_everything_that_shows_a_salvaged_run_says_what_it_lost(
+    where: str, copy: Path, tmp_path: Path, words: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lost_winner(lost_parents(copy))
+    file, out = tmp_path / "rest.dump", tmp_path / "report.html"
+    assert run_command(["dump", "--db", str(copy), "--out", str(file)]) == 1
+    capfd.readouterr()
+    assert run_command(["load", str(file), "--db", where]) == 0
+    said = capfd.readouterr().err
+    with Store.open(where, write=False) as store:
+        lost = queries.run(store, "one").salvaged
+        assert lost is not None
+        uid = store.run("one").uid
+        orphan = next(p.id for p in queries.history(store, "one") if queries.candidate(store, p.id).parents_lost)
+    sentence = f"one: {lost}"
+    assert f"1 winner, {lost.finals} verdict" in sentence
+    assert f" and the parents of {lost.parents} candidates were lost; there may have been more candidates" in sentence
+    assert f"evo: {sentence}\n" in said
+
+    assert sentence in words("runs", "--db", where)
+    assert sentence in words("best", "--run", "one", "--db", where)
+    shown = words("show", orphan, "--db", where)
+    assert sentence in shown
+    assert "mutation of parents that are lost" in shown or "and others that are lost" in shown
+    assert sentence in words("lineage", orphan, "--db", where)
+    assert " lost " in words("lineage", orphan, "--db", where)
+    words("report", "one", "--db", where, "--out", out)
+    assert f"This run was {lost}." in out.read_text()
+
+    counted = json.loads(words("runs", "--json", "--db", where))[-1]["salvaged"]
+    assert (counted["winners"], counted["parents"], counted["candidates"]) == (1, lost.parents, lost.candidates)
+    assert json.loads(words("best", "--json", "--run", "one", "--db", where))[0]["salvaged"] == counted
+    assert json.loads(words("show", orphan, "--json", "--db", where))["salvaged"] == counted
+    assert json.loads(words("show", orphan, "--json", "--db", where))["parents_lost"] is True
+    members = json.loads(words("lineage", orphan, "--json", "--db", where))
+    assert all(m["salvaged"] == counted for m in members)
+    assert next(m for m in members if m["relation"] == "self")["parents_lost"] is True
+    assert json.loads(words("show", public_id(uid, 0), "--json", "--db", where))["parents_lost"] is False
+    assert SALVAGED not in json.loads(words("runs", "--json", "--db", where))[-1]["options"]
+
+
+def test_losses_go_where_the_run_goes_until_a_whole_copy_of_it_comes(
+    where: str, copy: Path, sound: Path, tmp_path: Path
+) -> None:
+    first = tmp_path / "first.db"
+    pages = leaf_pages(copy, "final")
+    spoil(copy, pages)
+    reload(copy, first)
+    file = io.BytesIO()
+    with open_current(first) as store:
+        dump_store(store, file)
+    file.seek(0)
+    assert load(file, "again", where).losses == {}, "nothing more"
+    with Store.open(where, write=True) as target:
+        assert queries.run(target, "one").salvaged == Losses(finals=3)
+        with Store.open(sound, write=False) as source:
+            assert sorted(merge(target, source).continued) == ["one", "two"]
+        assert queries.run(target, "one").salvaged is None
+        assert queries.run(target, "one").islands[0].winner
+        with Store.open(first, write=False) as source:
+            assert sorted(merge(target, source).unchanged) == ["one", "two"], "what was lost does not come back as a loss"
+        assert queries.run(target, "one").salvaged is None
+
+
+def test_a_salvaged_run_is_resumed_as_it_was_set_up(copy: Path, tmp_path: Path) -> None:
+    reload(lost_parents(copy), tmp_path / "new.db")
+    with Store.open(tmp_path / "new.db", write=False) as store:
+        assert store.run("one").spec == replace(s.SPEC, name="one")
+
+
+def test_values_that_are_none_cost_their_rows_and_not_the_rest(copy: Path, tmp_path: Path) -> None:
+    """A bad byte can turn a number into a text, or end a JSON document."""
+    lost_winner(copy)
+    with closing(sqlite3.connect(copy)) as raw, raw:
+        for table, column in (("parentage", "child_id"), ("parentage", "parent_id"), ("timing", "candidate_id")):
+            raw.execute(f"UPDATE {table} SET {column} = 'x' WHERE {column} = ?", (ORDERS_PER_RUN + 7,))
+        raw.execute("UPDATE run SET options = '{\"fixed\": ' WHERE name = 'one'")
+    losses = reload(copy, tmp_path / "new.db").losses
+    assert losses["one"].winners == 1
+    with Store.open(tmp_path / "new.db", write=False) as store:
+        assert queries.run(store, "one").salvaged == losses["one"]
+        assert len(store.evaluations(store.run("two"))) == NUMBER
+
+
+def test_losses_add_up_and_are_read_of_nothing_strange() -> None:
+    twice = Losses(finals=1, more=("times",)) + Losses(finals=2, parents=1, more=("times", "checks"))
+    assert twice == Losses(finals=3, parents=1, more=("times", "checks"))
+    assert read_losses({}) is None
+    for strange in (None, 3, [], {}, {"winners": "x\x1b"}, {"winners": -1}, {"more": "times"}, {"more": ["<b>"]}):
+        assert read_losses({SALVAGED: strange}) is None
+    assert str(Losses(winners=1)) == "salvaged from a damaged file: 1 winner was lost"
+    assert str(Losses(winners=1, finals=3, parents=12)) == (
+        "salvaged from a damaged file: 1 winner, 3 verdicts of the finals and the parents of 12 candidates were lost"
+    )
