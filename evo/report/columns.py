@@ -15,7 +15,7 @@ from evo.evaluation import PASSED
 from evo.space import Value
 from evo.store import models as m
 from evo.store.columns import ORDERS_PER_RUN, key_range
-from evo.store.credit import Trial, read_parents, trials
+from evo.store.credit import Trial, read_disturbed, read_parents, trials
 from evo.store.lookups import at_once
 from evo.store.store import Store
 
@@ -30,8 +30,9 @@ class Candidates:
     """Those of one island, a row each, by order.
 
     order, elapsed_s, score (NaN without one), seconds (in the device process). status, operator: indices into `statuses`
-    and `operators`. compared: whether it has a timed parent; better: faster than the fastest of these. values: by
-    parameter, indices into `tried[parameter]`, -1 where it has no part. passed: whether the search did not refuse it.
+    and `operators`. compared: whether it has a timed parent; better: faster than the fastest of these. best, improvement:
+    see `evo.store.credit.Trial`. values: by parameter, indices into `tried[parameter]`, -1 where it has no part. passed:
+    whether the search did not refuse it.
     """
 
     order: NDArray[np.int64]
@@ -42,6 +43,8 @@ class Candidates:
     operator: NDArray[np.int32]
     compared: NDArray[np.bool_]
     better: NDArray[np.bool_]
+    best: NDArray[np.bool_]
+    improvement: NDArray[np.float64]
     passed: NDArray[np.bool_]
     statuses: tuple[str, ...]
     operators: tuple[str, ...]
@@ -74,14 +77,14 @@ def read_candidates(store: Store, run_id: int) -> dict[int, Candidates]:
     first, last = key_range(run_id)
     found: dict[int, list[Trial]] = defaultdict(list)
     with store.reading() as connection:
-        parents = read_parents(connection, run_id)
+        parents, disturbed = read_parents(connection, run_id), read_disturbed(connection, run_id)
         rows = connection.execute(
             select(_c.island, _c.id, _c.elapsed_s, _c.score, _c.seconds, _c.status, _c.operator, _c.genome)
             .add_columns(_c.same_code_as_id)
             .where(_c.id.between(first, last))
             .order_by(_c.id)
-        )
-        for trial in trials(rows, parents):
+        ).all()
+        for trial in trials(rows, parents, disturbed):
             found[trial.row.island].append(trial)
     return {island: _columns(some) for island, some in sorted(found.items())}
 
@@ -99,6 +102,8 @@ def _columns(some: list[Trial]) -> Candidates:
         operator=np.array([operators[o] for o in operator], np.int32),
         compared=np.array([t.better is not None for t in some]),
         better=np.array([bool(t.better) for t in some]),
+        best=np.array([t.best for t in some]),
+        improvement=np.array([t.improvement for t in some]),
         passed=np.array([s in PASSED for s in status]),
         statuses=tuple(statuses),
         operators=tuple(operators),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from evo.evaluation import within_noise
-from evo.report.columns import Candidates, SearchTiming, read_candidates, read_timings
+from evo.report.columns import Candidates, read_candidates, read_timings
 from evo.report.importance import Importance, weigh_parameters
 from evo.report.parameters import KnownParameter, Problem, known_parameters, read_problem
 from evo.store import candidates as recorded
@@ -189,22 +189,10 @@ def read_run_data(store: Store, name: str, *, db: str | None = None) -> RunData:
 
 
 def _milestones(store: Store, run_id: int, uid: str, some: Candidates, refused: set[int]) -> tuple[Milestone, ...]:
-    """As the search counts them: a time that something disturbed is nobody's best, unless there are no others."""
-    score = some.score.copy()
-    spoilt_all = False
-    timings: dict[int, SearchTiming] = {}
-    while True:
-        rows = _records(score)
-        orders = [int(some.order[r]) for r in rows]
-        unread = [o for o in orders if o not in timings]
-        with store.reading() as connection:
-            timings |= read_timings(connection, run_id, unread)
-        spoilt = [r for r, o in zip(rows, orders, strict=True) if o in timings and timings[o].disturbed]
-        if not spoilt or spoilt_all:
-            break
-        score[spoilt] = np.nan
-        if not np.isfinite(score).any():
-            score, spoilt_all = some.score.copy(), True
+    rows = [int(r) for r in np.flatnonzero(some.best)]
+    orders = [int(some.order[r]) for r in rows]
+    with store.reading() as connection:
+        timings = read_timings(connection, run_id, orders)
     found = []
     for row, order in zip(rows, orders, strict=True):
         ratio, timing = float(some.score[row]), timings.get(order)
@@ -221,14 +209,7 @@ def _milestones(store: Store, run_id: int, uid: str, some: Candidates, refused: 
                 high=1 / low,
                 median_us=timing.median_us if timing else None,
                 refused=order in refused,
-                disturbed=spoilt_all,
+                disturbed=timing is not None and timing.disturbed,
             )
         )
     return tuple(found)
-
-
-def _records(score: np.ndarray[Any, np.dtype[np.float64]]) -> list[int]:
-    """Rows whose score is below all before it."""
-    filled = np.where(np.isfinite(score) & (score > 0), score, np.inf)
-    before = np.concatenate([[np.inf], np.minimum.accumulate(filled)[:-1]])
-    return [int(r) for r in np.flatnonzero(filled < before)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +18,9 @@ from evo.store.rules import spent
 from evo.store.runs import resolve_run
 from evo.store.store import Store
 
-__all__ = ["OperatorCredit", "Trial", "operators", "read_parents", "trials"]
+__all__ = ["OperatorCredit", "Trial", "operators", "read_disturbed", "read_parents", "trials"]
 
-_c, _b, _p = m.Candidate, m.Build, m.Parentage
+_c, _b, _p, _t = m.Candidate, m.Build, m.Parentage, m.Timing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,9 +30,9 @@ class OperatorCredit:
     trials: candidates it made. passed: of them. new_code: of the passed, those whose machine code was not known already.
     better: of those with a timed parent, faster than the fastest of these; compared: how many those were; success: share
     of them.
-    improvements: faster than everything before on their island. gain: by what factor these together lowered the best time
-    (1.0: not at all). seconds: building and measuring all of its trials. gain_rate: 100 times the logarithm of the gain, per
-    second: per cent a second where that is little, and such that it can be added and averaged.
+    improvements: faster than everything before on their island, in times that nothing disturbed. gain: by what factor these
+    together lowered the best time (1.0: not at all). seconds: building and measuring all of its trials. gain_rate: 100 times
+    the logarithm of the gain, per second: per cent a second where that is little, and it can be added and averaged.
     """
 
     operator: str
@@ -61,10 +61,10 @@ def operators(store: Store, run: str, *, windows: int = 5) -> list[OperatorCredi
     with store.reading() as connection:
         key = resolve_run(connection, run)
         rows = _candidates(connection, key)
-        parents = read_parents(connection, key)
+        parents, disturbed = read_parents(connection, key), read_disturbed(connection, key)
     length = max((row.elapsed_s for row in rows), default=0.0)
     groups: dict[tuple[str, int | None], list[Trial]] = defaultdict(list)
-    for trial in trials(rows, parents):
+    for trial in trials(rows, parents, disturbed):
         groups[trial.row.operator, None].append(trial)
         window = min(windows - 1, int(trial.row.elapsed_s / length * windows)) if length else 0
         groups[trial.row.operator, window].append(trial)
@@ -83,8 +83,10 @@ class Trial:
     better: bool | None
     """Whether it is faster than the fastest of its parents; None where none of them has a time. Against any other parent an
     operator that puts two together would be praised for what it took from the faster one."""
+    best: bool
+    """Whether it is the first of its island with a time, or faster than everything before."""
     improvement: float
-    """Logarithm of the island's best time before over its own, 0 if it is not better."""
+    """Logarithm of the island's best time before over its own; 0 for the first, and for those that are not better."""
 
 
 def _candidates(connection: Connection, run_id: int) -> list[Any]:
@@ -109,24 +111,39 @@ def read_parents(connection: Connection, run_id: int) -> dict[int, list[int]]:
     return found
 
 
-def trials(rows: Iterable[Any], parents: Mapping[int, Sequence[int]]) -> Iterator[Trial]:
+def read_disturbed(connection: Connection, run_id: int) -> frozenset[int]:
+    """Keys of the candidates of which something disturbed the search's timing."""
+    return frozenset(
+        connection.scalars(
+            select(_t.candidate_id)
+            .where(_t.run_id == run_id, _t.candidate_id.between(*key_range(run_id)), _t.round == 0)
+            .where(_t.contender == "candidate", _t.protocol == "cold", _t.clocks["disturbed"].as_float() > 0)
+        )
+    )
+
+
+def trials(
+    rows: Sequence[Any], parents: Mapping[int, Sequence[int]], disturbed: Collection[int]
+) -> Iterator[Trial]:
     """Of candidates in the order of proposal, in which a sampler is told. rows: with `id`, `island`, `status`, `score` and
-    `same_code_as_id`; parents: keys by that of the child. A candidate whose code was known already has that one's time."""
+    `same_code_as_id`; parents: keys by that of the child. A candidate whose code was known already has that one's time.
+    disturbed: as the search has it, their times are nobody's best, unless their island has no others."""
     scores: dict[int, float] = {}
     best: dict[int, float] = {}
+    clean = {row.island for row in rows if row.score is not None and row.score > 0 and row.id not in disturbed}
     for row in rows:
-        improvement = 0.0
+        improvement, first = 0.0, False
         if row.score is not None and row.score > 0:
             scores[row.id] = row.score
             before = best.get(row.island)
-            if before is not None and row.score < before:
-                improvement = math.log(before / row.score)
-            best[row.island] = row.score if before is None else min(before, row.score)
+            if (row.id not in disturbed or row.island not in clean) and (before is None or row.score < before):
+                first, improvement = True, math.log(before / row.score) if before is not None else 0.0
+                best[row.island] = row.score
         elif row.status == Status.SAME_CODE.value and row.same_code_as_id in scores:
             scores[row.id] = scores[row.same_code_as_id]
         known = [scores[parent] for parent in parents.get(row.id, ()) if parent in scores]
         better = row.score is not None and row.score < min(known) if known else None
-        yield Trial(row, better, improvement)
+        yield Trial(row, better, first, improvement)
 
 
 def _bounds(window: int | None, windows: int, length: float) -> tuple[float, float]:

@@ -120,6 +120,15 @@ class TestOperators:
         assert late.gain_rate == 0.0
         assert (found[3].success, found[3].gain) == (None, 1.0)
 
+    def test_a_disturbed_time_is_nobodys_best(self, store: Store) -> None:
+        run = land.small_run(store, "r")
+        lucky = land.timed(1, 0.1)
+        lucky = replace(lucky, timings=tuple(replace(t, clocks={**t.clocks, "disturbed": 3.0}) for t in lucky.timings))
+        for order, evaluation in enumerate((land.timed(0, 0.8), lucky, land.timed(2, 0.4))):
+            store.add(run, land.ref(order, {"a": order}), evaluation, elapsed_s=1.0)
+        (whole, *_) = operators(store, "r", windows=1)
+        assert (whole.trials, whole.improvements, whole.gain) == (3, 1, pytest.approx(2.0))
+
     def test_a_number_of_windows_that_cannot_be_is_refused(self, store: Store) -> None:
         land.walked(store, [land.START], "r")
         with pytest.raises(UsageError, match="0 windows cannot be shown"):

@@ -24,8 +24,8 @@ class OperatorCredit:
     """What an operator did on one island.
 
     children: candidates it made of parents that have a time; better: those of them that were faster than the fastest of
-    their parents, as `evo operators` counts them. firsts: rows that became the best so far. credit: its share of all the
-    speed-up gained by new bests, in logarithms. seconds: in the device process.
+    their parents; firsts: rows that were faster than everything before them, as `evo operators` counts both. credit: its
+    share of all that these gained, in logarithms. seconds: in the device process.
     """
 
     name: str
@@ -47,14 +47,10 @@ def credit_operators(data: WorkloadData) -> list[OperatorCredit]:
     some = data.candidates
     if some is None:
         return []
-    gains: dict[int, float] = {}
-    for before, m in zip(data.milestones, data.milestones[1:], strict=False):
-        gains[m.row] = math.log(m.speedup / before.speedup)
-    total = sum(gains.values())
+    total = float(some.improvement.sum())
     found = []
     for code, name in enumerate(some.operators):
         rows = np.flatnonzero(some.operator == code)
-        own = sum(g for row, g in gains.items() if some.operator[row] == code)
         found.append(
             OperatorCredit(
                 name=name,
@@ -62,8 +58,8 @@ def credit_operators(data: WorkloadData) -> list[OperatorCredit]:
                 passed=int(some.passed[rows].sum()),
                 children=int(some.compared[rows].sum()),
                 better=rows[some.better[rows]],
-                firsts=tuple(m.row for m in data.milestones if some.operator[m.row] == code),
-                credit=own / total if total > 0 else None,
+                firsts=tuple(int(row) for row in rows[some.improvement[rows] > 0]),
+                credit=float(some.improvement[rows].sum()) / total if total > 0 else None,
                 seconds=float(some.seconds[rows].sum()),
             )
         )
