@@ -249,13 +249,10 @@ class _Bench:
     def quiet_race(self, subsets: Sequence[_Subset]) -> tuple[_Race, int, float]:
         """The first race that nothing disturbed, or of those that are held the least disturbed one; how many there were, and
         their seconds."""
-        best, held, seconds = self.race(subsets), 1, 0.0
-        seconds += best.seconds
-        while best.disturbed and held < _RACES:
-            again, held = self.race(subsets), held + 1
-            seconds += again.seconds
-            best = min(best, again, key=lambda race: race.disturbed)
-        return best, held, seconds
+        held = [self.race(subsets)]
+        while held[-1].disturbed and len(held) < _RACES:
+            held.append(self.race(subsets))
+        return min(held, key=lambda race: race.disturbed), len(held), sum(race.seconds for race in held)
 
     def race(self, subsets: Sequence[_Subset]) -> _Race:
         """Equal genomes run once."""

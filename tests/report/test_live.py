@@ -103,6 +103,8 @@ def test_the_index_lists_the_runs_the_latest_first_and_links_to_them(client: Cli
     status, _, body = client.get("/body")
     assert status == 200
     assert body.index("/run/tie") < body.index("/run/two") < body.index("/run/one")
+    assert '<td class="n">tie</td>' in body[body.index("/run/tie") : body.index("/run/two")]
+    assert '<td class="n">tie</td>' not in body[body.index("/run/two") :]
     assert "<script" not in body
     assert "&lt;script&gt;" in body
     assert client.get("/body?page=2")[2].count("<tr>") == 0

@@ -18,6 +18,7 @@ from markupsafe import Markup
 from sqlalchemy import func, select
 
 from evo.errors import EvoError, UnknownNameError
+from evo.evaluation import within_noise
 from evo.report.data import read_run_data
 from evo.report.live.trials import TrialMirror
 from evo.report.page import render, render_body, script, style
@@ -225,8 +226,10 @@ class LiveApp:
 
 
 def _index_row(store: Store, run: RunSummary) -> dict[str, Any]:
-    leaders: list[Best] = sorted(queries.best(store, run=run.name), key=lambda b: b.ratio)
-    return {"run": run, "best": leaders[0] if leaders else None, "href": f"/run/{quote(run.name, safe='')}"}
+    best: Best | None = min(queries.best(store, run=run.name), key=lambda b: b.ratio, default=None)
+    noise = queries.noise_floors(store, run.name)
+    tie = best is not None and within_noise(best.ratio, noise.get(best.workload))
+    return {"run": run, "best": best, "tie": tie, "href": f"/run/{quote(run.name, safe='')}"}
 
 
 def _page_number(environ: WSGIEnvironment) -> int:
