@@ -12,8 +12,9 @@ import pytest
 from evo import cli
 from evo.executors import BuildRequest
 from evo.genome import Genome
-from evo.kernel import load_kernel
+from evo.kernel import Workload, load_kernel
 from evo.sanitizing import Sanitized, choose_tools, find_compute_sanitizer, sanitize
+from evo.space import Value
 from evo.store.store import Store
 from evo.targets import find_target
 
@@ -108,13 +109,13 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-def run_tools(kernel: str, genome: Genome, tools: tuple[str, ...]) -> Sanitized:
+def run_tools(kernel: str, genome: Genome, tools: tuple[str, ...], workload: Workload | None = None) -> Sanitized:
     request = BuildRequest(
         kernel=kernel,
         target="cuda",
         arch=find_target("cuda").device().arch,
         genome=genome,
-        workload=load_kernel(kernel).example("cuda"),
+        workload=workload or load_kernel(kernel).example("cuda"),
     )
     return sanitize(request, tools, seed=1, limit_s=60.0, toolkits=TOOLKITS)
 
@@ -139,6 +140,29 @@ def test_a_fault_that_leaves_the_result_right_is_found_by_its_tool_with_its_line
 
 def test_an_honest_candidate_is_clean_under_every_tool(toy: str) -> None:
     found = run_tools(toy, Genome.of({"mode": "honest"}), choose_tools("cuda", "all"))
+    assert found.clean, found
+
+
+BARRIERS: dict[str, dict[str, Value]] = {
+    "half of the warps out of step": {"stagger": "half", "warps_m": 8, "block_n": 64, "k_stages": 2, "v_stages": 3},
+    "columns of warps": {"warps_m": 2, "warps_n": 2, "barrier": "column", "block_n": 64, "k_parts": 2, "v_wait": "late"},
+    "a cluster": {"split_kv": 2, "warps_m": 2, "block_n": 64, "k_stages": 2, "v_stages": 2},
+}
+
+
+@pytest.mark.parametrize("kind", BARRIERS)
+def test_attention_with_barriers_of_its_own_is_clean_under_every_tool(kind: str) -> None:
+    kernel, target = load_kernel("attention"), find_target("cuda")
+    sizes = "batch=1,heads=2,kv_heads=1,q_len=300,kv_len=400,head_dim=64,dtype=float16,causal=true"
+    workload = kernel.workload("cuda", sizes)
+    space = kernel.space("cuda", workload, target.limits(target.device().arch))
+    wanted = {name: value for name, value in BARRIERS[kind].items() if name in space.by_name}
+    if wanted != BARRIERS[kind]:
+        pytest.skip("this GPU has no clusters")
+    point = space.complete({**space.default, "min_blocks": 1, **wanted})
+    assert not space.violations(point)
+    assert wanted.items() <= point.items()
+    found = run_tools("attention", Genome.of(point), choose_tools("cuda", "all"), workload)
     assert found.clean, found
 
 
