@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from evo.errors import EvoError, UsageError
-from evo.evaluation import Build, Status, Timing
+from evo.evaluation import Build, Status, Timing, holds_one
 from evo.executors import BuildRequest, Executor, MeasureRequest, RaceRequest
 from evo.genome import Genome
 from evo.kernel import Workload
@@ -48,7 +48,7 @@ class PairedGain:
 
     @property
     def tie(self) -> bool:
-        return self.low <= 1.0 <= self.high
+        return holds_one(self.low, self.high)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,12 +247,16 @@ class _Bench:
         return found
 
     def quiet_race(self, subsets: Sequence[_Subset]) -> tuple[_Race, int, float]:
-        """The first race that nothing disturbed, or of those that are held the least disturbed one; how many there were, and
-        their seconds."""
+        """The first race that nothing disturbed, or of those that are held and timed most the least disturbed one; how many
+        there were, and their seconds."""
         held = [self.race(subsets)]
         while held[-1].disturbed and len(held) < _RACES:
-            held.append(self.race(subsets))
-        return min(held, key=lambda race: race.disturbed), len(held), sum(race.seconds for race in held)
+            try:
+                held.append(self.race(subsets))
+            except EvoError:
+                break  # a disturbed race is better than none
+        best = min(held, key=lambda race: (-race.timed, race.disturbed))
+        return best, len(held), sum(race.seconds for race in held)
 
     def race(self, subsets: Sequence[_Subset]) -> _Race:
         """Equal genomes run once."""
@@ -290,6 +294,11 @@ class _Race:
 
     def refused(self, subset: _Subset) -> str:
         return self._refused.get(self._names[subset], "")
+
+    @property
+    def timed(self) -> int:
+        """Contenders that were not let go."""
+        return len(self._timings)
 
     @property
     def disturbed(self) -> float:

@@ -22,6 +22,7 @@ __all__ = [
     "Proposal",
     "Status",
     "Timing",
+    "holds_one",
     "interval_confidence",
     "within_noise",
 ]
@@ -150,6 +151,11 @@ def interval_confidence(samples: int) -> float:
     """How often the interval of that many samples' median holds the true one, as a share: of few it is their range,
     which does with probability 1 - 2^(1 - n), if one sample says nothing of the next."""
     return 0.95 if samples >= BOOTSTRAP_SAMPLES else 1 - 2.0 ** (1 - samples)
+
+
+def holds_one(low: float, high: float) -> bool:
+    """Whether a gain with this interval is a tie: it may be chance."""
+    return low <= 1.0 <= high
 
 
 def within_noise(ratio: float | None, noise: float | None) -> bool:

@@ -236,6 +236,7 @@ class Space:
         What the parameter is conditional on is met first; then breadth-first over changes of up to two other parameters,
         then random.
         """
+        self.require(name, value)
         start = self.complete({**self._activating(self.by_name[name], base), name: value})
         if start.get(name) == value and self.is_legal(start):
             return start
@@ -262,7 +263,7 @@ class Space:
 
     def _activating(self, parameter: Parameter, base: Mapping[str, Value]) -> Point:
         """`base`, with the first of the values that each of the parameter's conditions asks for where it has another."""
-        point = dict(base)
+        point = self.complete(base)
         for when in parameter.when:
             point = self._activating(self.by_name[when.parameter], point)
             if point.get(when.parameter) not in when.values:

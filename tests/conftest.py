@@ -60,4 +60,7 @@ def _gpu_shared(*, alone: bool) -> Iterator[None]:
         fcntl.flock(door, fcntl.LOCK_EX)
         fcntl.flock(room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         fcntl.flock(door, fcntl.LOCK_UN)
-        yield
+        try:
+            yield
+        finally:
+            fcntl.flock(room, fcntl.LOCK_UN)  # a process that the test has forked would keep it

@@ -102,8 +102,8 @@ def test_a_gain_whose_interval_holds_one_is_a_tie() -> None:
 class Noisy:
     """An executor on whose machine something disturbs so many of twelve rounds of each race; then those of the last."""
 
-    def __init__(self, *disturbed: int) -> None:
-        self._disturbed, self.races = disturbed, 0
+    def __init__(self, *disturbed: int, again: str = "") -> None:
+        self._disturbed, self.races, self._again = disturbed, 0, again
 
     def build(self, request: BuildRequest) -> Future[Build]:
         return _done(s.build(0))
@@ -116,6 +116,10 @@ class Noisy:
         self.races += 1
         clocks = {"disturbed": float(spoilt), "discarded": 0.0 if spoilt else 4.0}
         names = [name for name, *_ in request.contenders]
+        if self.races > 1 and self._again == "lost":
+            return _done(RaceResult(timings=(), log="the device was lost", seconds=1.5))
+        if self.races > 1 and self._again == "incomplete":
+            names = names[:1]
         own = [_timing(name, 20.0 - 5 * i - 0.1 * self.races, clocks) for i, name in enumerate(names)]
         return _done(RaceResult(timings=(*own, replace(_timing("torch", 30.0, clocks), ratio=None)), seconds=1.5))
 
@@ -130,14 +134,14 @@ def _timing(name: str, us: float, clocks: dict[str, float]) -> Timing:
     return replace(s.timing(WORKLOAD, us / 30, contender=name), median_us=us, samples_us=(us,) * 12, clocks=clocks)
 
 
-def noisy(folder: Path, *disturbed: int) -> Ablation:
+def noisy(folder: Path, *disturbed: int, again: str = "") -> Ablation:
     kernel = load_kernel(str(write_kernel(folder, ("honest", "exact"))))
     space = kernel.space("cpu", WORKLOAD, find_target("cpu").limits("native"))
     problem = Problem(kernel=str(folder), target="cpu", arch="native", workload=WORKLOAD, space=space, seed=1)
     one, other = Genome.of({"mode": "honest", "unroll": 1}), Genome.of({"mode": "honest", "unroll": 4})
-    executor: Any = Noisy(*disturbed)
+    executor: Any = Noisy(*disturbed, again=again)
     found = measure_ablation(executor, problem, one, other, edits_between(one, other))
-    assert executor.races == found.races
+    assert executor.races == found.races + (again == "lost")
     assert found.seconds == 1.5 * found.races
     return found
 
@@ -149,6 +153,13 @@ def test_a_race_that_was_disturbed_is_held_once_more(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert mended.end.median_us == 14.8, "of the second race"
     assert busy.end.median_us == 14.9, "of the first, the less disturbed one"
+
+
+@pytest.mark.parametrize("again", ["lost", "incomplete"])
+def test_a_race_that_was_held_is_kept_if_it_cannot_be_held_again(again: str, tmp_path: Path) -> None:
+    found = noisy(tmp_path / again, 6, 0, again=again)
+    assert found.disturbed
+    assert found.end.median_us == 14.9, "of the first race"
 
 
 def test_a_disturbed_race_is_marked_from_the_headline_on(

@@ -224,6 +224,15 @@ def test_of_several_finals_the_last_is_shown(record: Record) -> None:
     assert recorded.ask("show", "mine").out.count(MARK) == 1
 
 
+def test_the_very_name_of_a_run_goes_before_the_beginning_of_an_identifier(record: Record) -> None:
+    recorded = record(CALM)
+    name = recorded.ids[0][:4]
+    with Store.open(recorded.db, write=True) as store:
+        store.create_run(replace(s.SPEC, name=name, workloads=(s.SMALL,)), s.ENVIRONMENT)
+    assert recorded.document("show", name)["name"] == name
+    assert recorded.document("show", recorded.ids[0][:5])["id"] == recorded.ids[0]
+
+
 def test_a_run_without_finals_says_so(record: Record) -> None:
     recorded = record(CALM)
     with Store.open(recorded.db, write=True) as store:

@@ -121,6 +121,21 @@ def test_a_branch_behind_many_conditions_is_reached() -> None:
     assert {**{c.name: 7 for c in many}, "behind": "yes"} in space.branches()
 
 
+def test_a_branch_behind_a_condition_of_a_condition_is_reached() -> None:
+    first = Categorical(name="first", values=tuple(range(40)))
+    second = Categorical(name="second", values=tuple(range(40)), when=(When(parameter="first", values=(7, 8)),))
+    third = Categorical(name="third", values=("no", "yes"), when=(When(parameter="second", values=(9,)),))
+    spread = [Categorical(name=f"s{i}", values=tuple(range(40))) for i in range(4)]  # more changes than are tried
+    space = Space(parameters=(*spread, first, second, third))
+    found = space.nearest({"s0": 3, "s1": 3, "s2": 3, "s3": 3}, "third", "yes")
+    assert found == {"s0": 3, "s1": 3, "s2": 3, "s3": 3, "first": 7, "second": 9, "third": "yes"}
+
+
+def test_the_nearest_of_an_unknown_name_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(UnknownNameError, match="tile"):
+        tiny_space().nearest({}, "tle", 1)
+
+
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(UnknownNameError, match="unknown parameter 'tiel'; did you mean tile"):
         tiny_space().complete({"tiel": 2})

@@ -43,15 +43,11 @@ def show(
 ) -> None:
     """Show everything that is known of a candidate; or of a run its finalists, and which of them tie with the winner."""
     with Store.open(db, write=False) as store:
-        try:
-            record = candidates.candidate(store, name) if not source else named_candidate(store, name, db)
-        except UnknownNameError as error:
-            found = _run(store, name, error)
-            if json:
-                print_json(run_json(found))
-            else:
-                print_run(make_console(), found, db)
+        found = None if source else _named_run(store, name)
+        if found is not None:
+            print_json(run_json(found)) if json else print_run(make_console(), found, db)
             return
+        record = named_candidate(store, name, db)
         text = candidates.source(store, record.id) if source else ""
         run = queries.run(store, record.run)
         seeds = gate_seeds(run.options, run.seed)
@@ -74,12 +70,19 @@ def show(
     say_losses(console, {run.name: run.salvaged})
 
 
-def _run(store: Store, name: str, error: UnknownNameError) -> RunFinals:
-    """What is no candidate's name may be a run's. error: of the candidate that was looked for."""
+def _named_run(store: Store, name: str) -> RunFinals | None:
+    """The run of this very name, or else, where no candidate's identifier begins so, whose name does."""
+    missing = None
+    if not queries.has_run(store, name):
+        try:
+            candidates.candidate(store, name)
+            return None
+        except UnknownNameError as error:
+            missing = error
     try:
         return read_run(store, name)
-    except UnknownNameError:
-        raise error if set(name.lower()) <= set(string.hexdigits) else unknown(store, name) from None
+    except UnknownNameError as error:
+        raise (missing or error) if set(name.lower()) <= set(string.hexdigits) else unknown(store, name) from None
 
 
 def _record(record: CandidateRecord, races: Sequence[FinalRace]) -> dict[str, Any]:

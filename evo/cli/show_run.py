@@ -59,7 +59,7 @@ def print_run(console: Console, found: RunFinals, db: str) -> None:
             say(console, f"no final has timed a candidate{tell}")
         _print_refused(console, [f for f in found.refused if f.island == held.island])
     everyone = [f for held in found.finals for f in held.finalists]
-    if everyone:
+    if any(f.winner for f in everyone):
         say(
             console,
             "behind: the winner's speed-up over this one's, a tie where the interval of that holds 1, as in evo diff; the"

@@ -126,7 +126,8 @@ def trials(
     rows: Sequence[Any], parents: Mapping[int, Sequence[int]], disturbed: Collection[int]
 ) -> Iterator[Trial]:
     """Of candidates in the order of proposal, in which a sampler is told. rows: with `id`, `island`, `status`, `score` and
-    `same_code_as_id`; parents: keys by that of the child. A candidate whose code was known already has that one's time.
+    `same_code_as_id`; parents: keys by that of the child. A candidate whose code was known already
+    has that one's time as a parent; as a child it repeats, and is not better.
     disturbed: as the search has it, their times are nobody's best, unless their island has no others."""
     scores: dict[int, float] = {}
     best: dict[int, float] = {}

@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from evo.errors import StoreError
-from evo.evaluation import PASSED
+from evo.evaluation import PASSED, holds_one
 from evo.genome import Genome
 from evo.space import Value
 from evo.store import models as m
@@ -294,7 +294,7 @@ def _credit(
         gain=math.exp(sum(means) / len(means)) if means else None,
         low=low,
         high=high,
-        tie=None if low is None or high is None else low <= 1.0 <= high,
+        tie=None if low is None or high is None else holds_one(low, high),
         disturbed=disturbed,
         same_code=bool(marginals) and all(k.same_code for k in marginals),
         alone=alone.gain if alone else None,

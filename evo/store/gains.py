@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from evo.evaluation import holds_one
+
 __all__ = ["Figure", "Gain", "gain_between"]
 
 
@@ -47,7 +49,7 @@ class Gain:
 
     @property
     def tie(self) -> bool | None:
-        return None if self.low is None or self.high is None else self.low <= 1.0 <= self.high
+        return None if self.low is None or self.high is None else holds_one(self.low, self.high)
 
 
 def gain_between(before: Figure | None, after: Figure | None) -> Gain | None:

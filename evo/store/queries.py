@@ -39,6 +39,7 @@ __all__ = [
     "disturbed",
     "failures",
     "final_races",
+    "has_run",
     "history",
     "losses_of",
     "noise_floors",
@@ -65,6 +66,12 @@ def run(store: Store, name: str) -> RunSummary:
     """By name, unique prefix of a name, or "latest". Raises UnknownNameError, or StoreError if ambiguous."""
     with store.reading() as connection:
         return _summaries(connection, [resolve_run(connection, name)], every=False)[0]
+
+
+def has_run(store: Store, name: str) -> bool:
+    """Whether there is a run of this very name."""
+    with store.reading() as connection:
+        return connection.scalar(select(m.Run.id).where(m.Run.name == name)) is not None
 
 
 def _summaries(connection: Connection, keys: Iterable[int], *, every: bool) -> tuple[RunSummary, ...]:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from evo import cli
+from evo.checking import check_candidate
+from evo.executors import BuildRequest, ExecutorConfig
+from evo.executors.local import LocalExecutor
+from evo.genome import Genome
+from evo.kernel import load_kernel
+from evo.space import Value
 from evo.store.store import Store
+from evo.targets import find_target
 
 pytestmark = pytest.mark.gpu
 
@@ -58,6 +66,30 @@ def test_every_structural_branch_passes_the_gate(
     assert len(record["branches"]) > 100
     failed = [(b["workload"], b["changes"], b["log"]) for b in record["branches"] if b["gate"] != "ok"]
     assert not failed, f"seed {record['seed']}: {failed}"
+
+
+STEP = {"stagger": "half", "warps_m": 8, "min_blocks": 1}
+OUT_OF_STEP: list[dict[str, Value]] = [
+    {**STEP, "block_n": 64, "k_stages": 4, "v_stages": 4, "q_store": "registers"},
+    {**STEP, "block_n": 32, "k_stages": 3, "v_stages": 3, "m_tiles": 2, "grid": "persistent", "rescale": "lazy"},
+    {**STEP, "block_n": 16, "k_stages": 2, "v_stages": 4, "split_kv": 2, "overlap": "values"},
+]
+FEW_KEYS = "batch=1,heads=2,kv_heads=1,q_len=700,kv_len=300,head_dim=64,dtype=float16,causal=true"  # rows that see none
+
+
+@pytest.mark.parametrize("sizes", [WORKLOADS["attention"], FEW_KEYS, FEW_KEYS.replace("q_len=700", "q_len=1")])
+@pytest.mark.parametrize("wanted", OUT_OF_STEP, ids=str)
+def test_attention_with_warps_out_of_step_passes_the_gate(wanted: dict[str, Value], sizes: str, tmp_path: Path) -> None:
+    kernel, target = load_kernel("attention"), find_target("cuda")
+    workload, arch = kernel.workload("cuda", sizes), target.device().arch
+    space = kernel.space("cuda", workload, target.limits(arch))
+    point = space.complete({**space.default, **{n: v for n, v in wanted.items() if n in space.by_name}})
+    if space.violations(point):
+        pytest.skip(f"not legal here: {'; '.join(space.violations(point))}")
+    request = BuildRequest(kernel="attention", target="cuda", arch=arch, genome=Genome.of(point), workload=workload)
+    with closing(LocalExecutor("cuda", ExecutorConfig(builders=1, cache_dir=tmp_path))) as executor:
+        trials = check_candidate(executor, kernel, request, gate=True, seed=1)
+    assert all(t.passed for t in trials), [(t.workload.key, t.build.log, t.measurement) for t in trials if not t.passed]
 
 
 def test_every_peer_that_runs_here_can_be_raced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
