@@ -111,6 +111,7 @@ def merge(
         f" {_number(done.candidates, 'candidate')} copied"
     )
     _tell_renamed(done)
+    _tell_left_aside(done)
 
 
 def dump(
@@ -176,6 +177,7 @@ def load(
         f" already; {_number(merged.candidates, 'candidate')} loaded"
     )
     _tell_renamed(merged)
+    _tell_left_aside(merged)
     if done.left_out:
         lost = ", ".join(f"{_number(n, 'row')} of {table!r}" for table, n in done.left_out.items())
         typer.echo(f"evo: left out, since they refer to what was lost: {lost}", err=True)
@@ -195,6 +197,14 @@ def _tell_renamed(merged: Merged) -> None:
         typer.echo(f"{name} is called {new} here: there is another run of its name")
     if len(renamed) > _LISTED:
         typer.echo(f"and so are {len(renamed) - _LISTED} more; --json lists them all")
+
+
+def _tell_left_aside(merged: Merged) -> None:
+    for name, aside in list((merged.left_aside or {}).items())[:_LISTED]:
+        kept = "the copy that came is newer and was taken" if name in merged.continued else "the copy here was kept"
+        typer.echo(f"evo: {name}: one of its two copies is salvaged; {kept}; left aside, of the other: {aside}", err=True)
+    if (more := len(merged.left_aside or ()) - _LISTED) > 0:
+        typer.echo(f"evo: of {more} more runs something was left aside; --json lists them all", err=True)
 
 
 def _must_exist(db: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-__all__ = ["PARENTS_LOST", "SALVAGED", "WORDS", "Losses", "kept_losses", "read_losses", "without_losses"]
+__all__ = ["PARENTS_LOST", "SALVAGED", "WORDS", "Losses", "counted", "kept_losses", "listed", "read_losses", "without_losses"]
 
 SALVAGED = "salvaged"
 """Where it is kept, among a run's options."""
@@ -56,33 +56,35 @@ class Losses:
 
     def __str__(self) -> str:
         """One sentence, without its end."""
-        counted = [
-            _counted(self.winners, "winner"),
-            _counted(self.finals, "verdict of the finals", "verdicts of the finals"),
-            _counted(self.candidates, "candidate"),
+        parts = [
+            counted(self.winners, "winner"),
+            counted(self.finals, "verdict of the finals", "verdicts of the finals"),
+            counted(self.candidates, "candidate"),
             *(
-                f"the {what} of {_counted(number, 'candidate')}" if number else ""
+                f"the {what} of {counted(number, 'candidate')}" if number else ""
                 for what, number in (
                     ("parents", self.parents), ("builds", self.builds), ("checks", self.checks), ("times", self.times)
                 )
             ),
-            _counted(self.artefacts, "source or binary", "sources or binaries"),
-            _counted(self.workloads, "workload"),
-            _counted(self.runs, "other run"),
+            counted(self.artefacts, "source or binary", "sources or binaries"),
+            counted(self.workloads, "workload"),
+            counted(self.runs, "other run"),
         ]  # fmt: skip
-        counted = [part for part in counted if part]
-        if not counted:
-            return f"salvaged from a damaged file: it may lack {_listed(self.more)}"
-        one = len(counted) == 1 and counted[0].startswith("1 ")
-        rest = f"; there may have been more {_listed(self.more)}" if self.more else ""
-        return f"salvaged from a damaged file: {_listed(counted)} {'was' if one else 'were'} lost{rest}"
+        parts = [part for part in parts if part]
+        if not parts:
+            return f"salvaged from a damaged file: it may lack {listed(self.more)}"
+        one = len(parts) == 1 and parts[0].startswith("1 ")
+        rest = f"; there may have been more {listed(self.more)}" if self.more else ""
+        return f"salvaged from a damaged file: {listed(parts)} {'was' if one else 'were'} lost{rest}"
 
 
-def _counted(number: int, one: str, many: str = "") -> str:
+def counted(number: int, one: str, many: str = "") -> str:
+    """In words; nothing for none."""
     return f"{number:,} {one if number == 1 else many or one + 's'}" if number else ""
 
 
-def _listed(parts: Collection[str]) -> str:
+def listed(parts: Collection[str]) -> str:
+    """In words; there must be some."""
     *first, last = parts
     return f"{', '.join(first)} and {last}" if first else last
 

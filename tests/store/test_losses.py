@@ -273,6 +273,82 @@ def test_losses_go_where_the_run_goes_until_a_whole_copy_of_it_comes(
         assert queries.run(target, "one").salvaged is None
 
 
+@pytest.fixture
+def backup_and_rest(tmp_path: Path) -> tuple[Path, Path]:
+    """A run before its finals; and after them, salvaged, without one of its binaries."""
+    from evo.store.mending import mend
+
+    backup, rest = tmp_path / "backup.db", tmp_path / "rest.db"
+    with Store.open(rest, write=True) as store:
+        run = s.new_run(store, "one")
+        with store.transaction():
+            for order in range(4):
+                store.add(run, s.ref(order), s.passed(order), elapsed_s=0.0)
+        store.set_status(run, RunStatus.INTERRUPTED, elapsed_s=1.0)
+    with closing(sqlite3.connect(rest)) as raw, closing(sqlite3.connect(backup)) as other:
+        raw.backup(other)
+    with Store.open(rest, write=True) as store:
+        run = store.run("one")
+        for order in (1, 2):
+            store.add_final(run, order, s.final(0.5), elapsed_s=1.0)
+        store.set_winner(run, 0, 2)
+        store.set_status(run, RunStatus.FINISHED, elapsed_s=1.0)
+    with closing(sqlite3.connect(rest)) as raw, raw:
+        raw.execute("DELETE FROM artefact WHERE rowid = 1")
+        assert mend(raw, ["artefact"]).losses["one"] == Losses(artefacts=1)
+    return backup, rest
+
+
+def test_a_backup_from_before_the_finals_does_not_undo_them(backup_and_rest: tuple[Path, Path]) -> None:
+    backup, rest = backup_and_rest
+    with Store.open(rest, write=True) as target, Store.open(backup, write=False) as source:
+        done = merge(target, source)
+        assert (done.unchanged, done.left_aside) == (("one",), {})
+        assert queries.run(target, "one").islands[0].winner == public_id(target.run("one").uid, 2)
+
+
+def test_finals_of_a_salvaged_run_come_to_its_backup(backup_and_rest: tuple[Path, Path]) -> None:
+    backup, rest = backup_and_rest
+    with Store.open(backup, write=True) as target, Store.open(rest, write=False) as source:
+        assert merge(target, source).continued == ("one",)
+        assert queries.run(target, "one").islands[0].winner == public_id(target.run("one").uid, 2)
+        assert merge(target, source).unchanged == ("one",)
+
+
+def test_what_only_the_older_copy_has_is_said_to_be_left_aside(
+    backup_and_rest: tuple[Path, Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    backup, rest = backup_and_rest
+    with closing(sqlite3.connect(rest)) as raw, raw:
+        for table in ("check", "build", "timing"):
+            raw.execute(f'DELETE FROM "{table}" WHERE candidate_id = ?', (ORDERS_PER_RUN + 3,))
+        raw.execute("DELETE FROM candidate WHERE id = ?", (ORDERS_PER_RUN + 3,))
+    for source, target, kept in ((backup, rest, "the copy here was kept"), (rest, backup, "the copy that came is newer")):
+        assert run_command(["merge", str(source), "--db", str(target)]) == 0
+        said = capfd.readouterr().err
+        assert said.startswith(f"evo: one: one of its two copies is salvaged; {kept}")
+        assert said.endswith("; left aside, of the other: 1 candidate\n")
+
+
+def test_a_candidate_whose_original_is_lost_is_still_that_of_a_whole_copy(tmp_path: Path) -> None:
+    from evo.store.mending import mend
+
+    whole, rest = tmp_path / "whole.db", tmp_path / "rest.db"
+    with Store.open(whole, write=True) as store:
+        run = s.new_run(store, "one")
+        with store.transaction():
+            store.add(run, s.ref(0), s.passed(0), elapsed_s=0.0)
+            store.add(run, s.ref(1), s.same_code(1, 0), elapsed_s=0.0)
+        store.set_status(run, RunStatus.FINISHED, elapsed_s=1.0)
+    shutil.copy(whole, rest)
+    with closing(sqlite3.connect(rest)) as raw, raw:
+        raw.execute("DELETE FROM candidate WHERE id = ?", (ORDERS_PER_RUN,))
+        mend(raw, ["candidate"])
+    with Store.open(rest, write=True) as target, Store.open(whole, write=False) as source:
+        assert merge(target, source).continued == ("one",)
+        assert [p.status for p in queries.history(target, "one")] == ["ok", "same_code"]
+
+
 def test_a_salvaged_run_is_resumed_as_it_was_set_up(copy: Path, tmp_path: Path) -> None:
     reload(lost_parents(copy), tmp_path / "new.db")
     with Store.open(tmp_path / "new.db", write=False) as store:
