@@ -14,7 +14,6 @@ from evo.evaluation import Build
 from evo.genome import Genome
 from evo.store import models as m
 from evo.store.ancestry import ancestry
-from evo.store.losses import PARENTS_LOST
 from evo.store.records import (
     BuildRecord,
     CandidateRecord,
@@ -23,7 +22,7 @@ from evo.store.records import (
     Relative,
     TimingRecord,
 )
-from evo.store.relatives import RELATIVE_COLUMNS, read_relative, resolve_candidate
+from evo.store.relatives import RELATIVE_COLUMNS, orphans_beside, read_relative, resolve_candidate
 from evo.store.rows import BUILD_COLUMNS, CHECK_COLUMNS, TIMING_COLUMNS, read_build, read_timing_record
 from evo.store.runs import iso
 from evo.store.store import Store
@@ -99,7 +98,7 @@ def candidate(store: Store, prefix: str) -> CandidateRecord:
             finals=_finals(connection, key),
             parents=_relatives(connection, key, "parent"),
             children=_relatives(connection, key, "child"),
-            parents_lost=row.log.endswith(PARENTS_LOST),
+            parents_lost=row.order in orphans_beside(connection, key),
         )
 
 

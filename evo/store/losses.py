@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from bisect import bisect_right
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-__all__ = ["PARENTS_LOST", "SALVAGED", "WORDS", "Losses", "counted", "kept_losses", "listed", "read_losses", "without_losses"]
+__all__ = [
+    "SALVAGED",
+    "WORDS",
+    "Losses",
+    "Orphans",
+    "counted",
+    "kept_losses",
+    "listed",
+    "read_losses",
+    "read_orphans",
+    "without_losses",
+]
 
 SALVAGED = "salvaged"
 """Where it is kept, among a run's options."""
-PARENTS_LOST = "its parents were lost with a damaged file"
-"""The last line of the log of a candidate of which that is so: it is no root."""
+_ORPHANS = "orphans"
+"""Among that: orders of the candidates of which some parents are lost, as first and last of each stretch."""
 
 WORDS = {
     "candidate": "candidates", "parentage": "parents", "build": "builds", "check": "checks", "timing": "times",
@@ -106,6 +118,40 @@ def without_losses(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name != SALVAGED}
 
 
-def kept_losses(losses: Losses) -> dict[str, Any]:
+def kept_losses(losses: Losses, orphans: Orphans) -> dict[str, Any]:
     """As they stand among a run's options: what there is of them."""
-    return {name: value for name, value in asdict(losses).items() if value}
+    kept: dict[str, Any] = {name: value for name, value in asdict(losses).items() if value}
+    return kept | ({_ORPHANS: [list(stretch) for stretch in orphans.stretches]} if orphans.stretches else {})
+
+
+@dataclass(frozen=True)
+class Orphans:
+    """Orders of the candidates that have lost parents: they are no roots. Of each stretch the first and the last, sorted."""
+
+    stretches: tuple[tuple[int, int], ...] = ()
+
+    def __contains__(self, order: int) -> bool:
+        at = bisect_right(self.stretches, order, key=lambda stretch: stretch[0])
+        return at > 0 and order <= self.stretches[at - 1][1]
+
+    @classmethod
+    def among(cls, orders: Iterable[int], orphans: Container[int]) -> Orphans:
+        """orders: of all candidates that a run has, sorted. Numbers that none of them has do not end a stretch."""
+        found: list[tuple[int, int]] = []
+        before = False
+        for order in orders:
+            lost = order in orphans
+            if lost:
+                found.append((found.pop()[0] if before else order, order))
+            before = lost
+        return cls(tuple(found))
+
+
+def read_orphans(options: Mapping[str, Any]) -> Orphans:
+    """Out of a run's options."""
+    kept = options.get(SALVAGED)
+    stretches = kept.get(_ORPHANS) if isinstance(kept, Mapping) else None
+    if not isinstance(stretches, list):
+        return Orphans()
+    whole = [(s[0], s[1]) for s in stretches if isinstance(s, list) and len(s) == 2 and all(type(n) is int for n in s)]
+    return Orphans(tuple(sorted(whole)))

@@ -31,9 +31,9 @@ def mend(raw: sqlite3.Connection, unreadable: Collection[str] | None = None) -> 
 
     unreadable: tables of which parts could not be read; None if nobody knows.
     """
-    losses = count_losses(raw, unreadable)
+    tally = count_losses(raw, unreadable)
     left_out, stand_ins = _drop_orphans(raw), _stand_in(raw)
-    return Mended(left_out=left_out, stand_ins=stand_ins, losses=note_losses(raw, losses))
+    return Mended(left_out=left_out, stand_ins=stand_ins, losses=note_losses(raw, tally))
 
 
 def _drop_orphans(raw: sqlite3.Connection) -> dict[str, int]:

@@ -9,13 +9,14 @@ import json
 import sqlite3
 from collections import Counter
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from evo.evaluation import PASSED
 from evo.store.columns import ORDERS_PER_RUN
-from evo.store.losses import PARENTS_LOST, SALVAGED, WORDS, Losses, kept_losses, read_losses
+from evo.store.losses import SALVAGED, WORDS, Losses, Orphans, kept_losses, read_losses, read_orphans
 
-__all__ = ["count_losses", "note_losses"]
+__all__ = ["Tally", "count_losses", "note_losses"]
 
 _PASSED = ", ".join(f"'{status}'" for status in PASSED)
 _RUN = f"/ {ORDERS_PER_RUN}"  # a candidate's key by this is the number of its run
@@ -27,19 +28,26 @@ _REFERENCES = (
 )  # fmt: skip
 
 
-def count_losses(raw: sqlite3.Connection, unreadable: Collection[str] | None) -> dict[int, Losses]:
-    """By key of the runs that remain. unreadable: tables of which parts could not be read; None if nobody knows.
+@dataclass(frozen=True, kw_only=True)
+class Tally:
+    """losses: by key of the runs that remain. orphans: keys of candidates that lost parents and were not known to."""
 
-    Marks the candidates that have lost their parents. For a database with the newest schema, in a transaction.
-    """
+    losses: dict[int, Losses]
+    orphans: frozenset[int]
+
+
+def count_losses(raw: sqlite3.Connection, unreadable: Collection[str] | None) -> Tally:
+    """unreadable: tables of which parts could not be read; None if nobody knows. For a database with the newest schema,
+    in a transaction."""
     damaged = set(WORDS if unreadable is None else unreadable)
     _find_lost(raw)
     remaining = [key for (key,) in raw.execute("SELECT r.id FROM run r JOIN environment e ON e.id = r.environment_id")]
+    orphans = _orphans(raw, everywhere="parentage" in damaged)
     counts = {
         "winners": _by_run(raw, "SELECT run_id, winner_id FROM island WHERE winner_id IN lost"),
         "finals": _by_run(raw, _FINALS + (_WINNERS_WITHOUT if "final" in damaged else "")),
         "candidates": _by_run(raw, f"SELECT id {_RUN}, id FROM lost"),
-        "parents": _mark_orphans(raw, everywhere="parentage" in damaged),
+        "parents": Counter(key // ORDERS_PER_RUN for key in orphans),
         "builds": _by_run(raw, _WITHOUT_BUILD) if "build" in damaged else {},
         "checks": _by_run(raw, _WITHOUT_CHECKS) if "check" in damaged else {},
         "times": _by_run(raw, _WITHOUT_TIMES) if "timing" in damaged else {},
@@ -55,19 +63,30 @@ def count_losses(raw: sqlite3.Connection, unreadable: Collection[str] | None) ->
         for key in remaining
     }
     raw.execute("DROP TABLE temp.lost")
-    return {key: losses for key, losses in found.items() if losses}
+    return Tally(losses={key: losses for key, losses in found.items() if losses}, orphans=frozenset(orphans))
 
 
-def note_losses(raw: sqlite3.Connection, losses: Mapping[int, Losses]) -> dict[str, Losses]:
+def note_losses(raw: sqlite3.Connection, tally: Tally) -> dict[str, Losses]:
     """Keeps them with the runs, beside what these had lost before; all of it by the runs' names."""
     noted = {}
-    for key, lost in losses.items():
+    for key, lost in tally.losses.items():
         name, text = raw.execute("SELECT name, options FROM run WHERE id = ?", (key,)).fetchone()
         options = _read(text)
         noted[name] = total = (read_losses(options) or Losses()) + lost
-        options[SALVAGED] = kept_losses(total)
+        options[SALVAGED] = kept_losses(total, _all_orphans(raw, key, options, tally.orphans))
         raw.execute("UPDATE run SET options = ? WHERE id = ?", (json.dumps(options, separators=(",", ":")), key))
     return noted
+
+
+def _all_orphans(raw: sqlite3.Connection, run: int, options: Mapping[str, Any], found: Collection[int]) -> Orphans:
+    """Those of a run that are still there: found now, or by a salvage before."""
+    first, known = run * ORDERS_PER_RUN, read_orphans(options)
+    if not known.stretches and not any(key // ORDERS_PER_RUN == run for key in found):
+        return known
+    keys = [key for (key,) in raw.execute("SELECT id FROM candidate WHERE run_id = ? ORDER BY id", (run,))]
+    return Orphans.among(
+        (key - first for key in keys), {key - first for key in keys if key in found or key - first in known}
+    )
 
 
 def _read(text: str) -> dict[str, Any]:
@@ -142,9 +161,9 @@ _WORKLOADS = (
 )
 
 
-def _mark_orphans(raw: sqlite3.Connection, *, everywhere: bool) -> dict[int, int]:
-    """How many candidates lost parents, by run. everywhere: also those whose very references are lost, told by their
-    operator, which made the others of its candidates from parents."""
+def _orphans(raw: sqlite3.Connection, *, everywhere: bool) -> set[int]:
+    """Keys of candidates that lost parents, but for those that are known to. everywhere: also those whose very references
+    are lost, told by their operator, which made the others of its candidates from parents."""
     orphans = set(
         raw.execute(
             "SELECT c.id FROM parentage p JOIN candidate c ON c.id = p.child_id"
@@ -154,17 +173,15 @@ def _mark_orphans(raw: sqlite3.Connection, *, everywhere: bool) -> dict[int, int
     if everywhere:
         orphans |= set(
             raw.execute(
-                "SELECT c.id FROM candidate c WHERE c.id NOT IN lost AND c.log NOT LIKE '%' || ?"
+                "SELECT c.id FROM candidate c WHERE c.id NOT IN lost"
                 " AND NOT EXISTS (SELECT 1 FROM parentage p WHERE p.child_id = c.id)"
-                " AND c.operator IN (SELECT DISTINCT o.operator FROM parentage p JOIN candidate o ON o.id = p.child_id)",
-                (PARENTS_LOST,),
+                " AND c.operator IN (SELECT DISTINCT o.operator FROM parentage p JOIN candidate o ON o.id = p.child_id)"
             )
         )
-    raw.executemany(
-        "UPDATE candidate SET log = CASE log WHEN '' THEN ?1 ELSE rtrim(log, char(10)) || char(10) || ?1 END WHERE id = ?2",
-        [(PARENTS_LOST, key) for (key,) in orphans],
-    )
-    return Counter(key // ORDERS_PER_RUN for (key,) in orphans)
+    known = {key: read_orphans(_read(text)) for key, text in raw.execute("SELECT id, options FROM run")}
+    return {
+        key for (key,) in orphans if key % ORDERS_PER_RUN not in known.get(key // ORDERS_PER_RUN, Orphans())
+    }
 
 
 def _more(raw: sqlite3.Connection, damaged: Collection[str]) -> tuple[str, ...]:

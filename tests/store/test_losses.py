@@ -20,7 +20,8 @@ from evo.store import RunStatus, queries
 from evo.store.columns import ORDERS_PER_RUN, public_id
 from evo.store.dump import dump_store
 from evo.store.load import Loaded, load
-from evo.store.losses import SALVAGED, WORDS, Losses, read_losses
+from evo.store.losses import SALVAGED, WORDS, Losses, Orphans, kept_losses, read_losses, read_orphans
+from evo.store.mending import mend
 from evo.store.merge import merge
 from evo.store.salvage import salvage
 from evo.store.store import Store
@@ -192,8 +193,6 @@ def test_spoilt_sources_are_counted_for_the_runs_that_had_them(copy: Path, tmp_p
 
 
 def test_a_dump_that_does_not_say_where_it_has_gaps_may_lack_anything(copy: Path, tmp_path: Path) -> None:
-    from evo.store.mending import mend
-
     reload(copy, tmp_path / "new.db")
     with closing(sqlite3.connect(tmp_path / "new.db")) as raw:
         losses = mend(raw).losses["one"]
@@ -276,8 +275,6 @@ def test_losses_go_where_the_run_goes_until_a_whole_copy_of_it_comes(
 @pytest.fixture
 def backup_and_rest(tmp_path: Path) -> tuple[Path, Path]:
     """A run before its finals; and after them, salvaged, without one of its binaries."""
-    from evo.store.mending import mend
-
     backup, rest = tmp_path / "backup.db", tmp_path / "rest.db"
     with Store.open(rest, write=True) as store:
         run = s.new_run(store, "one")
@@ -331,8 +328,6 @@ def test_what_only_the_older_copy_has_is_said_to_be_left_aside(
 
 
 def test_a_candidate_whose_original_is_lost_is_still_that_of_a_whole_copy(tmp_path: Path) -> None:
-    from evo.store.mending import mend
-
     whole, rest = tmp_path / "whole.db", tmp_path / "rest.db"
     with Store.open(whole, write=True) as store:
         run = s.new_run(store, "one")
@@ -347,6 +342,49 @@ def test_a_candidate_whose_original_is_lost_is_still_that_of_a_whole_copy(tmp_pa
     with Store.open(rest, write=True) as target, Store.open(whole, write=False) as source:
         assert merge(target, source).continued == ("one",)
         assert [p.status for p in queries.history(target, "one")] == ["ok", "same_code"]
+
+
+def test_that_parents_are_lost_hides_nothing_and_is_not_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "lineage.db"
+    with Store.open(path, write=True) as store:
+        run = s.new_run(store, "one")
+        with store.transaction():
+            store.add(run, s.ref(0, operator="random"), s.passed(0), elapsed_s=0.0)
+            store.add(run, s.ref(1, 0), s.same_code(1, 0), elapsed_s=0.0)
+            store.add(run, s.ref(2, 0), s.not_compiled(2), elapsed_s=0.0)
+        before = queries.failures(store, "one")
+    with closing(sqlite3.connect(path)) as raw, raw:
+        raw.execute("DELETE FROM candidate WHERE id = ?", (ORDERS_PER_RUN,))
+        assert mend(raw, ["candidate"]).losses["one"].parents == 2
+    with Store.open(path, write=False) as store:
+        assert queries.failures(store, "one") == before
+        records = [queries.candidate(store, p.id) for p in queries.history(store, "one")]
+        assert [r.parents_lost for r in records] == [True, True]
+        assert [r.log for r in records] == ["the candidate whose code it shares was lost with a damaged file", ""]
+
+
+def test_a_second_salvage_counts_only_what_it_lost_and_keeps_the_marks(copy: Path, tmp_path: Path) -> None:
+    first = reload(lost_parents(copy), tmp_path / "first.db").losses["one"]
+    with closing(sqlite3.connect(tmp_path / "first.db")) as raw, raw:
+        assert mend(raw, ["parentage"]).losses == {}, "nothing more"
+        marked = read_orphans(json.loads(raw.execute("SELECT options FROM run WHERE name = 'one'").fetchone()[0]))
+        one = next(o for o in range(2, NUMBER - 1) if o in marked and o + 1 not in marked) + 1
+        raw.execute("DELETE FROM parentage WHERE child_id = ?", (ORDERS_PER_RUN + one,))
+        assert mend(raw, ["parentage"]).losses["one"] == Losses(parents=first.parents + 1)
+    with Store.open(tmp_path / "first.db", write=False) as store:
+        uid = store.run("one").uid
+        lost = {o for o in range(NUMBER) if queries.candidate(store, public_id(uid, o)).parents_lost}
+    assert lost == {o for o in range(NUMBER) if o in marked} | {one}
+
+
+def test_orphans_are_kept_as_stretches() -> None:
+    orders = [0, 1, 2, 5, 6, 9]
+    found = Orphans.among(orders, {1, 2, 5, 9})
+    assert found.stretches == ((1, 5), (9, 9))
+    assert [o for o in orders if o in found] == [1, 2, 5, 9]
+    assert read_orphans({SALVAGED: json.loads(json.dumps(kept_losses(Losses(), found)))}) == found
+    for strange in (None, 3, {"orphans": 3}, {"orphans": [3, [1], ["a", "b"], [True, 2]]}):
+        assert read_orphans({SALVAGED: strange}) == Orphans()
 
 
 def test_a_salvaged_run_is_resumed_as_it_was_set_up(copy: Path, tmp_path: Path) -> None:
