@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -31,14 +32,13 @@ _ROWS_AT_ONCE = 200
 _RUN, _ISLAND, _ENVIRONMENT, _CANDIDATE, _ARTEFACT, _TIMING = (
     m.Base.metadata.tables[name] for name in ("run", "island", "environment", "candidate", "artefact", "timing")
 )
-# What belongs to candidates, with the columns that hold keys of them.
+# What belongs to candidates, with the columns that hold keys of them. Timings are copied by themselves.
 _PARTS: tuple[tuple[Table, tuple[str, ...]], ...] = tuple(
     (m.Base.metadata.tables[name], keys)
     for name, keys in (
         ("parentage", ("child_id", "parent_id")),
         ("build", ("candidate_id",)),
         ("check", ("candidate_id",)),
-        ("timing", ("candidate_id",)),
         ("final", ("candidate_id",)),
     )
 )
@@ -161,10 +161,7 @@ class _Merging:
         self._ours.execute(insert(_ISLAND), [{**island, "run_id": new, "winner_id": None} for island in islands])
         shift = (new - key) * ORDERS_PER_RUN
         self._candidates(key, new, shift)
-        baselines = _rows(
-            self._theirs, select(_TIMING).where(_TIMING.c.run_id == key, _TIMING.c.candidate_id.is_(None))
-        )
-        insert_rows(self._ours, _TIMING, [_without(b, "id") | {"run_id": new} for b in baselines])
+        self._timings(key, new, shift)
         for number, winner in winners.items():
             if winner is not None:
                 where = (_ISLAND.c.run_id == new, _ISLAND.c.number == number)
@@ -184,7 +181,7 @@ class _Merging:
         found = _stream(self._theirs, select(_CANDIDATE).where(_CANDIDATE.c.id.between(first, last)), _CANDIDATE.c.id)
         while chunk := list(islice(found, _CANDIDATES_AT_ONCE)):
             until = chunk[-1]["id"]
-            parts = [(table, keys, self._part(table, keys[0], key, first, until)) for table, keys in _PARTS]
+            parts = [(table, keys, self._part(table, keys[0], first, until)) for table, keys in _PARTS]
             builds = next(rows for table, _, rows in parts if table.name == "build")
             self._artefacts({c["source_sha"] for c in chunk} | {b["binary_sha"] for b in builds})
             for candidate in chunk:
@@ -201,20 +198,27 @@ class _Merging:
                 for row in rows:
                     for name in keys:
                         row[name] += shift
-                    if table is _TIMING:
-                        row["run_id"] = new
-                        del row["id"]
                 insert_rows(self._ours, table, rows)
             self.report = replace(self.report, candidates=self.report.candidates + len(chunk))
             first = until + 1
         for candidate_id, same in later:
             self._ours.execute(update(_CANDIDATE).where(_CANDIDATE.c.id == candidate_id), {"same_code_as_id": same})
 
-    def _part(self, table: Table, column: str, key: int, first: int, last: int) -> list[dict[str, Any]]:
+    def _part(self, table: Table, column: str, first: int, last: int) -> list[dict[str, Any]]:
         query = select(table).where(table.c[column].between(first, last))
-        if table is _TIMING:  # its index begins so
-            query = query.where(_TIMING.c.run_id == key)
         return _rows(self._theirs, query.order_by(table.c[column], *table.primary_key.columns))
+
+    def _timings(self, key: int, new: int, shift: int) -> None:
+        """All of a run's in the order they were recorded, which tells one of its finals from the next."""
+        keys = array("q", self._theirs.scalars(select(_TIMING.c.id).where(_TIMING.c.run_id == key).order_by(_TIMING.c.id)))
+        for some in at_once(keys):
+            rows = _rows(self._theirs, select(_TIMING).where(_TIMING.c.id.in_(some)).order_by(_TIMING.c.id))
+            for row in rows:
+                del row["id"]
+                row["run_id"] = new
+                if row["candidate_id"] is not None:
+                    row["candidate_id"] += shift
+            insert_rows(self._ours, _TIMING, rows)
 
     def _artefacts(self, digests: Iterable[str | None]) -> None:
         wanted = sorted(digest for digest in set(digests) if digest is not None)
