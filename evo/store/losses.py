@@ -17,6 +17,7 @@ __all__ = [
     "listed",
     "read_losses",
     "read_orphans",
+    "read_standing",
     "without_losses",
 ]
 
@@ -24,6 +25,8 @@ SALVAGED = "salvaged"
 """Where it is kept, among a run's options."""
 _ORPHANS = "orphans"
 """Among that: orders of the candidates of which some parents are lost, as first and last of each stretch."""
+_STANDING = "standing"
+"""Among that: of what the mended database still shows that it is lost, how much. It is not to be counted again."""
 
 WORDS = {
     "candidate": "candidates", "parentage": "parents", "build": "builds", "check": "checks", "timing": "times",
@@ -118,10 +121,18 @@ def without_losses(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name != SALVAGED}
 
 
-def kept_losses(losses: Losses, orphans: Orphans) -> dict[str, Any]:
-    """As they stand among a run's options: what there is of them."""
+def kept_losses(losses: Losses, orphans: Orphans, standing: Mapping[str, int]) -> dict[str, Any]:
+    """As they stand among a run's options: what there is of them. standing: by the name of a field of `Losses`."""
     kept: dict[str, Any] = {name: value for name, value in asdict(losses).items() if value}
-    return kept | ({_ORPHANS: [list(stretch) for stretch in orphans.stretches]} if orphans.stretches else {})
+    stretches = [list(stretch) for stretch in orphans.stretches]
+    return kept | ({_ORPHANS: stretches} if stretches else {}) | ({_STANDING: dict(standing)} if standing else {})
+
+
+def read_standing(options: Mapping[str, Any]) -> dict[str, int]:
+    """Out of a run's options."""
+    kept = options.get(SALVAGED)
+    standing = kept.get(_STANDING) if isinstance(kept, Mapping) else None
+    return {k: n for k, n in standing.items() if type(n) is int and n > 0} if isinstance(standing, Mapping) else {}
 
 
 @dataclass(frozen=True)

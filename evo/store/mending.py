@@ -9,7 +9,7 @@ from typing import Any
 
 from evo.evaluation import PASSED
 from evo.store.losses import Losses
-from evo.store.tally import count_losses, note_losses
+from evo.store.tally import ELSEWHERE, count_losses, note_losses
 
 __all__ = ["Mended", "mend"]
 
@@ -41,7 +41,7 @@ def _drop_orphans(raw: sqlite3.Connection) -> dict[str, int]:
 
     A reference that a row can be without, such as a source's, is dropped instead.
     """
-    left_out: dict[str, int] = {}
+    left_out = _drop_strays(raw)
     while broken := raw.execute('SELECT DISTINCT "table", fkid FROM pragma_foreign_key_check').fetchall():
         for table, number in broken:
             links = [row for row in raw.execute(f'PRAGMA foreign_key_list("{table}")') if row[0] == number]
@@ -52,6 +52,17 @@ def _drop_orphans(raw: sqlite3.Connection) -> dict[str, int]:
             else:
                 deleted = raw.execute(f'DELETE FROM "{table}" WHERE {lost}').rowcount
                 left_out[table] = left_out.get(table, 0) + deleted
+    return left_out
+
+
+def _drop_strays(raw: sqlite3.Connection) -> dict[str, int]:
+    """Takes away what refers to candidates of other runs."""
+    left_out: dict[str, int] = {}
+    for (table, column), elsewhere in ELSEWHERE.items():
+        if table != "parentage":
+            raw.execute(f'UPDATE "{table}" AS t SET "{column}" = NULL WHERE {elsewhere}')
+        elif deleted := raw.execute(f'DELETE FROM "{table}" AS t WHERE {elsewhere}').rowcount:
+            left_out[table] = deleted
     return left_out
 
 

@@ -377,12 +377,105 @@ def test_a_second_salvage_counts_only_what_it_lost_and_keeps_the_marks(copy: Pat
     assert lost == {o for o in range(NUMBER) if o in marked} | {one}
 
 
+@pytest.fixture
+def families(tmp_path: Path) -> Any:
+    """Run one, whose mutations have parents, and run two, whose have none; damaged with statements, then salvaged."""
+    path = tmp_path / "lineage.db"
+    with Store.open(path, write=True) as store:
+        for name in ("one", "two"):
+            run = s.new_run(store, name)
+            with store.transaction():
+                for order in range(4):
+                    ref = s.ref(order, *([order - 1] if order and name == "one" else ()), operator="mutation")
+                    store.add(run, ref, s.passed(order), elapsed_s=0.0)
+            store.add_final(run, 2, s.final(0.5), elapsed_s=1.0)
+            store.set_winner(run, 0, 2)
+
+    def salvaged(statement: str, *unreadable: str) -> dict[str, Losses]:
+        with closing(sqlite3.connect(path)) as raw, raw:
+            for part in statement.split(";"):
+                raw.execute(part)
+            losses = mend(raw, unreadable).losses
+            assert raw.execute("PRAGMA foreign_key_check").fetchall() == []
+        Store.open(path, write=False).close()
+        return losses
+
+    return salvaged
+
+
+def test_what_an_operator_does_in_one_run_says_nothing_of_another(families: Any) -> None:
+    losses = families(f"DELETE FROM parentage WHERE child_id = {ORDERS_PER_RUN + 2}", "parentage")
+    assert losses == {
+        "one": Losses(parents=2),  # of the first, which has none, the operator tells the same
+        "two": Losses(more=("parents",)),
+    }
+
+
+@pytest.mark.parametrize("other", [999 * ORDERS_PER_RUN + 1, 2 * ORDERS_PER_RUN + 1])
+@pytest.mark.parametrize(
+    ("statement", "lost"),
+    [
+        (f"UPDATE parentage SET parent_id = {{}} WHERE child_id = {ORDERS_PER_RUN + 2}", Losses(parents=1)),
+        ("UPDATE island SET winner_id = {} WHERE run_id = 1 AND number = 0", Losses(winners=1)),
+        (f"UPDATE candidate SET status = 'same_code', same_code_as_id = {{}} WHERE id = {ORDERS_PER_RUN + 3}", Losses()),
+    ],
+)
+def test_a_relative_of_another_run_is_damage_and_no_lost_run(
+    families: Any, statement: str, lost: Losses, other: int
+) -> None:
+    assert families(statement.format(other)) == ({"one": lost} if lost else {})
+
+
+def test_what_finals_lost_is_counted_once(families: Any) -> None:
+    finalist = f"candidate_id = {ORDERS_PER_RUN + 2}"
+    assert families(f"DELETE FROM final WHERE {finalist}", "final")["one"] == Losses(finals=1)
+    assert families("SELECT 1", "final") == {}, "its times tell of the same"
+    assert families("SELECT 1", "final", "timing", "check")["one"].finals == 1
+
+
+@pytest.mark.parametrize(("unreadable", "finals"), [((), 0), (("final",), 1)])
+def test_a_winner_without_any_result_has_lost_that_of_a_final(
+    families: Any, unreadable: tuple[str, ...], finals: int
+) -> None:
+    statements = [f"DELETE FROM {t} WHERE candidate_id = {ORDERS_PER_RUN + 2} AND round > 0" for t in ('"check"', "timing")]
+    losses = families(";".join([*statements, f"DELETE FROM final WHERE candidate_id = {ORDERS_PER_RUN + 2}"]), *unreadable)
+    assert losses == ({"one": Losses(finals=finals)} if finals else {})
+
+
+def test_lost_times_are_counted_once(families: Any) -> None:
+    losses = families(f"DELETE FROM timing WHERE candidate_id = {ORDERS_PER_RUN + 1}", "timing")
+    assert losses["one"].times == 1
+    again = families(f"DELETE FROM timing WHERE candidate_id = {ORDERS_PER_RUN + 3}", "timing")
+    assert again["one"].times == 2
+
+
+def test_times_of_a_final_are_missed_by_its_verdict(families: Any) -> None:
+    losses = families(f"DELETE FROM timing WHERE candidate_id = {ORDERS_PER_RUN + 2} AND round = 1", "timing")
+    assert losses["one"] == Losses(times=1, more=("times",))
+
+
+def test_a_lost_workload_is_counted_with_all_that_was_of_it(families: Any) -> None:
+    losses = families("DELETE FROM island WHERE run_id = 1 AND number = 0")
+    assert losses == {"one": Losses(workloads=1, candidates=4, finals=1)}
+
+
+def test_of_a_run_that_is_there_already_a_load_says_nothing(
+    copy: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file, where = tmp_path / "rest.dump", str(tmp_path / "new.db")
+    run_command(["dump", "--db", str(lost_parents(copy)), "--out", str(file)])
+    for said in (True, False):
+        capfd.readouterr()
+        assert run_command(["load", str(file), "--db", where]) == 0
+        assert ("evo: one: salvaged from a damaged file" in capfd.readouterr().err) is said
+
+
 def test_orphans_are_kept_as_stretches() -> None:
     orders = [0, 1, 2, 5, 6, 9]
     found = Orphans.among(orders, {1, 2, 5, 9})
     assert found.stretches == ((1, 5), (9, 9))
     assert [o for o in orders if o in found] == [1, 2, 5, 9]
-    assert read_orphans({SALVAGED: json.loads(json.dumps(kept_losses(Losses(), found)))}) == found
+    assert read_orphans({SALVAGED: json.loads(json.dumps(kept_losses(Losses(), found, {})))}) == found
     for strange in (None, 3, {"orphans": 3}, {"orphans": [3, [1], ["a", "b"], [True, 2]]}):
         assert read_orphans({SALVAGED: strange}) == Orphans()
 
