@@ -16,7 +16,7 @@ import typer
 
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, parse_duration, print_json
 from evo.errors import StoreError, UsageError
-from evo.store.database import locate, shown
+from evo.store.database import check_file, locate, shown
 from evo.store.dump import dump_store
 from evo.store.load import load as load_dump
 from evo.store.merge import Merged
@@ -24,6 +24,7 @@ from evo.store.merge import merge as merge_store
 from evo.store.pruning import Part, chosen_runs
 from evo.store.pruning import prune as prune_runs
 from evo.store.salvage import Salvaged, is_whole, salvage
+from evo.store.schema import OlderSchemaError
 from evo.store.store import Store
 from evo.store.upkeep import open_current
 from evo.store.upkeep import vacuum as vacuum_store
@@ -64,6 +65,7 @@ def prune(
     before = None
     if older_than is not None:
         before = datetime.now(UTC) - timedelta(seconds=parse_duration(older_than, "--older-than"))
+    _must_be_a_database(db)
     with Store.open(db, write=not dry_run) as store:
         names, busy = chosen_runs(store, runs or (), before)
         done = prune_runs(store, names, drop or [Part.FAILED], dry=dry_run)
@@ -84,7 +86,7 @@ def prune(
 
 def vacuum(db: Db = DEFAULT_DB, json: Json = False) -> None:
     """Give back the room that pruning has freed; bring an older database up to date."""
-    _must_exist(db)
+    _must_be_a_database(db)
     with Store.open(db, write=True) as store:
         done = vacuum_store(store)
     if json:
@@ -127,6 +129,8 @@ def dump(
     saved: Salvaged | None = None
     with _output(out) as file:
         path = locate(db).path
+        if path is not None and path.is_file():
+            check_file(path, write=False)
         if path is not None and path.is_file() and not is_whole(path):
             saved = salvage(path, file)
             written = saved.written
@@ -207,10 +211,13 @@ def _tell_left_aside(merged: Merged) -> None:
         typer.echo(f"evo: of {more} more runs something was left aside; --json lists them all", err=True)
 
 
-def _must_exist(db: str) -> None:
+def _must_be_a_database(db: str) -> None:
+    """Opened for writing, it would be made."""
     path = locate(db).path
     if path is not None and not path.exists():
         raise StoreError(f"there is no database {path}; name another with --db")
+    with suppress(OlderSchemaError):
+        Store.open(db, write=False).close()
 
 
 def _same_file(one: str, other: str) -> bool:

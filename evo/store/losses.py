@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 __all__ = [
+    "LOST",
     "SALVAGED",
     "WORDS",
     "Losses",
@@ -23,6 +24,8 @@ __all__ = [
 
 SALVAGED = "salvaged"
 """Where it is kept, among a run's options."""
+LOST = "lost with a damaged file"
+"""What stands in for what was lost: as the log of a build, the name of a check, the end of a log."""
 _ORPHANS = "orphans"
 """Among that: orders of the candidates of which some parents are lost, as first and last of each stretch."""
 _STANDING = "standing"
@@ -55,6 +58,11 @@ class Losses:
     workloads: int = 0
     runs: int = 0
     more: tuple[str, ...] = ()
+
+    @property
+    def artefacts_may_be(self) -> bool:
+        """Whether a source or a binary that is not there may be lost."""
+        return bool(self.artefacts or WORDS["artefact"] in self.more)
 
     @property
     def finals_may_be(self) -> bool:

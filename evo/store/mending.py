@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from evo.evaluation import PASSED
-from evo.store.losses import Losses
+from evo.store.losses import LOST, Losses
 from evo.store.tally import ELSEWHERE, count_losses, note_losses
 
 __all__ = ["Mended", "mend"]
 
 _PASSED = ", ".join(f"'{status}'" for status in PASSED)
-_LOST = "lost with a damaged file"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,18 +79,18 @@ def _stand_in(raw: sqlite3.Connection) -> dict[str, int]:
         "INSERT INTO build (candidate_id, arch, compiler, status, seconds, cached, log, source_digest, code_hash)"
         " SELECT c.id, r.arch, '', 'ok', 0, 0, ?, '', '' FROM candidate c JOIN run r ON r.id = c.run_id"
         f" WHERE c.status IN ({_PASSED}) AND NOT EXISTS (SELECT 1 FROM build b WHERE b.candidate_id = c.id)",
-        (_LOST,),
+        (LOST,),
     ).rowcount
     checks = raw.execute(
         'INSERT INTO "check" (candidate_id, round, position, stage, "case", passed, reason, seed)'
         f" SELECT c.id, 0, 0, 'search', ?, 1, '', 0 FROM candidate c WHERE c.status IN ({_PASSED})"
         " AND EXISTS (SELECT 1 FROM timing t WHERE t.run_id = c.run_id AND t.candidate_id = c.id AND t.round = 0)"
         ' AND NOT EXISTS (SELECT 1 FROM "check" k WHERE k.candidate_id = c.id AND k.round = 0)',
-        (_LOST,),
+        (LOST,),
     ).rowcount
     raw.execute(
         "UPDATE candidate SET status = 'ok', log = 'the candidate whose code it shares was ' || ?"
         " WHERE status = 'same_code' AND same_code_as_id IS NULL",
-        (_LOST,),
+        (LOST,),
     )
     return {table: n for table, n in (("build", builds), ("check", checks)) if n}

@@ -9,6 +9,7 @@ import sqlite3
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ import samples as s
 from damage import leaf_pages, spoil
 
 from evo.cli import run as run_command
-from evo.store import RunStatus, queries
+from evo.cli.recheck import _verdicts
+from evo.store import RunStatus, Stage, queries
 from evo.store.columns import ORDERS_PER_RUN, public_id
 from evo.store.dump import dump_store
 from evo.store.load import Loaded, load
@@ -468,6 +470,41 @@ def test_of_a_run_that_is_there_already_a_load_says_nothing(
         capfd.readouterr()
         assert run_command(["load", str(file), "--db", where]) == 0
         assert ("evo: one: salvaged from a damaged file" in capfd.readouterr().err) is said
+
+
+def test_what_is_lost_of_a_candidate_is_not_told_as_something_else(
+    tmp_path: Path, words: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "lineage.db"
+    with Store.open(path, write=True) as store:
+        run = s.new_run(store, "one")
+        store.add(run, s.ref(0), s.passed(0), elapsed_s=0.0)
+        store.add_final(run, 0, s.final(0.5), elapsed_s=1.0)
+        store.set_status(run, RunStatus.FINISHED, elapsed_s=1.0)
+        name = public_id(run.uid, 0)
+    assert "4 of 4 cases passed" in words("show", name, "--db", path)
+    with closing(sqlite3.connect(path)) as raw, raw:
+        raw.execute('DELETE FROM "check" WHERE round = 0')
+        raw.execute("DELETE FROM build")
+        raw.execute("DELETE FROM timing WHERE round > 0")
+        raw.execute("DELETE FROM final")
+        raw.execute("DELETE FROM artefact WHERE kind = 'source'")
+        mend(raw, ["check", "build", "final", "timing", "artefact"])
+    shown = words("show", name, "--db", path)
+    assert "2 of 2 cases passed; those of the search were lost with a damaged file" in shown
+    assert "ok; all else of it was lost with a damaged file" in shown
+    assert "no final race of a candidate is left; its best so far: " in words("show", "one", "--db", path)
+    with Store.open(path, write=False) as store:
+        record = queries.candidate(store, name)
+    recorded: Any = SimpleNamespace(record=record, seeds=dict.fromkeys(Stage, 1))
+    assert [v["stage"] for v in _verdicts(recorded)] == ["final"]
+    with closing(sqlite3.connect(path)) as raw, raw:
+        raw.execute('DELETE FROM "check" WHERE round > 0')
+    gate = next(line for line in words("show", name, "--db", path).splitlines() if line.startswith("gate"))
+    assert gate.split(maxsplit=1)[1].strip() == "those of the search were lost with a damaged file"
+    capfd.readouterr()
+    assert run_command(["show", name, "--source", "--db", str(path)]) == 2
+    assert "has no source: it was dropped by evo prune or lost with a damaged file\n" in capfd.readouterr().err
 
 
 def test_orphans_are_kept_as_stretches() -> None:
