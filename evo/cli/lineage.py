@@ -163,6 +163,8 @@ def diff(
     console.print(table)
     console.print(_verdict(found), highlight=False, soft_wrap=True)
     for name, text in (("source", found.source), ("PTX", found.ptx)):
+        if text is None and name == "source" and source:
+            console.print("\nthe source of one of the two was not kept", style="dim")
         if text is None or (text and not source):
             continue
         console.print()

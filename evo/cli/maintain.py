@@ -16,7 +16,7 @@ import typer
 
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, parse_duration, print_json
 from evo.errors import StoreError, UsageError
-from evo.store.database import locate, shown
+from evo.store.database import check_file, locate, shown
 from evo.store.dump import dump_store
 from evo.store.load import load as load_dump
 from evo.store.merge import Merged
@@ -24,6 +24,7 @@ from evo.store.merge import merge as merge_store
 from evo.store.pruning import Part, chosen_runs
 from evo.store.pruning import prune as prune_runs
 from evo.store.salvage import Salvaged, is_whole, salvage
+from evo.store.schema import OlderSchemaError
 from evo.store.store import Store
 from evo.store.upkeep import open_current
 from evo.store.upkeep import vacuum as vacuum_store
@@ -64,6 +65,7 @@ def prune(
     before = None
     if older_than is not None:
         before = datetime.now(UTC) - timedelta(seconds=parse_duration(older_than, "--older-than"))
+    _must_be_a_database(db)
     with Store.open(db, write=not dry_run) as store:
         names, busy = chosen_runs(store, runs or (), before)
         done = prune_runs(store, names, drop or [Part.FAILED], dry=dry_run)
@@ -84,7 +86,7 @@ def prune(
 
 def vacuum(db: Db = DEFAULT_DB, json: Json = False) -> None:
     """Give back the room that pruning has freed; bring an older database up to date."""
-    _must_exist(db)
+    _must_be_a_database(db)
     with Store.open(db, write=True) as store:
         done = vacuum_store(store)
     if json:
@@ -111,6 +113,7 @@ def merge(
         f" {_number(done.candidates, 'candidate')} copied"
     )
     _tell_renamed(done)
+    _tell_left_aside(done)
 
 
 def dump(
@@ -126,6 +129,8 @@ def dump(
     saved: Salvaged | None = None
     with _output(out) as file:
         path = locate(db).path
+        if path is not None and path.is_file():
+            check_file(path, write=False)
         if path is not None and path.is_file() and not is_whole(path):
             saved = salvage(path, file)
             written = saved.written
@@ -176,6 +181,7 @@ def load(
         f" already; {_number(merged.candidates, 'candidate')} loaded"
     )
     _tell_renamed(merged)
+    _tell_left_aside(merged)
     if done.left_out:
         lost = ", ".join(f"{_number(n, 'row')} of {table!r}" for table, n in done.left_out.items())
         typer.echo(f"evo: left out, since they refer to what was lost: {lost}", err=True)
@@ -197,10 +203,21 @@ def _tell_renamed(merged: Merged) -> None:
         typer.echo(f"and so are {len(renamed) - _LISTED} more; --json lists them all")
 
 
-def _must_exist(db: str) -> None:
+def _tell_left_aside(merged: Merged) -> None:
+    for name, aside in list((merged.left_aside or {}).items())[:_LISTED]:
+        kept = "the copy that came is newer and was taken" if name in merged.continued else "the copy here was kept"
+        typer.echo(f"evo: {name}: one of its two copies is salvaged; {kept}; left aside, of the other: {aside}", err=True)
+    if (more := len(merged.left_aside or ()) - _LISTED) > 0:
+        typer.echo(f"evo: of {more} more runs something was left aside; --json lists them all", err=True)
+
+
+def _must_be_a_database(db: str) -> None:
+    """Opened for writing, it would be made."""
     path = locate(db).path
     if path is not None and not path.exists():
         raise StoreError(f"there is no database {path}; name another with --db")
+    with suppress(OlderSchemaError):
+        Store.open(db, write=False).close()
 
 
 def _same_file(one: str, other: str) -> bool:

@@ -18,6 +18,7 @@ from evo.cli.tables import short_id, short_workload
 from evo.kernel import load_kernel
 from evo.run import RunSettings, default_builders, open_executor
 from evo.store import Stage
+from evo.store.losses import LOST
 from evo.targets import find_target
 
 __all__ = ["print_recheck", "recheck"]
@@ -59,6 +60,8 @@ def _verdicts(recorded: Recorded) -> Iterator[dict[str, Any]]:
     """What the database says, round by round, each with the seed that repeats it."""
     rounds = defaultdict(list)
     for check in recorded.record.checks:
+        if check.case == LOST:  # it says nothing of what there was
+            continue
         rounds[check.round, check.stage].append(check)
     for (round_, stage), checks in sorted(rounds.items()):
         yield {

@@ -19,6 +19,7 @@ from evo.cli.show_run import RunFinals, print_run, read_run, run_json
 from evo.cli.tables import DISTURBED_NOTE, make_table, marked, say_losses, short_id, speedup
 from evo.errors import UnknownNameError
 from evo.store import Stage, candidates, queries
+from evo.store.losses import LOST
 from evo.store.records import CandidateRecord, FinalRace, TimingRecord
 from evo.store.seeds import gate_seeds
 from evo.store.store import Store
@@ -114,14 +115,17 @@ def _print_candidate(console: Console, record: CandidateRecord, seeds: dict[Stag
     }
     if record.build:
         b = record.build
-        rows["build"] = f"{b.status} in {b.seconds:.2f} s{' (cached)' if b.cached else ''}, {b.compiler}"
+        made = f"{b.status} in {b.seconds:.2f} s{' (cached)' if b.cached else ''}, {b.compiler}"
+        rows["build"] = f"{b.status}; all else of it was {LOST}" if b.log == LOST else made
         if b.registers is not None:
             rows["resources"] = (
                 f"{b.registers} registers, {b.spill_bytes} bytes spilled, shared memory {b.smem_static_bytes} +"
                 f" {b.smem_dynamic_bytes} bytes" + (f", occupancy {b.occupancy:.0%}" if b.occupancy is not None else "")
             )
     failed = [c for c in record.checks if not c.passed]
-    rows["gate"] = f"{len(record.checks) - len(failed)} of {len(record.checks)} cases passed"
+    known = [c for c in record.checks if c.case != LOST]
+    gate = [f"{len(known) - len(failed)} of {len(known)} cases passed"] if known or not record.checks else []
+    rows["gate"] = "; ".join(gate + ([f"those of the search were {LOST}"] if len(known) < len(record.checks) else []))
     if log := "\n".join(filter(None, (record.log.strip(), last.log.strip() if last and refused else ""))):
         rows["log"] = log
     for name, value in rows.items():

@@ -56,7 +56,8 @@ def print_run(console: Console, found: RunFinals, db: str) -> None:
         else:
             best = run.islands[held.island].best
             tell = f"; its best so far: {command_line(db, 'show', short_id(best))}" if best else ""
-            say(console, f"no final has timed a candidate{tell}")
+            lost = run.salvaged is not None and run.salvaged.finals_may_be
+            say(console, f"{'no final race of a candidate is left' if lost else 'no final has timed a candidate'}{tell}")
         _print_refused(console, [f for f in found.refused if f.island == held.island])
     everyone = [f for held in found.finals for f in held.finalists]
     if any(f.winner for f in everyone):

@@ -12,7 +12,7 @@ from evo.store.columns import ORDERS_PER_RUN
 from evo.store.figures import search_figures
 from evo.store.gains import gain_between
 from evo.store.records import Change, Relative, Step
-from evo.store.relatives import LOST_PARENTS, RELATIVE_COLUMNS, read_relative, resolve_candidate
+from evo.store.relatives import RELATIVE_COLUMNS, orphans_beside, read_relative, resolve_candidate
 from evo.store.store import Store
 
 __all__ = ["ancestry", "genome_change"]
@@ -33,10 +33,11 @@ def ancestry(store: Store, prefix: str) -> tuple[Step, ...]:
         members = select(line.c.id)
         parents = _parents(connection, members)
         rows = connection.execute(
-            select(_c.id, _c.public_id, _c.order, _c.operator, _c.status, _c.score, _c.genome, LOST_PARENTS)
+            select(_c.id, _c.public_id, _c.order, _c.operator, _c.status, _c.score, _c.genome)
             .where(_c.id.in_(members))
             .order_by(_c.id)
         ).all()
+        orphans = orphans_beside(connection, key)
         figures = search_figures(connection, key // ORDERS_PER_RUN, [row.id for row in rows])
     genomes = {row.id: Genome.from_json(row.genome) for row in rows}
     main = {key}
@@ -62,7 +63,7 @@ def ancestry(store: Store, prefix: str) -> tuple[Step, ...]:
                 change=genome_change(genomes[first[0]], genomes[row.id]) if first else {},
                 parameters=genomes[row.id].parameters,
                 main_line=row.id in main,
-                parents_lost=row.parents_lost,
+                parents_lost=row.order in orphans,
             )
         )
     return tuple(steps)

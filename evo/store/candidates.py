@@ -10,11 +10,11 @@ from sqlalchemy import Connection, and_, select
 from sqlalchemy.orm import aliased
 
 from evo.errors import EngineError, StoreError, UnknownNameError
-from evo.evaluation import Build
+from evo.evaluation import Build, Status
 from evo.genome import Genome
 from evo.store import models as m
 from evo.store.ancestry import ancestry
-from evo.store.losses import PARENTS_LOST
+from evo.store.losses import read_losses
 from evo.store.records import (
     BuildRecord,
     CandidateRecord,
@@ -23,7 +23,7 @@ from evo.store.records import (
     Relative,
     TimingRecord,
 )
-from evo.store.relatives import RELATIVE_COLUMNS, read_relative, resolve_candidate
+from evo.store.relatives import RELATIVE_COLUMNS, orphans_beside, read_relative, resolve_candidate
 from evo.store.rows import BUILD_COLUMNS, CHECK_COLUMNS, TIMING_COLUMNS, read_build, read_timing_record
 from evo.store.runs import iso
 from evo.store.store import Store
@@ -99,7 +99,7 @@ def candidate(store: Store, prefix: str) -> CandidateRecord:
             finals=_finals(connection, key),
             parents=_relatives(connection, key, "parent"),
             children=_relatives(connection, key, "child"),
-            parents_lost=row.log.endswith(PARENTS_LOST),
+            parents_lost=row.order in orphans_beside(connection, key),
         )
 
 
@@ -178,8 +178,25 @@ def source(store: Store, prefix: str) -> str:
 def _source(connection: Connection, key: int, name: str) -> str:
     digest = connection.scalar(select(_c.source_sha).where(_c.id == key))
     if digest is None:
-        raise StoreError(f"candidate {name} has no source: it could not be rendered")
+        raise StoreError(f"candidate {name} has no source: {_why_no_source(connection, key)}")
     return _artefact(connection, digest).decode("utf-8", "surrogatepass")
+
+
+def _why_no_source(connection: Connection, key: int) -> str:
+    """As far as it is known."""
+    status, options, built = connection.execute(
+        select(_c.status, m.Run.options, m.Build.candidate_id)
+        .join_from(_c, m.Run, m.Run.id == _c.run_id)
+        .join(m.Build, m.Build.candidate_id == _c.id, isouter=True)
+        .where(_c.id == key)
+    ).one()
+    losses = read_losses(options)
+    if status == Status.RENDER_ERROR:
+        return "it could not be rendered"
+    may_be_lost = losses is not None and losses.artefacts_may_be
+    if built is not None:
+        return f"it was dropped by evo prune{' or lost with a damaged file' if may_be_lost else ''}"
+    return f"it was never built{', or its source was lost with a damaged file' if may_be_lost else ''}"
 
 
 def build(store: Store, prefix: str) -> Build:

@@ -19,7 +19,7 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 from evo.errors import StoreError
 from evo.store.faults import first_line
 
-__all__ = ["Location", "command_line", "connect", "locate", "make_folder", "shown"]
+__all__ = ["Location", "check_file", "command_line", "connect", "locate", "make_folder", "shown"]
 
 _SQLITE_MAGIC = b"SQLite format 3\0"
 _BUSY_TIMEOUT_S = 10.0
@@ -132,7 +132,7 @@ def connect(location: Location, *, write: bool) -> Engine:
     if not write and not path.exists():
         raise StoreError(f"there is no database {path}; run a search first, or name another with --db")
     if path.exists():
-        _check_file(path, write=write)
+        check_file(path, write=write)
     return _connect_file(location, path, write=write)
 
 
@@ -146,7 +146,8 @@ def make_folder(path: Path) -> None:
         ) from error
 
 
-def _check_file(path: Path, *, write: bool) -> None:
+def check_file(path: Path, *, write: bool) -> None:
+    """Raises StoreError for a file that is no SQLite database, or cannot be opened."""
     try:
         with path.open("rb") as file:
             head = file.read(len(_SQLITE_MAGIC))

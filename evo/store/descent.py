@@ -20,7 +20,7 @@ from evo.store.figures import search_figures
 from evo.store.gains import Gain, gain_between
 from evo.store.lookups import rows_of
 from evo.store.records import Change, Relative
-from evo.store.relatives import LOST_PARENTS, RELATIVE_COLUMNS, read_relative, resolve_candidate
+from evo.store.relatives import RELATIVE_COLUMNS, orphans_beside, read_relative, resolve_candidate
 from evo.store.store import Store
 
 __all__ = ["Family", "Kin", "family", "unified"]
@@ -88,6 +88,7 @@ def family(store: Store, prefix: str, *, descendants: int = 100, diff: bool = Fa
         parents = _parents(connection, keys)
         wanted = {*keys, *(found[0][0] for found in parents.values())}
         rows = {row.id: row for row in _rows(connection, sorted(wanted))}
+        orphans = orphans_beside(connection, key)
         figures = search_figures(connection, key // ORDERS_PER_RUN, sorted(wanted))
         texts = (
             read_texts(connection, {row.source_sha for row in rows.values() if row.source_sha})
@@ -124,7 +125,7 @@ def family(store: Store, prefix: str, *, descendants: int = 100, diff: bool = Fa
                 change=genome_change(Genome.from_json(before.genome), genome) if before else {},
                 parameters=genome.parameters,
                 main_line=k in main,
-                parents_lost=row.parents_lost,
+                parents_lost=row.order in orphans,
                 diff=_diff(before, row, texts) if diff and before else None,
             )
         )
@@ -194,7 +195,7 @@ def _parents(connection: Connection, keys: Sequence[int]) -> dict[int, list[tupl
 
 
 def _rows(connection: Connection, keys: Sequence[int]) -> Iterable[Any]:
-    columns = (_c.id, _c.public_id, _c.order, _c.operator, _c.status, _c.score, _c.genome, _c.source_sha, LOST_PARENTS)
+    columns = (_c.id, _c.public_id, _c.order, _c.operator, _c.status, _c.score, _c.genome, _c.source_sha)
     return rows_of(connection, select(*columns), keys, _c.id)
 
 

@@ -8,20 +8,18 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
-from evo.store import Stage
 from evo.store import models as m
-from evo.store.columns import key_range
 from evo.store.figures import final_figures
 from evo.store.gains import Figure, gain_between
 from evo.store.leaders import unrefused
 from evo.store.lookups import rows_of
-from evo.store.races import noise_floors
+from evo.store.races import held_races, noise_floors
 from evo.store.runs import resolve_run
 from evo.store.store import Store
 
 __all__ = ["Finalist", "WorkloadFinals", "finals"]
 
-_c, _i, _t = m.Candidate, m.Island, m.Timing
+_c, _i = m.Candidate, m.Island
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,21 +96,9 @@ def finals(store: Store, run: str) -> tuple[WorkloadFinals, ...]:
 
 
 def _last_race(connection: Connection, run_id: int, island: int) -> list[int]:
-    """Keys of the candidates whose times the last final of an island recorded. It is recorded in one transaction, its
-    finalists before its baselines: they are those between these and the baselines of the final before."""
-    # In two parts, each of which is found in the index: of all of a run's timings, few are of its finals.
-    raced = select(m.Final.candidate_id).where(m.Final.candidate_id.between(*key_range(run_id)))
-    of_finals = (_t.run_id == run_id, _t.island == island, _t.stage == Stage.FINAL.value)
-    rows: list[Any] = []
-    for whose in (_t.candidate_id.is_(None), _t.candidate_id.in_(raced)):
-        rows += connection.execute(select(_t.id, _t.candidate_id).where(*of_finals, whose))
-    found: dict[int, None] = {}
-    for _, key in sorted(rows, key=lambda row: -row.id):
-        if key is None and found:
-            break
-        if key is not None:
-            found[key] = None
-    return list(found)
+    """Keys of the candidates that the last final of an island timed."""
+    races = [race.finalists for race in held_races(connection, run_id, island) if race.finalists]
+    return list(dict.fromkeys(row.candidate_id for row in reversed(races[-1]))) if races else []
 
 
 def _finalist(row: Any, figures: Mapping[int, Figure], winner: int | None) -> Finalist:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import base64
 import sqlite3
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
@@ -54,8 +55,8 @@ def load(file: IO[bytes], name: str, where: str | Path) -> Loaded:
     if location.path is not None:
         make_folder(location.path)
     beside = location.path.parent if location.path is not None else None
-    with tempfile.TemporaryDirectory(prefix=".evo-load-", dir=beside) as folder:
-        staged = Path(folder) / "lineage.db"
+    with _folder(beside) as folder:
+        staged = folder / "lineage.db"
         with translated(f"the loading of {name}"):
             _stage(dump, staged, name)
             Store.open(staged, write=True).close()  # brings it up to date
@@ -68,6 +69,18 @@ def load(file: IO[bytes], name: str, where: str | Path) -> Loaded:
             merged = _counted(source)
         _move(staged, location.path)
         return Loaded(merged=merged, left_out=mended.left_out, stand_ins=mended.stand_ins, losses=mended.losses)
+
+
+@contextmanager
+def _folder(beside: Path | None) -> Iterator[Path]:
+    """For as long as the loading takes."""
+    try:
+        made = tempfile.TemporaryDirectory(prefix=".evo-load-", dir=beside)
+    except OSError as error:
+        what = f"cannot write in the folder {beside or tempfile.gettempdir()}: {error.strerror or error}"
+        raise StoreError(f"{what}; {'choose another with --db' if beside else 'name another in TMPDIR'}") from error
+    with made as name:
+        yield Path(name)
 
 
 def _counted(store: Store) -> Merged:

@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from bisect import bisect_right
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-__all__ = ["PARENTS_LOST", "SALVAGED", "WORDS", "Losses", "kept_losses", "read_losses", "without_losses"]
+__all__ = [
+    "LOST",
+    "SALVAGED",
+    "WORDS",
+    "Losses",
+    "Orphans",
+    "counted",
+    "kept_losses",
+    "listed",
+    "read_losses",
+    "read_orphans",
+    "read_standing",
+    "without_losses",
+]
 
 SALVAGED = "salvaged"
 """Where it is kept, among a run's options."""
-PARENTS_LOST = "its parents were lost with a damaged file"
-"""The last line of the log of a candidate of which that is so: it is no root."""
+LOST = "lost with a damaged file"
+"""What stands in for what was lost: as the log of a build, the name of a check, the end of a log."""
+_ORPHANS = "orphans"
+"""Among that: orders of the candidates of which some parents are lost, as first and last of each stretch."""
+_STANDING = "standing"
+"""Among that: of what the mended database still shows that it is lost, how much. It is not to be counted again."""
 
 WORDS = {
     "candidate": "candidates", "parentage": "parents", "build": "builds", "check": "checks", "timing": "times",
@@ -42,6 +60,11 @@ class Losses:
     more: tuple[str, ...] = ()
 
     @property
+    def artefacts_may_be(self) -> bool:
+        """Whether a source or a binary that is not there may be lost."""
+        return bool(self.artefacts or WORDS["artefact"] in self.more)
+
+    @property
     def finals_may_be(self) -> bool:
         """Whether a candidate without a final race may have had one."""
         return bool(self.winners or self.finals or self.times or {WORDS["final"], WORDS["timing"]} & set(self.more))
@@ -56,33 +79,35 @@ class Losses:
 
     def __str__(self) -> str:
         """One sentence, without its end."""
-        counted = [
-            _counted(self.winners, "winner"),
-            _counted(self.finals, "verdict of the finals", "verdicts of the finals"),
-            _counted(self.candidates, "candidate"),
+        parts = [
+            counted(self.winners, "winner"),
+            counted(self.finals, "verdict of the finals", "verdicts of the finals"),
+            counted(self.candidates, "candidate"),
             *(
-                f"the {what} of {_counted(number, 'candidate')}" if number else ""
+                f"the {what} of {counted(number, 'candidate')}" if number else ""
                 for what, number in (
                     ("parents", self.parents), ("builds", self.builds), ("checks", self.checks), ("times", self.times)
                 )
             ),
-            _counted(self.artefacts, "source or binary", "sources or binaries"),
-            _counted(self.workloads, "workload"),
-            _counted(self.runs, "other run"),
+            counted(self.artefacts, "source or binary", "sources or binaries"),
+            counted(self.workloads, "workload"),
+            counted(self.runs, "other run"),
         ]  # fmt: skip
-        counted = [part for part in counted if part]
-        if not counted:
-            return f"salvaged from a damaged file: it may lack {_listed(self.more)}"
-        one = len(counted) == 1 and counted[0].startswith("1 ")
-        rest = f"; there may have been more {_listed(self.more)}" if self.more else ""
-        return f"salvaged from a damaged file: {_listed(counted)} {'was' if one else 'were'} lost{rest}"
+        parts = [part for part in parts if part]
+        if not parts:
+            return f"salvaged from a damaged file: it may lack {listed(self.more)}"
+        one = len(parts) == 1 and parts[0].startswith("1 ")
+        rest = f"; there may have been more {listed(self.more)}" if self.more else ""
+        return f"salvaged from a damaged file: {listed(parts)} {'was' if one else 'were'} lost{rest}"
 
 
-def _counted(number: int, one: str, many: str = "") -> str:
+def counted(number: int, one: str, many: str = "") -> str:
+    """In words; nothing for none."""
     return f"{number:,} {one if number == 1 else many or one + 's'}" if number else ""
 
 
-def _listed(parts: Collection[str]) -> str:
+def listed(parts: Collection[str]) -> str:
+    """In words; there must be some."""
     *first, last = parts
     return f"{', '.join(first)} and {last}" if first else last
 
@@ -104,6 +129,48 @@ def without_losses(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name != SALVAGED}
 
 
-def kept_losses(losses: Losses) -> dict[str, Any]:
-    """As they stand among a run's options: what there is of them."""
-    return {name: value for name, value in asdict(losses).items() if value}
+def kept_losses(losses: Losses, orphans: Orphans, standing: Mapping[str, int]) -> dict[str, Any]:
+    """As they stand among a run's options: what there is of them. standing: by the name of a field of `Losses`."""
+    kept: dict[str, Any] = {name: value for name, value in asdict(losses).items() if value}
+    stretches = [list(stretch) for stretch in orphans.stretches]
+    return kept | ({_ORPHANS: stretches} if stretches else {}) | ({_STANDING: dict(standing)} if standing else {})
+
+
+def read_standing(options: Mapping[str, Any]) -> dict[str, int]:
+    """Out of a run's options."""
+    kept = options.get(SALVAGED)
+    standing = kept.get(_STANDING) if isinstance(kept, Mapping) else None
+    return {k: n for k, n in standing.items() if type(n) is int and n > 0} if isinstance(standing, Mapping) else {}
+
+
+@dataclass(frozen=True)
+class Orphans:
+    """Orders of the candidates that have lost parents: they are no roots. Of each stretch the first and the last, sorted."""
+
+    stretches: tuple[tuple[int, int], ...] = ()
+
+    def __contains__(self, order: int) -> bool:
+        at = bisect_right(self.stretches, order, key=lambda stretch: stretch[0])
+        return at > 0 and order <= self.stretches[at - 1][1]
+
+    @classmethod
+    def among(cls, orders: Iterable[int], orphans: Container[int]) -> Orphans:
+        """orders: of all candidates that a run has, sorted. Numbers that none of them has do not end a stretch."""
+        found: list[tuple[int, int]] = []
+        before = False
+        for order in orders:
+            lost = order in orphans
+            if lost:
+                found.append((found.pop()[0] if before else order, order))
+            before = lost
+        return cls(tuple(found))
+
+
+def read_orphans(options: Mapping[str, Any]) -> Orphans:
+    """Out of a run's options."""
+    kept = options.get(SALVAGED)
+    stretches = kept.get(_ORPHANS) if isinstance(kept, Mapping) else None
+    if not isinstance(stretches, list):
+        return Orphans()
+    whole = [(s[0], s[1]) for s in stretches if isinstance(s, list) and len(s) == 2 and all(type(n) is int for n in s)]
+    return Orphans(tuple(sorted(whole)))

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from evo.evaluation import PASSED
-from evo.store.losses import Losses
-from evo.store.tally import count_losses, note_losses
+from evo.store.losses import LOST, Losses
+from evo.store.tally import ELSEWHERE, count_losses, note_losses
 
 __all__ = ["Mended", "mend"]
 
 _PASSED = ", ".join(f"'{status}'" for status in PASSED)
-_LOST = "lost with a damaged file"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +30,9 @@ def mend(raw: sqlite3.Connection, unreadable: Collection[str] | None = None) -> 
 
     unreadable: tables of which parts could not be read; None if nobody knows.
     """
-    losses = count_losses(raw, unreadable)
+    tally = count_losses(raw, unreadable)
     left_out, stand_ins = _drop_orphans(raw), _stand_in(raw)
-    return Mended(left_out=left_out, stand_ins=stand_ins, losses=note_losses(raw, losses))
+    return Mended(left_out=left_out, stand_ins=stand_ins, losses=note_losses(raw, tally))
 
 
 def _drop_orphans(raw: sqlite3.Connection) -> dict[str, int]:
@@ -41,7 +40,7 @@ def _drop_orphans(raw: sqlite3.Connection) -> dict[str, int]:
 
     A reference that a row can be without, such as a source's, is dropped instead.
     """
-    left_out: dict[str, int] = {}
+    left_out = _drop_strays(raw)
     while broken := raw.execute('SELECT DISTINCT "table", fkid FROM pragma_foreign_key_check').fetchall():
         for table, number in broken:
             links = [row for row in raw.execute(f'PRAGMA foreign_key_list("{table}")') if row[0] == number]
@@ -52,6 +51,17 @@ def _drop_orphans(raw: sqlite3.Connection) -> dict[str, int]:
             else:
                 deleted = raw.execute(f'DELETE FROM "{table}" WHERE {lost}').rowcount
                 left_out[table] = left_out.get(table, 0) + deleted
+    return left_out
+
+
+def _drop_strays(raw: sqlite3.Connection) -> dict[str, int]:
+    """Takes away what refers to candidates of other runs."""
+    left_out: dict[str, int] = {}
+    for (table, column), elsewhere in ELSEWHERE.items():
+        if table != "parentage":
+            raw.execute(f'UPDATE "{table}" AS t SET "{column}" = NULL WHERE {elsewhere}')
+        elif deleted := raw.execute(f'DELETE FROM "{table}" AS t WHERE {elsewhere}').rowcount:
+            left_out[table] = deleted
     return left_out
 
 
@@ -69,18 +79,18 @@ def _stand_in(raw: sqlite3.Connection) -> dict[str, int]:
         "INSERT INTO build (candidate_id, arch, compiler, status, seconds, cached, log, source_digest, code_hash)"
         " SELECT c.id, r.arch, '', 'ok', 0, 0, ?, '', '' FROM candidate c JOIN run r ON r.id = c.run_id"
         f" WHERE c.status IN ({_PASSED}) AND NOT EXISTS (SELECT 1 FROM build b WHERE b.candidate_id = c.id)",
-        (_LOST,),
+        (LOST,),
     ).rowcount
     checks = raw.execute(
         'INSERT INTO "check" (candidate_id, round, position, stage, "case", passed, reason, seed)'
         f" SELECT c.id, 0, 0, 'search', ?, 1, '', 0 FROM candidate c WHERE c.status IN ({_PASSED})"
         " AND EXISTS (SELECT 1 FROM timing t WHERE t.run_id = c.run_id AND t.candidate_id = c.id AND t.round = 0)"
         ' AND NOT EXISTS (SELECT 1 FROM "check" k WHERE k.candidate_id = c.id AND k.round = 0)',
-        (_LOST,),
+        (LOST,),
     ).rowcount
     raw.execute(
         "UPDATE candidate SET status = 'ok', log = 'the candidate whose code it shares was ' || ?"
         " WHERE status = 'same_code' AND same_code_as_id IS NULL",
-        (_LOST,),
+        (LOST,),
     )
     return {table: n for table, n in (("build", builds), ("check", checks)) if n}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -11,13 +12,14 @@ from typing import Any
 from sqlalchemy import Connection, Select, Table, insert, select, update
 
 from evo.errors import StoreError
+from evo.evaluation import Status
 from evo.store import RunStatus
 from evo.store import models as m
 from evo.store.bulk import insert_new, insert_rows
 from evo.store.columns import ORDERS_PER_RUN, key_range
 from evo.store.erasing import erase_run
 from evo.store.lookups import at_once
-from evo.store.losses import SALVAGED
+from evo.store.losses import SALVAGED, counted, listed
 from evo.store.runs import read_run
 from evo.store.server import take_turns, write_alone
 from evo.store.store import Store
@@ -30,14 +32,13 @@ _ROWS_AT_ONCE = 200
 _RUN, _ISLAND, _ENVIRONMENT, _CANDIDATE, _ARTEFACT, _TIMING = (
     m.Base.metadata.tables[name] for name in ("run", "island", "environment", "candidate", "artefact", "timing")
 )
-# What belongs to candidates, with the columns that hold keys of them.
+# What belongs to candidates, with the columns that hold keys of them. Timings are copied by themselves.
 _PARTS: tuple[tuple[Table, tuple[str, ...]], ...] = tuple(
     (m.Base.metadata.tables[name], keys)
     for name, keys in (
         ("parentage", ("child_id", "parent_id")),
         ("build", ("candidate_id",)),
         ("check", ("candidate_id",)),
-        ("timing", ("candidate_id",)),
         ("final", ("candidate_id",)),
     )
 )
@@ -48,13 +49,15 @@ class Merged:
     """Names of runs, as the receiving database has them.
 
     renamed: what a run is called there, by the name it had, where that was taken.
-    unchanged: those that were there already, no less complete.
+    unchanged: those that were there already, no less complete. left_aside: of runs of which one copy was salvaged from a
+    damaged file, what only the copy that was not taken, or not kept, has: as words, by name.
     """
 
     added: tuple[str, ...] = ()
     continued: tuple[str, ...] = ()
     unchanged: tuple[str, ...] = ()
     renamed: dict[str, str] | None = None
+    left_aside: dict[str, str] | None = None
     candidates: int = 0
     artefacts: int = 0
 
@@ -77,7 +80,7 @@ def merge(target: Store, source: Store) -> Merged:
 class _Merging:
     def __init__(self, target: Store, ours: Connection, theirs: Connection) -> None:
         self._target, self._ours, self._theirs = target, ours, theirs
-        self.report = Merged(renamed={})
+        self.report = Merged(renamed={}, left_aside={})
 
     def add(self, key: int) -> None:
         """The run of this key in the source."""
@@ -120,9 +123,27 @@ class _Merging:
                 " nothing was changed"
             )
         updated, options = self._ours.execute(select(m.Run.updated, m.Run.options).where(m.Run.id == known)).one()
-        if not more and not less and (SALVAGED in options) != (SALVAGED in row["options"]):
-            return SALVAGED in options  # of equal courses, the one of which nothing else was lost
-        return more or (not less and row["updated"] > updated)
+        later = row["updated"] > updated
+        here, there = SALVAGED in options, SALVAGED in row["options"]
+        if not here and not there:
+            return bool(more) or (not less and later)
+        theirs, ours = _outcome(self._theirs, key), _outcome(self._ours, known)
+        if here == there:
+            further = bool(more) or (not less and later)
+        elif (ours.within(theirs) and not less) if here else (theirs.within(ours) and not more):
+            further = here  # the copy that was never damaged, which has all that the salvaged one has
+        else:
+            further = later
+        self._leave_aside(name, less if further else more, (theirs, ours) if further else (ours, theirs))
+        return further
+
+    def _leave_aside(self, name: str, candidates: int, outcomes: tuple[_Outcome, _Outcome]) -> None:
+        """Notes what goes, or does not come. outcomes: of the copy that is kept, and of the other."""
+        kept, other = outcomes
+        parts = (counted(candidates, "candidate"), *kept.lacks(other))
+        if aside := [part for part in parts if part]:
+            assert self.report.left_aside is not None
+            self.report.left_aside[name] = listed(aside)
 
     def _copy(self, key: int, row: dict[str, Any], known: int | None) -> None:
         environment = _one(self._theirs, select(_ENVIRONMENT).where(_ENVIRONMENT.c.id == row["environment_id"]))
@@ -140,10 +161,7 @@ class _Merging:
         self._ours.execute(insert(_ISLAND), [{**island, "run_id": new, "winner_id": None} for island in islands])
         shift = (new - key) * ORDERS_PER_RUN
         self._candidates(key, new, shift)
-        baselines = _rows(
-            self._theirs, select(_TIMING).where(_TIMING.c.run_id == key, _TIMING.c.candidate_id.is_(None))
-        )
-        insert_rows(self._ours, _TIMING, [_without(b, "id") | {"run_id": new} for b in baselines])
+        self._timings(key, new, shift)
         for number, winner in winners.items():
             if winner is not None:
                 where = (_ISLAND.c.run_id == new, _ISLAND.c.number == number)
@@ -163,7 +181,7 @@ class _Merging:
         found = _stream(self._theirs, select(_CANDIDATE).where(_CANDIDATE.c.id.between(first, last)), _CANDIDATE.c.id)
         while chunk := list(islice(found, _CANDIDATES_AT_ONCE)):
             until = chunk[-1]["id"]
-            parts = [(table, keys, self._part(table, keys[0], key, first, until)) for table, keys in _PARTS]
+            parts = [(table, keys, self._part(table, keys[0], first, until)) for table, keys in _PARTS]
             builds = next(rows for table, _, rows in parts if table.name == "build")
             self._artefacts({c["source_sha"] for c in chunk} | {b["binary_sha"] for b in builds})
             for candidate in chunk:
@@ -180,20 +198,27 @@ class _Merging:
                 for row in rows:
                     for name in keys:
                         row[name] += shift
-                    if table is _TIMING:
-                        row["run_id"] = new
-                        del row["id"]
                 insert_rows(self._ours, table, rows)
             self.report = replace(self.report, candidates=self.report.candidates + len(chunk))
             first = until + 1
         for candidate_id, same in later:
             self._ours.execute(update(_CANDIDATE).where(_CANDIDATE.c.id == candidate_id), {"same_code_as_id": same})
 
-    def _part(self, table: Table, column: str, key: int, first: int, last: int) -> list[dict[str, Any]]:
+    def _part(self, table: Table, column: str, first: int, last: int) -> list[dict[str, Any]]:
         query = select(table).where(table.c[column].between(first, last))
-        if table is _TIMING:  # its index begins so
-            query = query.where(_TIMING.c.run_id == key)
         return _rows(self._theirs, query.order_by(table.c[column], *table.primary_key.columns))
+
+    def _timings(self, key: int, new: int, shift: int) -> None:
+        """All of a run's in the order they were recorded, which tells one of its finals from the next."""
+        keys = array("q", self._theirs.scalars(select(_TIMING.c.id).where(_TIMING.c.run_id == key).order_by(_TIMING.c.id)))
+        for some in at_once(keys):
+            rows = _rows(self._theirs, select(_TIMING).where(_TIMING.c.id.in_(some)).order_by(_TIMING.c.id))
+            for row in rows:
+                del row["id"]
+                row["run_id"] = new
+                if row["candidate_id"] is not None:
+                    row["candidate_id"] += shift
+            insert_rows(self._ours, _TIMING, rows)
 
     def _artefacts(self, digests: Iterable[str | None]) -> None:
         wanted = sorted(digest for digest in set(digests) if digest is not None)
@@ -228,20 +253,51 @@ def _course(connection: Connection, run_id: int) -> Generator[tuple[Any, ...], N
     query = select(c.order, c.genome_digest, c.status, c.score, c.created).where(c.id.between(*key_range(run_id)))
     options: Any = {"yield_per": _ROWS_AT_ONCE}
     with connection.execute(query.order_by(c.id), execution_options=options) as found:
-        for row in found:
-            yield tuple(row)
+        for order, digest, status, score, created in found:
+            # What is salvaged calls a candidate ok whose code's first candidate is lost.
+            yield order, digest, Status.OK if status == Status.SAME_CODE else status, score, created
 
 
-def _differences(theirs: Iterator[tuple[Any, ...]], ours: Iterator[tuple[Any, ...]]) -> tuple[bool, bool, bool]:
-    """Whether only they have some candidates, only we have some, and some differ. Both sorted by order, which is
+@dataclass(frozen=True)
+class _Outcome:
+    """What finals say of a run. finals: order and round of whom they timed or judged. winners: order, by island."""
+
+    finals: frozenset[tuple[int, int]]
+    winners: dict[int, int]
+
+    def within(self, other: _Outcome) -> bool:
+        return self.finals <= other.finals and self.winners.keys() <= other.winners.keys()
+
+    def lacks(self, other: _Outcome) -> list[str]:
+        """What the other has besides, in words."""
+        finals, winners = self.finals, self.winners.keys()
+        return [
+            counted(len(other.winners.keys() - winners), "winner"),
+            counted(len(other.finals - finals), "result of the finals", "results of the finals"),
+        ]
+
+
+def _outcome(connection: Connection, run_id: int) -> _Outcome:
+    f, t, i = m.Final, m.Timing, m.Island
+    judged = select(f.candidate_id, f.round).where(f.candidate_id.between(*key_range(run_id)))
+    timed = select(t.candidate_id, t.round).where(t.run_id == run_id, t.candidate_id.is_not(None), t.round > 0)
+    winners = connection.execute(select(i.number, i.winner_id).where(i.run_id == run_id, i.winner_id.is_not(None)))
+    return _Outcome(
+        finals=frozenset((key % ORDERS_PER_RUN, round_) for key, round_ in connection.execute(judged.union(timed))),
+        winners={number: key % ORDERS_PER_RUN for number, key in winners if key is not None},
+    )
+
+
+def _differences(theirs: Iterator[tuple[Any, ...]], ours: Iterator[tuple[Any, ...]]) -> tuple[int, int, bool]:
+    """How many candidates only they have, only we have, and whether some differ. Both sorted by order, which is
     the first of a candidate's values: the numbers recorded have gaps where others were still in flight."""
-    more = less = False
+    more = less = 0
     their, our = next(theirs, None), next(ours, None)
     while their or our:
         if our is None or (their is not None and their[0] < our[0]):
-            more, their = True, next(theirs, None)
+            more, their = more + 1, next(theirs, None)
         elif their is None or our[0] < their[0]:
-            less, our = True, next(ours, None)
+            less, our = less + 1, next(ours, None)
         elif their != our:
             return more, less, True
         else:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import replace
-from itertools import dropwhile, takewhile
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sqlalchemy import and_, func, select
+from sqlalchemy import Connection, and_, select
 
 from evo.store import Stage
 from evo.store import models as m
@@ -18,7 +17,7 @@ from evo.store.rows import TIMING_COLUMNS, read_timing_record
 from evo.store.runs import resolve_run
 from evo.store.store import Store
 
-__all__ = ["baselines", "disturbed", "final_races", "noise_floors", "noise_floors_of"]
+__all__ = ["HeldRace", "baselines", "disturbed", "final_races", "held_races", "noise_floors", "noise_floors_of"]
 
 _c, _r, _t = m.Candidate, m.Run, m.Timing
 
@@ -34,29 +33,47 @@ def baselines(store: Store, run: str) -> tuple[TimingRecord, ...]:
         return tuple(read_timing_record(row._mapping) for row in rows)
 
 
+@dataclass(frozen=True)
+class HeldRace:
+    """Rows of timings that one final recorded: of those whom it raced, then of what ran beside them."""
+
+    finalists: list[Any] = field(default_factory=list)
+    beside: list[Any] = field(default_factory=list)
+
+
+def held_races(
+    connection: Connection, run_id: int, island: int, *columns: Any, of: int | None = None
+) -> list[HeldRace]:
+    """The finals of an island in the order they were held, with these columns of their timings besides `candidate_id`.
+
+    A final is recorded in one transaction, its finalists before its baselines: by the order of their keys the next one
+    begins where a finalist follows a baseline. of: key of a candidate whose verdicts may be lost and its times be left.
+    """
+    # In parts, each of which is found in the index: of all of a run's timings, few are of its finals.
+    raced = select(m.Final.candidate_id).where(m.Final.candidate_id.between(*key_range(run_id)))
+    of_finals = (_t.run_id == run_id, _t.island == island, _t.stage == Stage.FINAL.value)
+    parts = [_t.candidate_id.is_(None), _t.candidate_id.in_(raced)] + ([] if of is None else [_t.candidate_id == of])
+    query = select(_t.id, _t.candidate_id, *columns).where(*of_finals)
+    rows = {row.id: row for whose in parts for row in connection.execute(query.where(whose))}
+    found: list[HeldRace] = []
+    for _, row in sorted(rows.items()):
+        if not found or (row.candidate_id is not None and found[-1].beside):
+            found.append(HeldRace())
+        (found[-1].beside if row.candidate_id is None else found[-1].finalists).append(row)
+    return found
+
+
 def final_races(store: Store, candidate: CandidateRecord) -> tuple[FinalRace, ...]:
     """What each final that timed a candidate timed beside it: the reference, the ceilings, the winner's twin."""
     with store.reading() as connection:
         key, run_id = connection.execute(select(_c.id, _c.run_id).where(_c.public_id == candidate.id)).one()
-        of_finals = (_t.run_id == run_id, _t.stage == Stage.FINAL.value)
-        finals: Any = connection.execute(
-            select(func.max(_t.id), _t.round)
-            .where(*of_finals, _t.candidate_id == key)
-            .group_by(_t.round)
-            .order_by(_t.round)
-        ).all()
-        # In two parts, each of which is found in the index: of all of a run's timings, few are of its finals.
-        raced = select(m.Final.candidate_id).where(m.Final.candidate_id.between(*key_range(run_id)))
-        columns = (_t.id, _t.candidate_id, _t.island, _t.stage, _t.round, *TIMING_COLUMNS)
-        rows: list[Any] = []
-        for whose in (_t.candidate_id.is_(None), _t.candidate_id.in_(raced)):
-            rows += connection.execute(select(*columns).where(*of_finals, whose, _t.island == candidate.island))
-        rows.sort(key=lambda row: row.id)
+        columns = (_t.island, _t.stage, _t.round, *TIMING_COLUMNS)
+        held = held_races(connection, run_id, candidate.island, *columns, of=key)
+    # Its last race of each round.
+    races = {row.round: race for race in held for row in race.finalists if row.candidate_id == key}
     found = []
-    for last, round_ in finals:
-        # A final is recorded in one transaction, its finalists before its baselines.
-        later = dropwhile(lambda row: row.candidate_id is not None, (row for row in rows if row.id > last))
-        timings = tuple(_timing_of(row, round_) for row in takewhile(lambda row: row.candidate_id is None, later))
+    for round_, race in sorted(races.items()):
+        timings = tuple(_timing_of(row, round_) for row in race.beside)
         if timings:
             one, other = (_cold(ts, round_) for ts in (candidate.timings, timings))
             found.append(FinalRace(round=round_, beside=_same_race(one, other), timings=timings))

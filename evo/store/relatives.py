@@ -9,15 +9,21 @@ from sqlalchemy import Connection, select
 
 from evo.errors import StoreError, UnknownNameError
 from evo.store import models as m
-from evo.store.losses import PARENTS_LOST
+from evo.store.columns import ORDERS_PER_RUN
+from evo.store.losses import Orphans, read_orphans
 from evo.store.records import Relative
 
-__all__ = ["LOST_PARENTS", "RELATIVE_COLUMNS", "read_relative", "resolve_candidate"]
+__all__ = ["RELATIVE_COLUMNS", "orphans_beside", "read_relative", "resolve_candidate"]
 
 _c, _p = m.Candidate, m.Parentage
 RELATIVE_COLUMNS = (_c.public_id, _c.order, _p.role, _c.operator, _c.status, _c.score)
-LOST_PARENTS = _c.log.endswith(PARENTS_LOST).label("parents_lost")
 _SHORTEST = 3  # digits that a mistyped id must have right for its neighbours to be offered
+
+
+def orphans_beside(connection: Connection, key: int) -> Orphans:
+    """Which candidates have lost parents, of the run of this one."""
+    options = connection.scalar(select(m.Run.options).where(m.Run.id == key // ORDERS_PER_RUN))
+    return read_orphans(options or {})
 
 
 def resolve_candidate(connection: Connection, prefix: str) -> int:

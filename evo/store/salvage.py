@@ -86,7 +86,7 @@ def _schema(raw: sqlite3.Connection, path: Path) -> tuple[str, list[_Table]]:
         tables = [table for t in TABLES if (table := _table(raw, t.name)) is not None]
     except sqlite3.DatabaseError as error:
         raise StoreError(
-            f"nothing can be saved from {path}: its beginning, which tells where everything is, cannot be read; restore a"
+            f"nothing can be saved from {path}: its schema, which tells where everything is, cannot be read; restore a"
             " backup"
         ) from error
     if revision is None or not tables:

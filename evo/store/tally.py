@@ -9,13 +9,14 @@ import json
 import sqlite3
 from collections import Counter
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from evo.evaluation import PASSED
 from evo.store.columns import ORDERS_PER_RUN
-from evo.store.losses import PARENTS_LOST, SALVAGED, WORDS, Losses, kept_losses, read_losses
+from evo.store.losses import SALVAGED, WORDS, Losses, Orphans, kept_losses, read_losses, read_orphans, read_standing
 
-__all__ = ["count_losses", "note_losses"]
+__all__ = ["Tally", "count_losses", "note_losses"]
 
 _PASSED = ", ".join(f"'{status}'" for status in PASSED)
 _RUN = f"/ {ORDERS_PER_RUN}"  # a candidate's key by this is the number of its run
@@ -25,21 +26,38 @@ _REFERENCES = (
     ("build", "candidate_id"), ("check", "candidate_id"), ("timing", "candidate_id"), ("final", "candidate_id"),
     ("parentage", "child_id"), ("parentage", "parent_id"), ("candidate", "same_code_as_id"), ("island", "winner_id"),
 )  # fmt: skip
+_STRANGE_WINNER = f"(t.winner_id {_RUN} <> t.run_id)"
+_APART = f"(t.child_id {_RUN} <> t.parent_id {_RUN})"
+ELSEWHERE = {
+    ("parentage", "child_id"): _APART,
+    ("parentage", "parent_id"): _APART,
+    ("candidate", "same_code_as_id"): f"(t.same_code_as_id {_RUN} <> t.run_id)",
+    ("island", "winner_id"): _STRANGE_WINNER,
+}
+"""Conditions of a reference to a candidate of another run, by table and column: no search makes such, a bad byte does."""
 
 
-def count_losses(raw: sqlite3.Connection, unreadable: Collection[str] | None) -> dict[int, Losses]:
-    """By key of the runs that remain. unreadable: tables of which parts could not be read; None if nobody knows.
+@dataclass(frozen=True, kw_only=True)
+class Tally:
+    """losses: by key of the runs that remain. orphans: keys of candidates that lost parents and were not known to."""
 
-    Marks the candidates that have lost their parents. For a database with the newest schema, in a transaction.
-    """
+    losses: dict[int, Losses]
+    orphans: frozenset[int]
+
+
+def count_losses(raw: sqlite3.Connection, unreadable: Collection[str] | None) -> Tally:
+    """unreadable: tables of which parts could not be read; None if nobody knows. For a database with the newest schema,
+    in a transaction."""
     damaged = set(WORDS if unreadable is None else unreadable)
     _find_lost(raw)
     remaining = [key for (key,) in raw.execute("SELECT r.id FROM run r JOIN environment e ON e.id = r.environment_id")]
+    options = {key: _read(text) for key, text in raw.execute("SELECT id, options FROM run")}
+    orphans = _orphans(raw, options, everywhere="parentage" in damaged)
     counts = {
-        "winners": _by_run(raw, "SELECT run_id, winner_id FROM island WHERE winner_id IN lost"),
+        "winners": _by_run(raw, f"SELECT run_id, winner_id FROM island t WHERE winner_id IN lost OR {_STRANGE_WINNER}"),
         "finals": _by_run(raw, _FINALS + (_WINNERS_WITHOUT if "final" in damaged else "")),
         "candidates": _by_run(raw, f"SELECT id {_RUN}, id FROM lost"),
-        "parents": _mark_orphans(raw, everywhere="parentage" in damaged),
+        "parents": Counter(key // ORDERS_PER_RUN for key in orphans),
         "builds": _by_run(raw, _WITHOUT_BUILD) if "build" in damaged else {},
         "checks": _by_run(raw, _WITHOUT_CHECKS) if "check" in damaged else {},
         "times": _by_run(raw, _WITHOUT_TIMES) if "timing" in damaged else {},
@@ -47,27 +65,56 @@ def count_losses(raw: sqlite3.Connection, unreadable: Collection[str] | None) ->
         "workloads": _by_run(raw, _WORKLOADS),
     }
     named = f"SELECT run_id FROM island UNION SELECT id {_RUN} FROM lost UNION SELECT id FROM run"
-    runs, more = {key for (key,) in raw.execute(named) if isinstance(key, int)}, _more(raw, damaged)
+    runs, more = {key for (key,) in raw.execute(named) if isinstance(key, int)}, _more(damaged)
+    unsure = {key for (key,) in raw.execute(_WITHOUT_LINEAGE)} if "parentage" in damaged else set()
     found = {
         key: Losses(
-            **{name: by_run.get(key, 0) for name, by_run in counts.items()}, runs=len(runs - set(remaining)), more=more
+            **_new(counts, key, read_standing(options.get(key, {}))), runs=len(runs - set(remaining)),
+            more=(*more, *([WORDS["parentage"]] if key in unsure else ())),
         )
         for key in remaining
     }
     raw.execute("DROP TABLE temp.lost")
-    return {key: losses for key, losses in found.items() if losses}
+    return Tally(losses={key: losses for key, losses in found.items() if losses}, orphans=frozenset(orphans))
 
 
-def note_losses(raw: sqlite3.Connection, losses: Mapping[int, Losses]) -> dict[str, Losses]:
+def _new(counts: Mapping[str, Mapping[int, int]], run: int, standing: Mapping[str, int]) -> dict[str, int]:
+    return {name: max(0, by_run.get(run, 0) - standing.get(name, 0)) for name, by_run in counts.items()}
+
+
+def _standing(raw: sqlite3.Connection) -> dict[int, dict[str, int]]:
+    """What a later salvage of the mended database would find lost again, by run."""
+    queries = {"finals": _FINALS + _WINNERS_WITHOUT, "checks": _WITHOUT_CHECKS, "times": _WITHOUT_TIMES}
+    raw.execute("CREATE TEMP TABLE lost (id INTEGER PRIMARY KEY)")  # nothing refers to lost candidates any more
+    found: dict[int, dict[str, int]] = {}
+    for name, query in queries.items():
+        for run, number in _by_run(raw, query).items():
+            found.setdefault(run, {})[name] = number
+    raw.execute("DROP TABLE temp.lost")
+    return found
+
+
+def note_losses(raw: sqlite3.Connection, tally: Tally) -> dict[str, Losses]:
     """Keeps them with the runs, beside what these had lost before; all of it by the runs' names."""
-    noted = {}
-    for key, lost in losses.items():
+    noted, standing = {}, _standing(raw)
+    for key, lost in tally.losses.items():
         name, text = raw.execute("SELECT name, options FROM run WHERE id = ?", (key,)).fetchone()
         options = _read(text)
         noted[name] = total = (read_losses(options) or Losses()) + lost
-        options[SALVAGED] = kept_losses(total)
+        options[SALVAGED] = kept_losses(total, _all_orphans(raw, key, options, tally.orphans), standing.get(key, {}))
         raw.execute("UPDATE run SET options = ? WHERE id = ?", (json.dumps(options, separators=(",", ":")), key))
     return noted
+
+
+def _all_orphans(raw: sqlite3.Connection, run: int, options: Mapping[str, Any], found: Collection[int]) -> Orphans:
+    """Those of a run that are still there: found now, or by a salvage before."""
+    first, known = run * ORDERS_PER_RUN, read_orphans(options)
+    if not known.stretches and not any(key // ORDERS_PER_RUN == run for key in found):
+        return known
+    keys = [key for (key,) in raw.execute("SELECT id FROM candidate WHERE run_id = ? ORDER BY id", (run,))]
+    return Orphans.among(
+        (key - first for key in keys), {key - first for key in keys if key in found or key - first in known}
+    )
 
 
 def _read(text: str) -> dict[str, Any]:
@@ -83,9 +130,10 @@ def _find_lost(raw: sqlite3.Connection) -> None:
     """Keys of candidates that something refers to and that are not there, or cannot stay without their workload."""
     raw.execute("CREATE TEMP TABLE lost (id INTEGER PRIMARY KEY)")
     for table, column in _REFERENCES:
+        within = f" AND NOT {elsewhere}" if (elsewhere := ELSEWHERE.get((table, column))) else ""
         raw.execute(
             f'INSERT OR IGNORE INTO lost SELECT DISTINCT t."{column}" FROM "{table}" t'
-            f""" WHERE typeof(t."{column}") = 'integer'"""
+            f""" WHERE typeof(t."{column}") = 'integer'{within}"""
             f' AND NOT EXISTS (SELECT 1 FROM candidate c WHERE c.id = t."{column}")'
         )
     raw.execute(
@@ -142,38 +190,39 @@ _WORKLOADS = (
 )
 
 
-def _mark_orphans(raw: sqlite3.Connection, *, everywhere: bool) -> dict[int, int]:
-    """How many candidates lost parents, by run. everywhere: also those whose very references are lost, told by their
-    operator, which made the others of its candidates from parents."""
+_WITHOUT_LINEAGE = (  # runs of which nothing is left that tells which operators make candidates from parents
+    "SELECT DISTINCT run_id FROM candidate WHERE (run_id, island) NOT IN"
+    " (SELECT DISTINCT o.run_id, o.island FROM parentage p JOIN candidate o ON o.id = p.child_id)"
+)
+
+
+def _orphans(raw: sqlite3.Connection, options: Mapping[int, Mapping[str, Any]], *, everywhere: bool) -> set[int]:
+    """Keys of candidates that lost parents, but for those that are known to. everywhere: also those whose very references
+    are lost, told by their operator, which made others from parents in that run, for that workload."""
     orphans = set(
         raw.execute(
-            "SELECT c.id FROM parentage p JOIN candidate c ON c.id = p.child_id"
-            " WHERE p.parent_id IN lost AND c.id NOT IN lost"
+            "SELECT c.id FROM parentage t JOIN candidate c ON c.id = t.child_id"
+            f" WHERE (t.parent_id IN lost OR {_APART}) AND c.id NOT IN lost"
         )
     )
     if everywhere:
         orphans |= set(
             raw.execute(
-                "SELECT c.id FROM candidate c WHERE c.id NOT IN lost AND c.log NOT LIKE '%' || ?"
+                "SELECT c.id FROM candidate c WHERE c.id NOT IN lost"
                 " AND NOT EXISTS (SELECT 1 FROM parentage p WHERE p.child_id = c.id)"
-                " AND c.operator IN (SELECT DISTINCT o.operator FROM parentage p JOIN candidate o ON o.id = p.child_id)",
-                (PARENTS_LOST,),
+                " AND (c.run_id, c.island, c.operator) IN (SELECT DISTINCT o.run_id, o.island, o.operator"
+                "  FROM parentage p JOIN candidate o ON o.id = p.child_id)"
             )
         )
-    raw.executemany(
-        "UPDATE candidate SET log = CASE log WHEN '' THEN ?1 ELSE rtrim(log, char(10)) || char(10) || ?1 END WHERE id = ?2",
-        [(PARENTS_LOST, key) for (key,) in orphans],
-    )
-    return Counter(key // ORDERS_PER_RUN for (key,) in orphans)
+    known = {key: read_orphans(kept) for key, kept in options.items()}
+    return {key for (key,) in orphans if key % ORDERS_PER_RUN not in known.get(key // ORDERS_PER_RUN, Orphans())}
 
 
-def _more(raw: sqlite3.Connection, damaged: Collection[str]) -> tuple[str, ...]:
-    """Of what more may be lost than what is left can tell."""
-    lineage = raw.execute("SELECT 1 FROM parentage LIMIT 1").fetchone()
+def _more(damaged: Collection[str]) -> tuple[str, ...]:
+    """Of what more may be lost than what is left can tell; but for parents."""
     unsure = [
         table
         for table in WORDS
-        if table in damaged
-        and (table not in _TOLD_BY or _TOLD_BY[table] in damaged or (table == "parentage" and lineage is None))
+        if table in damaged and (table not in _TOLD_BY or _TOLD_BY[table] in damaged)
     ]
     return tuple(WORDS[table] for table in unsure)

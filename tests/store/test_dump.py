@@ -16,8 +16,10 @@ from older import SCHEMAS, make_older
 
 from evo.errors import StoreError
 from evo.evaluation import Parent, Status
-from evo.store import RunStatus, queries
+from evo.store import RunStatus, Stage, queries
+from evo.store.columns import public_id
 from evo.store.dump import dump_store
+from evo.store.finalists import finals
 from evo.store.load import load
 from evo.store.merge import merge
 from evo.store.store import Store
@@ -311,3 +313,34 @@ class TestMerge:
                 Status.TIMEOUT,
                 Status.CRASH,
             ]
+
+
+def test_which_final_was_the_last_is_known_after_a_merge_and_a_load(where: str, tmp_path: Path) -> None:
+    with Store.open(tmp_path / "a.db", write=True) as source:
+        run = s.new_run(source, "one")
+        with source.transaction():
+            for order in range(4):
+                source.add(run, s.ref(order), s.passed(order), elapsed_s=0.0)
+        for turn, (one, other) in enumerate(((0, 1), (2, 3))):
+            with source.transaction():
+                source.add_final(run, one, s.final(0.4), elapsed_s=1.0)
+                source.add_final(run, other, s.final(0.5), elapsed_s=1.0)
+                beside = s.timing(ratio=1.0 + turn, contender="torch")
+                source.add_baselines(run, 0, (beside,), stage=Stage.FINAL)
+        source.set_winner(run, 0, 2)
+        source.set_status(run, RunStatus.FINISHED, elapsed_s=1.0)
+        with Store.open(where, write=True) as target:
+            merge(target, source)
+        file = io.BytesIO()
+        dump_store(source, file)
+    file.seek(0)
+    with Store.open(tmp_path / "b.db", write=True) as other_store:
+        record(other_store, "two", range(3))
+    load(file, "a dump", tmp_path / "b.db")
+    for path in (tmp_path / "a.db", where, tmp_path / "b.db"):
+        with Store.open(path, write=False) as store:
+            assert [f.order for f in finals(store, "one")[0].finalists] == [2, 3]
+            for order, ratio in ((0, 1.0), (1, 1.0), (2, 2.0), (3, 2.0)):
+                candidate = queries.candidate(store, public_id(store.run("one").uid, order))
+                (race,) = queries.final_races(store, candidate)
+                assert [t.ratio for t in race.timings] == [ratio]

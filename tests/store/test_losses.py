@@ -9,6 +9,7 @@ import sqlite3
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,11 +17,13 @@ import samples as s
 from damage import leaf_pages, spoil
 
 from evo.cli import run as run_command
-from evo.store import RunStatus, queries
+from evo.cli.recheck import _verdicts
+from evo.store import RunStatus, Stage, queries
 from evo.store.columns import ORDERS_PER_RUN, public_id
 from evo.store.dump import dump_store
 from evo.store.load import Loaded, load
-from evo.store.losses import SALVAGED, WORDS, Losses, read_losses
+from evo.store.losses import SALVAGED, WORDS, Losses, Orphans, kept_losses, read_losses, read_orphans
+from evo.store.mending import mend
 from evo.store.merge import merge
 from evo.store.salvage import salvage
 from evo.store.store import Store
@@ -192,8 +195,6 @@ def test_spoilt_sources_are_counted_for_the_runs_that_had_them(copy: Path, tmp_p
 
 
 def test_a_dump_that_does_not_say_where_it_has_gaps_may_lack_anything(copy: Path, tmp_path: Path) -> None:
-    from evo.store.mending import mend
-
     reload(copy, tmp_path / "new.db")
     with closing(sqlite3.connect(tmp_path / "new.db")) as raw:
         losses = mend(raw).losses["one"]
@@ -271,6 +272,249 @@ def test_losses_go_where_the_run_goes_until_a_whole_copy_of_it_comes(
         with Store.open(first, write=False) as source:
             assert sorted(merge(target, source).unchanged) == ["one", "two"], "what was lost does not come back as a loss"
         assert queries.run(target, "one").salvaged is None
+
+
+@pytest.fixture
+def backup_and_rest(tmp_path: Path) -> tuple[Path, Path]:
+    """A run before its finals; and after them, salvaged, without one of its binaries."""
+    backup, rest = tmp_path / "backup.db", tmp_path / "rest.db"
+    with Store.open(rest, write=True) as store:
+        run = s.new_run(store, "one")
+        with store.transaction():
+            for order in range(4):
+                store.add(run, s.ref(order), s.passed(order), elapsed_s=0.0)
+        store.set_status(run, RunStatus.INTERRUPTED, elapsed_s=1.0)
+    with closing(sqlite3.connect(rest)) as raw, closing(sqlite3.connect(backup)) as other:
+        raw.backup(other)
+    with Store.open(rest, write=True) as store:
+        run = store.run("one")
+        for order in (1, 2):
+            store.add_final(run, order, s.final(0.5), elapsed_s=1.0)
+        store.set_winner(run, 0, 2)
+        store.set_status(run, RunStatus.FINISHED, elapsed_s=1.0)
+    with closing(sqlite3.connect(rest)) as raw, raw:
+        raw.execute("DELETE FROM artefact WHERE rowid = 1")
+        assert mend(raw, ["artefact"]).losses["one"] == Losses(artefacts=1)
+    return backup, rest
+
+
+def test_a_backup_from_before_the_finals_does_not_undo_them(backup_and_rest: tuple[Path, Path]) -> None:
+    backup, rest = backup_and_rest
+    with Store.open(rest, write=True) as target, Store.open(backup, write=False) as source:
+        done = merge(target, source)
+        assert (done.unchanged, done.left_aside) == (("one",), {})
+        assert queries.run(target, "one").islands[0].winner == public_id(target.run("one").uid, 2)
+
+
+def test_finals_of_a_salvaged_run_come_to_its_backup(backup_and_rest: tuple[Path, Path]) -> None:
+    backup, rest = backup_and_rest
+    with Store.open(backup, write=True) as target, Store.open(rest, write=False) as source:
+        assert merge(target, source).continued == ("one",)
+        assert queries.run(target, "one").islands[0].winner == public_id(target.run("one").uid, 2)
+        assert merge(target, source).unchanged == ("one",)
+
+
+def test_what_only_the_older_copy_has_is_said_to_be_left_aside(
+    backup_and_rest: tuple[Path, Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    backup, rest = backup_and_rest
+    with closing(sqlite3.connect(rest)) as raw, raw:
+        for table in ("check", "build", "timing"):
+            raw.execute(f'DELETE FROM "{table}" WHERE candidate_id = ?', (ORDERS_PER_RUN + 3,))
+        raw.execute("DELETE FROM candidate WHERE id = ?", (ORDERS_PER_RUN + 3,))
+    for source, target, kept in ((backup, rest, "the copy here was kept"), (rest, backup, "the copy that came is newer")):
+        assert run_command(["merge", str(source), "--db", str(target)]) == 0
+        said = capfd.readouterr().err
+        assert said.startswith(f"evo: one: one of its two copies is salvaged; {kept}")
+        assert said.endswith("; left aside, of the other: 1 candidate\n")
+
+
+def test_a_candidate_whose_original_is_lost_is_still_that_of_a_whole_copy(tmp_path: Path) -> None:
+    whole, rest = tmp_path / "whole.db", tmp_path / "rest.db"
+    with Store.open(whole, write=True) as store:
+        run = s.new_run(store, "one")
+        with store.transaction():
+            store.add(run, s.ref(0), s.passed(0), elapsed_s=0.0)
+            store.add(run, s.ref(1), s.same_code(1, 0), elapsed_s=0.0)
+        store.set_status(run, RunStatus.FINISHED, elapsed_s=1.0)
+    shutil.copy(whole, rest)
+    with closing(sqlite3.connect(rest)) as raw, raw:
+        raw.execute("DELETE FROM candidate WHERE id = ?", (ORDERS_PER_RUN,))
+        mend(raw, ["candidate"])
+    with Store.open(rest, write=True) as target, Store.open(whole, write=False) as source:
+        assert merge(target, source).continued == ("one",)
+        assert [p.status for p in queries.history(target, "one")] == ["ok", "same_code"]
+
+
+def test_that_parents_are_lost_hides_nothing_and_is_not_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "lineage.db"
+    with Store.open(path, write=True) as store:
+        run = s.new_run(store, "one")
+        with store.transaction():
+            store.add(run, s.ref(0, operator="random"), s.passed(0), elapsed_s=0.0)
+            store.add(run, s.ref(1, 0), s.same_code(1, 0), elapsed_s=0.0)
+            store.add(run, s.ref(2, 0), s.not_compiled(2), elapsed_s=0.0)
+        before = queries.failures(store, "one")
+    with closing(sqlite3.connect(path)) as raw, raw:
+        raw.execute("DELETE FROM candidate WHERE id = ?", (ORDERS_PER_RUN,))
+        assert mend(raw, ["candidate"]).losses["one"].parents == 2
+    with Store.open(path, write=False) as store:
+        assert queries.failures(store, "one") == before
+        records = [queries.candidate(store, p.id) for p in queries.history(store, "one")]
+        assert [r.parents_lost for r in records] == [True, True]
+        assert [r.log for r in records] == ["the candidate whose code it shares was lost with a damaged file", ""]
+
+
+def test_a_second_salvage_counts_only_what_it_lost_and_keeps_the_marks(copy: Path, tmp_path: Path) -> None:
+    first = reload(lost_parents(copy), tmp_path / "first.db").losses["one"]
+    with closing(sqlite3.connect(tmp_path / "first.db")) as raw, raw:
+        assert mend(raw, ["parentage"]).losses == {}, "nothing more"
+        marked = read_orphans(json.loads(raw.execute("SELECT options FROM run WHERE name = 'one'").fetchone()[0]))
+        one = next(o for o in range(2, NUMBER - 1) if o in marked and o + 1 not in marked) + 1
+        raw.execute("DELETE FROM parentage WHERE child_id = ?", (ORDERS_PER_RUN + one,))
+        assert mend(raw, ["parentage"]).losses["one"] == Losses(parents=first.parents + 1)
+    with Store.open(tmp_path / "first.db", write=False) as store:
+        uid = store.run("one").uid
+        lost = {o for o in range(NUMBER) if queries.candidate(store, public_id(uid, o)).parents_lost}
+    assert lost == {o for o in range(NUMBER) if o in marked} | {one}
+
+
+@pytest.fixture
+def families(tmp_path: Path) -> Any:
+    """Run one, whose mutations have parents, and run two, whose have none; damaged with statements, then salvaged."""
+    path = tmp_path / "lineage.db"
+    with Store.open(path, write=True) as store:
+        for name in ("one", "two"):
+            run = s.new_run(store, name)
+            with store.transaction():
+                for order in range(4):
+                    ref = s.ref(order, *([order - 1] if order and name == "one" else ()), operator="mutation")
+                    store.add(run, ref, s.passed(order), elapsed_s=0.0)
+            store.add_final(run, 2, s.final(0.5), elapsed_s=1.0)
+            store.set_winner(run, 0, 2)
+
+    def salvaged(statement: str, *unreadable: str) -> dict[str, Losses]:
+        with closing(sqlite3.connect(path)) as raw, raw:
+            for part in statement.split(";"):
+                raw.execute(part)
+            losses = mend(raw, unreadable).losses
+            assert raw.execute("PRAGMA foreign_key_check").fetchall() == []
+        Store.open(path, write=False).close()
+        return losses
+
+    return salvaged
+
+
+def test_what_an_operator_does_in_one_run_says_nothing_of_another(families: Any) -> None:
+    losses = families(f"DELETE FROM parentage WHERE child_id = {ORDERS_PER_RUN + 2}", "parentage")
+    assert losses == {
+        "one": Losses(parents=2),  # of the first, which has none, the operator tells the same
+        "two": Losses(more=("parents",)),
+    }
+
+
+@pytest.mark.parametrize("other", [999 * ORDERS_PER_RUN + 1, 2 * ORDERS_PER_RUN + 1])
+@pytest.mark.parametrize(
+    ("statement", "lost"),
+    [
+        (f"UPDATE parentage SET parent_id = {{}} WHERE child_id = {ORDERS_PER_RUN + 2}", Losses(parents=1)),
+        ("UPDATE island SET winner_id = {} WHERE run_id = 1 AND number = 0", Losses(winners=1)),
+        (f"UPDATE candidate SET status = 'same_code', same_code_as_id = {{}} WHERE id = {ORDERS_PER_RUN + 3}", Losses()),
+    ],
+)
+def test_a_relative_of_another_run_is_damage_and_no_lost_run(
+    families: Any, statement: str, lost: Losses, other: int
+) -> None:
+    assert families(statement.format(other)) == ({"one": lost} if lost else {})
+
+
+def test_what_finals_lost_is_counted_once(families: Any) -> None:
+    finalist = f"candidate_id = {ORDERS_PER_RUN + 2}"
+    assert families(f"DELETE FROM final WHERE {finalist}", "final")["one"] == Losses(finals=1)
+    assert families("SELECT 1", "final") == {}, "its times tell of the same"
+    assert families("SELECT 1", "final", "timing", "check")["one"].finals == 1
+
+
+@pytest.mark.parametrize(("unreadable", "finals"), [((), 0), (("final",), 1)])
+def test_a_winner_without_any_result_has_lost_that_of_a_final(
+    families: Any, unreadable: tuple[str, ...], finals: int
+) -> None:
+    statements = [f"DELETE FROM {t} WHERE candidate_id = {ORDERS_PER_RUN + 2} AND round > 0" for t in ('"check"', "timing")]
+    losses = families(";".join([*statements, f"DELETE FROM final WHERE candidate_id = {ORDERS_PER_RUN + 2}"]), *unreadable)
+    assert losses == ({"one": Losses(finals=finals)} if finals else {})
+
+
+def test_lost_times_are_counted_once(families: Any) -> None:
+    losses = families(f"DELETE FROM timing WHERE candidate_id = {ORDERS_PER_RUN + 1}", "timing")
+    assert losses["one"].times == 1
+    again = families(f"DELETE FROM timing WHERE candidate_id = {ORDERS_PER_RUN + 3}", "timing")
+    assert again["one"].times == 2
+
+
+def test_times_of_a_final_are_missed_by_its_verdict(families: Any) -> None:
+    losses = families(f"DELETE FROM timing WHERE candidate_id = {ORDERS_PER_RUN + 2} AND round = 1", "timing")
+    assert losses["one"] == Losses(times=1, more=("times",))
+
+
+def test_a_lost_workload_is_counted_with_all_that_was_of_it(families: Any) -> None:
+    losses = families("DELETE FROM island WHERE run_id = 1 AND number = 0")
+    assert losses == {"one": Losses(workloads=1, candidates=4, finals=1)}
+
+
+def test_of_a_run_that_is_there_already_a_load_says_nothing(
+    copy: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file, where = tmp_path / "rest.dump", str(tmp_path / "new.db")
+    run_command(["dump", "--db", str(lost_parents(copy)), "--out", str(file)])
+    for said in (True, False):
+        capfd.readouterr()
+        assert run_command(["load", str(file), "--db", where]) == 0
+        assert ("evo: one: salvaged from a damaged file" in capfd.readouterr().err) is said
+
+
+def test_what_is_lost_of_a_candidate_is_not_told_as_something_else(
+    tmp_path: Path, words: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "lineage.db"
+    with Store.open(path, write=True) as store:
+        run = s.new_run(store, "one")
+        store.add(run, s.ref(0), s.passed(0), elapsed_s=0.0)
+        store.add_final(run, 0, s.final(0.5), elapsed_s=1.0)
+        store.set_status(run, RunStatus.FINISHED, elapsed_s=1.0)
+        name = public_id(run.uid, 0)
+    assert "4 of 4 cases passed" in words("show", name, "--db", path)
+    with closing(sqlite3.connect(path)) as raw, raw:
+        raw.execute('DELETE FROM "check" WHERE round = 0')
+        raw.execute("DELETE FROM build")
+        raw.execute("DELETE FROM timing WHERE round > 0")
+        raw.execute("DELETE FROM final")
+        raw.execute("DELETE FROM artefact WHERE kind = 'source'")
+        mend(raw, ["check", "build", "final", "timing", "artefact"])
+    shown = words("show", name, "--db", path)
+    assert "2 of 2 cases passed; those of the search were lost with a damaged file" in shown
+    assert "ok; all else of it was lost with a damaged file" in shown
+    assert "no final race of a candidate is left; its best so far: " in words("show", "one", "--db", path)
+    with Store.open(path, write=False) as store:
+        record = queries.candidate(store, name)
+    recorded: Any = SimpleNamespace(record=record, seeds=dict.fromkeys(Stage, 1))
+    assert [v["stage"] for v in _verdicts(recorded)] == ["final"]
+    with closing(sqlite3.connect(path)) as raw, raw:
+        raw.execute('DELETE FROM "check" WHERE round > 0')
+    gate = next(line for line in words("show", name, "--db", path).splitlines() if line.startswith("gate"))
+    assert gate.split(maxsplit=1)[1].strip() == "those of the search were lost with a damaged file"
+    capfd.readouterr()
+    assert run_command(["show", name, "--source", "--db", str(path)]) == 2
+    assert "has no source: it was dropped by evo prune or lost with a damaged file\n" in capfd.readouterr().err
+
+
+def test_orphans_are_kept_as_stretches() -> None:
+    orders = [0, 1, 2, 5, 6, 9]
+    found = Orphans.among(orders, {1, 2, 5, 9})
+    assert found.stretches == ((1, 5), (9, 9))
+    assert [o for o in orders if o in found] == [1, 2, 5, 9]
+    assert read_orphans({SALVAGED: json.loads(json.dumps(kept_losses(Losses(), found, {})))}) == found
+    for strange in (None, 3, {"orphans": 3}, {"orphans": [3, [1], ["a", "b"], [True, 2]]}):
+        assert read_orphans({SALVAGED: strange}) == Orphans()
 
 
 def test_a_salvaged_run_is_resumed_as_it_was_set_up(copy: Path, tmp_path: Path) -> None:

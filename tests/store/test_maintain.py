@@ -85,6 +85,47 @@ def test_vacuum_does_not_make_a_database(tmp_path: Path, capfd: pytest.CaptureFi
     assert list(tmp_path.iterdir()) == []
 
 
+def test_no_upkeep_makes_a_database_of_an_empty_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    empty = tmp_path / "empty.db"
+    empty.touch()
+    for words in (["vacuum"], ["prune", "--older-than", "1d"]):
+        assert f"{empty} is empty; run a search first" in sentence(capfd, *words, "--db", empty)
+    assert empty.stat().st_size == 0
+
+
+def test_dump_says_of_a_text_that_it_is_no_database(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    text = tmp_path / "notes.txt"
+    text.write_text("what I wanted to remember")
+    said = sentence(capfd, "dump", "--db", text, "--out", tmp_path / "my.dump")
+    assert f"{text} is not a SQLite database" in said
+
+
+def test_load_says_where_it_may_not_write(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path / "a.db")
+    assert evo(capfd, "dump", "--db", tmp_path / "a.db", "--out", tmp_path / "a.dump")[0] == 0
+
+    def refuse(**_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("tempfile.TemporaryDirectory", refuse)
+    said = sentence(capfd, "load", tmp_path / "a.dump", "--db", tmp_path / "new.db")
+    assert said == f"evo: cannot write in the folder {tmp_path}: Permission denied; choose another with --db\n"
+
+
+def test_a_source_that_was_pruned_is_said_to_be(where: str, capfd: pytest.CaptureFixture[str]) -> None:
+    fill(where)
+    assert evo(capfd, "prune", "mine", "--drop", "sources", "--db", where)[0] == 0
+    with Store.open(where, write=False) as store:
+        names = [p.id for p in queries.history(store, "mine")]
+    said = sentence(capfd, "show", names[3], "--source", "--db", where)
+    assert said == f"evo: candidate {names[3]} has no source: it was dropped by evo prune\n"
+    assert "the source of one of the two was not kept" in evo(capfd, "diff", names[1], names[3], "--db", where)[1]
+    unasked = evo(capfd, "diff", names[1], names[3], "--no-source", "--db", where)[1]
+    assert "was not kept" not in unasked
+
+
 @pytest.mark.parametrize("revision", SCHEMAS)
 def test_an_older_database_is_read_whole_and_brought_up_to_date_on_demand(
     revision: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
