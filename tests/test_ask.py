@@ -71,6 +71,19 @@ def walk(lineage: evo.Lineage) -> list[str]:
     return [point.id for point in lineage.history("walk")]
 
 
+@pytest.fixture
+def ask_narrow(ask: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ended]:
+    """`ask` on a terminal of 100 columns, without its colours."""
+
+    def run(*arguments: str) -> Ended:
+        monkeypatch.setenv("COLUMNS", "100")
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        ended = ask(*arguments)
+        return replace(ended, out=re.sub(r"\x1b\[[0-9;]*m", "", ended.out))
+
+    return run
+
+
 # -- the commands ---------------------------------------------------------------------------------------------
 
 
@@ -221,6 +234,27 @@ def test_query_prints_tables_json_and_csv(ask: Any) -> None:
     assert len(rows) == 1 + 120 + 80 + 5 + 2
     blob = json.loads(ask("query", "SELECT x'00ff', 9e999, NULL", "--json").out)
     assert blob["rows"] == [["00ff", "inf", None]]
+
+
+WIDE = "SELECT '{0}' AS first, '{1}' AS second, 'end' AS third UNION ALL SELECT 'x', 'y', 'z'".format("a" * 150, "b" * 150)
+
+
+def test_a_table_wider_than_the_terminal_is_printed_row_by_row_and_a_file_gets_all_of_it(
+    ask: Any, ask_narrow: Any
+) -> None:
+    written = ask("query", WIDE).out.splitlines()
+    assert written[1].split() == ["a" * 150, "b" * 150, "end"], "nothing is cut in a file"
+    lines = ask_narrow("query", WIDE).out.splitlines()
+    assert lines[:3] == ["first:  " + "a" * 150, "second: " + "b" * 150, "third:  end"]
+    assert set(lines[3]) == {"─"}
+    assert lines[4:] == ["first:  x", "second: y", "third:  z"]
+    assert ask_narrow("query", "SELECT 1 AS one, 2 AS two").out.split() == ["one", "two", "1", "2"]
+
+
+def test_a_query_without_rows_says_so(ask: Any) -> None:
+    ended = ask("query", "SELECT public_id FROM candidate WHERE 0")
+    assert (ended.code, ended.out, ended.sentence) == (0, "", "evo: no rows")
+    assert ask("query", "SELECT public_id FROM candidate WHERE 0", "--format", "csv").out == "public_id\n"
 
 
 # -- bad input ------------------------------------------------------------------------------------------------

@@ -10,10 +10,13 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
 
 from evo.cli.cells import cell, visible
 from evo.cli.options import DEFAULT_DB, Db, Json, make_console, parse_duration, print_json
-from evo.cli.tables import make_table
+from evo.cli.tables import make_table, natural_width
 from evo.lineage import Lineage
 from evo.store.records import Selection
 
@@ -55,13 +58,37 @@ def query(
         return
     if format is Format.CSV:
         typer.echo(_csv(found), nl=False)
+    elif not found.rows:
+        typer.echo("evo: no rows", err=True)  # a line of names alone looks like a row
     else:
-        table = make_table(*found.columns, right=_numeric(found))
-        for row in found.rows:
-            table.add_row(*map(cell, row))
-        make_console().print(table)
+        _print_rows(make_console(), found)
     if found.cut:
         typer.echo(f"evo: there are more rows than the {limit} shown; ask for more with --limit", err=True)
+
+
+def _print_rows(console: Console, found: Selection) -> None:
+    """As a table with nothing folded or cut; on a terminal that is too narrow for it, row by row."""
+    table = make_table(*found.columns, right=_numeric(found))
+    for row in found.rows:
+        table.add_row(*map(cell, row))
+    width = natural_width(table)
+    if console.is_terminal and width > console.width:
+        _print_records(console, found)
+        return
+    console.width = max(console.width, width)
+    console.print(table)
+
+
+def _print_records(console: Console, found: Selection) -> None:
+    """A line for each column, which the terminal folds where it must, and a rule between rows."""
+    names = [visible(name) for name in found.columns]
+    width = max(map(cell_len, names))
+    for i, row in enumerate(found.rows):
+        if i:
+            console.rule(style="dim")
+        for name, value in zip(names, row, strict=True):
+            padding = " " * (width - cell_len(name))
+            console.print(Text.assemble((f"{name}: {padding}", "dim"), cell(value)), soft_wrap=True)
 
 
 def _numeric(found: Selection) -> tuple[str, ...]:

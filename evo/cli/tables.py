@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from rich.console import Console, RenderableType
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -14,7 +15,7 @@ from evo.evaluation import Timing, within_noise
 from evo.store.losses import Losses
 
 __all__ = [
-    "DISTURBED_NOTE", "make_table", "marked", "say", "say_losses", "short_id", "short_workload", "speedup", "timing_record",
+    "DISTURBED_NOTE", "make_table", "marked", "natural_width", "say", "say_losses", "short_id", "short_workload", "speedup", "timing_record",
 ]  # fmt: skip
 
 _WHOLE = frozenset({"best", "candidate", "id", "median us", "speed-up"})
@@ -48,6 +49,12 @@ def make_table(*headings: str, right: tuple[str, ...] = ()) -> Table:
         least = None if whole or not heading.strip() else _LEAST_WIDTH
         table.add_column(visible(heading), justify=justify, overflow="fold", no_wrap=whole, min_width=least)
     return table
+
+
+def natural_width(table: Table) -> int:
+    """How wide a table is in which nothing is folded."""
+    console = Console(width=1 << 24, markup=False, emoji=False)
+    return Measurement.get(console, console.options, table).maximum
 
 
 def say(console: Console, text: str, style: str = "") -> None:
