@@ -214,7 +214,7 @@ def test_importance_ends_with_the_values_that_were_hardly_tried(
 def test_compare_shows_what_was_set_differently(ask: Any) -> None:
     ended = ask("compare", "first", "second")
     assert ended.code == 0
-    assert ended.out.count("NVIDIA L4") == 2
+    assert ended.out.count("NVIDIA L4") == 1, "once for both, which ran on one"
     assert "they were set up alike" in ended.out
     found = json.loads(ask("compare", "first", "second", "--json").out)
     assert set(found) == {"rows", "settings"}
@@ -236,7 +236,16 @@ def test_query_prints_tables_json_and_csv(ask: Any) -> None:
     assert blob["rows"] == [["00ff", "inf", None]]
 
 
-WIDE = "SELECT '{0}' AS first, '{1}' AS second, 'end' AS third UNION ALL SELECT 'x', 'y', 'z'".format("a" * 150, "b" * 150)
+def test_compare_fits_a_terminal_in_two_tables(ask_narrow: Any) -> None:
+    lines = ask_narrow("compare", "first", "second").out.splitlines()
+    assert re.fullmatch(r"\S+ on \S.*", lines[0]), "the device, which is one"
+    assert lines[1].split()[:4] == ["run", "best", "speed-up", "interval"]
+    assert re.match(r"(first|second) +[0-9a-f]{10} +[0-9.]+x +[0-9.]+ to [0-9.]+ +[0-9.]+ *$", lines[2])
+    effort = next(line for line in lines if "to 2.0x" in line)
+    assert effort.split()[:4] == ["run", "candidates", "a", "second"]
+
+
+WIDE = f"SELECT '{'a' * 150}' AS first, '{'b' * 150}' AS second, 'end' AS third UNION ALL SELECT 'x', 'y', 'z'"
 
 
 def test_a_table_wider_than_the_terminal_is_printed_row_by_row_and_a_file_gets_all_of_it(

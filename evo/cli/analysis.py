@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Annotated, Protocol, TypeVar
 
 import typer
@@ -11,7 +11,7 @@ from rich.console import Console
 
 from evo.cli.cells import cell, factor, figure, interval, share, visible
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, make_console, print_json
-from evo.cli.tables import DISTURBED_NOTE, make_table, marked, say, short_id
+from evo.cli.tables import DISTURBED_NOTE, make_table, marked, say, short_id, speedup
 from evo.errors import UsageError
 from evo.lineage import Lineage
 from evo.store.comparison import MILESTONES, ComparedRun, Setting
@@ -154,32 +154,51 @@ def compare(
         return
     console = make_console()
     for workload, rows in _by_workload(found.rows):
-        say(console, workload, "bold")
-        console.print(_runs_table(rows))
+        devices = {row.device for row in rows}
+        say(console, f"{workload} on {rows[0].device}" if len(devices) == 1 else workload, "bold")
+        console.print(_speed_table(rows, devices))
+        console.print(_effort_table(rows))
     _note(
         console,
-        "behind: the fastest's speed-up over this one's, where kernel and device are the same, a tie where the"
-        " interval of that holds 1; to 1.1x: seconds of search until the search's own figure was that",
+        "speed-up: over the reference baseline, a tie within the noise floor; behind: the fastest's speed-up over this"
+        " one's, where kernel and device are the same, a tie where the interval of that holds 1; a second: of the search,"
+        " without its finals; to 1.1x: seconds of search until the search's own figure was that",
     )
     if any(row.disturbed for row in found.rows):
         console.print(DISTURBED_NOTE, style="bold red", highlight=False, soft_wrap=True)
     _print_settings(console, found.settings, names)
 
 
-def _runs_table(rows: Sequence[ComparedRun]) -> object:
-    reached = tuple(f"to {m}x" for m in MILESTONES)
-    right = ("speed-up", "median us", "behind", "candidates", "a second", "failures", *reached)
-    table = make_table("run", "device", "best", "speed-up", "interval", *right[1:], right=right)
+def _speed_table(rows: Sequence[ComparedRun], devices: Collection[str]) -> object:
+    """Who is how fast. devices: of all the rows."""
+    right = ("speed-up", "median us", "behind")
+    several = len(devices) > 1
+    table = make_table(
+        "run", *["device"] * several, "best", "speed-up", "interval", "median us", "behind", "interval ", right=right
+    )
     for r in rows:
-        behind = "" if r.behind is None or r.behind == 1 else "tie" if r.tie else factor(r.behind)
+        first = r.behind is None or r.behind == 1
         table.add_row(
             cell(r.run),
-            cell(r.device),
+            *[cell(r.device)] * several,
             short_id(r.best) if r.best else "-",
-            marked(factor(r.speedup), r.disturbed),
+            marked(speedup(1 / r.speedup if r.speedup else None, r.noise_floor), r.disturbed),
             interval(r.speedup_low, r.speedup_high),
             figure(r.median_us),
-            behind,
+            "" if first else "tie" if r.tie else factor(r.behind),
+            "" if first else interval(r.behind_low, r.behind_high),
+        )
+    return table
+
+
+def _effort_table(rows: Sequence[ComparedRun]) -> object:
+    """What it took."""
+    reached = tuple(f"to {m}x" for m in MILESTONES)
+    right = ("candidates", "a second", "failures", *reached)
+    table = make_table("run", *right, right=right)
+    for r in rows:
+        table.add_row(
+            cell(r.run),
             str(r.candidates),
             figure(r.candidates_per_s, 1),
             f"{r.failures} ({share(r.failures / r.candidates)})" if r.candidates else "-",

@@ -56,6 +56,7 @@ def show(
         run = queries.run(store, record.run)
         seeds = gate_seeds(run.options, run.seed)
         races = queries.final_races(store, record)
+        noise = queries.noise_floors_of(store, [record.run]).get((record.run, record.workload))
     if json:
         print_json(_record(record, races) | {"salvaged": run.salvaged} | ({"text": text} if source else {}))
         return
@@ -70,7 +71,7 @@ def show(
             typer.echo(text)
         return
     _print_candidate(console, record, seeds, db)
-    _print_timings(console, record, races)
+    _print_timings(console, record, races, noise)
     say_losses(console, {run.name: run.salvaged})
 
 
@@ -138,8 +139,10 @@ def _made_by(record: CandidateRecord) -> str:
     return record.operator + (f" of {parents}" if parents else "")
 
 
-def _print_timings(console: Console, record: CandidateRecord, races: Sequence[FinalRace]) -> None:
-    """Race by race: the candidate, then what was timed beside it."""
+def _print_timings(
+    console: Console, record: CandidateRecord, races: Sequence[FinalRace], noise: float | None
+) -> None:
+    """Race by race: the candidate, then what was timed beside it. noise: the floor of the run's last final."""
     if not record.timings:
         return
     table = make_table("timed in", "cache", "contender", *_FIGURES, right=_FIGURES)
@@ -152,14 +155,15 @@ def _print_timings(console: Console, record: CandidateRecord, races: Sequence[Fi
         beside = list(race.timings) if race else []
         name = "final" if round_ == 1 else f"final {round_}"
         if race and not race.beside:
-            _add_rows(table, timings, name)
-            _add_rows(table, [t for t in beside if t.protocol != "hot"], f"{name}, winner's race")
+            _add_rows(table, timings, name, noise)
+            _add_rows(table, [t for t in beside if t.protocol != "hot"], f"{name}, winner's race", noise)
             elsewhere = True
             continue
         for hot in (False, True):
-            _add_rows(table, [t for t in (*timings, *beside) if (t.protocol == "hot") is hot], name)
+            _add_rows(table, [t for t in (*timings, *beside) if (t.protocol == "hot") is hot], name, noise)
     console.print(table)
-    notes = ["speed-up: over the reference baseline, in the same race"]
+    tie = f"; a tie within ±{noise:.2%}, the noise floor" if noise is not None else ""
+    notes = [f"speed-up: over the reference baseline, in the same race{tie}"]
     if any(t.contender == "twin" for r in races for t in r.timings):
         notes.append("twin: a second copy of the winner")
     if elsewhere:
@@ -169,7 +173,7 @@ def _print_timings(console: Console, record: CandidateRecord, races: Sequence[Fi
         console.print(DISTURBED_NOTE, style="bold red", highlight=False, soft_wrap=True)
 
 
-def _add_rows(table: Table, timings: Sequence[TimingRecord], race: str) -> None:
+def _add_rows(table: Table, timings: Sequence[TimingRecord], race: str, noise: float | None = None) -> None:
     for t in timings:
         interval = f"{1 / t.ratio_high:.3f} to {1 / t.ratio_low:.3f}" if t.ratio_low and t.ratio_high else ""
         table.add_row(
@@ -178,7 +182,7 @@ def _add_rows(table: Table, timings: Sequence[TimingRecord], race: str) -> None:
             t.contender,
             marked(f"{t.median_us:.2f}", t.disturbed),
             f"{t.low_us:.2f} to {t.high_us:.2f}",
-            marked(speedup(t.ratio), t.disturbed and t.ratio is not None),
+            marked(speedup(t.ratio, noise), t.disturbed and t.ratio is not None),
             interval,
             str(len(t.samples_us)),
             str(t.calls_per_sample),

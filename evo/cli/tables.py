@@ -15,7 +15,8 @@ from evo.evaluation import Timing, within_noise
 from evo.store.losses import Losses
 
 __all__ = [
-    "DISTURBED_NOTE", "make_table", "marked", "natural_width", "say", "say_losses", "short_id", "short_workload", "speedup", "timing_record",
+    "DISTURBED_NOTE", "make_table", "marked", "natural_width", "say", "say_losses", "short_id", "short_workload", "speedup",
+    "timing_record",
 ]  # fmt: skip
 
 _WHOLE = frozenset({"best", "candidate", "id", "median us", "speed-up"})
