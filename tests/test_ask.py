@@ -7,6 +7,7 @@ import io
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,12 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import select, update
 
 import evo
 from evo.cli import run as run_command
 from evo.errors import UnknownNameError
 from evo.genome import Genome
 from evo.store.columns import public_id
+from evo.store.losses import SALVAGED
+from evo.store.models import Run
 from evo.store.store import Store
 from tests.ended import Ended
 from tests.store import landscapes as land
@@ -243,6 +247,35 @@ def test_compare_fits_a_terminal_in_two_tables(ask_narrow: Any) -> None:
     assert re.match(r"(first|second) +[0-9a-f]{10} +[0-9.]+x +[0-9.]+ to [0-9.]+ +[0-9.]+ *$", lines[2])
     effort = next(line for line in lines if "to 2.0x" in line)
     assert effort.split()[:4] == ["run", "candidates", "a", "second"]
+
+
+def salvaged(db: str, tmp_path: Path) -> str:
+    """A copy of the database in which run "walk" lost something."""
+    copy = tmp_path / "salvaged.db"
+    shutil.copy(db, copy)
+    with Store.open(copy, write=True) as store, store.writing() as connection:
+        options = connection.execute(select(Run.options).where(Run.name == "walk")).scalar_one()
+        lost = {**options, SALVAGED: {"winners": 1}}
+        connection.execute(update(Run).where(Run.name == "walk").values(options=lost))
+    return str(copy)
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["operators walk", "importance walk", "pareto walk", "failures walk", "failures --all", "compare first walk",
+     "explain {0}", "diff {0} {1}"],
+)  # fmt: skip
+def test_what_is_told_of_a_salvaged_run_says_that_it_was(
+    ask: Any, db: str, walk: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    words = command.format(*walk).split()
+    asked = salvaged(db, tmp_path)
+    for more in ((), ("--json",)):
+        assert "salvaged" not in ask(*words, *more).err
+        assert run_command([*words, *more, "--db", asked]) == 0
+        ended = capsys.readouterr()
+        assert ended.err == "evo: walk: salvaged from a damaged file: 1 winner was lost\n"
+        assert not more or json.loads(ended.out)
 
 
 WIDE = f"SELECT '{'a' * 150}' AS first, '{'b' * 150}' AS second, 'end' AS third UNION ALL SELECT 'x', 'y', 'z'"

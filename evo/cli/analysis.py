@@ -11,7 +11,7 @@ from rich.console import Console
 
 from evo.cli.cells import cell, factor, figure, interval, share, visible
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, make_console, print_json
-from evo.cli.tables import DISTURBED_NOTE, make_table, marked, say, short_id, speedup
+from evo.cli.tables import DISTURBED_NOTE, make_table, marked, say, short_id, speedup, tell_losses
 from evo.errors import UsageError
 from evo.lineage import Lineage
 from evo.store.comparison import MILESTONES, ComparedRun, Setting
@@ -61,6 +61,7 @@ def operators(
     """Show what each operator was worth: trials, success, gain a second, and when."""
     with Lineage(db) as known:
         found = known.operators(run, windows=windows)
+        tell_losses(known.store, [run])
     if json:
         print_json(found)
         return
@@ -103,6 +104,7 @@ def importance(
     """Show which parameters matter for being fast, by workload (PED-ANOVA)."""
     with Lineage(db) as known:
         found = known.importance(run, quantile=quantile)
+        tell_losses(known.store, [run])
     if json:
         print_json(found)
         return
@@ -146,9 +148,10 @@ def compare(
     """Compare runs: best, candidates, time to a speed-up, failures, and what was set differently."""
     with Lineage(db) as known:
         found = known.comparison(*runs)
-    names = list(dict.fromkeys(row.run for row in found.rows))
-    if len(names) < 2:
-        raise UsageError(f"there is nothing to compare {', '.join(names) or 'it'} with; name two runs")
+        names = list(dict.fromkeys(row.run for row in found.rows))
+        if len(names) < 2:
+            raise UsageError(f"there is nothing to compare {', '.join(names) or 'it'} with; name two runs")
+        tell_losses(known.store, names)
     if json:
         print_json(found)
         return
@@ -232,6 +235,7 @@ def pareto(
     chosen = [axis.strip() for axis in axes.split(",") if axis.strip()]
     with Lineage(db) as known:
         found = known.pareto(run, chosen)
+        tell_losses(known.store, [run])
     if json:
         print_json(found)
         return

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from evo.cli.cells import cell, share
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, make_console, print_json
-from evo.cli.tables import make_table, say, short_id
+from evo.cli.tables import make_table, say, short_id, tell_losses
 from evo.errors import UsageError
 from evo.lineage import Lineage
 from evo.store import LATEST
@@ -44,9 +44,11 @@ def failures(
     with Lineage(db) as known:
         if all_:
             totals = known.failure_totals()
+            tell_losses(known.store, None)
             print_json(totals) if json else _print_totals(make_console(), totals)
             return
         report = known.failure_report(run or LATEST, template=template)
+        tell_losses(known.store, [report.run])
     if json:
         print_json(report)
         return

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
+import typer
 from rich.console import Console, RenderableType
 from rich.measure import Measurement
 from rich.table import Table
@@ -12,11 +13,13 @@ from rich.text import Text
 
 from evo.cli.cells import visible
 from evo.evaluation import Timing, within_noise
+from evo.store import queries
 from evo.store.losses import Losses
+from evo.store.store import Store
 
 __all__ = [
     "DISTURBED_NOTE", "make_table", "marked", "natural_width", "say", "say_losses", "short_id", "short_workload", "speedup",
-    "timing_record",
+    "tell_losses", "timing_record",
 ]  # fmt: skip
 
 _WHOLE = frozenset({"best", "candidate", "id", "median us", "speed-up"})
@@ -70,6 +73,19 @@ def say_losses(console: Console, losses: Mapping[str, Losses | None]) -> None:
         say(console, f"{name}: {lost}", "yellow")
     if len(known) > _LISTED:
         say(console, f"{len(known) - _LISTED} more runs were salvaged, too; --json has them all", "yellow")
+
+
+def tell_losses(store: Store, runs: Collection[str] | None) -> None:
+    """`say_losses` on stderr, for commands whose document has no place for it: what they say of such a run may be wrong.
+
+    runs: as they were named; None for all.
+    """
+    named = None if runs is None else [queries.run_name(store, name) for name in runs]
+    losses = queries.losses_of(store, named)
+    for name in list(losses)[:_LISTED]:
+        typer.echo(f"evo: {visible(name)}: {visible(str(losses[name]))}", err=True)
+    if len(losses) > _LISTED:
+        typer.echo(f"evo: {len(losses) - _LISTED} more runs were salvaged, too; evo runs --json has them all", err=True)
 
 
 def speedup(ratio: float | None, noise: float | None = None) -> str:
