@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from sqlalchemy import select, update
 
 import evo
 from evo.cli import run as run_command
+from evo.cli.tables import make_table, print_table
 from evo.errors import UnknownNameError
 from evo.genome import Genome
 from evo.store.columns import public_id
@@ -276,6 +278,28 @@ def test_what_is_told_of_a_salvaged_run_says_that_it_was(
         ended = capsys.readouterr()
         assert ended.err == "evo: walk: salvaged from a damaged file: 1 winner was lost\n"
         assert not more or json.loads(ended.out)
+
+
+def test_no_interval_is_folded_on_a_terminal_of_a_hundred_columns(ask_narrow: Any, walk: list[str]) -> None:
+    for words in (["lineage", walk[3]], ["best", "--run", "walk"], ["show", walk[3]]):
+        lines = ask_narrow(*words).out.splitlines()
+        assert not [line for line in lines if re.search(r"[0-9] to *$", line) or re.search(r" to  ", line)], words
+    lines = ask_narrow("lineage", walk[3]).out.splitlines()
+    row = next(i for i, line in enumerate(lines) if f"{walk[2][:10]} #2" in line)
+    assert lines[row + 1].startswith("    path: reread -> shared, stages: - -> 3"), "the change has a line of its own"
+    lines = ask_narrow("best", "--run", "walk").out.splitlines()
+    assert lines[1].startswith("layernorm, NVIDIA L4, rows=1024,cols=512,dtype=float32"), "and so has the workload"
+
+
+def test_a_table_that_cannot_fit_at_all_is_printed_row_by_row() -> None:
+    narrow = make_table("candidate", "interval", right=("interval",))
+    narrow.add_row("0123456789 #12", "1.000 to 1.100")
+    out = io.StringIO()
+    print_table(Console(file=out, width=22, force_terminal=True, color_system=None), narrow)
+    assert out.getvalue().split() == ["candidate:", "0123456789", "#12", "interval:", "1.000", "to", "1.100"]
+    out = io.StringIO()
+    print_table(Console(file=out, width=26, force_terminal=True, color_system=None), narrow)
+    assert re.search(r"0123456789 #12 +1.000 to *\n", out.getvalue()), "intervals give way before that"
 
 
 WIDE = f"SELECT '{'a' * 150}' AS first, '{'b' * 150}' AS second, 'end' AS third UNION ALL SELECT 'x', 'y', 'z'"

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from evo.cli.cells import cell, factor, figure, interval, share, visible
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, make_console, print_json
-from evo.cli.tables import DISTURBED_NOTE, make_table, marked, say, short_id, speedup, tell_losses
+from evo.cli.tables import DISTURBED_NOTE, Cells, make_table, marked, print_table, say, short_id, speedup, tell_losses
 from evo.errors import UsageError
 from evo.lineage import Lineage
 from evo.store.comparison import MILESTONES, ComparedRun, Setting
@@ -83,7 +83,7 @@ def operators(
             style="bold" if total else "dim",
         )
     console = make_console()
-    console.print(table)
+    print_table(console, table)
     _note(
         console,
         "passed, new code: of the trials; success: faster than the faster parent, of the trials with a timed one; improved:"
@@ -122,7 +122,7 @@ def importance(
                 f"{r.candidates}" if r.conditional else "all",
                 cell(r.note),
             )
-        console.print(table)
+        print_table(console, table)
         if least := tried_least(records):
             say(console, f"tried least of what matters most: {', '.join(map(_seldom, least))}")
     _note(
@@ -159,8 +159,8 @@ def compare(
     for workload, rows in _by_workload(found.rows):
         devices = {row.device for row in rows}
         say(console, f"{workload} on {rows[0].device}" if len(devices) == 1 else workload, "bold")
-        console.print(_speed_table(rows, devices))
-        console.print(_effort_table(rows))
+        print_table(console, _speed_table(rows, devices))
+        print_table(console, _effort_table(rows))
     _note(
         console,
         "speed-up: over the reference baseline, a tie within the noise floor; behind: the fastest's speed-up over this"
@@ -172,7 +172,7 @@ def compare(
     _print_settings(console, found.settings, names)
 
 
-def _speed_table(rows: Sequence[ComparedRun], devices: Collection[str]) -> object:
+def _speed_table(rows: Sequence[ComparedRun], devices: Collection[str]) -> Cells:
     """Who is how fast. devices: of all the rows."""
     right = ("speed-up", "median us", "behind")
     several = len(devices) > 1
@@ -194,7 +194,7 @@ def _speed_table(rows: Sequence[ComparedRun], devices: Collection[str]) -> objec
     return table
 
 
-def _effort_table(rows: Sequence[ComparedRun]) -> object:
+def _effort_table(rows: Sequence[ComparedRun]) -> Cells:
     """What it took."""
     reached = tuple(f"to {m}x" for m in MILESTONES)
     right = ("candidates", "a second", "failures", *reached)
@@ -218,7 +218,7 @@ def _print_settings(console: Console, settings: Sequence[Setting], names: Sequen
     for setting in settings:
         table.add_row(cell(setting.name), *(cell(_short(setting.values.get(name))) for name in names))
     console.print()
-    console.print(table)
+    print_table(console, table)
 
 
 def _short(value: object) -> object:
@@ -256,7 +256,7 @@ def pareto(
                 str(r.equal or ""),
                 style="bold" if r.fastest else "",
             )
-        console.print(table)
+        print_table(console, table)
     if not found:
         console.print("no candidate of this run was timed")
     _note(

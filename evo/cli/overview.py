@@ -10,7 +10,16 @@ from rich.console import Console
 
 from evo.cli.cells import cell, format_duration
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, make_console, print_json
-from evo.cli.tables import DISTURBED_NOTE, make_table, marked, say_losses, short_id, short_workload, speedup
+from evo.cli.tables import (
+    DISTURBED_NOTE,
+    make_table,
+    marked,
+    print_table,
+    say_losses,
+    short_id,
+    short_workload,
+    speedup,
+)
 from evo.errors import UnknownNameError
 from evo.store import queries
 from evo.store.store import Store
@@ -68,7 +77,7 @@ def runs(db: Db = DEFAULT_DB, json: Json = False) -> None:
             r.created[:16].replace("T", " "),
         )
     console = make_console()
-    console.print(table)
+    print_table(console, table)
     console.print("passed: not refused, by the search or its finals; best: the run's highest speed-up", style="dim")
     say_losses(console, {r.name: r.salvaged for r in found})
     _explain_mark(console, any(bs[0].disturbed for bs in leaders.values()))
@@ -128,7 +137,7 @@ def best(
                 cell(b.run),
             )
         console = make_console()
-        console.print(table)
+        print_table(console, table, "kernel", "device", "workload", above=True)
         console.print(
             "for each kernel, device and workload, the candidate of all runs with the highest speed-up: the reference"
             " baseline's time over its own, both of one race; interval: 95%, or of fewer than ten samples, as a search may"

@@ -10,13 +10,11 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
-from rich.cells import cell_len
 from rich.console import Console
-from rich.text import Text
 
 from evo.cli.cells import cell, visible
 from evo.cli.options import DEFAULT_DB, Db, Json, make_console, parse_duration, print_json
-from evo.cli.tables import make_table, natural_width
+from evo.cli.tables import make_table, natural_width, print_records
 from evo.lineage import Lineage
 from evo.store.records import Selection
 
@@ -73,22 +71,10 @@ def _print_rows(console: Console, found: Selection) -> None:
         table.add_row(*map(cell, row))
     width = natural_width(table)
     if console.is_terminal and width > console.width:
-        _print_records(console, found)
+        print_records(console, found.columns, [list(map(cell, row)) for row in found.rows])
         return
     console.width = max(console.width, width)
     console.print(table)
-
-
-def _print_records(console: Console, found: Selection) -> None:
-    """A line for each column, which the terminal folds where it must, and a rule between rows."""
-    names = [visible(name) for name in found.columns]
-    width = max(map(cell_len, names))
-    for i, row in enumerate(found.rows):
-        if i:
-            console.rule(style="dim")
-        for name, value in zip(names, row, strict=True):
-            padding = " " * (width - cell_len(name))
-            console.print(Text.assemble((f"{name}: {padding}", "dim"), cell(value)), soft_wrap=True)
 
 
 def _numeric(found: Selection) -> tuple[str, ...]:

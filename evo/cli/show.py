@@ -16,7 +16,7 @@ from evo.cli.cells import visible
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, make_console, print_json
 from evo.cli.recorded import named_candidate, unknown
 from evo.cli.show_run import RunFinals, print_run, read_run, run_json
-from evo.cli.tables import DISTURBED_NOTE, make_table, marked, say_losses, short_id, speedup
+from evo.cli.tables import DISTURBED_NOTE, make_table, marked, print_table, say_losses, short_id, speedup
 from evo.errors import UnknownNameError
 from evo.store import Stage, candidates, queries
 from evo.store.records import CandidateRecord, FinalRace, TimingRecord
@@ -161,7 +161,7 @@ def _print_timings(
             continue
         for hot in (False, True):
             _add_rows(table, [t for t in (*timings, *beside) if (t.protocol == "hot") is hot], name, noise)
-    console.print(table)
+    print_table(console, table)
     tie = f"; a tie within ±{noise:.2%}, the noise floor" if noise is not None else ""
     notes = [f"speed-up: over the reference baseline, in the same race{tie}"]
     if any(t.contender == "twin" for r in races for t in r.timings):
