@@ -251,6 +251,19 @@ def test_compare_fits_a_terminal_in_two_tables(ask_narrow: Any) -> None:
     assert effort.split()[:4] == ["run", "candidates", "a", "second"]
 
 
+def test_hints_of_the_store_leave_out_the_database_that_commands_take(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "lineage.db"
+    Store.open(path, write=True).close()
+    assert run_command(["show", "latest", "--db", str(path)]) == 2
+    assert f"start one with: evo search KERNEL --db {path}" in capsys.readouterr().err
+    monkeypatch.setenv("EVO_DB", str(path))
+    for words in (["show", "latest"], ["show", "latest", "--db", str(path)]):
+        assert run_command(words) == 2
+        assert capsys.readouterr().err.endswith("start one with: evo search KERNEL\n")
+
+
 def salvaged(db: str, tmp_path: Path) -> str:
     """A copy of the database in which run "walk" lost something."""
     copy = tmp_path / "salvaged.db"
