@@ -22,7 +22,7 @@ from sqlalchemy import select, update
 import evo
 from evo.cli import run as run_command
 from evo.cli.tables import make_table, print_table
-from evo.errors import UnknownNameError
+from evo.errors import UnknownNameError, UsageError
 from evo.genome import Genome
 from evo.store.columns import public_id
 from evo.store.losses import SALVAGED
@@ -262,6 +262,26 @@ def test_hints_of_the_store_leave_out_the_database_that_commands_take(
     for words in (["show", "latest"], ["show", "latest", "--db", str(path)]):
         assert run_command(words) == 2
         assert capsys.readouterr().err.endswith("start one with: evo search KERNEL\n")
+
+
+def test_what_is_no_name_at_all_is_said(lineage: evo.Lineage) -> None:
+    names: Any = ["first", "second"]
+    with pytest.raises(UsageError, match=r"\['first', 'second'\] is not the name of a run; give names one by one"):
+        lineage.compare(names)
+    with pytest.raises(UsageError, match="3 is not the name of a candidate"):
+        lineage.lineage(3)  # type: ignore[arg-type]
+
+
+def test_what_has_no_rows_has_no_headings_and_says_why(ask: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ended = ask("best", "--device", "H200")
+    assert (ended.code, ended.out) == (1, "")
+    assert ended.sentence.endswith("; no device has 'H200' in its name; known: NVIDIA L4")
+    path = tmp_path / "empty.db"
+    Store.open(path, write=True).close()
+    for words in (["runs"], ["failures", "--all"]):
+        assert run_command([*words, "--db", str(path)]) == 0
+        told = capsys.readouterr()
+        assert (told.out, "has been recorded in this database yet" in told.err) == ("", True)
 
 
 def salvaged(db: str, tmp_path: Path) -> str:

@@ -65,6 +65,9 @@ def operators(
     if json:
         print_json(found)
         return
+    if not found:
+        typer.echo("evo: no candidate of this run has been recorded yet", err=True)
+        return
     right = ("trials", "passed", "new code", "success", "improved", "gain", "seconds", "gain/s")
     table = make_table("operator", "search time", *right, right=right)
     for c in found:

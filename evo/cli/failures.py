@@ -56,6 +56,9 @@ def failures(
 
 
 def _print_totals(console: Console, totals: list[FailureTotal]) -> None:
+    if not totals:
+        typer.echo("evo: no candidate has been recorded in this database yet", err=True)
+        return
     table = make_table(
         "kernel", "target", "device", "ended as", "candidates", "share", "runs", right=("candidates", "share", "runs")
     )
