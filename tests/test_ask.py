@@ -7,6 +7,7 @@ import io
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,12 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
+from sqlalchemy import select, update
 
 import evo
 from evo.cli import run as run_command
-from evo.errors import UnknownNameError
+from evo.cli.tables import make_table, print_table
+from evo.errors import UnknownNameError, UsageError
 from evo.genome import Genome
 from evo.store.columns import public_id
+from evo.store.losses import SALVAGED
+from evo.store.models import Run
 from evo.store.store import Store
 from tests.ended import Ended
 from tests.store import landscapes as land
@@ -69,6 +75,19 @@ def lineage(db: str) -> Iterator[evo.Lineage]:
 @pytest.fixture
 def walk(lineage: evo.Lineage) -> list[str]:
     return [point.id for point in lineage.history("walk")]
+
+
+@pytest.fixture
+def ask_narrow(ask: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ended]:
+    """`ask` on a terminal of 100 columns, without its colours."""
+
+    def run(*arguments: str) -> Ended:
+        monkeypatch.setenv("COLUMNS", "100")
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        ended = ask(*arguments)
+        return replace(ended, out=re.sub(r"\x1b\[[0-9;]*m", "", ended.out))
+
+    return run
 
 
 # -- the commands ---------------------------------------------------------------------------------------------
@@ -201,7 +220,7 @@ def test_importance_ends_with_the_values_that_were_hardly_tried(
 def test_compare_shows_what_was_set_differently(ask: Any) -> None:
     ended = ask("compare", "first", "second")
     assert ended.code == 0
-    assert ended.out.count("NVIDIA L4") == 2
+    assert ended.out.count("NVIDIA L4") == 1, "once for both, which ran on one"
     assert "they were set up alike" in ended.out
     found = json.loads(ask("compare", "first", "second", "--json").out)
     assert set(found) == {"rows", "settings"}
@@ -221,6 +240,120 @@ def test_query_prints_tables_json_and_csv(ask: Any) -> None:
     assert len(rows) == 1 + 120 + 80 + 5 + 2
     blob = json.loads(ask("query", "SELECT x'00ff', 9e999, NULL", "--json").out)
     assert blob["rows"] == [["00ff", "inf", None]]
+
+
+def test_compare_fits_a_terminal_in_two_tables(ask_narrow: Any) -> None:
+    lines = ask_narrow("compare", "first", "second").out.splitlines()
+    assert re.fullmatch(r"\S+ on \S.*", lines[0]), "the device, which is one"
+    assert lines[1].split()[:4] == ["run", "best", "speed-up", "interval"]
+    assert re.match(r"(first|second) +[0-9a-f]{10} +[0-9.]+x +[0-9.]+ to [0-9.]+ +[0-9.]+ *$", lines[2])
+    effort = next(line for line in lines if "to 2.0x" in line)
+    assert effort.split()[:4] == ["run", "candidates", "a", "second"]
+
+
+def test_hints_of_the_store_leave_out_the_database_that_commands_take(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "lineage.db"
+    Store.open(path, write=True).close()
+    assert run_command(["show", "latest", "--db", str(path)]) == 2
+    assert f"start one with: evo search KERNEL --db {path}" in capsys.readouterr().err
+    monkeypatch.setenv("EVO_DB", str(path))
+    for words in (["show", "latest"], ["show", "latest", "--db", str(path)]):
+        assert run_command(words) == 2
+        assert capsys.readouterr().err.endswith("start one with: evo search KERNEL\n")
+
+
+def test_what_is_no_name_at_all_is_said(lineage: evo.Lineage) -> None:
+    names: Any = ["first", "second"]
+    with pytest.raises(UsageError, match=r"\['first', 'second'\] is not the name of a run; give names one by one"):
+        lineage.compare(names)
+    with pytest.raises(UsageError, match="3 is not the name of a candidate"):
+        lineage.lineage(3)  # type: ignore[arg-type]
+
+
+def test_what_has_no_rows_has_no_headings_and_says_why(ask: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ended = ask("best", "--device", "H200")
+    assert (ended.code, ended.out) == (1, "")
+    assert ended.sentence.endswith("; no device has 'H200' in its name; known: NVIDIA L4")
+    path = tmp_path / "empty.db"
+    Store.open(path, write=True).close()
+    for words in (["runs"], ["failures", "--all"]):
+        assert run_command([*words, "--db", str(path)]) == 0
+        told = capsys.readouterr()
+        assert (told.out, "has been recorded in this database yet" in told.err) == ("", True)
+
+
+def salvaged(db: str, tmp_path: Path) -> str:
+    """A copy of the database in which run "walk" lost something."""
+    copy = tmp_path / "salvaged.db"
+    shutil.copy(db, copy)
+    with Store.open(copy, write=True) as store, store.writing() as connection:
+        options = connection.execute(select(Run.options).where(Run.name == "walk")).scalar_one()
+        lost = {**options, SALVAGED: {"winners": 1}}
+        connection.execute(update(Run).where(Run.name == "walk").values(options=lost))
+    return str(copy)
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["operators walk", "importance walk", "pareto walk", "failures walk", "failures --all", "compare first walk",
+     "explain {0}", "diff {0} {1}"],
+)  # fmt: skip
+def test_what_is_told_of_a_salvaged_run_says_that_it_was(
+    ask: Any, db: str, walk: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    words = command.format(*walk).split()
+    asked = salvaged(db, tmp_path)
+    for more in ((), ("--json",)):
+        assert "salvaged" not in ask(*words, *more).err
+        assert run_command([*words, *more, "--db", asked]) == 0
+        ended = capsys.readouterr()
+        assert ended.err == "evo: walk: salvaged from a damaged file: 1 winner was lost\n"
+        assert not more or json.loads(ended.out)
+
+
+def test_no_interval_is_folded_on_a_terminal_of_a_hundred_columns(ask_narrow: Any, walk: list[str]) -> None:
+    for words in (["lineage", walk[3]], ["best", "--run", "walk"], ["show", walk[3]]):
+        lines = ask_narrow(*words).out.splitlines()
+        assert not [line for line in lines if re.search(r"[0-9] to *$", line) or re.search(r" to  ", line)], words
+    lines = ask_narrow("lineage", walk[3]).out.splitlines()
+    row = next(i for i, line in enumerate(lines) if f"{walk[2][:10]} #2" in line)
+    assert lines[row + 1].startswith("    path: reread -> shared, stages: - -> 3"), "the change has a line of its own"
+    lines = ask_narrow("best", "--run", "walk").out.splitlines()
+    assert lines[1].startswith("layernorm, NVIDIA L4, rows=1024,cols=512,dtype=float32"), "and so has the workload"
+
+
+def test_a_table_that_cannot_fit_at_all_is_printed_row_by_row() -> None:
+    narrow = make_table("candidate", "interval", right=("interval",))
+    narrow.add_row("0123456789 #12", "1.000 to 1.100")
+    out = io.StringIO()
+    print_table(Console(file=out, width=22, force_terminal=True, color_system=None), narrow)
+    assert out.getvalue().split() == ["candidate:", "0123456789", "#12", "interval:", "1.000", "to", "1.100"]
+    out = io.StringIO()
+    print_table(Console(file=out, width=26, force_terminal=True, color_system=None), narrow)
+    assert re.search(r"0123456789 #12 +1.000 to *\n", out.getvalue()), "intervals give way before that"
+
+
+WIDE = f"SELECT '{'a' * 150}' AS first, '{'b' * 150}' AS second, 'end' AS third UNION ALL SELECT 'x', 'y', 'z'"
+
+
+def test_a_table_wider_than_the_terminal_is_printed_row_by_row_and_a_file_gets_all_of_it(
+    ask: Any, ask_narrow: Any
+) -> None:
+    written = ask("query", WIDE).out.splitlines()
+    assert written[1].split() == ["a" * 150, "b" * 150, "end"], "nothing is cut in a file"
+    lines = ask_narrow("query", WIDE).out.splitlines()
+    assert lines[:3] == ["first:  " + "a" * 150, "second: " + "b" * 150, "third:  end"]
+    assert set(lines[3]) == {"─"}
+    assert lines[4:] == ["first:  x", "second: y", "third:  z"]
+    assert ask_narrow("query", "SELECT 1 AS one, 2 AS two").out.split() == ["one", "two", "1", "2"]
+
+
+def test_a_query_without_rows_says_so(ask: Any) -> None:
+    ended = ask("query", "SELECT public_id FROM candidate WHERE 0")
+    assert (ended.code, ended.out, ended.sentence) == (0, "", "evo: no rows")
+    assert ask("query", "SELECT public_id FROM candidate WHERE 0", "--format", "csv").out == "public_id\n"
 
 
 # -- bad input ------------------------------------------------------------------------------------------------

@@ -157,6 +157,16 @@ def test_each_of_several_finals_has_its_own_baselines(record: Record) -> None:
     ]
 
 
+def test_a_final_within_the_noise_floor_of_the_baseline_is_a_tie(record: Record) -> None:
+    recorded = record(CALM)
+    with Store.open(recorded.db, write=True) as store:
+        store.add_final(store.run("mine"), 1, measured(final("candidate", 0.997, CALM)), elapsed_s=5.0)
+    out = recorded.ask("show", recorded.ids[1]).out
+    row = next(line for line in out.splitlines() if line.startswith("final 2"))
+    assert "tie" in row.split()
+    assert "a tie within ±0.40%, the noise floor" in out
+
+
 def test_a_finalist_that_was_refused_says_by_whom(record: Record) -> None:
     recorded = record(CALM)
     out = recorded.ask("show", recorded.ids[2]).out

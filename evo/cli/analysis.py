@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Annotated, Protocol, TypeVar
 
 import typer
@@ -11,7 +11,7 @@ from rich.console import Console
 
 from evo.cli.cells import cell, factor, figure, interval, share, visible
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, make_console, print_json
-from evo.cli.tables import DISTURBED_NOTE, make_table, marked, say, short_id
+from evo.cli.tables import DISTURBED_NOTE, Cells, make_table, marked, print_table, say, short_id, speedup, tell_losses
 from evo.errors import UsageError
 from evo.lineage import Lineage
 from evo.store.comparison import MILESTONES, ComparedRun, Setting
@@ -61,8 +61,12 @@ def operators(
     """Show what each operator was worth: trials, success, gain a second, and when."""
     with Lineage(db) as known:
         found = known.operators(run, windows=windows)
+        tell_losses(known.store, [run])
     if json:
         print_json(found)
+        return
+    if not found:
+        typer.echo("evo: no candidate of this run has been recorded yet", err=True)
         return
     right = ("trials", "passed", "new code", "success", "improved", "gain", "seconds", "gain/s")
     table = make_table("operator", "search time", *right, right=right)
@@ -82,7 +86,7 @@ def operators(
             style="bold" if total else "dim",
         )
     console = make_console()
-    console.print(table)
+    print_table(console, table)
     _note(
         console,
         "passed, new code: of the trials; success: faster than the faster parent, of the trials with a timed one; improved:"
@@ -103,6 +107,7 @@ def importance(
     """Show which parameters matter for being fast, by workload (PED-ANOVA)."""
     with Lineage(db) as known:
         found = known.importance(run, quantile=quantile)
+        tell_losses(known.store, [run])
     if json:
         print_json(found)
         return
@@ -120,7 +125,7 @@ def importance(
                 f"{r.candidates}" if r.conditional else "all",
                 cell(r.note),
             )
-        console.print(table)
+        print_table(console, table)
         if least := tried_least(records):
             say(console, f"tried least of what matters most: {', '.join(map(_seldom, least))}")
     _note(
@@ -146,40 +151,60 @@ def compare(
     """Compare runs: best, candidates, time to a speed-up, failures, and what was set differently."""
     with Lineage(db) as known:
         found = known.comparison(*runs)
-    names = list(dict.fromkeys(row.run for row in found.rows))
-    if len(names) < 2:
-        raise UsageError(f"there is nothing to compare {', '.join(names) or 'it'} with; name two runs")
+        names = list(dict.fromkeys(row.run for row in found.rows))
+        if len(names) < 2:
+            raise UsageError(f"there is nothing to compare {', '.join(names) or 'it'} with; name two runs")
+        tell_losses(known.store, names)
     if json:
         print_json(found)
         return
     console = make_console()
     for workload, rows in _by_workload(found.rows):
-        say(console, workload, "bold")
-        console.print(_runs_table(rows))
+        devices = {row.device for row in rows}
+        say(console, f"{workload} on {rows[0].device}" if len(devices) == 1 else workload, "bold")
+        print_table(console, _speed_table(rows, devices))
+        print_table(console, _effort_table(rows))
     _note(
         console,
-        "behind: the fastest's speed-up over this one's, where kernel and device are the same, a tie where the"
-        " interval of that holds 1; to 1.1x: seconds of search until the search's own figure was that",
+        "speed-up: over the reference baseline, a tie within the noise floor; behind: the fastest's speed-up over this"
+        " one's, where kernel and device are the same, a tie where the interval of that holds 1; a second: of the search,"
+        " without its finals; to 1.1x: seconds of search until the search's own figure was that",
     )
     if any(row.disturbed for row in found.rows):
         console.print(DISTURBED_NOTE, style="bold red", highlight=False, soft_wrap=True)
     _print_settings(console, found.settings, names)
 
 
-def _runs_table(rows: Sequence[ComparedRun]) -> object:
-    reached = tuple(f"to {m}x" for m in MILESTONES)
-    right = ("speed-up", "median us", "behind", "candidates", "a second", "failures", *reached)
-    table = make_table("run", "device", "best", "speed-up", "interval", *right[1:], right=right)
+def _speed_table(rows: Sequence[ComparedRun], devices: Collection[str]) -> Cells:
+    """Who is how fast. devices: of all the rows."""
+    right = ("speed-up", "median us", "behind")
+    several = len(devices) > 1
+    table = make_table(
+        "run", *["device"] * several, "best", "speed-up", "interval", "median us", "behind", "interval ", right=right
+    )
     for r in rows:
-        behind = "" if r.behind is None or r.behind == 1 else "tie" if r.tie else factor(r.behind)
+        first = r.behind is None or r.behind == 1
         table.add_row(
             cell(r.run),
-            cell(r.device),
+            *[cell(r.device)] * several,
             short_id(r.best) if r.best else "-",
-            marked(factor(r.speedup), r.disturbed),
+            marked(speedup(1 / r.speedup if r.speedup else None, r.noise_floor), r.disturbed),
             interval(r.speedup_low, r.speedup_high),
             figure(r.median_us),
-            behind,
+            "" if first else "tie" if r.tie else factor(r.behind),
+            "" if first else interval(r.behind_low, r.behind_high),
+        )
+    return table
+
+
+def _effort_table(rows: Sequence[ComparedRun]) -> Cells:
+    """What it took."""
+    reached = tuple(f"to {m}x" for m in MILESTONES)
+    right = ("candidates", "a second", "failures", *reached)
+    table = make_table("run", *right, right=right)
+    for r in rows:
+        table.add_row(
+            cell(r.run),
             str(r.candidates),
             figure(r.candidates_per_s, 1),
             f"{r.failures} ({share(r.failures / r.candidates)})" if r.candidates else "-",
@@ -196,7 +221,7 @@ def _print_settings(console: Console, settings: Sequence[Setting], names: Sequen
     for setting in settings:
         table.add_row(cell(setting.name), *(cell(_short(setting.values.get(name))) for name in names))
     console.print()
-    console.print(table)
+    print_table(console, table)
 
 
 def _short(value: object) -> object:
@@ -213,6 +238,7 @@ def pareto(
     chosen = [axis.strip() for axis in axes.split(",") if axis.strip()]
     with Lineage(db) as known:
         found = known.pareto(run, chosen)
+        tell_losses(known.store, [run])
     if json:
         print_json(found)
         return
@@ -233,7 +259,7 @@ def pareto(
                 str(r.equal or ""),
                 style="bold" if r.fastest else "",
             )
-        console.print(table)
+        print_table(console, table)
     if not found:
         console.print("no candidate of this run was timed")
     _note(

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from evo.cli.options import DEFAULT_DB, Db, Json, named_db, print_json
+from evo.cli.options import DEFAULT_DB, Db, Json, lasting_db, print_json
 from evo.store.store import Store
 
 __all__ = ["register"]
@@ -50,7 +50,7 @@ def dashboard(
     trials = TrialMirror(db, optuna or _journal(db)) if installed or optuna is not None else None
     try:
         shown = _optuna_app(trials) if installed and trials is not None else None
-        server = open_server(host, port, LiveApp(db, host, named=named_db(db), trials=trials, optuna=shown))
+        server = open_server(host, port, LiveApp(db, host, named=lasting_db(db), trials=trials, optuna=shown))
         os.nice(_NICENESS)
         if trials is not None:
             trials.start()

@@ -21,7 +21,7 @@ from evo.cli.options import (
     print_json,
 )
 from evo.cli.recorded import Recorded, named_candidate
-from evo.cli.tables import DISTURBED_NOTE, make_table, marked, say, short_id
+from evo.cli.tables import DISTURBED_NOTE, make_table, marked, print_table, say, short_id, tell_losses
 from evo.errors import UsageError
 from evo.genome import Genome
 from evo.kernel import Workload
@@ -68,6 +68,7 @@ def explain(
         of_template = from_ is not None and (from_ == _TEMPLATE or "=" in from_)
         space = _present_space(record) if of_template or measure else None
         found = _explanation(known, record, from_, space)
+        tell_losses(known.store, [record.run])
         digest = queries.run(known.store, record.run).kernel_digest if measure else ""
     ablation = None
     if measure and found.edits:
@@ -176,7 +177,7 @@ def _print_all(console: Console, found: Explanation) -> None:
             str(c.pairs),
             f"#{c.since_order} {short_id(c.since)}" if c.since else "-",
         )
-    console.print(table)
+    print_table(console, table)
     say(
         console,
         "gain: mean over pairs of candidates that differ in this edit only; alone: of the start with it; last: of the"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -49,6 +50,9 @@ def measure_edits(recorded: Recorded, found: Explanation, space: Space, *, kerne
         seed=seed,
     )
     base, edits = Genome.of(found.base, found.base_flags), [Edit(credit.change) for credit in found.edits]
+    if sys.stderr.isatty():  # nothing is shown until the end
+        what = f"{len(edits)} edit{'s' * (len(edits) != 1)}"
+        typer.echo(f"evo: building, gating and timing {what}; this takes a minute or more", err=True)
     with open_executor(record.target, worker_settings(record.target, recorded.db)) as executor:
         return measure_ablation(executor, problem, base, request.genome, edits)
 

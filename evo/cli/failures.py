@@ -9,7 +9,7 @@ from rich.console import Console
 
 from evo.cli.cells import cell, share
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, make_console, print_json
-from evo.cli.tables import make_table, say, short_id
+from evo.cli.tables import make_table, print_table, say, short_id, tell_losses
 from evo.errors import UsageError
 from evo.lineage import Lineage
 from evo.store import LATEST
@@ -44,9 +44,11 @@ def failures(
     with Lineage(db) as known:
         if all_:
             totals = known.failure_totals()
+            tell_losses(known.store, None)
             print_json(totals) if json else _print_totals(make_console(), totals)
             return
         report = known.failure_report(run or LATEST, template=template)
+        tell_losses(known.store, [report.run])
     if json:
         print_json(report)
         return
@@ -54,6 +56,9 @@ def failures(
 
 
 def _print_totals(console: Console, totals: list[FailureTotal]) -> None:
+    if not totals:
+        typer.echo("evo: no candidate has been recorded in this database yet", err=True)
+        return
     table = make_table(
         "kernel", "target", "device", "ended as", "candidates", "share", "runs", right=("candidates", "share", "runs")
     )
@@ -61,7 +66,7 @@ def _print_totals(console: Console, totals: list[FailureTotal]) -> None:
         table.add_row(
             cell(t.kernel), t.target, cell(t.device), t.status, f"{t.candidates:,}", share(t.share), f"{t.runs:,}"
         )
-    console.print(table)
+    print_table(console, table)
 
 
 def _print_report(console: Console, report: FailureReport, top: int, db: str) -> None:
@@ -72,7 +77,7 @@ def _print_report(console: Console, report: FailureReport, top: int, db: str) ->
     for kind in report.kinds:
         first = short_id(kind.first)
         table.add_row(kind.status, str(kind.candidates), share(kind.share), f"{kind.seconds:.1f}", first)
-    console.print(table)
+    print_table(console, table)
     _print_reasons(console, report, top)
     _print_values(console, report, top)
     _print_rules(console, report, top)
@@ -87,7 +92,7 @@ def _print_reasons(console: Console, report: FailureReport, top: int) -> None:
             cell(reason.reason[:160] or "nothing was said"), reason.status, str(reason.candidates), short_id(reason.first)
         )
     console.print()
-    console.print(table)
+    print_table(console, table)
 
 
 def _print_values(console: Console, report: FailureReport, top: int) -> None:
@@ -103,7 +108,7 @@ def _print_values(console: Console, report: FailureReport, top: int) -> None:
         )
     console.print()
     if shown:
-        console.print(table)
+        print_table(console, table)
     else:
         console.print("no parameter's value was refused more often than chance would have it", style="dim")
 
@@ -127,7 +132,7 @@ def _print_rules(console: Console, report: FailureReport, top: int) -> None:
             "loses the best" if rule.best_lost else "",
         )
     console.print()
-    console.print(table)
+    print_table(console, table)
     console.print(
         "more: not avoided by a rule above; lost: what it would forbid of the candidates that passed, and of the fastest"
         " quarter. From this run alone: a rule is a question to the template, not proof",

@@ -12,7 +12,17 @@ from rich.text import Text
 from evo.cli.cells import cell, change_text, factor, figure, interval, visible
 from evo.cli.options import DEFAULT_DB, CandidateName, Db, Json, command_line, make_console, print_json
 from evo.cli.recorded import named_candidate
-from evo.cli.tables import DISTURBED_NOTE, make_table, marked, say, say_losses, short_id, speedup
+from evo.cli.tables import (
+    DISTURBED_NOTE,
+    make_table,
+    marked,
+    print_table,
+    say,
+    say_losses,
+    short_id,
+    speedup,
+    tell_losses,
+)
 from evo.lineage import Lineage
 from evo.store import queries
 from evo.store.descent import Family, Kin
@@ -69,7 +79,7 @@ def lineage(
             interval(member.gain_low, member.gain_high),
             style=style,
         )
-    console.print(table)
+    print_table(console, table, "change")
     _print_notes(console, found, record.id, db)
     say_losses(console, losses)
     if diff:
@@ -142,8 +152,9 @@ def diff(
 ) -> None:
     """Compare two candidates: genome, source, machine code, resources, time."""
     with Lineage(db) as known:
-        names = [named_candidate(known.store, name, db).id for name in (one, other)]
-        found = known.difference(*names)
+        first, second = (named_candidate(known.store, name, db) for name in (one, other))
+        found = known.difference(first.id, second.id)
+        tell_losses(known.store, [first.run, second.run])
     if json:
         print_json(found)
         return

@@ -27,6 +27,7 @@ __all__ = [
     "choose_arch",
     "choose_target",
     "command_line",
+    "lasting_db",
     "make_console",
     "named_db",
     "parse_duration",
@@ -82,8 +83,20 @@ def command_line(db: str, *words: str) -> str:
 
 def named_db(db: str) -> str | None:
     """The database where commands have to name it; None where they take it by themselves."""
-    return None if db == (os.environ.get("EVO_DB") or DEFAULT_DB) else db
+    return None if db == _taken() else db
 
+
+def lasting_db(db: str) -> str | None:
+    """`named_db` for what is read elsewhere or later, where EVO_DB may be another: None for the built-in default only."""
+    return named_db(db) or (None if db == DEFAULT_DB else db)
+
+
+def _taken() -> str:
+    """The database that commands take by themselves."""
+    return os.environ.get("EVO_DB") or DEFAULT_DB
+
+
+database.taken = _taken  # for the hints of the store, which reads no environment
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d)?", re.IGNORECASE)
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}

@@ -8,9 +8,18 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from evo.cli.cells import cell, format_duration
+from evo.cli.cells import cell, format_duration, visible
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, make_console, print_json
-from evo.cli.tables import DISTURBED_NOTE, make_table, marked, say_losses, short_id, short_workload, speedup
+from evo.cli.tables import (
+    DISTURBED_NOTE,
+    make_table,
+    marked,
+    print_table,
+    say_losses,
+    short_id,
+    short_workload,
+    speedup,
+)
 from evo.errors import UnknownNameError
 from evo.store import queries
 from evo.store.store import Store
@@ -67,8 +76,12 @@ def runs(db: Db = DEFAULT_DB, json: Json = False) -> None:
             marked(speedup(first.ratio, noise.get((r.name, first.workload))), first.disturbed) if first else "-",
             r.created[:16].replace("T", " "),
         )
+    if not found:
+        start = command_line(db, "search", "KERNEL")
+        typer.echo(f"evo: no run has been recorded in this database yet; start one with: {start}", err=True)
+        return
     console = make_console()
-    console.print(table)
+    print_table(console, table)
     console.print("passed: not refused, by the search or its finals; best: the run's highest speed-up", style="dim")
     say_losses(console, {r.name: r.salvaged for r in found})
     _explain_mark(console, any(bs[0].disturbed for bs in leaders.values()))
@@ -98,6 +111,7 @@ def best(
             searched = {r.kernel for r in queries.runs(store)}
             if kernel not in searched:
                 raise UnknownNameError("kernel in this database", kernel, searched)
+        devices = {r.device for r in queries.runs(store)} if device is not None and not found else set()
         noise = queries.noise_floors_of(store, [b.run for b in found])
         losses = queries.losses_of(store, [b.run for b in found])
     floors = {b.id: noise.get((b.run, b.workload)) for b in found}
@@ -108,7 +122,7 @@ def best(
                 for b in found
             ]
         )
-    else:
+    elif found:
         table = make_table(
             "kernel", "device", "workload", "candidate", "median us", "interval", "speed-up", "noise", "timed in", "run",
             right=("median us", "interval", "speed-up", "noise"),
@@ -128,7 +142,7 @@ def best(
                 cell(b.run),
             )
         console = make_console()
-        console.print(table)
+        print_table(console, table, "kernel", "device", "workload", above=True)
         console.print(
             "for each kernel, device and workload, the candidate of all runs with the highest speed-up: the reference"
             " baseline's time over its own, both of one race; interval: 95%, or of fewer than ten samples, as a search may"
@@ -142,6 +156,14 @@ def best(
     if not found:
         narrowed = any(part is not None for part in (run, target, device, dtype, workload))
         start = command_line(db, "search", kernel or "KERNEL")
-        reason = "here of what you ask for" if narrowed else f"in this database yet; start with: {start}"
+        asked = f"here of what you ask for{_devices(device, devices)}"
+        reason = asked if narrowed else f"in this database yet; start with: {start}"
         typer.echo(f"evo: nothing has passed the gate {reason}", err=True)
         raise typer.Exit(1)
+
+
+def _devices(part: str | None, known: set[str]) -> str:
+    """Those there are, if none of them has that part in its name."""
+    if part is None or not known or any(part.lower() in name.lower() for name in known):
+        return ""
+    return f"; no device has {visible(part)!r} in its name; known: {visible(', '.join(sorted(known)))}"

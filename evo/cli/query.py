@@ -10,10 +10,11 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from evo.cli.cells import cell, visible
 from evo.cli.options import DEFAULT_DB, Db, Json, make_console, parse_duration, print_json
-from evo.cli.tables import make_table
+from evo.cli.tables import make_table, natural_width, print_records
 from evo.lineage import Lineage
 from evo.store.records import Selection
 
@@ -55,13 +56,25 @@ def query(
         return
     if format is Format.CSV:
         typer.echo(_csv(found), nl=False)
+    elif not found.rows:
+        typer.echo("evo: no rows", err=True)  # a line of names alone looks like a row
     else:
-        table = make_table(*found.columns, right=_numeric(found))
-        for row in found.rows:
-            table.add_row(*map(cell, row))
-        make_console().print(table)
+        _print_rows(make_console(), found)
     if found.cut:
         typer.echo(f"evo: there are more rows than the {limit} shown; ask for more with --limit", err=True)
+
+
+def _print_rows(console: Console, found: Selection) -> None:
+    """As a table with nothing folded or cut; on a terminal that is too narrow for it, row by row."""
+    table = make_table(*found.columns, right=_numeric(found))
+    for row in found.rows:
+        table.add_row(*map(cell, row))
+    width = natural_width(table)
+    if console.is_terminal and width > console.width:
+        print_records(console, found.columns, [list(map(cell, row)) for row in found.rows])
+        return
+    console.width = max(console.width, width)
+    console.print(table)
 
 
 def _numeric(found: Selection) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from evo.cli.options import DEFAULT_DB, Db, Json, named_db, print_json
+from evo.cli.options import DEFAULT_DB, Db, Json, lasting_db, print_json
 from evo.store.store import Store
 
 __all__ = ["register"]
@@ -37,7 +37,7 @@ def report(
     started = time.monotonic()
     check_replaceable(out)
     with Store.open(db, write=False) as store:
-        data = read_run_data(store, run, db=named_db(db))
+        data = read_run_data(store, run, db=lasting_db(db))
     drawn = sections(data)
     page = render_page(data, drawn)
     write_page(out, page)

@@ -16,7 +16,7 @@ from evo.cli.cells import visible
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, make_console, print_json
 from evo.cli.recorded import named_candidate, unknown
 from evo.cli.show_run import RunFinals, print_run, read_run, run_json
-from evo.cli.tables import DISTURBED_NOTE, make_table, marked, say_losses, short_id, speedup
+from evo.cli.tables import DISTURBED_NOTE, make_table, marked, print_table, say_losses, short_id, speedup
 from evo.errors import UnknownNameError
 from evo.store import Stage, candidates, queries
 from evo.store.losses import LOST
@@ -53,6 +53,7 @@ def show(
         run = queries.run(store, record.run)
         seeds = gate_seeds(run.options, run.seed)
         races = queries.final_races(store, record)
+        noise = queries.noise_floors_of(store, [record.run]).get((record.run, record.workload))
     if json:
         print_json(_record(record, races) | {"salvaged": run.salvaged} | ({"text": text} if source else {}))
         return
@@ -67,7 +68,7 @@ def show(
             typer.echo(text)
         return
     _print_candidate(console, record, seeds, db)
-    _print_timings(console, record, races)
+    _print_timings(console, record, races, noise)
     say_losses(console, {run.name: run.salvaged})
 
 
@@ -145,8 +146,10 @@ def _made_by(record: CandidateRecord) -> str:
     return record.operator + (f" of {parents}" if parents else "")
 
 
-def _print_timings(console: Console, record: CandidateRecord, races: Sequence[FinalRace]) -> None:
-    """Race by race: the candidate, then what was timed beside it."""
+def _print_timings(
+    console: Console, record: CandidateRecord, races: Sequence[FinalRace], noise: float | None
+) -> None:
+    """Race by race: the candidate, then what was timed beside it. noise: the floor of the run's last final."""
     if not record.timings:
         return
     table = make_table("timed in", "cache", "contender", *_FIGURES, right=_FIGURES)
@@ -159,14 +162,15 @@ def _print_timings(console: Console, record: CandidateRecord, races: Sequence[Fi
         beside = list(race.timings) if race else []
         name = "final" if round_ == 1 else f"final {round_}"
         if race and not race.beside:
-            _add_rows(table, timings, name)
-            _add_rows(table, [t for t in beside if t.protocol != "hot"], f"{name}, winner's race")
+            _add_rows(table, timings, name, noise)
+            _add_rows(table, [t for t in beside if t.protocol != "hot"], f"{name}, winner's race", noise)
             elsewhere = True
             continue
         for hot in (False, True):
-            _add_rows(table, [t for t in (*timings, *beside) if (t.protocol == "hot") is hot], name)
-    console.print(table)
-    notes = ["speed-up: over the reference baseline, in the same race"]
+            _add_rows(table, [t for t in (*timings, *beside) if (t.protocol == "hot") is hot], name, noise)
+    print_table(console, table)
+    tie = f"; a tie within ±{noise:.2%}, the noise floor" if noise is not None else ""
+    notes = [f"speed-up: over the reference baseline, in the same race{tie}"]
     if any(t.contender == "twin" for r in races for t in r.timings):
         notes.append("twin: a second copy of the winner")
     if elsewhere:
@@ -176,7 +180,7 @@ def _print_timings(console: Console, record: CandidateRecord, races: Sequence[Fi
         console.print(DISTURBED_NOTE, style="bold red", highlight=False, soft_wrap=True)
 
 
-def _add_rows(table: Table, timings: Sequence[TimingRecord], race: str) -> None:
+def _add_rows(table: Table, timings: Sequence[TimingRecord], race: str, noise: float | None = None) -> None:
     for t in timings:
         interval = f"{1 / t.ratio_high:.3f} to {1 / t.ratio_low:.3f}" if t.ratio_low and t.ratio_high else ""
         table.add_row(
@@ -185,7 +189,7 @@ def _add_rows(table: Table, timings: Sequence[TimingRecord], race: str) -> None:
             t.contender,
             marked(f"{t.median_us:.2f}", t.disturbed),
             f"{t.low_us:.2f} to {t.high_us:.2f}",
-            marked(speedup(t.ratio), t.disturbed and t.ratio is not None),
+            marked(speedup(t.ratio, noise), t.disturbed and t.ratio is not None),
             interval,
             str(len(t.samples_us)),
             str(t.calls_per_sample),

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from evo.cli.cells import cell, factor, figure, interval
 from evo.cli.options import command_line
-from evo.cli.tables import DISTURBED_NOTE, make_table, marked, say, say_losses, short_id, speedup
+from evo.cli.tables import DISTURBED_NOTE, Cells, make_table, marked, print_table, say, say_losses, short_id, speedup
 from evo.store import queries
 from evo.store.finalists import Finalist, WorkloadFinals, finals
 from evo.store.records import Failure, RunSummary
@@ -52,7 +52,7 @@ def print_run(console: Console, found: RunFinals, db: str) -> None:
     for held in found.finals:
         say(console, held.workload, "bold")
         if held.finalists:
-            console.print(_table(held))
+            print_table(console, _table(held))
         else:
             best = run.islands[held.island].best
             tell = f"; its best so far: {command_line(db, 'show', short_id(best))}" if best else ""
@@ -72,7 +72,7 @@ def print_run(console: Console, found: RunFinals, db: str) -> None:
     say_losses(console, {run.name: run.salvaged})
 
 
-def _table(found: WorkloadFinals) -> object:
+def _table(found: WorkloadFinals) -> Cells:
     right = ("median us", "speed-up", "behind", "in the search")
     noise = f" ±{found.noise_floor:.2%}" if found.noise_floor is not None else ""
     heading = f"speed-up{noise}"

@@ -130,7 +130,7 @@ def commands(data: RunData) -> list[tuple[str, str]]:
             again += [f"--{name}", str(budget[name])]
     for name, value in (run.options.get("fixed") or {}).items():
         again += ["--fix", f"{name}={str(value).lower() if isinstance(value, bool) else value}"]
-    if run.window > 8 and run.window % 2 == 0:
+    if run.window % 2 == 0:  # two a builder, but eight at least; another machine would take another number of them
         again += ["--builders", str(run.window // 2)]
     found = [("search again", command(data, *again))]
     for w in data.workloads:

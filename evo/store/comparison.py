@@ -15,6 +15,7 @@ from evo.store import models as m
 from evo.store.columns import key_range
 from evo.store.gains import Figure, gain_between
 from evo.store.leaders import best_of_runs
+from evo.store.races import noise_floors_of
 from evo.store.records import Best
 from evo.store.runs import read_run, resolve_run
 from evo.store.store import Store
@@ -31,10 +32,11 @@ class ComparedRun:
     """One run's search for one workload.
 
     The best's figures are of the last final if `stage` is "final", else of the search; speedup: over the reference
-    baseline, None where nothing passed. behind: the fastest run's speed-up over this one's, of the same device; tie: the
-    interval of that holds 1 (see `evo.store.gains`). candidates, failures: of this workload. candidates_per_s: by the
-    seconds of the run's search, which its workloads share. reached_s: {"1.1x": seconds of search until the search's own
-    figure first was that}.
+    baseline, None where nothing passed; noise_floor: of the run's last final for this workload, None without one. behind:
+    the fastest run's speed-up over this one's, of the same device; tie: the interval of that, behind_low to behind_high,
+    holds 1 (see `evo.store.gains`). candidates, failures: of this workload. search_s: until the run's last candidate, which
+    is without its finals; candidates_per_s: by these seconds, which the run's workloads share. reached_s: {"1.1x": seconds
+    of search until the search's own figure first was that}.
     """
 
     workload: str
@@ -52,7 +54,10 @@ class ComparedRun:
     low_us: float | None
     high_us: float | None
     disturbed: bool
+    noise_floor: float | None
     behind: float | None
+    behind_low: float | None
+    behind_high: float | None
     tie: bool | None
     candidates: int
     passed: int
@@ -86,12 +91,16 @@ def compare(store: Store, runs: Sequence[str]) -> Comparison:
         counts = {run.id: _counts(connection, run.id) for run in known}
         reached = {run.id: _reached(connection, run.id) for run in known}
         leaders = {run.id: best_of_runs(connection, [run.id]) for run in known}
+    noise = noise_floors_of(store, [run.name for run in known])
     rows = []
     for run in known:
+        searched = max((n.until_s for n in counts[run.id].values()), default=0.0)
         for island, workload in enumerate(run.spec.workloads):
             leader = next((b for b in leaders[run.id] if b.workload == workload.key), None)
-            numbers = counts[run.id].get(island, (0, 0))
-            rows.append(_row(run, workload.key, leader, numbers, reached[run.id].get(island, {})))
+            row = _row(
+                run, workload.key, leader, counts[run.id].get(island, _Counts()), searched, reached[run.id].get(island, {})
+            )
+            rows.append(replace(row, noise_floor=noise.get((run.name, workload.key))))
     first = list(dict.fromkeys(row.workload for row in rows))
     ranked: list[ComparedRun] = []
     for workload_key in sorted(first):
@@ -99,13 +108,24 @@ def compare(store: Store, runs: Sequence[str]) -> Comparison:
     return Comparison(rows=tuple(ranked), settings=tuple(_settings(known)))
 
 
-def _counts(connection: Connection, run_id: int) -> dict[int, tuple[int, int]]:
-    """By island: candidates, and those that passed."""
+@dataclass(frozen=True, kw_only=True)
+class _Counts:
+    """Candidates of an island, those of them that passed, and the seconds of search until the last."""
+
+    candidates: int = 0
+    passed: int = 0
+    until_s: float = 0.0
+
+
+def _counts(connection: Connection, run_id: int) -> dict[int, _Counts]:
+    """By island."""
     passed = func.sum(case((_c.status.in_(PASSED), 1), else_=0))
     rows = connection.execute(
-        select(_c.island, func.count(), passed).where(_c.id.between(*key_range(run_id))).group_by(_c.island)
+        select(_c.island, func.count(), passed, func.max(_c.elapsed_s))
+        .where(_c.id.between(*key_range(run_id)))
+        .group_by(_c.island)
     )
-    return {island: (int(n), int(p)) for island, n, p in rows}
+    return {island: _Counts(candidates=int(n), passed=int(p), until_s=until) for island, n, p, until in rows}
 
 
 def _reached(connection: Connection, run_id: int) -> dict[int, dict[str, float | None]]:
@@ -127,10 +147,10 @@ def _row(
     run: StoredRun,
     workload: str,
     leader: Best | None,
-    numbers: tuple[int, int],
+    counted: _Counts,
+    search_s: float,
     reached: Mapping[str, float | None],
 ) -> ComparedRun:
-    candidates, passed = numbers
     return ComparedRun(
         workload=workload,
         run=run.name,
@@ -147,13 +167,16 @@ def _row(
         low_us=leader.low_us if leader else None,
         high_us=leader.high_us if leader else None,
         disturbed=bool(leader and leader.disturbed),
+        noise_floor=None,
         behind=None,
+        behind_low=None,
+        behind_high=None,
         tie=None,
-        candidates=candidates,
-        passed=passed,
-        failures=candidates - passed,
-        search_s=run.elapsed_s,
-        candidates_per_s=candidates / run.elapsed_s if run.elapsed_s else None,
+        candidates=counted.candidates,
+        passed=counted.passed,
+        failures=counted.candidates - counted.passed,
+        search_s=search_s,
+        candidates_per_s=counted.candidates / search_s if search_s else None,
         reached_s={f"{milestone}x": reached.get(f"{milestone}x") for milestone in MILESTONES},
     )
 
@@ -168,7 +191,9 @@ def _ranked(rows: Sequence[ComparedRun]) -> list[ComparedRun]:
             continue
         first = max(peers, key=lambda r: r.speedup or 0.0)
         gain = gain_between(_figure(row), _figure(first))
-        found.append(replace(row, behind=gain.gain, tie=gain.tie) if gain else row)
+        if gain is not None:
+            row = replace(row, behind=gain.gain, behind_low=gain.low, behind_high=gain.high, tie=gain.tie)
+        found.append(row)
     return sorted(found, key=lambda r: (r.speedup is None, -(r.speedup or 0.0), r.run))
 
 

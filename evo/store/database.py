@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -42,10 +43,22 @@ class Location:
         return command_line(self.url, *words)
 
 
+taken: Callable[[], str] | None = None
+"""Tells which database commands take by themselves; who gives such commands sets it."""
+
+
 def command_line(where: str | URL | None, *words: str) -> str:
-    """A command to be typed next, quoted for a shell. It names the database, without its password; None: the one that
-    commands take by themselves."""
-    return shlex.join(("evo", *words, *(() if where is None else ("--db", _address(where)))))
+    """A command to be typed next, quoted for a shell. It names the database, without its password; None, or the URL of
+    what is `taken`: the one that commands take by themselves."""
+    named = where is not None and not (isinstance(where, URL) and _is_taken(where))
+    return shlex.join(("evo", *words, *(("--db", _address(where)) if named and where is not None else ())))
+
+
+def _is_taken(url: URL) -> bool:
+    try:
+        return taken is not None and locate(taken()).url == url
+    except StoreError:
+        return False
 
 
 def _address(where: str | URL) -> str:
@@ -73,10 +86,7 @@ def locate(where: str | Path) -> Location:
             raise ValueError("@")
         backend, driver = url.get_backend_name(), url.get_driver_name()
     except (ArgumentError, NoSuchModuleError, ValueError):  # whose words may hold a part of a password
-        raise StoreError(
-            f"{_hidden(where)!r} is not a database URL; {_EXAMPLES}, with special characters of a name or password"
-            " as %40 for '@'"
-        ) from None
+        raise StoreError(f"{_hidden(where)!r} is not a database URL; {_url_hint(where)}") from None
     if backend == "sqlite" and driver == "pysqlite":
         if not url.database or url.database == ":memory:":
             raise StoreError(f"{where!r} names no file, so nothing would be kept; {_EXAMPLES}")
@@ -87,6 +97,17 @@ def locate(where: str | Path) -> Location:
     if url.drivername in ("postgresql", "postgresql+psycopg"):
         return Location(url=url.set(drivername="postgresql+psycopg"), path=None)
     raise StoreError(f"{_hidden(where)!r}: evo does not work with {url.drivername} databases; {_EXAMPLES}")
+
+
+def _url_hint(where: str) -> str:
+    """What to write instead of what is no URL. It quotes nothing, which could be of a password."""
+    scheme, _, rest = where.partition("://")
+    server, _, path = rest.partition("/")
+    if scheme == "postgres":
+        return "write postgresql:// instead of postgres://"
+    if "@" not in path and (port := re.search(r":([^:\]@]*)$", server)) and not port[1].isdecimal():
+        return "its port is not a number"
+    return f"{_EXAMPLES}, with special characters of a name or password as %40 for '@'"
 
 
 _EXAMPLES = "write a file, sqlite:///FILE or postgresql://USER@HOST/NAME"

@@ -47,6 +47,7 @@ __all__ = [
     "refused_finalists",
     "refused_in_finals",
     "run",
+    "run_name",
     "runs",
     "select_sql",
     "source",
@@ -153,12 +154,21 @@ def _islands(connection: Connection, run_id: int | None) -> dict[int, list[Islan
     return found
 
 
-def losses_of(store: Store, runs: Collection[str]) -> dict[str, Losses]:
-    """What runs have lost with a damaged file, by name; of those that have."""
+def run_name(store: Store, name: str) -> str:
+    """The whole name of the run that is named so. Raises as `run` does."""
+    with store.reading() as connection:
+        key = resolve_run(connection, name)
+        return connection.execute(select(m.Run.name).where(m.Run.id == key)).scalar_one()
+
+
+def losses_of(store: Store, runs: Collection[str] | None = None) -> dict[str, Losses]:
+    """What runs have lost with a damaged file, by name; of those that have, among all if none are named."""
+    query = select(m.Run.name, m.Run.options).order_by(m.Run.id.desc())
+    queries = [query] if runs is None else [query.where(m.Run.name.in_(some)) for some in at_once(dict.fromkeys(runs))]
     found = {}
     with store.reading() as connection:
-        for some in at_once(dict.fromkeys(runs)):
-            for name, options in connection.execute(select(m.Run.name, m.Run.options).where(m.Run.name.in_(some))):
+        for one in queries:
+            for name, options in connection.execute(one):
                 if losses := read_losses(options):
                     found[name] = losses
     return found

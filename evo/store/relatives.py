@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
-from evo.errors import StoreError, UnknownNameError
+from evo.errors import StoreError, UnknownNameError, UsageError
 from evo.store import models as m
 from evo.store.columns import ORDERS_PER_RUN
 from evo.store.losses import Orphans, read_orphans
@@ -29,8 +29,10 @@ def orphans_beside(connection: Connection, key: int) -> Orphans:
 def resolve_candidate(connection: Connection, prefix: str) -> int:
     """The key of the candidate whose public id begins so.
 
-    Raises UnknownNameError, or StoreError for the beginning of several.
+    Raises UnknownNameError, StoreError for the beginning of several, or UsageError for what is not a text at all.
     """
+    if not isinstance(prefix, str):
+        raise UsageError(f"{prefix!r} is not the name of a candidate; give names one by one, as texts")
     prefix = prefix.strip().lower()
     found = _beginning(connection, prefix) if prefix and set(prefix) <= set(string.hexdigits) else []
     if not found:

@@ -14,7 +14,7 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, select
 
-from evo.errors import StoreError, UnknownNameError
+from evo.errors import StoreError, UnknownNameError, UsageError
 from evo.kernel import Workload
 from evo.store import LATEST, Environment, RunSpec, RunStatus, StoredRun
 from evo.store import models as m
@@ -119,8 +119,10 @@ def _environment_id(connection: Connection, environment: Environment) -> int:
 def resolve_run(connection: Connection, name: str) -> int:
     """The id of the run of this name, or whose name alone begins so, or of the last one created for "latest".
 
-    Raises UnknownNameError, or StoreError for a prefix of several names.
+    Raises UnknownNameError, StoreError for a prefix of several names, or UsageError for what is not a text at all.
     """
+    if not isinstance(name, str):
+        raise UsageError(f"{name!r} is not the name of a run; give names one by one, as texts")
     if name == LATEST:
         last = connection.scalar(select(m.Run.id).order_by(m.Run.id.desc()).limit(1))
         if last is None:

@@ -52,6 +52,16 @@ def test_the_best_so_far_only_ever_rises_and_ends_at_the_lowest_score(known: dic
     assert draw_convergence(data, "evaluations") is not None
 
 
+def test_a_lineage_of_ties_says_so(known: dict[str, RunData]) -> None:
+    data = known["one"].workloads[0]
+    tied = tuple(replace(step, tie=True) if step.gain is not None else step for step in data.steps)
+    told, otherwise = draw_lineage(replace(data, steps=tied)), draw_lineage(data)
+    assert told is not None
+    assert otherwise is not None
+    assert "through first parents, each step of which is a tie" in told.caption
+    assert "through first parents, with the gains of steps that are no ties" in otherwise.caption
+
+
 def test_a_lineage_has_a_mark_for_each_ancestor_that_says_change_and_gain(known: dict[str, RunData]) -> None:
     data = known["one"].workloads[0]
     figure = draw_lineage(data, anchor="w1-step-")

@@ -19,6 +19,7 @@ from evo.report.figures.convergence import draw_convergence
 from evo.report.figures.operators import credit_operators, draw_operators
 from evo.report.findings import facts, finalist_rows, finalists_sentence, headline, race_rows
 from evo.report.page import render_page
+from evo.report.protocol import commands
 from evo.report.text import clean, duration
 from evo.store.store import Store
 
@@ -134,6 +135,13 @@ def test_a_finished_run_is_told_with_its_interval_its_noise_and_its_baselines(
         "12 calls",
     ):
         assert said in text, said
+
+
+def test_searching_again_keeps_the_number_of_candidates_in_flight(known: dict[str, RunData]) -> None:
+    data = known["one"]
+    for window, builders in ((8, "4"), (16, "8")):
+        again = dict(commands(replace(data, run=replace(data.run, window=window))))["search again"]
+        assert f"--builders {builders}" in again
 
 
 def test_when_the_winner_was_found_is_told_by_its_own_number(known: dict[str, RunData]) -> None:

@@ -48,6 +48,21 @@ def test_a_report_opens_without_complaint_and_fits(
     assert browser.complaints() == []
 
 
+@SIZES
+def test_captions_wrap_within_the_width_that_is_seen(browser: Browser, folder: Path, size: tuple[int, int]) -> None:
+    browser.view(size)
+    browser.open((folder / "one.html").as_uri())
+    browser.run("document.querySelectorAll('details').forEach(d => { d.open = true })")
+    wide = browser.run(
+        "const tables = [...document.querySelectorAll('.scroll')].filter(s => s.scrollWidth > s.clientWidth);"
+        "tables.forEach(s => { s.scrollLeft = 40 });"
+        "return tables.map(s => [s, s.querySelector('caption:not(.hidden)')]).filter(([, c]) => c)"
+        ".map(([s, c]) => [s, c].map(e => e.getBoundingClientRect())).map(([s, c]) => [s.left - c.left, c.right - s.right])"
+    )
+    assert wide or size == DESKTOP
+    assert all(left <= 1 and right <= 1 for left, right in wide), "also where the table was scrolled sideways"
+
+
 def _brightness(colour: str) -> int:
     return sum(int(part) for part in colour.strip("rgba()").split(",")[:3])
 

@@ -45,12 +45,13 @@ def test_every_command_of_a_report_names_its_database_unless_that_is_the_one_tak
     shutil.copy(database, there)
     assert evo("report", "one", "--db", there, "--out", out) == 0
     named = commands_of(out)
+    assert "--builders 8" in named[0], "16 in flight"
     assert [shlex.split(c)[1] for c in named] == ["search", "check", "show", "export"]
     assert all(shlex.split(c)[-2:] == ["--db", str(there)] for c in named)
 
     monkeypatch.setenv("EVO_DB", str(there))
     assert evo("report", "one", "--out", out) == 0
-    assert not any("--db" in c for c in commands_of(out))
+    assert commands_of(out) == named, "a report is read where EVO_DB is another"
     (tmp_path / "runs").mkdir()
     shutil.copy(database, tmp_path / "runs" / "lineage.db")
     monkeypatch.chdir(tmp_path)

@@ -11,7 +11,7 @@ import samples as s
 
 from evo.errors import StoreError, UnknownNameError, UsageError
 from evo.evaluation import Status
-from evo.store import queries
+from evo.store import RunStatus, Stage, queries
 from evo.store.comparison import compare
 from evo.store.credit import operators
 from evo.store.failures import failure_report, failure_totals
@@ -230,6 +230,20 @@ class TestComparison:
         assert rows[0].speedup_low is not None
         assert rows[2].speedup_high is not None
         assert rows[0].speedup_low < rows[2].speedup_high, "their own intervals overlap"
+
+    def test_the_seconds_are_those_of_the_search_and_the_noise_floor_that_of_the_final(self, store: Store) -> None:
+        for name in ("one", "two"):
+            run = store.create_run(replace(s.SPEC, name=name, workloads=(s.SMALL,)), s.ENVIRONMENT)
+            for order in range(4):
+                store.add(run, land.ref(order, {"a": order}), land.timed(order, 0.5), elapsed_s=order / 2 + 0.5)
+            twin = replace(s.timing(s.SMALL, 0.5, contender="twin"), protocol="final", clocks={"noise_floor": 0.01})
+            store.add_baselines(run, 0, [twin], stage=Stage.FINAL)
+            store.set_status(run, RunStatus.FINISHED, elapsed_s=60.0)
+        first, second = compare(store, ["one", "two"]).rows
+        assert (first.search_s, first.candidates_per_s, first.noise_floor) == (2.0, 2.0, 0.01)
+        assert second.behind_low is not None
+        assert second.behind_high is not None
+        assert second.behind_low < 1.0 < second.behind_high
 
     def test_a_run_in_which_nothing_passed_has_a_row(self, store: Store) -> None:
         run = land.small_run(store, "r")

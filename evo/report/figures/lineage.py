@@ -57,7 +57,7 @@ def draw_lineage(data: WorkloadData, anchor: str = "") -> Figure | None:
         title="Lineage of the leader",
         caption=(
             "From left to right the ancestors in the order in which they were tried; height: their speed-up by the search's"
-            " own timing. Blue: the main line, through first parents, with the gain of each step; grey: other parents."
+            f" own timing. Blue: the main line, through first parents{_told_of(main)}; grey: other parents."
             + (f" Left out: {counted(left, 'ancestor')} further from the main line." if left > 0 else "")
         ),
         alt=(
@@ -69,6 +69,14 @@ def draw_lineage(data: WorkloadData, anchor: str = "") -> Figure | None:
         body=_axes(steps) + Markup("").join([*edges, *nodes]),
         interactive=True,
     )
+
+
+def _told_of(main: list[Step]) -> str:
+    """What is written at the steps of the main line."""
+    gains = [gain_text(s) for s in main if s.gain is not None]
+    if gains and all(gain == "tie" for gain in gains):
+        return ", each step of which is a tie: its gain may be chance" if len(gains) > 1 else ", whose step is a tie"
+    return ", with the gains of steps that are no ties" if gains else ""
 
 
 def _labelled(main: list[Step], places: dict[str, tuple[float, float]]) -> set[str]:
