@@ -149,7 +149,7 @@ def _made_by(record: CandidateRecord) -> str:
 def _print_timings(
     console: Console, record: CandidateRecord, races: Sequence[FinalRace], noise: float | None
 ) -> None:
-    """Race by race: the candidate, then what was timed beside it. noise: the floor of the run's last final."""
+    """Race by race: the candidate, then what was timed beside it. noise: the floor of the run's last final, cold."""
     if not record.timings:
         return
     table = make_table("timed in", "cache", "contender", *_FIGURES, right=_FIGURES)
@@ -189,7 +189,7 @@ def _add_rows(table: Table, timings: Sequence[TimingRecord], race: str, noise: f
             t.contender,
             marked(f"{t.median_us:.2f}", t.disturbed),
             f"{t.low_us:.2f} to {t.high_us:.2f}",
-            marked(speedup(t.ratio, noise), t.disturbed and t.ratio is not None),
+            marked(speedup(t.ratio, None if t.protocol == "hot" else noise), t.disturbed and t.ratio is not None),
             interval,
             str(len(t.samples_us)),
             str(t.calls_per_sample),
