@@ -43,6 +43,7 @@ COMMANDS = (
     "best",
     "best layernorm",
     "show {candidate}",
+    "show {run}",
     "lineage {candidate}",
     "failures {run}",
     "diff {candidate} {cousin}",
