@@ -44,11 +44,10 @@ def show(
 ) -> None:
     """Show everything that is known of a candidate; or of a run its finalists, and which of them tie with the winner."""
     with Store.open(db, write=False) as store:
-        found = None if source else _named_run(store, name)
-        if found is not None:
-            print_json(run_json(found)) if json else print_run(make_console(), found, db)
+        record = named_candidate(store, name, db) if source else _named(store, name)
+        if isinstance(record, RunFinals):
+            print_json(run_json(record)) if json else print_run(make_console(), record, db)
             return
-        record = named_candidate(store, name, db)
         text = candidates.source(store, record.id) if source else ""
         run = queries.run(store, record.run)
         seeds = gate_seeds(run.options, run.seed)
@@ -72,19 +71,18 @@ def show(
     say_losses(console, {run.name: run.salvaged})
 
 
-def _named_run(store: Store, name: str) -> RunFinals | None:
-    """The run of this very name, or else, where no candidate's identifier begins so, whose name does."""
-    missing = None
-    if not queries.has_run(store, name):
-        try:
-            candidates.candidate(store, name)
-            return None
-        except UnknownNameError as error:
-            missing = error
+def _named(store: Store, name: str) -> CandidateRecord | RunFinals:
+    """The run of this very name, else the candidate whose identifier begins so, else the run whose name does."""
+    if queries.has_run(store, name):
+        return read_run(store, name)
+    try:
+        return candidates.candidate(store, name)
+    except UnknownNameError as error:
+        missing = error
     try:
         return read_run(store, name)
-    except UnknownNameError as error:
-        raise (missing or error) if set(name.lower()) <= set(string.hexdigits) else unknown(store, name) from None
+    except UnknownNameError:
+        raise missing if set(name.lower()) <= set(string.hexdigits) else unknown(store, name) from None
 
 
 def _record(record: CandidateRecord, races: Sequence[FinalRace]) -> dict[str, Any]:

@@ -167,11 +167,8 @@ def say(console: Console, text: str, style: str = "") -> None:
 
 def say_losses(console: Console, losses: Mapping[str, Losses | None]) -> None:
     """What runs, by their names, have lost with a damaged file; nothing of those that have not."""
-    known = [(name, lost) for name, lost in losses.items() if lost]
-    for name, lost in known[:_LISTED]:
-        say(console, f"{name}: {lost}", "yellow")
-    if len(known) > _LISTED:
-        say(console, f"{len(known) - _LISTED} more runs were salvaged, too; --json has them all", "yellow")
+    for line in _lines({name: lost for name, lost in losses.items() if lost}, "--json"):
+        say(console, line, "yellow")
 
 
 def tell_losses(store: Store, runs: Collection[str] | None) -> None:
@@ -180,11 +177,16 @@ def tell_losses(store: Store, runs: Collection[str] | None) -> None:
     runs: as they were named; None for all.
     """
     named = None if runs is None else [queries.run_name(store, name) for name in runs]
-    losses = queries.losses_of(store, named)
-    for name in list(losses)[:_LISTED]:
-        typer.echo(f"evo: {visible(name)}: {visible(str(losses[name]))}", err=True)
-    if len(losses) > _LISTED:
-        typer.echo(f"evo: {len(losses) - _LISTED} more runs were salvaged, too; evo runs --json has them all", err=True)
+    for line in _lines(queries.losses_of(store, named), "evo runs --json"):
+        typer.echo(f"evo: {visible(line)}", err=True)
+
+
+def _lines(losses: Mapping[str, Losses | None], everything: str) -> Iterable[str]:
+    """everything: what tells of the runs that are too many to be listed."""
+    known = [f"{name}: {lost}" for name, lost in losses.items()]
+    yield from known[:_LISTED]
+    if len(known) > _LISTED:
+        yield f"{len(known) - _LISTED} more runs were salvaged, too; {everything} has them all"
 
 
 def speedup(ratio: float | None, noise: float | None = None) -> str:

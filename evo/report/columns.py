@@ -9,20 +9,19 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, select
+from sqlalchemy import select
 
 from evo.evaluation import PASSED
 from evo.space import Value
 from evo.store import models as m
 from evo.store.columns import ORDERS_PER_RUN, key_range
 from evo.store.credit import Trial, read_disturbed, read_parents, trials
-from evo.store.lookups import at_once
 from evo.store.store import Store
 
-__all__ = ["Candidates", "SearchTiming", "read_candidates", "read_timings"]
+__all__ = ["Candidates", "read_candidates"]
 
 _NONE = -1
-_c, _t = m.Candidate, m.Timing
+_c = m.Candidate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,17 +58,6 @@ class Candidates:
         """Over the reference; NaN where there is no time."""
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where(self.score > 0, 1.0 / self.score, np.nan)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchTiming:
-    """What the search measured of a candidate; see `evo.evaluation.Timing`."""
-
-    median_us: float
-    ratio: float | None
-    ratio_low: float | None
-    ratio_high: float | None
-    disturbed: bool
 
 
 def read_candidates(store: Store, run_id: int) -> dict[int, Candidates]:
@@ -130,26 +118,3 @@ class _Numbered(dict[str, int]):
     def __missing__(self, word: str) -> int:
         self[word] = len(self)
         return self[word]
-
-
-def read_timings(connection: Connection, run_id: int, orders: list[int]) -> dict[int, SearchTiming]:
-    """What the search's cold protocol measured, by order."""
-    found: dict[int, SearchTiming] = {}
-    first, _ = key_range(run_id)
-    for some in at_once(orders):
-        rows = connection.execute(
-            select(_t.candidate_id, _t.median_us, _t.ratio, _t.ratio_low, _t.ratio_high, _t.clocks)
-            .where(_t.run_id == run_id, _t.candidate_id.in_([first + o for o in some]))
-            .where(_t.round == 0, _t.contender == "candidate", _t.protocol != "hot")
-        )
-        for key, us, ratio, low, high, clocks in rows:
-            if key is None:  # never is: such a row has none of the keys
-                continue
-            found[key % ORDERS_PER_RUN] = SearchTiming(
-                median_us=us,
-                ratio=ratio,
-                ratio_low=low,
-                ratio_high=high,
-                disturbed=bool((clocks or {}).get("disturbed")),
-            )
-    return found

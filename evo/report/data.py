@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 
 from evo.evaluation import within_noise
-from evo.report.columns import Candidates, read_candidates, read_timings
+from evo.report.columns import Candidates, read_candidates
 from evo.report.importance import Importance, weigh_parameters
 from evo.report.parameters import KnownParameter, Problem, known_parameters, read_problem
 from evo.store import candidates as recorded
 from evo.store import importance as asked
 from evo.store import queries
-from evo.store.columns import public_id
+from evo.store.columns import key_range, public_id
+from evo.store.figures import search_figures
 from evo.store.finalists import Finalist, finals
 from evo.store.records import CandidateRecord, Failure, FinalRace, IslandSummary, RunSummary, Step, TimingRecord
 from evo.store.store import Store
@@ -191,11 +192,12 @@ def read_run_data(store: Store, name: str, *, db: str | None = None) -> RunData:
 def _milestones(store: Store, run_id: int, uid: str, some: Candidates, refused: set[int]) -> tuple[Milestone, ...]:
     rows = [int(r) for r in np.flatnonzero(some.best)]
     orders = [int(some.order[r]) for r in rows]
+    first, _ = key_range(run_id)
     with store.reading() as connection:
-        timings = read_timings(connection, run_id, orders)
+        figures = search_figures(connection, run_id, [first + order for order in orders])
     found = []
     for row, order in zip(rows, orders, strict=True):
-        ratio, timing = float(some.score[row]), timings.get(order)
+        ratio, timing = float(some.score[row]), figures.get(first + order)
         low, high = (timing.ratio_low or ratio, timing.ratio_high or ratio) if timing else (ratio, ratio)
         found.append(
             Milestone(

@@ -9,9 +9,11 @@ from typing import Any
 from sqlalchemy import BigInteger, DateTime, Dialect, Integer, String, TypeDecorator
 
 from evo.errors import EngineError
+from evo.evaluation import PASSED
 
 __all__ = [
     "ORDERS_PER_RUN",
+    "PASSED_VALUES",
     "PUBLIC_ID_DIGITS",
     "Digest",
     "JsonObject",
@@ -23,6 +25,8 @@ __all__ = [
 ]
 
 ORDERS_PER_RUN = 2**32
+PASSED_VALUES = ", ".join(f"'{status}'" for status in PASSED)
+"""For SQL that is written out: the status of a candidate is among them if it passed."""
 PUBLIC_ID_DIGITS = 16
 """64 bits: among a million candidates, two share an id with a chance of 3e-8, and are refused if they do."""
 

@@ -97,10 +97,9 @@ def compare(store: Store, runs: Sequence[str]) -> Comparison:
         searched = max((n.until_s for n in counts[run.id].values()), default=0.0)
         for island, workload in enumerate(run.spec.workloads):
             leader = next((b for b in leaders[run.id] if b.workload == workload.key), None)
-            row = _row(
-                run, workload.key, leader, counts[run.id].get(island, _Counts()), searched, reached[run.id].get(island, {})
-            )
-            rows.append(replace(row, noise_floor=noise.get((run.name, workload.key))))
+            counted, first_s = counts[run.id].get(island, _Counts()), reached[run.id].get(island, {})
+            floor = noise.get((run.name, workload.key))
+            rows.append(_row(run, workload.key, leader, floor, counted, searched, first_s))
     first = list(dict.fromkeys(row.workload for row in rows))
     ranked: list[ComparedRun] = []
     for workload_key in sorted(first):
@@ -147,6 +146,7 @@ def _row(
     run: StoredRun,
     workload: str,
     leader: Best | None,
+    noise_floor: float | None,
     counted: _Counts,
     search_s: float,
     reached: Mapping[str, float | None],
@@ -167,7 +167,7 @@ def _row(
         low_us=leader.low_us if leader else None,
         high_us=leader.high_us if leader else None,
         disturbed=bool(leader and leader.disturbed),
-        noise_floor=None,
+        noise_floor=noise_floor,
         behind=None,
         behind_low=None,
         behind_high=None,

@@ -125,26 +125,28 @@ def read_disturbed(connection: Connection, run_id: int) -> frozenset[int]:
 def trials(
     rows: Sequence[Any], parents: Mapping[int, Sequence[int]], disturbed: Collection[int]
 ) -> Iterator[Trial]:
-    """Of candidates in the order of proposal, in which a sampler is told. rows: with `id`, `island`, `status`, `score` and
-    `same_code_as_id`; parents: keys by that of the child. A candidate whose code was known already
-    has that one's time as a parent; as a child it repeats, and is not better.
-    disturbed: as the search has it, their times are nobody's best, unless their island has no others."""
+    """Of candidates in the order of proposal, in which a sampler is told.
+
+    rows: with `id`, `island`, `status`, `score` and `same_code_as_id`; parents: keys by that of the child. A candidate whose
+    code was known already has that one's time as a parent; as a child it repeats, and is not better. disturbed: as the
+    search has it, their times are nobody's best, unless their island has no others.
+    """
     scores: dict[int, float] = {}
     best: dict[int, float] = {}
     clean = {row.island for row in rows if row.score is not None and row.score > 0 and row.id not in disturbed}
     for row in rows:
-        improvement, first = 0.0, False
+        improvement, is_best = 0.0, False
         if row.score is not None and row.score > 0:
             scores[row.id] = row.score
             before = best.get(row.island)
             if (row.id not in disturbed or row.island not in clean) and (before is None or row.score < before):
-                first, improvement = True, math.log(before / row.score) if before is not None else 0.0
+                is_best, improvement = True, math.log(before / row.score) if before is not None else 0.0
                 best[row.island] = row.score
         elif row.status == Status.SAME_CODE.value and row.same_code_as_id in scores:
             scores[row.id] = scores[row.same_code_as_id]
         known = [scores[parent] for parent in parents.get(row.id, ()) if parent in scores]
         better = row.score is not None and row.score < min(known) if known else None
-        yield Trial(row, better, first, improvement)
+        yield Trial(row, better, is_best, improvement)
 
 
 def _bounds(window: int | None, windows: int, length: float) -> tuple[float, float]:

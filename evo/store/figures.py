@@ -17,15 +17,16 @@ from evo.store.lookups import rows_of
 __all__ = ["final_figures", "search_figures"]
 
 _c, _t = m.Candidate, m.Timing
+_FIGURE = (_t.ratio, _t.ratio_low, _t.ratio_high, _t.median_us, _t.low_us, _t.high_us, _t.clocks)
 _SAME_CODE = Status.SAME_CODE.value
 
 
 def search_figures(connection: Connection, run_id: int, keys: Sequence[int]) -> dict[int, Figure]:
     """The cold time that the search took of each candidate of a run, by key, where there is one; of a candidate whose
     machine code was known already, that of the one it was known from."""
-    query = select(
-        _t.candidate_id, _t.ratio, _t.ratio_low, _t.ratio_high, _t.median_us, _t.low_us, _t.high_us, _t.clocks
-    ).where(_t.run_id == run_id, _t.round == 0, _t.contender == "candidate", _t.protocol == "cold")
+    query = select(_t.candidate_id, *_FIGURE).where(
+        _t.run_id == run_id, _t.round == 0, _t.contender == "candidate", _t.protocol == "cold"
+    )
     known = select(_c.id, _c.same_code_as_id).where(_c.same_code_as_id.is_not(None), _c.status == _SAME_CODE)
     originals = {row.id: row.same_code_as_id for row in rows_of(connection, known, keys, _c.id)}
     found = {
@@ -40,8 +41,7 @@ def search_figures(connection: Connection, run_id: int, keys: Sequence[int]) -> 
 def final_figures(connection: Connection, run_id: int, keys: Sequence[int]) -> dict[int, Figure]:
     """The cold time that the last final took of each candidate of a run, by key, where there is one."""
     query = (
-        select(_t.candidate_id, _t.round, _t.ratio, _t.ratio_low, _t.ratio_high)
-        .add_columns(_t.median_us, _t.low_us, _t.high_us, _t.clocks)
+        select(_t.candidate_id, *_FIGURE)
         .where(_t.run_id == run_id, _t.stage == Stage.FINAL.value, _t.contender == "candidate", _t.protocol != "hot")
         .order_by(_t.round)
     )

@@ -112,11 +112,15 @@ def listed(parts: Collection[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
+def _kept(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What stands there of a salvaged run; nothing of another."""
+    kept = options.get(SALVAGED)
+    return kept if isinstance(kept, Mapping) else {}
+
+
 def read_losses(options: Mapping[str, Any]) -> Losses | None:
     """Out of a run's options; None for one that was never salvaged, or lost nothing."""
-    kept = options.get(SALVAGED)
-    if not isinstance(kept, Mapping):
-        return None
+    kept = _kept(options)
     # A database may come from anybody: numbers are numbers, and words are ours.
     numbers = {f.name: n for f in fields(Losses) if isinstance(n := kept.get(f.name), int) and n > 0}
     more = kept.get("more")
@@ -138,8 +142,7 @@ def kept_losses(losses: Losses, orphans: Orphans, standing: Mapping[str, int]) -
 
 def read_standing(options: Mapping[str, Any]) -> dict[str, int]:
     """Out of a run's options."""
-    kept = options.get(SALVAGED)
-    standing = kept.get(_STANDING) if isinstance(kept, Mapping) else None
+    standing = _kept(options).get(_STANDING)
     return {k: n for k, n in standing.items() if type(n) is int and n > 0} if isinstance(standing, Mapping) else {}
 
 
@@ -168,8 +171,7 @@ class Orphans:
 
 def read_orphans(options: Mapping[str, Any]) -> Orphans:
     """Out of a run's options."""
-    kept = options.get(SALVAGED)
-    stretches = kept.get(_ORPHANS) if isinstance(kept, Mapping) else None
+    stretches = _kept(options).get(_ORPHANS)
     if not isinstance(stretches, list):
         return Orphans()
     whole = [(s[0], s[1]) for s in stretches if isinstance(s, list) and len(s) == 2 and all(type(n) is int for n in s)]

@@ -7,13 +7,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from evo.evaluation import PASSED
+from evo.store.columns import PASSED_VALUES
 from evo.store.losses import LOST, Losses
 from evo.store.tally import ELSEWHERE, count_losses, note_losses
 
 __all__ = ["Mended", "mend"]
 
-_PASSED = ", ".join(f"'{status}'" for status in PASSED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,12 +77,12 @@ def _stand_in(raw: sqlite3.Connection) -> dict[str, int]:
     builds = raw.execute(
         "INSERT INTO build (candidate_id, arch, compiler, status, seconds, cached, log, source_digest, code_hash)"
         " SELECT c.id, r.arch, '', 'ok', 0, 0, ?, '', '' FROM candidate c JOIN run r ON r.id = c.run_id"
-        f" WHERE c.status IN ({_PASSED}) AND NOT EXISTS (SELECT 1 FROM build b WHERE b.candidate_id = c.id)",
+        f" WHERE c.status IN ({PASSED_VALUES}) AND NOT EXISTS (SELECT 1 FROM build b WHERE b.candidate_id = c.id)",
         (LOST,),
     ).rowcount
     checks = raw.execute(
         'INSERT INTO "check" (candidate_id, round, position, stage, "case", passed, reason, seed)'
-        f" SELECT c.id, 0, 0, 'search', ?, 1, '', 0 FROM candidate c WHERE c.status IN ({_PASSED})"
+        f" SELECT c.id, 0, 0, 'search', ?, 1, '', 0 FROM candidate c WHERE c.status IN ({PASSED_VALUES})"
         " AND EXISTS (SELECT 1 FROM timing t WHERE t.run_id = c.run_id AND t.candidate_id = c.id AND t.round = 0)"
         ' AND NOT EXISTS (SELECT 1 FROM "check" k WHERE k.candidate_id = c.id AND k.round = 0)',
         (LOST,),

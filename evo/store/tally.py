@@ -12,13 +12,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from evo.evaluation import PASSED
-from evo.store.columns import ORDERS_PER_RUN
+from evo.store.columns import ORDERS_PER_RUN, PASSED_VALUES
 from evo.store.losses import SALVAGED, WORDS, Losses, Orphans, kept_losses, read_losses, read_orphans, read_standing
 
-__all__ = ["Tally", "count_losses", "note_losses"]
+__all__ = ["ELSEWHERE", "Tally", "count_losses", "note_losses"]
 
-_PASSED = ", ".join(f"'{status}'" for status in PASSED)
 _RUN = f"/ {ORDERS_PER_RUN}"  # a candidate's key by this is the number of its run
 _TOLD_BY = {"final": "timing", "artefact": "build", "island": "candidate", "run": "island", "parentage": ""}
 """What is left of the second tells of every row of the first that is lost."""
@@ -162,7 +160,7 @@ _WINNERS_WITHOUT = (  # a winner has won a final
     " AND NOT EXISTS (SELECT 1 FROM timing t WHERE t.run_id = i.run_id AND t.candidate_id = i.winner_id AND t.round > 0)"
 )
 _WITHOUT_BUILD = (
-    f"SELECT run_id, id FROM candidate c WHERE c.status IN ({_PASSED}) AND c.id NOT IN lost"
+    f"SELECT run_id, id FROM candidate c WHERE c.status IN ({PASSED_VALUES}) AND c.id NOT IN lost"
     " AND NOT EXISTS (SELECT 1 FROM build b WHERE b.candidate_id = c.id)"
 )
 _SCORED = "c.score IS NOT NULL AND c.status <> 'same_code' AND c.id NOT IN lost"

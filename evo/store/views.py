@@ -7,11 +7,10 @@ if an empty one. `docs/database.md` describes them; the SQL is understood by SQL
 
 from __future__ import annotations
 
-from evo.evaluation import PASSED
+from evo.store.columns import PASSED_VALUES
 
 __all__ = ["VIEWS"]
 
-_PASSED = ", ".join(f"'{status}'" for status in PASSED)
 
 # The winner of an island, or else its candidate with the lowest score that its last final, if any, has not refused.
 _LEADER = f"""
@@ -22,7 +21,7 @@ _LEADER = f"""
             AND NOT EXISTS (
                 SELECT 1
                 FROM final f
-                WHERE f.candidate_id = c.id AND f.status NOT IN ({_PASSED})
+                WHERE f.candidate_id = c.id AND f.status NOT IN ({PASSED_VALUES})
                     AND f.round = (SELECT MAX(l.round) FROM final l WHERE l.candidate_id = c.id)
             )
         ORDER BY c.score, c.id
