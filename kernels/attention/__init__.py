@@ -10,7 +10,7 @@ Tuned for
     batch=2,heads=8,kv_heads=8,q_len=512,kv_len=512,head_dim=64,dtype=float16,causal=true,layout=bhsd,lse=false,scale=0.0:  sm_90, sm_89 (compiled), compute_89 (compiled)
     batch=8,heads=12,kv_heads=12,q_len=128,kv_len=128,head_dim=64,dtype=float16,causal=false,layout=bhsd,lse=false,scale=0.0:  sm_90, sm_89 (compiled), compute_89 (compiled)
     batch=1,heads=8,kv_heads=8,q_len=512,kv_len=512,head_dim=64,dtype=float16,causal=false,layout=bhsd,lse=false,scale=0.0:  sm_90, sm_89 (compiled), compute_89 (compiled)
-Everything else is left to PyTorch. Found and written by evo 0+unknown; manifest.json tells how.
+Everything else is left to PyTorch. Found and written by evo 0.1.0; manifest.json tells how.
 
     python -m PACKAGE build     build the native launcher: cheaper calls
     python -m PACKAGE check     compare with PyTorch and float64

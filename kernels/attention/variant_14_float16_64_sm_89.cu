@@ -1,5 +1,5 @@
 // Attention forward, float16, head dimension 64: o = softmax(scale q k^T) v.
-// 64 rows a block, 128 keys a step; 4 x 1 warps.
+// 64 rows a block, 96 keys a step; 4 x 1 warps.
 // Rendered for sm_89 from templates/attention/cuda.cu.j2, which explains every choice.
 #include "_shared/async_copy.cuh"
 #include "_shared/mma.cuh"
@@ -8,24 +8,20 @@ using i64 = long long;
 using T = f16;
 constexpr int D = 64, WARPS_M = 4, WARPS_N = 1, TILES = 1;
 constexpr int WARPS = WARPS_M * WARPS_N, THREADS = 32 * WARPS;
-constexpr int ROWS = 16 * TILES, BM = ROWS * WARPS_M, BN = 128, KEYS = BN / WARPS_N;   // of a warp, a block; a block, a warp
-constexpr int K_STAGES = 2, V_STAGES = 2, AHEAD = 0;
+constexpr int ROWS = 16 * TILES, BM = ROWS * WARPS_M, BN = 96, KEYS = BN / WARPS_N;   // of a warp, a block; a block, a warp
+constexpr int K_STAGES = 2, V_STAGES = 3, AHEAD = 1;
+constexpr int V_AHEAD = V_STAGES - 1;
 constexpr bool CAUSAL = false;
 using Rows = tile_rows<D * 2, true>;
 constexpr int TILE_BYTES = BN * Rows::PITCH;
-// Step i asks for k of step i + K_STAGES - 1 (one later if AHEAD), then for v of step i + V_STAGES - 1, a group of copies
+// Step i asks for k of step i + K_STAGES - 1 (one later if AHEAD), then for v of step i + V_AHEAD, a group of copies
 // each; with one stage of v for that first, and with one stage of k for the next k amid the step. Groups end in order. Those
 // that may still be in flight when a step begins, which needs its k and, unless V_LATE, its v; and before its v is used:
-constexpr bool V_LATE = true;
+constexpr bool V_LATE = false;
 __device__ constexpr int least(int a, int b) { return a < b ? a : b; }
 constexpr int IN_FLIGHT = K_STAGES == 1 || (V_STAGES == 1 && K_STAGES == 2) ? 0 : V_STAGES == 1 ? 1
-    : V_LATE ? 2 * (K_STAGES - 2) + 1 : least(2 * (V_STAGES - 2), 2 * (K_STAGES - 2) + 1);
-// And where k comes in parts, a group each: before a part is multiplied, of which the first is waited for before the step asks.
-constexpr int PARTS = 2, GROUPS_A_STEP = PARTS + 1;
-__device__ constexpr int part_in_flight(int part) {
-    return (K_STAGES == 1 ? 0 : (K_STAGES - 2) * GROUPS_A_STEP + (V_STAGES > 1)) + PARTS - 1 - part + (part == 0 ? 0 : K_STAGES == 1 ? 1 : GROUPS_A_STEP);
-}
-constexpr int V_IN_FLIGHT = V_STAGES > 1 ? GROUPS_A_STEP * (V_STAGES - 1) : K_STAGES > 1 ? PARTS : 0;
+    : V_LATE ? 2 * (K_STAGES - 2) + 1 : least(2 * (V_AHEAD - 1), 2 * (K_STAGES - 2) + 1);
+constexpr int V_IN_FLIGHT = V_STAGES > 1 ? 2 * (V_STAGES - 1) : K_STAGES > 1 ? 1 : 0;
 // Bits by which weights stand lower than their maximum: where a maximum may lag, no weight exceeds 1, as large values need it.
 // Not for float16: its weights would become denormal, and its values are too small to overflow a float.
 constexpr float MARGIN = 0.f;
@@ -72,12 +68,10 @@ __device__ __forceinline__ void multiply_qk(float (&s)[TILES][KEYS / 8][4], cons
     for (int d = 0; d < D / 16; ++d) {
         const unsigned (&a)[TILES][D / 16][4] = q;
         constexpr bool held = true;
-        unsigned b[2][4];
-        load_tiles(b[FROM / 16 % 2], k_at + FROM * Rows::PITCH + (k_turn ^ d * 32));
         #pragma unroll
         for (int n = FROM / 16; n < TO / 16; ++n) {
-            if (n + 1 < TO / 16) load_tiles(b[(n + 1) % 2], k_at + (n + 1) * 16 * Rows::PITCH + (k_turn ^ d * 32));
-            const unsigned (&f)[4] = b[n % 2];
+            unsigned f[4];
+            load_tiles(f, k_at + n * 16 * Rows::PITCH + (k_turn ^ d * 32));
             #pragma unroll
             for (int m = 0; m < TILES; ++m) {
                 T::multiply_add(s[m][2 * n], a[m][held ? d : 0], f[0], f[1]);
@@ -89,12 +83,10 @@ __device__ __forceinline__ void multiply_qk(float (&s)[TILES][KEYS / 8][4], cons
 
 // o += p v for the n-th 16 keys of the warp's, with p as A fragments.
 __device__ __forceinline__ void multiply_pv(float (&o)[TILES][D / 8][4], const unsigned (&weights)[TILES][KEYS / 16][4], int n, unsigned v_at, unsigned v_turn, float (&sum)[TILES][4]) {
-    unsigned b[2][4];
-    load_tiles_transposed(b[0], v_at + n * 16 * Rows::PITCH + v_turn);
     #pragma unroll
     for (int d = 0; d < D / 16; ++d) {
-        if (d + 1 < D / 16) load_tiles_transposed(b[(d + 1) % 2], v_at + n * 16 * Rows::PITCH + (v_turn ^ (d + 1) * 32));
-        const unsigned (&f)[4] = b[d % 2];
+        unsigned f[4];
+        load_tiles_transposed(f, v_at + n * 16 * Rows::PITCH + (v_turn ^ d * 32));
         #pragma unroll
         for (int m = 0; m < TILES; ++m) {
             T::multiply_add(o[m][2 * d], weights[m][n], f[0], f[1]);
@@ -165,9 +157,9 @@ __device__ __forceinline__ void weigh(unsigned (&weights)[TILES][KEYS / 16][4], 
 struct Place {
     int batch, head, kv_head, row;       // row: the first of BM
     __device__ __forceinline__ Place(int heads, int kv_heads) {
-        int block = blockIdx.x;
-        const int last = gridDim.x - 1;
-        head = blockIdx.y, batch = blockIdx.z;
+        int block = blockIdx.z;
+        const int last = gridDim.z - 1;
+        head = blockIdx.x, batch = blockIdx.y;
         if (CAUSAL) block = last - block;   // the longest first
         // head / (heads / kv_heads), without a branch and exactly: before it is truncated, the quotient is 0.5 / group or more off the integers
         kv_head = __fdividef((head + 0.5f) * kv_heads, heads);
@@ -199,15 +191,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
     const char* k_from = k + (place.batch * k_batch + place.kv_head * k_head + (last + key_row) * k_seq) * 2 + copy_byte;
     const char* v_from = v + (place.batch * v_batch + place.kv_head * v_head + (last + key_row) * v_seq) * 2 + copy_byte;
     auto load_k = [&](int step) {
-        constexpr int COUNT = KEY_ROWS / PARTS;
-        #pragma unroll
-        for (int part = 0; part < PARTS; ++part) {
-            if (step >= 0 && step < steps)
-                load_rows<COUNT, KEY_THREADS>(key_row, k_tiles + step % K_STAGES * TILE_BYTES + key_to + part * COUNT * Rows::PITCH,
-                                              k_from + part * COUNT * k_seq * 2, k_seq * 2, step > 0, (int)kv_len - last - part * COUNT);
-            commit_copies();
+        if (step >= 0 && step < steps) {
+            load_rows<KEY_ROWS, KEY_THREADS>(key_row, k_tiles + step % K_STAGES * TILE_BYTES + key_to, k_from, k_seq * 2, step > 0, (int)kv_len - last);
+            k_from -= BN * k_seq * 2;
         }
-        if (step >= 0 && step < steps) k_from -= BN * k_seq * 2;
+        commit_copies();
     };
     auto load_v = [&](int step) {
         if (step >= 0 && step < steps) {
@@ -219,14 +207,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
     auto ask = [&](int step) {
         if (V_STAGES == 1) load_v(step);
         if (K_STAGES > 1) load_k(step + K_STAGES - 1 + AHEAD);
-        if (V_STAGES > 1) load_v(step + V_STAGES - 1);
+        if (V_STAGES > 1) load_v(step + V_AHEAD);
     };
 
     const char* const q_from = q + (place.batch * q_batch + place.head * q_head + (place.row + copy_row) * q_seq) * 2 + copy_byte;
     if (steps > 0) load_rows<BM, THREADS>(copy_row, q_tile + copy_to, q_from, q_seq * 2, false, rows_end - place.row);
     if (K_STAGES == 1) load_k(0);
     #pragma unroll
-    for (int i = least(1 - K_STAGES - AHEAD, 1 - V_STAGES); i < 0; ++i) ask(i);
+    for (int i = least(1 - K_STAGES - AHEAD, -V_AHEAD); i < 0; ++i) ask(i);
 
     // The lane's row and 16-byte chunk within a 16 x 16 fragment, and what it is xor-ed with.
     const int a_row = lane & 15, a_chunk = lane >> 4, k_row = (lane & 7) + (lane >> 4 << 3), k_chunk = lane >> 3 & 1;
@@ -279,27 +267,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
     // For those whose keys are this warp's, too: what they have copied is there for all of them, and what they have read is free.
     auto wait_for_warps = [&]() {
         __syncthreads();
-    };    auto advance = [&](int step) {
-        wait_copies<part_in_flight(0)>();
+    };
+    // s holds the scores of `step`; those of the next are multiplied beside its softmax.
+    float even[TILES][KEYS / 8][4], odd[TILES][KEYS / 8][4];
+    wait_copies<(V_STAGES == 1 ? 2 * (K_STAGES - 1) : 2 * K_STAGES - 1)>();
+    __syncthreads();
+    load_q();
+    if (steps > 0) multiply_qk(even, q_held, k_lane, k_turn);
+    auto advance = [&](float (&s)[TILES][KEYS / 8][4], float (&next)[TILES][KEYS / 8][4], int step) {
+        wait_copies<IN_FLIGHT>();
         wait_for_warps();
         ask(step);
-        if (step == 0) load_q();
-        const bool active = sees(step);
-        float s[TILES][KEYS / 8][4];
-        unsigned weights[TILES][KEYS / 16][4];
-        if (active) multiply_qk<0 * KEYS / PARTS, 1 * KEYS / PARTS>(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
-        wait_copies<part_in_flight(1)>();
-        wait_for_warps();
-        if (active) {
-            multiply_qk<1 * KEYS / PARTS, KEYS>(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
-            mask(s, step);
-            raise(s, running, acc, slope);
-        }
         const unsigned v_at = v_lane + step % V_STAGES * TILE_BYTES;
+        unsigned weights[TILES][KEYS / 16][4];
+        if (step + 1 < steps) multiply_qk(next, q_held, k_lane + (step + 1) % K_STAGES * TILE_BYTES, k_turn);
+        mask(s, step);
+        raise(s, running, acc, slope);
         if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
         if (K_STAGES == 1 || V_STAGES == 1 || V_LATE) wait_for_warps();
         if (K_STAGES == 1) load_k(step + 1);
-        if (active) {
+        {
             weigh(weights, s, 0, running, slope);
             #pragma unroll
             for (int n = 0; n < KEYS / 16; ++n) {
@@ -309,41 +296,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
         }
 
     };
-
-    auto advance_unmasked = [&](int step) {
-        wait_copies<part_in_flight(0)>();
-        wait_for_warps();
-        ask(step);
-        if (step == 0) load_q();
-        const bool active = true;
-        float s[TILES][KEYS / 8][4];
-        unsigned weights[TILES][KEYS / 16][4];
-        if (active) multiply_qk<0 * KEYS / PARTS, 1 * KEYS / PARTS>(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
-        wait_copies<part_in_flight(1)>();
-        wait_for_warps();
-        if (active) {
-            multiply_qk<1 * KEYS / PARTS, KEYS>(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
-            raise(s, running, acc, slope);
-        }
-        const unsigned v_at = v_lane + step % V_STAGES * TILE_BYTES;
-        if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
-        if (K_STAGES == 1 || V_STAGES == 1 || V_LATE) wait_for_warps();
-        if (K_STAGES == 1) load_k(step + 1);
-        if (active) {
-            weigh(weights, s, 0, running, slope);
-            #pragma unroll
-            for (int n = 0; n < KEYS / 16; ++n) {
-                if (n + 1 < KEYS / 16) weigh(weights, s, n + 1, running, slope);
-                multiply_pv(acc, weights, n, v_at, v_turn, running.sum);
-            }
-        }
-
-    };
-
-    // Keys before `seen` are seen by all rows of the block.
-    const int seen = CAUSAL ? min((int)kv_len, place.row + shift + 1) : (int)kv_len, masked = steps - min(steps, max(seen, 0) / BN);
-    for (int step = 0; step < masked; ++step) advance(step);
-    for (int step = masked; step < steps; ++step) advance_unmasked(step);
+    for (int step = 0; step < steps; step += 2) {
+        advance(even, odd, step);
+        if (step + 1 < steps) advance(odd, even, step + 1);
+    }
 
     float sum[TILES][2];
     #pragma unroll
@@ -366,7 +322,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
             inverse[m][h] = blind ? 0.f : __fdividef(1.f, sum[m][h]);
         }
     char* const o_rows = o + (place.batch * o_batch + place.head * o_head) * 2;
-    // A warp's rows of q are its own: nobody else reads them.
+    __syncwarp();   // a warp's rows of q are its own: nobody else reads them
     #pragma unroll
     for (int m = 0; m < TILES; ++m)
         #pragma unroll

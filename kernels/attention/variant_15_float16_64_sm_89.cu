@@ -1,26 +1,32 @@
 // Attention forward, float16, head dimension 64, causal: o = softmax(scale q k^T) v.
-// 32 rows a block, 128 keys a step; 2 x 1 warps.
+// 32 rows a block, 256 keys a step; 2 x 2 warps.
 // Rendered for sm_89 from templates/attention/cuda.cu.j2, which explains every choice.
 #include "_shared/async_copy.cuh"
 #include "_shared/mma.cuh"
 
 using i64 = long long;
 using T = f16;
-constexpr int D = 64, WARPS_M = 2, WARPS_N = 1, TILES = 1;
+constexpr int D = 64, WARPS_M = 2, WARPS_N = 2, TILES = 1;
 constexpr int WARPS = WARPS_M * WARPS_N, THREADS = 32 * WARPS;
-constexpr int ROWS = 16 * TILES, BM = ROWS * WARPS_M, BN = 128, KEYS = BN / WARPS_N;   // of a warp, a block; a block, a warp
-constexpr int K_STAGES = 3, V_STAGES = 1, AHEAD = 0;
+constexpr int ROWS = 16 * TILES, BM = ROWS * WARPS_M, BN = 256, KEYS = BN / WARPS_N;   // of a warp, a block; a block, a warp
+constexpr int K_STAGES = 1, V_STAGES = 1, AHEAD = 0;
+constexpr int V_AHEAD = V_STAGES - 1;
 constexpr bool CAUSAL = true;
 using Rows = tile_rows<D * 2, true>;
 constexpr int TILE_BYTES = BN * Rows::PITCH;
-// Step i asks for k of step i + K_STAGES - 1 (one later if AHEAD), then for v of step i + V_STAGES - 1, a group of copies
+// Step i asks for k of step i + K_STAGES - 1 (one later if AHEAD), then for v of step i + V_AHEAD, a group of copies
 // each; with one stage of v for that first, and with one stage of k for the next k amid the step. Groups end in order. Those
 // that may still be in flight when a step begins, which needs its k and, unless V_LATE, its v; and before its v is used:
-constexpr bool V_LATE = false;
+constexpr bool V_LATE = true;
 __device__ constexpr int least(int a, int b) { return a < b ? a : b; }
 constexpr int IN_FLIGHT = K_STAGES == 1 || (V_STAGES == 1 && K_STAGES == 2) ? 0 : V_STAGES == 1 ? 1
-    : V_LATE ? 2 * (K_STAGES - 2) + 1 : least(2 * (V_STAGES - 2), 2 * (K_STAGES - 2) + 1);
-constexpr int V_IN_FLIGHT = V_STAGES > 1 ? 2 * (V_STAGES - 1) : K_STAGES > 1 ? 1 : 0;
+    : V_LATE ? 2 * (K_STAGES - 2) + 1 : least(2 * (V_AHEAD - 1), 2 * (K_STAGES - 2) + 1);
+// And where k comes in parts, a group each: before a part is multiplied, of which the first is waited for before the step asks.
+constexpr int PARTS = 2, GROUPS_A_STEP = PARTS + 1;
+__device__ constexpr int part_in_flight(int part) {
+    return (K_STAGES == 1 ? 0 : (K_STAGES - 2) * GROUPS_A_STEP + (V_STAGES > 1)) + PARTS - 1 - part + (part == 0 ? 0 : K_STAGES == 1 ? 1 : GROUPS_A_STEP);
+}
+constexpr int V_IN_FLIGHT = V_STAGES > 1 ? GROUPS_A_STEP * (V_STAGES - 1) : K_STAGES > 1 ? PARTS : 0;
 // Bits by which weights stand lower than their maximum: where a maximum may lag, no weight exceeds 1, as large values need it.
 // Not for float16: its weights would become denormal, and its values are too small to overflow a float.
 constexpr float MARGIN = 0.f;
@@ -29,7 +35,8 @@ constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 
 // A thread copies chunks of one column of a tile: every STEP-th row, in each of the GROUPS of COLUMNS 16-byte chunks.
 constexpr int COLUMNS = D * 2 % 128 == 0 ? 8 : 4, GROUPS = D / 8 / COLUMNS;
-constexpr int KEY_THREADS = THREADS, KEY_ROWS = BN;
+// A column of warps copies the keys it multiplies.
+constexpr int KEY_THREADS = 32 * WARPS_M, KEY_ROWS = KEYS;
 
 // COUNT rows into a tile; unless it is known to be `whole`, those from `left` on become zeros. row: the thread's first of them;
 // tile, from: its first chunk there and here. Whether a first tile is whole is not asked: a jump to code that is still in DRAM
@@ -156,9 +163,9 @@ __device__ __forceinline__ void weigh(unsigned (&weights)[TILES][KEYS / 16][4], 
 struct Place {
     int batch, head, kv_head, row;       // row: the first of BM
     __device__ __forceinline__ Place(int heads, int kv_heads) {
-        int block = blockIdx.x;
-        const int last = gridDim.x - 1;
-        head = blockIdx.y, batch = blockIdx.z;
+        int block = blockIdx.z;
+        const int last = gridDim.z - 1;
+        head = blockIdx.x, batch = blockIdx.y;
         if (CAUSAL) block = last - block;   // the longest first
         // head / (heads / kv_heads), without a branch and exactly: before it is truncated, the quotient is 0.5 / group or more off the integers
         kv_head = __fdividef((head + 0.5f) * kv_heads, heads);
@@ -185,16 +192,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
     // Tiles come from the last to the first: the masked ones are then done before the long run of others.
     const int copy_row = threadIdx.x / COLUMNS, copy_byte = threadIdx.x % COLUMNS * 16;
     const unsigned copy_to = Rows::place(copy_row, threadIdx.x % COLUMNS);
-    const int key_row = copy_row, last = (steps - 1) * BN;
-    const unsigned key_to = copy_to;
+    const int key_row = threadIdx.x % KEY_THREADS / COLUMNS, last = (steps - 1) * BN + warp_n * KEYS;
+    const unsigned key_to = Rows::place(key_row, threadIdx.x % COLUMNS) + warp_n * KEYS * Rows::PITCH;
     const char* k_from = k + (place.batch * k_batch + place.kv_head * k_head + (last + key_row) * k_seq) * 2 + copy_byte;
     const char* v_from = v + (place.batch * v_batch + place.kv_head * v_head + (last + key_row) * v_seq) * 2 + copy_byte;
     auto load_k = [&](int step) {
-        if (step >= 0 && step < steps) {
-            load_rows<KEY_ROWS, KEY_THREADS>(key_row, k_tiles + step % K_STAGES * TILE_BYTES + key_to, k_from, k_seq * 2, step > 0, (int)kv_len - last);
-            k_from -= BN * k_seq * 2;
+        constexpr int COUNT = KEY_ROWS / PARTS;
+        #pragma unroll
+        for (int part = 0; part < PARTS; ++part) {
+            if (step >= 0 && step < steps)
+                load_rows<COUNT, KEY_THREADS>(key_row, k_tiles + step % K_STAGES * TILE_BYTES + key_to + part * COUNT * Rows::PITCH,
+                                              k_from + part * COUNT * k_seq * 2, k_seq * 2, step > 0, (int)kv_len - last - part * COUNT);
+            commit_copies();
         }
-        commit_copies();
+        if (step >= 0 && step < steps) k_from -= BN * k_seq * 2;
     };
     auto load_v = [&](int step) {
         if (step >= 0 && step < steps) {
@@ -206,14 +217,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
     auto ask = [&](int step) {
         if (V_STAGES == 1) load_v(step);
         if (K_STAGES > 1) load_k(step + K_STAGES - 1 + AHEAD);
-        if (V_STAGES > 1) load_v(step + V_STAGES - 1);
+        if (V_STAGES > 1) load_v(step + V_AHEAD);
     };
 
     const char* const q_from = q + (place.batch * q_batch + place.head * q_head + (place.row + copy_row) * q_seq) * 2 + copy_byte;
     if (steps > 0) load_rows<BM, THREADS>(copy_row, q_tile + copy_to, q_from, q_seq * 2, false, rows_end - place.row);
     if (K_STAGES == 1) load_k(0);
     #pragma unroll
-    for (int i = least(1 - K_STAGES - AHEAD, 1 - V_STAGES); i < 0; ++i) ask(i);
+    for (int i = least(1 - K_STAGES - AHEAD, -V_AHEAD); i < 0; ++i) ask(i);
 
     // The lane's row and 16-byte chunk within a 16 x 16 fragment, and what it is xor-ed with.
     const int a_row = lane & 15, a_chunk = lane >> 4, k_row = (lane & 7) + (lane >> 4 << 3), k_chunk = lane >> 3 & 1;
@@ -265,22 +276,23 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
 
     // For those whose keys are this warp's, too: what they have copied is there for all of them, and what they have read is free.
     auto wait_for_warps = [&]() {
-        __syncthreads();
-    };    ask(0);
-    wait_copies<IN_FLIGHT + 1 + (K_STAGES > 1)>();   // its groups may be in flight, too
-    __syncthreads();
+        asm volatile("barrier.sync.aligned %0, %1;" :: "r"(1 + warp_n), "n"(KEY_THREADS) : "memory");
+    };
+    wait_copies<part_in_flight(0)>();
+    __syncthreads();   // all columns have copied rows of q
     load_q();
     auto advance = [&](int step) {
-        if (step > 0) {
-            wait_copies<IN_FLIGHT>();
-            wait_for_warps();
-            ask(step);
-        }
+        wait_copies<part_in_flight(0)>();
+        wait_for_warps();
+        ask(step);
         const bool active = sees(step);
         float s[TILES][KEYS / 8][4];
         unsigned weights[TILES][KEYS / 16][4];
+        if (active) multiply_qk<0 * KEYS / PARTS, 1 * KEYS / PARTS>(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
+        wait_copies<part_in_flight(1)>();
+        wait_for_warps();
         if (active) {
-            multiply_qk(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
+            multiply_qk<1 * KEYS / PARTS, KEYS>(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
             mask(s, step);
             raise(s, running, acc, slope);
         }
@@ -300,16 +312,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
     };
 
     auto advance_unmasked = [&](int step) {
-        if (step > 0) {
-            wait_copies<IN_FLIGHT>();
-            wait_for_warps();
-            ask(step);
-        }
+        wait_copies<part_in_flight(0)>();
+        wait_for_warps();
+        ask(step);
         const bool active = true;
         float s[TILES][KEYS / 8][4];
         unsigned weights[TILES][KEYS / 16][4];
+        if (active) multiply_qk<0 * KEYS / PARTS, 1 * KEYS / PARTS>(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
+        wait_copies<part_in_flight(1)>();
+        wait_for_warps();
         if (active) {
-            multiply_qk(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
+            multiply_qk<1 * KEYS / PARTS, KEYS>(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
             raise(s, running, acc, slope);
         }
         const unsigned v_at = v_lane + step % V_STAGES * TILE_BYTES;
@@ -328,7 +341,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
     };
 
     // Keys before `seen` are seen by all rows of the block.
-    const int seen = CAUSAL ? min((int)kv_len, place.row + shift + 1) : (int)kv_len, masked = steps - min(steps, max(seen, 0) / BN);
+    const int seen = CAUSAL ? min((int)kv_len, place.row + shift + 1) : (int)kv_len;
+    const int masked = steps - min(steps, max(seen, 0) / BN);
     for (int step = 0; step < masked; ++step) advance(step);
     for (int step = masked; step < steps; ++step) advance_unmasked(step);
 
@@ -341,6 +355,42 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
         }
     wait_copies<0>();   // none may land in what follows
 
+    // The columns' sums, brought to one maximum, are added in the order of the columns: a share of the head each.
+    constexpr int PARTS = TILES * 2 * (D / 8), SHARE = D / 8 / WARPS_N;   // pairs of accumulators a lane; 8-wide pieces of a row
+    static_assert(D / 8 % WARPS_N == 0, "every column of warps merges as much");
+    float2* const partial = (float2*)shared;                                      // [WARPS_N][WARPS_M][PARTS][32]
+    float2* const state = partial + WARPS_N * WARPS_M * PARTS * 32;               // [WARPS_N][WARPS_M][ROWS]: maximum, sum
+    __syncthreads();
+    #pragma unroll
+    for (int m = 0; m < TILES; ++m)
+        #pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            if (lane % 4 == 0) state[(warp_n * WARPS_M + warp_m) * ROWS + m * 16 + h * 8 + lane / 4] = make_float2(running.top[m][h], sum[m][h]);
+            #pragma unroll
+            for (int d = 0; d < D / 8; ++d)
+                partial[((warp_n * WARPS_M + warp_m) * PARTS + (m * 2 + h) * (D / 8) + d) * 32 + lane] = make_float2(acc[m][d][2 * h], acc[m][d][2 * h + 1]);
+        }
+    __syncthreads();
+    float factor[TILES][2][WARPS_N];
+    #pragma unroll
+    for (int m = 0; m < TILES; ++m)
+        #pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            float2 of[WARPS_N];
+            float top = NONE;
+            sum[m][h] = 0.f;
+            #pragma unroll
+            for (int w = 0; w < WARPS_N; ++w) {
+                of[w] = state[(w * WARPS_M + warp_m) * ROWS + m * 16 + h * 8 + lane / 4];
+                top = fmaxf(top, of[w].x);
+            }
+            #pragma unroll
+            for (int w = 0; w < WARPS_N; ++w) {
+                factor[m][h][w] = exp2_fast((of[w].x - (top == NONE ? 0.f : top)) * slope);
+                sum[m][h] = fmaf(of[w].y, factor[m][h][w], sum[m][h]);
+            }
+            running.top[m][h] = top;
+        }
 
     // Rows that see no key are zero, not 0 / 0.
     float inverse[TILES][2];
@@ -353,23 +403,28 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
             inverse[m][h] = blind ? 0.f : __fdividef(1.f, sum[m][h]);
         }
     char* const o_rows = o + (place.batch * o_batch + place.head * o_head) * 2;
-    // A warp's rows of q are its own: nobody else reads them.
     #pragma unroll
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
-        for (int h = 0; h < 2; ++h)
+        for (int h = 0; h < 2; ++h) {
+            const int row = own_row + m * 16 + h * 8 + lane / 4;
+            unsigned packed[SHARE];
             #pragma unroll
-            for (int d = 0; d < D / 8; ++d) {
-                const int row = warp_m * ROWS + m * 16 + h * 8 + lane / 4;
-                *(unsigned*)(shared + Rows::place(row, d) + lane % 4 * 4) = T::pack(acc[m][d][2 * h] * inverse[m][h], acc[m][d][2 * h + 1] * inverse[m][h]);
+            for (int i = 0; i < SHARE; ++i) {
+                float2 total = {0.f, 0.f};
+                #pragma unroll
+                for (int w = 0; w < WARPS_N; ++w) {
+                    const float2 x = partial[((w * WARPS_M + warp_m) * PARTS + (m * 2 + h) * (D / 8) + warp_n * SHARE + i) * 32 + lane];
+                    total.x = fmaf(x.x, factor[m][h][w], total.x);
+                    total.y = fmaf(x.y, factor[m][h][w], total.y);
+                }
+                packed[i] = T::pack(total.x * inverse[m][h], total.y * inverse[m][h]);
             }
-    __syncwarp();
-    #pragma unroll
-    for (int i = 0; i < ROWS * D / 8 / 32; ++i) {
-        const int id = i * 32 + lane, row = id / (D / 8), chunk = id % (D / 8);
-        if (own_row + row < rows_end)
-            *(uint4*)(o_rows + (own_row + row) * o_seq * 2 + chunk * 16) = *(const uint4*)(shared + Rows::place(warp_m * ROWS + row, chunk));
-    }
+            if (row < rows_end)
+                #pragma unroll
+                for (int i = 0; i < SHARE; ++i)
+                    *(unsigned*)(o_rows + row * o_seq * 2 + (warp_n * SHARE + i) * 16 + lane % 4 * 4) = packed[i];
+        }
 }
 
 // For addresses that are no multiples of 16 bytes: a warp a row, a lane for every 32nd element of it.

@@ -9,17 +9,18 @@ using T = f16;
 constexpr int D = 64, WARPS_M = 2, WARPS_N = 1, TILES = 1;
 constexpr int WARPS = WARPS_M * WARPS_N, THREADS = 32 * WARPS;
 constexpr int ROWS = 16 * TILES, BM = ROWS * WARPS_M, BN = 128, KEYS = BN / WARPS_N;   // of a warp, a block; a block, a warp
-constexpr int K_STAGES = 2, V_STAGES = 1, AHEAD = 0;
+constexpr int K_STAGES = 2, V_STAGES = 2, AHEAD = 0;
+constexpr int V_AHEAD = V_STAGES - 1;
 constexpr bool CAUSAL = false;
 using Rows = tile_rows<D * 2, true>;
 constexpr int TILE_BYTES = BN * Rows::PITCH;
-// Step i asks for k of step i + K_STAGES - 1 (one later if AHEAD), then for v of step i + V_STAGES - 1, a group of copies
+// Step i asks for k of step i + K_STAGES - 1 (one later if AHEAD), then for v of step i + V_AHEAD, a group of copies
 // each; with one stage of v for that first, and with one stage of k for the next k amid the step. Groups end in order. Those
 // that may still be in flight when a step begins, which needs its k and, unless V_LATE, its v; and before its v is used:
 constexpr bool V_LATE = true;
 __device__ constexpr int least(int a, int b) { return a < b ? a : b; }
 constexpr int IN_FLIGHT = K_STAGES == 1 || (V_STAGES == 1 && K_STAGES == 2) ? 0 : V_STAGES == 1 ? 1
-    : V_LATE ? 2 * (K_STAGES - 2) + 1 : least(2 * (V_STAGES - 2), 2 * (K_STAGES - 2) + 1);
+    : V_LATE ? 2 * (K_STAGES - 2) + 1 : least(2 * (V_AHEAD - 1), 2 * (K_STAGES - 2) + 1);
 // And where k comes in parts, a group each: before a part is multiplied, of which the first is waited for before the step asks.
 constexpr int PARTS = 4, GROUPS_A_STEP = PARTS + 1;
 __device__ constexpr int part_in_flight(int part) {
@@ -72,10 +73,12 @@ __device__ __forceinline__ void multiply_qk(float (&s)[TILES][KEYS / 8][4], cons
     for (int d = 0; d < D / 16; ++d) {
         const unsigned (&a)[TILES][D / 16][4] = q;
         constexpr bool held = true;
+        unsigned b[2][4];
+        load_tiles(b[FROM / 16 % 2], k_at + FROM * Rows::PITCH + (k_turn ^ d * 32));
         #pragma unroll
         for (int n = FROM / 16; n < TO / 16; ++n) {
-            unsigned f[4];
-            load_tiles(f, k_at + n * 16 * Rows::PITCH + (k_turn ^ d * 32));
+            if (n + 1 < TO / 16) load_tiles(b[(n + 1) % 2], k_at + (n + 1) * 16 * Rows::PITCH + (k_turn ^ d * 32));
+            const unsigned (&f)[4] = b[n % 2];
             #pragma unroll
             for (int m = 0; m < TILES; ++m) {
                 T::multiply_add(s[m][2 * n], a[m][held ? d : 0], f[0], f[1]);
@@ -87,10 +90,12 @@ __device__ __forceinline__ void multiply_qk(float (&s)[TILES][KEYS / 8][4], cons
 
 // o += p v for the n-th 16 keys of the warp's, with p as A fragments.
 __device__ __forceinline__ void multiply_pv(float (&o)[TILES][D / 8][4], const unsigned (&weights)[TILES][KEYS / 16][4], int n, unsigned v_at, unsigned v_turn, float (&sum)[TILES][4]) {
+    unsigned b[2][4];
+    load_tiles_transposed(b[0], v_at + n * 16 * Rows::PITCH + v_turn);
     #pragma unroll
     for (int d = 0; d < D / 16; ++d) {
-        unsigned f[4];
-        load_tiles_transposed(f, v_at + n * 16 * Rows::PITCH + (v_turn ^ d * 32));
+        if (d + 1 < D / 16) load_tiles_transposed(b[(d + 1) % 2], v_at + n * 16 * Rows::PITCH + (v_turn ^ (d + 1) * 32));
+        const unsigned (&f)[4] = b[d % 2];
         #pragma unroll
         for (int m = 0; m < TILES; ++m) {
             T::multiply_add(o[m][2 * d], weights[m][n], f[0], f[1]);
@@ -110,7 +115,6 @@ struct Running {
 // The running maxima with those of a step's scores; `running` and `o` follow.
 __device__ __forceinline__ void raise(const float (&s)[TILES][KEYS / 8][4], Running& running, float (&o)[TILES][D / 8][4], float slope) {
     float top[TILES][2];
-    bool moved = false;
     #pragma unroll
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
@@ -121,9 +125,7 @@ __device__ __forceinline__ void raise(const float (&s)[TILES][KEYS / 8][4], Runn
             a = fmaxf(a, __shfl_xor_sync(~0u, a, 1));
             a = fmaxf(a, __shfl_xor_sync(~0u, a, 2));
             top[m][h] = fmaxf(a, running.top[m][h]);
-            moved |= top[m][h] > running.top[m][h];
         }
-    if (__any_sync(~0u, moved))
     {
         #pragma unroll
         for (int m = 0; m < TILES; ++m)
@@ -142,27 +144,22 @@ __device__ __forceinline__ void raise(const float (&s)[TILES][KEYS / 8][4], Runn
     }
 }
 
-// The weights of a step's keys, 2^((s - top) * slope), packed as A fragments.
-__device__ __forceinline__ void weigh(unsigned (&weights)[TILES][KEYS / 16][4], float (&s)[TILES][KEYS / 8][4], Running& running, float slope) {
+// The weights of the n-th 16 keys, 2^((s - top) * slope), packed as an A fragment.
+__device__ __forceinline__ void weigh(unsigned (&weights)[TILES][KEYS / 16][4], float (&s)[TILES][KEYS / 8][4], int n, Running& running, float slope) {
     #pragma unroll
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const float base = fmaf(running.top[m][h] == NONE ? 0.f : running.top[m][h], slope, MARGIN);   // NONE - NONE would be NaN
             #pragma unroll
-            for (int e = 0; e < KEYS / 4; ++e) {
-                float& x = s[m][e / 2][2 * h + e % 2];
+            for (int e = 0; e < 4; ++e) {
+                float& x = s[m][2 * n + e / 2][2 * h + e % 2];
                 x = fmaf(x, slope, -base);
                 x = exp2_fast(x);
 }
+            weights[m][n][h] = T::pack(s[m][2 * n][2 * h], s[m][2 * n][2 * h + 1]);
+            weights[m][n][h + 2] = T::pack(s[m][2 * n + 1][2 * h], s[m][2 * n + 1][2 * h + 1]);
         }
-    #pragma unroll
-    for (int m = 0; m < TILES; ++m)
-        #pragma unroll
-        for (int n = 0; n < KEYS / 16; ++n)
-            #pragma unroll
-            for (int e = 0; e < 4; ++e)
-                weights[m][n][e] = T::pack(s[m][2 * n + e / 2][2 * (e % 2)], s[m][2 * n + e / 2][2 * (e % 2) + 1]);
 }
 
 // Which rows and keys a block works on: the grid has an axis for each of blocks of rows, heads and batch.
@@ -179,7 +176,7 @@ struct Place {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS) attention(
+extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
     const char* __restrict__ q, const char* __restrict__ k, const char* __restrict__ v, char* __restrict__ o, float* __restrict__ lse,
     i64 batch, i64 heads, i64 kv_heads, i64 q_len, i64 kv_len, i64 head_dim, float scale,
     i64 q_batch, i64 q_head, i64 q_seq, i64 k_batch, i64 k_head, i64 k_seq,
@@ -223,14 +220,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
     auto ask = [&](int step) {
         if (V_STAGES == 1) load_v(step);
         if (K_STAGES > 1) load_k(step + K_STAGES - 1 + AHEAD);
-        if (V_STAGES > 1) load_v(step + V_STAGES - 1);
+        if (V_STAGES > 1) load_v(step + V_AHEAD);
     };
 
     const char* const q_from = q + (place.batch * q_batch + place.head * q_head + (place.row + copy_row) * q_seq) * 2 + copy_byte;
     if (steps > 0) load_rows<BM, THREADS>(copy_row, q_tile + copy_to, q_from, q_seq * 2, false, rows_end - place.row);
     if (K_STAGES == 1) load_k(0);
     #pragma unroll
-    for (int i = least(1 - K_STAGES - AHEAD, 1 - V_STAGES); i < 0; ++i) ask(i);
+    for (int i = least(1 - K_STAGES - AHEAD, -V_AHEAD); i < 0; ++i) ask(i);
 
     // The lane's row and 16-byte chunk within a 16 x 16 fragment, and what it is xor-ed with.
     const int a_row = lane & 15, a_chunk = lane >> 4, k_row = (lane & 7) + (lane >> 4 << 3), k_chunk = lane >> 3 & 1;
@@ -283,7 +280,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
     // For those whose keys are this warp's, too: what they have copied is there for all of them, and what they have read is free.
     auto wait_for_warps = [&]() {
         __syncthreads();
-    };    auto advance = [&](int step) {
+    };
+    auto advance = [&](int step) {
         wait_copies<part_in_flight(0)>();
         wait_for_warps();
         ask(step);
@@ -306,13 +304,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
             raise(s, running, acc, slope);
         }
         const unsigned v_at = v_lane + step % V_STAGES * TILE_BYTES;
-        if (active) weigh(weights, s, running, slope);
-if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
+        if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
         if (K_STAGES == 1 || V_STAGES == 1 || V_LATE) wait_for_warps();
         if (K_STAGES == 1) load_k(step + 1);
         if (active) {
+            weigh(weights, s, 0, running, slope);
             #pragma unroll
-            for (int n = 0; n < KEYS / 16; ++n) multiply_pv(acc, weights, n, v_at, v_turn, running.sum);
+            for (int n = 0; n < KEYS / 16; ++n) {
+                if (n + 1 < KEYS / 16) weigh(weights, s, n + 1, running, slope);
+                multiply_pv(acc, weights, n, v_at, v_turn, running.sum);
+            }
         }
 
     };
@@ -339,19 +340,23 @@ if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
             raise(s, running, acc, slope);
         }
         const unsigned v_at = v_lane + step % V_STAGES * TILE_BYTES;
-        if (active) weigh(weights, s, running, slope);
-if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
+        if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
         if (K_STAGES == 1 || V_STAGES == 1 || V_LATE) wait_for_warps();
         if (K_STAGES == 1) load_k(step + 1);
         if (active) {
+            weigh(weights, s, 0, running, slope);
             #pragma unroll
-            for (int n = 0; n < KEYS / 16; ++n) multiply_pv(acc, weights, n, v_at, v_turn, running.sum);
+            for (int n = 0; n < KEYS / 16; ++n) {
+                if (n + 1 < KEYS / 16) weigh(weights, s, n + 1, running, slope);
+                multiply_pv(acc, weights, n, v_at, v_turn, running.sum);
+            }
         }
 
     };
 
     // Keys before `seen` are seen by all rows of the block.
-    const int seen = CAUSAL ? min((int)kv_len, place.row + shift + 1) : (int)kv_len, masked = steps - min(steps, max(seen, 0) / BN);
+    const int seen = CAUSAL ? min((int)kv_len, place.row + shift + 1) : (int)kv_len;
+    const int masked = steps - min(steps, max(seen, 0) / BN);
     for (int step = 0; step < masked; ++step) advance(step);
     for (int step = masked; step < steps; ++step) advance_unmasked(step);
 

@@ -1,25 +1,26 @@
 // Attention forward, float16, head dimension 64: o = softmax(scale q k^T) v.
-// 32 rows a block, 64 keys a step; 2 x 4 warps.
+// 16 rows a block, 256 keys a step; 1 x 2 warps.
 // Rendered for sm_89 from templates/attention/cuda.cu.j2, which explains every choice.
 #include "_shared/async_copy.cuh"
 #include "_shared/mma.cuh"
 
 using i64 = long long;
 using T = f16;
-constexpr int D = 64, WARPS_M = 2, WARPS_N = 4, TILES = 1;
+constexpr int D = 64, WARPS_M = 1, WARPS_N = 2, TILES = 1;
 constexpr int WARPS = WARPS_M * WARPS_N, THREADS = 32 * WARPS;
-constexpr int ROWS = 16 * TILES, BM = ROWS * WARPS_M, BN = 64, KEYS = BN / WARPS_N;   // of a warp, a block; a block, a warp
-constexpr int K_STAGES = 2, V_STAGES = 3, AHEAD = 1;
+constexpr int ROWS = 16 * TILES, BM = ROWS * WARPS_M, BN = 256, KEYS = BN / WARPS_N;   // of a warp, a block; a block, a warp
+constexpr int K_STAGES = 1, V_STAGES = 2, AHEAD = 0;
+constexpr int V_AHEAD = V_STAGES - 1;
 constexpr bool CAUSAL = false;
 using Rows = tile_rows<D * 2, true>;
 constexpr int TILE_BYTES = BN * Rows::PITCH;
-// Step i asks for k of step i + K_STAGES - 1 (one later if AHEAD), then for v of step i + V_STAGES - 1, a group of copies
+// Step i asks for k of step i + K_STAGES - 1 (one later if AHEAD), then for v of step i + V_AHEAD, a group of copies
 // each; with one stage of v for that first, and with one stage of k for the next k amid the step. Groups end in order. Those
 // that may still be in flight when a step begins, which needs its k and, unless V_LATE, its v; and before its v is used:
 constexpr bool V_LATE = false;
 __device__ constexpr int least(int a, int b) { return a < b ? a : b; }
 constexpr int IN_FLIGHT = K_STAGES == 1 || (V_STAGES == 1 && K_STAGES == 2) ? 0 : V_STAGES == 1 ? 1
-    : V_LATE ? 2 * (K_STAGES - 2) + 1 : least(2 * (V_STAGES - 2), 2 * (K_STAGES - 2) + 1);
+    : V_LATE ? 2 * (K_STAGES - 2) + 1 : least(2 * (V_AHEAD - 1), 2 * (K_STAGES - 2) + 1);
 constexpr int V_IN_FLIGHT = V_STAGES > 1 ? 2 * (V_STAGES - 1) : K_STAGES > 1 ? 1 : 0;
 // Bits by which weights stand lower than their maximum: where a maximum may lag, no weight exceeds 1, as large values need it.
 // Not for float16: its weights would become denormal, and its values are too small to overflow a float.
@@ -29,8 +30,7 @@ constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 
 // A thread copies chunks of one column of a tile: every STEP-th row, in each of the GROUPS of COLUMNS 16-byte chunks.
 constexpr int COLUMNS = D * 2 % 128 == 0 ? 8 : 4, GROUPS = D / 8 / COLUMNS;
-// A column of warps copies the keys it multiplies.
-constexpr int KEY_THREADS = 32 * WARPS_M, KEY_ROWS = KEYS;
+constexpr int KEY_THREADS = THREADS, KEY_ROWS = BN;
 
 // COUNT rows into a tile; unless it is known to be `whole`, those from `left` on become zeros. row: the thread's first of them;
 // tile, from: its first chunk there and here. Whether a first tile is whole is not asked: a jump to code that is still in DRAM
@@ -191,8 +191,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
     // Tiles come from the last to the first: the masked ones are then done before the long run of others.
     const int copy_row = threadIdx.x / COLUMNS, copy_byte = threadIdx.x % COLUMNS * 16;
     const unsigned copy_to = Rows::place(copy_row, threadIdx.x % COLUMNS);
-    const int key_row = threadIdx.x % KEY_THREADS / COLUMNS, last = (steps - 1) * BN + warp_n * KEYS;
-    const unsigned key_to = Rows::place(key_row, threadIdx.x % COLUMNS) + warp_n * KEYS * Rows::PITCH;
+    const int key_row = copy_row, last = (steps - 1) * BN;
+    const unsigned key_to = copy_to;
     const char* k_from = k + (place.batch * k_batch + place.kv_head * k_head + (last + key_row) * k_seq) * 2 + copy_byte;
     const char* v_from = v + (place.batch * v_batch + place.kv_head * v_head + (last + key_row) * v_seq) * 2 + copy_byte;
     auto load_k = [&](int step) {
@@ -212,14 +212,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
     auto ask = [&](int step) {
         if (V_STAGES == 1) load_v(step);
         if (K_STAGES > 1) load_k(step + K_STAGES - 1 + AHEAD);
-        if (V_STAGES > 1) load_v(step + V_STAGES - 1);
+        if (V_STAGES > 1) load_v(step + V_AHEAD);
     };
 
     const char* const q_from = q + (place.batch * q_batch + place.head * q_head + (place.row + copy_row) * q_seq) * 2 + copy_byte;
     if (steps > 0) load_rows<BM, THREADS>(copy_row, q_tile + copy_to, q_from, q_seq * 2, false, rows_end - place.row);
     if (K_STAGES == 1) load_k(0);
     #pragma unroll
-    for (int i = least(1 - K_STAGES - AHEAD, 1 - V_STAGES); i < 0; ++i) ask(i);
+    for (int i = least(1 - K_STAGES - AHEAD, -V_AHEAD); i < 0; ++i) ask(i);
 
     // The lane's row and 16-byte chunk within a 16 x 16 fragment, and what it is xor-ed with.
     const int a_row = lane & 15, a_chunk = lane >> 4, k_row = (lane & 7) + (lane >> 4 << 3), k_chunk = lane >> 3 & 1;
@@ -271,36 +271,68 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
 
     // For those whose keys are this warp's, too: what they have copied is there for all of them, and what they have read is free.
     auto wait_for_warps = [&]() {
-        asm volatile("barrier.sync.aligned %0, %1;" :: "r"(1 + warp_n), "n"(KEY_THREADS) : "memory");
-    };    // s holds the scores of `step`; those of the next are multiplied beside its softmax.
-    float even[TILES][KEYS / 8][4], odd[TILES][KEYS / 8][4];
-    wait_copies<(V_STAGES == 1 ? 2 * (K_STAGES - 1) : 2 * K_STAGES - 1)>();
+        __syncthreads();
+    };
+    ask(0);
+    wait_copies<IN_FLIGHT + 1 + (K_STAGES > 1)>();   // its groups may be in flight, too
     __syncthreads();
     load_q();
-    if (steps > 0) multiply_qk(even, q_held, k_lane, k_turn);
-    auto advance = [&](float (&s)[TILES][KEYS / 8][4], float (&next)[TILES][KEYS / 8][4], int step) {
-        wait_copies<IN_FLIGHT>();
-        wait_for_warps();
-        ask(step);
-        const unsigned v_at = v_lane + step % V_STAGES * TILE_BYTES;
+    auto advance = [&](int step) {
+        if (step > 0) {
+            wait_copies<IN_FLIGHT>();
+            wait_for_warps();
+            ask(step);
+        }
+        const bool active = sees(step);
+        float s[TILES][KEYS / 8][4];
         unsigned weights[TILES][KEYS / 16][4];
-        if (step + 1 < steps) multiply_qk(next, q_held, k_lane + (step + 1) % K_STAGES * TILE_BYTES, k_turn);
-        mask(s, step);
-        raise(s, running, acc, slope);
-        weigh(weights, s, running, slope);
+        if (active) {
+            multiply_qk(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
+            mask(s, step);
+            raise(s, running, acc, slope);
+        }
+        const unsigned v_at = v_lane + step % V_STAGES * TILE_BYTES;
+        if (active) weigh(weights, s, running, slope);
 if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
         if (K_STAGES == 1 || V_STAGES == 1 || V_LATE) wait_for_warps();
         if (K_STAGES == 1) load_k(step + 1);
-        {
+        if (active) {
             #pragma unroll
             for (int n = 0; n < KEYS / 16; ++n) multiply_pv(acc, weights, n, v_at, v_turn, running.sum);
         }
 
     };
-    for (int step = 0; step < steps; step += 2) {
-        advance(even, odd, step);
-        if (step + 1 < steps) advance(odd, even, step + 1);
-    }
+
+    auto advance_unmasked = [&](int step) {
+        if (step > 0) {
+            wait_copies<IN_FLIGHT>();
+            wait_for_warps();
+            ask(step);
+        }
+        const bool active = true;
+        float s[TILES][KEYS / 8][4];
+        unsigned weights[TILES][KEYS / 16][4];
+        if (active) {
+            multiply_qk(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
+            raise(s, running, acc, slope);
+        }
+        const unsigned v_at = v_lane + step % V_STAGES * TILE_BYTES;
+        if (active) weigh(weights, s, running, slope);
+if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
+        if (K_STAGES == 1 || V_STAGES == 1 || V_LATE) wait_for_warps();
+        if (K_STAGES == 1) load_k(step + 1);
+        if (active) {
+            #pragma unroll
+            for (int n = 0; n < KEYS / 16; ++n) multiply_pv(acc, weights, n, v_at, v_turn, running.sum);
+        }
+
+    };
+
+    // Keys before `seen` are seen by all rows of the block.
+    const int seen = CAUSAL ? min((int)kv_len, place.row + shift + 1) : (int)kv_len;
+    const int masked = steps - min(steps, max(seen, 0) / BN);
+    for (int step = 0; step < masked; ++step) advance(step);
+    for (int step = masked; step < steps; ++step) advance_unmasked(step);
 
     float sum[TILES][2];
     #pragma unroll

@@ -1,5 +1,5 @@
 // Attention forward, bfloat16, head dimension 64, causal: o = softmax(scale q k^T) v.
-// 128 rows a block, 96 keys a step; 4 x 1 warps.
+// 128 rows a block, 128 keys a step; 4 x 1 warps.
 // Rendered for sm_90 from templates/attention/cuda.cu.j2, which explains every choice.
 #include "_shared/async_copy.cuh"
 #include "_shared/mma.cuh"
@@ -8,18 +8,19 @@ using i64 = long long;
 using T = bf16;
 constexpr int D = 64, WARPS_M = 4, WARPS_N = 1, TILES = 2;
 constexpr int WARPS = WARPS_M * WARPS_N, THREADS = 32 * WARPS;
-constexpr int ROWS = 16 * TILES, BM = ROWS * WARPS_M, BN = 96, KEYS = BN / WARPS_N;   // of a warp, a block; a block, a warp
-constexpr int K_STAGES = 2, V_STAGES = 3, AHEAD = 0;
+constexpr int ROWS = 16 * TILES, BM = ROWS * WARPS_M, BN = 128, KEYS = BN / WARPS_N;   // of a warp, a block; a block, a warp
+constexpr int K_STAGES = 4, V_STAGES = 1, AHEAD = 0;
+constexpr int V_AHEAD = V_STAGES - 1;
 constexpr bool CAUSAL = true;
 using Rows = tile_rows<D * 2, true>;
 constexpr int TILE_BYTES = BN * Rows::PITCH;
-// Step i asks for k of step i + K_STAGES - 1 (one later if AHEAD), then for v of step i + V_STAGES - 1, a group of copies
+// Step i asks for k of step i + K_STAGES - 1 (one later if AHEAD), then for v of step i + V_AHEAD, a group of copies
 // each; with one stage of v for that first, and with one stage of k for the next k amid the step. Groups end in order. Those
 // that may still be in flight when a step begins, which needs its k and, unless V_LATE, its v; and before its v is used:
 constexpr bool V_LATE = false;
 __device__ constexpr int least(int a, int b) { return a < b ? a : b; }
 constexpr int IN_FLIGHT = K_STAGES == 1 || (V_STAGES == 1 && K_STAGES == 2) ? 0 : V_STAGES == 1 ? 1
-    : V_LATE ? 2 * (K_STAGES - 2) + 1 : least(2 * (V_STAGES - 2), 2 * (K_STAGES - 2) + 1);
+    : V_LATE ? 2 * (K_STAGES - 2) + 1 : least(2 * (V_AHEAD - 1), 2 * (K_STAGES - 2) + 1);
 constexpr int V_IN_FLIGHT = V_STAGES > 1 ? 2 * (V_STAGES - 1) : K_STAGES > 1 ? 1 : 0;
 // Bits by which weights stand lower than their maximum: where a maximum may lag, no weight exceeds 1, as large values need it.
 // Not for float16: its weights would become denormal, and its values are too small to overflow a float.
@@ -56,7 +57,7 @@ __device__ __forceinline__ void load_rows(int row, unsigned tile, const char* fr
 // s = q k^T for the warp's rows and its keys of a tile, those from FROM to TO. q_at, k_at: addresses of the lane's part of the
 // first fragment.
 template <int FROM = 0, int TO = KEYS>
-__device__ __forceinline__ void multiply_qk(float (&s)[TILES][KEYS / 8][4], const unsigned (&q)[TILES][D / 16][4], unsigned k_at, unsigned k_turn) {
+__device__ __forceinline__ void multiply_qk(float (&s)[TILES][KEYS / 8][4], unsigned q_at, unsigned q_turn, unsigned k_at, unsigned k_turn) {
     #pragma unroll
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
@@ -65,8 +66,10 @@ __device__ __forceinline__ void multiply_qk(float (&s)[TILES][KEYS / 8][4], cons
             for (int e = 0; e < 4; ++e) s[m][n][e] = 0.f;
     #pragma unroll
     for (int d = 0; d < D / 16; ++d) {
-        const unsigned (&a)[TILES][D / 16][4] = q;
-        constexpr bool held = true;
+        unsigned a[TILES][1][4];
+        constexpr bool held = false;
+        #pragma unroll
+        for (int m = 0; m < TILES; ++m) load_tiles(a[m][0], q_at + m * 16 * Rows::PITCH + (q_turn ^ d * 32));
         #pragma unroll
         for (int n = FROM / 16; n < TO / 16; ++n) {
             unsigned f[4];
@@ -137,27 +140,22 @@ __device__ __forceinline__ void raise(const float (&s)[TILES][KEYS / 8][4], Runn
     }
 }
 
-// The weights of a step's keys, 2^((s - top) * slope), packed as A fragments.
-__device__ __forceinline__ void weigh(unsigned (&weights)[TILES][KEYS / 16][4], float (&s)[TILES][KEYS / 8][4], Running& running, float slope) {
+// The weights of the n-th 16 keys, 2^((s - top) * slope), packed as an A fragment.
+__device__ __forceinline__ void weigh(unsigned (&weights)[TILES][KEYS / 16][4], float (&s)[TILES][KEYS / 8][4], int n, Running& running, float slope) {
     #pragma unroll
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const float base = fmaf(running.top[m][h] == NONE ? 0.f : running.top[m][h], slope, MARGIN);   // NONE - NONE would be NaN
             #pragma unroll
-            for (int e = 0; e < KEYS / 4; ++e) {
-                float& x = s[m][e / 2][2 * h + e % 2];
+            for (int e = 0; e < 4; ++e) {
+                float& x = s[m][2 * n + e / 2][2 * h + e % 2];
                 x = fmaf(x, slope, -base);
                 x = exp2_fast(x);
 }
+            weights[m][n][h] = T::pack(s[m][2 * n][2 * h], s[m][2 * n][2 * h + 1]);
+            weights[m][n][h + 2] = T::pack(s[m][2 * n + 1][2 * h], s[m][2 * n + 1][2 * h + 1]);
         }
-    #pragma unroll
-    for (int m = 0; m < TILES; ++m)
-        #pragma unroll
-        for (int n = 0; n < KEYS / 16; ++n)
-            #pragma unroll
-            for (int e = 0; e < 4; ++e)
-                weights[m][n][e] = T::pack(s[m][2 * n + e / 2][2 * (e % 2)], s[m][2 * n + e / 2][2 * (e % 2) + 1]);
 }
 
 // Which rows and keys a block works on: the grid has an axis for each of blocks of rows, heads and batch.
@@ -214,18 +212,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
     auto ask = [&](int step) {
         if (V_STAGES == 1) load_v(step);
         if (K_STAGES > 1) load_k(step + K_STAGES - 1 + AHEAD);
-        if (V_STAGES > 1) load_v(step + V_STAGES - 1);
+        if (V_STAGES > 1) load_v(step + V_AHEAD);
     };
 
     const char* const q_from = q + (place.batch * q_batch + place.head * q_head + (place.row + copy_row) * q_seq) * 2 + copy_byte;
-    // They are multiples of 16. But for the question the compiler would compute them after the wait, not while the kernel
-    // before ends.
-    if (const i64 bits = (i64)q_from ^ (i64)k_from ^ (i64)v_from; bits >> 63 & bits & 1) return;
-    asm volatile("griddepcontrol.wait;" ::: "memory");   // for the kernel before this one, and for what it wrote
     if (steps > 0) load_rows<BM, THREADS>(copy_row, q_tile + copy_to, q_from, q_seq * 2, false, rows_end - place.row);
     if (K_STAGES == 1) load_k(0);
     #pragma unroll
-    for (int i = least(1 - K_STAGES - AHEAD, 1 - V_STAGES); i < 0; ++i) ask(i);
+    for (int i = least(1 - K_STAGES - AHEAD, -V_AHEAD); i < 0; ++i) ask(i);
 
     // The lane's row and 16-byte chunk within a 16 x 16 fragment, and what it is xor-ed with.
     const int a_row = lane & 15, a_chunk = lane >> 4, k_row = (lane & 7) + (lane >> 4 << 3), k_chunk = lane >> 3 & 1;
@@ -267,18 +261,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
     auto sees = [&](int step) {
         return !CAUSAL || (steps - 1 - step) * BN + warp_n * KEYS <= own_row + ROWS - 1 + shift;
     };
-    unsigned q_held[TILES][D / 16][4];
     auto load_q = [&]() {
-        #pragma unroll
-        for (int m = 0; m < TILES; ++m)
-            #pragma unroll
-            for (int d = 0; d < D / 16; ++d) load_tiles(q_held[m][d], q_at + m * 16 * Rows::PITCH + (q_turn ^ d * 32));
     };
 
     // For those whose keys are this warp's, too: what they have copied is there for all of them, and what they have read is free.
     auto wait_for_warps = [&]() {
         __syncthreads();
-    };    ask(0);
+    };
+    ask(0);
     wait_copies<IN_FLIGHT + 1 + (K_STAGES > 1)>();   // its groups may be in flight, too
     __syncthreads();
     load_q();
@@ -292,18 +282,21 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
         float s[TILES][KEYS / 8][4];
         unsigned weights[TILES][KEYS / 16][4];
         if (active) {
-            multiply_qk(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
+            multiply_qk(s, q_at, q_turn, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
             mask(s, step);
             raise(s, running, acc, slope);
         }
         const unsigned v_at = v_lane + step % V_STAGES * TILE_BYTES;
-        if (active) weigh(weights, s, running, slope);
-if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
+        if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
         if (K_STAGES == 1 || V_STAGES == 1 || V_LATE) wait_for_warps();
         if (K_STAGES == 1) load_k(step + 1);
         if (active) {
+            weigh(weights, s, 0, running, slope);
             #pragma unroll
-            for (int n = 0; n < KEYS / 16; ++n) multiply_pv(acc, weights, n, v_at, v_turn, running.sum);
+            for (int n = 0; n < KEYS / 16; ++n) {
+                if (n + 1 < KEYS / 16) weigh(weights, s, n + 1, running, slope);
+                multiply_pv(acc, weights, n, v_at, v_turn, running.sum);
+            }
         }
 
     };
@@ -318,23 +311,27 @@ if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
         float s[TILES][KEYS / 8][4];
         unsigned weights[TILES][KEYS / 16][4];
         if (active) {
-            multiply_qk(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
+            multiply_qk(s, q_at, q_turn, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
             raise(s, running, acc, slope);
         }
         const unsigned v_at = v_lane + step % V_STAGES * TILE_BYTES;
-        if (active) weigh(weights, s, running, slope);
-if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
+        if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
         if (K_STAGES == 1 || V_STAGES == 1 || V_LATE) wait_for_warps();
         if (K_STAGES == 1) load_k(step + 1);
         if (active) {
+            weigh(weights, s, 0, running, slope);
             #pragma unroll
-            for (int n = 0; n < KEYS / 16; ++n) multiply_pv(acc, weights, n, v_at, v_turn, running.sum);
+            for (int n = 0; n < KEYS / 16; ++n) {
+                if (n + 1 < KEYS / 16) weigh(weights, s, n + 1, running, slope);
+                multiply_pv(acc, weights, n, v_at, v_turn, running.sum);
+            }
         }
 
     };
 
     // Keys before `seen` are seen by all rows of the block.
-    const int seen = CAUSAL ? min((int)kv_len, place.row + shift + 1) : (int)kv_len, masked = steps - min(steps, max(seen, 0) / BN);
+    const int seen = CAUSAL ? min((int)kv_len, place.row + shift + 1) : (int)kv_len;
+    const int masked = steps - min(steps, max(seen, 0) / BN);
     for (int step = 0; step < masked; ++step) advance(step);
     for (int step = masked; step < steps; ++step) advance_unmasked(step);
 
@@ -359,7 +356,7 @@ if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
             inverse[m][h] = blind ? 0.f : __fdividef(1.f, sum[m][h]);
         }
     char* const o_rows = o + (place.batch * o_batch + place.head * o_head) * 2;
-    // A warp's rows of q are its own: nobody else reads them.
+    __syncwarp();   // a warp's rows of q are its own: nobody else reads them
     #pragma unroll
     for (int m = 0; m < TILES; ++m)
         #pragma unroll

@@ -1,25 +1,26 @@
 // Attention forward, float16, head dimension 64, causal: o = softmax(scale q k^T) v.
-// 64 rows a block, 256 keys a step; 4 x 1 warps.
+// 32 rows a block, 256 keys a step; 2 x 2 warps.
 // Rendered for sm_90 from templates/attention/cuda.cu.j2, which explains every choice.
 #include "_shared/async_copy.cuh"
 #include "_shared/mma.cuh"
 
 using i64 = long long;
 using T = f16;
-constexpr int D = 64, WARPS_M = 4, WARPS_N = 1, TILES = 1;
+constexpr int D = 64, WARPS_M = 2, WARPS_N = 2, TILES = 1;
 constexpr int WARPS = WARPS_M * WARPS_N, THREADS = 32 * WARPS;
 constexpr int ROWS = 16 * TILES, BM = ROWS * WARPS_M, BN = 256, KEYS = BN / WARPS_N;   // of a warp, a block; a block, a warp
-constexpr int K_STAGES = 3, V_STAGES = 1, AHEAD = 0;
+constexpr int K_STAGES = 1, V_STAGES = 1, AHEAD = 0;
+constexpr int V_AHEAD = V_STAGES - 1;
 constexpr bool CAUSAL = true;
 using Rows = tile_rows<D * 2, true>;
 constexpr int TILE_BYTES = BN * Rows::PITCH;
-// Step i asks for k of step i + K_STAGES - 1 (one later if AHEAD), then for v of step i + V_STAGES - 1, a group of copies
+// Step i asks for k of step i + K_STAGES - 1 (one later if AHEAD), then for v of step i + V_AHEAD, a group of copies
 // each; with one stage of v for that first, and with one stage of k for the next k amid the step. Groups end in order. Those
 // that may still be in flight when a step begins, which needs its k and, unless V_LATE, its v; and before its v is used:
 constexpr bool V_LATE = false;
 __device__ constexpr int least(int a, int b) { return a < b ? a : b; }
 constexpr int IN_FLIGHT = K_STAGES == 1 || (V_STAGES == 1 && K_STAGES == 2) ? 0 : V_STAGES == 1 ? 1
-    : V_LATE ? 2 * (K_STAGES - 2) + 1 : least(2 * (V_STAGES - 2), 2 * (K_STAGES - 2) + 1);
+    : V_LATE ? 2 * (K_STAGES - 2) + 1 : least(2 * (V_AHEAD - 1), 2 * (K_STAGES - 2) + 1);
 constexpr int V_IN_FLIGHT = V_STAGES > 1 ? 2 * (V_STAGES - 1) : K_STAGES > 1 ? 1 : 0;
 // Bits by which weights stand lower than their maximum: where a maximum may lag, no weight exceeds 1, as large values need it.
 // Not for float16: its weights would become denormal, and its values are too small to overflow a float.
@@ -29,7 +30,8 @@ constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 
 // A thread copies chunks of one column of a tile: every STEP-th row, in each of the GROUPS of COLUMNS 16-byte chunks.
 constexpr int COLUMNS = D * 2 % 128 == 0 ? 8 : 4, GROUPS = D / 8 / COLUMNS;
-constexpr int KEY_THREADS = THREADS, KEY_ROWS = BN;
+// A column of warps copies the keys it multiplies.
+constexpr int KEY_THREADS = 32 * WARPS_M, KEY_ROWS = KEYS;
 
 // COUNT rows into a tile; unless it is known to be `whole`, those from `left` on become zeros. row: the thread's first of them;
 // tile, from: its first chunk there and here. Whether a first tile is whole is not asked: a jump to code that is still in DRAM
@@ -56,7 +58,7 @@ __device__ __forceinline__ void load_rows(int row, unsigned tile, const char* fr
 // s = q k^T for the warp's rows and its keys of a tile, those from FROM to TO. q_at, k_at: addresses of the lane's part of the
 // first fragment.
 template <int FROM = 0, int TO = KEYS>
-__device__ __forceinline__ void multiply_qk(float (&s)[TILES][KEYS / 8][4], unsigned q_at, unsigned q_turn, unsigned k_at, unsigned k_turn) {
+__device__ __forceinline__ void multiply_qk(float (&s)[TILES][KEYS / 8][4], const unsigned (&q)[TILES][D / 16][4], unsigned k_at, unsigned k_turn) {
     #pragma unroll
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
@@ -65,10 +67,8 @@ __device__ __forceinline__ void multiply_qk(float (&s)[TILES][KEYS / 8][4], unsi
             for (int e = 0; e < 4; ++e) s[m][n][e] = 0.f;
     #pragma unroll
     for (int d = 0; d < D / 16; ++d) {
-        unsigned a[TILES][1][4];
-        constexpr bool held = false;
-        #pragma unroll
-        for (int m = 0; m < TILES; ++m) load_tiles(a[m][0], q_at + m * 16 * Rows::PITCH + (q_turn ^ d * 32));
+        const unsigned (&a)[TILES][D / 16][4] = q;
+        constexpr bool held = true;
         #pragma unroll
         for (int n = FROM / 16; n < TO / 16; ++n) {
             unsigned f[4];
@@ -83,7 +83,7 @@ __device__ __forceinline__ void multiply_qk(float (&s)[TILES][KEYS / 8][4], unsi
 }
 
 // o += p v for the n-th 16 keys of the warp's, with p as A fragments.
-__device__ __forceinline__ void multiply_pv(float (&o)[TILES][D / 8][4], const unsigned (&weights)[TILES][KEYS / 16][4], int n, unsigned v_at, unsigned v_turn, float (&sum)[TILES][4]) {
+__device__ __forceinline__ void multiply_pv(float (&o)[TILES][D / 8][4], const unsigned (&weights)[TILES][KEYS / 16][4], int n, unsigned v_at, unsigned v_turn) {
     #pragma unroll
     for (int d = 0; d < D / 16; ++d) {
         unsigned f[4];
@@ -94,19 +94,18 @@ __device__ __forceinline__ void multiply_pv(float (&o)[TILES][D / 8][4], const u
             T::multiply_add(o[m][2 * d + 1], weights[m][n], f[2], f[3]);
         }
     }
-    #pragma unroll
-    for (int m = 0; m < TILES; ++m) T::multiply_add(sum[m], weights[m][n], T::ONES, T::ONES);
 }
 
 // Running maximum (of raw scores) and sum of a warp's rows: row 16 m + 8 h + lane / 4 in top[m][h].
 struct Running {
     float top[TILES][2];
-    float sum[TILES][4];   // an accumulator: the whole row's in [m][2 h]
+    float sum[TILES][2][2];   // the lane's own share: of its even keys and its odd ones
 };
 
 // The running maxima with those of a step's scores; `running` and `o` follow.
 __device__ __forceinline__ void raise(const float (&s)[TILES][KEYS / 8][4], Running& running, float (&o)[TILES][D / 8][4], float slope) {
     float top[TILES][2];
+    bool moved = false;
     #pragma unroll
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
@@ -117,7 +116,9 @@ __device__ __forceinline__ void raise(const float (&s)[TILES][KEYS / 8][4], Runn
             a = fmaxf(a, __shfl_xor_sync(~0u, a, 1));
             a = fmaxf(a, __shfl_xor_sync(~0u, a, 2));
             top[m][h] = fmaxf(a, running.top[m][h]);
+            moved |= top[m][h] > running.top[m][h];
         }
+    if (__any_sync(~0u, moved))
     {
         #pragma unroll
         for (int m = 0; m < TILES; ++m)
@@ -126,7 +127,8 @@ __device__ __forceinline__ void raise(const float (&s)[TILES][KEYS / 8][4], Runn
                 const float base = top[m][h] == NONE ? 0.f : top[m][h];
                 const float factor = exp2_fast((running.top[m][h] - base) * slope);
                 running.top[m][h] = top[m][h];
-                running.sum[m][2 * h] *= factor;
+                running.sum[m][h][0] *= factor;
+                running.sum[m][h][1] *= factor;
                 #pragma unroll
                 for (int d = 0; d < D / 8; ++d) {
                     o[m][d][2 * h] *= factor;
@@ -148,6 +150,7 @@ __device__ __forceinline__ void weigh(unsigned (&weights)[TILES][KEYS / 16][4], 
                 float& x = s[m][2 * n + e / 2][2 * h + e % 2];
                 x = fmaf(x, slope, -base);
                 x = exp2_fast(x);
+                running.sum[m][h][e % 2] += x;
 }
             weights[m][n][h] = T::pack(s[m][2 * n][2 * h], s[m][2 * n][2 * h + 1]);
             weights[m][n][h + 2] = T::pack(s[m][2 * n + 1][2 * h], s[m][2 * n + 1][2 * h + 1]);
@@ -158,9 +161,9 @@ __device__ __forceinline__ void weigh(unsigned (&weights)[TILES][KEYS / 16][4], 
 struct Place {
     int batch, head, kv_head, row;       // row: the first of BM
     __device__ __forceinline__ Place(int heads, int kv_heads) {
-        int block = blockIdx.x;
-        const int last = gridDim.x - 1;
-        head = blockIdx.y, batch = blockIdx.z;
+        int block = blockIdx.z;
+        const int last = gridDim.z - 1;
+        head = blockIdx.x, batch = blockIdx.y;
         if (CAUSAL) block = last - block;   // the longest first
         // head / (heads / kv_heads), without a branch and exactly: before it is truncated, the quotient is 0.5 / group or more off the integers
         kv_head = __fdividef((head + 0.5f) * kv_heads, heads);
@@ -168,7 +171,7 @@ struct Place {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
+extern "C" __global__ void __launch_bounds__(THREADS, 2) attention(
     const char* __restrict__ q, const char* __restrict__ k, const char* __restrict__ v, char* __restrict__ o, float* __restrict__ lse,
     i64 batch, i64 heads, i64 kv_heads, i64 q_len, i64 kv_len, i64 head_dim, float scale,
     i64 q_batch, i64 q_head, i64 q_seq, i64 k_batch, i64 k_head, i64 k_seq,
@@ -187,8 +190,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
     // Tiles come from the last to the first: the masked ones are then done before the long run of others.
     const int copy_row = threadIdx.x / COLUMNS, copy_byte = threadIdx.x % COLUMNS * 16;
     const unsigned copy_to = Rows::place(copy_row, threadIdx.x % COLUMNS);
-    const int key_row = copy_row, last = (steps - 1) * BN;
-    const unsigned key_to = copy_to;
+    const int key_row = threadIdx.x % KEY_THREADS / COLUMNS, last = (steps - 1) * BN + warp_n * KEYS;
+    const unsigned key_to = Rows::place(key_row, threadIdx.x % COLUMNS) + warp_n * KEYS * Rows::PITCH;
     const char* k_from = k + (place.batch * k_batch + place.kv_head * k_head + (last + key_row) * k_seq) * 2 + copy_byte;
     const char* v_from = v + (place.batch * v_batch + place.kv_head * v_head + (last + key_row) * v_seq) * 2 + copy_byte;
     auto load_k = [&](int step) {
@@ -208,7 +211,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
     auto ask = [&](int step) {
         if (V_STAGES == 1) load_v(step);
         if (K_STAGES > 1) load_k(step + K_STAGES - 1 + AHEAD);
-        if (V_STAGES > 1) load_v(step + V_STAGES - 1);
+        if (V_STAGES > 1) load_v(step + V_AHEAD);
     };
 
     const char* const q_from = q + (place.batch * q_batch + place.head * q_head + (place.row + copy_row) * q_seq) * 2 + copy_byte;
@@ -219,7 +222,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
     if (steps > 0) load_rows<BM, THREADS>(copy_row, q_tile + copy_to, q_from, q_seq * 2, false, rows_end - place.row);
     if (K_STAGES == 1) load_k(0);
     #pragma unroll
-    for (int i = least(1 - K_STAGES - AHEAD, 1 - V_STAGES); i < 0; ++i) ask(i);
+    for (int i = least(1 - K_STAGES - AHEAD, -V_AHEAD); i < 0; ++i) ask(i);
 
     // The lane's row and 16-byte chunk within a 16 x 16 fragment, and what it is xor-ed with.
     const int a_row = lane & 15, a_chunk = lane >> 4, k_row = (lane & 7) + (lane >> 4 << 3), k_chunk = lane >> 3 & 1;
@@ -233,7 +236,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
     for (int m = 0; m < TILES; ++m) {
         running.top[m][0] = running.top[m][1] = NONE;
         #pragma unroll
-        for (int e = 0; e < 4; ++e) running.sum[m][e] = 0.f;
+        for (int e = 0; e < 4; ++e) running.sum[m][e / 2][e % 2] = 0.f;
         #pragma unroll
         for (int d = 0; d < D / 8; ++d) acc[m][d][0] = acc[m][d][1] = acc[m][d][2] = acc[m][d][3] = 0.f;
     }
@@ -261,22 +264,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
     auto sees = [&](int step) {
         return !CAUSAL || (steps - 1 - step) * BN + warp_n * KEYS <= own_row + ROWS - 1 + shift;
     };
+    unsigned q_held[TILES][D / 16][4];
     auto load_q = [&]() {
+        #pragma unroll
+        for (int m = 0; m < TILES; ++m)
+            #pragma unroll
+            for (int d = 0; d < D / 16; ++d) load_tiles(q_held[m][d], q_at + m * 16 * Rows::PITCH + (q_turn ^ d * 32));
     };
 
     // For those whose keys are this warp's, too: what they have copied is there for all of them, and what they have read is free.
     auto wait_for_warps = [&]() {
-        __syncthreads();
-    };    auto advance = [&](int step) {
+        asm volatile("barrier.sync.aligned %0, %1;" :: "r"(1 + warp_n), "n"(KEY_THREADS) : "memory");
+    };
+    wait_copies<IN_FLIGHT>();
+    __syncthreads();   // all columns have copied rows of q
+    load_q();
+    auto advance = [&](int step) {
         wait_copies<IN_FLIGHT>();
         wait_for_warps();
         ask(step);
-        if (step == 0) load_q();
         const bool active = sees(step);
         float s[TILES][KEYS / 8][4];
         unsigned weights[TILES][KEYS / 16][4];
         if (active) {
-            multiply_qk(s, q_at, q_turn, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
+            multiply_qk(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
             mask(s, step);
             raise(s, running, acc, slope);
         }
@@ -289,23 +300,91 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
             #pragma unroll
             for (int n = 0; n < KEYS / 16; ++n) {
                 if (n + 1 < KEYS / 16) weigh(weights, s, n + 1, running, slope);
-                multiply_pv(acc, weights, n, v_at, v_turn, running.sum);
+                multiply_pv(acc, weights, n, v_at, v_turn);
             }
         }
 
     };
 
-    for (int step = 0; step < steps; ++step) advance(step);
+    auto advance_unmasked = [&](int step) {
+        wait_copies<IN_FLIGHT>();
+        wait_for_warps();
+        ask(step);
+        const bool active = true;
+        float s[TILES][KEYS / 8][4];
+        unsigned weights[TILES][KEYS / 16][4];
+        if (active) {
+            multiply_qk(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
+            raise(s, running, acc, slope);
+        }
+        const unsigned v_at = v_lane + step % V_STAGES * TILE_BYTES;
+        if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
+        if (K_STAGES == 1 || V_STAGES == 1 || V_LATE) wait_for_warps();
+        if (K_STAGES == 1) load_k(step + 1);
+        if (active) {
+            weigh(weights, s, 0, running, slope);
+            #pragma unroll
+            for (int n = 0; n < KEYS / 16; ++n) {
+                if (n + 1 < KEYS / 16) weigh(weights, s, n + 1, running, slope);
+                multiply_pv(acc, weights, n, v_at, v_turn);
+            }
+        }
+
+    };
+
+    // Keys before `seen` are seen by all rows of the block.
+    const int seen = CAUSAL ? min((int)kv_len, place.row + shift + 1) : (int)kv_len;
+    const int masked = steps - min(steps, max(seen, 0) / BN);
+    for (int step = 0; step < masked; ++step) advance(step);
+    for (int step = masked; step < steps; ++step) advance_unmasked(step);
 
     float sum[TILES][2];
     #pragma unroll
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            sum[m][h] = running.sum[m][2 * h];
+            sum[m][h] = running.sum[m][h][0] + running.sum[m][h][1];
+            sum[m][h] += __shfl_xor_sync(~0u, sum[m][h], 1);
+            sum[m][h] += __shfl_xor_sync(~0u, sum[m][h], 2);
         }
     wait_copies<0>();   // none may land in what follows
 
+    // The columns' sums, brought to one maximum, are added in the order of the columns: a share of the head each.
+    constexpr int PARTS = TILES * 2 * (D / 8), SHARE = D / 8 / WARPS_N;   // pairs of accumulators a lane; 8-wide pieces of a row
+    static_assert(D / 8 % WARPS_N == 0, "every column of warps merges as much");
+    float2* const partial = (float2*)shared;                                      // [WARPS_N][WARPS_M][PARTS][32]
+    float2* const state = partial + WARPS_N * WARPS_M * PARTS * 32;               // [WARPS_N][WARPS_M][ROWS]: maximum, sum
+    __syncthreads();
+    #pragma unroll
+    for (int m = 0; m < TILES; ++m)
+        #pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            if (lane % 4 == 0) state[(warp_n * WARPS_M + warp_m) * ROWS + m * 16 + h * 8 + lane / 4] = make_float2(running.top[m][h], sum[m][h]);
+            #pragma unroll
+            for (int d = 0; d < D / 8; ++d)
+                partial[((warp_n * WARPS_M + warp_m) * PARTS + (m * 2 + h) * (D / 8) + d) * 32 + lane] = make_float2(acc[m][d][2 * h], acc[m][d][2 * h + 1]);
+        }
+    __syncthreads();
+    float factor[TILES][2][WARPS_N];
+    #pragma unroll
+    for (int m = 0; m < TILES; ++m)
+        #pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            float2 of[WARPS_N];
+            float top = NONE;
+            sum[m][h] = 0.f;
+            #pragma unroll
+            for (int w = 0; w < WARPS_N; ++w) {
+                of[w] = state[(w * WARPS_M + warp_m) * ROWS + m * 16 + h * 8 + lane / 4];
+                top = fmaxf(top, of[w].x);
+            }
+            #pragma unroll
+            for (int w = 0; w < WARPS_N; ++w) {
+                factor[m][h][w] = exp2_fast((of[w].x - (top == NONE ? 0.f : top)) * slope);
+                sum[m][h] = fmaf(of[w].y, factor[m][h][w], sum[m][h]);
+            }
+            running.top[m][h] = top;
+        }
 
     // Rows that see no key are zero, not 0 / 0.
     float inverse[TILES][2];
@@ -318,23 +397,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
             inverse[m][h] = blind ? 0.f : __fdividef(1.f, sum[m][h]);
         }
     char* const o_rows = o + (place.batch * o_batch + place.head * o_head) * 2;
-    // A warp's rows of q are its own: nobody else reads them.
     #pragma unroll
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
-        for (int h = 0; h < 2; ++h)
+        for (int h = 0; h < 2; ++h) {
+            const int row = own_row + m * 16 + h * 8 + lane / 4;
+            unsigned packed[SHARE];
             #pragma unroll
-            for (int d = 0; d < D / 8; ++d) {
-                const int row = warp_m * ROWS + m * 16 + h * 8 + lane / 4;
-                *(unsigned*)(shared + Rows::place(row, d) + lane % 4 * 4) = T::pack(acc[m][d][2 * h] * inverse[m][h], acc[m][d][2 * h + 1] * inverse[m][h]);
+            for (int i = 0; i < SHARE; ++i) {
+                float2 total = {0.f, 0.f};
+                #pragma unroll
+                for (int w = 0; w < WARPS_N; ++w) {
+                    const float2 x = partial[((w * WARPS_M + warp_m) * PARTS + (m * 2 + h) * (D / 8) + warp_n * SHARE + i) * 32 + lane];
+                    total.x = fmaf(x.x, factor[m][h][w], total.x);
+                    total.y = fmaf(x.y, factor[m][h][w], total.y);
+                }
+                packed[i] = T::pack(total.x * inverse[m][h], total.y * inverse[m][h]);
             }
-    __syncwarp();
-    #pragma unroll
-    for (int i = 0; i < ROWS * D / 8 / 32; ++i) {
-        const int id = i * 32 + lane, row = id / (D / 8), chunk = id % (D / 8);
-        if (own_row + row < rows_end)
-            *(uint4*)(o_rows + (own_row + row) * o_seq * 2 + chunk * 16) = *(const uint4*)(shared + Rows::place(warp_m * ROWS + row, chunk));
-    }
+            if (row < rows_end)
+                #pragma unroll
+                for (int i = 0; i < SHARE; ++i)
+                    *(unsigned*)(o_rows + row * o_seq * 2 + (warp_n * SHARE + i) * 16 + lane % 4 * 4) = packed[i];
+        }
 }
 
 // For addresses that are no multiples of 16 bytes: a warp a row, a lane for every 32nd element of it.

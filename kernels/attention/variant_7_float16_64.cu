@@ -9,17 +9,18 @@ using T = f16;
 constexpr int D = 64, WARPS_M = 2, WARPS_N = 1, TILES = 1;
 constexpr int WARPS = WARPS_M * WARPS_N, THREADS = 32 * WARPS;
 constexpr int ROWS = 16 * TILES, BM = ROWS * WARPS_M, BN = 128, KEYS = BN / WARPS_N;   // of a warp, a block; a block, a warp
-constexpr int K_STAGES = 2, V_STAGES = 1, AHEAD = 0;
+constexpr int K_STAGES = 2, V_STAGES = 2, AHEAD = 0;
+constexpr int V_AHEAD = V_STAGES - 1;
 constexpr bool CAUSAL = false;
 using Rows = tile_rows<D * 2, true>;
 constexpr int TILE_BYTES = BN * Rows::PITCH;
-// Step i asks for k of step i + K_STAGES - 1 (one later if AHEAD), then for v of step i + V_STAGES - 1, a group of copies
+// Step i asks for k of step i + K_STAGES - 1 (one later if AHEAD), then for v of step i + V_AHEAD, a group of copies
 // each; with one stage of v for that first, and with one stage of k for the next k amid the step. Groups end in order. Those
 // that may still be in flight when a step begins, which needs its k and, unless V_LATE, its v; and before its v is used:
 constexpr bool V_LATE = true;
 __device__ constexpr int least(int a, int b) { return a < b ? a : b; }
 constexpr int IN_FLIGHT = K_STAGES == 1 || (V_STAGES == 1 && K_STAGES == 2) ? 0 : V_STAGES == 1 ? 1
-    : V_LATE ? 2 * (K_STAGES - 2) + 1 : least(2 * (V_STAGES - 2), 2 * (K_STAGES - 2) + 1);
+    : V_LATE ? 2 * (K_STAGES - 2) + 1 : least(2 * (V_AHEAD - 1), 2 * (K_STAGES - 2) + 1);
 // And where k comes in parts, a group each: before a part is multiplied, of which the first is waited for before the step asks.
 constexpr int PARTS = 4, GROUPS_A_STEP = PARTS + 1;
 __device__ constexpr int part_in_flight(int part) {
@@ -175,7 +176,7 @@ struct Place {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) attention(
+extern "C" __global__ void __launch_bounds__(THREADS, 3) attention(
     const char* __restrict__ q, const char* __restrict__ k, const char* __restrict__ v, char* __restrict__ o, float* __restrict__ lse,
     i64 batch, i64 heads, i64 kv_heads, i64 q_len, i64 kv_len, i64 head_dim, float scale,
     i64 q_batch, i64 q_head, i64 q_seq, i64 k_batch, i64 k_head, i64 k_seq,
@@ -219,7 +220,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention(
     auto ask = [&](int step) {
         if (V_STAGES == 1) load_v(step);
         if (K_STAGES > 1) load_k(step + K_STAGES - 1 + AHEAD);
-        if (V_STAGES > 1) load_v(step + V_STAGES - 1);
+        if (V_STAGES > 1) load_v(step + V_AHEAD);
     };
 
     const char* const q_from = q + (place.batch * q_batch + place.head * q_head + (place.row + copy_row) * q_seq) * 2 + copy_byte;
@@ -230,7 +231,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention(
     if (steps > 0) load_rows<BM, THREADS>(copy_row, q_tile + copy_to, q_from, q_seq * 2, false, rows_end - place.row);
     if (K_STAGES == 1) load_k(0);
     #pragma unroll
-    for (int i = least(1 - K_STAGES - AHEAD, 1 - V_STAGES); i < 0; ++i) ask(i);
+    for (int i = least(1 - K_STAGES - AHEAD, -V_AHEAD); i < 0; ++i) ask(i);
 
     // The lane's row and 16-byte chunk within a 16 x 16 fragment, and what it is xor-ed with.
     const int a_row = lane & 15, a_chunk = lane >> 4, k_row = (lane & 7) + (lane >> 4 << 3), k_chunk = lane >> 3 & 1;
@@ -283,7 +284,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention(
     // For those whose keys are this warp's, too: what they have copied is there for all of them, and what they have read is free.
     auto wait_for_warps = [&]() {
         __syncthreads();
-    };    auto advance = [&](int step) {
+    };
+    auto advance = [&](int step) {
         wait_copies<part_in_flight(0)>();
         wait_for_warps();
         ask(step);
@@ -357,7 +359,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention(
     };
 
     // Keys before `seen` are seen by all rows of the block.
-    const int seen = CAUSAL ? min((int)kv_len, place.row + shift + 1) : (int)kv_len, masked = steps - min(steps, max(seen, 0) / BN);
+    const int seen = CAUSAL ? min((int)kv_len, place.row + shift + 1) : (int)kv_len;
+    const int masked = steps - min(steps, max(seen, 0) / BN);
     for (int step = 0; step < masked; ++step) advance(step);
     for (int step = masked; step < steps; ++step) advance_unmasked(step);
 
