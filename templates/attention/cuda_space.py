@@ -42,6 +42,11 @@ def _parameters(limits: Limits) -> tuple[Parameter, ...]:
             when=(When(parameter="warps_n", values=(2, 4, 8)),),
             why="columns of warps that wait for themselves alone get out of step: products beside softmax",
         ),
+        Categorical(
+            name="shared_base",
+            values=("asked", "kept"),
+            why="a register less, or no lookup of shared memory's address before each tile is copied",
+        ),
         Ordinal(name="ahead", values=(0, 1), structural=True, why="the next scores under the softmax of these"),
         Categorical(
             name="stagger",
@@ -280,6 +285,7 @@ def _default(head_dim: int) -> dict[str, Value]:
         "exponential": "unit",
         "mask": "inside",
         "first_copies": "few",
+        "shared_base": "asked",
         "k_parts": 1,
         "fragments": 1,
         "unroll": 0,
