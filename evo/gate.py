@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from evo.errors import LaunchError
@@ -37,7 +37,7 @@ from evo.expected import (
     verdict,
 )
 from evo.kernel import Case, Kernel, Launch, Tensors, Workload
-from evo.memory import HUGE, NAN, ZERO, Layout, Memory, bits, extent, same
+from evo.memory import HUGE, NAN, ZERO, Layout, Memory, bits, extent, same, sum_of
 
 if TYPE_CHECKING:
     import torch
@@ -104,6 +104,8 @@ class Gate:
         """How long a launch may take."""
         self.longest_launch_s = 0.0
         """Of those since it was set to zero."""
+        self._held: list[torch.Tensor] = []
+        self._sum = 0
 
     def expect(self, inputs: Tensors, workload: Workload) -> tuple[Expected, ...]:
         """References and bounds for one set of inputs."""
@@ -160,7 +162,21 @@ class Gate:
             ]
         prepared = PreparedCase(case=case, seed=seed, trials=tuple(trials))
         self._prepared[case, repeated] = prepared
+        self._hold(prepared)
         return prepared
+
+    def intact(self) -> bool:
+        """Whether all that candidates are judged by is as it was made: else nobody else can be judged here. It lies in
+        memory like theirs, and a stray write reaches it past every guard."""
+        return sum_of(self._held) == self._sum
+
+    def _hold(self, prepared: PreparedCase) -> None:
+        held = [t.image.bytes for t in prepared.trials]
+        held += [given for t in prepared.trials for given in t.inputs.values() if given is not None]
+        held += [x for t in prepared.trials for e in t.expected for x in (e.reference, e.finite, e.allowed)]
+        new = [*{id(x): x for x in held}.values()]  # trials share what they are judged by
+        self._held += new
+        self._sum = (self._sum + sum_of(new)) % (1 << 64)
 
     def check(self, loaded: Loaded, launch: Launch, prepared: PreparedCase) -> Check:
         """Runs one case. A launch that fails raises LaunchError: it may have broken the device."""
@@ -192,7 +208,8 @@ class Gate:
         )
 
     def run(self, loaded: Loaded, cases: Sequence[tuple[Case, Launch]]) -> tuple[Check, ...]:
-        """Checks in order, up to and including the first that fails."""
+        """Checks in order, up to and including the first that fails. The last tells whether what candidates are judged by
+        has been changed."""
         checks: list[Check] = []
         for case, launch in cases:
             prepared = self.prepare(case, repeated=not checks)
@@ -202,6 +219,10 @@ class Gate:
                 raise type(error)(f"case {case.name}: {error}") from error  # a hang stays one
             if not checks[-1].passed:
                 break
+        if checks and not self.intact():
+            last = checks[-1]
+            reason = last.reason or "memory far from its inputs and outputs was written, which others are judged by"
+            checks[-1] = replace(last, passed=False, reason=reason, data_changed=True)
         return tuple(checks)
 
     def _launch(

@@ -6,7 +6,7 @@ changes its result, for the guards hold no number that a computation would survi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from evo.kernel import Tensors
 
-__all__ = ["HUGE", "NAN", "ZERO", "Arena", "Layout", "Memory", "bits", "extent", "same"]
+__all__ = ["HUGE", "NAN", "ZERO", "Arena", "Layout", "Memory", "bits", "extent", "same", "sum_of"]
 
 _GUARD_BYTES = 16 << 10
 """On either side of every tensor: what a block of 1024 threads reads in vectors of 16 bytes."""
@@ -184,7 +184,9 @@ class Arena:
             words = words_of(self.bytes[first:last], s.start, end)
             shape = last - first, min(max(_LEAST_NUDGES, _NUDGES // (last - first)), words.shape[-1])
             at = torch.randint(words.shape[-1], shape, device=words.device, generator=generator)
-            words.scatter_add_(1, at, torch.ones_like(at, dtype=words.dtype))
+            bits = 8 * min(s.like.element_size(), words.element_size())
+            lanes = torch.randint(8 * words.element_size() // bits, shape, device=words.device, generator=generator)
+            words.scatter_add_(1, at, (torch.ones_like(lanes) << lanes * bits).to(words.dtype))
 
     def _pieces(self) -> list[tuple[int, int, str, bool]]:
         """(start, end, whose, whether it is a guard) of all but the outputs, in order."""
@@ -219,6 +221,19 @@ def _allocate(count: int, size: int, device: torch.device) -> torch.Tensor:
 
 def _up(end: int) -> int:
     return -(-end // 8) * 8
+
+
+def sum_of(tensors: Iterable[torch.Tensor]) -> int:
+    """The sum of all their bits as integers, modulo 2^64. All on one device: the calls are few, however many tensors."""
+    import torch
+
+    alike: dict[torch.dtype, list[torch.Tensor]] = {}
+    for t in tensors:
+        whole = t.dtype == torch.uint8 and t.numel() % 8 == 0
+        words = t.view(torch.int64) if whole else bits(t)
+        alike.setdefault(words.dtype, []).append(words.reshape(-1))
+    sums = [torch.cat(group).sum(dtype=torch.int64) for group in alike.values()]
+    return sum(torch.stack(sums).tolist()) % (1 << 64) if sums else 0
 
 
 def _sums(rows: torch.Tensor, start: int, end: int) -> torch.Tensor:

@@ -193,7 +193,8 @@ def race(
         if len(counted) >= protocol.min_rounds and _widest(us, names, reference) <= precision:
             break
     # Without patience the race ended when there were enough of both: all of them are its figure.
-    enough = len(kept) >= min(protocol.min_rounds, len(spoilt)) and bool(kept) if patient else not spoilt
+    wanted = max(min(protocol.min_rounds, len(spoilt)), protocol.least_rounds)
+    enough = len(kept) >= wanted if patient else not spoilt
     return Samples(
         names=names,
         us=np.array(kept if enough else kept + spoilt),

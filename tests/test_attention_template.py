@@ -282,6 +282,17 @@ def test_warps_out_of_step_compile(more: dict[str, Value], arch: str) -> None:
     assert target.compile(source, arch, Path()).spill_bytes == 0
 
 
+def test_a_genome_of_before_a_knob_is_what_it_was() -> None:
+    kernel, limits = load_kernel("attention"), find_target("cuda").limits("sm_89")
+    workload = kernel.workload("cuda", ATTENTION_512)
+    space, binding = kernel.space("cuda", workload, limits), kernel.binding("cuda", workload)
+    point = space.default
+    assert point["shared_base"] == "asked"
+    older = Genome.of({name: value for name, value in point.items() if name != "shared_base"})
+    texts = [render(kernel, "cuda", genome, binding, "sm_89").text for genome in (older, Genome.of(point))]
+    assert texts[0] == texts[1]
+
+
 def test_waiting_late_for_values_is_within_reach_of_every_way_to_begin() -> None:
     kernel, limits = load_kernel("attention"), find_target("cuda").limits("sm_89")
     workload = kernel.workload("cuda", ATTENTION_512)

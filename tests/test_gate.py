@@ -570,3 +570,24 @@ def test_comparing_leaves_what_is_compared_as_it_is() -> None:
     output = torch.tensor([1.0, 5.0], dtype=torch.float64)
     assert "outside the tolerance" in compare(output, expected)[1]
     assert output.tolist() == [1.0, 5.0]
+
+
+def test_what_candidates_are_judged_by_is_looked_at_after_each_of_them(session: Session, adversaries: Binary) -> None:
+    gate = Gate(KERNEL, "cpu", session, seed=12)
+    cases = [(c, KERNEL.launch("cpu", {}, c.workload, session.limits)) for c in KERNEL.cases("cpu", WORKLOAD)]
+    loaded = session.load(adversaries, "honest_in_double")
+    try:
+        assert all(c.passed and not c.data_changed for c in gate.run(loaded, cases))
+        prepared = gate.prepare(cases[2][0])
+        for strayed in (prepared.trials[0].expected[0].allowed, prepared.trials[0].image.bytes, prepared.pristine["x"]):
+            assert strayed is not None
+            kept = strayed.clone()
+            strayed.view(-1)[5] += 1  # as a stray write would
+            assert not gate.intact()
+            last = gate.run(loaded, cases)[-1]
+            assert (last.passed, last.data_changed) == (False, True)
+            strayed.copy_(kept)
+            assert gate.intact()
+            assert gate.run(loaded, cases)[-1].passed
+    finally:
+        loaded.close()

@@ -74,6 +74,19 @@ def test_a_nudge_changes_every_output_a_little_and_nothing_else(arena: Arena, se
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.float32, torch.float64])
+def test_no_element_is_out_of_reach_of_nudges(dtype: torch.dtype) -> None:
+    arena = Arena(Layout({"x": torch.zeros(5)}, {"y": torch.zeros(16, dtype=dtype)}), 2, CPU)
+    arena.bytes.fill_(0x35)
+    before = arena.sets[1].outputs["y"].clone()
+    changed = torch.zeros(16, dtype=torch.bool)
+    for seed in range(40):
+        arena.bytes.fill_(0x35)
+        arena.nudge(1, 2, torch.Generator().manual_seed(seed))
+        changed |= arena.sets[1].outputs["y"] != before
+    assert changed.all()
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("length", [1, 3, 8, 33])
 @pytest.mark.parametrize("word", [0, 1, 2**63 - 1, 0x7F80_FF00_8001_80FF])
 def test_a_wipe_leaves_nothing_of_the_outputs_and_all_of_the_rest(dtype: torch.dtype, length: int, word: int) -> None:

@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import psutil
 import pytest
 
 from evo import cli
@@ -18,6 +19,7 @@ from evo.genome import Genome
 from evo.kernel import load_kernel
 from evo.run import plan_run
 from evo.sanitizing import Report, _cuda, choose_tools, find_compute_sanitizer, sanitize
+from evo.sanitizing._process import run_process
 from evo.search import SearchConfig
 from evo.store import Environment
 from evo.store.columns import public_id
@@ -244,3 +246,12 @@ def test_a_bad_request_is_one_sentence_and_exit_code_2(
     assert captured.out == ""
     assert sentence in captured.err
     assert len(captured.err.splitlines()) == 1
+
+
+def test_what_a_sanitized_process_leaves_running_holds_nobody_up_and_is_ended() -> None:
+    ended = run_process(["bash", "-c", "echo said; setsid sleep 1234.5 & exit 3"], 20.0, {})
+    assert (ended.code, ended.output) == (3, "said\n")
+    assert ended.seconds < 15
+    left = [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "1234.5"]]
+    assert all(p.status() == psutil.STATUS_ZOMBIE for p in left)
+    assert run_process(["sleep", "60"], 0.2, {}).code is None

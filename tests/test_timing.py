@@ -444,3 +444,9 @@ def test_a_summary_says_how_it_was_come_by() -> None:
         12,
         {"sm_mhz": 1980.0, "discarded": 0.0, "disturbed": 0.0},
     )
+
+
+def test_a_race_that_time_ends_has_its_least_number_of_rounds_or_says_what_disturbed_them() -> None:
+    rules = Protocol(name="final", min_rounds=20, max_rounds=40, sample_us=100, limit_s=0.0, least_rounds=10)
+    samples = disturbed_race(["", "", "noise", "", "noise"], rules)
+    assert (len(samples.us), samples.discarded, samples.disturbed) == (10, 0, 4)

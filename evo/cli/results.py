@@ -33,6 +33,7 @@ def outcome_record(outcome: Outcome, started: float, store: Store) -> dict[str, 
     searched_s = max(progress.elapsed_s, 1e-9)
     device_s = max(progress.device_seconds, 1e-9)
     ties = {f.island: [one.id for one in f.finalists if one.tie] for f in read_finals(store, run.name)}
+    tried = queries.tried_on(store, run.name)
     return {
         "run": run.name,
         "kernel": run.spec.kernel,
@@ -58,7 +59,8 @@ def outcome_record(outcome: Outcome, started: float, store: Store) -> dict[str, 
         "timing_share_of_search": progress.timing_seconds / searched_s,
         "evaluation_ms": evaluation_ms(progress),
         "workloads": [
-            _workload_record(outcome, island, held, before_search_s, ties.get(island, ()))
+            {"candidates": tried.get(island, 0)}
+            | _workload_record(outcome, island, held, before_search_s, ties.get(island, ()))
             for island, held in enumerate(outcome.finals)
         ],
     }
@@ -134,8 +136,9 @@ def print_outcome(console: Console, outcome: Outcome, record: dict[str, Any], db
             )
         if workload["winner"] is None:
             nothing = f"nothing passed the gate for {workload['workload']}"
-            if not record["candidates"]:
-                nothing = "no candidate was finished within the budget: give it a larger one"
+            if not workload["candidates"]:
+                which = f" of {workload['workload']}" if record["candidates"] else ""
+                nothing = f"no candidate{which} was finished within the budget: give it a larger one"
             console.print(nothing, highlight=False, soft_wrap=True)
         if "hot" in workload:
             hot = workload["hot"]

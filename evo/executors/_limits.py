@@ -8,11 +8,14 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
+import shutil
 import signal
 import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 from evo.executors._manner import Manner, gather_team
 
@@ -24,6 +27,7 @@ __all__ = [
     "confine_candidate",
     "data_bytes",
     "discard_output",
+    "drop_stale_scratch",
     "limit_data",
     "oom_kills",
     "write_output_to",
@@ -61,6 +65,15 @@ def write_output_to(path: Path) -> None:
     for descriptor in (1, 2):
         os.dup2(target, descriptor)
     os.close(target)
+
+
+def drop_stale_scratch() -> None:
+    """Removes the folders of this user's commands that were killed together with all their processes."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*-*"):
+        command = folder.name[len(SCRATCH) :].partition("-")[0]
+        with suppress(OSError):
+            if command.isdecimal() and not psutil.pid_exists(int(command)) and folder.stat().st_uid == os.getuid():
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def adopt_orphans() -> None:

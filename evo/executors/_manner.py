@@ -8,7 +8,12 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["Manner", "gather_team"]
 
@@ -17,19 +22,27 @@ _ENDING_S = 0.2
 
 _GLOBAL = ctypes.CDLL(None)
 
-_ONE, _TINY, _LEAST = 1.0, 2.0**-60, sys.float_info.min
+_SUMS = (1.0, 2.0**-60), (-1.0, -(2.0**-60)), (1.0, -(2.0**-60)), (2.0**-1022 * 0.75, 0.0)
+"""Each rounds otherwise upward, downward, towards zero, or where denormal numbers count as zero."""
+
+_SHARE = 1 << 15
+"""Elements that PyTorch gives to one thread at least (at::internal::GRAIN_SIZE)."""
+
 _TEAM_ELEMENTS = 1 << 20
+
+_BINDING = frozenset({"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"})
+"""Variables by which a user binds threads to cores."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manner:
-    """Threads that PyTorch computes with, whether their number may vary, rounding of floating-point numbers, the cores
-    that may be used, and the threads there are (0 where that says nothing)."""
+    """Threads that PyTorch computes with, whether their number may vary, how each of them rounds floating-point numbers,
+    the cores that its threads may use, and the threads there are (0 where that says nothing)."""
 
     team: int
     dynamic: int
     rounding: tuple[float, ...]
-    cores: frozenset[int]
+    cores: frozenset[frozenset[int]]
     threads: int
 
     @classmethod
@@ -41,13 +54,9 @@ class Manner:
         dynamic = 0
         with suppress(AttributeError):
             dynamic = int(_GLOBAL.omp_get_dynamic())
-        cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
+        team = torch.get_num_threads()
         return cls(
-            team=torch.get_num_threads(),
-            dynamic=dynamic,
-            rounding=(_ONE + _TINY, -_ONE - _TINY, _ONE - _TINY, _LEAST * 0.75, _LEAST / 2),
-            cores=frozenset(cores),
-            threads=_threads(),
+            team=team, dynamic=dynamic, rounding=_team_rounding(team), cores=_cores(), threads=_threads()
         )
 
     def complaint(self) -> str:
@@ -59,11 +68,40 @@ class Manner:
             return f"it changed with how many threads its process computes, from {self.team} to {now.team}"
         if now.rounding != self.rounding:
             return "it changed how its process rounds floating-point numbers"
-        if now.cores != self.cores:
-            return f"it changed which cores its process may use, from {len(self.cores)} to {len(now.cores)}"
+        if not now.cores <= self.cores:
+            before, after = (max(map(len, cores)) for cores in (self.cores, now.cores - self.cores))
+            return f"it changed which cores its process may use, from {before} to {after}"
         if self.threads and now.threads > self.threads and (left := _left_threads(self.threads)):
             return f"it left {left} {'thread' if left == 1 else 'threads'} running"
         return ""
+
+
+def _team_rounding(team: int) -> tuple[float, ...]:
+    """What `_SUMS` are to each of PyTorch's threads: all candidates, and their references, are computed by the same."""
+    one, other = _summands(team)
+    return tuple((one + other).view(team, -1)[:, : len(_SUMS)].flatten().tolist())
+
+
+@cache
+def _summands(team: int) -> tuple[torch.Tensor, torch.Tensor]:
+    import torch
+
+    both = torch.tensor(_SUMS, dtype=torch.float64).T.repeat(1, team * _SHARE // len(_SUMS))
+    return both[0].contiguous(), both[1].contiguous()
+
+
+def _cores() -> frozenset[frozenset[int]]:
+    """Those of every thread of the process that are not the same as another's. Threads that the user has bound to cores
+    each have their own, and come and go: then only the main thread's."""
+    if not hasattr(os, "sched_getaffinity"):
+        return frozenset()
+    found = {frozenset(os.sched_getaffinity(0))}
+    if not _BINDING & os.environ.keys():
+        with suppress(OSError):
+            for thread in Path("/proc/self/task").iterdir():
+                with suppress(OSError):  # it has ended
+                    found.add(frozenset(os.sched_getaffinity(int(thread.name))))
+    return frozenset(found)
 
 
 def _left_threads(expected: int) -> int:

@@ -177,6 +177,7 @@ def _gate(request: MeasureRequest, kernel: Kernel, bench: Bench, loaded: Loaded,
     bench.gate.longest_launch_s = 0.0
     found.checks = bench.gate.run(loaded, cases)
     found.launch_seconds = bench.gate.longest_launch_s
+    found.data_changed = any(c.data_changed for c in found.checks)
     found.gate_seconds = time.perf_counter() - started
     if not all(c.passed for c in found.checks):
         found.refuse(Status.WRONG, f"{found.checks[-1].case}: {found.checks[-1].reason}")

@@ -26,7 +26,7 @@ from evo.executors._builders import Builders
 from evo.executors._device_lock import DeviceLock
 from evo.executors._device_tasks import SetUp
 from evo.executors._lane import Job, Lane, deliver
-from evo.executors._limits import SCRATCH
+from evo.executors._limits import SCRATCH, drop_stale_scratch
 from evo.executors._pace import Pace
 from evo.executors._presence import Presence
 from evo.executors._server import start_server, worker_context
@@ -58,6 +58,7 @@ class LocalExecutor:
         self._turns = find_target(target).shares_cores
         start_server()
         self._context = worker_context()
+        drop_stale_scratch()
         self._scratch = Path(tempfile.mkdtemp(prefix=f"{SCRATCH}{os.getpid()}-"))
         self._jobs: deque[Job] = deque()
         self._held_builds: deque[Job] = deque()

@@ -8,16 +8,23 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 __all__ = ["WORKER", "Ended", "run_process", "with_source_lines"]
 
 WORKER = (sys.executable, "-P", str(Path(__file__).with_name("_worker.py")))
 """The child's command, short of its arguments."""
+
+_MARK = "EVO_SANITIZED"
+"""A variable of the environment by which all that a run has started is found again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,33 +41,38 @@ class Ended:
 def run_process(command: Sequence[str], limit_s: float, environment: Mapping[str, str]) -> Ended:
     """`environment` is added to this process's own. The output is that of stdout and stderr together."""
     started = time.perf_counter()
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        env={**os.environ, **environment},
-        start_new_session=True,
-    )
-    code: int | None
-    try:
-        output, _ = process.communicate(timeout=limit_s)
-        code = process.returncode
-    except subprocess.TimeoutExpired:
-        _end(process)
-        output, _ = process.communicate()
-        code = None
-    finally:
-        _end(process)
+    mark = uuid.uuid4().hex
+    with tempfile.TemporaryFile() as said:  # no pipe: what the candidate has left running may hold its end open
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **environment, _MARK: mark},
+            start_new_session=True,
+        )
+        code: int | None
+        try:
+            code = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            _end(process, mark)
+        said.seek(0)
+        output = said.read().decode(errors="replace")
     words = [*(f"{name}={value}" for name, value in environment.items()), *command]
     return Ended(command=shlex.join(words), code=code, output=output, seconds=time.perf_counter() - started)
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _end(process: subprocess.Popen[bytes], mark: str) -> None:
+    """With all that it has started, also in sessions of their own."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    for other in psutil.process_iter():
+        with suppress(psutil.Error):
+            if other.environ().get(_MARK) == mark:
+                other.kill()
 
 
 def with_source_lines(message: str, source: str) -> str:

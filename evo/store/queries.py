@@ -51,6 +51,7 @@ __all__ = [
     "runs",
     "select_sql",
     "source",
+    "tried_on",
 ]
 
 _c, _i = m.Candidate, m.Island
@@ -159,6 +160,14 @@ def run_name(store: Store, name: str) -> str:
     with store.reading() as connection:
         key = resolve_run(connection, name)
         return connection.execute(select(m.Run.name).where(m.Run.id == key)).scalar_one()
+
+
+def tried_on(store: Store, name: str) -> dict[int, int]:
+    """Candidates of a run by island. Raises as `run` does."""
+    with store.reading() as connection:
+        key = resolve_run(connection, name)
+        query = select(_c.island, func.count()).where(_c.run_id == key).group_by(_c.island)
+        return dict(connection.execute(query).tuples().all())
 
 
 def losses_of(store: Store, runs: Collection[str] | None = None) -> dict[str, Losses]:

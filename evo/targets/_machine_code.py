@@ -13,6 +13,7 @@ from io import BytesIO
 from typing import Any
 
 from elftools.common.exceptions import ELFError
+from elftools.elf.constants import SH_FLAGS
 from elftools.elf.elffile import ELFFile
 
 __all__ = ["elf_code_hash", "elf_variable_bytes", "library_variable_bytes", "ptx_code_hash", "ptx_variable_bytes"]
@@ -143,20 +144,36 @@ _OF_THE_COMPILER = re.compile(r"completed\.\d+|__dso_handle|__TMC_END__|DW\.ref\
 
 
 def library_variable_bytes(elf: bytes) -> int:
-    """Bytes of a shared library's variables (.data, .bss, .tdata, .tbss): what a call leaves there the next one finds. On
-    a CPU a pointer is enough to remember everything. 0 for something that is no ELF file."""
+    """Bytes of a shared library's variables: what a call leaves there the next one finds. On a CPU a pointer is enough to
+    remember everything. 0 for something that is no ELF file."""
     try:
         file = ELFFile(BytesIO(elf))
-        places = (".data", ".bss", ".tdata", ".tbss")
-        kept = {i: s["sh_size"] for i, s in enumerate(file.iter_sections()) if s.name in places}
+        kept = {i: s for i, s in enumerate(file.iter_sections()) if _is_written(s)}
         symbols: Any = file.get_section_by_name(".symtab")
         if symbols is None:
-            return sum(kept.values())
-        return sum(
-            s["st_size"] for s in symbols.iter_symbols() if s["st_shndx"] in kept and not _OF_THE_COMPILER.fullmatch(s.name)
-        )
+            return sum(s["sh_size"] for s in kept.values())
+        own, unnamed = 0, {i: s["sh_size"] - _PADDING_BYTES for i, s in kept.items()}
+        for symbol in symbols.iter_symbols():
+            if (place := symbol["st_shndx"]) in kept:
+                unnamed[place] -= symbol["st_size"]
+                own += 0 if _OF_THE_COMPILER.fullmatch(symbol.name) else symbol["st_size"]
+        return own + sum(size for size in unnamed.values() if size > 0)
     except (ELFError, ValueError, struct.error, UnicodeDecodeError):
         return 0
+
+
+_OF_THE_LOADER = re.compile(
+    r"\.data\.rel\.ro(\..*)?|\.(pre)?init_array|\.fini_array|\.[cd]tors|\.jcr|\.dynamic|\.got(\.plt)?|\.tm_clone_table"
+)
+"""Sections that are written while a library is loaded, and not by its code."""
+
+_PADDING_BYTES = 128
+"""Of a section, between variables: what no symbol names is more than that only if somebody made it so."""
+
+
+def _is_written(section: Any) -> bool:
+    flags = section["sh_flags"]
+    return bool(flags & SH_FLAGS.SHF_ALLOC and flags & SH_FLAGS.SHF_WRITE and not _OF_THE_LOADER.fullmatch(section.name))
 
 
 _PTX_VARIABLE = re.compile(

@@ -21,6 +21,7 @@ INACTIVE: dict[str, Value] = {
     "first_copies": "few",
     "k_parts": 1,
     "split_kv": 1,
+    "shared_base": "asked",
     "stagger": "none",
     "mask": "inside",
     "unroll": 0,

@@ -103,6 +103,8 @@ CHEATS = (
     Cheat(name="takes_the_threads", stage="launch", reason="threads", targets=("cpu",)),
     Cheat(name="rounds_upward", stage="launch", reason="rounds", targets=("cpu",)),
     Cheat(name="pins_itself", stage="launch", reason="cores", targets=("cpu",)),
+    Cheat(name="team_rounds_upward", stage="launch", reason="rounds", targets=("cpu",)),
+    Cheat(name="team_pins_itself", stage="launch", reason="cores", targets=("cpu",)),
     # Does not run.
     Cheat(name="does_not_compile", stage="build", reason="this candidate does not compile"),
     Cheat(name="has_no_entry_point", stage="load", reason="layernorm", targets=("cpu",)),

@@ -46,6 +46,12 @@ def test_what_lives_from_call_to_call_on_a_cpu_is_counted(tmp_path: Path) -> Non
     remembers = "static const float* seen[64]; seen[n % 64] = x; if (seen[1] == y) return;"
     inner = CPU_TEXT.replace("{\n    for", f"{{\n    {remembers}\n    for")
     assert variables(tmp_path / "inner", inner) == 512
+    elsewhere = 'asm(".bss\\n kept: .skip 16384\\n .text");\nextern "C" int kept[];\n'
+    for i, declared in enumerate(('__attribute__((section("mine"))) int kept[4096];\n', elsewhere)):
+        hidden = declared + CPU_TEXT.replace("{\n    for", "{\n    kept[n % 4096] = n;\n    for")
+        counted = variables(tmp_path / f"hidden {i}", hidden)
+        assert counted is not None
+        assert counted > 16000
 
 
 @cache
