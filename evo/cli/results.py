@@ -156,7 +156,7 @@ def print_outcome(console: Console, outcome: Outcome, record: dict[str, Any], db
             console.print(f"{many} with the winner:  {shown}", highlight=False, soft_wrap=True)
         reached = ", ".join(f"{k} after {v:g} s" for k, v in workload["reached_s"].items())
         if reached:
-            console.print(f"reached {reached} from the start of the command", highlight=False)
+            console.print(f"reached {reached} from the start of the command, as the search timed it", highlight=False)
     refused = record["refused_in_finals"]
     for f in refused:
         reason = f"{f['status'].replace('_', ' ')}: {f['log']}"

@@ -167,7 +167,8 @@ def tried_on(store: Store, name: str) -> dict[int, int]:
     with store.reading() as connection:
         key = resolve_run(connection, name)
         query = select(_c.island, func.count()).where(_c.run_id == key).group_by(_c.island)
-        return dict(connection.execute(query).tuples().all())
+        rows: Any = connection.execute(query).all()
+        return dict(rows)
 
 
 def losses_of(store: Store, runs: Collection[str] | None = None) -> dict[str, Losses]:
