@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from evo.executors._manner import Manner, gather_team
+from evo.executors._manner import Manner
 
 __all__ = [
     "SCRATCH",
@@ -179,10 +179,7 @@ class Conduct:
         """Forgets what was written to the standard output and error. What is found now must be left so."""
         with suppress(OSError):
             os.ftruncate(2, 0)
-        if (present := Manner.present()) is not None and self._manner is None:
-            gather_team()
-            present = Manner.present()
-        self._manner = present
+        self._manner = Manner.present()
 
     def intact(self, descriptor: int) -> bool:
         return _identity(descriptor) == self._files[descriptor]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Manner", "gather_team"]
+__all__ = ["Manner"]
 
 _ENDING_S = 0.2
 """How long threads that are no longer needed may take to end."""
@@ -27,8 +27,6 @@ _SUMS = (1.0, 2.0**-60), (-1.0, -(2.0**-60)), (1.0, -(2.0**-60)), (2.0**-1022 * 
 
 _SHARE = 1 << 15
 """Elements that PyTorch gives to one thread at least (at::internal::GRAIN_SIZE)."""
-
-_TEAM_ELEMENTS = 1 << 20
 
 _BINDING = frozenset({"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"})
 """Variables by which a user binds threads to cores."""
@@ -55,7 +53,7 @@ class Manner:
         with suppress(AttributeError):
             dynamic = int(_GLOBAL.omp_get_dynamic())
         team = torch.get_num_threads()
-        return cls(
+        return cls(  # what is computed by all threads first: then they are there to be counted
             team=team, dynamic=dynamic, rounding=_team_rounding(team), cores=_cores(), threads=_threads()
         )
 
@@ -106,20 +104,15 @@ def _cores() -> frozenset[frozenset[int]]:
 
 def _left_threads(expected: int) -> int:
     """How many more there are when OpenMP has let go of those it does not need: with its next, smaller, team."""
+    import torch
+
     deadline = time.monotonic() + _ENDING_S
     while True:
-        gather_team()
+        _team_rounding(torch.get_num_threads())
         left = _threads() - expected
         if left <= 0 or time.monotonic() > deadline:
             return max(0, left)
         time.sleep(_ENDING_S / 20)
-
-
-def gather_team() -> None:
-    """One computation by all of PyTorch's threads."""
-    import torch
-
-    torch.zeros(_TEAM_ELEMENTS).add_(1)
 
 
 def _threads() -> int:

@@ -14,7 +14,6 @@ from evo.store.tally import ELSEWHERE, count_losses, note_losses
 __all__ = ["Mended", "mend"]
 
 
-
 @dataclass(frozen=True, kw_only=True)
 class Mended:
     """Rows left out and rows standing in for lost ones, by table; what runs have lost, by name."""
