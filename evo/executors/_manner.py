@@ -25,6 +25,9 @@ _GLOBAL = ctypes.CDLL(None)
 _SUMS = (1.0, 2.0**-60), (-1.0, -(2.0**-60)), (1.0, -(2.0**-60)), (2.0**-1022 * 0.75, 0.0)
 """Each rounds otherwise upward, downward, towards zero, or where denormal numbers count as zero."""
 
+_PAUSE_SOFT = 1
+"""omp_pause_soft of OpenMP 5.0: GNU's runtime ends its threads, and has others when they are needed again."""
+
 _SHARE = 1 << 15
 """Elements that PyTorch gives to one thread at least (at::internal::GRAIN_SIZE)."""
 
@@ -103,25 +106,33 @@ def _cores() -> frozenset[frozenset[int]]:
 
 
 def _left_threads(expected: int) -> int:
-    """How many more there are when OpenMP has let go of those it does not need: with its next, smaller, team."""
-    import torch
-
+    """How many more there are when OpenMP has let go of those it does not need."""
     deadline = time.monotonic() + _ENDING_S
     while True:
-        _team_rounding(torch.get_num_threads())
+        _let_go()
         left = _threads() - expected
         if left <= 0 or time.monotonic() > deadline:
             return max(0, left)
         time.sleep(_ENDING_S / 20)
 
 
+def _let_go() -> None:
+    """OpenMP does so with its next, smaller, team. With a team of one it starts none, and is asked."""
+    import torch
+
+    team = torch.get_num_threads()
+    if team > 1:
+        _team_rounding(team)
+    else:
+        _GLOBAL.omp_pause_resource_all(_PAUSE_SOFT)
+
+
 def _threads() -> int:
-    """0 where the threads of OpenMP are not to be told from others: its runtime keeps those of the largest team, or
-    there is no team."""
+    """0 where the threads of OpenMP are not to be told from others: its runtime keeps those of the largest team."""
     import torch
 
     with suppress(OSError):
-        if torch.get_num_threads() > 1 and _is_gnu():
+        if _is_gnu() and (torch.get_num_threads() > 1 or hasattr(_GLOBAL, "omp_pause_resource_all")):
             return sum(1 for _ in Path("/proc/self/task").iterdir())
     return 0
 

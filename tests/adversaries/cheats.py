@@ -101,6 +101,7 @@ CHEATS = (
     Cheat(name="writes_far_when_timed", stage="timed", reason="output y was written"),
     # Harms those after it.
     Cheat(name="takes_the_threads", stage="launch", reason="threads", targets=("cpu",)),
+    Cheat(name="leaves_a_thread", stage="launch", reason="it left 1 thread running", targets=("cpu",)),
     Cheat(name="rounds_upward", stage="launch", reason="rounds", targets=("cpu",)),
     Cheat(name="pins_itself", stage="launch", reason="cores", targets=("cpu",)),
     Cheat(name="team_rounds_upward", stage="launch", reason="rounds", targets=("cpu",)),
@@ -117,6 +118,7 @@ HONEST = (
     Cheat(name="honest_backwards", stage="", reason=""),
     Cheat(name="honest_in_float", stage="", reason=""),
     Cheat(name="honest_in_parallel", stage="", reason="", targets=("cpu",)),
+    Cheat(name="honest_with_a_team_of_its_own", stage="", reason="", targets=("cpu",)),
     Cheat(name="honest_and_patient", stage="", reason="", targets=("cuda",), capability=90),
 )
 
