@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from evo.errors import EvoError, UsageError
 from evo.evaluation import Build, Status, Timing, holds_one
@@ -15,7 +12,7 @@ from evo.genome import Genome
 from evo.kernel import Workload
 from evo.space import Space, Value
 from evo.store.edits import FLAGS, Edit
-from evo.timing import interval
+from evo.timing import paired_gain
 
 __all__ = ["Ablation", "PairedGain", "Problem", "Step", "Without", "measure_ablation"]
 
@@ -317,8 +314,5 @@ class _Race:
         return found
 
     def gain(self, before: _Subset, after: _Subset) -> PairedGain:
-        """Of the same rounds, which cancels what the machine did meanwhile."""
-        one, other = (np.asarray(self.timing(s).samples_us, dtype=np.float64) for s in (before, after))
-        logs = np.log(one) - np.log(other)
-        low, high = interval(logs)
-        return PairedGain(gain=math.exp(float(np.median(logs))), low=math.exp(low), high=math.exp(high))
+        gain, low, high = paired_gain(self.timing(before).samples_us, self.timing(after).samples_us)
+        return PairedGain(gain=gain, low=low, high=high)

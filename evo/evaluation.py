@@ -11,6 +11,7 @@ from evo.kernel import Workload
 
 __all__ = [
     "BOOTSTRAP_SAMPLES",
+    "FINALIST",
     "PASSED",
     "Binary",
     "Build",
@@ -143,6 +144,10 @@ class Check:
     """The candidate has changed data that others are to be judged with."""
 
 
+FINALIST = "finalist"
+"""The contender under whose name a winner's time in the race of all finalists is kept, beside that of the race that
+confirmed it."""
+
 BOOTSTRAP_SAMPLES = 10
 """From so many samples on an interval comes from a bootstrap."""
 
@@ -174,8 +179,8 @@ class Timing:
 
     workload: str
     contender: str
-    """"candidate", "rival" (the best before it, in the same race), "twin" (a second copy of it), or a baseline's
-    name."""
+    """"candidate", "rival" (the best before it, in the same race), "twin" (a second copy of it), `FINALIST`, or a
+    baseline's name."""
     protocol: str
     """"cold", "hot", "final"."""
     median_us: float

@@ -6,7 +6,8 @@ neighbouring sizes, and then run interleaved with PyTorch and with a copy of the
 runs once more in another fresh process beside those alone, on other data again: only that figure is reported, and who
 fails there has not won. It has
 company of its own: a second copy of it, its twin, runs in the same race, and what one seems to gain over the other
-is the noise floor (A/A).
+is the noise floor (A/A). Finalists are compared with each other by the race that all of them ran in, of which the winner
+keeps its time, too.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from evo.errors import EvoError
-from evo.evaluation import Build, CandidateRef, Check, Measurement, Status, Timing
+from evo.evaluation import FINALIST, Build, CandidateRef, Check, Measurement, Status, Timing
 from evo.executors import BuildRequest, Executor, MeasureRequest, RaceRequest
 from evo.genome import Genome
 from evo.kernel import Kernel, Limits, Workload
@@ -50,7 +51,16 @@ class Finalist:
 
     @property
     def timing(self) -> Timing | None:
-        return next((t for t in self.measurement.timings if t.protocol != "hot"), None)
+        """The winner's is that of the race that confirmed it."""
+        return self._cold("candidate")
+
+    @property
+    def raced(self) -> Timing | None:
+        """In the race of all finalists."""
+        return self._cold(FINALIST) or self.timing
+
+    def _cold(self, contender: str) -> Timing | None:
+        return next((t for t in self.measurement.timings if t.contender == contender and t.protocol != "hot"), None)
 
     @property
     def hot(self) -> Timing | None:
@@ -112,10 +122,10 @@ def hold_finals(
     refused: dict[str, str] = {}
     timings = _race(executor, setting, workload, contenders, ceilings, refused) if passed else ()
     winner, timings = _crown(executor, setting, workload, contenders, ceilings, timings, refused)
-    finalists = [_finalist(ref, verdicts[ref.order], timings, refused) for ref in elites]
+    finalists = [_finalist(ref, verdicts[ref.order], timings, refused, winner) for ref in elites]
     finalists.sort(key=lambda f: (str(f.ref.order) != winner, _ratio(f)))
     orders = {str(ref.order) for ref in elites}
-    baselines = tuple(t for t in timings if t.contender not in orders)
+    baselines = tuple(t for t in timings if t.contender not in orders and t.contender != FINALIST)
     champion = finalists[0] if finalists and winner == str(finalists[0].ref.order) else None
     bounds = [t for t in baselines if t.contender in ceilings and t.protocol != "hot"]
     noise = _noise(champion, baselines)
@@ -202,7 +212,8 @@ def _crown(
     """The winner of the race, who runs once more, beside its twin and the baselines only and on fresh data in a fresh
     process, cold and hot. Who is refused there is added to `refused`, and the next one runs.
 
-    Its name, and all timings, with these in place of those of the first race. The fastest of several is partly
+    Its name, and all timings, with these in place of those of the first race; of that one the winner's stays, as
+    `FINALIST`. The fastest of several is partly
     lucky again, so the figures of the race it won are not the ones to report. There is no winner if nobody passes, or if
     the race dies twice without saying at whom.
     """
@@ -222,7 +233,9 @@ def _crown(
             refused[name] = f"{reasons[0]} (when its time was to be confirmed)"
         elif any(t.contender == name for t in outcome.timings):
             again = {t.contender for t in outcome.timings}
-            return name, (*(t for t in timings if t.contender not in again), *outcome.timings)
+            first = next(t for t in own if t.contender == name)
+            kept = (t for t in timings if t.contender not in again)
+            return name, (*kept, *outcome.timings, dataclasses.replace(first, contender=FINALIST))
         else:
             refused[name] = f"its time could not be confirmed: {outcome.log}"
             break  # the device is not to be trusted either
@@ -242,9 +255,12 @@ def _request(
     )
 
 
-def _finalist(ref: CandidateRef, verdict: Measurement, timings: tuple[Timing, ...], refused: dict[str, str]) -> Finalist:
+def _finalist(
+    ref: CandidateRef, verdict: Measurement, timings: tuple[Timing, ...], refused: dict[str, str], winner: str
+) -> Finalist:
     name = str(ref.order)
     own = tuple(dataclasses.replace(t, contender="candidate") for t in timings if t.contender == name)
+    own += tuple(t for t in timings if t.contender == FINALIST and name == winner)
     if name in refused:
         wrong = Check(case="timed", passed=False, reason=refused[name])
         verdict = dataclasses.replace(

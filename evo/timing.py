@@ -34,6 +34,7 @@ __all__ = [
     "calls_for",
     "cold_calls",
     "noise_floor",
+    "paired_gain",
     "race",
     "sets_for",
     "summarise",
@@ -246,6 +247,14 @@ def noise_floor(first_us: Sequence[float], second_us: Sequence[float]) -> float:
     its two times, taken round by round in one race (A/A), reaches from 1."""
     low, high = interval(np.array(first_us) / np.array(second_us))
     return max(abs(low - 1.0), abs(high - 1.0))
+
+
+def paired_gain(before_us: Sequence[float], after_us: Sequence[float]) -> tuple[float, float, float]:
+    """One contender's time over another's, with its interval; above 1: the other is faster. Both of one race, and of the
+    same rounds, which cancels what the machine did meanwhile."""
+    logs = np.log(np.asarray(before_us, dtype=np.float64)) - np.log(np.asarray(after_us, dtype=np.float64))
+    low, high = interval(logs)
+    return math.exp(float(np.median(logs))), math.exp(low), math.exp(high)
 
 
 def interval(values: NDArray[np.float64]) -> tuple[float, float]:

@@ -223,6 +223,102 @@ def test_the_finalists_of_a_run_are_shown_with_who_ties(record: Record) -> None:
         ]
 
 
+def in_one_race(ratios: dict[int, float], confirmed: float) -> dict[int, Measurement]:
+    """By order: measurements of a race of forty rounds, of which the first won; it was confirmed at another ratio, in a race
+    in which everything took twice as long."""
+    found = {}
+    for i, (order, ratio) in enumerate(ratios.items()):
+        rounds = tuple(20.1 * ratio * (1 + 0.2 * (k % 2) + 0.001 * (k % 3)) for k in range(40))
+        timing = replace(final("candidate", ratio, CALM), samples_us=rounds)
+        timings = [timing]
+        if not i:
+            slow = tuple(40.2 * confirmed * (1 + 0.002 * (k % 5)) for k in range(40))
+            again = replace(final("candidate", confirmed, EARLIER), median_us=40.2 * confirmed, samples_us=slow)
+            timings = [again, replace(timing, contender="finalist")]
+        found[order] = replace(s.final(0.5), timings=tuple(timings))
+    return found
+
+
+def raced_anew(recorded: Recorded, confirmed: float = 0.7) -> list[str]:
+    """A final of 0, 1 and 3, of which 3 is a thousandth behind 0. Identifiers of them."""
+    with Store.open(recorded.db, write=True) as store:
+        run = store.run("mine")
+        store.add(run, s.ref(3, 0), s.passed(3, 0.53), elapsed_s=4.0)
+        for order, measurement in in_one_race({0: 0.52, 1: 0.62, 3: 0.52052}, confirmed).items():
+            store.add_final(run, order, measurement, elapsed_s=5.0)
+        store.add_baselines(run, 0, [final("twin", confirmed, {**EARLIER, "noise_floor": 0.004})], stage=Stage.FINAL)
+        return [public_id(run.uid, order) for order in (0, 1, 3)]
+
+
+def test_finalists_are_compared_by_the_race_that_all_of_them_ran_in(record: Record) -> None:
+    """The machine had changed when the winner was confirmed: its figure there is no worse for the others."""
+    recorded = record(CALM)
+    winner, last, near = raced_anew(recorded)
+    (held,) = recorded.document("show", "mine")["finals"]
+    assert [(f["id"], f["ratio"]) for f in held["finalists"]] == [(winner, 0.52), (near, 0.52052), (last, 0.62)]
+    assert held["one_race"] is True
+    assert (held["confirmed"]["ratio"], held["confirmed"]["median_us"]) == (0.7, pytest.approx(28.14))
+    by_id = {f["id"]: f for f in held["finalists"]}
+    assert by_id[last]["behind"] == pytest.approx(0.62 / 0.52)
+    assert by_id[near]["behind"] == pytest.approx(1.001)
+    assert by_id[near]["tie"] is False, "round by round it is behind in all of them, whatever the rounds have in common"
+    out = recorded.ask("show", "mine").out
+    rows = [line.split() for line in out.splitlines() if " #" in line]
+    assert rows[0][2] == "10.45"
+    assert "round by round in the race of all finalists" in out
+    (told,) = (line for line in out.splitlines() if line.startswith("confirmed: "))
+    assert "28.14 us" in told
+    assert "1.429x" in told
+    assert "the figure to quote" in told
+    assert "the winner's two races do not agree" in out
+
+
+def test_two_finalists_differ_by_the_race_that_both_ran_in(record: Record) -> None:
+    recorded = record(CALM)
+    winner, last, near = raced_anew(recorded)
+    for other, gain, tie in ((last, 0.62 / 0.52, False), (near, 1.001, False)):
+        between = recorded.document("diff", other, winner)
+        assert (between["gain"], between["tie"]) == (pytest.approx(gain), tie)
+        assert (between["timed_in"], between["one_race"]) == ("final", True)
+        rows = {row["name"]: (row["one"], row["other"]) for row in between["rows"] if row["section"] == "time"}
+        assert rows["final median_us"][1] == pytest.approx(10.452)
+        assert rows["confirmed median_us"] == (None, pytest.approx(28.14))
+    out = recorded.ask("diff", last, winner, "--no-source").out
+    assert f"{winner[:10]} is 1.192x as fast in the finals" in out
+    assert "round by round in one race" in out
+
+
+def test_a_winner_is_shown_in_both_of_its_races(record: Record) -> None:
+    recorded = record(CALM)
+    winner, last, _ = raced_anew(recorded)
+    out = recorded.ask("show", winner).out
+    rows = [line for line in out.splitlines() if line.startswith("final 2")]
+    assert [line.split()[:6] for line in rows] == [
+        ["final", "2,", "all", "finalists", "cold", "candidate"],
+        ["final", "2", "cold", "candidate", "28.14", "13.93"],
+        ["final", "2", "cold", "twin", "14.07", "13.93"],
+    ]
+    assert "all finalists: the race that chose the winner" in out
+    other = recorded.ask("show", last).out
+    assert "final 2, all finalists  cold   candidate" in other
+    assert "final 2, winner's race  cold   twin" in other
+
+
+def test_of_a_winner_whose_time_in_the_common_race_was_not_kept_it_is_said(record: Record) -> None:
+    """As evo recorded them before: what there is is shown, and what it is."""
+    recorded = record(CALM)
+    with_a_tie(recorded)
+    (held,) = recorded.document("show", "mine")["finals"]
+    assert held["one_race"] is False
+    assert held["confirmed"]["ratio"] == 0.52
+    out = recorded.ask("show", "mine").out
+    assert "two races put together" in out
+    assert "confirmed: " not in out
+    winner, _, other = (f["id"] for f in held["finalists"])
+    assert recorded.document("diff", winner, other)["one_race"] is False
+    assert "in a race of its own" in recorded.ask("diff", winner, other, "--no-source").out
+
+
 def test_of_several_finals_the_last_is_shown(record: Record) -> None:
     recorded = record(CALM)
     with Store.open(recorded.db, write=True) as store:

@@ -17,7 +17,7 @@ import pytest
 
 from evo.budget import Budget, StopReason
 from evo.errors import StoreError, UsageError
-from evo.evaluation import CandidateRef, Measurement, Status
+from evo.evaluation import FINALIST, CandidateRef, Measurement, Status
 from evo.executors import MeasureRequest, RaceRequest, RaceResult
 from evo.finals import TWIN, Finals, Setting, hold_finals
 from evo.kernel import load_kernel
@@ -275,6 +275,28 @@ def test_finals_name_the_fastest_finalist_and_keep_the_refused_ones_last(store: 
     assert {t.contender for t in finals.baselines} == {"torch", "copy", "twin"}
     assert finals.noise is not None
     assert finals.regret == pytest.approx(finals.winner.timing.ratio / 0.5 - 1)  # type: ignore[union-attr,operator]
+
+
+def test_the_winner_keeps_its_time_in_the_race_that_it_won_beside_that_of_the_race_that_confirmed_it(store: Store) -> None:
+    """The machine is twice as slow when the winner runs once more: it is not compared with the others by that."""
+
+    def slower(request: RaceRequest, found: RaceResult, n: int) -> RaceResult:
+        return replace(
+            found,
+            timings=tuple(replace(t, median_us=2 * t.median_us, ratio=t.ratio and 2 * t.ratio) for t in found.timings),
+        )
+
+    finals, elites = _finals_of(Untrusted(slower), store)
+    assert finals.winner is not None
+    assert finals.winner.ref == elites[0]
+    assert finals.winner.timing is not None
+    assert finals.winner.raced is not None
+    assert finals.winner.timing.ratio == pytest.approx(2 * ratio_of(elites[0].proposal.genome), rel=0.05)
+    assert finals.winner.raced.ratio == pytest.approx(ratio_of(elites[0].proposal.genome), rel=0.05)
+    assert [t.contender for t in finals.winner.measurement.timings if t.protocol != "hot"] == ["candidate", FINALIST]
+    for other in finals.finalists[1:]:
+        assert other.timing is not None
+        assert other.raced is other.timing
 
 
 class Untrusted(LandscapeExecutor):

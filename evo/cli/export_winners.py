@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from evo.errors import UsageError
+from evo.evaluation import FINALIST
 from evo.exporters import Combining, Exporter, ExportItem, ExportRequest
 from evo.exporters._architectures import asked_of, with_ptx
 from evo.genome import Genome
@@ -112,7 +113,7 @@ def _provenance(store: Store, record: CandidateRecord) -> dict[str, object]:
         "code_hash": record.build.code_hash if record.build else None,
         "winner": record.winner,
         "timed_in": "final" if "final" in stages else "search",
-        "timings": [asdict(t) for t in record.timings if t.round == latest],
+        "timings": [asdict(t) for t in record.timings if t.round == latest and t.contender != FINALIST],
         "baselines": [asdict(t) for race in beside for t in race.timings],
         "checks": [asdict(c) for c in record.checks if c.round == latest],
         "lineage": [

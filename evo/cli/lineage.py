@@ -194,12 +194,13 @@ def _verdict(found: Difference) -> str:
     if found.gain is None:
         return "their times cannot be compared: not both were timed on one device for one workload"
     where = "finals" if found.timed_in == "final" else "search"
+    how = "round by round in one race" if found.one_race else "each was timed beside the reference, in a race of its own"
     if found.tie:
-        return f"a tie in the {where}: {factor(found.gain)}, with 1 inside its interval ({_limits(found)})"
+        return f"a tie in the {where}: {factor(found.gain)}, with 1 inside its interval ({_limits(found)}); {how}"
     first = short_id(found.other if found.gain > 1 else found.one)
     value = found.gain if found.gain > 1 else 1 / found.gain
     limits = f" ({_limits(found)})" if found.gain_low is not None else ""
-    return f"{first} is {factor(value)} as fast in the {where}{limits}; each was timed beside the reference"
+    return f"{first} is {factor(value)} as fast in the {where}{limits}; {how}"
 
 
 def _limits(found: Difference) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,13 @@ from evo.cli.cells import visible
 from evo.cli.options import command_line
 from evo.cli.screen import busy_share
 from evo.cli.tables import marked, short_id, speedup, timing_record
+from evo.evaluation import Timing
 from evo.finals import TWIN, Finalist, Finals
 from evo.progress import Progress
 from evo.run import Outcome
 from evo.store import queries
 from evo.store.columns import public_id
+from evo.store.finalists import WorkloadFinals, shift_sentence
 from evo.store.finalists import finals as read_finals
 from evo.store.store import Store
 
@@ -32,7 +33,7 @@ def outcome_record(outcome: Outcome, started: float, store: Store) -> dict[str, 
     before_search_s = max(0.0, search.started_unix - started)
     searched_s = max(progress.elapsed_s, 1e-9)
     device_s = max(progress.device_seconds, 1e-9)
-    ties = {f.island: [one.id for one in f.finalists if one.tie] for f in read_finals(store, run.name)}
+    recorded = {f.island: f for f in read_finals(store, run.name)}
     tried = queries.tried_on(store, run.name)
     return {
         "run": run.name,
@@ -60,22 +61,22 @@ def outcome_record(outcome: Outcome, started: float, store: Store) -> dict[str, 
         "evaluation_ms": evaluation_ms(progress),
         "workloads": [
             {"candidates": tried.get(island, 0)}
-            | _workload_record(outcome, island, held, before_search_s, ties.get(island, ()))
+            | _workload_record(outcome, island, held, before_search_s, recorded[island])
             for island, held in enumerate(outcome.finals)
         ],
     }
 
 
 def _workload_record(
-    outcome: Outcome, island: int, finals: Finals, before_search_s: float, ties: Sequence[str]
+    outcome: Outcome, island: int, finals: Finals, before_search_s: float, recorded: WorkloadFinals
 ) -> dict[str, Any]:
-    """ties: the finalists that cannot be told from the winner."""
+    """Finalists as they ran in the race of all of them, the winner as in the one that confirmed it."""
     run = outcome.run
     ceiling = finals.baseline(finals.ceiling)
     record: dict[str, Any] = {
         "workload": run.spec.workloads[island].key,
         "winner": None,
-        "finalists": [_finalist_record(outcome, f) for f in finals.finalists],
+        "finalists": [_finalist_record(outcome, f, f.raced) for f in finals.finalists],
         "baselines": {
             t.contender: timing_record(t) for t in finals.baselines if t.protocol != "hot" and t.contender != TWIN
         },
@@ -86,13 +87,14 @@ def _workload_record(
             if elapsed_s is not None
         },
     }
-    record["ties_with_winner"] = ties
+    record["ties_with_winner"] = [one.id for one in recorded.finalists if one.tie]
     record["disturbed"] = any(t.disturbed for t in finals.baselines if t.protocol != "hot")
     record["discarded_rounds"] = int(max((t.clocks.get("discarded", 0.0) for t in finals.baselines), default=0.0))
     if finals.winner is not None and finals.winner.hot is not None:
         record["hot"] = timing_record(finals.winner.hot)
     if finals.winner is not None and finals.winner.timing is not None:
-        record["winner"] = _finalist_record(outcome, finals.winner)
+        record["winner"] = _finalist_record(outcome, finals.winner, finals.winner.timing)
+        record["shift"] = recorded.confirmed.shift if recorded.confirmed else None
         if finals.noise is not None:
             record["noise_floor"] = finals.noise
         if finals.claimed is not None and finals.regret is not None:
@@ -109,7 +111,7 @@ def _first_reaching(outcome: Outcome, island: int, speedup: float) -> float | No
     return next((i.elapsed_s for i in known), None)
 
 
-def _finalist_record(outcome: Outcome, finalist: Finalist) -> dict[str, Any]:
+def _finalist_record(outcome: Outcome, finalist: Finalist, timing: Timing | None) -> dict[str, Any]:
     record: dict[str, Any] = {
         "candidate": public_id(outcome.run.uid, finalist.ref.order),
         "order": finalist.ref.order,
@@ -118,7 +120,7 @@ def _finalist_record(outcome: Outcome, finalist: Finalist) -> dict[str, Any]:
         "status": str(finalist.measurement.status),
         "log": finalist.measurement.log,
     }
-    return record | (timing_record(finalist.timing) if finalist.timing else {})
+    return record | (timing_record(timing) if timing else {})
 
 
 def print_outcome(console: Console, outcome: Outcome, record: dict[str, Any], db: str) -> None:
@@ -150,6 +152,8 @@ def print_outcome(console: Console, outcome: Outcome, record: dict[str, Any], db
                 soft_wrap=True,
             )
         _print_trust(console, workload)
+        if shift := workload.get("shift"):
+            console.print(shift_sentence(shift), style="yellow", highlight=False, soft_wrap=True)
         if tied := workload["ties_with_winner"]:
             many = f"{len(tied)} other finalists tie" if len(tied) > 1 else "another finalist ties"
             shown = command_line(db, "show", record["run"])

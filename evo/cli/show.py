@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Annotated, Any
 
 import typer
@@ -18,6 +18,7 @@ from evo.cli.recorded import named_candidate, unknown
 from evo.cli.show_run import RunFinals, print_run, read_run, run_json
 from evo.cli.tables import DISTURBED_NOTE, make_table, marked, print_table, say_losses, short_id, speedup
 from evo.errors import UnknownNameError
+from evo.evaluation import FINALIST
 from evo.store import Stage, candidates, queries
 from evo.store.losses import LOST
 from evo.store.records import CandidateRecord, FinalRace, TimingRecord
@@ -153,17 +154,22 @@ def _print_timings(
     table = make_table("timed in", "cache", "contender", *_FIGURES, right=_FIGURES)
     own = [t for t in record.timings if t.round == 0]
     _add_rows(table, own, "search")
-    elsewhere = False
+    elsewhere = several = False
     for round_ in dict.fromkeys(t.round for t in record.timings if t.round):
         timings = [t for t in record.timings if t.round == round_]
         race = next((r for r in races if r.round == round_), None)
         beside = list(race.timings) if race else []
         name = "final" if round_ == 1 else f"final {round_}"
+        raced = [t for t in timings if t.contender == FINALIST]
+        timings = [t for t in timings if t.contender != FINALIST]
         if race and not race.beside:
-            _add_rows(table, timings, name, noise)
+            several = True
+            _add_rows(table, timings, f"{name}, all finalists", noise)
             _add_rows(table, [t for t in beside if t.protocol != "hot"], f"{name}, winner's race", noise)
             elsewhere = True
             continue
+        several |= bool(raced)
+        _add_rows(table, [replace(t, contender="candidate") for t in raced], f"{name}, all finalists", noise)
         for hot in (False, True):
             _add_rows(table, [t for t in (*timings, *beside) if (t.protocol == "hot") is hot], name, noise)
     print_table(console, table)
@@ -171,6 +177,8 @@ def _print_timings(
     notes = [f"speed-up: over the reference baseline, in the same race{tie}"]
     if any(t.contender == "twin" for r in races for t in r.timings):
         notes.append("twin: a second copy of the winner")
+    if several:
+        notes.append("all finalists: the race that chose the winner, which then ran once more; that is the figure to quote")
     if elsewhere:
         notes.append("winner's race: the winner ran once more, without this candidate; the baselines are of that race")
     console.print("; ".join(notes), style="dim", highlight=False, soft_wrap=True)

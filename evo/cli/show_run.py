@@ -12,7 +12,7 @@ from evo.cli.cells import cell, factor, figure, interval
 from evo.cli.options import command_line
 from evo.cli.tables import DISTURBED_NOTE, Cells, make_table, marked, print_table, say, say_losses, short_id, speedup
 from evo.store import queries
-from evo.store.finalists import Finalist, WorkloadFinals, finals
+from evo.store.finalists import TWO_RACES, Finalist, WorkloadFinals, finals, shift_sentence
 from evo.store.records import Failure, RunSummary
 from evo.store.store import Store
 
@@ -53,6 +53,7 @@ def print_run(console: Console, found: RunFinals, db: str) -> None:
         say(console, held.workload, "bold")
         if held.finalists:
             print_table(console, _table(held))
+            _print_confirmation(console, held)
         else:
             best = run.islands[held.island].best
             tell = f"; its best so far: {command_line(db, 'show', short_id(best))}" if best else ""
@@ -60,14 +61,15 @@ def print_run(console: Console, found: RunFinals, db: str) -> None:
             say(console, f"{'no final race of a candidate is left' if lost else 'no final has timed a candidate'}{tell}")
         _print_refused(console, [f for f in found.refused if f.island == held.island])
     everyone = [f for held in found.finals for f in held.finalists]
-    if any(f.winner for f in everyone):
+    if any(held.winner and held.one_race for held in found.finals):
         say(
             console,
-            "behind: the winner's speed-up over this one's, a tie where the interval of that holds 1, as in evo diff; the"
-            " winner's time is of the race that confirmed it, the others' of the race before, all beside the reference",
+            "all figures of a table are of one race; behind: the winner's speed-up over this one's, round by round in the"
+            " race of all finalists, a tie where the interval of that holds 1, as in evo diff",
             "dim",
         )
-    if any(f.disturbed for f in everyone):
+    marks = [held.confirmed.disturbed for held in found.finals if held.confirmed is not None and held.one_race]
+    if any(marks) or any(f.disturbed for f in everyone):
         console.print(DISTURBED_NOTE, style="bold red", highlight=False, soft_wrap=True)
     say_losses(console, {run.name: run.salvaged})
 
@@ -93,6 +95,27 @@ def _table(found: WorkloadFinals) -> Cells:
             style="bold" if f.winner else "",
         )
     return table
+
+
+def _print_confirmation(console: Console, found: WorkloadFinals) -> None:
+    """The figure to quote, and what sets it apart from those of the table."""
+    again = found.confirmed
+    if again is None:
+        return
+    if not found.one_race:
+        say(console, TWO_RACES, "yellow")
+        return
+    won = next(f for f in found.finalists if f.winner)
+    limits = f" ({interval(1 / again.ratio_high, 1 / again.ratio_low)})" if again.ratio_low and again.ratio_high else ""
+    gain = marked(f"{speedup(again.ratio, found.noise_floor)}{limits}", again.disturbed)
+    say(
+        console,
+        f"confirmed: {short_id(won.id)} ran once more, alone with the baselines, in a fresh process and on other data:"
+        f" {figure(again.median_us)} us ({interval(again.low_us, again.high_us, 2)}), {gain}; that is the figure to quote",
+        "bold",
+    )
+    if again.shift is not None:
+        say(console, shift_sentence(again.shift), "yellow")
 
 
 def _behind(f: Finalist) -> str:

@@ -16,7 +16,7 @@ from evo.store import importance as asked
 from evo.store import queries
 from evo.store.columns import key_range, public_id
 from evo.store.figures import search_figures
-from evo.store.finalists import Finalist, finals
+from evo.store.finalists import Confirmation, Finalist, finals
 from evo.store.records import CandidateRecord, Failure, FinalRace, IslandSummary, RunSummary, Step, TimingRecord
 from evo.store.store import Store
 
@@ -52,7 +52,8 @@ class WorkloadData:
     """One workload of a run.
 
     leader: the winner, or else the best of the search, which no final has confirmed. race: what the leader's last final
-    timed beside it. finalists: all whom that final timed. steps: its ancestors and itself. disturbed: those of them whose
+    timed beside it. finalists: all whom that final timed, by the race that all of them ran in if `one_race`;
+    confirmation: the winner in the race that confirmed it. steps: its ancestors and itself. disturbed: those of them whose
     search timing was. finals_lost: a final race of it may be among what the run lost with a damaged file.
     reference: the name of the baseline that speed-ups are over, if a final timed it.
     """
@@ -71,6 +72,8 @@ class WorkloadData:
     noise: float | None
     importance: Importance
     roles: dict[str, str]
+    one_race: bool = True
+    confirmation: Confirmation | None = None
     finals_lost: bool = False
 
     @property
@@ -153,7 +156,7 @@ def read_run_data(store: Store, name: str, *, db: str | None = None) -> RunData:
     refused = queries.refused_finalists(store, run.name)
     columns = read_candidates(store, stored.id)
     out = {f.order for f in refused}
-    held = {f.island: f.finalists for f in finals(store, run.name)}
+    held = {f.island: f for f in finals(store, run.name)}
     workloads = []
     for island in run.islands:
         some = columns.get(island.number)
@@ -176,7 +179,9 @@ def read_run_data(store: Store, name: str, *, db: str | None = None) -> RunData:
                 milestones=_milestones(store, stored.id, stored.uid, some, out) if some else (),
                 leader=leader,
                 race=races[-1] if races else None,
-                finalists=held[island.number],
+                finalists=held[island.number].finalists,
+                one_race=held[island.number].one_race,
+                confirmation=held[island.number].confirmed,
                 steps=steps,
                 disturbed=queries.disturbed(store, [s.id for s in steps]),
                 failures=tuple(f for f in failures if f.island == island.number),

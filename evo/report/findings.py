@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from evo.evaluation import within_noise
 from evo.report.data import RunData, WorkloadData
 from evo.report.text import counted, duration, interval, micro, percent, short, times, value_text
-from evo.store.finalists import Finalist
+from evo.store.finalists import TWO_RACES, Finalist, shift_sentence
 from evo.store.records import CandidateRecord, TimingRecord
 
 __all__ = [
     "Fact",
     "FinalistRow",
     "RaceRow",
+    "confirmation_sentences",
     "facts",
     "finalist_rows",
     "finalists_sentence",
@@ -56,7 +57,8 @@ class RaceRow:
 
 @dataclass(frozen=True, kw_only=True)
 class FinalistRow:
-    """A finalist of the last final. behind: the winner's speed-up over this one's; search: what it seemed to be there."""
+    """A finalist of the last final. behind: the winner's speed-up over this one's in the race of all of them; search: what
+    it seemed to be there."""
 
     name: str
     order: int
@@ -221,6 +223,24 @@ def finalists_sentence(data: WorkloadData) -> str:
         return "No other finalist ties with the winner."
     names = ", ".join(f"{short(f.id)} #{f.order}" for f in ties)
     return f"{counted(len(ties), 'finalist ties', 'finalists tie')} with the winner: {names}."
+
+
+def confirmation_sentences(data: WorkloadData) -> list[str]:
+    """The figure to quote, and what sets it apart from those of the finalists' race."""
+    again = data.confirmation
+    if again is None or not data.one_race:
+        return [] if again is None else [f"{TWO_RACES[:1].upper()}{TWO_RACES[1:]}."]
+    value = "a tie" if within_noise(again.ratio, data.noise) else times(again.ratio)
+    took = f"{micro(again.median_us)} µs" if again.median_us is not None else "no time"
+    said = [
+        f"Confirmed: the winner ran once more, alone with the baselines, in a fresh process and on other data: {took},"
+        f" {value} ({interval(again.ratio_low, again.ratio_high)}){' !' if again.disturbed else ''}. That is the figure to"
+        " quote."
+    ]
+    if again.shift is not None:
+        sentence = shift_sentence(again.shift)
+        said.append(f"{sentence[:1].upper()}{sentence[1:]}.")
+    return said
 
 
 def remarks(data: WorkloadData) -> list[str]:

@@ -23,6 +23,7 @@ from evo.report.figures.lineage import change_text, draw_lineage, gain_text
 from evo.report.figures.operators import OperatorCredit, credit_operators, draw_operators
 from evo.report.figures.pairs import HeatMap, draw_heat_map, map_pairs
 from evo.report.findings import (
+    confirmation_sentences,
     facts,
     finalist_rows,
     finalists_sentence,
@@ -105,7 +106,8 @@ def _environment() -> Environment:
         "percent": percent, "short": short, "size": size, "times": times, "value": value_text,
     }  # fmt: skip
     environment.globals |= {
-        "command": command, "commands": commands, "environment_rows": environment_rows, "facts": facts,
+        "command": command, "commands": commands, "confirmation_sentences": confirmation_sentences,
+        "environment_rows": environment_rows, "facts": facts,
         "finalist_rows": finalist_rows, "finalists_sentence": finalists_sentence, "hardly_tried": hardly_tried,
         "headline": headline,
         "measured_rows": measured_rows, "protocol_words": protocol_words, "race_rows": race_rows, "remarks": remarks,

@@ -12,8 +12,8 @@ from evo.genome import Genome
 from evo.store import models as m
 from evo.store.artefacts import read_artefacts
 from evo.store.descent import unified
-from evo.store.figures import final_figures, search_figures
-from evo.store.gains import Figure, gain_between
+from evo.store.figures import RaceFigures, final_figures, search_figures
+from evo.store.gains import Figure, Gain, gain_between, gain_within
 from evo.store.machine_code import code_statistics, is_ptx
 from evo.store.relatives import resolve_candidate
 from evo.store.store import Store
@@ -39,8 +39,10 @@ class DifferenceRow:
 @dataclass(frozen=True, kw_only=True)
 class Difference:
     """gain: the first one's time over the second's (above 1: the second is faster), of `timed_in`: their finals if both
-    have one, else the search; None where they were not timed on one device for one workload. source, ptx: unified diffs;
-    empty for equal texts, None where one is not kept. same_code: of equal machine code, None where one has none.
+    have one, else the search; None where they were not timed on one device for one workload. one_race: whether both times
+    are of one race, the last that all finalists of a final ran in; else each is of its own race, a winner's of that which
+    confirmed it. source, ptx: unified diffs; empty for equal texts, None where one is not kept. same_code: of equal machine
+    code, None where one has none.
     """
 
     one: str
@@ -51,6 +53,7 @@ class Difference:
     gain_high: float | None
     tie: bool | None
     timed_in: str | None
+    one_race: bool
     same_code: bool | None
     source: str | None
     ptx: str | None
@@ -64,15 +67,14 @@ def diff(store: Store, one: str, other: str) -> Difference:
     with store.reading() as connection:
         keys = [resolve_candidate(connection, name) for name in (one, other)]
         rows = [_read(connection, key) for key in keys]
-        figures = [_figures(connection, row) for row in rows]
+        figures = _figures(connection, rows)
         wanted = {s for row in rows for s in (row.source_sha, row.binary_sha) if s}
         kept = read_artefacts(connection, wanted)
     codes = [kept.get(row.binary_sha) for row in rows]
     comparable = all(
         getattr(rows[0], name) == getattr(rows[1], name) for name in ("kernel", "device", "workload")
     )
-    timed_in = next((s for s in ("final", "search") if comparable and all(s in f for f in figures)), None)
-    gain = gain_between(figures[0][timed_in], figures[1][timed_in]) if timed_in else None
+    timed_in, one_race, gain = _gain(figures) if comparable else (None, False, None)
     hashes = [row.code_hash for row in rows]
     found = [
         *_candidate_rows(rows),
@@ -90,6 +92,7 @@ def diff(store: Store, one: str, other: str) -> Difference:
         gain_high=gain.high if gain else None,
         tie=gain.tie if gain else None,
         timed_in=timed_in,
+        one_race=one_race,
         same_code=None if None in hashes else hashes[0] == hashes[1],
         source=_text_diff(rows, [kept.get(row.source_sha) for row in rows]),
         ptx=_text_diff(rows, [code if code and is_ptx(code) else None for code in codes]),
@@ -102,6 +105,7 @@ def _read(connection: Connection, key: int) -> Any:
         select(
             *(column for column in _c.__table__.c if column.name != "log"),
             i.workload,
+            i.winner_id,
             r.name.label("run"),
             r.kernel,
             r.kernel_digest,
@@ -123,11 +127,50 @@ def _read(connection: Connection, key: int) -> Any:
     return connection.execute(query.where(_c.id == key)).one()
 
 
-def _figures(connection: Connection, row: Any) -> dict[str, Figure]:
-    """By stage: the search's cold time, and that of the last final."""
-    stages = {"search": search_figures, "final": final_figures}
-    found = {stage: figures(connection, row.run_id, [row.id]).get(row.id) for stage, figures in stages.items()}
-    return {stage: figure for stage, figure in found.items() if figure is not None}
+@dataclass(frozen=True, kw_only=True)
+class _Figures:
+    """A candidate's cold times. final: in the race of all finalists, the last that both of two ran in, or else its own last
+    one; confirmed: a winner's, in the race that confirmed it. together: `final` is of one race with the other's."""
+
+    search: Figure | None
+    final: Figure | None
+    confirmed: Figure | None
+    together: bool
+
+    def stages(self) -> dict[str, Figure | None]:
+        return {"search": self.search, "final": self.final, "confirmed": self.confirmed}
+
+
+def _figures(connection: Connection, rows: list[Any]) -> list[_Figures]:
+    keys = [row.id for row in rows]
+    races = [final_figures(connection, row.run_id, row.island, row.winner_id, of=keys) for row in rows]
+    alike = (rows[0].run_id, rows[0].island) == (rows[1].run_id, rows[1].island)
+    both = [race for race in races[0] if alike and all(key in race.keys for key in keys)]
+    found = []
+    for key, own_races, row in zip(keys, races, rows, strict=True):
+        race = (both or [race for race in own_races if key in race.keys] or [RaceFigures()])[-1]
+        found.append(
+            _Figures(
+                search=search_figures(connection, row.run_id, [key]).get(key),
+                final=race.common.get(key),
+                confirmed=race.confirmed.get(key),
+                together=bool(both) and all(key in race.common for key in keys),
+            )
+        )
+    return found
+
+
+def _gain(figures: list[_Figures]) -> tuple[str | None, bool, Gain | None]:
+    """(stage, of one race, gain)."""
+    one, other = figures
+    if one.together and one.final is not None and other.final is not None:
+        return "final", True, gain_within(one.final, other.final)
+    finals = [f.confirmed or f.final for f in figures]
+    if all(finals):
+        return "final", False, gain_between(*finals)
+    if one.search is not None and other.search is not None:
+        return "search", False, gain_between(one.search, other.search)
+    return None, False, None
 
 
 def _row(section: str, name: str, one: Any, other: Any) -> DifferenceRow:
@@ -159,9 +202,9 @@ def _code_rows(codes: list[bytes | None]) -> Iterator[DifferenceRow]:
         yield _row("code", name, one.get(name), other.get(name))
 
 
-def _time_rows(figures: list[dict[str, Figure]]) -> Iterator[DifferenceRow]:
-    for stage in ("search", "final"):
-        one, other = (f.get(stage) for f in figures)
+def _time_rows(figures: list[_Figures]) -> Iterator[DifferenceRow]:
+    for stage in ("search", "final", "confirmed"):
+        one, other = (f.stages()[stage] for f in figures)
         if one is None and other is None:
             continue
         for name in ("median_us", "low_us", "high_us", "ratio", "ratio_low", "ratio_high", "disturbed"):

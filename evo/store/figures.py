@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sqlalchemy import Connection, select
 
-from evo.evaluation import Status
-from evo.store import Stage
+from evo.evaluation import FINALIST, Status
 from evo.store import models as m
 from evo.store.gains import Figure
 from evo.store.lookups import rows_of
+from evo.store.races import HeldRace, held_races
 
-__all__ = ["final_figures", "search_figures"]
+__all__ = ["RaceFigures", "final_figures", "search_figures"]
 
 _c, _t = m.Candidate, m.Timing
 _FIGURE = (_t.ratio, _t.ratio_low, _t.ratio_high, _t.median_us, _t.low_us, _t.high_us, _t.clocks)
@@ -38,14 +38,50 @@ def search_figures(connection: Connection, run_id: int, keys: Sequence[int]) -> 
     return {key: figure for key, figure in timed.items() if figure is not None}
 
 
-def final_figures(connection: Connection, run_id: int, keys: Sequence[int]) -> dict[int, Figure]:
-    """The cold time that the last final took of each candidate of a run, by key, where there is one."""
-    query = (
-        select(_t.candidate_id, *_FIGURE)
-        .where(_t.run_id == run_id, _t.stage == Stage.FINAL.value, _t.contender == "candidate", _t.protocol != "hot")
-        .order_by(_t.round)
-    )
-    return {row.candidate_id: _figure(row) for row in rows_of(connection, query, keys, _t.candidate_id) if row.ratio}
+@dataclass(frozen=True)
+class RaceFigures:
+    """The cold times of one final, by the candidates' keys.
+
+    common: of the race of all finalists; without the winner's where that was not kept. confirmed: the
+    winner's, of the race that confirmed it.
+    """
+
+    common: dict[int, Figure] = field(default_factory=dict)
+    confirmed: dict[int, Figure] = field(default_factory=dict)
+
+    @property
+    def keys(self) -> list[int]:
+        return list({**self.confirmed, **self.common})
+
+
+def final_figures(
+    connection: Connection, run_id: int, island: int, winner: int | None, of: Collection[int] = ()
+) -> list[RaceFigures]:
+    """Of the finals of an island that timed somebody, in the order they were held. winner: key of the island's; of: see
+    `held_races`."""
+    columns = (_t.contender, _t.protocol, *_FIGURE, _t.samples_us)
+    found = []
+    for race in held_races(connection, run_id, island, *columns, of=of):
+        rows = [row for row in race.finalists if row.protocol != "hot" and row.ratio]
+        won, figures = _confirmed(race, rows, winner), RaceFigures()
+        for row in rows:
+            apart = row.contender != FINALIST and row.candidate_id == won
+            figure = replace(_figure(row), samples_us=tuple(row.samples_us))
+            (figures.confirmed if apart else figures.common)[row.candidate_id] = figure
+        if rows:
+            found.append(figures)
+    return found
+
+
+def _confirmed(race: HeldRace, rows: Sequence[Any], winner: int | None) -> int | None:
+    """Key of the candidate that a final confirmed. In older records only the winner's last race was kept: it is the island's
+    winner or, of a final that was not the last one, who stands first."""
+    for row in rows:
+        if row.contender == FINALIST:
+            return int(row.candidate_id)
+    if any(row.candidate_id == winner for row in rows):
+        return winner
+    return int(rows[0].candidate_id) if rows and any(t.contender == "twin" for t in race.beside) else None
 
 
 def _figure(row: Any) -> Figure:

@@ -6,29 +6,38 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import select
 
 from evo.store import models as m
-from evo.store.figures import final_figures
-from evo.store.gains import Figure, gain_between
+from evo.store.figures import RaceFigures, final_figures
+from evo.store.gains import Figure, Gain, gain_between, gain_within
 from evo.store.leaders import unrefused
 from evo.store.lookups import rows_of
-from evo.store.races import held_races, noise_floors
+from evo.store.races import noise_floors
 from evo.store.runs import resolve_run
 from evo.store.store import Store
 
-__all__ = ["Finalist", "WorkloadFinals", "finals"]
+__all__ = ["TWO_RACES", "Confirmation", "Finalist", "WorkloadFinals", "finals", "shift_sentence"]
 
 _c, _i = m.Candidate, m.Island
+_SHIFT = 0.02
+"""By so much the winner's speed-up differs in its two races where it is worth a word, if the noise floor is not larger."""
+
+TWO_RACES = (
+    "behind: two races put together, for the evo that held this final kept the winner's time in the race that confirmed it"
+    " only; the others' are of the race before, and a machine that was not the same in both is in the difference"
+)
+"""What is to be said of finalists without `WorkloadFinals.one_race`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finalist:
     """A candidate that the last final of its workload timed.
 
-    score: what the search found. The times are the final's, the winner's those of the race that confirmed it; ratio: over
-    the reference baseline's. behind: the winner's speed-up over this one's, with its interval; tie: that holds 1 (see
-    `evo.store.gains`). None for the winner itself, and where there is none.
+    score: what the search found. The times are those of the race of all finalists; ratio: over the reference baseline's.
+    behind: the winner's speed-up over this one's in that race, with its interval; tie: that holds 1 (see
+    `evo.store.gains`). None for the winner itself, and where there is none. Where `WorkloadFinals.one_race` is false the
+    winner's times are those of the race that confirmed it, and `behind` compares two races.
     """
 
     id: str
@@ -50,14 +59,33 @@ class Finalist:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Confirmation:
+    """The winner's time in the race that confirmed it, which is the one to quote: a fresh process, other data, beside a
+    second copy of itself and the baselines only. shift: its speed-up there over that of the race of all finalists, where
+    the two do not agree: something beside the candidate was not the same."""
+
+    median_us: float | None
+    low_us: float | None
+    high_us: float | None
+    ratio: float
+    ratio_low: float | None
+    ratio_high: float | None
+    disturbed: bool
+    shift: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class WorkloadFinals:
     """finalists: the winner, then the others by their speed-up. Who was refused is not among them: see
-    `evo.store.queries.refused_finalists`."""
+    `evo.store.queries.refused_finalists`. one_race: whether the times of all of them are of one race; they are not where an
+    earlier evo has kept the winner's last one only."""
 
     island: int
     workload: str
     winner: str | None
     noise_floor: float | None
+    one_race: bool
+    confirmed: Confirmation | None
     finalists: tuple[Finalist, ...]
 
 
@@ -72,38 +100,40 @@ def finals(store: Store, run: str) -> tuple[WorkloadFinals, ...]:
         islands: Any = connection.execute(
             select(_i.number, _i.workload, _i.winner_id).where(_i.run_id == key).order_by(_i.number)
         ).all()
-        raced = {island.number: _last_race(connection, key, island.number) for island in islands}
-        keys = sorted(k for some in raced.values() for k in some)
-        figures = final_figures(connection, key, keys)
+        raced = {
+            number: (final_figures(connection, key, number, winner) or [RaceFigures()])[-1]
+            for number, _, winner in islands
+        }
+        keys = sorted(k for race in raced.values() for k in race.keys)
         about = select(_c.id, _c.public_id, _c.order, _c.operator, _c.score).where(unrefused())
         rows = {row.id: row for row in rows_of(connection, about, keys, _c.id)}
     floors = noise_floors(store, name)
-    found = []
-    for number, workload, winner in islands:
-        timed = {k: figures[k] for k in raced[number] if k in figures and k in rows}
-        some = [_finalist(rows[k], timed, winner) for k in timed]
-        some.sort(key=lambda f: (not f.winner, f.ratio, f.order))
-        found.append(
-            WorkloadFinals(
-                island=number,
-                workload=workload,
-                winner=rows[winner].public_id if winner in timed else None,
-                noise_floor=floors.get(workload),
-                finalists=tuple(some),
-            )
-        )
-    return tuple(found)
+    return tuple(
+        _workload_finals(island, raced[island.number], rows, floors.get(island.workload)) for island in islands
+    )
 
 
-def _last_race(connection: Connection, run_id: int, island: int) -> list[int]:
-    """Keys of the candidates that the last final of an island timed."""
-    races = [race.finalists for race in held_races(connection, run_id, island) if race.finalists]
-    return list(dict.fromkeys(row.candidate_id for row in reversed(races[-1]))) if races else []
+def _workload_finals(island: Any, race: RaceFigures, rows: Mapping[int, Any], floor: float | None) -> WorkloadFinals:
+    timed = {k: race.common.get(k) or race.confirmed[k] for k in race.keys if k in rows}
+    winner = island.winner_id if island.winner_id in timed else None
+    one_race = winner is None or winner in race.common
+    compare = gain_within if one_race else gain_between
+    gains = {k: compare(own, timed[winner]) for k, own in timed.items() if winner not in (None, k)}
+    found = [_finalist(rows[k], own, gains.get(k), winner) for k, own in timed.items()]
+    found.sort(key=lambda f: (not f.winner, f.ratio, f.order))
+    again = race.confirmed.get(winner) if winner is not None else None
+    return WorkloadFinals(
+        island=island.number,
+        workload=island.workload,
+        winner=rows[winner].public_id if winner is not None else None,
+        noise_floor=floor,
+        one_race=one_race,
+        confirmed=_confirmation(again, race.common.get(winner), floor) if again is not None and winner else None,
+        finalists=tuple(found),
+    )
 
 
-def _finalist(row: Any, figures: Mapping[int, Figure], winner: int | None) -> Finalist:
-    own = figures[row.id]
-    gain = gain_between(own, figures.get(winner)) if winner is not None and winner != row.id else None
+def _finalist(row: Any, own: Figure, gain: Gain | None, winner: int | None) -> Finalist:
     return Finalist(
         id=row.public_id,
         order=row.order,
@@ -121,4 +151,28 @@ def _finalist(row: Any, figures: Mapping[int, Figure], winner: int | None) -> Fi
         behind_low=gain.low if gain else None,
         behind_high=gain.high if gain else None,
         tie=gain.tie if gain else None,
+    )
+
+
+def _confirmation(again: Figure, raced: Figure | None, floor: float | None) -> Confirmation:
+    change = gain_between(raced, again)
+    apart = change is not None and change.tie is False and abs(change.gain - 1) > max(_SHIFT, floor or 0.0)
+    return Confirmation(
+        median_us=again.median_us,
+        low_us=again.low_us,
+        high_us=again.high_us,
+        ratio=again.ratio,
+        ratio_low=again.ratio_low,
+        ratio_high=again.ratio_high,
+        disturbed=again.disturbed,
+        shift=change.gain if change is not None and apart else None,
+    )
+
+
+def shift_sentence(shift: float) -> str:
+    """What a `Confirmation.shift` means."""
+    more = f"{abs(shift - 1):.0%} {'more' if shift > 1 else 'less'}"
+    return (
+        f"the winner's two races do not agree: the speed-up was {more} when it was confirmed, beyond both intervals:"
+        " the machine, or what else ran there, made that difference; the figure is no surer than that"
     )

@@ -1,4 +1,4 @@
-"""How much faster one candidate is than another, from times that were taken in different races."""
+"""How much faster one candidate is than another, from times of one race or of two."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 from evo.evaluation import holds_one
 
-__all__ = ["Figure", "Gain", "gain_between"]
+__all__ = ["Figure", "Gain", "gain_between", "gain_within"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A candidate's time as its search took it. ratio: over the reference baseline's, in one race with it. timed: key of the
-    candidate that was timed: another one of the same machine code, or itself."""
+    """A candidate's time in one race. ratio: over the reference baseline's, in the same race. timed: key of the
+    candidate that was timed: another one of the same machine code, or itself. samples_us: round by round, where the race is
+    one of several candidates and they are kept."""
 
     ratio: float
     ratio_low: float | None = None
@@ -23,6 +24,7 @@ class Figure:
     high_us: float | None = None
     disturbed: bool = False
     timed: int | None = None
+    samples_us: tuple[float, ...] = ()
 
     @property
     def distances(self) -> tuple[float, float] | None:
@@ -69,3 +71,15 @@ def gain_between(before: Figure | None, after: Figure | None) -> Gain | None:
         return Gain(gain=gain)
     down, up = math.hypot(one[0], other[1]), math.hypot(one[1], other[0])
     return Gain(gain=gain, low=gain * math.exp(-down), high=gain * math.exp(up))
+
+
+def gain_within(before: Figure, after: Figure) -> Gain | None:
+    """The gain from one to the other, which ran in the same race: of the same rounds, so that neither the reference's error
+    nor what the machine did meanwhile is in it. As `gain_between` where single samples are not kept."""
+    one, other = before.samples_us, after.samples_us
+    if not one or len(one) != len(other) or min(*one, *other) <= 0:
+        return gain_between(before, after)
+    from evo.timing import paired_gain  # and with it numpy, which takes longer than most commands
+
+    gain, low, high = paired_gain(one, other)
+    return Gain(gain=gain, low=low, high=high)

@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, select
 
+from evo.evaluation import FINALIST
 from evo.store import Stage
 from evo.store import models as m
 from evo.store.columns import key_range
@@ -42,17 +43,17 @@ class HeldRace:
 
 
 def held_races(
-    connection: Connection, run_id: int, island: int, *columns: Any, of: int | None = None
+    connection: Connection, run_id: int, island: int, *columns: Any, of: Collection[int] = ()
 ) -> list[HeldRace]:
     """The finals of an island in the order they were held, with these columns of their timings besides `candidate_id`.
 
     A final is recorded in one transaction, its finalists before its baselines: by the order of their keys the next one
-    begins where a finalist follows a baseline. of: key of a candidate whose verdicts may be lost and its times be left.
+    begins where a finalist follows a baseline. of: keys of candidates whose verdicts may be lost and their times be left.
     """
     # In parts, each of which is found in the index: of all of a run's timings, few are of its finals.
     raced = select(m.Final.candidate_id).where(m.Final.candidate_id.between(*key_range(run_id)))
     of_finals = (_t.run_id == run_id, _t.island == island, _t.stage == Stage.FINAL.value)
-    parts = [_t.candidate_id.is_(None), _t.candidate_id.in_(raced)] + ([] if of is None else [_t.candidate_id == of])
+    parts = [_t.candidate_id.is_(None), _t.candidate_id.in_(raced), *(_t.candidate_id == key for key in of)]
     query = select(_t.id, _t.candidate_id, *columns).where(*of_finals)
     rows = {row.id: row for whose in parts for row in connection.execute(query.where(whose))}
     found: list[HeldRace] = []
@@ -68,7 +69,7 @@ def final_races(store: Store, candidate: CandidateRecord) -> tuple[FinalRace, ..
     with store.reading() as connection:
         key, run_id = connection.execute(select(_c.id, _c.run_id).where(_c.public_id == candidate.id)).one()
         columns = (_t.island, _t.stage, _t.round, *TIMING_COLUMNS)
-        held = held_races(connection, run_id, candidate.island, *columns, of=key)
+        held = held_races(connection, run_id, candidate.island, *columns, of=(key,))
     # Its last race of each round.
     races = {row.round: race for race in held for row in race.finalists if row.candidate_id == key}
     found = []
@@ -76,7 +77,9 @@ def final_races(store: Store, candidate: CandidateRecord) -> tuple[FinalRace, ..
         timings = tuple(_timing_of(row, round_) for row in race.beside)
         if timings:
             one, other = (_cold(ts, round_) for ts in (candidate.timings, timings))
-            found.append(FinalRace(round=round_, beside=_same_race(one, other), timings=timings))
+            winners = {row.candidate_id for row in race.finalists if row.contender == FINALIST}
+            beside = key in winners if winners else _same_race(one, other)
+            found.append(FinalRace(round=round_, beside=beside, timings=timings))
     return tuple(found)
 
 
@@ -86,7 +89,7 @@ def _timing_of(row: Any, round_: int) -> TimingRecord:
 
 
 def _cold(timings: Iterable[TimingRecord], round_: int) -> TimingRecord:
-    return next(t for t in timings if t.round == round_ and t.protocol != "hot")
+    return next(t for t in timings if t.round == round_ and t.protocol != "hot" and t.contender != FINALIST)
 
 
 def _same_race(one: TimingRecord, other: TimingRecord) -> bool:

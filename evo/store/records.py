@@ -64,8 +64,9 @@ class TimingRecord:
 class FinalRace:
     """Baselines, and the winner's twin, as one of a candidate's finals timed them. round: that of the candidate's final.
 
-    beside: whether the candidate ran in that very race. The winner did. Of the other finalists' race only their own
-    times are kept: the reference, the ceilings and the twin stand as they ran beside the winner, right afterwards.
+    beside: whether the candidate ran in that very race. The winner did. Of the race of all finalists only their own
+    times are kept, the winner's as `evo.evaluation.FINALIST`: the reference, the ceilings and the twin stand as they ran
+    beside the winner, right afterwards.
     """
 
     round: int

@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from recorded import PLANS
+from recorded import PLANS, Plan, record_run
 
 from evo.kernel import load_kernel, template_root
 from evo.report import parameters
@@ -20,7 +20,7 @@ from evo.report.figures.operators import credit_operators, draw_operators
 from evo.report.findings import facts, finalist_rows, finalists_sentence, headline, race_rows
 from evo.report.page import render_page
 from evo.report.protocol import commands
-from evo.report.text import clean, duration
+from evo.report.text import clean, duration, micro
 from evo.store.store import Store
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
@@ -185,6 +185,29 @@ def test_the_finalists_are_listed_with_who_ties(known: dict[str, RunData], pages
     assert finalists_sentence(replace(one, finalists=near)).startswith("2 finalists tie with the winner: ")
     assert finalist_rows(known["nofinals"].workloads[0]) == []
     assert "The finalists" not in pages["nofinals"].text
+
+
+def test_finalists_are_told_by_their_one_race_and_the_winner_by_the_one_that_confirmed_it(tmp_path: Path) -> None:
+    """The machine was a fifth slower when the winner was confirmed."""
+    with Store.open(tmp_path / "lineage.db", write=True) as store:
+        record_run(store, Plan(name="changed", evaluations=60, confirmed=1.2))
+        record_run(store, Plan(name="older", evaluations=60, one_race=False))
+        changed, older = (read_run_data(store, name) for name in ("changed", "older"))
+    one = changed.workloads[0]
+    assert one.timing is not None
+    assert one.timing.ratio is not None
+    assert one.leader is not None
+    rows = finalist_rows(one)
+    assert rows[0].speedup == f"{1 / (one.leader.score * 1.01):.3f}×"  # type: ignore[operator]
+    assert min(f.behind for f in one.finalists if f.behind is not None) > 1
+    text = Page(render_page(changed)).text
+    assert "All of them in one race" in text
+    assert f"alone with the baselines, in a fresh process and on other data: {micro(one.timing.median_us)} µs" in text
+    assert "That is the figure to quote." in text
+    assert "The winner's two races do not agree: the speed-up was 16% less" in text
+    text = Page(render_page(older)).text
+    assert "Behind: two races put together" in text
+    assert "All of them in one race" not in text
 
 
 def test_a_gain_within_the_noise_floor_is_a_tie(known: dict[str, RunData], pages: dict[str, Page]) -> None:

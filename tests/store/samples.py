@@ -164,7 +164,8 @@ def failed(status: Status) -> Evaluation:
 
 def final(ratio: float, *, island: int = 0) -> Measurement:
     search = passed(0)
-    measured = replace(timing(SPEC.workloads[island], ratio), protocol="final")
+    rounds = (20.1 * ratio, 20.3 * ratio, 19.9 * ratio)
+    measured = replace(timing(SPEC.workloads[island], ratio), protocol="final", samples_us=rounds)
     return Measurement(
         status=Status.OK,
         checks=search.checks,
