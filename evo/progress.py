@@ -6,8 +6,34 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from evo.evaluation import Status, Timing
+from evo.genome import Genome
+from evo.workload import Workload
 
-__all__ = ["Improvement", "Observer", "Progress"]
+__all__ = ["Improvement", "Observer", "Progress", "UnderWay", "Waiting"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnderWay:
+    """Work on a candidate that has begun and is not done, for `seconds` now. `left_s`: until it is ended if there is no
+    answer; a process that was not given what it needs is given its time again."""
+
+    genome: Genome
+    workload: Workload
+    stage: str
+    """"build", "gate" or "timing"; or "ready": the device, and the data that it is judged with there, are being made
+    ready, which has no limit that is its own."""
+    seconds: float
+    left_s: float | None
+    again: bool = False
+    """It has cost a process before, and is alone in a fresh one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waiting:
+    """What a search waits for: candidate number `order`."""
+
+    order: int
+    work: UnderWay
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +60,8 @@ class Progress:
     best: dict[int, Improvement] = field(default_factory=dict)
     """By island: the last improvement."""
     improvements: list[Improvement] = field(default_factory=list)
+    waiting: Waiting | None = None
+    """For what has been under way the longest."""
     build_seconds: float = 0.0
     """Of all builders together, which work beside each other."""
     device_seconds: float = 0.0

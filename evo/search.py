@@ -23,7 +23,7 @@ from evo.errors import StoreError
 from evo.evaluation import Build, CandidateRef, Evaluation, Measurement, Status, Timing
 from evo.executors import BuildRequest, Executor, MeasureRequest, Rival
 from evo.kernel import Kernel, Launch, Limits, Workload
-from evo.progress import Improvement, Observer, Progress
+from evo.progress import Improvement, Observer, Progress, Waiting
 from evo.samplers import Exhausted, Result, Sampler, SamplerFactory
 from evo.store import Recorder, StoredEvaluation, StoredRun
 
@@ -139,6 +139,7 @@ class Search:
             while True:
                 reason = self._advance()
                 self.progress.elapsed_s = self.elapsed_s
+                self.progress.waiting = self._waited_for()
                 self._observer.update(self.progress)
                 if reason is not None:
                     return reason
@@ -256,6 +257,15 @@ class Search:
 
     def _when_done(self, future: Future[Any], handle: Callable[[Future[Any]], None]) -> None:
         future.add_done_callback(lambda done: None if done.cancelled() else self._events.put(lambda: handle(done)))
+
+    def _waited_for(self) -> Waiting | None:
+        """The candidate that has been under way the longest."""
+        unfinished = [self._refs[o] for o in range(self._told, self._asked) if o not in self._known]
+        for work in self._executor.under_way() if unfinished else ():
+            for ref in unfinished:
+                if ref.workload == work.workload and ref.proposal.genome == work.genome:
+                    return Waiting(order=ref.order, work=work)
+        return None
 
     # -- results --------------------------------------------------------------------------------------------
 

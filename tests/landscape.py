@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from evo.evaluation import Binary, Build, Check, Measurement, Status, Timing
 from evo.executors import BuildRequest, MeasureRequest, RaceRequest, RaceResult
 from evo.genome import Genome
+from evo.progress import UnderWay
 
 
 def _hash(genome: Genome, salt: str) -> int:
@@ -98,6 +99,9 @@ class LandscapeExecutor:
             timings += [timing(key, 0.9 * ratio_of(g), n, "hot") for n, g, _ in request.contenders]
         timings += [timing(key, 1.0, "torch", "final"), timing(key, 0.4, "copy", "final")]
         return self._later(RaceResult(timings=tuple(timings)))  # type: ignore[return-value]
+
+    def under_way(self) -> tuple[UnderWay, ...]:
+        return ()
 
     def renew_device(self) -> None:
         return None

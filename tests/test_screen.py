@@ -8,10 +8,11 @@ import pytest
 from rich.console import Console
 
 from evo.budget import Budget
-from evo.cli.screen import LiveScreen, PlainLines
+from evo.cli.screen import LiveScreen, PlainLines, busy_share
 from evo.evaluation import Timing
+from evo.genome import Genome
 from evo.kernel import Workload
-from evo.progress import Improvement, Progress
+from evo.progress import Improvement, Progress, UnderWay, Waiting
 
 WORKLOADS = (Workload.of({"n": 4096}, "float32"),)
 
@@ -37,9 +38,41 @@ def progress(clocks: dict[str, float]) -> Progress:
 @pytest.mark.parametrize(("clocks", "interval"), [({}, "1.600 to 2.500"), ({"disturbed": 2.0}, "2.500, disturbed")])
 @pytest.mark.parametrize("live", [False, True])
 def test_a_better_candidate_is_shown_with_its_interval(live: bool, clocks: dict[str, float], interval: str) -> None:
+    assert interval in shown(live, progress(clocks))
+
+
+def shown(live: bool, *updates: Progress) -> str:
     out = io.StringIO()
     console = Console(file=out, width=150, force_terminal=live, color_system=None)
     screen = LiveScreen(console, "evo search", WORKLOADS, Budget(seconds=9)) if live else PlainLines(console, WORKLOADS)
     with screen:
-        screen.update(progress(clocks))
-    assert interval in out.getvalue()
+        for update in updates:
+            screen.update(update)
+    return out.getvalue()
+
+
+def held_up(seconds: float, stage: str = "gate", left_s: float | None = 25.0) -> Progress:
+    genome = Genome.of({"unroll": 1})
+    work = UnderWay(genome=genome, workload=WORKLOADS[0], stage=stage, seconds=seconds, left_s=left_s)
+    return Progress(measuring=1, first_measured_s=0.0, elapsed_s=seconds, waiting=Waiting(order=7, work=work))
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_who_keeps_a_search_waiting_is_named_with_when_that_ends(live: bool) -> None:
+    said = "waiting for candidate 7: in the gate for 5 s; ended if there is no result within 25 s more"
+    assert said in shown(live, held_up(5.0))
+    assert "waiting" not in shown(live, held_up(1.0))
+
+
+def test_who_keeps_a_search_waiting_is_named_anew_when_that_changes_and_not_at_every_look() -> None:
+    text = shown(False, *(held_up(s) for s in (1.0, 3.1, 3.3, 3.5)), held_up(3.7, "timing"), held_up(3.9, "ready", None))
+    assert [line.partition(": ")[2] for line in text.splitlines()] == [
+        "in the gate for 3 s; ended if there is no result within 25 s more",
+        "being timed for 4 s; ended if there is no result within 25 s more",
+        "held up, until the device and its data are ready, for 4 s",
+    ]
+
+
+def test_a_candidate_that_is_not_finished_keeps_the_device_busy() -> None:
+    assert busy_share(held_up(10.0)) == 1.0
+    assert busy_share(held_up(10.0, "build")) == 0.0

@@ -17,11 +17,21 @@ from evo.budget import Budget
 from evo.cli.cells import format_duration
 from evo.evaluation import Status
 from evo.kernel import Workload
-from evo.progress import Improvement, Progress
+from evo.progress import Improvement, Progress, UnderWay
 
-__all__ = ["LiveScreen", "PlainLines", "Screen", "SilentScreen"]
+__all__ = ["LONG_S", "LiveScreen", "PlainLines", "Screen", "SilentScreen", "told"]
 
 _LINE_EVERY_S = 5.0
+
+LONG_S = 3.0
+"""Who has been under way for so long is named."""
+
+_STAGES = {
+    "build": "being compiled for",
+    "ready": "held up, until the device and its data are ready, for",
+    "gate": "in the gate for",
+    "timing": "being timed for",
+}
 
 
 class Screen(Protocol):
@@ -58,6 +68,7 @@ class PlainLines:
         self._console, self._workloads = console, workloads
         self._improvements = 0
         self._last = time.monotonic()
+        self._named: tuple[object, ...] = ()
 
     def __enter__(self) -> PlainLines:
         return self
@@ -74,9 +85,15 @@ class PlainLines:
             gain = f"{1 / found.ratio:.3f}x PyTorch ({_interval(found)})"
             self.say(f"{found.elapsed_s:7.1f} s  {workload}: candidate {found.order} is {gain}")
         self._improvements = len(progress.improvements)
-        if time.monotonic() - self._last >= _LINE_EVERY_S:
+        due = time.monotonic() - self._last >= _LINE_EVERY_S
+        if due:
             self._last = time.monotonic()
             self.say(f"{progress.elapsed_s:7.1f} s  {_counts(progress)}")
+        if (waiting := progress.waiting) is not None and waiting.work.seconds >= LONG_S:
+            named = waiting.order, waiting.work.stage, waiting.work.again
+            if due or named != self._named:
+                self.say(f"{progress.elapsed_s:7.1f} s  {_waiting(progress)}")
+            self._named = named
 
 
 class LiveScreen:
@@ -122,7 +139,9 @@ class LiveScreen:
         bar = ProgressBar(total=1.0, completed=share, width=40)
         line = Table.grid(padding=(0, 2))
         line.add_row(bar, Text(left))
-        return Group(best, Text(), line, Text(_counts(progress)), Text(_failures(progress), style="yellow"))
+        waiting = [Text(text, style="yellow")] if (text := _waiting(progress)) else []
+        failures = Text(_failures(progress), style="yellow")
+        return Group(best, Text(), line, Text(_counts(progress)), failures, *waiting)
 
     def _time_left(self, progress: Progress) -> tuple[float, str]:
         budget = self._budget
@@ -144,10 +163,12 @@ def _interval(found: Improvement) -> str:
 
 
 def busy_share(progress: Progress) -> float:
-    """Share of the time since the first measurement in which the device process worked."""
+    """Share of the time since the first measurement in which the device process worked; also on what is not finished."""
     if progress.first_measured_s is None:
         return 0.0
-    return min(1.0, progress.device_seconds / max(progress.elapsed_s - progress.first_measured_s, 1e-9))
+    waiting = progress.waiting
+    on_it = waiting.work.seconds if waiting is not None and waiting.work.stage in ("gate", "timing") else 0.0
+    return min(1.0, (progress.device_seconds + on_it) / max(progress.elapsed_s - progress.first_measured_s, 1e-9))
 
 
 def _counts(progress: Progress) -> str:
@@ -156,6 +177,21 @@ def _counts(progress: Progress) -> str:
         f"{progress.finished} candidates, {rate:.1f}/s | building {progress.building}, measuring"
         f" {progress.measuring} | device busy {busy_share(progress):.0%}"
     )
+
+
+def _waiting(progress: Progress) -> str:
+    """Whom the search waits for; empty before that takes long."""
+    waiting = progress.waiting
+    if waiting is None or waiting.work.seconds < LONG_S:
+        return ""
+    return f"waiting for candidate {waiting.order}: {told(waiting.work)}"
+
+
+def told(work: UnderWay) -> str:
+    """in the gate for 12 s; ended if there is no result within 18 s more"""
+    again = ", for the second time, in a fresh process" if work.again else ""
+    left = "" if work.left_s is None else f"; ended if there is no result within {work.left_s:.0f} s more"
+    return f"{_STAGES[work.stage]} {work.seconds:.0f} s{again}{left}"
 
 
 def _failures(progress: Progress) -> str:

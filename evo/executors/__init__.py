@@ -14,6 +14,7 @@ import psutil
 from evo.evaluation import Build, Measurement, Timing
 from evo.genome import Genome
 from evo.kernel import Workload
+from evo.progress import UnderWay
 
 __all__ = ["BuildRequest", "Executor", "ExecutorConfig", "MeasureRequest", "RaceRequest", "RaceResult", "Rival"]
 
@@ -126,6 +127,11 @@ class Executor(Protocol):
 
     def race(self, request: RaceRequest) -> Future[RaceResult]:
         """Likewise; the log of an empty result says what happened."""
+        ...
+
+    def under_way(self) -> tuple[UnderWay, ...]:
+        """Which candidates are being built, gated or timed at this moment, those first that have been for the longest;
+        behind them those that wait for a process to be ready."""
         ...
 
     def renew_device(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from dataclasses import replace
@@ -17,6 +18,7 @@ from evo.executors._faults import ran_out_of_memory
 from evo.executors._limits import confine_builder
 from evo.executors._pace import Pace
 from evo.executors._worker import Worker, WorkerDied, WorkerStalled
+from evo.progress import UnderWay
 
 __all__ = ["Builders"]
 
@@ -40,6 +42,8 @@ class Builders:
         self._jobs: queue.SimpleQueue[tuple[BuildRequest, Callable[[Build | BaseException], None]] | None]
         self._jobs = queue.SimpleQueue()
         self._workers: list[Worker | None] = [None] * config.builders
+        self._at: list[tuple[BuildRequest, float] | None] = [None] * config.builders
+        """By builder: what it is at, and since when by time.monotonic()."""
         self._closed = False
         self._changed = threading.Lock()
         self._threads = [
@@ -51,6 +55,23 @@ class Builders:
 
     def submit(self, request: BuildRequest, deliver: Callable[[Build | BaseException], None]) -> None:
         self._jobs.put((request, deliver))
+
+    def under_way(self) -> list[UnderWay]:
+        """What is being built, in no order. For any thread."""
+        now, found = time.monotonic(), []
+        for at, worker in zip(self._at, self._workers, strict=True):
+            if at is not None:
+                (request, since_s), ends_at_s = at, worker.ends_at_s if worker is not None else None
+                found.append(
+                    UnderWay(
+                        genome=request.genome,
+                        workload=request.workload,
+                        stage="build",
+                        seconds=now - since_s,
+                        left_s=None if ends_at_s is None else max(0.0, ends_at_s - now),
+                    )
+                )
+        return found
 
     def close(self) -> None:
         with self._changed:
@@ -73,14 +94,28 @@ class Builders:
         while (job := self._jobs.get()) is not None:
             request, deliver = job
             result: Build | BaseException
+            self._at[place] = request, time.monotonic()
             try:
                 result = self._build(place, request)
             except BaseException as error:  # what breaks evo itself is told to whoever waits
                 result = error
+            self._at[place] = None
             deliver(result)
         self._end(place)
 
     def _build(self, place: int, request: BuildRequest) -> Build:
+        started = time.monotonic()
+
+        def failed(status: Status, log: str) -> Build:
+            return Build(
+                status=status,
+                arch=request.arch,
+                compiler="",
+                source_digest="",
+                seconds=time.monotonic() - started,
+                log=log,
+            )
+
         for attempt in range(2):
             worker = self._open(place)
             limit_s = self._pace.limit_s()
@@ -88,15 +123,15 @@ class Builders:
                 build: Build = worker.call(tasks.build, request, str(self._config.cache_dir), limit_s=limit_s)
             except WorkerStalled:
                 self._end(place)
-                return _failed(request, Status.COMPILE_TIMEOUT, f"the build took longer than {limit_s:.3g} s")
+                return failed(Status.COMPILE_TIMEOUT, f"the build took longer than {limit_s:.3g} s")
             except WorkerDied as death:
                 self._end(place)
                 if self._closed:
                     raise CancelledError from None
                 if attempt and death.status is Status.OUT_OF_MEMORY:
-                    return _failed(request, death.status, f"the compiler {death}")
+                    return failed(death.status, f"the compiler {death}")
                 if attempt:
-                    return _failed(request, Status.CRASH, f"the builder {death} while it compiled this, twice")
+                    return failed(Status.CRASH, f"the builder {death} while it compiled this, twice")
                 continue
             if build.status is Status.OK and not build.cached:
                 self._pace.note(build.seconds)
@@ -121,7 +156,3 @@ class Builders:
             worker, self._workers[place] = self._workers[place], None
         if worker is not None:
             worker.end()
-
-
-def _failed(request: BuildRequest, status: Status, log: str) -> Build:
-    return Build(status=status, arch=request.arch, compiler="", source_digest="", log=log)

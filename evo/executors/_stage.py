@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from evo.executors._device_tasks import SetUp
 from evo.executors._limits import data_bytes
 from evo.executors._worker import Worker, WorkerDied, WorkerStalled
 from evo.kernel import Workload
+from evo.progress import UnderWay
 
 __all__ = ["Stage"]
 
@@ -38,6 +40,18 @@ class _Attempt(Generic[_T]):
     log: str = ""
     certain: bool = False
     """That the candidate is to blame is clear from this attempt alone."""
+    seconds: float = 0.0
+    """What it cost, if it came to nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Occupation:
+    """What a stage is at. `since_s` by time.monotonic(); `worker`: None while that is made ready."""
+
+    request: MeasureRequest | RaceRequest
+    since_s: float
+    again: bool
+    worker: Worker | None = None
 
 
 class Stage:
@@ -49,6 +63,7 @@ class Stage:
     ) -> None:
         self._timed, self._host_code, self._memory_bytes = timed, host_code, memory_bytes
         self._device = Device(start, spares=spares)
+        self._at: _Occupation | None = None
 
     @property
     def worker(self) -> Worker | None:
@@ -64,6 +79,27 @@ class Stage:
             seed=seed,
             timed=self._timed,
             memory_bytes=self._memory_bytes,
+        )
+
+    def under_way(self) -> UnderWay | None:
+        """The candidate that it is at, if there is one that does not wait for the other stage. For any thread."""
+        at = self._at
+        if at is None or not isinstance(at.request, MeasureRequest):
+            return None
+        stage, seconds, left_s = "ready", time.monotonic() - at.since_s, None
+        if at.worker is not None:
+            ends_at_s = at.worker.ends_at_s
+            if ends_at_s is None:
+                return None
+            stage, seconds = "timing" if self._timed else "gate", seconds - at.worker.waited_s
+            left_s = max(0.0, ends_at_s - time.monotonic())
+        return UnderWay(
+            genome=at.request.genome,
+            workload=at.request.workload,
+            stage=stage,
+            seconds=seconds,
+            left_s=left_s,
+            again=at.again,
         )
 
     def expect(self, data: SetUp) -> None:
@@ -90,7 +126,7 @@ class Stage:
         """A candidate is blamed for a lost device process if that happens twice, the second time alone in a fresh one.
 
         In the first process others have run before it, and may have broken what it stumbled over; and its rival runs
-        beside it, where it is timed.
+        beside it, where it is timed. What came to nothing is part of what it has cost.
         """
         first = self._attempt(task, request, limit_s())
         if first.result is not None:
@@ -99,17 +135,43 @@ class Stage:
         if self._timed and isinstance(request, MeasureRequest) and request.rival is not None:
             alone = replace(request, rival=None)
         if first.certain and alone is request:
-            return failed(first.status, first.log)
-        second = self._attempt(task, alone, limit_s())
+            return self._costing(failed(first.status, first.log), first.seconds)
+        second = self._attempt(task, alone, limit_s(), again=True)
         if second.result is not None:
-            return second.result
-        return failed(second.status, f"{second.log} (and again, alone in a fresh process)")
+            return replace(second.result, seconds=second.result.seconds + first.seconds)
+        log = f"{second.log} (and again, alone in a fresh process)"
+        return self._costing(failed(second.status, log), first.seconds + second.seconds)
+
+    def _costing(self, result: _T, seconds: float) -> _T:
+        """What was lost with the process that it was measured in."""
+        if isinstance(result, RaceResult):
+            return replace(result, seconds=seconds)
+        if self._timed:
+            return replace(result, seconds=seconds, timing_seconds=seconds)
+        return replace(result, seconds=seconds, gate_seconds=seconds)
 
     def _attempt(
-        self, task: Callable[[Any], _T], request: MeasureRequest | RaceRequest, limit_s: float
+        self,
+        task: Callable[[Any], _T],
+        request: MeasureRequest | RaceRequest,
+        limit_s: float,
+        *,
+        again: bool = False,
     ) -> _Attempt[_T]:
         """Leaves a process behind that is fit for the next candidate, or none."""
-        worker = self._device.ready(self.data(request.kernel, request.target, request.workload, request.seed))
+        try:
+            self._at = _Occupation(request=request, since_s=time.monotonic(), again=again)
+            worker = self._device.ready(self.data(request.kernel, request.target, request.workload, request.seed))
+            self._at = at = replace(self._at, since_s=time.monotonic(), worker=worker)
+            attempt = self._run(worker, task, request, limit_s)
+        finally:
+            self._at = None
+        return replace(attempt, seconds=time.monotonic() - at.since_s - worker.waited_s)
+
+    def _run(
+        self, worker: Worker, task: Callable[[Any], _T], request: MeasureRequest | RaceRequest, limit_s: float
+    ) -> _Attempt[_T]:
+        """Likewise, in a process that is ready."""
         idle = False
         attempt: _Attempt[_T]
         try:

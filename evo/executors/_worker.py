@@ -107,6 +107,10 @@ class Worker:
         self.complaint = ""
         """What the last task did to its process that it should not have; empty if nothing."""
         self.memory_limit = 0
+        self.ends_at_s: float | None = None
+        """When it will be given up, by time.monotonic(), if it does not answer; None while it may take what it likes."""
+        self.waited_s = 0.0
+        """How much of the time of the last task was `not_counted`."""
         self._gone = gone
         self._prepared = False
         self._received = bytearray()
@@ -137,6 +141,7 @@ class Worker:
         if not self._prepared:
             self.memory_limit = self._receive(_STARTING_S).value
             self._prepared = True
+        self.waited_s = 0.0
         answer = self._receive(limit_s, patience, sleeps)
         self.complaint = answer.complaint
         if answer.error is not None:
@@ -145,18 +150,25 @@ class Worker:
 
     def _receive(self, limit_s: float, patience: int = 0, sleeps: bool = False) -> Any:
         """The next answer."""
-        message = self._message(limit_s, patience, sleeps)
-        while isinstance(message, _Wait):
-            if message is _Wait.BEGINS:
-                message = self._message(_WAITING_S, sleeps=True)
-            else:
-                message = self._message(limit_s, patience, sleeps)
+        try:
+            message = self._message(limit_s, patience, sleeps, shown=True)
+            while isinstance(message, _Wait):
+                if message is _Wait.BEGINS:
+                    since = time.monotonic()
+                    message = self._message(_WAITING_S, sleeps=True)
+                    self.waited_s += time.monotonic() - since
+                else:
+                    message = self._message(limit_s, patience, sleeps, shown=True)
+        finally:
+            self.ends_at_s = None
         return message
 
-    def _message(self, limit_s: float, patience: int = 0, sleeps: bool = False) -> Any:
-        """The next message. Not by `Connection.recv`, which waits for as many bytes as rubbish announces."""
+    def _message(self, limit_s: float, patience: int = 0, sleeps: bool = False, *, shown: bool = False) -> Any:
+        """The next message. Not by `Connection.recv`, which waits for as many bytes as rubbish announces. `shown`: the
+        limit is that of the task."""
         watched_from = time.monotonic() + _UNWATCHED * limit_s
         deadline = watched_from + (1 - _UNWATCHED) * limit_s
+        self.ends_at_s = deadline if shown else None
         first = before = None
         received, largest = self._received, 0
         while (end := _message_end(received)) is None or len(received) < end:
@@ -171,6 +183,7 @@ class Worker:
                     raise WorkerStalled(limit_s, cause.certain or has_had_it)
                 patience, before = patience - 1, after
                 deadline = now + limit_s
+                self.ends_at_s = deadline if shown else None
             left = max(0.0, (watched_from if before is None else deadline) - now)
             look = min(left, _LOOK_S) if self.memory_limit else left
             ready = connection.wait([self._connection, self._process.sentinel], look)

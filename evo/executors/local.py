@@ -33,6 +33,7 @@ from evo.executors._server import start_server, worker_context
 from evo.executors._stage import Stage
 from evo.executors._worker import Worker
 from evo.kernel import Workload
+from evo.progress import UnderWay
 from evo.targets import find_target
 
 __all__ = ["LocalExecutor"]
@@ -155,7 +156,9 @@ class LocalExecutor:
             limit_s = launching.limit_s()
             gated = gate(limit_s)
             if gated.status is Status.TIMEOUT and self._presence.others() and (wider_s := launching.limit_s()) > limit_s:
-                gated = gate(wider_s)  # another command has come since: what it stopped for a moment is no hang
+                # Another command has come since: what it stopped for a moment is no hang.
+                lost, gated = gated, gate(wider_s)
+                gated = replace(gated, seconds=gated.seconds + lost.seconds)
             if gated.status is Status.OK:
                 gating.note(gated.load_seconds + gated.gate_seconds)
                 launching.note(gated.launch_seconds)
@@ -189,6 +192,11 @@ class LocalExecutor:
             deliver(future, self._timer.judge(tasks.race, request, lambda: limit_s, tasks.lost_race))
 
         return self._enqueue(hold, future)
+
+    def under_way(self) -> tuple[UnderWay, ...]:
+        stages = (self._gate.under_way(), self._timer.under_way())
+        found = [*self._builders.under_way(), *(work for work in stages if work is not None)]
+        return tuple(sorted(found, key=lambda work: (work.stage == "ready", -work.seconds)))
 
     def renew_device(self) -> None:
         def renew() -> None:

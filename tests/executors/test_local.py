@@ -20,6 +20,7 @@ from evo.executors import BuildRequest, ExecutorConfig, MeasureRequest, RaceRequ
 from evo.executors.local import LocalExecutor
 from evo.genome import Genome
 from evo.kernel import Workload
+from evo.progress import UnderWay
 from tests.toy_kernel import TEMPLATE, write_kernel
 
 T = TypeVar("T")
@@ -197,6 +198,7 @@ def test_a_build_that_takes_too_long_is_ended_with_its_compiler(executor: LocalE
     build = executor.build(build_request(kernel, "compile_bomb")).result(PATIENCE_S)
     assert build.status is Status.COMPILE_TIMEOUT
     assert build.log == "the build took longer than 6 s"
+    assert build.seconds >= 6
     wait_until(lambda: not compilers(), "the compiler has ended")
     assert executor.build(build_request(kernel, unroll=4)).result(PATIENCE_S).status is Status.OK
 
@@ -236,11 +238,37 @@ def test_a_candidate_that_breaks_the_device_process_costs_only_its_own_evaluatio
     assert before.result(PATIENCE_S).status is Status.OK
     verdict = broken.result(PATIENCE_S)
     assert (verdict.status, verdict.log) in verdicts
+    assert verdict.seconds == verdict.gate_seconds > (6 if verdict.status is Status.TIMEOUT else 0)
     assert not verdict.checks
     assert not verdict.timings
     measured = after.result(PATIENCE_S)
     assert measured.status is Status.OK, measured.log
     assert measured.timings
+
+
+def test_what_is_under_way_is_said_with_its_stage_and_with_when_it_is_ended(
+    executor: LocalExecutor, kernel: Path, honest: Build
+) -> None:
+    assert measure(executor, kernel, honest).status is Status.OK
+    assert executor.under_way() == ()
+    bomb = executor.build(build_request(kernel, "compile_bomb"))
+
+    def at(stage: str) -> UnderWay | None:
+        return next((work for work in executor.under_way() if work.stage == stage and work.left_s is not None), None)
+
+    building = wait_until(lambda: at("build"), "it is being built")
+    assert bomb.result(PATIENCE_S).status is Status.COMPILE_TIMEOUT
+    hung = executor.build(build_request(kernel, "spin")).result(PATIENCE_S)
+    measured = executor.measure(measure_request(kernel, hung, "spin"))
+    gated = wait_until(lambda: at("gate"), "it is in the gate")
+    later = wait_until(lambda: (w := at("gate")) and w.seconds > 1 and w, "it is there for a second")
+    assert measured.result(PATIENCE_S).status is Status.TIMEOUT
+    for work, mode in ((building, "compile_bomb"), (gated, "spin"), (later, "spin")):
+        assert work is not None
+        assert (work.genome.parameters["mode"], work.workload) == (mode, WORKLOAD)
+        assert work.left_s is not None
+        assert 0 <= work.left_s <= 6
+    assert executor.under_way() == ()
 
 
 def test_a_contender_that_breaks_a_race_is_an_empty_result_with_the_reason(
@@ -261,6 +289,7 @@ def test_a_contender_that_breaks_a_race_is_an_empty_result_with_the_reason(
     lost = executor.race(request(("a", "honest", honest), ("b", "abort", broken))).result(PATIENCE_S)
     assert not lost.timings
     assert lost.log == f"trap: the device process died (SIGABRT){AGAIN}"
+    assert lost.seconds > 0
     held = executor.race(request(("a", "honest", honest))).result(PATIENCE_S)
     assert [t.contender for t in held.timings] == ["a", "torch", "copy"]
     assert not held.refused
@@ -299,7 +328,7 @@ def compiling_builder() -> psutil.Process | None:
     """The builder that a compiler works for: above that, and below the server of workers."""
     for compiler in compilers():
         try:
-            above = [p for p in compiler.parents() if p.name().startswith("python")]
+            above = [p for p in compiler.parents() if p.pid == os.getpid() or p.name().startswith("python")]
         except psutil.NoSuchProcess:
             continue
         if len(above) > 2 and above[2].pid == os.getpid():
