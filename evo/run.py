@@ -248,8 +248,8 @@ def _finals(
                 for finalist in finals.finalists:
                     recorder.add_final(run, finalist.ref.order, finalist.measurement, elapsed_s=search.elapsed_s)
                 recorder.add_baselines(run, island, finals.baselines, stage=Stage.FINAL)
-                if finals.winner:
-                    recorder.set_winner(run, island, finals.winner.ref.order)
+                # None, too: who won finals that were held before has not won these.
+                recorder.set_winner(run, island, finals.winner.ref.order if finals.winner else None)
             if finals.winner or not finals.finalists:
                 break  # else all of these were refused, and the next best have their turn
         held.append(finals)

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from evo import cli
-from evo.evaluation import Binary, Build, CandidateRef, Check, Evaluation, Measurement, Proposal, Status, Timing
+from evo.evaluation import (
+    FINALIST,
+    Binary,
+    Build,
+    CandidateRef,
+    Check,
+    Evaluation,
+    Measurement,
+    Proposal,
+    Status,
+    Timing,
+)
 from evo.genome import Genome
 from evo.kernel import Workload, load_kernel
 from evo.render import render
 from evo.store import Environment, RunSpec, RunStatus, StoredRun, queries
+from evo.store.columns import public_id
 from evo.store.store import Store
 from evo.targets import find_target
 
@@ -40,9 +53,10 @@ def timing(workload: Workload, protocol: str) -> Timing:
     return Timing(workload=workload.key, contender="candidate", protocol=protocol, **figures)  # type: ignore[arg-type]
 
 
-def add_candidate(store: Store, run: StoredRun, order: int) -> None:
+def add_candidate(store: Store, run: StoredRun, order: int, island: int | None = None) -> None:
     """The kernel's default, as if it had been measured."""
-    workload = WORKLOADS[order]
+    island = order if island is None else island
+    workload = WORKLOADS[island]
     space = KERNEL.space("cpu", workload, find_target("cpu").limits("native"))
     genome = Genome.of(space.complete(space.default))
     source = render(KERNEL, "cpu", genome, KERNEL.binding("cpu", workload), "native")
@@ -56,7 +70,7 @@ def add_candidate(store: Store, run: StoredRun, order: int) -> None:
     )
     evaluation = Evaluation(status=Status.OK, build=built, checks=CHECKS, timings=(timing(workload, "cold"),))
     ref = CandidateRef(
-        order=order, island=order, workload=workload, proposal=Proposal(genome=genome, operator="default")
+        order=order, island=island, workload=workload, proposal=Proposal(genome=genome, operator="default")
     )
     with store.transaction():
         store.add(run, ref, evaluation, elapsed_s=1.0)
@@ -79,9 +93,12 @@ def end_run(db: Path, *winners: int) -> None:
         run = store.run("made")
         with store.transaction():
             for order in winners:
-                final = Measurement(status=Status.OK, checks=CHECKS, timings=(timing(WORKLOADS[order], "final"),))
+                island = order % len(WORKLOADS)
+                own = timing(WORKLOADS[island], "final")
+                raced = replace(own, contender=FINALIST, ratio=0.6)
+                final = Measurement(status=Status.OK, checks=CHECKS, timings=(own, raced))
                 store.add_final(run, order, final, elapsed_s=2.0)
-                store.set_winner(run, order, order)
+                store.set_winner(run, island, order)
         store.set_status(run, RunStatus.FINISHED, reason="evaluations done", elapsed_s=2.0)
 
 
@@ -121,12 +138,72 @@ def test_a_candidate_without_finals_is_exported_and_recorded_as_that(db: Path) -
     assert (record["winner"], record["timed_in"]) == (False, "search")
 
 
+def refuse(db: Path, *orders: int) -> None:
+    """The finals of the first workload refuse these, and the run ends."""
+    with Store.open(db, write=True) as store:
+        run = store.run("made")
+        for order in orders:
+            wrong = Measurement(status=Status.WRONG, log="for 33 columns: y is NaN")
+            store.add_final(run, order, wrong, elapsed_s=2.0)
+        store.set_status(run, RunStatus.FINISHED, reason="evaluations done", elapsed_s=2.0)
+
+
+def test_a_candidate_that_no_final_looked_at_is_exported_with_that_said(
+    db: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Store.open(db, write=True) as store:
+        run = store.run("made")
+        name = public_id(run.uid, 0)
+    assert export(db, name)[0] == 0
+    assert f"evo: {name[:10]}: no finals of run made have been held for its workload" in capsys.readouterr().err
+    with Store.open(db, write=True) as store:
+        add_candidate(store, run, 2, island=0)
+    end_run(db, 2)
+    assert export(db, name)[0] == 0
+    told = capsys.readouterr().err
+    assert f"evo: {name[:10]}: no final has looked at it" in told
+    assert f"the winner of its workload is {public_id(run.uid, 2)[:10]}" in told
+    assert export(db, public_id(run.uid, 2))[0] == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_candidate_of_a_run_whose_finals_confirmed_nobody_is_exported_with_that_said(
+    db: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Store.open(db, write=True) as store:
+        run = store.run("made")
+        add_candidate(store, run, 2, island=0)
+    refuse(db, 2)
+    name = public_id(run.uid, 0)
+    assert export(db, name)[0] == 0
+    told = capsys.readouterr().err
+    assert f"evo: {name[:10]}: the finals of run made confirmed nobody for its workload and refused 1 finalist" in told
+    assert "evo check" in told
+
+
+def test_a_candidate_that_the_finals_refused_is_exported_only_if_that_is_asked_for(
+    db: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refuse(db, 0)
+    with Store.open(db, write=False) as store:
+        name = public_id(store.run("made").uid, 0)
+    assert export(db, name) == (2, [])
+    told = capsys.readouterr().err
+    assert f"candidate {name} was refused by the finals of run made (wrong: for 33 columns: y is NaN)" in told
+    assert "--refused" in told
+    code, [record] = export(db, name, "--refused")
+    assert code == 0
+    assert f"evo: {name[:10]}: the finals refused it (wrong: for 33 columns: y is NaN)" in capsys.readouterr().err
+    assert record["refused"] == "wrong: for 33 columns: y is NaN"
+
+
 def test_winners_are_exported_with_the_figures_of_the_finals(db: Path, capsys: pytest.CaptureFixture[str]) -> None:
     end_run(db, 0, 1)
     code, records = export(db, "made")
     assert code == 0
     assert "python -m module build" in capsys.readouterr().out
     assert [(r["winner"], r["timed_in"], r["order"]) for r in records] == [(True, "final", 0), (True, "final", 1)]
+    assert [[(t["contender"], t["ratio"]) for t in r["timings"]] for r in records] == [[("candidate", 0.5)]] * 2  # type: ignore[attr-defined]
 
 
 def test_a_workload_without_a_winner_is_left_out_and_named(db: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -382,6 +382,60 @@ def test_runs_and_best_call_the_same_speedup_a_tie(record: Record) -> None:
         assert "tie" in recorded.ask(command, *(["mine"] if command == "show" else [])).out.split(), command
 
 
+def unconfirmed(recorded: Recorded) -> str:
+    """One more run, whose finals refused both of its finalists; a third candidate was in none. Its identifier."""
+    with Store.open(recorded.db, write=True) as store:
+        run = store.create_run(replace(s.SPEC, name="vain", workloads=(s.SMALL,)), s.ENVIRONMENT)
+        for order, ratio in enumerate((0.2, 0.25, 0.3)):
+            store.add(run, s.ref(order), s.passed(order, ratio), elapsed_s=1.0)
+        for order in range(2):
+            store.add_final(run, order, s.refused_final(), elapsed_s=2.0)
+        store.set_status(run, RunStatus.FINISHED, reason="time is up", elapsed_s=3.0)
+        return public_id(run.uid, 2)
+
+
+def test_a_candidate_of_a_run_whose_finals_confirmed_nobody_is_marked(record: Record) -> None:
+    recorded = record(CALM)
+    left = unconfirmed(recorded)
+    note = "the finals of vain confirmed nobody and refused 2 finalists"
+    for command, arguments in (("runs", []), ("best", ["--run", "vain"])):
+        out = recorded.ask(command, *arguments).out
+        (row,) = (line for line in out.splitlines() if "vain" in line and "3.333x" in line)
+        assert "3.333x ? " in row, command
+        assert out.count("?") == 2, command
+        assert note in out, command
+        assert "evo show vain" in out, command
+    (found,) = recorded.document("best", "--run", "vain")
+    assert (found["id"], found["winner"]) == (left, False)
+    assert (found["finals"], found["refused_finalists"]) == ("nobody confirmed", 2)
+    by_name = {run["name"]: run["best"][0] for run in recorded.document("runs")}
+    assert {name: (b["finals"], b["refused_finalists"]) for name, b in by_name.items()} == {
+        "vain": ("nobody confirmed", 2), "mine": ("confirmed", 1)
+    }  # fmt: skip
+    assert "the finals confirmed nobody; the best that they have not refused: evo show " + left[:10] in (
+        recorded.ask("show", "vain").out
+    )
+
+
+def test_what_finals_confirmed_goes_before_what_is_left_of_a_run_whose_finals_confirmed_nobody(record: Record) -> None:
+    recorded = record(CALM)
+    unconfirmed(recorded)
+    (found,) = recorded.document("best")
+    assert (found["run"], found["finals"]) == ("mine", "confirmed")
+    assert "?" not in recorded.ask("best").out
+
+
+def test_a_run_whose_finals_are_still_to_come_is_not_marked(record: Record) -> None:
+    recorded = record(CALM)
+    with Store.open(recorded.db, write=True) as store:
+        run = store.create_run(replace(s.SPEC, name="soon", workloads=(s.SMALL,)), s.ENVIRONMENT)
+        store.add(run, s.ref(0), s.passed(0, 0.4), elapsed_s=1.0)
+        store.set_status(run, RunStatus.INTERRUPTED, reason="interrupted", elapsed_s=2.0)
+    (found,) = recorded.document("best", "--run", "soon")
+    assert (found["finals"], found["refused_finalists"]) == ("not held", 0)
+    assert "?" not in recorded.ask("best", "--run", "soon").out
+
+
 def test_commands_to_be_typed_next_name_the_database(record: Record) -> None:
     recorded = record(CALM)
     lines = recorded.ask("show", recorded.ids[0]).out.splitlines()

@@ -22,10 +22,10 @@ from evo.executors import MeasureRequest, RaceRequest, RaceResult
 from evo.finals import TWIN, Finals, Setting, hold_finals
 from evo.kernel import load_kernel
 from evo.progress import Progress
-from evo.run import plan_run
+from evo.run import _finals, plan_run
 from evo.samplers import find_sampler
 from evo.search import Search, SearchConfig
-from evo.store import Environment, StoredEvaluation, StoredRun
+from evo.store import Environment, StoredEvaluation, StoredRun, queries
 from evo.store.store import Store
 from evo.targets import find_target
 from tests.landscape import LandscapeExecutor, code_of, ratio_of, status_of, timing
@@ -350,6 +350,27 @@ def test_there_is_no_winner_if_all_are_refused_when_they_run_once_more(store: St
     finals, _ = _finals_of(Untrusted(lambda request, found, n: _refused(request, found)), store)
     assert finals.winner is None
     assert {f.measurement.status for f in finals.finalists} == {Status.WRONG}
+
+
+def test_who_won_finals_that_are_held_anew_and_confirm_nobody_has_not_won(store: Store) -> None:
+    found, run, _ = search(configure(60), store, 6)
+    setting = Setting(
+        kernel=KERNEL,
+        kernel_name="layernorm",
+        target="cpu",
+        arch="native",
+        limits=find_target("cpu").limits("native"),
+        seed=5,
+    )
+    for fate, wins in (
+        (lambda request, found, n: found, True),
+        (lambda request, found, n: _refused(request, found), False),
+    ):
+        executor = Untrusted(fate)
+        held = _finals(executor, setting, found, store, run, 4)
+        executor.close()
+        assert [f.winner is not None for f in held] == [wins]
+        assert [island.winner is not None for island in queries.run(store, run.name).islands] == [wins]
 
 
 def test_a_last_race_that_dies_is_held_again(store: Store) -> None:

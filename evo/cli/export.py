@@ -11,6 +11,7 @@ from evo.cli.export_run import export_all_candidates
 from evo.cli.export_winners import export_winners
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, print_json
 from evo.cli.recorded import named_candidate, unknown
+from evo.cli.tables import short_id
 from evo.errors import StoreError, UnknownNameError, UsageError
 from evo.exporters import Advising, Combining, RunExporter, find_exporter
 from evo.store import RunStatus, candidates, queries
@@ -32,6 +33,7 @@ def export(
         list[str] | None,
         typer.Option(help="Architecture to build for, any number of them; what was measured on if left out."),
     ] = None,
+    refused: Annotated[bool, typer.Option("--refused", help="Also a candidate that the finals refused.")] = False,
     db: Db = DEFAULT_DB,
     json: Json = False,
 ) -> None:
@@ -46,8 +48,10 @@ def export(
             written = export_all_candidates(store, what, exporter, out)
         else:
             for name in dict.fromkeys(what):
-                chosen += _winners(store, name, db) or [_candidate(store, name, db)]
+                chosen += _winners(store, name, db) or [_candidate(store, name, db, refused=refused)]
+            unconfirmed = [said for c in chosen if (said := _unconfirmed(store, c, db))]
             written, remarks = export_winners(store, chosen, exporter, out, arch or ())
+            remarks = unconfirmed + remarks
     for remark in remarks:
         typer.echo(f"evo: {remark}", err=True)
     if json:
@@ -100,11 +104,43 @@ def _winners(store: Store, run: str, db: str) -> list[CandidateRecord] | None:
     return [candidates.candidate(store, i.winner) for i in summary.islands if i.winner is not None]
 
 
-def _candidate(store: Store, name: str, db: str) -> CandidateRecord:
+def _candidate(store: Store, name: str, db: str, *, refused: bool) -> CandidateRecord:
+    """refused: also one that the finals have refused."""
     try:
         record = named_candidate(store, name, db)
     except UnknownNameError:
         raise unknown(store, name) from None
     if record.status not in ("ok", "same_code"):
         raise UsageError(f"candidate {record.id} did not pass ({record.status}: {record.log}); export one that did")
+    if record.refusal and not refused:
+        raise UsageError(
+            f"candidate {record.id} was refused by the finals of run {record.run} ({record.refusal}): its results may be"
+            " wrong; export one that passed, or this one nevertheless with --refused"
+        )
     return record
+
+
+def _unconfirmed(store: Store, record: CandidateRecord, db: str) -> str:
+    """What the finals have not said for a candidate, a sentence; empty for a winner, and for a finalist beside one."""
+    name = short_id(record.id)
+    if record.refusal:
+        return f"{name}: the finals refused it ({record.refusal}); it is exported because --refused asks for it"
+    if record.winner:
+        return ""
+    winner = queries.run(store, record.run).islands[record.island].winner
+    if winner is not None and record.finals:
+        return ""
+    own = "its figures are the search's own, and its results were not checked for neighbouring sizes"
+    if winner is not None:
+        return f"{name}: no final has looked at it: {own}; the winner of its workload is {short_id(winner)}"
+    some = queries.best(store, run=record.run, workload=record.workload)
+    found = next((b for b in some if b.workload == record.workload), None)
+    if found is None or not found.unconfirmed:
+        resume = command_line(db, "resume", record.run)
+        return f"{name}: no finals of run {record.run} have been held for its workload: {own}; to hold them: {resume}"
+    refused = f"{found.refused_finalists} finalist{'' if found.refused_finalists == 1 else 's'}"
+    check = command_line(db, "check", name)
+    return (
+        f"{name}: the finals of run {record.run} confirmed nobody for its workload and refused {refused}: {own}; to gate it"
+        f" on fresh data: {check}"
+    )

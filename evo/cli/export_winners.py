@@ -112,6 +112,7 @@ def _provenance(store: Store, record: CandidateRecord) -> dict[str, object]:
         **_origin(record),
         "code_hash": record.build.code_hash if record.build else None,
         "winner": record.winner,
+        **({"refused": record.refusal} if record.refusal else {}),
         "timed_in": "final" if "final" in stages else "search",
         "timings": [asdict(t) for t in record.timings if t.round == latest and t.contender != FINALIST],
         "baselines": [asdict(t) for race in beside for t in race.timings],

@@ -16,12 +16,14 @@ from evo.cli.tables import (
     marked,
     print_table,
     say_losses,
+    say_unconfirmed,
     short_id,
     short_workload,
     speedup,
 )
 from evo.errors import UnknownNameError
 from evo.store import queries
+from evo.store.records import Best
 from evo.store.store import Store
 
 __all__ = ["register"]
@@ -51,6 +53,8 @@ def runs(db: Db = DEFAULT_DB, json: Json = False) -> None:
                         "speedup": 1 / b.ratio,
                         "stage": b.stage,
                         "disturbed": b.disturbed,
+                        "finals": b.finals,
+                        "refused_finalists": b.refused_finalists,
                     }
                     for b in leaders.get(r.name, ())
                 ],
@@ -73,7 +77,7 @@ def runs(db: Db = DEFAULT_DB, json: Json = False) -> None:
             str(r.evaluations),
             str(r.passed - refused.get(r.name, 0)),
             format_duration(r.elapsed_s),
-            marked(speedup(first.ratio, noise.get((r.name, first.workload))), first.disturbed) if first else "-",
+            _best_of(first, noise.get((r.name, first.workload))) if first else "-",
             r.created[:16].replace("T", " "),
         )
     if not found:
@@ -84,7 +88,12 @@ def runs(db: Db = DEFAULT_DB, json: Json = False) -> None:
     print_table(console, table)
     console.print("passed: not refused, by the search or its finals; best: the run's highest speed-up", style="dim")
     say_losses(console, {r.name: r.salvaged for r in found})
+    say_unconfirmed(console, (leaders[r.name][0] for r in found if leaders.get(r.name)), db)
     _explain_mark(console, any(bs[0].disturbed for bs in leaders.values()))
+
+
+def _best_of(leader: Best, floor: float | None) -> str:
+    return marked(speedup(leader.ratio, floor), leader.disturbed, unconfirmed=leader.unconfirmed)
 
 
 def _explain_mark(console: Console, disturbed: bool) -> None:
@@ -136,7 +145,7 @@ def best(
                 short_id(b.id),
                 marked(f"{b.median_us:.2f}", b.disturbed),
                 f"{b.low_us:.2f} to {b.high_us:.2f}",
-                marked(speedup(b.ratio, floor), b.disturbed),
+                _best_of(b, floor),
                 f"±{floor:.2%}" if floor is not None else "-",
                 b.stage,
                 cell(b.run),
@@ -152,6 +161,7 @@ def best(
             soft_wrap=True,
         )
         say_losses(console, losses)
+        say_unconfirmed(console, found, db)
         _explain_mark(console, any(b.disturbed for b in found))
     if not found:
         narrowed = any(part is not None for part in (run, target, device, dtype, workload))

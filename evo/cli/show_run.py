@@ -54,11 +54,8 @@ def print_run(console: Console, found: RunFinals, db: str) -> None:
         if held.finalists:
             print_table(console, _table(held))
             _print_confirmation(console, held)
-        else:
-            best = run.islands[held.island].best
-            tell = f"; its best so far: {command_line(db, 'show', short_id(best))}" if best else ""
-            lost = run.salvaged is not None and run.salvaged.finals_may_be
-            say(console, f"{'no final race of a candidate is left' if lost else 'no final has timed a candidate'}{tell}")
+        if held.winner is None:
+            _print_best(console, found, held, db)
         _print_refused(console, [f for f in found.refused if f.island == held.island])
     everyone = [f for held in found.finals for f in held.finalists]
     if any(held.winner and held.one_race for held in found.finals):
@@ -72,6 +69,21 @@ def print_run(console: Console, found: RunFinals, db: str) -> None:
     if any(marks) or any(f.disturbed for f in everyone):
         console.print(DISTURBED_NOTE, style="bold red", highlight=False, soft_wrap=True)
     say_losses(console, {run.name: run.salvaged})
+
+
+def _print_best(console: Console, found: RunFinals, held: WorkloadFinals, db: str) -> None:
+    """Why there is no winner, and what there is instead."""
+    run = found.run
+    refused = any(f.island == held.island for f in found.refused)
+    best = run.islands[held.island].best
+    shown = command_line(db, "show", short_id(best)) if best else ""
+    if held.finalists or refused:
+        left = "the best that they have not refused" if refused else "the best so far"
+        say(console, f"the finals confirmed nobody{f'; {left}: {shown}' if shown else ''}", "bold red")
+        return
+    lost = run.salvaged is not None and run.salvaged.finals_may_be
+    reason = "no final race of a candidate is left" if lost else "no final has timed a candidate"
+    say(console, f"{reason}{f'; its best so far: {shown}' if shown else ''}")
 
 
 def _table(found: WorkloadFinals) -> Cells:

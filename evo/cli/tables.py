@@ -16,14 +16,16 @@ from rich.table import Table
 from rich.text import Text
 
 from evo.cli.cells import visible
+from evo.cli.options import command_line
 from evo.evaluation import Timing, within_noise
 from evo.store import queries
 from evo.store.losses import Losses
+from evo.store.records import Best
 from evo.store.store import Store
 
 __all__ = [
     "DISTURBED_NOTE", "Cells", "make_table", "marked", "natural_width", "print_records", "print_table", "say", "say_losses",
-    "short_id", "short_workload", "speedup", "tell_losses", "timing_record",
+    "say_unconfirmed", "short_id", "short_workload", "speedup", "tell_losses", "timing_record",
 ]  # fmt: skip
 
 _WHOLE = frozenset({"behind", "best", "candidate", "gain", "id", "interval", "median us", "noise", "speed-up"})
@@ -41,9 +43,24 @@ _INDENT = 4
 DISTURBED_NOTE = "! something slowed the device down while this was timed: do not trust the figure"
 
 
-def marked(figure: str, disturbed: bool) -> str:
-    """The figure, with the mark that `DISTURBED_NOTE` explains if it was disturbed."""
-    return f"{figure} !" if disturbed else figure
+def marked(figure: str, disturbed: bool, *, unconfirmed: bool = False) -> str:
+    """The figure, with the mark that `DISTURBED_NOTE` explains if it was disturbed, and that of `say_unconfirmed`."""
+    return f"{figure}{' ?' if unconfirmed else ''}{' !' if disturbed else ''}"
+
+
+def say_unconfirmed(console: Console, found: Iterable[Best], db: str) -> None:
+    """What the mark means at figures of candidates whose run's finals confirmed nobody: a line for each of the runs."""
+    some = [b for b in found if b.unconfirmed]
+    for b in some[:_LISTED]:
+        shown = command_line(db, "show", b.run)
+        refused = f"{b.refused_finalists} finalist{'' if b.refused_finalists == 1 else 's'}"
+        said = (
+            f"? no result: the finals of {b.run} confirmed nobody and refused {refused} for {short_workload(b.workload)};"
+            f" {short_id(b.id)} is the best of what is left, by a figure that nothing has confirmed:  {shown}"
+        )
+        say(console, said, "bold red")
+    if len(some) > _LISTED:
+        say(console, f"? the same holds for {len(some) - _LISTED} more: finals of --json has them", "bold red")
 
 
 Row = tuple[tuple[Text, ...], StyleType]

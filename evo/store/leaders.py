@@ -6,12 +6,13 @@ from collections import defaultdict
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, func, select
+from sqlalchemy import ColumnElement, Connection, and_, case, func, select
 from sqlalchemy.orm import aliased
 
 from evo.evaluation import PASSED
 from evo.genome import Genome
 from evo.store import models as m
+from evo.store.columns import key_range
 from evo.store.lookups import at_once
 from evo.store.records import Best
 from evo.store.runs import resolve_run
@@ -63,7 +64,8 @@ def best(
     """The fastest candidate for each kernel, target, device and workload, over all runs or in one.
 
     An island's candidate is its winner, or else the one with the lowest score; candidates are compared by
-    their last measurement. device, workload: a part of the name, in any case of letters.
+    their last measurement, and those of islands whose finals confirmed nobody come last. device, workload: a part of the
+    name, in any case of letters.
     Raises UnknownNameError for an unknown run; an unknown kernel has no rows.
     """
     conditions = [
@@ -108,7 +110,7 @@ def _leaders(connection: Connection, *conditions: ColumnElement[bool]) -> list[B
     """
     e = m.Environment
     islands: Any = connection.execute(
-        select(_i.run_id, _i.workload, _i.dtype, _i.winner_id, _r.name, _r.kernel, _r.target, _r.arch, e.device)
+        select(_i.run_id, _i.number, _i.workload, _i.dtype, _i.winner_id, _r.name, _r.kernel, _r.target, _r.arch, e.device)
         .add_columns(leader_key().label("leader"))
         .join_from(_i, _r, _r.id == _i.run_id)
         .join(e, e.id == _r.environment_id)
@@ -129,11 +131,32 @@ def _leaders(connection: Connection, *conditions: ColumnElement[bool]) -> list[B
                 continue
             if row.id not in newest or _recency(row) > _recency(newest[row.id]):
                 newest[row.id] = row
-    return [_best(by_leader[key], timed) for key, timed in newest.items()]
+    verdicts = _verdicts(connection, [by_leader[key].run_id for key in newest])
+    return [_best(by_leader[key], timed, verdicts.get(_island(by_leader[key]))) for key, timed in newest.items()]
 
 
-def _rank(record: Best) -> tuple[float, int]:
-    return record.ratio, record.order
+def _island(row: Any) -> tuple[int, int]:
+    return row.run_id, row.number
+
+
+def _verdicts(connection: Connection, runs: Collection[int]) -> dict[tuple[int, int], int]:
+    """By run and number of the island, how many the last of their finals refused; those without finals are left out. There
+    may be others than of these runs."""
+    if not runs:
+        return {}
+    final = m.Final
+    first, last = key_range(min(runs))[0], key_range(max(runs))[1]
+    rows = connection.execute(
+        select(_c.run_id, _c.island, func.count(case((last_refusals(), 1))))
+        .join_from(final, _c, _c.id == final.candidate_id)
+        .where(final.candidate_id.between(first, last))
+        .group_by(_c.run_id, _c.island)
+    )
+    return {(run_id, island): int(n) for run_id, island, n in rows}
+
+
+def _rank(record: Best) -> tuple[bool, float, int]:
+    return record.unconfirmed, record.ratio, record.order
 
 
 def _recency(row: Any) -> tuple[int, int]:
@@ -141,7 +164,9 @@ def _recency(row: Any) -> tuple[int, int]:
     return row.round, {"final": 2, "cold": 1}.get(row.protocol, 0)
 
 
-def _best(island: Any, timed: Any) -> Best:
+def _best(island: Any, timed: Any, refused: int | None) -> Best:
+    """refused: how many finalists were; None where no final has been held."""
+    won = island.winner_id == timed.id
     genome = Genome.from_json(timed.genome)
     return Best(
         kernel=island.kernel,
@@ -153,7 +178,7 @@ def _best(island: Any, timed: Any) -> Best:
         run=island.name,
         id=timed.public_id,
         order=timed.order,
-        winner=island.winner_id == timed.id,
+        winner=won,
         score=timed.score,
         stage=timed.stage,
         protocol=timed.protocol,
@@ -164,6 +189,8 @@ def _best(island: Any, timed: Any) -> Best:
         ratio_low=timed.ratio_low,
         ratio_high=timed.ratio_high,
         disturbed=bool(timed.clocks.get("disturbed")),
+        finals="confirmed" if won else "not held" if refused is None else "nobody confirmed",
+        refused_finalists=refused or 0,
         parameters=genome.parameters,
         flags=genome.flags,
     )

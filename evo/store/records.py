@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from evo.evaluation import PASSED
 from evo.space import Value
 from evo.store.losses import Losses
 
@@ -179,6 +180,15 @@ class CandidateRecord:
     children: tuple[Relative, ...]
     parents_lost: bool = False
 
+    @property
+    def refusal(self) -> str:
+        """Why the last of its finals refused it: "wrong: for 7 float32: ..."; empty if none did."""
+        last = self.finals[-1] if self.finals else None
+        if last is None or last.status in PASSED:
+            return ""
+        reason = next((line.strip() for line in last.log.splitlines() if line.strip()), "")
+        return f"{last.status.replace('_', ' ')}{f': {reason}' if reason else ''}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
@@ -254,7 +264,8 @@ class Best:
 
     score: what the search found. The times are of the last final round where `stage` is "final", else of the
     search; ratio: time over the reference baseline's. disturbed: something slowed the device down while they were
-    taken, and they are not to be trusted.
+    taken, and they are not to be trusted. finals: what those of its run said for its workload: "confirmed" (it is the
+    winner), "nobody confirmed", or "not held"; refused_finalists: how many they refused.
     """
 
     kernel: str
@@ -277,8 +288,15 @@ class Best:
     ratio_low: float | None
     ratio_high: float | None
     disturbed: bool
+    finals: str
+    refused_finalists: int
     parameters: dict[str, Value]
     flags: tuple[str, ...]
+
+    @property
+    def unconfirmed(self) -> bool:
+        """Whether finals were held and confirmed nobody: it is what they have not refused, and not a result."""
+        return self.finals == "nobody confirmed"
 
 
 @dataclass(frozen=True, kw_only=True)
