@@ -1,21 +1,57 @@
-"""Checks a kernel as a whole: every structural branch of its template compiled, and gated where it can run.
+"""Checks a kernel as a whole: every structural branch of its template compiled, and gated and timed where it can run.
 
 Or one candidate alone: on its own workload, and on those neighbours that the finals gate it on.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
+from evo.errors import UsageError
 from evo.evaluation import Build, Measurement, Status
 from evo.executors import BuildRequest, Executor, MeasureRequest
 from evo.genome import Genome
 from evo.kernel import Kernel, Workload
+from evo.progress import UnderWay
 from evo.space import Point, Value
 from evo.targets import find_target
 
-__all__ = ["Branch", "Trial", "branch_genomes", "check_branches", "check_candidate", "check_workloads_of"]
+__all__ = [
+    "Branch",
+    "BranchPlan",
+    "Onlooker",
+    "Standing",
+    "Trial",
+    "branch_genomes",
+    "check_branches",
+    "check_candidate",
+    "check_workloads_of",
+]
+
+_LOOK_S = 0.5
+
+_TIMED = "timed"
+"""What the executor calls the case that is the size that is timed."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """How far a check is: `done` of `count`, and what has been under way the longest, with what differs from the default
+    there."""
+
+    done: int
+    count: int
+    work: UnderWay | None = None
+    changes: Point = field(default_factory=dict)
+
+
+Onlooker = Callable[[Standing], None]
+"""Is told several times a second while something is waited for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,17 +65,46 @@ class Branch:
     build: Build
     measurement: Measurement | None = None
     """None if it was only compiled."""
+    cases: int = 0
+    """How many the gate has. It ends at the first that is refused."""
+    timed: bool = False
+    """Whether it was to be run at the workload's own size too, as a search times it."""
 
     @property
     def passed(self) -> bool:
         return self.build.status is Status.OK and (self.measurement is None or self.measurement.status is Status.OK)
 
+    @property
+    def gated(self) -> int:
+        """How many of the gate's cases passed."""
+        checks = self.measurement.checks if self.measurement is not None else ()
+        return sum(c.passed and c.case != _TIMED for c in checks)
 
-def check_workloads_of(kernel: Kernel, target: str) -> list[Workload]:
-    """The kernel's own first workload in every dtype, and its neighbours in the first dtype."""
+    @property
+    def passed_gate(self) -> bool:
+        return self.measurement is not None and (self.passed or self.gated == self.cases)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BranchPlan:
+    """What `check_branches` does. `kernel_name`: by which workers find it. `workloads`: those that each branch is built and
+    gated for; `timed`: those of them at whose own size it is run, too. `gate`: else it is only compiled."""
+
+    kernel_name: str
+    kernel: Kernel
+    target: str
+    arch: str
+    workloads: tuple[Workload, ...]
+    timed: frozenset[Workload]
+    gate: bool
+    seed: int
+
+
+def check_workloads_of(kernel: Kernel, target: str) -> tuple[tuple[Workload, ...], tuple[Workload, ...]]:
+    """The kernel's own first workload in every dtype; and its neighbours in the first dtype, which no search times."""
     example = kernel.example(target)
-    found = [Workload.of(dict(example.dims), dtype, dict(example.options)) for dtype in kernel.dtypes[target]]
-    return found + list(kernel.neighbours(target, example))
+    own = tuple(Workload.of(dict(example.dims), dtype, dict(example.options)) for dtype in kernel.dtypes[target])
+    return own, tuple(kernel.neighbours(target, example))
 
 
 def branch_genomes(kernel: Kernel, target: str, arch: str, workload: Workload) -> list[tuple[Genome, Point]]:
@@ -49,42 +114,71 @@ def branch_genomes(kernel: Kernel, target: str, arch: str, workload: Workload) -
     return [(Genome.of(p), _changes(points[0], p)) for p in points]
 
 
-def check_branches(
-    executor: Executor,
-    kernel_name: str,
-    kernel: Kernel,
-    target: str,
-    arch: str,
-    workloads: list[Workload],
-    *,
-    gate: bool,
-    seed: int,
-) -> list[Branch]:
-    """Builds all branches, then gates those that compiled if `gate` is set. Failures are data."""
+def check_branches(executor: Executor, plan: BranchPlan, tell: Onlooker) -> tuple[list[Branch], dict[Workload, str]]:
+    """(branches, why the size of a workload was not timed after all).
+
+    Builds all branches, then gates those that compiled, and times those that passed, as a search would. Failures are data;
+    so is a workload whose data do not fit this machine.
+    """
     planned: list[tuple[Workload, Genome, Point, Future[Build]]] = []
-    for workload in workloads:
-        for genome, changes in branch_genomes(kernel, target, arch, workload):
-            request = BuildRequest(kernel=kernel_name, target=target, arch=arch, genome=genome, workload=workload)
+    for workload in plan.workloads:
+        for genome, changes in branch_genomes(plan.kernel, plan.target, plan.arch, workload):
+            request = BuildRequest(
+                kernel=plan.kernel_name, target=plan.target, arch=plan.arch, genome=genome, workload=workload
+            )
             planned.append((workload, genome, changes, executor.build(request)))
-    branches = []
+    all_changes = {(genome, workload): changes for workload, genome, changes, _ in planned}
+    branches: list[Branch] = []
+    too_large: dict[Workload, str] = {}
+
+    def look() -> None:
+        work = next(iter(executor.under_way()), None)
+        changes = all_changes.get((work.genome, work.workload), {}) if work else {}
+        tell(Standing(done=len(branches), count=len(planned), work=work, changes=changes))
+
     for workload, genome, changes, future in planned:
-        build, measurement = future.result(), None
-        if gate and build.binary is not None:
-            measurement = executor.measure(
-                MeasureRequest(
-                    kernel=kernel_name,
-                    target=target,
-                    genome=genome,
-                    workload=workload,
-                    build=build,
-                    seed=seed,
-                    time=False,
-                )
-            ).result()
+        build, measurement = _result(future, look), None
+        timed = workload in plan.timed and workload not in too_large
+        if plan.gate and build.binary is not None:
+            asked = MeasureRequest(
+                kernel=plan.kernel_name,
+                target=plan.target,
+                genome=genome,
+                workload=workload,
+                build=build,
+                seed=plan.seed,
+                time=timed,
+            )
+            try:
+                measurement = _result(executor.measure(asked), look)
+            except UsageError as error:
+                if not timed:
+                    raise
+                timed, too_large[workload] = False, str(error)
+                measurement = _result(executor.measure(replace(asked, time=False)), look)
         branches.append(
-            Branch(workload=workload, genome=genome, changes=changes, build=build, measurement=measurement)
+            Branch(
+                workload=workload,
+                genome=genome,
+                changes=changes,
+                build=build,
+                measurement=measurement,
+                cases=len(plan.kernel.cases(plan.target, workload)),
+                timed=timed and measurement is not None,
+            )
         )
-    return branches
+    return branches, too_large
+
+
+def _result(future: Future[_T], look: Callable[[], None]) -> _T:
+    """The future's, with a look now and then while that is waited for."""
+    while True:
+        try:
+            return future.result(timeout=_LOOK_S)
+        except TimeoutError:
+            if future.done():
+                return future.result()
+            look()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +197,15 @@ class Trial:
         return self.build.status is Status.OK and (self.measurement is None or self.measurement.status is Status.OK)
 
 
-def check_candidate(executor: Executor, kernel: Kernel, request: BuildRequest, *, gate: bool, seed: int) -> list[Trial]:
+def check_candidate(
+    executor: Executor,
+    kernel: Kernel,
+    request: BuildRequest,
+    *,
+    gate: bool,
+    seed: int,
+    tell: Onlooker = lambda standing: None,
+) -> list[Trial]:
     """Builds a candidate for its workload and for the neighbours it is legal for, then gates all that compiled.
 
     With the seed that a search drew its data with, this repeats the search's verdict: as there, the candidate is
@@ -113,21 +215,24 @@ def check_candidate(executor: Executor, kernel: Kernel, request: BuildRequest, *
     limits = find_target(request.target).limits(request.arch)
     near = kernel.legal_neighbours(request.target, request.genome.parameters, request.workload, limits)
     builds = [(w, executor.build(replace(request, workload=w))) for w in (request.workload, *near)]
-    trials = []
+    trials: list[Trial] = []
+
+    def look() -> None:
+        tell(Standing(done=len(trials), count=len(builds), work=next(iter(executor.under_way()), None)))
+
     for workload, future in builds:
-        build, measurement = future.result(), None
+        build, measurement = _result(future, look), None
         if gate and build.binary is not None:
-            measurement = executor.measure(
-                MeasureRequest(
-                    kernel=request.kernel,
-                    target=request.target,
-                    genome=request.genome,
-                    workload=workload,
-                    build=build,
-                    seed=seed,
-                    time=workload == request.workload,
-                )
-            ).result()
+            measure = MeasureRequest(
+                kernel=request.kernel,
+                target=request.target,
+                genome=request.genome,
+                workload=workload,
+                build=build,
+                seed=seed,
+                time=workload == request.workload,
+            )
+            measurement = _result(executor.measure(measure), look)
         cases = tuple(case.name for case in kernel.cases(request.target, workload))
         trials.append(Trial(workload=workload, cases=cases, build=build, measurement=measurement))
     return trials

@@ -6,9 +6,13 @@ import threading
 from concurrent.futures import Future
 from pathlib import Path
 
+import pytest
+
 from evo.budget import Budget, StopReason
+from evo.checking import BranchPlan, Standing, branch_genomes, check_branches, check_candidate
+from evo.cli.standing import StandingLines
 from evo.evaluation import Measurement
-from evo.executors import MeasureRequest
+from evo.executors import BuildRequest, MeasureRequest
 from evo.kernel import load_kernel
 from evo.progress import Progress, UnderWay, Waiting
 from evo.run import plan_run
@@ -78,3 +82,70 @@ def test_a_search_knows_which_candidate_it_waits_for(tmp_path: Path) -> None:
     (waiting,) = {(w.order, w.work.stage, w.work.left_s): w for w in onlooker.waited_for}.values()
     assert executor.measured[0] == stored[waiting.order].ref.proposal.genome.digest
     assert loop.progress.waiting is None
+
+
+KERNEL = load_kernel("layernorm")
+OWN = KERNEL.example("cpu")
+
+
+class Told:
+    def __init__(self, executor: Hanging) -> None:
+        self._executor, self.standings = executor, list[Standing]()
+
+    def __call__(self, standing: Standing) -> None:
+        if standing.work is not None:
+            self.standings.append(standing)
+            self._executor.seen.set()
+
+
+def test_a_check_of_a_kernel_knows_which_branch_it_waits_for() -> None:
+    plan = BranchPlan(
+        kernel_name="layernorm",
+        kernel=KERNEL,
+        target="cpu",
+        arch="native",
+        workloads=(OWN,),
+        timed=frozenset({OWN}),
+        gate=True,
+        seed=1,
+    )
+    executor = Hanging()
+    tell = Told(executor)
+    try:
+        branches, _ = check_branches(executor, plan, tell)
+    finally:
+        executor.close()
+    known = branch_genomes(KERNEL, "cpu", "native", OWN)
+    (standing,) = tell.standings
+    assert standing.work is not None
+    assert (standing.work.genome, standing.changes) in known
+    assert standing.work.genome.digest == executor.measured[0]
+    assert standing.count == len(known) == len(branches)
+    assert standing.done < standing.count
+
+
+def test_a_check_of_a_candidate_knows_what_it_waits_for() -> None:
+    genome = branch_genomes(KERNEL, "cpu", "native", OWN)[0][0]
+    request = BuildRequest(kernel="layernorm", target="cpu", arch="native", genome=genome, workload=OWN)
+    executor = Hanging()
+    tell = Told(executor)
+    try:
+        check_candidate(executor, KERNEL, request, gate=True, seed=1, tell=tell)
+    finally:
+        executor.close()
+    assert [s.work.workload for s in tell.standings if s.work] == [OWN]
+
+
+def test_what_a_check_waits_for_is_said_on_stderr_once_it_takes_long(capsys: pytest.CaptureFixture[str]) -> None:
+    genome, changes = branch_genomes(KERNEL, "cpu", "native", OWN)[1]
+    tell = StandingLines("branches")
+    for seconds in (0.5, 2.5, 3.5, 4.0):
+        work = UnderWay(genome=genome, workload=OWN, stage="gate", seconds=seconds, left_s=30 - seconds)
+        tell(Standing(done=3, count=18, work=work, changes=changes))
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    branch = " ".join(f"{k}={v}" for k, v in changes.items())
+    assert captured.err == (
+        f"evo: 3 of 18 branches done; waiting for {OWN} with {branch}: in the gate for 4 s; ended if there is no result"
+        " within 26 s more\n"
+    )

@@ -9,11 +9,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from evo.checking import Branch, check_branches, check_workloads_of
+from evo.checking import Branch, BranchPlan, Standing, check_branches, check_workloads_of
 from evo.cli.options import DEFAULT_DB, Db, Json, TargetName, make_console, print_json
 from evo.cli.recheck import print_recheck, recheck
 from evo.cli.recorded import find_candidate
 from evo.cli.setup import set_up
+from evo.cli.standing import StandingLines
 from evo.errors import DeviceError, UnknownNameError, UsageError
 from evo.evaluation import Status
 from evo.kernel import find_kernel
@@ -41,7 +42,8 @@ def check(
     db: Db = DEFAULT_DB,
     json: Json = False,
 ) -> None:
-    """Compile every structural branch of a kernel's template, and gate those that can run here; or a candidate anew."""
+    """Compile every structural branch of a kernel's template, and gate and time those that can run here; or a candidate
+    anew."""
     drawn = int.from_bytes(os.urandom(4)) if seed is None else seed
     if not _is_kernel(kernel):
         for option, value in (("--target", target), ("--arch", arch), ("--workload", workload)):
@@ -51,26 +53,40 @@ def check(
         return
     setup = set_up(kernel, target, arch, db)
     problem = setup.kernel
-    workloads = [problem.workload(setup.target, w) for w in workload or ()] or check_workloads_of(problem, setup.target)
+    named = tuple(problem.workload(setup.target, w) for w in workload or ())
+    own, near = (named, ()) if named else check_workloads_of(problem, setup.target)
     why_not = _why_not_here(setup.target, setup.arch)
+    plan = BranchPlan(
+        kernel_name=kernel,
+        kernel=problem,
+        target=setup.target,
+        arch=setup.arch,
+        workloads=(*own, *near),
+        timed=frozenset(w for w in own if all(size for _, size in w.dims)),
+        gate=not (why_not or compile_only),
+        seed=drawn,
+    )
     with setup.open_executor() as executor:
-        branches = check_branches(
-            executor,
-            kernel,
-            problem,
-            setup.target,
-            setup.arch,
-            workloads,
-            gate=not (why_not or compile_only),
-            seed=drawn,
-        )
+        branches, untimed = check_branches(executor, plan, _silent if json else StandingLines("branches"))
     failed = [b for b in branches if not b.passed]
     if json:
-        print_json({"arch": setup.arch, "seed": drawn, "branches": [_record(b) for b in branches]})
+        print_json(
+            {
+                "arch": setup.arch,
+                "seed": drawn,
+                "branches": [_record(b) for b in branches],
+                "not_timed": [{"workload": w.key, "reason": reason} for w, reason in untimed.items()],
+            }
+        )
     else:
-        _print(make_console(), problem.name, setup.arch, branches, why_not, drawn)
+        remarks = [f"{w} was only gated, and not timed: {reason}" for w, reason in untimed.items()]
+        _print(make_console(), plan, branches, [*remarks, *filter(None, [why_not])])
     if failed:
         raise typer.Exit(1)
+
+
+def _silent(standing: Standing) -> None:
+    """For --json."""
 
 
 def _is_kernel(name: str) -> bool:
@@ -86,7 +102,8 @@ def _check_candidate(name: str, seed: int, compile_only: bool, db: str, json: bo
     why_not = _why_not_here(recorded.record.target, recorded.record.arch)
     if why_not and not compile_only:
         raise DeviceError(f"{why_not.removeprefix('compiled only: ')}; to compile it only, add --compile-only")
-    record = recheck(recorded, gate=not compile_only, seed=seed)
+    tell = _silent if json else StandingLines("workloads")
+    record = recheck(recorded, gate=not compile_only, seed=seed, tell=tell)
     if json:
         print_json(record)
     else:
@@ -121,21 +138,29 @@ def _record(branch: Branch) -> dict[str, Any]:
         "code_bytes": len(binary.code) if binary else None,
         "gate": str(measured.status) if measured else None,
         "cases": len(measured.checks) if measured else 0,
+        "timed": _timed(branch),
         "log": (measured.log if measured and measured.log else "") or (build.log if not binary else ""),
     }
 
 
-def _print(console: Console, kernel: str, arch: str, branches: list[Branch], why_not: str, seed: int) -> None:
+def _timed(branch: Branch) -> str | None:
+    """What came of the size that is timed; None if that was not to be run."""
+    if branch.measurement is None or not branch.timed:
+        return None
+    return str(branch.measurement.status) if branch.passed_gate else "not run"
+
+
+def _print(console: Console, plan: BranchPlan, branches: list[Branch], remarks: list[str]) -> None:
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     table.add_column("workload")
     table.add_column("branch (what differs from the default)", overflow="fold")
-    for heading in ("registers", "spills B", "smem B", "occupancy", "compile s", "gate"):
+    for heading in ("registers", "spills B", "smem B", "occupancy", "compile s", "gate", "timed size"):
         table.add_column(heading, justify="right")
     for branch in branches:
         record = _record(branch)
         known = record["registers"] is not None
         smem = (record["smem_static_bytes"] or 0) + (record["smem_dynamic_bytes"] or 0)
-        verdict = {None: "-", "ok": f"{record['cases']} ok"}.get(record["gate"], record["gate"])
+        verdict = f"{branch.gated} ok" if branch.passed_gate else record["gate"] or "-"
         table.add_row(
             str(branch.workload),
             " ".join(f"{k}={v}" for k, v in branch.changes.items()) or "default",
@@ -144,7 +169,8 @@ def _print(console: Console, kernel: str, arch: str, branches: list[Branch], why
             str(smem) if known else "-",
             f"{record['occupancy']:.0%}" if record["occupancy"] is not None else "-",
             f"{record['compile_s']:.2f}",
-            verdict if record["build"] == "ok" else record["build"].replace("_", " "),
+            (verdict if record["build"] == "ok" else record["build"]).replace("_", " "),
+            (record["timed"] or "-").replace("_", " "),
             style="" if branch.passed else "red",
         )
     console.print(table)
@@ -152,11 +178,11 @@ def _print(console: Console, kernel: str, arch: str, branches: list[Branch], why
         if not branch.passed:
             console.print(f"{branch.workload} {branch.changes}: {_record(branch)['log']}", style="red", highlight=False)
     compiled = sum(b.build.status is Status.OK for b in branches)
-    gated = [b for b in branches if b.measurement is not None]
-    console.print(
-        f"{kernel} for {arch}: {compiled} of {len(branches)} branches compiled"
-        + (f", {sum(b.passed for b in gated)} of {len(gated)} passed the gate (seed {seed})" if gated else ""),
-        highlight=False,
-    )
-    if why_not:
-        console.print(why_not, highlight=False, soft_wrap=True)
+    said = f"{plan.kernel.name} for {plan.arch}: {compiled} of {len(branches)} branches compiled"
+    if gated := [b for b in branches if b.measurement is not None]:
+        said += f", {sum(b.passed_gate for b in gated)} of {len(gated)} passed the gate"
+    if timed := [b for b in gated if b.timed]:
+        said += f", {sum(b.passed for b in timed)} of {len(timed)} at the size that is timed"
+    console.print(f"{said} (seed {plan.seed})" if gated else said, highlight=False, soft_wrap=True)
+    for remark in remarks:
+        console.print(remark, highlight=False, soft_wrap=True)

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from evo.checking import Trial, check_candidate
+from evo.checking import Onlooker, Trial, check_candidate
 from evo.cli.options import command_line
 from evo.cli.recorded import Recorded, source_remark
 from evo.cli.tables import short_id, short_workload
@@ -24,7 +24,7 @@ from evo.targets import find_target
 __all__ = ["print_recheck", "recheck"]
 
 
-def recheck(recorded: Recorded, *, gate: bool, seed: int) -> dict[str, Any]:
+def recheck(recorded: Recorded, *, gate: bool, seed: int, tell: Onlooker) -> dict[str, Any]:
     """Everything that is printed, as plain data."""
     request = recorded.request
     kernel, target = load_kernel(request.kernel), find_target(request.target)
@@ -32,7 +32,7 @@ def recheck(recorded: Recorded, *, gate: bool, seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="evo-check-") as folder:
         settings = RunSettings(builders=default_builders(target), cache_dir=Path(folder))
         with open_executor(request.target, settings) as executor:
-            trials = check_candidate(executor, kernel, request, gate=gate, seed=seed)
+            trials = check_candidate(executor, kernel, request, gate=gate, seed=seed, tell=tell)
     return {
         "candidate": recorded.record.id,
         "kernel": request.kernel,
