@@ -97,6 +97,7 @@ def confine_candidate(scratch: Path, *, host_code: bool) -> None:
     limited later, when it holds its data."""
     _confine(scratch, network=not host_code)
     adopt_orphans()
+    Conduct.computes_here = host_code
     if host_code:
         _limit(resource.RLIMIT_FSIZE, _FILE_BYTES)
 
@@ -170,6 +171,10 @@ class Conduct:
     descriptors: open ones to be watched beside the standard three.
     """
 
+    computes_here = False
+    """Whether candidates compute in this process: elsewhere its manner is nobody's concern, and asking all of PyTorch's
+    threads for it, in every builder, would take the cores from everybody else."""
+
     def __init__(self, *descriptors: int) -> None:
         self._manner: Manner | None = None
         self._folder = Path.cwd().stat()
@@ -179,7 +184,7 @@ class Conduct:
         """Forgets what was written to the standard output and error. What is found now must be left so."""
         with suppress(OSError):
             os.ftruncate(2, 0)
-        self._manner = Manner.present()
+        self._manner = Manner.present() if self.computes_here else None
 
     def intact(self, descriptor: int) -> bool:
         return _identity(descriptor) == self._files[descriptor]

@@ -48,9 +48,9 @@ class Manner:
 
     @classmethod
     def present(cls) -> Manner | None:
-        """None before PyTorch is there, and where candidates run on a GPU."""
+        """None before PyTorch is there."""
         torch = sys.modules.get("torch")
-        if torch is None or not hasattr(torch, "get_num_threads") or torch.cuda.is_initialized():
+        if torch is None or not hasattr(torch, "get_num_threads"):
             return None
         dynamic = 0
         with suppress(AttributeError):

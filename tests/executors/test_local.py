@@ -357,6 +357,18 @@ def test_a_builder_that_is_killed_is_replaced_and_the_build_made_again(
     assert executor.build(build_request(kernel, unroll=8)).result(PATIENCE_S).status is Status.OK
 
 
+def test_a_builder_computes_nothing_with_pytorchs_threads(executor: LocalExecutor, kernel: Path, honest: Build) -> None:
+    """They would take the cores from candidates and compilers, from every builder's team."""
+    future = executor.build(build_request(kernel, "compile_bomb"))
+    builder = wait_until(compiling_builder, "a compiler runs")
+    assert builder is not None
+    threads = builder.num_threads()
+    future.result(PATIENCE_S)
+    imported = "import torch, psutil; print(psutil.Process().num_threads())"  # other libraries start theirs there
+    least = subprocess.run([sys.executable, "-c", imported], capture_output=True, text=True, check=True)
+    assert threads == int(least.stdout)
+
+
 def test_nothing_is_compiled_while_a_candidate_runs(executor: LocalExecutor, kernel: Path) -> None:
     log = kernel / "log.txt"
     build = executor.build(build_request(kernel, "tell_time")).result(PATIENCE_S)
