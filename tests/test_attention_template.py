@@ -282,13 +282,14 @@ def test_warps_out_of_step_compile(more: dict[str, Value], arch: str) -> None:
     assert target.compile(source, arch, Path()).spill_bytes == 0
 
 
-def test_a_genome_of_before_a_knob_is_what_it_was() -> None:
+@pytest.mark.parametrize(("knob", "value"), [("shared_base", "asked"), ("copies", "unrolled")])
+def test_a_genome_of_before_a_knob_is_what_it_was(knob: str, value: str) -> None:
     kernel, limits = load_kernel("attention"), find_target("cuda").limits("sm_89")
     workload = kernel.workload("cuda", ATTENTION_512)
     space, binding = kernel.space("cuda", workload, limits), kernel.binding("cuda", workload)
     point = space.default
-    assert point["shared_base"] == "asked"
-    older = Genome.of({name: value for name, value in point.items() if name != "shared_base"})
+    assert point[knob] == value
+    older = Genome.of({name: value for name, value in point.items() if name != knob})
     texts = [render(kernel, "cuda", genome, binding, "sm_89").text for genome in (older, Genome.of(point))]
     assert texts[0] == texts[1]
 

@@ -22,6 +22,7 @@ INACTIVE: dict[str, Value] = {
     "k_parts": 1,
     "split_kv": 1,
     "shared_base": "asked",
+    "copies": "unrolled",
     "stagger": "none",
     "mask": "inside",
     "unroll": 0,

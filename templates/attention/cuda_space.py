@@ -47,6 +47,12 @@ def _parameters(limits: Limits) -> tuple[Parameter, ...]:
             values=("asked", "kept"),
             why="a register less, or no lookup of shared memory's address before each tile is copied",
         ),
+        Categorical(
+            name="copies",
+            values=("unrolled", "looped"),
+            structural=True,
+            why="no jump between a first tile's rows, or less code to fetch before they are asked for",
+        ),
         Ordinal(name="ahead", values=(0, 1), structural=True, why="the next scores under the softmax of these"),
         Categorical(
             name="stagger",
@@ -286,6 +292,7 @@ def _default(head_dim: int) -> dict[str, Value]:
         "mask": "inside",
         "first_copies": "few",
         "shared_base": "asked",
+        "copies": "unrolled",
         "k_parts": 1,
         "fragments": 1,
         "unroll": 0,
