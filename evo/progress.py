@@ -39,13 +39,14 @@ class Waiting:
 @dataclass(frozen=True, kw_only=True)
 class Improvement:
     """A candidate that was better than all before it on its island. `ratio` is `timing`'s: its time over the
-    reference's; `elapsed_s` when it was known, in seconds of searching."""
+    reference's; `elapsed_s` when it was known, in seconds of searching. `replayed`: that was before the run was resumed."""
 
     elapsed_s: float
     island: int
     order: int
     ratio: float
     timing: Timing
+    replayed: bool = False
 
 
 @dataclass(kw_only=True)

@@ -376,7 +376,12 @@ class Search:
             build = self._builds.get(ref.order)
             self._rivals[ref.island] = Rival(genome=ref.proposal.genome, build=build, ratio=ratio)
             progress.best[ref.island] = Improvement(
-                elapsed_s=elapsed_s, island=ref.island, order=ref.order, ratio=ratio, timing=timing
+                elapsed_s=elapsed_s,
+                island=ref.island,
+                order=ref.order,
+                ratio=ratio,
+                timing=timing,
+                replayed=ref.order in self._recorded,
             )
             progress.improvements.append(progress.best[ref.island])
 

@@ -398,6 +398,10 @@ def test_a_finished_run_is_searched_on_when_given_more(asked: Any, searched: tup
     told = asked("resume", "small", "--evaluations", "15").out
     assert re.match(r"run small is resumed: 14 candidates and [\d:]+ of searching are kept; ", told)
     assert "left: 1 candidate, then the finals" in told.splitlines()[0]
+    better = [line for line in told.splitlines() if re.search(r"candidate \d+ is ", line)]
+    assert [line for line in better if "kept from before: " in line] == better[:1], "old bests are not told as new ones"
+    assert re.search(r"of a copy: its time over (copy|negate), the fastest baseline here that only moves the bytes", told)
+    assert not re.search(r"reached .* from the start of the command", told) or len(better) > 1
 
 
 def test_a_search_begins_with_what_it_is_to_start_from(asked: Any) -> None:

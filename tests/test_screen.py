@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -39,6 +40,15 @@ def progress(clocks: dict[str, float]) -> Progress:
 @pytest.mark.parametrize("live", [False, True])
 def test_a_better_candidate_is_shown_with_its_interval(live: bool, clocks: dict[str, float], interval: str) -> None:
     assert interval in shown(live, progress(clocks))
+
+
+def test_what_a_resumed_run_had_found_before_is_told_as_that_and_only_the_best_of_it() -> None:
+    new = progress({}).improvements[0]
+    old = [replace(new, order=order, elapsed_s=elapsed_s, replayed=True) for order, elapsed_s in ((2, 0.5), (9, 1.0))]
+    lines = shown(False, Progress(improvements=[*old, new])).splitlines()
+    assert len(lines) == 2
+    assert "kept from before: candidate 9 is 2.000x" in lines[0]
+    assert "4096 float32: candidate 12 is 2.000x" in lines[1]
 
 
 def shown(live: bool, *updates: Progress) -> str:

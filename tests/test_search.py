@@ -237,6 +237,8 @@ def test_a_run_whose_time_is_up_is_taken_up_whole_before_its_finals(store: Store
     assert resumed.progress.finished == 120
     assert not executor.built
     assert resumed.elites(0, 0, 3)
+    assert all(found.replayed for found in resumed.progress.improvements)
+    assert resumed.progress.improvements
 
 
 def test_evolution_begins_after_suggestions_of_the_estimator(store: Store) -> None:

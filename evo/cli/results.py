@@ -16,6 +16,7 @@ from evo.cli.tables import marked, short_id, speedup, timing_record
 from evo.evaluation import Timing
 from evo.finals import TWIN, Finalist, Finals
 from evo.progress import Progress
+from evo.report.yardsticks import ceiling_note, ceiling_remark, regret_remark
 from evo.run import Outcome
 from evo.store import queries
 from evo.store.columns import public_id
@@ -80,12 +81,7 @@ def _workload_record(
         "baselines": {
             t.contender: timing_record(t) for t in finals.baselines if t.protocol != "hot" and t.contender != TWIN
         },
-        "reached_s": {
-            f"{m}x": round(before_search_s + elapsed_s, 2)
-            for m in _MILESTONES
-            for elapsed_s in [_first_reaching(outcome, island, m)]
-            if elapsed_s is not None
-        },
+        **_milestones(outcome, island, before_search_s),
     }
     record["ties_with_winner"] = [one.id for one in recorded.finalists if one.tie]
     record["disturbed"] = any(t.disturbed for t in finals.baselines if t.protocol != "hot")
@@ -103,12 +99,33 @@ def _workload_record(
         if ceiling is not None:
             record["times_ceiling"] = finals.winner.timing.median_us / ceiling.median_us
             record["ceiling"] = finals.ceiling
+    record["remarks"] = _remarks(record)
     return record
 
 
-def _first_reaching(outcome: Outcome, island: int, speedup: float) -> float | None:
-    known = (i for i in outcome.search.progress.improvements if i.island == island and 1 / i.ratio >= speedup)
-    return next((i.elapsed_s for i in known), None)
+def _remarks(record: dict[str, Any]) -> list[str]:
+    """What is out of the ordinary about the winner's figures, a sentence each."""
+    noise = record.get("noise_floor")
+    said = [
+        ceiling_remark(record["times_ceiling"], record["ceiling"], noise) if "ceiling" in record else "",
+        regret_remark(record["selection_regret"], noise) if "selection_regret" in record else "",
+        shift_sentence(record["shift"]) if record.get("shift") else "",
+    ]
+    return [sentence for sentence in said if sentence]
+
+
+def _milestones(outcome: Outcome, island: int, before_search_s: float) -> dict[str, dict[str, float]]:
+    """When the search's own figure first was each speed-up: by this command, in seconds from its start; or before the run
+    was resumed, in seconds of searching."""
+    reached, before = {}, {}
+    known = [i for i in outcome.search.progress.improvements if i.island == island]
+    for milestone in _MILESTONES:
+        first = next((i for i in known if 1 / i.ratio >= milestone), None)
+        if first is not None and first.replayed:
+            before[f"{milestone}x"] = round(first.elapsed_s, 2)
+        elif first is not None:
+            reached[f"{milestone}x"] = round(before_search_s + first.elapsed_s - outcome.run.elapsed_s, 2)
+    return {"reached_s": reached, "reached_before_s": before}
 
 
 def _finalist_record(outcome: Outcome, finalist: Finalist, timing: Timing | None) -> dict[str, Any]:
@@ -127,6 +144,9 @@ def print_outcome(console: Console, outcome: Outcome, record: dict[str, Any], db
     """Tables and a few sentences; every figure is one of the record's."""
     for workload, finals in zip(record["workloads"], outcome.finals, strict=True):
         console.print(race_table(workload, finals))
+        if finals.ceiling:
+            note = f"of a copy: its time {ceiling_note(finals.ceiling)}"
+            console.print(note, style="dim", highlight=False, soft_wrap=True)
         if workload["disturbed"]:
             bench = command_line(db, "bench", record["kernel"], "--workload", workload["workload"])
             console.print(
@@ -152,15 +172,18 @@ def print_outcome(console: Console, outcome: Outcome, record: dict[str, Any], db
                 soft_wrap=True,
             )
         _print_trust(console, workload)
-        if shift := workload.get("shift"):
-            console.print(shift_sentence(shift), style="yellow", highlight=False, soft_wrap=True)
+        for said in workload["remarks"]:
+            console.print(said, style="yellow", highlight=False, soft_wrap=True)
         if tied := workload["ties_with_winner"]:
             many = f"{len(tied)} other finalists tie" if len(tied) > 1 else "another finalist ties"
             shown = command_line(db, "show", record["run"])
             console.print(f"{many} with the winner:  {shown}", highlight=False, soft_wrap=True)
-        reached = ", ".join(f"{k} after {v:g} s" for k, v in workload["reached_s"].items())
-        if reached:
-            console.print(f"reached {reached} from the start of the command, as the search timed it", highlight=False)
+        for name, since in (
+            ("reached_before_s", "of searching, before the run was resumed"),
+            ("reached_s", "from the start of the command"),
+        ):
+            if reached := ", ".join(f"{k} after {v:g} s" for k, v in workload[name].items()):
+                console.print(f"reached {reached} {since}, as the search timed it", highlight=False)
     refused = record["refused_in_finals"]
     for f in refused:
         reason = f"{f['status'].replace('_', ' ')}: {f['log']}"

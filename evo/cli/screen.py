@@ -80,10 +80,15 @@ class PlainLines:
         self._console.print(text, highlight=False, soft_wrap=True)
 
     def update(self, progress: Progress) -> None:
-        for found in progress.improvements[self._improvements :]:
+        new = progress.improvements[self._improvements :]
+        kept = {found.island: found for found in new if found.replayed}
+        for found in new:
+            if found.replayed and found is not kept[found.island]:
+                continue  # of what a resumed run had found before only the best is told
             workload = self._workloads[found.island]
+            before = "kept from before: " if found.replayed else ""
             gain = f"{1 / found.ratio:.3f}x PyTorch ({_interval(found)})"
-            self.say(f"{found.elapsed_s:7.1f} s  {workload}: candidate {found.order} is {gain}")
+            self.say(f"{found.elapsed_s:7.1f} s  {workload}: {before}candidate {found.order} is {gain}")
         self._improvements = len(progress.improvements)
         due = time.monotonic() - self._last >= _LINE_EVERY_S
         if due:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from evo.evaluation import within_noise
 from evo.report.data import RunData, WorkloadData
 from evo.report.text import counted, duration, interval, micro, percent, short, times, value_text
+from evo.report.yardsticks import ceiling_remark, regret_remark
 from evo.store.finalists import TWO_RACES, Finalist, shift_sentence
 from evo.store.records import CandidateRecord, TimingRecord
 
@@ -229,7 +230,7 @@ def confirmation_sentences(data: WorkloadData) -> list[str]:
     """The figure to quote, and what sets it apart from those of the finalists' race."""
     again = data.confirmation
     if again is None or not data.one_race:
-        return [] if again is None else [f"{TWO_RACES[:1].upper()}{TWO_RACES[1:]}."]
+        return [] if again is None else _sentences(TWO_RACES)
     value = "a tie" if within_noise(again.ratio, data.noise) else times(again.ratio)
     took = f"{micro(again.median_us)} µs" if again.median_us is not None else "no time"
     said = [
@@ -237,10 +238,7 @@ def confirmation_sentences(data: WorkloadData) -> list[str]:
         f" {value} ({interval(again.ratio_low, again.ratio_high)}){' !' if again.disturbed else ''}. That is the figure to"
         " quote."
     ]
-    if again.shift is not None:
-        sentence = shift_sentence(again.shift)
-        said.append(f"{sentence[:1].upper()}{sentence[1:]}.")
-    return said
+    return said + _sentences(shift_sentence(again.shift) if again.shift is not None else "")
 
 
 def remarks(data: WorkloadData) -> list[str]:
@@ -262,6 +260,9 @@ def remarks(data: WorkloadData) -> list[str]:
             f"The search had it at {times(data.leader.score)}; the final figure is the one to quote (selection regret"
             f" {percent(data.regret, 1)})."
         )
+        said += _sentences(regret_remark(data.regret, data.noise))
+    if data.confirmed and (bound := data.ceiling) is not None and timing.stage == "final":
+        said += _sentences(ceiling_remark(timing.median_us / bound.median_us, bound.contender, data.noise))
     if (hot := data.hot) is not None:
         gain = f", {times(hot.ratio)} the reference, which has them there too" if hot.ratio else ""
         said.append(f"With all data in the cache: {micro(hot.median_us)} µs{gain}{' !' if hot.disturbed else ''}.")
@@ -269,6 +270,11 @@ def remarks(data: WorkloadData) -> list[str]:
         why = f"{f.status.replace('_', ' ')}: {f.reason}"
         said.append(f"Finalist {short(f.id)} (#{f.order}) was refused by the finals: {why}")
     return said
+
+
+def _sentences(*said: str) -> list[str]:
+    """Those that say something, as they stand by themselves."""
+    return [f"{one[:1].upper()}{one[1:]}." for one in said if one]
 
 
 def hardly_tried(data: WorkloadData) -> list[str]:

@@ -38,6 +38,7 @@ from evo.report.palette import DARK, LIGHT, figure_css, variables
 from evo.report.protocol import command, commands, environment_rows, measured_rows, protocol_words, setup_rows
 from evo.report.svg import Figure
 from evo.report.text import clean, counted, duration, micro, percent, short, times, value_text
+from evo.report.yardsticks import ceiling_note
 
 __all__ = ["GENERATOR", "Section", "figures_of", "render", "render_body", "render_page", "script", "sections", "style"]
 
@@ -106,8 +107,8 @@ def _environment() -> Environment:
         "percent": percent, "short": short, "size": size, "times": times, "value": value_text,
     }  # fmt: skip
     environment.globals |= {
-        "command": command, "commands": commands, "confirmation_sentences": confirmation_sentences,
-        "environment_rows": environment_rows, "facts": facts,
+        "ceiling_note": ceiling_note, "command": command, "commands": commands,
+        "confirmation_sentences": confirmation_sentences, "environment_rows": environment_rows, "facts": facts,
         "finalist_rows": finalist_rows, "finalists_sentence": finalists_sentence, "hardly_tried": hardly_tried,
         "headline": headline,
         "measured_rows": measured_rows, "protocol_words": protocol_words, "race_rows": race_rows, "remarks": remarks,
