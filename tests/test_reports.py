@@ -339,6 +339,21 @@ def test_the_very_name_of_a_run_goes_before_the_beginning_of_an_identifier(recor
     assert recorded.document("show", recorded.ids[0][:5])["id"] == recorded.ids[0]
 
 
+def test_a_run_whose_process_is_gone_is_interrupted_and_how_to_continue_it_is_said(record: Record) -> None:
+    recorded = record(CALM)
+    with Store.open(recorded.db, write=True) as store:
+        store.create_run(replace(s.SPEC, name="killed", workloads=(s.SMALL,)), s.ENVIRONMENT)
+        assert "running" in recorded.ask("runs").out, "while this process has it open for writing"
+    out = recorded.ask("runs").out
+    assert next(line for line in out.splitlines() if line.startswith("killed")).split()[5] == "interrupted"
+    assert f"evo resume killed --db {recorded.db}" in out
+    assert recorded.document("runs")[0]["stop_reason"] == "its process ended without saying why"
+    out = recorded.ask("show", "killed").out
+    assert "interrupted: its process ended without saying why" in out
+    assert f"evo resume killed --db {recorded.db}" in out
+    assert "resume" not in recorded.ask("show", "mine").out
+
+
 def test_a_run_without_finals_says_so(record: Record) -> None:
     recorded = record(CALM)
     with Store.open(recorded.db, write=True) as store:

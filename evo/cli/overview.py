@@ -15,6 +15,7 @@ from evo.cli.tables import (
     make_table,
     marked,
     print_table,
+    say,
     say_losses,
     say_unconfirmed,
     short_id,
@@ -22,7 +23,7 @@ from evo.cli.tables import (
     speedup,
 )
 from evo.errors import UnknownNameError
-from evo.store import queries
+from evo.store import RunStatus, queries
 from evo.store.records import Best
 from evo.store.store import Store
 
@@ -88,6 +89,9 @@ def runs(db: Db = DEFAULT_DB, json: Json = False) -> None:
     print_table(console, table)
     console.print("passed: not refused, by the search or its finals; best: the run's highest speed-up", style="dim")
     say_losses(console, {r.name: r.salvaged for r in found})
+    if stopped := [r.name for r in found if r.status == RunStatus.INTERRUPTED]:
+        more = "" if len(stopped) == 1 else f" (or another of the {len(stopped)} that were)"
+        say(console, f"to continue what was interrupted:  {command_line(db, 'resume', stopped[0])}{more}", "dim")
     say_unconfirmed(console, (leaders[r.name][0] for r in found if leaders.get(r.name)), db)
     _explain_mark(console, any(bs[0].disturbed for bs in leaders.values()))
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from evo.cli.cells import cell, factor, figure, interval
 from evo.cli.options import command_line
 from evo.cli.tables import DISTURBED_NOTE, Cells, make_table, marked, print_table, say, say_losses, short_id, speedup
-from evo.store import queries
+from evo.store import RunStatus, queries
 from evo.store.finalists import TWO_RACES, Finalist, WorkloadFinals, finals, shift_sentence
 from evo.store.records import Failure, RunSummary
 from evo.store.store import Store
@@ -49,6 +49,8 @@ def print_run(console: Console, found: RunFinals, db: str) -> None:
         f"{run.name}: {run.kernel} ({run.target}) on {run.device}, {run.status}{stopped}; {run.evaluations} candidates in"
         f" {run.elapsed_s:.0f} s, {run.passed} passed the search",
     )
+    if run.status == RunStatus.INTERRUPTED:
+        say(console, f"to continue it:  {command_line(db, 'resume', run.name)}")
     for held in found.finals:
         say(console, held.workload, "bold")
         if held.finalists:

@@ -10,11 +10,12 @@ from typing import Any
 from sqlalchemy import Connection, case, func, select
 
 from evo.evaluation import PASSED
-from evo.store import StoredRun
+from evo.store import RunStatus, StoredRun
 from evo.store import models as m
 from evo.store.columns import key_range
 from evo.store.gains import Figure, gain_between
 from evo.store.leaders import best_of_runs
+from evo.store.presence import gone
 from evo.store.races import noise_floors_of
 from evo.store.records import Best
 from evo.store.runs import read_run, resolve_run
@@ -88,6 +89,8 @@ def compare(store: Store, runs: Sequence[str]) -> Comparison:
     with store.reading() as connection:
         keys = list(dict.fromkeys(resolve_run(connection, name) for name in runs))
         known = [read_run(connection, key) for key in keys]
+        dead = gone(store, connection, {run.id: run.status for run in known})
+        known = [replace(run, status=RunStatus.INTERRUPTED) if run.id in dead else run for run in known]
         counts = {run.id: _counts(connection, run.id) for run in known}
         reached = {run.id: _reached(connection, run.id) for run in known}
         leaders = {run.id: best_of_runs(connection, [run.id]) for run in known}

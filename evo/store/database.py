@@ -20,7 +20,7 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 from evo.errors import StoreError
 from evo.store.faults import first_line
 
-__all__ = ["Location", "check_file", "command_line", "connect", "locate", "make_folder", "shown"]
+__all__ = ["Location", "check_file", "command_line", "connect", "locate", "lock_path", "make_folder", "shown"]
 
 _SQLITE_MAGIC = b"SQLite format 3\0"
 _BUSY_TIMEOUT_S = 10.0
@@ -155,6 +155,11 @@ def connect(location: Location, *, write: bool) -> Engine:
     if path.exists():
         check_file(path, write=write)
     return _connect_file(location, path, write=write)
+
+
+def lock_path(database: Path) -> Path:
+    """The file that the one writer of a SQLite file holds."""
+    return database.with_name(database.name + ".lock")
 
 
 def make_folder(path: Path) -> None:

@@ -9,8 +9,12 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from evo.errors import StoreError
+from evo.store.database import lock_path
 
 __all__ = ["WriterLock"]
+
+_LOOKED_AT_S = 0.2
+"""Readers who look whether it is held have it for far less (`evo.store.presence`)."""
 
 
 class WriterLock:
@@ -21,11 +25,11 @@ class WriterLock:
     """
 
     def __init__(self, database: Path) -> None:
-        self.path = database.with_name(database.name + ".lock")
+        self.path = lock_path(database)
         self._lock = FileLock(self.path)
         holder = self._holder()  # first: older releases of filelock empty the file when they try
         try:
-            self._lock.acquire(timeout=0)
+            self._lock.acquire(timeout=_LOOKED_AT_S, poll_interval=0.02)
         except Timeout:
             if not self.path.exists():  # filelock takes any file that cannot be made for one that is being made
                 raise StoreError(f"cannot write in the folder {database.parent}; choose another with --db") from None

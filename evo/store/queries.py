@@ -12,6 +12,7 @@ from sqlalchemy.orm import aliased
 
 from evo.evaluation import PASSED
 from evo.genome import Genome
+from evo.store import RunStatus
 from evo.store import models as m
 from evo.store.ancestry import ancestry
 from evo.store.candidates import artefact, build, candidate, source
@@ -20,10 +21,12 @@ from evo.store.failures import failure_reason
 from evo.store.leaders import best, best_by_run, last_refusals, leader_key, refused_in_finals
 from evo.store.lookups import at_once
 from evo.store.losses import Losses, read_losses, without_losses
+from evo.store.presence import gone
 from evo.store.races import baselines, disturbed, final_races, noise_floors, noise_floors_of
 from evo.store.records import Failure, IslandSummary, Point, RunSummary
 from evo.store.rows import read_environment
 from evo.store.runs import iso, resolve_run
+from evo.store.server import GONE
 from evo.store.sql import select_sql
 from evo.store.store import Store
 
@@ -61,13 +64,13 @@ def runs(store: Store) -> tuple[RunSummary, ...]:
     """Every run, the latest first."""
     with store.reading() as connection:
         keys = connection.scalars(select(m.Run.id).order_by(m.Run.id.desc())).all()
-        return _summaries(connection, keys, every=True)
+        return _summaries(store, connection, keys, every=True)
 
 
 def run(store: Store, name: str) -> RunSummary:
     """By name, unique prefix of a name, or "latest". Raises UnknownNameError, or StoreError if ambiguous."""
     with store.reading() as connection:
-        return _summaries(connection, [resolve_run(connection, name)], every=False)[0]
+        return _summaries(store, connection, [resolve_run(connection, name)], every=False)[0]
 
 
 def has_run(store: Store, name: str) -> bool:
@@ -76,7 +79,9 @@ def has_run(store: Store, name: str) -> bool:
         return connection.scalar(select(m.Run.id).where(m.Run.name == name)) is not None
 
 
-def _summaries(connection: Connection, keys: Iterable[int], *, every: bool) -> tuple[RunSummary, ...]:
+def _summaries(
+    store: Store, connection: Connection, keys: Iterable[int], *, every: bool
+) -> tuple[RunSummary, ...]:
     keys = list(keys)
     by_status = _counts(connection, None if every else keys[0])
     islands = _islands(connection, None if every else keys[0])
@@ -88,10 +93,14 @@ def _summaries(connection: Connection, keys: Iterable[int], *, every: bool) -> t
     ).join_from(m.Run, e, m.Run.environment_id == e.id)
     rows = connection.execute(query if every else query.where(m.Run.id == keys[0]))
     by_key = {row.id: row for row in rows}
-    return tuple(_summary(by_key[key], by_status.get(key, {}), tuple(islands.get(key, ()))) for key in keys)
+    dead = gone(store, connection, {key: row.status for key, row in by_key.items()})
+    return tuple(
+        _summary(by_key[key], by_status.get(key, {}), tuple(islands.get(key, ())), dead=key in dead) for key in keys
+    )
 
 
-def _summary(row: Any, by_status: dict[str, int], islands: tuple[IslandSummary, ...]) -> RunSummary:
+def _summary(row: Any, by_status: dict[str, int], islands: tuple[IslandSummary, ...], *, dead: bool) -> RunSummary:
+    """dead: recorded as running, and its process has ended."""
     return RunSummary(
         name=row.name,
         kernel=row.kernel,
@@ -104,8 +113,8 @@ def _summary(row: Any, by_status: dict[str, int], islands: tuple[IslandSummary, 
         window=row.window,
         options=without_losses(row.options),
         budget=row.budget,
-        status=row.status,
-        stop_reason=row.stop_reason,
+        status=RunStatus.INTERRUPTED.value if dead else row.status,
+        stop_reason=GONE if dead else row.stop_reason,
         created=iso(row.created),
         updated=iso(row.updated),
         finished=iso(row.finished) if row.finished else None,

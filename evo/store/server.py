@@ -14,13 +14,17 @@ from evo.errors import StoreError
 from evo.store import RunStatus, StoredRun
 from evo.store import models as m
 
-__all__ = ["Claims", "release_dead_runs", "take_turns", "write_alone", "write_beside"]
+__all__ = ["GONE", "RUN_LOCKS", "Claims", "release_dead_runs", "take_turns", "write_alone", "write_beside"]
 
 # Any numbers that other users of PostgreSQL's advisory locks will not take.
 _NAMES = 0x65766F  # "evo": names of runs and environments are given out one after another
 _ARTEFACTS = 0x65766F01
-_RUNS = 0x65766F02  # the first of two numbers, the second being the run's id
+RUN_LOCKS = 0x65766F02
+"""The first of two numbers, the second being the run's id."""
 _TRIES, _PAUSE_S = 5, 0.1
+
+GONE = "its process ended without saying why"
+"""Why a run stopped whose process could not tell."""
 
 
 def _is_server(connection: Connection) -> bool:
@@ -66,7 +70,7 @@ class Claims:
         if self._connection is None:
             self._connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
         for _ in range(_TRIES):  # somebody may only be looking whether the run is alive
-            if self._connection.scalar(select(func.pg_try_advisory_lock(_RUNS, run.id))):
+            if self._connection.scalar(select(func.pg_try_advisory_lock(RUN_LOCKS, run.id))):
                 self._held.add(run.id)
                 return
             time.sleep(_PAUSE_S)
@@ -88,12 +92,12 @@ def release_dead_runs(connection: Connection) -> None:
     running = connection.scalars(select(m.Run.id).where(m.Run.status == RunStatus.RUNNING.value)).all()
     if _is_server(connection):
         # Until this transaction ends nobody can claim what is found to be nobody's.
-        running = [key for key in running if connection.scalar(select(func.pg_try_advisory_xact_lock(_RUNS, key)))]
+        running = [key for key in running if connection.scalar(select(func.pg_try_advisory_xact_lock(RUN_LOCKS, key)))]
     if running:
         connection.execute(
             update(m.Run).where(m.Run.id.in_(running)),
             {
                 "status": RunStatus.INTERRUPTED.value,
-                "stop_reason": "its process ended without saying why",
+                "stop_reason": GONE,
             },
         )

@@ -11,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from sqlalchemy import Engine, event
 
 from evo.errors import StoreError
 from evo.store import RunStatus, queries
+from evo.store.presence import gone
 from evo.store.store import Store
 
 PRELUDE = f"""
@@ -119,6 +121,43 @@ def holder(path: Path) -> Iterator[subprocess.Popen[str]]:
         assert process.stdout.readline() == "open\n"
         yield process
         process.kill()
+
+
+def test_a_reader_tells_a_run_whose_process_was_killed_from_one_that_is_being_searched(
+    path: Path, holder: subprocess.Popen[str]
+) -> None:
+    with Store.open(path, write=False) as reader:
+        assert (queries.run(reader, "held").status, queries.run(reader, "held").stop_reason) == ("running", "")
+        holder.kill()
+        holder.wait()
+        for found in (queries.run(reader, "held"), queries.runs(reader)[0]):
+            assert (found.status, found.stop_reason) == ("interrupted", "its process ended without saying why")
+        assert reader.run("held").status is RunStatus.RUNNING, "it is only read"
+    path.with_name(path.name + ".lock").unlink()  # a copy that was taken elsewhere comes without it
+    with Store.open(path, write=False) as reader:
+        assert queries.run(reader, "held").status == "interrupted"
+
+
+def test_who_only_looks_whether_a_run_is_searched_keeps_nobody_from_searching(
+    path: Path, holder: subprocess.Popen[str]
+) -> None:
+    holder.kill()
+    holder.wait()
+    with Store.open(path, write=False) as reader:
+        looking = threading.Event()
+
+        def look() -> None:
+            while not looking.wait(0.001):
+                gone(reader, None, {1: "running"})  # type: ignore[arg-type]
+
+        looker = threading.Thread(target=look)
+        looker.start()
+        try:
+            for _ in range(50):
+                Store.open(path, write=True).close()
+        finally:
+            looking.set()
+            looker.join()
 
 
 def test_ten_more_writers_are_refused_and_readers_are_not(path: Path, holder: subprocess.Popen[str]) -> None:

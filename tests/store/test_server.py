@@ -174,6 +174,20 @@ class TestRunsAreAlive:
             store.add(s.new_run(store, "mine"), s.ref(0), s.passed(0), elapsed_s=1.0)
             assert {r.name for r in queries.runs(store)} == {"mine", "elsewhere"}
 
+    def test_a_reader_tells_a_killed_search_from_one_that_goes_on(
+        self, postgres_url: str, elsewhere: subprocess.Popen[str]
+    ) -> None:
+        with Store.open(postgres_url, write=False) as reader, Store.open(postgres_url, write=True) as writer:
+            s.new_run(writer, "mine")
+            assert {r.name: r.status for r in queries.runs(reader)} == {"mine": "running", "elsewhere": "running"}
+            elsewhere.kill()
+            elsewhere.wait()
+            deadline = time.monotonic() + 30
+            while queries.run(reader, "elsewhere").status == "running":  # the server notices within moments
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            assert {r.name: r.status for r in queries.runs(reader)} == {"mine": "running", "elsewhere": "interrupted"}
+
     def test_a_killed_search_can_be_continued_by_another(
         self, postgres_url: str, elsewhere: subprocess.Popen[str]
     ) -> None:

@@ -25,6 +25,7 @@ from evo.report.page import render, render_body, script, style
 from evo.store import RunStatus, queries
 from evo.store import models as m
 from evo.store.database import command_line
+from evo.store.presence import gone
 from evo.store.records import Best, RunSummary
 from evo.store.runs import resolve_run
 from evo.store.store import Store
@@ -187,7 +188,8 @@ class LiveApp:
     def _index_stamp(store: Store) -> tuple[str, bool]:
         with store.reading() as connection:
             number, last = connection.execute(select(func.count(m.Run.id), func.max(m.Run.updated))).one()
-            running = connection.scalar(select(func.count(m.Run.id)).where(m.Run.status == RunStatus.RUNNING.value))
+            keys = connection.scalars(select(m.Run.id).where(m.Run.status == RunStatus.RUNNING.value)).all()
+            running = len(keys) - len(gone(store, connection, dict.fromkeys(keys, RunStatus.RUNNING.value)))
         return f"{number} {last} {running}", bool(running)
 
     def _index(self, store: Store, page: int) -> str:
@@ -209,10 +211,11 @@ class LiveApp:
 
     def _run_stamp(self, store: Store, name: str) -> tuple[str, bool]:
         with store.reading() as connection:
-            uid, updated, status = connection.execute(
-                select(m.Run.uid, m.Run.updated, m.Run.status).where(m.Run.id == resolve_run(connection, name))
+            key, uid, updated, status = connection.execute(
+                select(m.Run.id, m.Run.uid, m.Run.updated, m.Run.status).where(m.Run.id == resolve_run(connection, name))
             ).one()
-        return f"{uid} {updated} {status} {self._studies(store, name)}", status == RunStatus.RUNNING.value
+            searching = status == RunStatus.RUNNING.value and not gone(store, connection, {key: status})
+        return f"{uid} {updated} {status} {searching} {self._studies(store, name)}", searching
 
     def _studies(self, store: Store, name: str) -> list[tuple[str, str]]:
         """Workloads, and where Optuna's dashboard shows the trials of each."""
