@@ -243,6 +243,8 @@ def _finals(
     for island in range(len(run.spec.workloads)):
         for batch in range(_FINALS_BATCHES):
             elites = search.elites(island, batch * count, count)
+            if batch and not elites:
+                break  # nobody is left: it stays with those who were refused
             finals = hold_finals(executor, setting, elites, search.ratios(elites))
             with recorder.transaction():
                 for finalist in finals.finalists:

@@ -435,19 +435,30 @@ def test_a_search_in_another_database_names_it_in_what_comes_next(here: Any, tmp
 
 
 def test_finalists_that_were_refused_are_no_longer_counted_as_right(here: Any, tmp_path: Path) -> None:
-    """Mode late is right for the sizes of the search, and wrong for a neighbour that only the finals look at."""
-    late = "y[i] = n == {{ 7 if p.mode == 'late' else -1 }} ? 0 : factor * x[i];"
-    template = TEMPLATE.replace("y[i] = factor * x[i];", late)
-    folder = write_kernel(tmp_path / "toy", ("honest", "late"), template=template)
-    code = (folder / "kernel.py").read_text()
-    near = "neighbours=lambda target, workload: (Workload.of({'n': 7}, 'float32'),),"
-    code = code.replace("neighbours=lambda target, workload: (),", near)
-    (folder / "kernel.py").write_text(code.replace("[case(5),", "[case(workload.dim('n')), case(5),"))
-    ended = here("search", "./toy", "--target", "cpu", "--evaluations", "8", "--sampler", "random")
+    ended = search_late(here, tmp_path, "honest", "late")
     assert ended.code == 0, ended.err
     refused = [line for line in ended.out.splitlines() if "was refused by the finals: wrong: for 7 float32" in line]
     assert 1 <= len(refused) <= 4
     assert f" ok ({len(refused)} of them refused by the finals)" in ended.out
+
+
+def test_a_search_whose_finals_refused_all_says_that_and_not_that_nothing_passed(here: Any, tmp_path: Path) -> None:
+    ended = search_late(here, tmp_path, "late")
+    assert ended.code == 1
+    assert "no winner: the finals confirmed none of what passed the search for n=" in ended.out
+    assert "nothing passed the gate" not in ended.out
+
+
+def search_late(here: Any, tmp_path: Path, *modes: str) -> Ended:
+    """Mode late is right for the sizes of the search, and wrong for a neighbour that only the finals look at."""
+    late = "y[i] = n == {{ 7 if p.mode == 'late' else -1 }} ? 0 : factor * x[i];"
+    template = TEMPLATE.replace("y[i] = factor * x[i];", late)
+    folder = write_kernel(tmp_path / "toy", modes, template=template)
+    code = (folder / "kernel.py").read_text()
+    near = "neighbours=lambda target, workload: (Workload.of({'n': 7}, 'float32'),),"
+    code = code.replace("neighbours=lambda target, workload: (),", near)
+    (folder / "kernel.py").write_text(code.replace("[case(5),", "[case(workload.dim('n')), case(5),"))
+    return here("search", "./toy", "--target", "cpu", "--evaluations", "8", "--sampler", "random")
 
 
 # -- interruptions ------------------------------------------------------------------------------------------

@@ -158,6 +158,8 @@ def print_outcome(console: Console, outcome: Outcome, record: dict[str, Any], db
             )
         if workload["winner"] is None:
             nothing = f"nothing passed the gate for {workload['workload']}"
+            if workload["finalists"]:
+                nothing = f"no winner: the finals confirmed none of what passed the search for {workload['workload']}"
             if not workload["candidates"]:
                 which = f" of {workload['workload']}" if record["candidates"] else ""
                 nothing = f"no candidate{which} was finished within the budget: give it a larger one"
