@@ -12,7 +12,7 @@ from evo.cli.cells import cell, factor, figure, interval
 from evo.cli.options import command_line
 from evo.cli.tables import DISTURBED_NOTE, Cells, make_table, marked, print_table, say, say_losses, short_id, speedup
 from evo.store import RunStatus, queries
-from evo.store.finalists import TWO_RACES, Finalist, WorkloadFinals, finals, shift_sentence
+from evo.store.finalists import QUOTED, TWO_RACES, Finalist, WorkloadFinals, finals, shift_sentence
 from evo.store.records import Failure, RunSummary
 from evo.store.store import Store
 
@@ -125,7 +125,7 @@ def _print_confirmation(console: Console, found: WorkloadFinals) -> None:
     say(
         console,
         f"confirmed: {short_id(won.id)} ran once more, alone with the baselines, in a fresh process and on other data:"
-        f" {figure(again.median_us)} us ({interval(again.low_us, again.high_us, 2)}), {gain}; that is the figure to quote",
+        f" {figure(again.median_us)} us ({interval(again.low_us, again.high_us, 2)}), {gain}; {QUOTED[again.disturbed]}",
         "bold",
     )
     if again.shift is not None:

@@ -8,7 +8,7 @@ from evo.evaluation import within_noise
 from evo.report.data import RunData, WorkloadData
 from evo.report.text import counted, duration, interval, micro, percent, short, times, value_text
 from evo.report.yardsticks import ceiling_remark, regret_remark
-from evo.store.finalists import TWO_RACES, Finalist, shift_sentence
+from evo.store.finalists import QUOTED, TWO_RACES, Finalist, shift_sentence
 from evo.store.records import CandidateRecord, TimingRecord
 
 __all__ = [
@@ -235,8 +235,8 @@ def confirmation_sentences(data: WorkloadData) -> list[str]:
     took = f"{micro(again.median_us)} µs" if again.median_us is not None else "no time"
     said = [
         f"Confirmed: the winner ran once more, alone with the baselines, in a fresh process and on other data: {took},"
-        f" {value} ({interval(again.ratio_low, again.ratio_high)}){' !' if again.disturbed else ''}. That is the figure to"
-        " quote."
+        f" {value} ({interval(again.ratio_low, again.ratio_high)}){' !' if again.disturbed else ''}.",
+        *_sentences(QUOTED[again.disturbed]),
     ]
     return said + _sentences(shift_sentence(again.shift) if again.shift is not None else "")
 

@@ -17,7 +17,7 @@ from evo.store.races import noise_floors
 from evo.store.runs import resolve_run
 from evo.store.store import Store
 
-__all__ = ["TWO_RACES", "Confirmation", "Finalist", "WorkloadFinals", "finals", "shift_sentence"]
+__all__ = ["QUOTED", "TWO_RACES", "Confirmation", "Finalist", "WorkloadFinals", "finals", "shift_sentence"]
 
 _c, _i = m.Candidate, m.Island
 _SHIFT = 0.02
@@ -28,6 +28,9 @@ TWO_RACES = (
     " only; the others' are of the race before, and a machine that was not the same in both is in the difference"
 )
 """What is to be said of finalists without `WorkloadFinals.one_race`."""
+
+QUOTED = ("that is the figure to quote", "that would be the figure to quote if nothing had slowed the device down")
+"""What a winner's confirming time is; the second, where something disturbed it."""
 
 
 @dataclass(frozen=True, kw_only=True)
