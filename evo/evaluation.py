@@ -103,6 +103,8 @@ class Binary:
     stack_bytes: int | None = None
     variable_bytes: int | None = None
     """Of arrays in a GPU's memory that live from call to call."""
+    releases_next: bool = False
+    """Whether the code can let the kernel after it start before it has ended (griddepcontrol.launch_dependents)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -60,6 +60,11 @@ _VARIABLES = (
     " kernel that needs such variables says so (keeps_variables)"
 )
 
+_RELEASES_NEXT = (
+    "the code lets the kernel after it start before it has ended (griddepcontrol.launch_dependents): its calls would"
+    " overlap where they are timed, one behind the other, and hardly anywhere else"
+)
+
 _place: list[tuple[str, int]] = []
 
 
@@ -127,6 +132,8 @@ def _with_loaded(
     assert binary is not None
     if binary.variable_bytes and not kernel.keeps_variables:
         return Measurement(status=Status.LOAD_ERROR, log=_VARIABLES.format(binary.variable_bytes))
+    if binary.releases_next:
+        return Measurement(status=Status.LOAD_ERROR, log=_RELEASES_NEXT)
     try:
         loaded = session.load(binary, kernel.entry)
     except LaunchError as error:

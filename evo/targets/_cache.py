@@ -20,7 +20,7 @@ from evo.targets import Target
 
 __all__ = ["BuildCache", "CachedBinary"]
 
-_FORMAT = 2
+_FORMAT = 3
 """Part of every key: entries of another layout are never read."""
 
 

@@ -16,7 +16,15 @@ from elftools.common.exceptions import ELFError
 from elftools.elf.constants import SH_FLAGS
 from elftools.elf.elffile import ELFFile
 
-__all__ = ["elf_code_hash", "elf_variable_bytes", "library_variable_bytes", "ptx_code_hash", "ptx_variable_bytes"]
+__all__ = [
+    "elf_code_hash",
+    "elf_releases_next",
+    "elf_variable_bytes",
+    "library_variable_bytes",
+    "ptx_code_hash",
+    "ptx_releases_next",
+    "ptx_variable_bytes",
+]
 
 _EM_CUDA = 190
 
@@ -186,3 +194,27 @@ def ptx_variable_bytes(ptx: str) -> int:
     """Likewise of PTX."""
     sizes = [int(bits) // 8 * int(count) for bits, count in _PTX_VARIABLE.findall(_PTX_NOISE.sub(" ", ptx))]
     return sum(size for size in sizes if size > _NO_NUMBER_BYTES)
+
+
+_INSTRUCTION_BYTES, _OPCODE = 16, 0xFFF
+_PREEXIT = 0x82D
+"""What griddepcontrol.launch_dependents becomes, from sm_90 to sm_121 alike (as nvdisasm names it)."""
+
+
+def elf_releases_next(elf: bytes) -> bool:
+    """Whether a cubin has the instruction by which a kernel lets the next one start. False for something that is no ELF
+    file."""
+    try:
+        texts = [s.data() for s in ELFFile(BytesIO(elf)).iter_sections() if s.name.startswith(".text")]
+    except (ELFError, ValueError, struct.error, UnicodeDecodeError):
+        return False
+    return any(
+        int.from_bytes(text[at : at + 2], "little") & _OPCODE == _PREEXIT
+        for text in texts
+        for at in range(0, len(text), _INSTRUCTION_BYTES)
+    )
+
+
+def ptx_releases_next(ptx: str) -> bool:
+    """Likewise of PTX."""
+    return "launch_dependents" in _PTX_NOISE.sub(" ", ptx)

@@ -19,7 +19,14 @@ from evo.render import Source
 from evo.targets import DeviceInfo, Session, Target
 from evo.targets._cuda_arch import arch_limits, parse_arch, resident_share, runs_on
 from evo.targets._cuda_driver import device_arch, device_limits, device_record, driver_version, version_advice
-from evo.targets._machine_code import elf_code_hash, elf_variable_bytes, ptx_code_hash, ptx_variable_bytes
+from evo.targets._machine_code import (
+    elf_code_hash,
+    elf_releases_next,
+    elf_variable_bytes,
+    ptx_code_hash,
+    ptx_releases_next,
+    ptx_variable_bytes,
+)
 from evo.targets._nvrtc import compiler_name, nvrtc_version, ptxas_figures, run_nvrtc
 
 __all__ = ["TARGET", "CudaTarget"]
@@ -71,6 +78,7 @@ class CudaTarget:
                 code_hash=ptx_code_hash(ptx),
                 log=output.log,
                 variable_bytes=ptx_variable_bytes(ptx),
+                releases_next=ptx_releases_next(ptx),
             )
         figures = ptxas_figures(output.log, source.entry)
         if figures is None:
@@ -79,6 +87,7 @@ class CudaTarget:
             code=output.code,
             code_hash=elf_code_hash(output.code),
             variable_bytes=elf_variable_bytes(output.code),
+            releases_next=elf_releases_next(output.code),
             log=output.log,
             registers=figures.registers,
             spill_bytes=figures.spill_bytes,

@@ -99,6 +99,7 @@ CHEATS = (
     Cheat(name="changes_x_when_timed", stage="timed", reason="input x was changed"),
     Cheat(name="writes_after_when_timed", stage="timed", reason="memory outside output y was written"),
     Cheat(name="writes_far_when_timed", stage="timed", reason="output y was written"),
+    Cheat(name="overlaps_itself", stage="load", reason="start before it has ended", targets=("cuda",), capability=90),
     # Harms those after it.
     Cheat(name="takes_the_threads", stage="launch", reason="threads", targets=("cpu",)),
     Cheat(name="leaves_a_thread", stage="launch", reason="it left 1 thread running", targets=("cpu",)),

@@ -10,6 +10,8 @@ from evo.space import Categorical, Space, Value
 
 from .cheats import names_for
 
+_PROGRAMMATIC = ("reads_early", "reads_early_when_timed", "overlaps_itself", "honest_and_patient")
+
 
 def _space(target: str, workload: Workload, limits: Limits) -> Space:
     names = tuple(c.name for c in names_for(target, limits.capability))
@@ -28,7 +30,7 @@ def _plan(target: str, point: Mapping[str, Value], workload: Workload) -> Launch
         threads=256,
         tiles=(("rows", 1),),
         smem_bytes=smem.get(str(point["cheat"]), 0),
-        programmatic=point["cheat"] in ("reads_early", "reads_early_when_timed", "honest_and_patient"),
+        programmatic=point["cheat"] in _PROGRAMMATIC,
     )
 
 

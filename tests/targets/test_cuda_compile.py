@@ -64,6 +64,13 @@ def test_what_code_can_remember_from_call_to_call_is_counted(arch: str) -> None:
     assert [compiled(text, arch=arch).variable_bytes for text in (PLAIN, constant, REMEMBERS)] == [0, 0, 2048]
 
 
+@pytest.mark.parametrize("arch", ["sm_90", "compute_90", "sm_100", "sm_120"])
+def test_that_code_lets_the_next_kernel_start_early_is_known(arch: str) -> None:
+    waits = PLAIN.replace("{", '{ asm volatile("griddepcontrol.wait;" ::: "memory");', 1)
+    releases = PLAIN.replace("{", '{ asm volatile("griddepcontrol.launch_dependents;");', 1)
+    assert [compiled(text, arch=arch).releases_next for text in (PLAIN, waits, releases)] == [False, False, True]
+
+
 def test_spilled_registers_are_counted() -> None:
     binary = compiled(HUNGRY, "sums")
     assert binary.registers == 64  # 64 K registers over 1,024 threads
