@@ -331,12 +331,17 @@ def kernel_names() -> list[str]:
 def find_kernel(name: str) -> Path:
     """The folder of a kernel, by its name or by a path to it.
 
-    Raises UnknownNameError if there is none.
+    Raises UnknownNameError if there is none, KernelError for a folder that is no kernel's.
     """
     if Path(name).is_dir() and (Path(name) / "kernel.py").is_file():
         return Path(name).resolve()
     if name in kernel_names():
         return template_root() / name
+    if Path(name).is_dir():
+        raise KernelError(
+            f"{name} is a folder, but no kernel's: it has no kernel.py; a kernel is a folder with kernel.py, which states"
+            " the problem, and a template for each target, such as cuda.cu.j2 or cpu.cpp.j2 (docs/writing-a-kernel.md)"
+        )
     raise UnknownNameError("kernel", name, kernel_names())
 
 
@@ -346,7 +351,7 @@ _loaded: dict[Path, Kernel] = {}
 def load_kernel(name: str) -> Kernel:
     """The `KERNEL` of templates/<name>/kernel.py, or of the folder that `name` is a path to.
 
-    Raises UnknownNameError, or KernelError if the file does not state a problem.
+    Raises UnknownNameError, or KernelError if there is no such file or it does not state a problem.
     """
     folder = find_kernel(name)
     if folder in _loaded:

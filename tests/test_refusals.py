@@ -37,6 +37,36 @@ def foreign_arch() -> tuple[str, str]:
     pytest.skip("everything that compiles here runs here")
 
 
+@pytest.mark.parametrize("seed", ["-1", str(2**63)])
+@pytest.mark.parametrize("command", ["check", "search", "bench"])
+def test_a_seed_that_is_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, seed: str
+) -> None:
+    sentence = refused(capsys, command, "layernorm", "--target", "cpu", "--db", str(tmp_path / "db"), "--seed", seed)
+    assert sentence == f"evo: --seed must be a whole number from 0 to {2**63 - 1}, got {seed}"
+
+
+def test_a_seed_that_is_none_in_a_job_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text('[search]\nkernel = "layernorm"\nseed = -1\n')
+    assert refused(capsys, "search", str(job)).endswith("seed must be a whole number from 0 to 2**63 - 1, got -1")
+
+
+@pytest.mark.parametrize("command", ["check", "search", "bench"])
+def test_a_folder_that_is_no_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
+    folder = tmp_path / "nothing"
+    folder.mkdir()
+    sentence = refused(capsys, command, str(folder), "--target", "cpu", "--db", str(tmp_path / "db"))
+    assert sentence.startswith(f"evo: {folder} is a folder, but no kernel's: it has no kernel.py; ")
+    for said in ("template", "cpu.cpp.j2", "docs/writing-a-kernel.md"):
+        assert said in sentence
+
+
+def test_options_of_a_kernel_that_there_is_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sentence = refused(capsys, "check", "layernrm", "--target", "cpu", "--db", str(tmp_path / "db"))
+    assert sentence == "evo: unknown kernel or candidate 'layernrm'; did you mean layernorm?"
+
+
 def test_a_search_for_code_that_does_not_run_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target, arch = foreign_arch()
     db = tmp_path / "lineage.db"

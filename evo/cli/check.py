@@ -10,12 +10,12 @@ from rich.console import Console
 from rich.table import Table
 
 from evo.checking import Branch, BranchPlan, Standing, check_branches, check_workloads_of
-from evo.cli.options import DEFAULT_DB, Db, Json, TargetName, make_console, print_json
+from evo.cli.options import DEFAULT_DB, Db, Json, TargetName, check_seed, make_console, print_json
 from evo.cli.recheck import print_recheck, recheck
-from evo.cli.recorded import find_candidate
+from evo.cli.recorded import find_candidate, may_be_candidate
 from evo.cli.setup import set_up
 from evo.cli.standing import StandingLines
-from evo.errors import DeviceError, UnknownNameError, UsageError
+from evo.errors import DeviceError, KernelError, UnknownNameError, UsageError
 from evo.evaluation import Status
 from evo.kernel import find_kernel
 from evo.targets import find_target
@@ -37,7 +37,10 @@ def check(
     ] = None,
     target: TargetName = None,
     workload: Annotated[list[str] | None, typer.Option(help="Instead of the kernel's own; repeat for more.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Draws the gate's data; random if left out.")] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Draws the gate's data; random if left out.", callback=check_seed),
+    ] = None,
     compile_only: Annotated[bool, typer.Option(help="Do not run anything.")] = False,
     db: Db = DEFAULT_DB,
     json: Json = False,
@@ -46,7 +49,8 @@ def check(
     anew."""
     drawn = int.from_bytes(os.urandom(4)) if seed is None else seed
     if not _is_kernel(kernel):
-        for option, value in (("--target", target), ("--arch", arch), ("--workload", workload)):
+        given = (("--target", target), ("--arch", arch), ("--workload", workload))
+        for option, value in given if may_be_candidate(kernel) else ():
             if value:
                 raise UsageError(f"{option} is recorded with candidate {kernel}: leave it out")
         _check_candidate(kernel, drawn, compile_only, db, json)
@@ -93,6 +97,10 @@ def _is_kernel(name: str) -> bool:
     try:
         find_kernel(name)
     except UnknownNameError:
+        return False
+    except KernelError:
+        if not may_be_candidate(name):
+            raise
         return False
     return True
 

@@ -15,6 +15,7 @@ from evo.cli.options import (
     CandidateName,
     Db,
     Json,
+    check_seed,
     command_line,
     make_console,
     parse_values,
@@ -55,7 +56,10 @@ def explain(
     measure: Annotated[
         bool, typer.Option("--measure", help="Build and time what lies between, in one race on this machine.")
     ] = False,
-    seed: Annotated[int | None, typer.Option(help="With --measure: draws the data; random if left out.")] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="With --measure: draws the data; random if left out.", callback=check_seed),
+    ] = None,
     all_: Annotated[bool, typer.Option("--all", help="Every edit, with what is known of it, as a table.")] = False,
     db: Db = DEFAULT_DB,
     json: Json = False,

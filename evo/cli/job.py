@@ -57,7 +57,7 @@ _JOB_KEYS: dict[str, tuple[Callable[[object], bool], str]] = {
     "evaluations": (_is_whole, "a whole number"),
     "patience": (_is_whole, "a whole number"),
     "sampler": (_is_text, 'a name, e.g. "evolution"'),
-    "seed": (_is_whole, "a whole number"),
+    "seed": (lambda v: type(v) is int and 0 <= v < 2**63, "a whole number from 0 to 2**63 - 1"),
     "name": (_is_text, "a text"),
     "fix": (_is_texts, 'a list, e.g. ["threads=1"]'),
     "start": (_is_texts, 'a list of runs, candidates or points, e.g. ["threads=256,vectors=2"]'),

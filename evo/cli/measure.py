@@ -13,7 +13,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from evo.cli.options import DEFAULT_DB, Db, Json, TargetName, choose_arch, make_console, parse_values, print_json
+from evo.cli.options import (
+    DEFAULT_DB,
+    Db,
+    Json,
+    TargetName,
+    check_seed,
+    choose_arch,
+    make_console,
+    parse_values,
+    print_json,
+)
 from evo.cli.setup import Setup, set_up
 from evo.cli.tables import DISTURBED_NOTE, marked, short_id, timing_record
 from evo.errors import EvoError, UsageError
@@ -49,7 +59,10 @@ def bench(
     against: Annotated[
         str | None, typer.Option(help="Baselines, separated by commas; all of the kernel's if left out.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Draws the data; random if left out.")] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Draws the data; random if left out.", callback=check_seed),
+    ] = None,
     db: Db = DEFAULT_DB,
     json: Json = False,
 ) -> None:

@@ -24,6 +24,7 @@ __all__ = [
     "Json",
     "TargetName",
     "cache_dir",
+    "check_seed",
     "choose_arch",
     "choose_target",
     "command_line",
@@ -100,6 +101,13 @@ database.taken = _taken  # for the hints of the store, which reads no environmen
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d)?", re.IGNORECASE)
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def check_seed(seed: int | None) -> int | None:
+    """A callback of --seed. Raises UsageError for what no database keeps, and what random generators take for another."""
+    if seed is not None and not 0 <= seed < 2**63:
+        raise UsageError(f"--seed must be a whole number from 0 to {2**63 - 1}, got {seed}")
+    return seed
 
 
 def parse_duration(text: str, option: str = "--budget") -> float:

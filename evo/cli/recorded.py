@@ -20,7 +20,15 @@ from evo.store.store import Store
 if TYPE_CHECKING:
     from evo.executors import BuildRequest
 
-__all__ = ["Recorded", "find_candidate", "find_winners", "named_candidate", "source_remark", "unknown"]
+__all__ = [
+    "Recorded",
+    "find_candidate",
+    "find_winners",
+    "may_be_candidate",
+    "named_candidate",
+    "source_remark",
+    "unknown",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +85,14 @@ def _run_hint(store: Store, name: str, db: str) -> str:
     return f"{name!r} is a run, and a candidate is wanted; {tell}"
 
 
+def may_be_candidate(name: str) -> bool:
+    """Whether it is written as identifiers are."""
+    return bool(name) and set(name.lower()) <= set(string.hexdigits)
+
+
 def find_candidate(db: str, name: str) -> Recorded:
     """The candidate whose identifier begins so. Raises UsageError, with what `name` could have been instead."""
-    hexadecimal = bool(name) and set(name.lower()) <= set(string.hexdigits)
+    hexadecimal = may_be_candidate(name)
     try:
         with Store.open(db, write=False) as store:
             try:

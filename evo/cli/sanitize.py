@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from evo.cli.options import DEFAULT_DB, Db, Json, make_console, print_json
+from evo.cli.options import DEFAULT_DB, Db, Json, check_seed, make_console, print_json
 from evo.cli.recorded import Recorded, find_winners, source_remark
 from evo.cli.tables import short_id
 from evo.sanitizing import Sanitized, choose_tools, sanitize
@@ -33,7 +33,10 @@ def sanitize_candidate(
             help="cuda: memcheck, racecheck, initcheck, synccheck. cpu: address, undefined, initcheck. all: each of them."
         ),
     ] = "all",
-    seed: Annotated[int | None, typer.Option(help="Draws the data; random if left out.")] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Draws the data; random if left out.", callback=check_seed),
+    ] = None,
     limit: Annotated[float, typer.Option(help="Seconds that each tool may take.", min=1.0)] = 180.0,
     db: Db = DEFAULT_DB,
     json: Json = False,

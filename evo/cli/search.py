@@ -22,6 +22,7 @@ from evo.cli.options import (
     Db,
     Json,
     TargetName,
+    check_seed,
     command_line,
     make_console,
     parse_duration,
@@ -84,7 +85,10 @@ def search(
     evaluations: Annotated[int | None, typer.Option(help="Stop after so many candidates.")] = None,
     patience: Annotated[int | None, typer.Option(help="Stop after so many candidates without a better one.")] = None,
     sampler: Annotated[str | None, typer.Option(help="evolution, tpe or random.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Same seed, --builders and measurements: same proposals.")] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Same seed, --builders and measurements: same proposals.", callback=check_seed),
+    ] = None,
     fix: Annotated[list[str] | None, typer.Option(help="Hold a parameter at one value: NAME=VALUE.")] = None,
     start: Annotated[
         list[str] | None,
