@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
-from evo.cli.measure import _for_each
+from evo.budget import Budget
+from evo.cli.measure import _contenders, _for_each
+from evo.cli.setup import Setup, worker_settings
+from evo.cli.starts import read_starts
+from evo.errors import UsageError
+from evo.evaluation import CandidateRef, Proposal
 from evo.genome import Genome
-from evo.kernel import load_kernel
+from evo.kernel import Kernel, load_kernel
+from evo.run import plan_run
+from evo.search import SearchConfig
+from evo.store import Environment
+from evo.store.columns import public_id
+from evo.store.store import Store
 from evo.targets import find_target
+from tests.store import samples as s
+from tests.toy_kernel import write_kernel
 
 KEY = "batch=2,heads=8,kv_heads=8,q_len=512,kv_len=512,head_dim=64,dtype=float16"
 
@@ -25,3 +40,81 @@ def test_a_genome_goes_without_what_an_architecture_lacks(capsys: pytest.Capture
     told = capsys.readouterr().err
     assert told.startswith("evo: large is not legal for compute_89 (shared_memory: ")
     assert told.endswith("it is not timed there\n")
+
+
+HERE = find_target("cpu").device().name
+
+
+def toy(folder: Path, mode: str = "honest") -> Kernel:
+    return load_kernel(str(write_kernel(folder / "toy", (mode, "exact"))))
+
+
+def record(db: str, called: str, kernel: Kernel, *, device: str = HERE, mode: str = "exact") -> str:
+    """Has a run of a kernel, called so, with one candidate that is the best; its short identifier."""
+    config = SearchConfig(
+        kernel=called,
+        target="cpu",
+        arch="native",
+        workloads=kernel.workloads["cpu"],
+        sampler="random",
+        seed=1,
+        window=8,
+        budget=Budget(evaluations=1),
+    )
+    workload = kernel.example("cpu")
+    with Store.open(db, write=True) as store:
+        run = store.create_run(plan_run(config, kernel, None), Environment(device=device, arch="native"))
+        proposal = Proposal(genome=Genome.of({"mode": mode, "unroll": 2}), operator="random")
+        evaluation = replace(s.passed(0), timings=(s.timing(workload), s.timing(workload, 1.0, contender="torch")))
+        store.add(run, CandidateRef(order=0, island=0, workload=workload, proposal=proposal), evaluation, elapsed_s=1.0)
+    return public_id(run.uid, 0)[:10]
+
+
+def contenders(kernel: Kernel, db: str) -> list[str]:
+    setup = Setup(kernel=kernel, target="cpu", arch="native", workers=worker_settings("cpu", db))
+    return [name for name, _ in _contenders(setup, kernel.example("cpu"), db)]
+
+
+def test_what_was_recorded_of_a_kernel_is_timed_whatever_its_folder_was_called(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = toy(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for number, called in enumerate((str(tmp_path / "toy"), "toy", "./toy", "elsewhere/and/gone")):
+        db = f"{number}.db"
+        assert contenders(kernel, db) == ["default"]
+        name = record(db, called, kernel)
+        assert contenders(kernel, db) == [name, "default"]
+        space = kernel.space("cpu", kernel.example("cpu"), find_target("cpu").limits("native"))
+        assert read_starts([name], kernel, "cpu", [space], db) == ({"mode": "exact", "unroll": 2},)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_kernel_of_the_same_name_is_another_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kernel, other = toy(tmp_path), toy(tmp_path / "other", "wrong")
+    db = str(tmp_path / "lineage.db")
+    name = record(db, str(other.folder), other)
+    assert contenders(kernel, db) == ["default"]
+    nothing = f"no candidate of this kernel is recorded for 4096 float32 in {db}"
+    assert capsys.readouterr().err == f"evo: {nothing}: the template's default is timed\n"
+    space = kernel.space("cpu", kernel.example("cpu"), find_target("cpu").limits("native"))
+    with pytest.raises(UsageError, match="is of kernel"):
+        read_starts([name], kernel, "cpu", [space], db)
+
+
+def test_why_the_best_that_is_recorded_is_left_out_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kernel = toy(tmp_path)
+    db = str(tmp_path / "lineage.db")
+    foreign = record(db, str(kernel.folder), kernel, device="Another Machine")
+    assert contenders(kernel, db) == ["default"]
+    left_out = "found for 4096 float32, is left out"
+    said = capsys.readouterr().err
+    assert said.startswith(f"evo: {foreign}, {left_out}: it was timed on Another Machine, and this is ")
+    gone = record(db, str(kernel.folder), kernel, mode="of old")
+    assert contenders(kernel, db) == ["default"]
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"evo: {gone}, {left_out}: the kernel's search space does not have it any more")
+    assert "'of old'" in first
+    assert foreign in second
+    mended = record(str(tmp_path / "other.db"), str(kernel.folder), kernel)
+    assert contenders(kernel, str(tmp_path / "other.db")) == [mended, "default"]

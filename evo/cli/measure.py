@@ -24,6 +24,7 @@ from evo.cli.options import (
     parse_values,
     print_json,
 )
+from evo.cli.recorded import is_of
 from evo.cli.setup import Setup, set_up
 from evo.cli.tables import DISTURBED_NOTE, marked, short_id, timing_record
 from evo.errors import EvoError, UsageError
@@ -33,6 +34,7 @@ from evo.genome import Genome
 from evo.kernel import Kernel, Workload
 from evo.run import check_workloads
 from evo.store import queries
+from evo.store.database import shown
 from evo.store.store import Store
 from evo.targets import find_target
 
@@ -116,19 +118,30 @@ def bench(
 
 
 def _contenders(setup: Setup, workload: Workload, db: str) -> list[tuple[str, Genome]]:
-    """The template's default, and the best candidate that the database has for this workload and device."""
+    """The template's default, and the best candidate that the database has for this workload and device. If it has one that
+    is left out, or none, that is said."""
     kernel, target = setup.kernel, setup.target
     space = kernel.space(target, workload, find_target(target).limits(setup.arch))
-    found = [("default", Genome.of(space.complete(space.default)))]
+    default = "default", Genome.of(space.complete(space.default))
     if "://" not in db and not Path(db).exists():
-        return found
+        return [default]
     device = find_target(target).device().name
     with Store.open(db, write=False) as store:
-        for best in queries.best(store, kernel.name):
-            same = best.workload == workload.key and best.target == target and best.device == device
-            if same and space.is_legal(best.parameters):
-                found.insert(0, (short_id(best.id), Genome.of(best.parameters, best.flags)))
-    return found
+        of_workload = [b for b in queries.best(store, target=target) if b.workload == workload.key]
+        known = [b for b in of_workload if is_of(store, b.kernel, b.run, kernel)]
+    known.sort(key=lambda b: (b.device != device, b.unconfirmed, b.ratio))
+    for best in known:
+        if best.device != device:
+            reason = f"it was timed on {best.device}, and this is {device}; --genome with its values times those here"
+        elif broken := space.violations(best.parameters):
+            reason = f"the kernel's search space does not have it any more ({'; '.join(broken)})"
+        else:
+            return [(short_id(best.id), Genome.of(best.parameters, best.flags)), default]
+        typer.echo(f"evo: {short_id(best.id)}, found for {workload}, is left out: {reason}", err=True)
+    if not known:
+        nothing = f"no candidate of this kernel is recorded for {workload} in {shown(db)}"
+        typer.echo(f"evo: {nothing}: the template's default is timed", err=True)
+    return [default]
 
 
 def _for_each(

@@ -10,7 +10,7 @@ from evo.cli.options import command_line
 from evo.cli.tables import short_id
 from evo.errors import StoreError, UnknownNameError, UsageError
 from evo.genome import Genome
-from evo.kernel import Workload, kernel_names
+from evo.kernel import Kernel, Workload, find_kernel, kernel_names
 from evo.store import Stage, queries
 from evo.store.candidates import candidate
 from evo.store.records import CandidateRecord
@@ -24,6 +24,7 @@ __all__ = [
     "Recorded",
     "find_candidate",
     "find_winners",
+    "is_of",
     "may_be_candidate",
     "named_candidate",
     "source_remark",
@@ -132,6 +133,17 @@ def _recorded(store: Store, prefix: str, db: str) -> Recorded:
     record = candidate(store, prefix)
     run = queries.run(store, record.run)
     return Recorded(record=record, seeds=gate_seeds(run.options, run.seed), db=db)
+
+
+def is_of(store: Store, name: str, run: str, kernel: Kernel) -> bool:
+    """Whether what a run recorded of kernel `name` is of this one: a kernel is recorded as it was called then, by its name
+    or by a path from where that was."""
+    try:
+        if find_kernel(name) == kernel.folder:
+            return True
+    except UsageError:
+        pass  # not to be found from here; what it was made of may be the same
+    return queries.run(store, run).kernel_digest == kernel.digest
 
 
 def source_remark(recorded: Recorded, digest: str) -> str:

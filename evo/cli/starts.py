@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from evo.cli.options import parse_values
-from evo.cli.recorded import find_winners
+from evo.cli.recorded import find_winners, is_of
 from evo.errors import UsageError
 from evo.kernel import Kernel
 from evo.space import Space
+from evo.store.store import Store
 
 __all__ = ["read_starts"]
 
@@ -49,15 +50,14 @@ def _written(text: str, space: Space) -> Mapping[str, Any]:
 
 
 def _recorded(text: str, kernel: Kernel, target: str, db: str) -> list[Mapping[str, Any]]:
-    points: list[Mapping[str, Any]] = []
-    for one in find_winners(db, text):
-        r = one.record
-        if (r.kernel, r.target) != (kernel.name, target):
-            raise UsageError(
-                f"--start {text!r} is of kernel {r.kernel!r} on {r.target}, and {kernel.name!r} on {target} is searched"
-            )
-        points.append(r.parameters)
-    return points
+    records = [one.record for one in find_winners(db, text)]
+    with Store.open(db, write=False) as store:
+        for r in records:
+            if r.target != target or not is_of(store, r.kernel, r.run, kernel):
+                raise UsageError(
+                    f"--start {text!r} is of kernel {r.kernel!r} on {r.target}, and {kernel.name!r} on {target} is searched"
+                )
+    return [r.parameters for r in records]
 
 
 def _known(point: Mapping[str, Any], space: Space) -> dict[str, Any]:
