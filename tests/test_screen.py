@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from evo.budget import Budget
+from evo.cli.results import unfinished
 from evo.cli.screen import LiveScreen, PlainLines, busy_share
 from evo.evaluation import Timing
 from evo.genome import Genome
@@ -81,6 +82,12 @@ def test_who_keeps_a_search_waiting_is_named_anew_when_that_changes_and_not_at_e
         "being timed for 4 s; ended if there is no result within 25 s more",
         "held up, until the device and its data are ready, for 4 s",
     ]
+
+
+def test_the_end_of_a_search_says_whom_it_still_waited_for() -> None:
+    assert unfinished(held_up(6.5)) == {"order": 7, "what": "in the gate", "seconds": 6.5}
+    assert unfinished(held_up(1.0)) is None
+    assert unfinished(Progress()) is None
 
 
 def test_a_candidate_that_is_not_finished_keeps_the_device_busy() -> None:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from evo.cli.cells import visible
 from evo.cli.options import command_line
-from evo.cli.screen import busy_share
+from evo.cli.screen import LONG_S, busy_share, doing
 from evo.cli.tables import marked, short_id, speedup, timing_record
 from evo.evaluation import Timing
 from evo.finals import TWIN, Finalist, Finals
@@ -24,7 +24,7 @@ from evo.store.finalists import WorkloadFinals, shift_sentence
 from evo.store.finalists import finals as read_finals
 from evo.store.store import Store
 
-__all__ = ["outcome_record", "print_outcome", "race_table"]
+__all__ = ["outcome_record", "print_outcome", "race_table", "unfinished"]
 
 _MILESTONES = (1.1, 1.3, 1.5, 2.0)
 
@@ -60,6 +60,7 @@ def outcome_record(outcome: Outcome, started: float, store: Store) -> dict[str, 
         "timing_share": progress.timing_seconds / device_s,
         "timing_share_of_search": progress.timing_seconds / searched_s,
         "evaluation_ms": evaluation_ms(progress),
+        "unfinished": unfinished(progress),
         "workloads": [
             {"candidates": tried.get(island, 0)}
             | _workload_record(outcome, island, held, before_search_s, recorded[island])
@@ -201,6 +202,13 @@ def print_outcome(console: Console, outcome: Outcome, record: dict[str, Any], db
         highlight=False,
         soft_wrap=True,
     )
+    if left := record["unfinished"]:
+        console.print(
+            f"when it stopped, candidate {left['order']} had been {left['what']} for {left['seconds']:.0f} s, without a"
+            " result",
+            highlight=False,
+            soft_wrap=True,
+        )
     winners = [w["winner"]["candidate"] for w in record["workloads"] if w["winner"]]
     following = []
     if winners:
@@ -217,6 +225,14 @@ def _told(status: str, number: int, refused: int) -> str:
     """8 ok (2 of them refused by the finals)"""
     told = f"{number} {status.replace('_', ' ')}"
     return f"{told} ({refused} of them refused by the finals)" if status == "ok" and refused else told
+
+
+def unfinished(progress: Progress) -> dict[str, Any] | None:
+    """The candidate that a search that was over waited for longer than for others."""
+    waiting = progress.waiting
+    if waiting is None or waiting.work.seconds < LONG_S:
+        return None
+    return {"order": waiting.order, "what": doing(waiting.work), "seconds": round(waiting.work.seconds, 2)}
 
 
 def evaluation_ms(progress: Progress) -> dict[str, float]:

@@ -19,7 +19,7 @@ from evo.evaluation import Status
 from evo.kernel import Workload
 from evo.progress import Improvement, Progress, UnderWay
 
-__all__ = ["LONG_S", "LiveScreen", "PlainLines", "Screen", "SilentScreen", "told"]
+__all__ = ["LONG_S", "LiveScreen", "PlainLines", "Screen", "SilentScreen", "doing", "told"]
 
 _LINE_EVERY_S = 5.0
 
@@ -27,10 +27,10 @@ LONG_S = 3.0
 """Who has been under way for so long is named."""
 
 _STAGES = {
-    "build": "being compiled for",
-    "ready": "held up, until the device and its data are ready, for",
-    "gate": "in the gate for",
-    "timing": "being timed for",
+    "build": "being compiled",
+    "ready": "held up, until the device and its data are ready,",
+    "gate": "in the gate",
+    "timing": "being timed",
 }
 
 
@@ -192,11 +192,15 @@ def _waiting(progress: Progress) -> str:
     return f"waiting for candidate {waiting.order}: {told(waiting.work)}"
 
 
+def doing(work: UnderWay) -> str:
+    return _STAGES[work.stage]
+
+
 def told(work: UnderWay) -> str:
     """in the gate for 12 s; ended if there is no result within 18 s more"""
     again = ", for the second time, in a fresh process" if work.again else ""
     left = "" if work.left_s is None else f"; ended if there is no result within {work.left_s:.0f} s more"
-    return f"{_STAGES[work.stage]} {work.seconds:.0f} s{again}{left}"
+    return f"{doing(work)} for {work.seconds:.0f} s{again}{left}"
 
 
 def _failures(progress: Progress) -> str:
