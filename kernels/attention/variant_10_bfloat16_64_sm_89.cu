@@ -1,15 +1,16 @@
 // Attention forward, bfloat16, head dimension 64, causal: o = softmax(scale q k^T) v.
-// 128 rows a block, 128 keys a step; 4 x 1 warps.
+// 128 rows a block, 96 keys a step; 4 x 1 warps.
 // Rendered for sm_89 from templates/attention/cuda.cu.j2, which explains every choice.
 #include "_shared/async_copy.cuh"
 #include "_shared/mma.cuh"
+#include "_shared/store.cuh"
 
 using i64 = long long;
 using T = bf16;
 constexpr int D = 64, WARPS_M = 4, WARPS_N = 1, TILES = 2;
 constexpr int WARPS = WARPS_M * WARPS_N, THREADS = 32 * WARPS;
-constexpr int ROWS = 16 * TILES, BM = ROWS * WARPS_M, BN = 128, KEYS = BN / WARPS_N;   // of a warp, a block; a block, a warp
-constexpr int K_STAGES = 4, V_STAGES = 1, AHEAD = 0;
+constexpr int ROWS = 16 * TILES, BM = ROWS * WARPS_M, BN = 96, KEYS = BN / WARPS_N;   // of a warp, a block; a block, a warp
+constexpr int K_STAGES = 3, V_STAGES = 3, AHEAD = 0;
 constexpr int V_AHEAD = V_STAGES - 1;
 constexpr bool CAUSAL = true;
 using Rows = tile_rows<D * 2, true>;
@@ -57,7 +58,7 @@ __device__ __forceinline__ void load_rows(int row, unsigned tile, const char* fr
 // s = q k^T for the warp's rows and its keys of a tile, those from FROM to TO. q_at, k_at: addresses of the lane's part of the
 // first fragment.
 template <int FROM = 0, int TO = KEYS>
-__device__ __forceinline__ void multiply_qk(float (&s)[TILES][KEYS / 8][4], unsigned q_at, unsigned q_turn, unsigned k_at, unsigned k_turn) {
+__device__ __forceinline__ void multiply_qk(float (&s)[TILES][KEYS / 8][4], const unsigned (&q)[TILES][D / 16][4], unsigned k_at, unsigned k_turn) {
     #pragma unroll
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
@@ -66,14 +67,14 @@ __device__ __forceinline__ void multiply_qk(float (&s)[TILES][KEYS / 8][4], unsi
             for (int e = 0; e < 4; ++e) s[m][n][e] = 0.f;
     #pragma unroll
     for (int d = 0; d < D / 16; ++d) {
-        unsigned a[TILES][1][4];
-        constexpr bool held = false;
-        #pragma unroll
-        for (int m = 0; m < TILES; ++m) load_tiles(a[m][0], q_at + m * 16 * Rows::PITCH + (q_turn ^ d * 32));
+        const unsigned (&a)[TILES][D / 16][4] = q;
+        constexpr bool held = true;
+        unsigned b[2][4];
+        load_tiles(b[FROM / 16 % 2], k_at + FROM * Rows::PITCH + (k_turn ^ d * 32));
         #pragma unroll
         for (int n = FROM / 16; n < TO / 16; ++n) {
-            unsigned f[4];
-            load_tiles(f, k_at + n * 16 * Rows::PITCH + (k_turn ^ d * 32));
+            if (n + 1 < TO / 16) load_tiles(b[(n + 1) % 2], k_at + (n + 1) * 16 * Rows::PITCH + (k_turn ^ d * 32));
+            const unsigned (&f)[4] = b[n % 2];
             #pragma unroll
             for (int m = 0; m < TILES; ++m) {
                 T::multiply_add(s[m][2 * n], a[m][held ? d : 0], f[0], f[1]);
@@ -85,10 +86,12 @@ __device__ __forceinline__ void multiply_qk(float (&s)[TILES][KEYS / 8][4], unsi
 
 // o += p v for the n-th 16 keys of the warp's, with p as A fragments.
 __device__ __forceinline__ void multiply_pv(float (&o)[TILES][D / 8][4], const unsigned (&weights)[TILES][KEYS / 16][4], int n, unsigned v_at, unsigned v_turn, float (&sum)[TILES][4]) {
+    unsigned b[2][4];
+    load_tiles_transposed(b[0], v_at + n * 16 * Rows::PITCH + v_turn);
     #pragma unroll
     for (int d = 0; d < D / 16; ++d) {
-        unsigned f[4];
-        load_tiles_transposed(f, v_at + n * 16 * Rows::PITCH + (v_turn ^ d * 32));
+        if (d + 1 < D / 16) load_tiles_transposed(b[(d + 1) % 2], v_at + n * 16 * Rows::PITCH + (v_turn ^ (d + 1) * 32));
+        const unsigned (&f)[4] = b[d % 2];
         #pragma unroll
         for (int m = 0; m < TILES; ++m) {
             T::multiply_add(o[m][2 * d], weights[m][n], f[0], f[1]);
@@ -172,7 +175,7 @@ struct Place {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS) attention(
+extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
     const char* __restrict__ q, const char* __restrict__ k, const char* __restrict__ v, char* __restrict__ o, float* __restrict__ lse,
     i64 batch, i64 heads, i64 kv_heads, i64 q_len, i64 kv_len, i64 head_dim, float scale,
     i64 q_batch, i64 q_head, i64 q_seq, i64 k_batch, i64 k_head, i64 k_seq,
@@ -186,7 +189,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
     const int keys_end = CAUSAL ? min((int)kv_len, min(place.row + BM, rows_end) + shift) : (int)kv_len;   // may be negative
     const int steps = keys_end > 0 ? (keys_end + BN - 1) / BN : 0;
     const float slope = (scale == 0.f ? rsqrtf((float)D) : scale) * LOG2_E;
-    const unsigned q_tile = shared_address(shared), k_tiles = q_tile + BM * Rows::PITCH, v_tiles = k_tiles + K_STAGES * TILE_BYTES;
+    unsigned q_tile = shared_address(shared);
+    asm volatile("" : "+r"(q_tile));   // unknown to the compiler, so that it cannot look it up anew
+    const unsigned k_tiles = q_tile + BM * Rows::PITCH, v_tiles = k_tiles + K_STAGES * TILE_BYTES;
 
     // Tiles come from the last to the first: the masked ones are then done before the long run of others.
     const int copy_row = threadIdx.x / COLUMNS, copy_byte = threadIdx.x % COLUMNS * 16;
@@ -261,7 +266,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
     auto sees = [&](int step) {
         return !CAUSAL || (steps - 1 - step) * BN + warp_n * KEYS <= own_row + ROWS - 1 + shift;
     };
+    unsigned q_held[TILES][D / 16][4];
     auto load_q = [&]() {
+        #pragma unroll
+        for (int m = 0; m < TILES; ++m)
+            #pragma unroll
+            for (int d = 0; d < D / 16; ++d) load_tiles(q_held[m][d], q_at + m * 16 * Rows::PITCH + (q_turn ^ d * 32));
     };
 
     // For those whose keys are this warp's, too: what they have copied is there for all of them, and what they have read is free.
@@ -282,7 +292,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
         float s[TILES][KEYS / 8][4];
         unsigned weights[TILES][KEYS / 16][4];
         if (active) {
-            multiply_qk(s, q_at, q_turn, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
+            multiply_qk(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
             mask(s, step);
             raise(s, running, acc, slope);
         }
@@ -311,7 +321,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
         float s[TILES][KEYS / 8][4];
         unsigned weights[TILES][KEYS / 16][4];
         if (active) {
-            multiply_qk(s, q_at, q_turn, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
+            multiply_qk(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
             raise(s, running, acc, slope);
         }
         const unsigned v_at = v_lane + step % V_STAGES * TILE_BYTES;
@@ -353,7 +363,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
         for (int h = 0; h < 2; ++h) {
             const int row = own_row + m * 16 + h * 8 + lane / 4;
             const bool blind = (CAUSAL && row + shift < 0) || kv_len == 0;
-            inverse[m][h] = blind ? 0.f : __fdividef(1.f, sum[m][h]);
+            inverse[m][h] = blind ? 0.f : reciprocal_fast(sum[m][h]);   // no row's own sum is denormal
         }
     char* const o_rows = o + (place.batch * o_batch + place.head * o_head) * 2;
     __syncwarp();   // a warp's rows of q are its own: nobody else reads them
@@ -367,11 +377,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
                 *(unsigned*)(shared + Rows::place(row, d) + lane % 4 * 4) = T::pack(acc[m][d][2 * h] * inverse[m][h], acc[m][d][2 * h + 1] * inverse[m][h]);
             }
     __syncwarp();
+    constexpr int CHUNKS = ROWS * D / 8 / 32;
+    uint4 chunks[CHUNKS];   // all are read before the first is written: none waits for the one before
     #pragma unroll
-    for (int i = 0; i < ROWS * D / 8 / 32; ++i) {
-        const int id = i * 32 + lane, row = id / (D / 8), chunk = id % (D / 8);
-        if (own_row + row < rows_end)
-            *(uint4*)(o_rows + (own_row + row) * o_seq * 2 + chunk * 16) = *(const uint4*)(shared + Rows::place(warp_m * ROWS + row, chunk));
+    for (int i = 0; i < CHUNKS; ++i) {
+        const int id = i * 32 + lane;
+        chunks[i] = *(const uint4*)(shared + Rows::place(warp_m * ROWS + id / (D / 8), id % (D / 8)));
+    }
+    #pragma unroll
+    for (int i = 0; i < CHUNKS; ++i) {
+        const int id = i * 32 + lane, row = own_row + id / (D / 8);
+        store_16_if(row < rows_end, o_rows + row * o_seq * 2 + id % (D / 8) * 16, chunks[i]);
     }
 }
 

@@ -3,13 +3,14 @@
 // Rendered for sm_89 from templates/attention/cuda.cu.j2, which explains every choice.
 #include "_shared/async_copy.cuh"
 #include "_shared/mma.cuh"
+#include "_shared/store.cuh"
 
 using i64 = long long;
 using T = bf16;
 constexpr int D = 128, WARPS_M = 4, WARPS_N = 1, TILES = 2;
 constexpr int WARPS = WARPS_M * WARPS_N, THREADS = 32 * WARPS;
 constexpr int ROWS = 16 * TILES, BM = ROWS * WARPS_M, BN = 64, KEYS = BN / WARPS_N;   // of a warp, a block; a block, a warp
-constexpr int K_STAGES = 3, V_STAGES = 1, AHEAD = 0;
+constexpr int K_STAGES = 2, V_STAGES = 2, AHEAD = 0;
 constexpr int V_AHEAD = V_STAGES - 1;
 constexpr bool CAUSAL = false;
 using Rows = tile_rows<D * 2, true>;
@@ -144,31 +145,36 @@ __device__ __forceinline__ void raise(const float (&s)[TILES][KEYS / 8][4], Runn
     }
 }
 
-// The weights of the n-th 16 keys, 2^((s - top) * slope), packed as an A fragment.
-__device__ __forceinline__ void weigh(unsigned (&weights)[TILES][KEYS / 16][4], float (&s)[TILES][KEYS / 8][4], int n, Running& running, float slope) {
+// The weights of a step's keys, 2^((s - top) * slope), packed as A fragments.
+__device__ __forceinline__ void weigh(unsigned (&weights)[TILES][KEYS / 16][4], float (&s)[TILES][KEYS / 8][4], Running& running, float slope) {
     #pragma unroll
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const float base = fmaf(running.top[m][h] == NONE ? 0.f : running.top[m][h], slope, MARGIN);   // NONE - NONE would be NaN
             #pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                float& x = s[m][2 * n + e / 2][2 * h + e % 2];
+            for (int e = 0; e < KEYS / 4; ++e) {
+                float& x = s[m][e / 2][2 * h + e % 2];
                 x = fmaf(x, slope, -base);
                 x = exp2_fast(x);
 }
-            weights[m][n][h] = T::pack(s[m][2 * n][2 * h], s[m][2 * n][2 * h + 1]);
-            weights[m][n][h + 2] = T::pack(s[m][2 * n + 1][2 * h], s[m][2 * n + 1][2 * h + 1]);
         }
+    #pragma unroll
+    for (int m = 0; m < TILES; ++m)
+        #pragma unroll
+        for (int n = 0; n < KEYS / 16; ++n)
+            #pragma unroll
+            for (int e = 0; e < 4; ++e)
+                weights[m][n][e] = T::pack(s[m][2 * n + e / 2][2 * (e % 2)], s[m][2 * n + e / 2][2 * (e % 2) + 1]);
 }
 
 // Which rows and keys a block works on: the grid has an axis for each of blocks of rows, heads and batch.
 struct Place {
     int batch, head, kv_head, row;       // row: the first of BM
     __device__ __forceinline__ Place(int heads, int kv_heads) {
-        int block = blockIdx.x;
-        const int last = gridDim.x - 1;
-        head = blockIdx.y, batch = blockIdx.z;
+        int block = blockIdx.z;
+        const int last = gridDim.z - 1;
+        head = blockIdx.x, batch = blockIdx.y;
         if (CAUSAL) block = last - block;   // the longest first
         // head / (heads / kv_heads), without a branch and exactly: before it is truncated, the quotient is 0.5 / group or more off the integers
         kv_head = __fdividef((head + 0.5f) * kv_heads, heads);
@@ -176,7 +182,7 @@ struct Place {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
+extern "C" __global__ void __launch_bounds__(THREADS) attention(
     const char* __restrict__ q, const char* __restrict__ k, const char* __restrict__ v, char* __restrict__ o, float* __restrict__ lse,
     i64 batch, i64 heads, i64 kv_heads, i64 q_len, i64 kv_len, i64 head_dim, float scale,
     i64 q_batch, i64 q_head, i64 q_seq, i64 k_batch, i64 k_head, i64 k_seq,
@@ -190,7 +196,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
     const int keys_end = CAUSAL ? min((int)kv_len, min(place.row + BM, rows_end) + shift) : (int)kv_len;   // may be negative
     const int steps = keys_end > 0 ? (keys_end + BN - 1) / BN : 0;
     const float slope = (scale == 0.f ? rsqrtf((float)D) : scale) * LOG2_E;
-    const unsigned q_tile = shared_address(shared), k_tiles = q_tile + BM * Rows::PITCH, v_tiles = k_tiles + K_STAGES * TILE_BYTES;
+    unsigned q_tile = shared_address(shared);
+    const unsigned k_tiles = q_tile + BM * Rows::PITCH, v_tiles = k_tiles + K_STAGES * TILE_BYTES;
 
     // Tiles come from the last to the first: the masked ones are then done before the long run of others.
     const int copy_row = threadIdx.x / COLUMNS, copy_byte = threadIdx.x % COLUMNS * 16;
@@ -286,16 +293,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
             raise(s, running, acc, slope);
         }
         const unsigned v_at = v_lane + step % V_STAGES * TILE_BYTES;
-        if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
+        if (active) weigh(weights, s, running, slope);
+if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
         if (K_STAGES == 1 || V_STAGES == 1 || V_LATE) wait_for_warps();
         if (K_STAGES == 1) load_k(step + 1);
         if (active) {
-            weigh(weights, s, 0, running, slope);
             #pragma unroll
-            for (int n = 0; n < KEYS / 16; ++n) {
-                if (n + 1 < KEYS / 16) weigh(weights, s, n + 1, running, slope);
-                multiply_pv(acc, weights, n, v_at, v_turn, running.sum);
-            }
+            for (int n = 0; n < KEYS / 16; ++n) multiply_pv(acc, weights, n, v_at, v_turn, running.sum);
         }
 
     };
@@ -320,7 +324,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
         for (int h = 0; h < 2; ++h) {
             const int row = own_row + m * 16 + h * 8 + lane / 4;
             const bool blind = (CAUSAL && row + shift < 0) || kv_len == 0;
-            inverse[m][h] = blind ? 0.f : __fdividef(1.f, sum[m][h]);
+            inverse[m][h] = blind ? 0.f : reciprocal_fast(sum[m][h]);   // no row's own sum is denormal
         }
     char* const o_rows = o + (place.batch * o_batch + place.head * o_head) * 2;
     __syncwarp();   // a warp's rows of q are its own: nobody else reads them
@@ -334,11 +338,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
                 *(unsigned*)(shared + Rows::place(row, d) + lane % 4 * 4) = T::pack(acc[m][d][2 * h] * inverse[m][h], acc[m][d][2 * h + 1] * inverse[m][h]);
             }
     __syncwarp();
+    constexpr int CHUNKS = ROWS * D / 8 / 32;
+    uint4 chunks[CHUNKS];   // all are read before the first is written: none waits for the one before
     #pragma unroll
-    for (int i = 0; i < ROWS * D / 8 / 32; ++i) {
-        const int id = i * 32 + lane, row = id / (D / 8), chunk = id % (D / 8);
-        if (own_row + row < rows_end)
-            *(uint4*)(o_rows + (own_row + row) * o_seq * 2 + chunk * 16) = *(const uint4*)(shared + Rows::place(warp_m * ROWS + row, chunk));
+    for (int i = 0; i < CHUNKS; ++i) {
+        const int id = i * 32 + lane;
+        chunks[i] = *(const uint4*)(shared + Rows::place(warp_m * ROWS + id / (D / 8), id % (D / 8)));
+    }
+    #pragma unroll
+    for (int i = 0; i < CHUNKS; ++i) {
+        const int id = i * 32 + lane, row = own_row + id / (D / 8);
+        store_16_if(row < rows_end, o_rows + row * o_seq * 2 + id % (D / 8) * 16, chunks[i]);
     }
 }
 

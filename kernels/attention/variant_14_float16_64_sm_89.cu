@@ -1,15 +1,16 @@
 // Attention forward, float16, head dimension 64: o = softmax(scale q k^T) v.
-// 64 rows a block, 96 keys a step; 4 x 1 warps.
+// 64 rows a block, 128 keys a step; 4 x 1 warps.
 // Rendered for sm_89 from templates/attention/cuda.cu.j2, which explains every choice.
 #include "_shared/async_copy.cuh"
 #include "_shared/mma.cuh"
+#include "_shared/store.cuh"
 
 using i64 = long long;
 using T = f16;
 constexpr int D = 64, WARPS_M = 4, WARPS_N = 1, TILES = 1;
 constexpr int WARPS = WARPS_M * WARPS_N, THREADS = 32 * WARPS;
-constexpr int ROWS = 16 * TILES, BM = ROWS * WARPS_M, BN = 96, KEYS = BN / WARPS_N;   // of a warp, a block; a block, a warp
-constexpr int K_STAGES = 2, V_STAGES = 3, AHEAD = 1;
+constexpr int ROWS = 16 * TILES, BM = ROWS * WARPS_M, BN = 128, KEYS = BN / WARPS_N;   // of a warp, a block; a block, a warp
+constexpr int K_STAGES = 2, V_STAGES = 2, AHEAD = 1;
 constexpr int V_AHEAD = V_STAGES - 1;
 constexpr bool CAUSAL = false;
 using Rows = tile_rows<D * 2, true>;
@@ -17,7 +18,7 @@ constexpr int TILE_BYTES = BN * Rows::PITCH;
 // Step i asks for k of step i + K_STAGES - 1 (one later if AHEAD), then for v of step i + V_AHEAD, a group of copies
 // each; with one stage of v for that first, and with one stage of k for the next k amid the step. Groups end in order. Those
 // that may still be in flight when a step begins, which needs its k and, unless V_LATE, its v; and before its v is used:
-constexpr bool V_LATE = false;
+constexpr bool V_LATE = true;
 __device__ constexpr int least(int a, int b) { return a < b ? a : b; }
 constexpr int IN_FLIGHT = K_STAGES == 1 || (V_STAGES == 1 && K_STAGES == 2) ? 0 : V_STAGES == 1 ? 1
     : V_LATE ? 2 * (K_STAGES - 2) + 1 : least(2 * (V_AHEAD - 1), 2 * (K_STAGES - 2) + 1);
@@ -45,7 +46,7 @@ __device__ __forceinline__ void load_rows(int row, unsigned tile, const char* fr
             #pragma unroll
             for (int g = 0; g < GROUPS; ++g) copy_async_16(tile + i * STEP * Rows::PITCH + g * COLUMNS * 16, from + g * COLUMNS * 16);
     } else {
-        #pragma unroll
+        #pragma unroll 1
         for (int i = 0; i < (COUNT + STEP - 1) / STEP; ++i, from += STEP * pitch)
             if (COUNT % STEP == 0 || row + i * STEP < COUNT)
                 #pragma unroll
@@ -57,17 +58,19 @@ __device__ __forceinline__ void load_rows(int row, unsigned tile, const char* fr
 // s = q k^T for the warp's rows and its keys of a tile, those from FROM to TO. q_at, k_at: addresses of the lane's part of the
 // first fragment.
 template <int FROM = 0, int TO = KEYS>
-__device__ __forceinline__ void multiply_qk(float (&s)[TILES][KEYS / 8][4], const unsigned (&q)[TILES][D / 16][4], unsigned k_at, unsigned k_turn) {
+__device__ __forceinline__ void multiply_qk(float (&s)[TILES][KEYS / 8][4], unsigned q_at, unsigned q_turn, unsigned k_at, unsigned k_turn) {
     #pragma unroll
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
         for (int n = FROM / 8; n < TO / 8; ++n)
             #pragma unroll
             for (int e = 0; e < 4; ++e) s[m][n][e] = 0.f;
-    #pragma unroll
+    #pragma unroll 1
     for (int d = 0; d < D / 16; ++d) {
-        const unsigned (&a)[TILES][D / 16][4] = q;
-        constexpr bool held = true;
+        unsigned a[TILES][1][4];
+        constexpr bool held = false;
+        #pragma unroll
+        for (int m = 0; m < TILES; ++m) load_tiles(a[m][0], q_at + m * 16 * Rows::PITCH + (q_turn ^ d * 32));
         #pragma unroll
         for (int n = FROM / 16; n < TO / 16; ++n) {
             unsigned f[4];
@@ -156,10 +159,12 @@ __device__ __forceinline__ void weigh(unsigned (&weights)[TILES][KEYS / 16][4], 
 // Which rows and keys a block works on: the grid has an axis for each of blocks of rows, heads and batch.
 struct Place {
     int batch, head, kv_head, row;       // row: the first of BM
-    __device__ __forceinline__ Place(int heads, int kv_heads) {
-        int block = blockIdx.z;
-        const int last = gridDim.z - 1;
-        head = blockIdx.x, batch = blockIdx.y;
+    // The tile-th of all, of which those of a head, or with order=heads those of the same rows, are neighbours.
+    __device__ __forceinline__ Place(int heads, int kv_heads, int batches, int blocks, i64 tile) {
+        const int last = blocks - 1, across = blocks, along = tile / across, within = tile - (i64)along * across;
+        int block = within;
+        const int both = along;
+        batch = both / heads, head = both - batch * heads;
         if (CAUSAL) block = last - block;   // the longest first
         // head / (heads / kv_heads), without a branch and exactly: before it is truncated, the quotient is 0.5 / group or more off the integers
         kv_head = __fdividef((head + 0.5f) * kv_heads, heads);
@@ -173,7 +178,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
     i64 q_batch, i64 q_head, i64 q_seq, i64 k_batch, i64 k_head, i64 k_seq,
     i64 v_batch, i64 v_head, i64 v_seq, i64 o_batch, i64 o_head, i64 o_seq) {
     extern __shared__ __align__(128) char shared[];
-    const Place place(heads, kv_heads);
+    const int blocks = (q_len + BM - 1) / BM;
+    for (i64 tile = blockIdx.x; tile < batch * heads * blocks; tile += gridDim.x) {
+    const Place place(heads, kv_heads, batch, blocks, tile);
     // Told by lane 0, so that the compiler knows it to be the same in a whole warp.
     const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     const int warp_m = WARPS_N == 1 ? warp : warp % WARPS_M, warp_n = WARPS_N == 1 ? 0 : warp / WARPS_M;
@@ -181,7 +188,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
     const int keys_end = CAUSAL ? min((int)kv_len, min(place.row + BM, rows_end) + shift) : (int)kv_len;   // may be negative
     const int steps = keys_end > 0 ? (keys_end + BN - 1) / BN : 0;
     const float slope = (scale == 0.f ? rsqrtf((float)D) : scale) * LOG2_E;
-    const unsigned q_tile = shared_address(shared), k_tiles = q_tile + BM * Rows::PITCH, v_tiles = k_tiles + K_STAGES * TILE_BYTES;
+    unsigned q_tile = shared_address(shared);
+    asm volatile("" : "+r"(q_tile));   // unknown to the compiler, so that it cannot look it up anew
+    const unsigned k_tiles = q_tile + BM * Rows::PITCH, v_tiles = k_tiles + K_STAGES * TILE_BYTES;
 
     // Tiles come from the last to the first: the masked ones are then done before the long run of others.
     const int copy_row = threadIdx.x / COLUMNS, copy_byte = threadIdx.x % COLUMNS * 16;
@@ -256,12 +265,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
     auto sees = [&](int step) {
         return !CAUSAL || (steps - 1 - step) * BN + warp_n * KEYS <= own_row + ROWS - 1 + shift;
     };
-    unsigned q_held[TILES][D / 16][4];
     auto load_q = [&]() {
-        #pragma unroll
-        for (int m = 0; m < TILES; ++m)
-            #pragma unroll
-            for (int d = 0; d < D / 16; ++d) load_tiles(q_held[m][d], q_at + m * 16 * Rows::PITCH + (q_turn ^ d * 32));
     };
 
     // For those whose keys are this warp's, too: what they have copied is there for all of them, and what they have read is free.
@@ -273,14 +277,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
     wait_copies<(V_STAGES == 1 ? 2 * (K_STAGES - 1) : 2 * K_STAGES - 1)>();
     __syncthreads();
     load_q();
-    if (steps > 0) multiply_qk(even, q_held, k_lane, k_turn);
+    if (steps > 0) multiply_qk(even, q_at, q_turn, k_lane, k_turn);
     auto advance = [&](float (&s)[TILES][KEYS / 8][4], float (&next)[TILES][KEYS / 8][4], int step) {
         wait_copies<IN_FLIGHT>();
         wait_for_warps();
         ask(step);
         const unsigned v_at = v_lane + step % V_STAGES * TILE_BYTES;
         unsigned weights[TILES][KEYS / 16][4];
-        if (step + 1 < steps) multiply_qk(next, q_held, k_lane + (step + 1) % K_STAGES * TILE_BYTES, k_turn);
+        if (step + 1 < steps) multiply_qk(next, q_at, q_turn, k_lane + (step + 1) % K_STAGES * TILE_BYTES, k_turn);
         mask(s, step);
         raise(s, running, acc, slope);
         if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
@@ -319,7 +323,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
         for (int h = 0; h < 2; ++h) {
             const int row = own_row + m * 16 + h * 8 + lane / 4;
             const bool blind = (CAUSAL && row + shift < 0) || kv_len == 0;
-            inverse[m][h] = blind ? 0.f : __fdividef(1.f, sum[m][h]);
+            inverse[m][h] = blind ? 0.f : reciprocal_fast(sum[m][h]);   // no row's own sum is denormal
         }
     char* const o_rows = o + (place.batch * o_batch + place.head * o_head) * 2;
     __syncwarp();   // a warp's rows of q are its own: nobody else reads them
@@ -333,11 +337,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
                 *(unsigned*)(shared + Rows::place(row, d) + lane % 4 * 4) = T::pack(acc[m][d][2 * h] * inverse[m][h], acc[m][d][2 * h + 1] * inverse[m][h]);
             }
     __syncwarp();
+    constexpr int CHUNKS = ROWS * D / 8 / 32;
+    uint4 chunks[CHUNKS];   // all are read before the first is written: none waits for the one before
     #pragma unroll
-    for (int i = 0; i < ROWS * D / 8 / 32; ++i) {
-        const int id = i * 32 + lane, row = id / (D / 8), chunk = id % (D / 8);
-        if (own_row + row < rows_end)
-            *(uint4*)(o_rows + (own_row + row) * o_seq * 2 + chunk * 16) = *(const uint4*)(shared + Rows::place(warp_m * ROWS + row, chunk));
+    for (int i = 0; i < CHUNKS; ++i) {
+        const int id = i * 32 + lane;
+        chunks[i] = *(const uint4*)(shared + Rows::place(warp_m * ROWS + id / (D / 8), id % (D / 8)));
+    }
+    #pragma unroll
+    for (int i = 0; i < CHUNKS; ++i) {
+        const int id = i * 32 + lane, row = own_row + id / (D / 8);
+        store_16_if(row < rows_end, o_rows + row * o_seq * 2 + id % (D / 8) * 16, chunks[i]);
+    }
+    __syncthreads();   // nobody reads the tiles any more
     }
 }
 
@@ -347,7 +359,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_unaligned(
     i64 batch, i64 heads, i64 kv_heads, i64 q_len, i64 kv_len, i64 head_dim, float scale,
     i64 q_batch, i64 q_head, i64 q_seq, i64 k_batch, i64 k_head, i64 k_seq,
     i64 v_batch, i64 v_head, i64 v_seq, i64 o_batch, i64 o_head, i64 o_seq) {
-    const Place place(heads, kv_heads);
+    const int blocks = (q_len + BM - 1) / BM;
+    for (i64 tile = blockIdx.x; tile < batch * heads * blocks; tile += gridDim.x) {
+    const Place place(heads, kv_heads, batch, blocks, tile);
     const int lane = threadIdx.x % 32, shift = (int)kv_len - (int)q_len;
     const float slope = (scale == 0.f ? rsqrtf((float)D) : scale) * LOG2_E;
     const unsigned short* const keys = k + place.batch * k_batch + place.kv_head * k_head;
@@ -369,5 +383,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_unaligned(
         }
         unsigned short* o_row = o + place.batch * o_batch + place.head * o_head + row * o_seq;
         for (int d = 0; d < D / 32; ++d) o_row[d * 32 + lane] = (unsigned short)T::pack(seen > 0 ? acc[d] / sum : 0.f, 0.f);
+    }
     }
 }

@@ -1,12 +1,13 @@
 // Attention forward, float16, head dimension 64, causal: o = softmax(scale q k^T) v.
-// 32 rows a block, 256 keys a step; 2 x 2 warps.
+// 64 rows a block, 256 keys a step; 4 x 2 warps.
 // Rendered for sm_89 from templates/attention/cuda.cu.j2, which explains every choice.
 #include "_shared/async_copy.cuh"
 #include "_shared/mma.cuh"
+#include "_shared/store.cuh"
 
 using i64 = long long;
 using T = f16;
-constexpr int D = 64, WARPS_M = 2, WARPS_N = 2, TILES = 1;
+constexpr int D = 64, WARPS_M = 4, WARPS_N = 2, TILES = 1;
 constexpr int WARPS = WARPS_M * WARPS_N, THREADS = 32 * WARPS;
 constexpr int ROWS = 16 * TILES, BM = ROWS * WARPS_M, BN = 256, KEYS = BN / WARPS_N;   // of a warp, a block; a block, a warp
 constexpr int K_STAGES = 1, V_STAGES = 1, AHEAD = 0;
@@ -22,7 +23,7 @@ __device__ constexpr int least(int a, int b) { return a < b ? a : b; }
 constexpr int IN_FLIGHT = K_STAGES == 1 || (V_STAGES == 1 && K_STAGES == 2) ? 0 : V_STAGES == 1 ? 1
     : V_LATE ? 2 * (K_STAGES - 2) + 1 : least(2 * (V_AHEAD - 1), 2 * (K_STAGES - 2) + 1);
 // And where k comes in parts, a group each: before a part is multiplied, of which the first is waited for before the step asks.
-constexpr int PARTS = 2, GROUPS_A_STEP = PARTS + 1;
+constexpr int PARTS = 4, GROUPS_A_STEP = PARTS + 1;
 __device__ constexpr int part_in_flight(int part) {
     return (K_STAGES == 1 ? 0 : (K_STAGES - 2) * GROUPS_A_STEP + (V_STAGES > 1)) + PARTS - 1 - part + (part == 0 ? 0 : K_STAGES == 1 ? 1 : GROUPS_A_STEP);
 }
@@ -88,7 +89,7 @@ __device__ __forceinline__ void multiply_qk(float (&s)[TILES][KEYS / 8][4], cons
 }
 
 // o += p v for the n-th 16 keys of the warp's, with p as A fragments.
-__device__ __forceinline__ void multiply_pv(float (&o)[TILES][D / 8][4], const unsigned (&weights)[TILES][KEYS / 16][4], int n, unsigned v_at, unsigned v_turn, float (&sum)[TILES][4]) {
+__device__ __forceinline__ void multiply_pv(float (&o)[TILES][D / 8][4], const unsigned (&weights)[TILES][KEYS / 16][4], int n, unsigned v_at, unsigned v_turn) {
     #pragma unroll
     for (int d = 0; d < D / 16; ++d) {
         unsigned f[4];
@@ -99,14 +100,12 @@ __device__ __forceinline__ void multiply_pv(float (&o)[TILES][D / 8][4], const u
             T::multiply_add(o[m][2 * d + 1], weights[m][n], f[2], f[3]);
         }
     }
-    #pragma unroll
-    for (int m = 0; m < TILES; ++m) T::multiply_add(sum[m], weights[m][n], T::ONES, T::ONES);
 }
 
 // Running maximum (of raw scores) and sum of a warp's rows: row 16 m + 8 h + lane / 4 in top[m][h].
 struct Running {
     float top[TILES][2];
-    float sum[TILES][4];   // an accumulator: the whole row's in [m][2 h]
+    float sum[TILES][2][2];   // the lane's own share: of its even keys and its odd ones
 };
 
 // The running maxima with those of a step's scores; `running` and `o` follow.
@@ -131,7 +130,8 @@ __device__ __forceinline__ void raise(const float (&s)[TILES][KEYS / 8][4], Runn
                 const float base = top[m][h] == NONE ? 0.f : top[m][h];
                 const float factor = exp2_fast((running.top[m][h] - base) * slope);
                 running.top[m][h] = top[m][h];
-                running.sum[m][2 * h] *= factor;
+                running.sum[m][h][0] *= factor;
+                running.sum[m][h][1] *= factor;
                 #pragma unroll
                 for (int d = 0; d < D / 8; ++d) {
                     o[m][d][2 * h] *= factor;
@@ -153,6 +153,7 @@ __device__ __forceinline__ void weigh(unsigned (&weights)[TILES][KEYS / 16][4], 
                 float& x = s[m][2 * n + e / 2][2 * h + e % 2];
                 x = fmaf(x, slope, -base);
                 x = exp2_fast(x);
+                running.sum[m][h][e % 2] += x;
 }
             weights[m][n][h] = T::pack(s[m][2 * n][2 * h], s[m][2 * n][2 * h + 1]);
             weights[m][n][h + 2] = T::pack(s[m][2 * n + 1][2 * h], s[m][2 * n + 1][2 * h + 1]);
@@ -163,9 +164,9 @@ __device__ __forceinline__ void weigh(unsigned (&weights)[TILES][KEYS / 16][4], 
 struct Place {
     int batch, head, kv_head, row;       // row: the first of BM
     __device__ __forceinline__ Place(int heads, int kv_heads) {
-        int block = blockIdx.z;
-        const int last = gridDim.z - 1;
-        head = blockIdx.x, batch = blockIdx.y;
+        int block = blockIdx.x;
+        const int last = gridDim.x - 1;
+        head = blockIdx.y, batch = blockIdx.z;
         if (CAUSAL) block = last - block;   // the longest first
         // head / (heads / kv_heads), without a branch and exactly: before it is truncated, the quotient is 0.5 / group or more off the integers
         kv_head = __fdividef((head + 0.5f) * kv_heads, heads);
@@ -173,7 +174,7 @@ struct Place {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS) attention(
+extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
     const char* __restrict__ q, const char* __restrict__ k, const char* __restrict__ v, char* __restrict__ o, float* __restrict__ lse,
     i64 batch, i64 heads, i64 kv_heads, i64 q_len, i64 kv_len, i64 head_dim, float scale,
     i64 q_batch, i64 q_head, i64 q_seq, i64 k_batch, i64 k_head, i64 k_seq,
@@ -187,7 +188,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
     const int keys_end = CAUSAL ? min((int)kv_len, min(place.row + BM, rows_end) + shift) : (int)kv_len;   // may be negative
     const int steps = keys_end > 0 ? (keys_end + BN - 1) / BN : 0;
     const float slope = (scale == 0.f ? rsqrtf((float)D) : scale) * LOG2_E;
-    const unsigned q_tile = shared_address(shared), k_tiles = q_tile + BM * Rows::PITCH, v_tiles = k_tiles + K_STAGES * TILE_BYTES;
+    unsigned q_tile = shared_address(shared);
+    asm volatile("" : "+r"(q_tile));   // unknown to the compiler, so that it cannot look it up anew
+    const unsigned k_tiles = q_tile + BM * Rows::PITCH, v_tiles = k_tiles + K_STAGES * TILE_BYTES;
 
     // Tiles come from the last to the first: the masked ones are then done before the long run of others.
     const int copy_row = threadIdx.x / COLUMNS, copy_byte = threadIdx.x % COLUMNS * 16;
@@ -238,7 +241,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
     for (int m = 0; m < TILES; ++m) {
         running.top[m][0] = running.top[m][1] = NONE;
         #pragma unroll
-        for (int e = 0; e < 4; ++e) running.sum[m][e] = 0.f;
+        for (int e = 0; e < 4; ++e) running.sum[m][e / 2][e % 2] = 0.f;
         #pragma unroll
         for (int d = 0; d < D / 8; ++d) acc[m][d][0] = acc[m][d][1] = acc[m][d][2] = acc[m][d][3] = 0.f;
     }
@@ -291,8 +294,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
         if (active) multiply_qk<0 * KEYS / PARTS, 1 * KEYS / PARTS>(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
         wait_copies<part_in_flight(1)>();
         wait_for_warps();
+        if (active) multiply_qk<1 * KEYS / PARTS, 2 * KEYS / PARTS>(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
+        wait_copies<part_in_flight(2)>();
+        wait_for_warps();
+        if (active) multiply_qk<2 * KEYS / PARTS, 3 * KEYS / PARTS>(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
+        wait_copies<part_in_flight(3)>();
+        wait_for_warps();
         if (active) {
-            multiply_qk<1 * KEYS / PARTS, KEYS>(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
+            multiply_qk<3 * KEYS / PARTS, KEYS>(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
             mask(s, step);
             raise(s, running, acc, slope);
         }
@@ -305,7 +314,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
             #pragma unroll
             for (int n = 0; n < KEYS / 16; ++n) {
                 if (n + 1 < KEYS / 16) weigh(weights, s, n + 1, running, slope);
-                multiply_pv(acc, weights, n, v_at, v_turn, running.sum);
+                multiply_pv(acc, weights, n, v_at, v_turn);
             }
         }
 
@@ -321,8 +330,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
         if (active) multiply_qk<0 * KEYS / PARTS, 1 * KEYS / PARTS>(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
         wait_copies<part_in_flight(1)>();
         wait_for_warps();
+        if (active) multiply_qk<1 * KEYS / PARTS, 2 * KEYS / PARTS>(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
+        wait_copies<part_in_flight(2)>();
+        wait_for_warps();
+        if (active) multiply_qk<2 * KEYS / PARTS, 3 * KEYS / PARTS>(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
+        wait_copies<part_in_flight(3)>();
+        wait_for_warps();
         if (active) {
-            multiply_qk<1 * KEYS / PARTS, KEYS>(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
+            multiply_qk<3 * KEYS / PARTS, KEYS>(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
             raise(s, running, acc, slope);
         }
         const unsigned v_at = v_lane + step % V_STAGES * TILE_BYTES;
@@ -334,7 +349,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
             #pragma unroll
             for (int n = 0; n < KEYS / 16; ++n) {
                 if (n + 1 < KEYS / 16) weigh(weights, s, n + 1, running, slope);
-                multiply_pv(acc, weights, n, v_at, v_turn, running.sum);
+                multiply_pv(acc, weights, n, v_at, v_turn);
             }
         }
 
@@ -351,7 +366,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            sum[m][h] = running.sum[m][2 * h];
+            sum[m][h] = running.sum[m][h][0] + running.sum[m][h][1];
+            sum[m][h] += __shfl_xor_sync(~0u, sum[m][h], 1);
+            sum[m][h] += __shfl_xor_sync(~0u, sum[m][h], 2);
         }
     wait_copies<0>();   // none may land in what follows
 
@@ -400,15 +417,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
         for (int h = 0; h < 2; ++h) {
             const int row = own_row + m * 16 + h * 8 + lane / 4;
             const bool blind = (CAUSAL && row + shift < 0) || kv_len == 0;
-            inverse[m][h] = blind ? 0.f : __fdividef(1.f, sum[m][h]);
+            inverse[m][h] = blind ? 0.f : reciprocal_fast(sum[m][h]);   // no row's own sum is denormal
         }
     char* const o_rows = o + (place.batch * o_batch + place.head * o_head) * 2;
+    char* const o_lane = o_rows + (own_row + lane / 4) * o_seq * 2 + warp_n * SHARE * 16 + lane % 4 * 4;
     #pragma unroll
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            const int row = own_row + m * 16 + h * 8 + lane / 4;
-            unsigned packed[SHARE];
+        for (int h = 0; h < 2; ++h)
             #pragma unroll
             for (int i = 0; i < SHARE; ++i) {
                 float2 total = {0.f, 0.f};
@@ -418,13 +434,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
                     total.x = fmaf(x.x, factor[m][h][w], total.x);
                     total.y = fmaf(x.y, factor[m][h][w], total.y);
                 }
-                packed[i] = T::pack(total.x * inverse[m][h], total.y * inverse[m][h]);
+                store_4_if(own_row + m * 16 + h * 8 + lane / 4 < rows_end, o_lane + (m * 16 + h * 8) * o_seq * 2 + i * 16,
+                           T::pack(total.x * inverse[m][h], total.y * inverse[m][h]));
             }
-            if (row < rows_end)
-                #pragma unroll
-                for (int i = 0; i < SHARE; ++i)
-                    *(unsigned*)(o_rows + row * o_seq * 2 + (warp_n * SHARE + i) * 16 + lane % 4 * 4) = packed[i];
-        }
 }
 
 // For addresses that are no multiples of 16 bytes: a warp a row, a lane for every 32nd element of it.

@@ -1,18 +1,19 @@
 // Attention forward, float16, head dimension 64: o = softmax(scale q k^T) v.
-// 16 rows a block, 256 keys a step; 1 x 2 warps.
+// 32 rows a block, 128 keys a step; 2 x 4 warps.
 // Rendered for sm_89 from templates/attention/cuda.cu.j2, which explains every choice.
 #include "_shared/async_copy.cuh"
 #include "_shared/mma.cuh"
+#include "_shared/store.cuh"
 
 using i64 = long long;
 using T = f16;
-constexpr int D = 64, WARPS_M = 1, WARPS_N = 2, TILES = 1;
+constexpr int D = 64, WARPS_M = 2, WARPS_N = 4, TILES = 1;
 constexpr int WARPS = WARPS_M * WARPS_N, THREADS = 32 * WARPS;
-constexpr int ROWS = 16 * TILES, BM = ROWS * WARPS_M, BN = 256, KEYS = BN / WARPS_N;   // of a warp, a block; a block, a warp
-constexpr int K_STAGES = 1, V_STAGES = 2, AHEAD = 0;
+constexpr int ROWS = 16 * TILES, BM = ROWS * WARPS_M, BN = 128, KEYS = BN / WARPS_N;   // of a warp, a block; a block, a warp
+constexpr int K_STAGES = 1, V_STAGES = 4, AHEAD = 0;
 constexpr int V_AHEAD = V_STAGES - 1;
 constexpr bool CAUSAL = false;
-using Rows = tile_rows<D * 2, true>;
+using Rows = tile_rows<D * 2, false>;
 constexpr int TILE_BYTES = BN * Rows::PITCH;
 // Step i asks for k of step i + K_STAGES - 1 (one later if AHEAD), then for v of step i + V_AHEAD, a group of copies
 // each; with one stage of v for that first, and with one stage of k for the next k amid the step. Groups end in order. Those
@@ -30,7 +31,8 @@ constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 
 // A thread copies chunks of one column of a tile: every STEP-th row, in each of the GROUPS of COLUMNS 16-byte chunks.
 constexpr int COLUMNS = D * 2 % 128 == 0 ? 8 : 4, GROUPS = D / 8 / COLUMNS;
-constexpr int KEY_THREADS = THREADS, KEY_ROWS = BN;
+// A column of warps copies the keys it multiplies.
+constexpr int KEY_THREADS = 32 * WARPS_M, KEY_ROWS = KEYS;
 
 // COUNT rows into a tile; unless it is known to be `whole`, those from `left` on become zeros. row: the thread's first of them;
 // tile, from: its first chunk there and here. Whether a first tile is whole is not asked: a jump to code that is still in DRAM
@@ -45,7 +47,7 @@ __device__ __forceinline__ void load_rows(int row, unsigned tile, const char* fr
             #pragma unroll
             for (int g = 0; g < GROUPS; ++g) copy_async_16(tile + i * STEP * Rows::PITCH + g * COLUMNS * 16, from + g * COLUMNS * 16);
     } else {
-        #pragma unroll
+        #pragma unroll 1
         for (int i = 0; i < (COUNT + STEP - 1) / STEP; ++i, from += STEP * pitch)
             if (COUNT % STEP == 0 || row + i * STEP < COUNT)
                 #pragma unroll
@@ -68,10 +70,12 @@ __device__ __forceinline__ void multiply_qk(float (&s)[TILES][KEYS / 8][4], cons
     for (int d = 0; d < D / 16; ++d) {
         const unsigned (&a)[TILES][D / 16][4] = q;
         constexpr bool held = true;
+        unsigned b[2][4];
+        load_tiles(b[FROM / 16 % 2], k_at + FROM * Rows::PITCH + (k_turn ^ d * 32));
         #pragma unroll
         for (int n = FROM / 16; n < TO / 16; ++n) {
-            unsigned f[4];
-            load_tiles(f, k_at + n * 16 * Rows::PITCH + (k_turn ^ d * 32));
+            if (n + 1 < TO / 16) load_tiles(b[(n + 1) % 2], k_at + (n + 1) * 16 * Rows::PITCH + (k_turn ^ d * 32));
+            const unsigned (&f)[4] = b[n % 2];
             #pragma unroll
             for (int m = 0; m < TILES; ++m) {
                 T::multiply_add(s[m][2 * n], a[m][held ? d : 0], f[0], f[1]);
@@ -83,10 +87,12 @@ __device__ __forceinline__ void multiply_qk(float (&s)[TILES][KEYS / 8][4], cons
 
 // o += p v for the n-th 16 keys of the warp's, with p as A fragments.
 __device__ __forceinline__ void multiply_pv(float (&o)[TILES][D / 8][4], const unsigned (&weights)[TILES][KEYS / 16][4], int n, unsigned v_at, unsigned v_turn, float (&sum)[TILES][4]) {
+    unsigned b[2][4];
+    load_tiles_transposed(b[0], v_at + n * 16 * Rows::PITCH + v_turn);
     #pragma unroll
     for (int d = 0; d < D / 16; ++d) {
-        unsigned f[4];
-        load_tiles_transposed(f, v_at + n * 16 * Rows::PITCH + (v_turn ^ d * 32));
+        if (d + 1 < D / 16) load_tiles_transposed(b[(d + 1) % 2], v_at + n * 16 * Rows::PITCH + (v_turn ^ (d + 1) * 32));
+        const unsigned (&f)[4] = b[d % 2];
         #pragma unroll
         for (int m = 0; m < TILES; ++m) {
             T::multiply_add(o[m][2 * d], weights[m][n], f[0], f[1]);
@@ -135,36 +141,33 @@ __device__ __forceinline__ void raise(const float (&s)[TILES][KEYS / 8][4], Runn
     }
 }
 
-// The weights of a step's keys, 2^((s - top) * slope), packed as A fragments.
-__device__ __forceinline__ void weigh(unsigned (&weights)[TILES][KEYS / 16][4], float (&s)[TILES][KEYS / 8][4], Running& running, float slope) {
+// The weights of the n-th 16 keys, 2^((s - top) * slope), packed as an A fragment.
+__device__ __forceinline__ void weigh(unsigned (&weights)[TILES][KEYS / 16][4], float (&s)[TILES][KEYS / 8][4], int n, Running& running, float slope) {
     #pragma unroll
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const float base = fmaf(running.top[m][h] == NONE ? 0.f : running.top[m][h], slope, MARGIN);   // NONE - NONE would be NaN
             #pragma unroll
-            for (int e = 0; e < KEYS / 4; ++e) {
-                float& x = s[m][e / 2][2 * h + e % 2];
+            for (int e = 0; e < 4; ++e) {
+                float& x = s[m][2 * n + e / 2][2 * h + e % 2];
                 x = fmaf(x, slope, -base);
-                x = exp2_fast(x);
+                x = (4 * n + e) % 2 == 1 ? exp2_polynomial(x) : exp2_fast(x);
 }
+            weights[m][n][h] = T::pack(s[m][2 * n][2 * h], s[m][2 * n][2 * h + 1]);
+            weights[m][n][h + 2] = T::pack(s[m][2 * n + 1][2 * h], s[m][2 * n + 1][2 * h + 1]);
         }
-    #pragma unroll
-    for (int m = 0; m < TILES; ++m)
-        #pragma unroll
-        for (int n = 0; n < KEYS / 16; ++n)
-            #pragma unroll
-            for (int e = 0; e < 4; ++e)
-                weights[m][n][e] = T::pack(s[m][2 * n + e / 2][2 * (e % 2)], s[m][2 * n + e / 2][2 * (e % 2) + 1]);
 }
 
 // Which rows and keys a block works on: the grid has an axis for each of blocks of rows, heads and batch.
 struct Place {
     int batch, head, kv_head, row;       // row: the first of BM
-    __device__ __forceinline__ Place(int heads, int kv_heads) {
-        int block = blockIdx.x;
-        const int last = gridDim.x - 1;
-        head = blockIdx.y, batch = blockIdx.z;
+    // The tile-th of all, of which those of a head, or with order=heads those of the same rows, are neighbours.
+    __device__ __forceinline__ Place(int heads, int kv_heads, int batches, int blocks, i64 tile) {
+        const int last = blocks - 1, across = blocks, along = tile / across, within = tile - (i64)along * across;
+        int block = within;
+        const int both = along;
+        batch = both / heads, head = both - batch * heads;
         if (CAUSAL) block = last - block;   // the longest first
         // head / (heads / kv_heads), without a branch and exactly: before it is truncated, the quotient is 0.5 / group or more off the integers
         kv_head = __fdividef((head + 0.5f) * kv_heads, heads);
@@ -178,7 +181,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
     i64 q_batch, i64 q_head, i64 q_seq, i64 k_batch, i64 k_head, i64 k_seq,
     i64 v_batch, i64 v_head, i64 v_seq, i64 o_batch, i64 o_head, i64 o_seq) {
     extern __shared__ __align__(128) char shared[];
-    const Place place(heads, kv_heads);
+    const int blocks = (q_len + BM - 1) / BM;
+    for (i64 tile = blockIdx.x; tile < batch * heads * blocks; tile += gridDim.x) {
+    const Place place(heads, kv_heads, batch, blocks, tile);
     // Told by lane 0, so that the compiler knows it to be the same in a whole warp.
     const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     const int warp_m = WARPS_N == 1 ? warp : warp % WARPS_M, warp_n = WARPS_N == 1 ? 0 : warp / WARPS_M;
@@ -186,13 +191,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
     const int keys_end = CAUSAL ? min((int)kv_len, min(place.row + BM, rows_end) + shift) : (int)kv_len;   // may be negative
     const int steps = keys_end > 0 ? (keys_end + BN - 1) / BN : 0;
     const float slope = (scale == 0.f ? rsqrtf((float)D) : scale) * LOG2_E;
-    const unsigned q_tile = shared_address(shared), k_tiles = q_tile + BM * Rows::PITCH, v_tiles = k_tiles + K_STAGES * TILE_BYTES;
+    unsigned q_tile = shared_address(shared);
+    asm volatile("" : "+r"(q_tile));   // unknown to the compiler, so that it cannot look it up anew
+    const unsigned k_tiles = q_tile + BM * Rows::PITCH, v_tiles = k_tiles + K_STAGES * TILE_BYTES;
 
     // Tiles come from the last to the first: the masked ones are then done before the long run of others.
     const int copy_row = threadIdx.x / COLUMNS, copy_byte = threadIdx.x % COLUMNS * 16;
     const unsigned copy_to = Rows::place(copy_row, threadIdx.x % COLUMNS);
-    const int key_row = copy_row, last = (steps - 1) * BN;
-    const unsigned key_to = copy_to;
+    const int key_row = threadIdx.x % KEY_THREADS / COLUMNS, last = (steps - 1) * BN + warp_n * KEYS;
+    const unsigned key_to = Rows::place(key_row, threadIdx.x % COLUMNS) + warp_n * KEYS * Rows::PITCH;
     const char* k_from = k + (place.batch * k_batch + place.kv_head * k_head + (last + key_row) * k_seq) * 2 + copy_byte;
     const char* v_from = v + (place.batch * v_batch + place.kv_head * v_head + (last + key_row) * v_seq) * 2 + copy_byte;
     auto load_k = [&](int step) {
@@ -271,7 +278,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
 
     // For those whose keys are this warp's, too: what they have copied is there for all of them, and what they have read is free.
     auto wait_for_warps = [&]() {
-        __syncthreads();
+        asm volatile("barrier.sync.aligned %0, %1;" :: "r"(1 + warp_n), "n"(KEY_THREADS) : "memory");
     };
     ask(0);
     wait_copies<IN_FLIGHT + 1 + (K_STAGES > 1)>();   // its groups may be in flight, too
@@ -292,47 +299,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
             raise(s, running, acc, slope);
         }
         const unsigned v_at = v_lane + step % V_STAGES * TILE_BYTES;
-        if (active) weigh(weights, s, running, slope);
-if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
+        if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
         if (K_STAGES == 1 || V_STAGES == 1 || V_LATE) wait_for_warps();
         if (K_STAGES == 1) load_k(step + 1);
         if (active) {
+            weigh(weights, s, 0, running, slope);
             #pragma unroll
-            for (int n = 0; n < KEYS / 16; ++n) multiply_pv(acc, weights, n, v_at, v_turn, running.sum);
+            for (int n = 0; n < KEYS / 16; ++n) {
+                if (n + 1 < KEYS / 16) weigh(weights, s, n + 1, running, slope);
+                multiply_pv(acc, weights, n, v_at, v_turn, running.sum);
+            }
         }
 
     };
 
-    auto advance_unmasked = [&](int step) {
-        if (step > 0) {
-            wait_copies<IN_FLIGHT>();
-            wait_for_warps();
-            ask(step);
-        }
-        const bool active = true;
-        float s[TILES][KEYS / 8][4];
-        unsigned weights[TILES][KEYS / 16][4];
-        if (active) {
-            multiply_qk(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
-            raise(s, running, acc, slope);
-        }
-        const unsigned v_at = v_lane + step % V_STAGES * TILE_BYTES;
-        if (active) weigh(weights, s, running, slope);
-if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
-        if (K_STAGES == 1 || V_STAGES == 1 || V_LATE) wait_for_warps();
-        if (K_STAGES == 1) load_k(step + 1);
-        if (active) {
-            #pragma unroll
-            for (int n = 0; n < KEYS / 16; ++n) multiply_pv(acc, weights, n, v_at, v_turn, running.sum);
-        }
-
-    };
-
-    // Keys before `seen` are seen by all rows of the block.
-    const int seen = CAUSAL ? min((int)kv_len, place.row + shift + 1) : (int)kv_len;
-    const int masked = steps - min(steps, max(seen, 0) / BN);
-    for (int step = 0; step < masked; ++step) advance(step);
-    for (int step = masked; step < steps; ++step) advance_unmasked(step);
+    for (int step = 0; step < steps; ++step) advance(step);
 
     float sum[TILES][2];
     #pragma unroll
@@ -388,15 +369,14 @@ if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
         for (int h = 0; h < 2; ++h) {
             const int row = own_row + m * 16 + h * 8 + lane / 4;
             const bool blind = (CAUSAL && row + shift < 0) || kv_len == 0;
-            inverse[m][h] = blind ? 0.f : __fdividef(1.f, sum[m][h]);
+            inverse[m][h] = blind ? 0.f : reciprocal_fast(sum[m][h]);   // no row's own sum is denormal
         }
     char* const o_rows = o + (place.batch * o_batch + place.head * o_head) * 2;
+    char* const o_lane = o_rows + (own_row + lane / 4) * o_seq * 2 + warp_n * SHARE * 16 + lane % 4 * 4;
     #pragma unroll
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            const int row = own_row + m * 16 + h * 8 + lane / 4;
-            unsigned packed[SHARE];
+        for (int h = 0; h < 2; ++h)
             #pragma unroll
             for (int i = 0; i < SHARE; ++i) {
                 float2 total = {0.f, 0.f};
@@ -406,13 +386,11 @@ if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
                     total.x = fmaf(x.x, factor[m][h][w], total.x);
                     total.y = fmaf(x.y, factor[m][h][w], total.y);
                 }
-                packed[i] = T::pack(total.x * inverse[m][h], total.y * inverse[m][h]);
+                store_4_if(own_row + m * 16 + h * 8 + lane / 4 < rows_end, o_lane + (m * 16 + h * 8) * o_seq * 2 + i * 16,
+                           T::pack(total.x * inverse[m][h], total.y * inverse[m][h]));
             }
-            if (row < rows_end)
-                #pragma unroll
-                for (int i = 0; i < SHARE; ++i)
-                    *(unsigned*)(o_rows + row * o_seq * 2 + (warp_n * SHARE + i) * 16 + lane % 4 * 4) = packed[i];
-        }
+    __syncthreads();   // nobody reads the tiles any more
+    }
 }
 
 // For addresses that are no multiples of 16 bytes: a warp a row, a lane for every 32nd element of it.
@@ -421,7 +399,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_unaligned(
     i64 batch, i64 heads, i64 kv_heads, i64 q_len, i64 kv_len, i64 head_dim, float scale,
     i64 q_batch, i64 q_head, i64 q_seq, i64 k_batch, i64 k_head, i64 k_seq,
     i64 v_batch, i64 v_head, i64 v_seq, i64 o_batch, i64 o_head, i64 o_seq) {
-    const Place place(heads, kv_heads);
+    const int blocks = (q_len + BM - 1) / BM;
+    for (i64 tile = blockIdx.x; tile < batch * heads * blocks; tile += gridDim.x) {
+    const Place place(heads, kv_heads, batch, blocks, tile);
     const int lane = threadIdx.x % 32, shift = (int)kv_len - (int)q_len;
     const float slope = (scale == 0.f ? rsqrtf((float)D) : scale) * LOG2_E;
     const unsigned short* const keys = k + place.batch * k_batch + place.kv_head * k_head;
@@ -443,5 +423,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_unaligned(
         }
         unsigned short* o_row = o + place.batch * o_batch + place.head * o_head + row * o_seq;
         for (int d = 0; d < D / 32; ++d) o_row[d * 32 + lane] = (unsigned short)T::pack(seen > 0 ? acc[d] / sum : 0.f, 0.f);
+    }
     }
 }

@@ -3,6 +3,7 @@
 // Rendered for sm_90 from templates/attention/cuda.cu.j2, which explains every choice.
 #include "_shared/async_copy.cuh"
 #include "_shared/mma.cuh"
+#include "_shared/store.cuh"
 
 using i64 = long long;
 using T = bf16;
@@ -191,7 +192,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
     const int keys_end = CAUSAL ? min((int)kv_len, min(place.row + BM, rows_end) + shift) : (int)kv_len;   // may be negative
     const int steps = keys_end > 0 ? (keys_end + BN - 1) / BN : 0;
     const float slope = (scale == 0.f ? rsqrtf((float)D) : scale) * LOG2_E;
-    const unsigned q_tile = shared_address(shared), k_tiles = q_tile + BM * Rows::PITCH, v_tiles = k_tiles + K_STAGES * TILE_BYTES;
+    unsigned q_tile = shared_address(shared);
+    const unsigned k_tiles = q_tile + BM * Rows::PITCH, v_tiles = k_tiles + K_STAGES * TILE_BYTES;
 
     // Tiles come from the last to the first: the masked ones are then done before the long run of others.
     const int copy_row = threadIdx.x / COLUMNS, copy_byte = threadIdx.x % COLUMNS * 16;
@@ -320,7 +322,7 @@ if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
         for (int h = 0; h < 2; ++h) {
             const int row = own_row + m * 16 + h * 8 + lane / 4;
             const bool blind = (CAUSAL && row + shift < 0) || kv_len == 0;
-            inverse[m][h] = blind ? 0.f : __fdividef(1.f, sum[m][h]);
+            inverse[m][h] = blind ? 0.f : reciprocal_fast(sum[m][h]);   // no row's own sum is denormal
         }
     char* const o_rows = o + (place.batch * o_batch + place.head * o_head) * 2;
     __syncwarp();   // a warp's rows of q are its own: nobody else reads them
@@ -334,11 +336,17 @@ if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
                 *(unsigned*)(shared + Rows::place(row, d) + lane % 4 * 4) = T::pack(acc[m][d][2 * h] * inverse[m][h], acc[m][d][2 * h + 1] * inverse[m][h]);
             }
     __syncwarp();
+    constexpr int CHUNKS = ROWS * D / 8 / 32;
+    uint4 chunks[CHUNKS];   // all are read before the first is written: none waits for the one before
     #pragma unroll
-    for (int i = 0; i < ROWS * D / 8 / 32; ++i) {
-        const int id = i * 32 + lane, row = id / (D / 8), chunk = id % (D / 8);
-        if (own_row + row < rows_end)
-            *(uint4*)(o_rows + (own_row + row) * o_seq * 2 + chunk * 16) = *(const uint4*)(shared + Rows::place(warp_m * ROWS + row, chunk));
+    for (int i = 0; i < CHUNKS; ++i) {
+        const int id = i * 32 + lane;
+        chunks[i] = *(const uint4*)(shared + Rows::place(warp_m * ROWS + id / (D / 8), id % (D / 8)));
+    }
+    #pragma unroll
+    for (int i = 0; i < CHUNKS; ++i) {
+        const int id = i * 32 + lane, row = own_row + id / (D / 8);
+        store_16_if(row < rows_end, o_rows + row * o_seq * 2 + id % (D / 8) * 16, chunks[i]);
     }
 }
 

@@ -3,6 +3,7 @@
 // Rendered for sm_90 from templates/attention/cuda.cu.j2, which explains every choice.
 #include "_shared/async_copy.cuh"
 #include "_shared/mma.cuh"
+#include "_shared/store.cuh"
 
 using i64 = long long;
 using T = bf16;
@@ -70,12 +71,10 @@ __device__ __forceinline__ void multiply_qk(float (&s)[TILES][KEYS / 8][4], unsi
         constexpr bool held = false;
         #pragma unroll
         for (int m = 0; m < TILES; ++m) load_tiles(a[m][0], q_at + m * 16 * Rows::PITCH + (q_turn ^ d * 32));
-        unsigned b[2][4];
-        load_tiles(b[FROM / 16 % 2], k_at + FROM * Rows::PITCH + (k_turn ^ d * 32));
         #pragma unroll
         for (int n = FROM / 16; n < TO / 16; ++n) {
-            if (n + 1 < TO / 16) load_tiles(b[(n + 1) % 2], k_at + (n + 1) * 16 * Rows::PITCH + (k_turn ^ d * 32));
-            const unsigned (&f)[4] = b[n % 2];
+            unsigned f[4];
+            load_tiles(f, k_at + n * 16 * Rows::PITCH + (k_turn ^ d * 32));
             #pragma unroll
             for (int m = 0; m < TILES; ++m) {
                 T::multiply_add(s[m][2 * n], a[m][held ? d : 0], f[0], f[1]);
@@ -87,12 +86,10 @@ __device__ __forceinline__ void multiply_qk(float (&s)[TILES][KEYS / 8][4], unsi
 
 // o += p v for the n-th 16 keys of the warp's, with p as A fragments.
 __device__ __forceinline__ void multiply_pv(float (&o)[TILES][D / 8][4], const unsigned (&weights)[TILES][KEYS / 16][4], int n, unsigned v_at, unsigned v_turn, float (&sum)[TILES][4]) {
-    unsigned b[2][4];
-    load_tiles_transposed(b[0], v_at + n * 16 * Rows::PITCH + v_turn);
     #pragma unroll
     for (int d = 0; d < D / 16; ++d) {
-        if (d + 1 < D / 16) load_tiles_transposed(b[(d + 1) % 2], v_at + n * 16 * Rows::PITCH + (v_turn ^ (d + 1) * 32));
-        const unsigned (&f)[4] = b[d % 2];
+        unsigned f[4];
+        load_tiles_transposed(f, v_at + n * 16 * Rows::PITCH + (v_turn ^ d * 32));
         #pragma unroll
         for (int m = 0; m < TILES; ++m) {
             T::multiply_add(o[m][2 * d], weights[m][n], f[0], f[1]);
@@ -190,7 +187,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
     const int keys_end = CAUSAL ? min((int)kv_len, min(place.row + BM, rows_end) + shift) : (int)kv_len;   // may be negative
     const int steps = keys_end > 0 ? (keys_end + BN - 1) / BN : 0;
     const float slope = (scale == 0.f ? rsqrtf((float)D) : scale) * LOG2_E;
-    const unsigned q_tile = shared_address(shared), k_tiles = q_tile + BM * Rows::PITCH, v_tiles = k_tiles + K_STAGES * TILE_BYTES;
+    unsigned q_tile = shared_address(shared);
+    const unsigned k_tiles = q_tile + BM * Rows::PITCH, v_tiles = k_tiles + K_STAGES * TILE_BYTES;
 
     // Tiles come from the last to the first: the masked ones are then done before the long run of others.
     const int copy_row = threadIdx.x / COLUMNS, copy_byte = threadIdx.x % COLUMNS * 16;
@@ -220,10 +218,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
     };
 
     const char* const q_from = q + (place.batch * q_batch + place.head * q_head + (place.row + copy_row) * q_seq) * 2 + copy_byte;
-    // They are multiples of 16. But for the question the compiler would compute them after the wait, not while the kernel
-    // before ends.
-    if (const i64 bits = (i64)q_from ^ (i64)k_from ^ (i64)v_from; bits >> 63 & bits & 1) return;
-    asm volatile("griddepcontrol.wait;" ::: "memory");   // for the kernel before this one, and for what it wrote
     if (steps > 0) load_rows<BM, THREADS>(copy_row, q_tile + copy_to, q_from, q_seq * 2, false, rows_end - place.row);
     if (K_STAGES == 1) load_k(0);
     #pragma unroll
@@ -335,7 +329,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
         for (int h = 0; h < 2; ++h) {
             const int row = own_row + m * 16 + h * 8 + lane / 4;
             const bool blind = (CAUSAL && row + shift < 0) || kv_len == 0;
-            inverse[m][h] = blind ? 0.f : __fdividef(1.f, sum[m][h]);
+            inverse[m][h] = blind ? 0.f : reciprocal_fast(sum[m][h]);   // no row's own sum is denormal
         }
     char* const o_rows = o + (place.batch * o_batch + place.head * o_head) * 2;
     __syncwarp();   // a warp's rows of q are its own: nobody else reads them
@@ -349,11 +343,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
                 *(unsigned*)(shared + Rows::place(row, d) + lane % 4 * 4) = T::pack(acc[m][d][2 * h] * inverse[m][h], acc[m][d][2 * h + 1] * inverse[m][h]);
             }
     __syncwarp();
+    constexpr int CHUNKS = ROWS * D / 8 / 32;
+    uint4 chunks[CHUNKS];   // all are read before the first is written: none waits for the one before
     #pragma unroll
-    for (int i = 0; i < ROWS * D / 8 / 32; ++i) {
-        const int id = i * 32 + lane, row = id / (D / 8), chunk = id % (D / 8);
-        if (own_row + row < rows_end)
-            *(uint4*)(o_rows + (own_row + row) * o_seq * 2 + chunk * 16) = *(const uint4*)(shared + Rows::place(warp_m * ROWS + row, chunk));
+    for (int i = 0; i < CHUNKS; ++i) {
+        const int id = i * 32 + lane;
+        chunks[i] = *(const uint4*)(shared + Rows::place(warp_m * ROWS + id / (D / 8), id % (D / 8)));
+    }
+    #pragma unroll
+    for (int i = 0; i < CHUNKS; ++i) {
+        const int id = i * 32 + lane, row = own_row + id / (D / 8);
+        store_16_if(row < rows_end, o_rows + row * o_seq * 2 + id % (D / 8) * 16, chunks[i]);
     }
 }
 

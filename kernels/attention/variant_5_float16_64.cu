@@ -3,6 +3,7 @@
 // Rendered for sm_90 from templates/attention/cuda.cu.j2, which explains every choice.
 #include "_shared/async_copy.cuh"
 #include "_shared/mma.cuh"
+#include "_shared/store.cuh"
 
 using i64 = long long;
 using T = f16;
@@ -21,12 +22,7 @@ constexpr bool V_LATE = true;
 __device__ constexpr int least(int a, int b) { return a < b ? a : b; }
 constexpr int IN_FLIGHT = K_STAGES == 1 || (V_STAGES == 1 && K_STAGES == 2) ? 0 : V_STAGES == 1 ? 1
     : V_LATE ? 2 * (K_STAGES - 2) + 1 : least(2 * (V_AHEAD - 1), 2 * (K_STAGES - 2) + 1);
-// And where k comes in parts, a group each: before a part is multiplied, of which the first is waited for before the step asks.
-constexpr int PARTS = 2, GROUPS_A_STEP = PARTS + 1;
-__device__ constexpr int part_in_flight(int part) {
-    return (K_STAGES == 1 ? 0 : (K_STAGES - 2) * GROUPS_A_STEP + (V_STAGES > 1)) + PARTS - 1 - part + (part == 0 ? 0 : K_STAGES == 1 ? 1 : GROUPS_A_STEP);
-}
-constexpr int V_IN_FLIGHT = V_STAGES > 1 ? GROUPS_A_STEP * (V_STAGES - 1) : K_STAGES > 1 ? PARTS : 0;
+constexpr int V_IN_FLIGHT = V_STAGES > 1 ? 2 * (V_STAGES - 1) : K_STAGES > 1 ? 1 : 0;
 // Bits by which weights stand lower than their maximum: where a maximum may lag, no weight exceeds 1, as large values need it.
 // Not for float16: its weights would become denormal, and its values are too small to overflow a float.
 constexpr float MARGIN = 0.f;
@@ -50,7 +46,7 @@ __device__ __forceinline__ void load_rows(int row, unsigned tile, const char* fr
             #pragma unroll
             for (int g = 0; g < GROUPS; ++g) copy_async_16(tile + i * STEP * Rows::PITCH + g * COLUMNS * 16, from + g * COLUMNS * 16);
     } else {
-        #pragma unroll
+        #pragma unroll 1
         for (int i = 0; i < (COUNT + STEP - 1) / STEP; ++i, from += STEP * pitch)
             if (COUNT % STEP == 0 || row + i * STEP < COUNT)
                 #pragma unroll
@@ -73,12 +69,10 @@ __device__ __forceinline__ void multiply_qk(float (&s)[TILES][KEYS / 8][4], cons
     for (int d = 0; d < D / 16; ++d) {
         const unsigned (&a)[TILES][D / 16][4] = q;
         constexpr bool held = true;
-        unsigned b[2][4];
-        load_tiles(b[FROM / 16 % 2], k_at + FROM * Rows::PITCH + (k_turn ^ d * 32));
         #pragma unroll
         for (int n = FROM / 16; n < TO / 16; ++n) {
-            if (n + 1 < TO / 16) load_tiles(b[(n + 1) % 2], k_at + (n + 1) * 16 * Rows::PITCH + (k_turn ^ d * 32));
-            const unsigned (&f)[4] = b[n % 2];
+            unsigned f[4];
+            load_tiles(f, k_at + n * 16 * Rows::PITCH + (k_turn ^ d * 32));
             #pragma unroll
             for (int m = 0; m < TILES; ++m) {
                 T::multiply_add(s[m][2 * n], a[m][held ? d : 0], f[0], f[1]);
@@ -90,12 +84,10 @@ __device__ __forceinline__ void multiply_qk(float (&s)[TILES][KEYS / 8][4], cons
 
 // o += p v for the n-th 16 keys of the warp's, with p as A fragments.
 __device__ __forceinline__ void multiply_pv(float (&o)[TILES][D / 8][4], const unsigned (&weights)[TILES][KEYS / 16][4], int n, unsigned v_at, unsigned v_turn, float (&sum)[TILES][4]) {
-    unsigned b[2][4];
-    load_tiles_transposed(b[0], v_at + n * 16 * Rows::PITCH + v_turn);
     #pragma unroll
     for (int d = 0; d < D / 16; ++d) {
-        if (d + 1 < D / 16) load_tiles_transposed(b[(d + 1) % 2], v_at + n * 16 * Rows::PITCH + (v_turn ^ (d + 1) * 32));
-        const unsigned (&f)[4] = b[d % 2];
+        unsigned f[4];
+        load_tiles_transposed(f, v_at + n * 16 * Rows::PITCH + (v_turn ^ d * 32));
         #pragma unroll
         for (int m = 0; m < TILES; ++m) {
             T::multiply_add(o[m][2 * d], weights[m][n], f[0], f[1]);
@@ -190,7 +182,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
     const int keys_end = CAUSAL ? min((int)kv_len, min(place.row + BM, rows_end) + shift) : (int)kv_len;   // may be negative
     const int steps = keys_end > 0 ? (keys_end + BN - 1) / BN : 0;
     const float slope = (scale == 0.f ? rsqrtf((float)D) : scale) * LOG2_E;
-    const unsigned q_tile = shared_address(shared), k_tiles = q_tile + BM * Rows::PITCH, v_tiles = k_tiles + K_STAGES * TILE_BYTES;
+    unsigned q_tile = shared_address(shared);
+    asm volatile("" : "+r"(q_tile));   // unknown to the compiler, so that it cannot look it up anew
+    const unsigned k_tiles = q_tile + BM * Rows::PITCH, v_tiles = k_tiles + K_STAGES * TILE_BYTES;
 
     // Tiles come from the last to the first: the masked ones are then done before the long run of others.
     const int copy_row = threadIdx.x / COLUMNS, copy_byte = threadIdx.x % COLUMNS * 16;
@@ -200,15 +194,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
     const char* k_from = k + (place.batch * k_batch + place.kv_head * k_head + (last + key_row) * k_seq) * 2 + copy_byte;
     const char* v_from = v + (place.batch * v_batch + place.kv_head * v_head + (last + key_row) * v_seq) * 2 + copy_byte;
     auto load_k = [&](int step) {
-        constexpr int COUNT = KEY_ROWS / PARTS;
-        #pragma unroll
-        for (int part = 0; part < PARTS; ++part) {
-            if (step >= 0 && step < steps)
-                load_rows<COUNT, KEY_THREADS>(key_row, k_tiles + step % K_STAGES * TILE_BYTES + key_to + part * COUNT * Rows::PITCH,
-                                              k_from + part * COUNT * k_seq * 2, k_seq * 2, step > 0, (int)kv_len - last - part * COUNT);
-            commit_copies();
+        if (step >= 0 && step < steps) {
+            load_rows<KEY_ROWS, KEY_THREADS>(key_row, k_tiles + step % K_STAGES * TILE_BYTES + key_to, k_from, k_seq * 2, step > 0, (int)kv_len - last);
+            k_from -= BN * k_seq * 2;
         }
-        if (step >= 0 && step < steps) k_from -= BN * k_seq * 2;
+        commit_copies();
     };
     auto load_v = [&](int step) {
         if (step >= 0 && step < steps) {
@@ -285,19 +275,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
     auto wait_for_warps = [&]() {
         __syncthreads();
     };
+    ask(0);
+    wait_copies<IN_FLIGHT + 1 + (K_STAGES > 1)>();   // its groups may be in flight, too
+    __syncthreads();
+    load_q();
     auto advance = [&](int step) {
-        wait_copies<part_in_flight(0)>();
-        wait_for_warps();
-        ask(step);
-        if (step == 0) load_q();
+        if (step > 0) {
+            wait_copies<IN_FLIGHT>();
+            wait_for_warps();
+            ask(step);
+        }
         const bool active = sees(step);
         float s[TILES][KEYS / 8][4];
         unsigned weights[TILES][KEYS / 16][4];
-        if (active) multiply_qk<0 * KEYS / PARTS, 1 * KEYS / PARTS>(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
-        wait_copies<part_in_flight(1)>();
-        wait_for_warps();
         if (active) {
-            multiply_qk<1 * KEYS / PARTS, KEYS>(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
+            multiply_qk(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
             mask(s, step);
             raise(s, running, acc, slope);
         }
@@ -317,18 +309,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
     };
 
     auto advance_unmasked = [&](int step) {
-        wait_copies<part_in_flight(0)>();
-        wait_for_warps();
-        ask(step);
-        if (step == 0) load_q();
+        if (step > 0) {
+            wait_copies<IN_FLIGHT>();
+            wait_for_warps();
+            ask(step);
+        }
         const bool active = true;
         float s[TILES][KEYS / 8][4];
         unsigned weights[TILES][KEYS / 16][4];
-        if (active) multiply_qk<0 * KEYS / PARTS, 1 * KEYS / PARTS>(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
-        wait_copies<part_in_flight(1)>();
-        wait_for_warps();
         if (active) {
-            multiply_qk<1 * KEYS / PARTS, KEYS>(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
+            multiply_qk(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
             raise(s, running, acc, slope);
         }
         const unsigned v_at = v_lane + step % V_STAGES * TILE_BYTES;
@@ -370,7 +360,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
         for (int h = 0; h < 2; ++h) {
             const int row = own_row + m * 16 + h * 8 + lane / 4;
             const bool blind = (CAUSAL && row + shift < 0) || kv_len == 0;
-            inverse[m][h] = blind ? 0.f : __fdividef(1.f, sum[m][h]);
+            inverse[m][h] = blind ? 0.f : reciprocal_fast(sum[m][h]);   // no row's own sum is denormal
         }
     char* const o_rows = o + (place.batch * o_batch + place.head * o_head) * 2;
     __syncwarp();   // a warp's rows of q are its own: nobody else reads them
@@ -384,11 +374,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
                 *(unsigned*)(shared + Rows::place(row, d) + lane % 4 * 4) = T::pack(acc[m][d][2 * h] * inverse[m][h], acc[m][d][2 * h + 1] * inverse[m][h]);
             }
     __syncwarp();
+    constexpr int CHUNKS = ROWS * D / 8 / 32;
+    uint4 chunks[CHUNKS];   // all are read before the first is written: none waits for the one before
     #pragma unroll
-    for (int i = 0; i < ROWS * D / 8 / 32; ++i) {
-        const int id = i * 32 + lane, row = id / (D / 8), chunk = id % (D / 8);
-        if (own_row + row < rows_end)
-            *(uint4*)(o_rows + (own_row + row) * o_seq * 2 + chunk * 16) = *(const uint4*)(shared + Rows::place(warp_m * ROWS + row, chunk));
+    for (int i = 0; i < CHUNKS; ++i) {
+        const int id = i * 32 + lane;
+        chunks[i] = *(const uint4*)(shared + Rows::place(warp_m * ROWS + id / (D / 8), id % (D / 8)));
+    }
+    #pragma unroll
+    for (int i = 0; i < CHUNKS; ++i) {
+        const int id = i * 32 + lane, row = own_row + id / (D / 8);
+        store_16_if(row < rows_end, o_rows + row * o_seq * 2 + id % (D / 8) * 16, chunks[i]);
     }
 }
 

@@ -3,6 +3,7 @@
 // Rendered for sm_90 from templates/attention/cuda.cu.j2, which explains every choice.
 #include "_shared/async_copy.cuh"
 #include "_shared/mma.cuh"
+#include "_shared/store.cuh"
 
 using i64 = long long;
 using T = f16;
@@ -17,11 +18,16 @@ constexpr int TILE_BYTES = BN * Rows::PITCH;
 // Step i asks for k of step i + K_STAGES - 1 (one later if AHEAD), then for v of step i + V_AHEAD, a group of copies
 // each; with one stage of v for that first, and with one stage of k for the next k amid the step. Groups end in order. Those
 // that may still be in flight when a step begins, which needs its k and, unless V_LATE, its v; and before its v is used:
-constexpr bool V_LATE = false;
+constexpr bool V_LATE = true;
 __device__ constexpr int least(int a, int b) { return a < b ? a : b; }
 constexpr int IN_FLIGHT = K_STAGES == 1 || (V_STAGES == 1 && K_STAGES == 2) ? 0 : V_STAGES == 1 ? 1
     : V_LATE ? 2 * (K_STAGES - 2) + 1 : least(2 * (V_AHEAD - 1), 2 * (K_STAGES - 2) + 1);
-constexpr int V_IN_FLIGHT = V_STAGES > 1 ? 2 * (V_STAGES - 1) : K_STAGES > 1 ? 1 : 0;
+// And where k comes in parts, a group each: before a part is multiplied, of which the first is waited for before the step asks.
+constexpr int PARTS = 4, GROUPS_A_STEP = PARTS + 1;
+__device__ constexpr int part_in_flight(int part) {
+    return (K_STAGES == 1 ? 0 : (K_STAGES - 2) * GROUPS_A_STEP + (V_STAGES > 1)) + PARTS - 1 - part + (part == 0 ? 0 : K_STAGES == 1 ? 1 : GROUPS_A_STEP);
+}
+constexpr int V_IN_FLIGHT = V_STAGES > 1 ? GROUPS_A_STEP * (V_STAGES - 1) : K_STAGES > 1 ? PARTS : 0;
 // Bits by which weights stand lower than their maximum: where a maximum may lag, no weight exceeds 1, as large values need it.
 // Not for float16: its weights would become denormal, and its values are too small to overflow a float.
 constexpr float MARGIN = 0.f;
@@ -105,7 +111,6 @@ struct Running {
 // The running maxima with those of a step's scores; `running` and `o` follow.
 __device__ __forceinline__ void raise(const float (&s)[TILES][KEYS / 8][4], Running& running, float (&o)[TILES][D / 8][4], float slope) {
     float top[TILES][2];
-    bool moved = false;
     #pragma unroll
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
@@ -116,9 +121,7 @@ __device__ __forceinline__ void raise(const float (&s)[TILES][KEYS / 8][4], Runn
             a = fmaxf(a, __shfl_xor_sync(~0u, a, 1));
             a = fmaxf(a, __shfl_xor_sync(~0u, a, 2));
             top[m][h] = fmaxf(a, running.top[m][h]);
-            moved |= top[m][h] > running.top[m][h];
         }
-    if (__any_sync(~0u, moved))
     {
         #pragma unroll
         for (int m = 0; m < TILES; ++m)
@@ -185,7 +188,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention(
     const int keys_end = CAUSAL ? min((int)kv_len, min(place.row + BM, rows_end) + shift) : (int)kv_len;   // may be negative
     const int steps = keys_end > 0 ? (keys_end + BN - 1) / BN : 0;
     const float slope = (scale == 0.f ? rsqrtf((float)D) : scale) * LOG2_E;
-    const unsigned q_tile = shared_address(shared), k_tiles = q_tile + BM * Rows::PITCH, v_tiles = k_tiles + K_STAGES * TILE_BYTES;
+    unsigned q_tile = shared_address(shared);
+    asm volatile("" : "+r"(q_tile));   // unknown to the compiler, so that it cannot look it up anew
+    const unsigned k_tiles = q_tile + BM * Rows::PITCH, v_tiles = k_tiles + K_STAGES * TILE_BYTES;
 
     // Tiles come from the last to the first: the masked ones are then done before the long run of others.
     const int copy_row = threadIdx.x / COLUMNS, copy_byte = threadIdx.x % COLUMNS * 16;
@@ -195,11 +200,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention(
     const char* k_from = k + (place.batch * k_batch + place.kv_head * k_head + (last + key_row) * k_seq) * 2 + copy_byte;
     const char* v_from = v + (place.batch * v_batch + place.kv_head * v_head + (last + key_row) * v_seq) * 2 + copy_byte;
     auto load_k = [&](int step) {
-        if (step >= 0 && step < steps) {
-            load_rows<KEY_ROWS, KEY_THREADS>(key_row, k_tiles + step % K_STAGES * TILE_BYTES + key_to, k_from, k_seq * 2, step > 0, (int)kv_len - last);
-            k_from -= BN * k_seq * 2;
+        constexpr int COUNT = KEY_ROWS / PARTS;
+        #pragma unroll
+        for (int part = 0; part < PARTS; ++part) {
+            if (step >= 0 && step < steps)
+                load_rows<COUNT, KEY_THREADS>(key_row, k_tiles + step % K_STAGES * TILE_BYTES + key_to + part * COUNT * Rows::PITCH,
+                                              k_from + part * COUNT * k_seq * 2, k_seq * 2, step > 0, (int)kv_len - last - part * COUNT);
+            commit_copies();
         }
-        commit_copies();
+        if (step >= 0 && step < steps) k_from -= BN * k_seq * 2;
     };
     auto load_v = [&](int step) {
         if (step >= 0 && step < steps) {
@@ -276,18 +285,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention(
     auto wait_for_warps = [&]() {
         asm volatile("barrier.sync.aligned %0, %1;" :: "r"(1 + warp_n), "n"(KEY_THREADS) : "memory");
     };
-    wait_copies<IN_FLIGHT>();
+    wait_copies<part_in_flight(0)>();
     __syncthreads();   // all columns have copied rows of q
     load_q();
     auto advance = [&](int step) {
-        wait_copies<IN_FLIGHT>();
+        wait_copies<part_in_flight(0)>();
         wait_for_warps();
         ask(step);
         const bool active = sees(step);
         float s[TILES][KEYS / 8][4];
         unsigned weights[TILES][KEYS / 16][4];
+        if (active) multiply_qk<0 * KEYS / PARTS, 1 * KEYS / PARTS>(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
+        wait_copies<part_in_flight(1)>();
+        wait_for_warps();
+        if (active) multiply_qk<1 * KEYS / PARTS, 2 * KEYS / PARTS>(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
+        wait_copies<part_in_flight(2)>();
+        wait_for_warps();
+        if (active) multiply_qk<2 * KEYS / PARTS, 3 * KEYS / PARTS>(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
+        wait_copies<part_in_flight(3)>();
+        wait_for_warps();
         if (active) {
-            multiply_qk(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
+            multiply_qk<3 * KEYS / PARTS, KEYS>(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
             mask(s, step);
             raise(s, running, acc, slope);
         }
@@ -307,14 +325,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention(
     };
 
     auto advance_unmasked = [&](int step) {
-        wait_copies<IN_FLIGHT>();
+        wait_copies<part_in_flight(0)>();
         wait_for_warps();
         ask(step);
         const bool active = true;
         float s[TILES][KEYS / 8][4];
         unsigned weights[TILES][KEYS / 16][4];
+        if (active) multiply_qk<0 * KEYS / PARTS, 1 * KEYS / PARTS>(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
+        wait_copies<part_in_flight(1)>();
+        wait_for_warps();
+        if (active) multiply_qk<1 * KEYS / PARTS, 2 * KEYS / PARTS>(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
+        wait_copies<part_in_flight(2)>();
+        wait_for_warps();
+        if (active) multiply_qk<2 * KEYS / PARTS, 3 * KEYS / PARTS>(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
+        wait_copies<part_in_flight(3)>();
+        wait_for_warps();
         if (active) {
-            multiply_qk(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
+            multiply_qk<3 * KEYS / PARTS, KEYS>(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
             raise(s, running, acc, slope);
         }
         const unsigned v_at = v_lane + step % V_STAGES * TILE_BYTES;
@@ -394,15 +421,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention(
         for (int h = 0; h < 2; ++h) {
             const int row = own_row + m * 16 + h * 8 + lane / 4;
             const bool blind = (CAUSAL && row + shift < 0) || kv_len == 0;
-            inverse[m][h] = blind ? 0.f : __fdividef(1.f, sum[m][h]);
+            inverse[m][h] = blind ? 0.f : reciprocal_fast(sum[m][h]);   // no row's own sum is denormal
         }
     char* const o_rows = o + (place.batch * o_batch + place.head * o_head) * 2;
+    char* const o_lane = o_rows + (own_row + lane / 4) * o_seq * 2 + warp_n * SHARE * 16 + lane % 4 * 4;
     #pragma unroll
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            const int row = own_row + m * 16 + h * 8 + lane / 4;
-            unsigned packed[SHARE];
+        for (int h = 0; h < 2; ++h)
             #pragma unroll
             for (int i = 0; i < SHARE; ++i) {
                 float2 total = {0.f, 0.f};
@@ -412,13 +438,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention(
                     total.x = fmaf(x.x, factor[m][h][w], total.x);
                     total.y = fmaf(x.y, factor[m][h][w], total.y);
                 }
-                packed[i] = T::pack(total.x * inverse[m][h], total.y * inverse[m][h]);
+                store_4_if(own_row + m * 16 + h * 8 + lane / 4 < rows_end, o_lane + (m * 16 + h * 8) * o_seq * 2 + i * 16,
+                           T::pack(total.x * inverse[m][h], total.y * inverse[m][h]));
             }
-            if (row < rows_end)
-                #pragma unroll
-                for (int i = 0; i < SHARE; ++i)
-                    *(unsigned*)(o_rows + row * o_seq * 2 + (warp_n * SHARE + i) * 16 + lane % 4 * 4) = packed[i];
-        }
 }
 
 // For addresses that are no multiples of 16 bytes: a warp a row, a lane for every 32nd element of it.
