@@ -319,6 +319,25 @@ def test_of_a_winner_whose_time_in_the_common_race_was_not_kept_it_is_said(recor
     assert "in a race of its own" in recorded.ask("diff", winner, other, "--no-source").out
 
 
+def test_of_several_older_finals_each_has_its_own_winner(record: Record) -> None:
+    """Who won the last one was a finalist like the others before; what confirmed the winner of that time stays apart."""
+    recorded = record(CALM)
+    with Store.open(recorded.db, write=True) as store:
+        run = store.run("mine")
+        store.add(run, s.ref(3, 0), s.passed(3, 0.53), elapsed_s=4.0)
+        for finalists in (((0, 0.52), (1, 0.62), (3, 0.6)), ((1, 0.5), (2, 0.6))):
+            for order, ratio in finalists:
+                store.add_final(run, order, measured(final("candidate", ratio, CALM)), elapsed_s=5.0)
+            store.add_baselines(run, 0, [final("twin", 0.52, {**CALM, "noise_floor": 0.004})], stage=Stage.FINAL)
+        store.set_winner(run, 0, 1)
+        third = public_id(run.uid, 3)
+    first, second, fourth = *recorded.ids[:2], third
+    for one, other, together in ((fourth, first, False), (second, first, False), (fourth, second, True)):
+        between = recorded.document("diff", one, other)
+        assert (between["timed_in"], between["one_race"]) == ("final", together)
+    assert "round by round in one race" not in recorded.ask("diff", fourth, first, "--no-source").out
+
+
 def test_of_several_finals_the_last_is_shown(record: Record) -> None:
     recorded = record(CALM)
     with Store.open(recorded.db, write=True) as store:

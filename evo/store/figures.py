@@ -74,14 +74,14 @@ def final_figures(
 
 
 def _confirmed(race: HeldRace, rows: Sequence[Any], winner: int | None) -> int | None:
-    """Key of the candidate that a final confirmed. In older records only the winner's last race was kept: it is the island's
-    winner or, of a final that was not the last one, who stands first."""
+    """Key of the candidate that a final confirmed. In older records only the winner's last race was kept: it stands first
+    where a twin ran, and is the island's winner where none did."""
     for row in rows:
         if row.contender == FINALIST:
             return int(row.candidate_id)
-    if any(row.candidate_id == winner for row in rows):
-        return winner
-    return int(rows[0].candidate_id) if rows and any(t.contender == "twin" for t in race.beside) else None
+    if rows and any(t.contender == "twin" for t in race.beside):
+        return int(rows[0].candidate_id)
+    return winner if any(row.candidate_id == winner for row in rows) else None
 
 
 def _figure(row: Any) -> Figure:
