@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -302,6 +304,29 @@ def test_a_winner_is_shown_in_both_of_its_races(record: Record) -> None:
     other = recorded.ask("show", last).out
     assert "final 2, all finalists  cold   candidate" in other
     assert "final 2, winner's race  cold   twin" in other
+
+
+@pytest.mark.parametrize("kept", ["the winner in the race of all", "nothing cold of a loser", "no cold baseline"])
+def test_a_candidate_is_shown_whatever_of_its_finals_was_lost(record: Record, kept: str) -> None:
+    recorded = record(CALM)
+    winner, last, _ = raced_anew(recorded)
+    statement = {
+        "the winner in the race of all": "DELETE FROM timing WHERE round = 2 AND contender = 'candidate' AND"
+        " candidate_id % 4294967296 = 0",
+        "nothing cold of a loser": "UPDATE timing SET protocol = 'hot' WHERE round = 1 AND candidate_id % 4294967296 = 1",
+        "no cold baseline": "UPDATE timing SET protocol = 'hot' WHERE stage = 'final' AND candidate_id IS NULL",
+    }[kept]
+    name, beside = {
+        "the winner in the race of all": (winner, {1: True, 2: True}),
+        "nothing cold of a loser": (last, {2: False}),
+        "no cold baseline": (winner, {2: True}),
+    }[kept]
+    with closing(sqlite3.connect(recorded.db)) as raw, raw:
+        assert raw.execute(statement).rowcount
+    ended = recorded.ask("show", name)
+    assert (ended.code, ended.err) == (0, "")
+    assert "final 2, all finalists" in ended.out
+    assert {race["round"]: race["beside"] for race in recorded.document("show", name)["final_races"]} == beside
 
 
 def test_of_a_winner_whose_time_in_the_common_race_was_not_kept_it_is_said(record: Record) -> None:

@@ -65,7 +65,8 @@ def held_races(
 
 
 def final_races(store: Store, candidate: CandidateRecord) -> tuple[FinalRace, ...]:
-    """What each final that timed a candidate timed beside it: the reference, the ceilings, the winner's twin."""
+    """What each final that timed a candidate timed beside it: the reference, the ceilings, the winner's twin. A final is
+    left out where too much is lost to tell whether they ran in its race."""
     with store.reading() as connection:
         key, run_id = connection.execute(select(_c.id, _c.run_id).where(_c.public_id == candidate.id)).one()
         columns = (_t.island, _t.stage, _t.round, *TIMING_COLUMNS)
@@ -75,10 +76,9 @@ def final_races(store: Store, candidate: CandidateRecord) -> tuple[FinalRace, ..
     found = []
     for round_, race in sorted(races.items()):
         timings = tuple(_timing_of(row, round_) for row in race.beside)
-        if timings:
-            one, other = (_cold(ts, round_) for ts in (candidate.timings, timings))
-            winners = {row.candidate_id for row in race.finalists if row.contender == FINALIST}
-            beside = key in winners if winners else _same_race(one, other)
+        winners = {row.candidate_id for row in race.finalists if row.contender == FINALIST}
+        beside = key in winners if winners else _same_race(_cold(candidate.timings, round_), _cold(timings, round_))
+        if timings and beside is not None:
             found.append(FinalRace(round=round_, beside=beside, timings=timings))
     return tuple(found)
 
@@ -88,12 +88,17 @@ def _timing_of(row: Any, round_: int) -> TimingRecord:
     return replace(read_timing_record(values), round=round_)
 
 
-def _cold(timings: Iterable[TimingRecord], round_: int) -> TimingRecord:
-    return next(t for t in timings if t.round == round_ and t.protocol != "hot" and t.contender != FINALIST)
+def _cold(timings: Iterable[TimingRecord], round_: int) -> TimingRecord | None:
+    """None where it is lost."""
+    cold = (t for t in timings if t.round == round_ and t.protocol != "hot" and t.contender != FINALIST)
+    return next(cold, None)
 
 
-def _same_race(one: TimingRecord, other: TimingRecord) -> bool:
-    """Clocks are read once a race, for all of its contenders; the twin's have the noise floor besides."""
+def _same_race(one: TimingRecord | None, other: TimingRecord | None) -> bool | None:
+    """Clocks are read once a race, for all of its contenders; the twin's have the noise floor besides. None where either is
+    lost."""
+    if one is None or other is None:
+        return None
     clocks = [{k: v for k, v in t.clocks.items() if k != "noise_floor"} for t in (one, other)]
     return clocks[0] == clocks[1] and len(one.samples_us) == len(other.samples_us)
 
