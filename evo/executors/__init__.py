@@ -104,7 +104,8 @@ class RaceResult:
     timings: tuple[Timing, ...] = ()
     log: str = ""
     refused: tuple[tuple[str, str], ...] = ()
-    """(name, reason) of contenders and baselines whose output was wrong in the race itself."""
+    """(name, reason) of contenders that could not be loaded, and of contenders and baselines whose output was wrong in the
+    race itself."""
     seconds: float = 0.0
     device_lost: bool = False
     data_changed: bool = False

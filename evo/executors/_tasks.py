@@ -10,7 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from evo.errors import HangError, LaunchError
-from evo.evaluation import BOOTSTRAP_SAMPLES, Check, Measurement, Status, Timing
+from evo.evaluation import BOOTSTRAP_SAMPLES, Binary, Check, Measurement, Status, Timing
 from evo.executors import MeasureRequest, RaceRequest, RaceResult
 from evo.executors._faults import classify
 from evo.executors._lifetime import end_with_command
@@ -130,12 +130,8 @@ def _with_loaded(
     found = _Findings()
     binary = request.build.binary
     assert binary is not None
-    if binary.variable_bytes and not kernel.keeps_variables:
-        return Measurement(status=Status.LOAD_ERROR, log=_VARIABLES.format(binary.variable_bytes))
-    if binary.releases_next:
-        return Measurement(status=Status.LOAD_ERROR, log=_RELEASES_NEXT)
     try:
-        loaded = session.load(binary, kernel.entry)
+        loaded = _load(binary, kernel, session)
     except LaunchError as error:
         return Measurement(
             status=classify(str(error), Status.LOAD_ERROR),
@@ -170,6 +166,16 @@ def _with_loaded(
         device_lost=found.device_lost,
         data_changed=found.data_changed,
     )
+
+
+def _load(binary: Binary, kernel: Kernel, session: Session) -> Loaded:
+    """binary: as a builder has made it, which knows what its code has in it; one that a database has does not, and is never
+    loaded. Raises LaunchError, also for code that is not to be loaded."""
+    if binary.variable_bytes and not kernel.keeps_variables:
+        raise LaunchError(_VARIABLES.format(binary.variable_bytes))
+    if binary.releases_next:
+        raise LaunchError(_RELEASES_NEXT)
+    return session.load(binary, kernel.entry)
 
 
 def _gate(request: MeasureRequest, kernel: Kernel, bench: Bench, loaded: Loaded, found: _Findings) -> None:
@@ -290,7 +296,7 @@ def race(request: RaceRequest) -> RaceResult:
             assert built.binary is not None
             launch = kernel.launch(request.target, genome.parameters, request.workload, session.limits)
             try:
-                loaded_all.append(session.load(built.binary, kernel.entry))
+                loaded_all.append(_load(built.binary, kernel, session))
             except LaunchError as error:
                 refused[name] = str(error)
                 continue

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from evo.evaluation import Build, Measurement, Status
-from evo.executors import BuildRequest, ExecutorConfig, MeasureRequest, RaceRequest, Rival
+from evo.executors import BuildRequest, ExecutorConfig, MeasureRequest, RaceRequest, RaceResult, Rival
 from evo.executors.local import LocalExecutor
 from evo.genome import Genome
 from evo.kernel import Workload
@@ -36,6 +36,7 @@ MODES = (
     "exit",
     "spin",
     "tell_time",
+    "remembers",
 )
 WORKLOAD = Workload.of({"n": 4096}, "float32")
 AGAIN = " (and again, alone in a fresh process)"
@@ -312,6 +313,37 @@ def test_a_contender_that_is_wrong_is_left_out_of_the_race(
     ).result(PATIENCE_S)
     assert [t.contender for t in result.timings] == ["a", "torch"]
     assert result.refused == (("b", "y: 4096 of 4096 elements are outside the tolerance (in a timed call)"),)
+
+
+def test_code_that_is_not_to_be_loaded_is_refused_by_the_gate_and_left_out_of_a_race(
+    executor: LocalExecutor, kernel: Path, honest: Build
+) -> None:
+    remembers = executor.build(build_request(kernel, "remembers")).result(PATIENCE_S)
+    assert honest.binary is not None
+    releases = replace(honest, binary=replace(honest.binary, releases_next=True))  # as a GPU's code can
+    reasons = {
+        "variables": "the code has 4 bytes of variables that live from call to call",
+        "releases": "the code lets the kernel after it start before it has ended",
+    }
+    others = {"variables": ("remembers", remembers), "releases": ("honest", releases)}
+    for name, (mode, build) in others.items():
+        gated = executor.measure(measure_request(kernel, build, mode)).result(PATIENCE_S)
+        assert gated.status is Status.LOAD_ERROR
+        assert gated.log.startswith(reasons[name])
+        assert not gated.device_lost
+
+    def race(contenders: dict[str, tuple[str, Build]]) -> RaceResult:
+        entries = tuple((n, Genome.of({"mode": m, "unroll": 1}), b) for n, (m, b) in contenders.items())
+        return executor.race(
+            RaceRequest(
+                kernel=str(kernel), target="cpu", workload=WORKLOAD, contenders=entries, baselines=("copy",), seed=1
+            )
+        ).result(PATIENCE_S)
+
+    for held, timed in (({"a": ("honest", honest), **others}, ["a", "torch", "copy"]), (others, ["torch", "copy"])):
+        result = race(held)
+        assert [t.contender for t in result.timings] == timed
+        assert {name: reason[: len(reasons[name])] for name, reason in result.refused} == reasons
 
 
 def test_a_renewed_device_is_another_process(executor: LocalExecutor, kernel: Path, honest: Build) -> None:
