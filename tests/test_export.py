@@ -206,6 +206,21 @@ def test_winners_are_exported_with_the_figures_of_the_finals(db: Path, capsys: p
     assert [[(t["contender"], t["ratio"]) for t in r["timings"]] for r in records] == [[("candidate", 0.5)]] * 2  # type: ignore[attr-defined]
 
 
+def test_a_winner_that_the_last_finals_refused_is_not_exported(db: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An older evo left it standing where finals that were held anew confirmed nobody."""
+    end_run(db, 0, 1)
+    refuse(db, 0)
+    code, records = export(db, "made")
+    told = capsys.readouterr().err
+    assert (code, [r["order"] for r in records]) == (0, [1])
+    assert "evo: nothing won for rows=8,cols=32" in told
+    assert "--refused" not in told
+    refuse(db, 1)
+    (db.parent / "module").rename(db.parent / "before")
+    assert export(db, "made") == (2, [])
+    assert "has no winner: nothing passed its finals" in capsys.readouterr().err
+
+
 def test_a_workload_without_a_winner_is_left_out_and_named(db: Path, capsys: pytest.CaptureFixture[str]) -> None:
     end_run(db, 1)
     code, [record] = export(db, "made")

@@ -497,6 +497,57 @@ def test_a_run_whose_finals_are_still_to_come_is_not_marked(record: Record) -> N
     assert "?" not in recorded.ask("best", "--run", "soon").out
 
 
+@pytest.mark.parametrize("status", [RunStatus.RUNNING, RunStatus.INTERRUPTED])
+def test_a_run_whose_finals_are_not_over_has_not_confirmed_nobody(record: Record, status: RunStatus) -> None:
+    """A batch of them was refused, and the next best have their turn."""
+    recorded = record(CALM)
+    left = unconfirmed(recorded)
+    with Store.open(recorded.db, write=True) as store:
+        store.set_status(store.run("vain"), status, elapsed_s=3.0)
+        (found,) = recorded.document("best", "--run", "vain")
+        assert (found["id"], found["finals"], found["refused_finalists"]) == (left, "not held", 2)
+        assert "?" not in recorded.ask("best", "--run", "vain").out
+        out = recorded.ask("show", "vain").out
+    assert "confirmed nobody" not in out
+    assert "the finals are not over; the best that they have not refused: evo show " + left[:10] in out
+
+
+def salvaged(recorded: Recorded, run: str, **losses: int) -> None:
+    """As if that had been lost with a damaged file."""
+    kept = json.dumps(losses)
+    with closing(sqlite3.connect(recorded.db)) as raw, raw:
+        raw.execute("UPDATE run SET options = json_set(options, '$.salvaged', json(?)) WHERE name = ?", (kept, run))
+        raw.execute("UPDATE island SET winner_id = NULL WHERE run_id = (SELECT id FROM run WHERE name = ?)", (run,))
+
+
+def test_a_run_that_has_lost_its_winner_with_a_damaged_file_has_not_confirmed_nobody(record: Record) -> None:
+    recorded = record(CALM)
+    salvaged(recorded, "mine", winners=1)
+    (found,) = recorded.document("best", "--run", "mine")
+    assert (found["winner"], found["finals"], found["refused_finalists"]) == (False, "lost", 1)
+    out = recorded.ask("best", "--run", "mine").out
+    assert "?" not in out
+    assert "1 winner was lost" in out
+    out = recorded.ask("show", "mine").out
+    assert "confirmed nobody" not in out
+    assert f"whom the finals confirmed may be lost; the best that is left: evo show {recorded.ids[0][:10]}" in out
+
+
+def test_a_winner_that_the_last_finals_refused_is_none(record: Record) -> None:
+    """An older evo left it standing where finals that were held anew confirmed nobody."""
+    recorded = record(CALM)
+    with Store.open(recorded.db, write=True) as store:
+        store.add_final(store.run("mine"), 0, s.refused_final(), elapsed_s=5.0)
+    (found,) = recorded.document("best")
+    assert (found["id"], found["winner"], found["finals"]) == (recorded.ids[1], False, "nobody confirmed")
+    assert "? no result" in recorded.ask("best").out
+    (run,) = recorded.document("runs")
+    assert [(island["winner"], island["best"]) for island in run["islands"]] == [(None, recorded.ids[1])]
+    assert recorded.document("show", recorded.ids[0])["winner"] is False
+    assert "winner of its run" not in recorded.ask("show", recorded.ids[0]).out
+    assert "the finals confirmed nobody" in recorded.ask("show", "mine").out
+
+
 def test_commands_to_be_typed_next_name_the_database(record: Record) -> None:
     recorded = record(CALM)
     lines = recorded.ask("show", recorded.ids[0]).out.splitlines()

@@ -79,13 +79,18 @@ def _print_best(console: Console, found: RunFinals, held: WorkloadFinals, db: st
     refused = any(f.island == held.island for f in found.refused)
     best = run.islands[held.island].best
     shown = command_line(db, "show", short_id(best)) if best else ""
-    if held.finalists or refused:
-        left = "the best that they have not refused" if refused else "the best so far"
-        say(console, f"the finals confirmed nobody{f'; {left}: {shown}' if shown else ''}", "bold red")
-        return
+    left, style = "the best that they have not refused" if refused else "the best so far", ""
     lost = run.salvaged is not None and run.salvaged.finals_may_be
-    reason = "no final race of a candidate is left" if lost else "no final has timed a candidate"
-    say(console, f"{reason}{f'; its best so far: {shown}' if shown else ''}")
+    if not held.finalists and not refused:
+        reason = "no final race of a candidate is left" if lost else "no final has timed a candidate"
+        left = "its best so far"
+    elif run.status != RunStatus.FINISHED:
+        reason = "the finals are not over"
+    elif lost:
+        reason, left = "whom the finals confirmed may be lost", "the best that is left"
+    else:
+        reason, style = "the finals confirmed nobody", "bold red"
+    say(console, f"{reason}{f'; {left}: {shown}' if shown else ''}", style)
 
 
 def _table(found: WorkloadFinals) -> Cells:

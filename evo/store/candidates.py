@@ -14,6 +14,7 @@ from evo.evaluation import Build, Status
 from evo.genome import Genome
 from evo.store import models as m
 from evo.store.ancestry import ancestry
+from evo.store.leaders import winner_key
 from evo.store.losses import read_losses
 from evo.store.records import (
     BuildRecord,
@@ -51,7 +52,7 @@ def candidate(store: Store, prefix: str) -> CandidateRecord:
                 i.dims,
                 i.dtype,
                 i.options,
-                i.winner_id,
+                winner_key().label("winner"),
                 r.name.label("run"),
                 r.kernel,
                 r.target,
@@ -87,7 +88,7 @@ def candidate(store: Store, prefix: str) -> CandidateRecord:
             score=row.score,
             log=row.log,
             same_code_as=row.original,
-            winner=row.winner_id == key,
+            winner=row.winner == key,
             seconds=row.seconds,
             gate_seconds=row.gate_seconds,
             timing_seconds=row.timing_seconds,

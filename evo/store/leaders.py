@@ -11,14 +11,18 @@ from sqlalchemy.orm import aliased
 
 from evo.evaluation import PASSED
 from evo.genome import Genome
+from evo.store import RunStatus
 from evo.store import models as m
 from evo.store.columns import key_range
 from evo.store.lookups import at_once
+from evo.store.losses import read_losses
 from evo.store.records import Best
 from evo.store.runs import resolve_run
 from evo.store.store import Store
 
-__all__ = ["best", "best_by_run", "best_of_runs", "last_refusals", "leader_key", "refused_in_finals", "unrefused"]
+__all__ = [
+    "best", "best_by_run", "best_of_runs", "last_refusals", "leader_key", "refused_in_finals", "unrefused", "winner_key",
+]  # fmt: skip
 
 _c, _i, _r, _t = m.Candidate, m.Island, m.Run, m.Timing
 # Without the samples, which are most of a timing's bytes.
@@ -38,6 +42,13 @@ def unrefused() -> ColumnElement[bool]:
     return ~select(m.Final.candidate_id).where(m.Final.candidate_id == _c.id, last_refusals()).correlate(_c).exists()
 
 
+def winner_key() -> ColumnElement[int | None]:
+    """Key of an island's winner. Whom the last of its finals refused is none: an older evo left it standing where finals
+    that were held anew confirmed nobody."""
+    refused = select(m.Final.candidate_id).where(m.Final.candidate_id == _i.winner_id, last_refusals()).correlate(_i)
+    return case((~refused.exists(), _i.winner_id))
+
+
 def leader_key() -> ColumnElement[int | None]:
     """Key of an island's winner, or else of its candidate with the lowest score that no final has refused."""
     lowest = (
@@ -48,7 +59,7 @@ def leader_key() -> ColumnElement[int | None]:
         .correlate(_i)
         .scalar_subquery()
     )
-    return func.coalesce(_i.winner_id, lowest)
+    return func.coalesce(winner_key(), lowest)
 
 
 def best(
@@ -110,8 +121,8 @@ def _leaders(connection: Connection, *conditions: ColumnElement[bool]) -> list[B
     """
     e = m.Environment
     islands: Any = connection.execute(
-        select(_i.run_id, _i.number, _i.workload, _i.dtype, _i.winner_id, _r.name, _r.kernel, _r.target, _r.arch, e.device)
-        .add_columns(leader_key().label("leader"))
+        select(_i.run_id, _i.number, _i.workload, _i.dtype, _r.name, _r.kernel, _r.target, _r.arch, e.device)
+        .add_columns(_r.status, _r.options, winner_key().label("winner"), leader_key().label("leader"))
         .join_from(_i, _r, _r.id == _i.run_id)
         .join(e, e.id == _r.environment_id)
         .where(*conditions)
@@ -166,7 +177,7 @@ def _recency(row: Any) -> tuple[int, int]:
 
 def _best(island: Any, timed: Any, refused: int | None) -> Best:
     """refused: how many finalists were; None where no final has been held."""
-    won = island.winner_id == timed.id
+    won = island.winner == timed.id
     genome = Genome.from_json(timed.genome)
     return Best(
         kernel=island.kernel,
@@ -189,11 +200,21 @@ def _best(island: Any, timed: Any, refused: int | None) -> Best:
         ratio_low=timed.ratio_low,
         ratio_high=timed.ratio_high,
         disturbed=bool(timed.clocks.get("disturbed")),
-        finals="confirmed" if won else "not held" if refused is None else "nobody confirmed",
+        finals="confirmed" if won else _unnamed(island, refused),
         refused_finalists=refused or 0,
         parameters=genome.parameters,
         flags=genome.flags,
     )
+
+
+def _unnamed(island: Any, refused: int | None) -> str:
+    """Why the finals have named nobody: `Best.finals`. Those of a run that is not finished are to come, or to go on."""
+    if island.status != RunStatus.FINISHED.value:
+        return "not held"
+    losses = read_losses(island.options)
+    if losses is not None and losses.finals_may_be:
+        return "lost"
+    return "not held" if refused is None else "nobody confirmed"
 
 
 def refused_in_finals(store: Store) -> dict[str, int]:

@@ -18,7 +18,7 @@ from evo.store.ancestry import ancestry
 from evo.store.candidates import artefact, build, candidate, source
 from evo.store.columns import key_range
 from evo.store.failures import failure_reason
-from evo.store.leaders import best, best_by_run, last_refusals, leader_key, refused_in_finals
+from evo.store.leaders import best, best_by_run, last_refusals, leader_key, refused_in_finals, winner_key
 from evo.store.lookups import at_once
 from evo.store.losses import Losses, read_losses, without_losses
 from evo.store.presence import gone
@@ -143,7 +143,7 @@ def _islands(connection: Connection, run_id: int | None) -> dict[int, list[Islan
     query = (
         select(_i, leader.public_id.label("best"), leader.score.label("score"), winner.public_id.label("winner"))
         .join_from(_i, leader, leader.id == leader_key(), isouter=True)
-        .join(winner, winner.id == _i.winner_id, isouter=True)
+        .join(winner, winner.id == winner_key(), isouter=True)
         .order_by(_i.run_id, _i.number)
     )
     found: dict[int, list[IslandSummary]] = defaultdict(list)

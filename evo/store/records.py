@@ -265,7 +265,8 @@ class Best:
     score: what the search found. The times are of the last final round where `stage` is "final", else of the
     search; ratio: time over the reference baseline's. disturbed: something slowed the device down while they were
     taken, and they are not to be trusted. finals: what those of its run said for its workload: "confirmed" (it is the
-    winner), "nobody confirmed", or "not held"; refused_finalists: how many they refused.
+    winner), "nobody confirmed", "not held" (or not to their end), or "lost" with a damaged file, as the winner may be;
+    refused_finalists: how many they refused.
     """
 
     kernel: str
