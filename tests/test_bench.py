@@ -9,6 +9,7 @@ import pytest
 
 from evo.budget import Budget
 from evo.cli.measure import _contenders, _for_each
+from evo.cli.recorded import is_of
 from evo.cli.setup import Setup, worker_settings
 from evo.cli.starts import read_starts
 from evo.errors import UsageError
@@ -17,7 +18,7 @@ from evo.genome import Genome
 from evo.kernel import Kernel, load_kernel
 from evo.run import plan_run
 from evo.search import SearchConfig
-from evo.store import Environment
+from evo.store import Environment, queries
 from evo.store.columns import public_id
 from evo.store.store import Store
 from evo.targets import find_target
@@ -100,6 +101,40 @@ def test_a_kernel_of_the_same_name_is_another_one(tmp_path: Path, capsys: pytest
     space = kernel.space("cpu", kernel.example("cpu"), find_target("cpu").limits("native"))
     with pytest.raises(UsageError, match="is of kernel"):
         read_starts([name], kernel, "cpu", [space], db)
+
+
+@pytest.mark.parametrize("called", ["toy", "./toy", "../b/toy"])
+def test_a_kernel_at_the_same_relative_path_may_be_another_one(
+    called: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = toy(tmp_path / "a", "wrong")
+    toy(tmp_path / "b")
+    db = str(tmp_path / "lineage.db")
+    name = record(db, called, there)
+    monkeypatch.chdir(tmp_path / "b")
+    here = load_kernel(called)
+    assert contenders(here, db) == ["default"]
+    nothing = f"no candidate of this kernel is recorded for 4096 float32 in {db}"
+    said = f"{nothing} (what is recorded of {called} was found with other files)"
+    assert capsys.readouterr().err == f"evo: {said}: the template's default is timed\n"
+    space = here.space("cpu", here.example("cpu"), find_target("cpu").limits("native"))
+    with pytest.raises(UsageError, match=r"is of kernel .* found with other files"):
+        read_starts([name], here, "cpu", [space], db)
+
+
+def test_what_was_recorded_by_name_or_whole_path_stays_a_kernels_own_when_its_files_change(tmp_path: Path) -> None:
+    kernel = toy(tmp_path)
+    db = str(tmp_path / "lineage.db")
+    name = record(db, str(kernel.folder), kernel)
+    template = kernel.folder / "cpu.cpp.j2"
+    template.write_text(template.read_text() + "// changed\n")
+    assert contenders(kernel, db) == [name, "default"]
+    shipped = load_kernel("layernorm")
+    with Store.open(db, write=False) as store:
+        run = queries.runs(store)[0].name
+        assert is_of(store, "layernorm", run, shipped)
+        assert not is_of(store, "attention", run, shipped)
+        assert not is_of(store, str(tmp_path / "gone"), run, shipped)
 
 
 def test_why_the_best_that_is_recorded_is_left_out_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

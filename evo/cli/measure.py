@@ -24,7 +24,7 @@ from evo.cli.options import (
     parse_values,
     print_json,
 )
-from evo.cli.recorded import is_of
+from evo.cli.recorded import is_of, may_have_been
 from evo.cli.setup import Setup, set_up
 from evo.cli.tables import DISTURBED_NOTE, marked, short_id, timing_record
 from evo.errors import EvoError, UsageError
@@ -140,6 +140,8 @@ def _contenders(setup: Setup, workload: Workload, db: str) -> list[tuple[str, Ge
         typer.echo(f"evo: {short_id(best.id)}, found for {workload}, is left out: {reason}", err=True)
     if not known:
         nothing = f"no candidate of this kernel is recorded for {workload} in {shown(db)}"
+        if others := sorted({b.kernel for b in of_workload if may_have_been(b.kernel, kernel)}):
+            nothing += f" (what is recorded of {', '.join(others)} was found with other files)"
         typer.echo(f"evo: {nothing}: the template's default is timed", err=True)
     return [default]
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import string
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evo.cli.options import command_line
 from evo.cli.tables import short_id
 from evo.errors import StoreError, UnknownNameError, UsageError
 from evo.genome import Genome
-from evo.kernel import Kernel, Workload, find_kernel, kernel_names
+from evo.kernel import Kernel, Workload, kernel_names, template_root
 from evo.store import Stage, queries
 from evo.store.candidates import candidate
 from evo.store.records import CandidateRecord
@@ -26,6 +27,7 @@ __all__ = [
     "find_winners",
     "is_of",
     "may_be_candidate",
+    "may_have_been",
     "named_candidate",
     "source_remark",
     "unknown",
@@ -136,14 +138,18 @@ def _recorded(store: Store, prefix: str, db: str) -> Recorded:
 
 
 def is_of(store: Store, name: str, run: str, kernel: Kernel) -> bool:
-    """Whether what a run recorded of kernel `name` is of this one: a kernel is recorded as it was called then, by its name
-    or by a path from where that was."""
-    try:
-        if find_kernel(name) == kernel.folder:
-            return True
-    except UsageError:
-        pass  # not to be found from here; what it was made of may be the same
+    """Whether what a run recorded of kernel `name` is of this one: by the name of one that evo brings along or by a whole
+    path, whatever its files are now; or because they are what they were. A path from elsewhere can be any kernel's here."""
+    place = template_root() / name if name in kernel_names() else Path(name)
+    if place.is_absolute() and place.resolve() == kernel.folder.resolve():
+        return True
     return queries.run(store, run).kernel_digest == kernel.digest
+
+
+def may_have_been(name: str, kernel: Kernel) -> bool:
+    """Whether what is recorded of kernel `name` and not of this one may be so because its files have changed since."""
+    is_place = name in kernel_names() or Path(name).is_absolute()
+    return not is_place and Path(name).name == kernel.folder.name
 
 
 def source_remark(recorded: Recorded, digest: str) -> str:

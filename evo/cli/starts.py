@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from evo.cli.options import parse_values
-from evo.cli.recorded import find_winners, is_of
+from evo.cli.recorded import find_winners, is_of, may_have_been
 from evo.errors import UsageError
 from evo.kernel import Kernel
 from evo.space import Space
@@ -54,8 +54,10 @@ def _recorded(text: str, kernel: Kernel, target: str, db: str) -> list[Mapping[s
     with Store.open(db, write=False) as store:
         for r in records:
             if r.target != target or not is_of(store, r.kernel, r.run, kernel):
+                changed = r.target == target and may_have_been(r.kernel, kernel)
                 raise UsageError(
                     f"--start {text!r} is of kernel {r.kernel!r} on {r.target}, and {kernel.name!r} on {target} is searched"
+                    + ("; it was found with other files: write its values (NAME=VALUE,...)" if changed else "")
                 )
     return [r.parameters for r in records]
 
