@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -179,6 +181,42 @@ def test_a_candidate_of_a_run_whose_finals_confirmed_nobody_is_exported_with_tha
     told = capsys.readouterr().err
     assert f"evo: {name[:10]}: the finals of run made confirmed nobody for its workload and refused 1 finalist" in told
     assert "evo check" in told
+
+
+@pytest.mark.parametrize("over", [True, False])
+def test_a_finalist_that_passed_where_nobody_was_confirmed_is_exported_with_that_said(
+    db: Path, capsys: pytest.CaptureFixture[str], over: bool
+) -> None:
+    """As where the race that was to confirm the first of them died."""
+    with Store.open(db, write=True) as store:
+        run = store.run("made")
+        add_candidate(store, run, 2, island=0)
+        raced = Measurement(status=Status.OK, checks=CHECKS, timings=(timing(WORKLOADS[0], "final"),))
+        store.add_final(run, 0, raced, elapsed_s=2.0)
+    refuse(db, 2)
+    name = public_id(run.uid, 0)
+    if not over:
+        with Store.open(db, write=True) as store:
+            store.set_status(run, RunStatus.INTERRUPTED, reason="interrupted", elapsed_s=2.0)
+    assert export(db, name)[0] == 0
+    told = capsys.readouterr().err
+    assert "it passed the gate of the finals and their race, and nothing has confirmed its time" in told
+    assert "neighbouring sizes" not in told
+    assert "no finals of run made have been held" not in told
+    assert ("confirmed nobody" in told) is over
+    assert ("the finals of run made are not over for its workload" in told) is not over
+
+
+def test_of_a_candidate_whose_finals_may_be_lost_that_is_said(db: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    refuse(db)
+    with closing(sqlite3.connect(db)) as raw, raw:
+        raw.execute("UPDATE run SET options = json_set(options, '$.salvaged', json('{\"winners\": 1}'))")
+    with Store.open(db, write=False) as store:
+        name = public_id(store.run("made").uid, 0)
+    assert export(db, name)[0] == 0
+    told = capsys.readouterr().err
+    assert "what the finals of run made said for its workload may be lost with a damaged file" in told
+    assert "resume" not in told
 
 
 def test_a_candidate_that_the_finals_refused_is_exported_only_if_that_is_asked_for(

@@ -14,7 +14,7 @@ from evo.cli.recorded import named_candidate, unknown
 from evo.cli.tables import short_id
 from evo.errors import StoreError, UnknownNameError, UsageError
 from evo.exporters import Advising, Combining, RunExporter, find_exporter
-from evo.store import RunStatus, candidates, queries
+from evo.store import RunStatus, Stage, candidates, queries
 from evo.store.records import CandidateRecord
 from evo.store.store import Store
 
@@ -128,18 +128,28 @@ def _unconfirmed(store: Store, record: CandidateRecord, db: str) -> str:
     if record.winner:
         return ""
     winner = queries.run(store, record.run).islands[record.island].winner
-    if winner is not None and record.finals:
+    finalist = bool(record.finals) or any(t.stage == Stage.FINAL for t in record.timings)
+    if winner is not None and finalist:
         return ""
     own = "its figures are the search's own, and its results were not checked for neighbouring sizes"
+    if finalist:
+        own = "it passed the gate of the finals and their race, and nothing has confirmed its time"
     if winner is not None:
         return f"{name}: no final has looked at it: {own}; the winner of its workload is {short_id(winner)}"
     some = queries.best(store, run=record.run, workload=record.workload)
     found = next((b for b in some if b.workload == record.workload), None)
-    if found is None or not found.unconfirmed:
-        resume = command_line(db, "resume", record.run)
-        return f"{name}: no finals of run {record.run} have been held for its workload: {own}; to hold them: {resume}"
-    refused = f"{found.refused_finalists} finalist{'' if found.refused_finalists == 1 else 's'}"
     check = command_line(db, "check", name)
+    if found is not None and found.finals == "lost":
+        return (
+            f"{name}: what the finals of run {record.run} said for its workload may be lost with a damaged file: {own}; to"
+            f" gate it on fresh data: {check}"
+        )
+    if found is None or not found.unconfirmed:
+        state = f"no finals of run {record.run} have been held for its workload"
+        if finalist or (found is not None and found.refused_finalists):
+            state = f"the finals of run {record.run} are not over for its workload"
+        return f"{name}: {state}: {own}; to hold them: {command_line(db, 'resume', record.run)}"
+    refused = f"{found.refused_finalists} finalist{'' if found.refused_finalists == 1 else 's'}"
     return (
         f"{name}: the finals of run {record.run} confirmed nobody for its workload and refused {refused}: {own}; to gate it"
         f" on fresh data: {check}"
