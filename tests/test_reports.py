@@ -486,6 +486,22 @@ def test_what_finals_confirmed_goes_before_what_is_left_of_a_run_whose_finals_co
     assert "?" not in recorded.ask("best").out
 
 
+def test_compare_ranks_whom_nothing_confirmed_last_and_marks_it(record: Record) -> None:
+    recorded = record(CALM)
+    left = unconfirmed(recorded)
+    first, second = recorded.document("compare", "vain", "mine")["rows"]
+    assert (first["run"], first["finals"], first["behind"]) == ("mine", "confirmed", 1.0)
+    assert (second["run"], second["best"], second["finals"]) == ("vain", left, "nobody confirmed")
+    assert second["behind"] == pytest.approx(0.3 / 0.52), "over what was confirmed"
+    out = recorded.ask("compare", "vain", "mine").out
+    assert "3.333x ?" in out
+    assert "? no result: the finals of that run confirmed nobody" in out
+    assert "1.923x ?" not in out
+    with Store.open(recorded.db, write=True) as store:
+        store.create_run(replace(s.SPEC, name="soon", workloads=(s.SMALL,)), s.ENVIRONMENT)
+    assert "?" not in recorded.ask("compare", "soon", "mine").out
+
+
 def test_a_run_whose_finals_are_still_to_come_is_not_marked(record: Record) -> None:
     recorded = record(CALM)
     with Store.open(recorded.db, write=True) as store:

@@ -11,7 +11,18 @@ from rich.console import Console
 
 from evo.cli.cells import cell, factor, figure, interval, share, visible
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, make_console, print_json
-from evo.cli.tables import DISTURBED_NOTE, Cells, make_table, marked, print_table, say, short_id, speedup, tell_losses
+from evo.cli.tables import (
+    DISTURBED_NOTE,
+    UNCONFIRMED_NOTE,
+    Cells,
+    make_table,
+    marked,
+    print_table,
+    say,
+    short_id,
+    speedup,
+    tell_losses,
+)
 from evo.errors import UsageError
 from evo.lineage import Lineage
 from evo.store.comparison import MILESTONES, ComparedRun, Setting
@@ -166,10 +177,12 @@ def compare(
         print_table(console, _effort_table(rows))
     _note(
         console,
-        "speed-up: over the reference baseline, a tie within the noise floor; behind: the fastest's speed-up over this"
+        "speed-up: over the reference baseline, a tie within the noise floor; behind: the first one's speed-up over this"
         " one's, where kernel and device are the same, a tie where the interval of that holds 1; a second: of the search,"
         " without its finals; to 1.1x: seconds of search until the search's own figure was that",
     )
+    if any(row.unconfirmed for row in found.rows):
+        console.print(UNCONFIRMED_NOTE, style="bold red", highlight=False, soft_wrap=True)
     if any(row.disturbed for row in found.rows):
         console.print(DISTURBED_NOTE, style="bold red", highlight=False, soft_wrap=True)
     _print_settings(console, found.settings, names)
@@ -188,7 +201,7 @@ def _speed_table(rows: Sequence[ComparedRun], devices: Collection[str]) -> Cells
             cell(r.run),
             *[cell(r.device)] * several,
             short_id(r.best) if r.best else "-",
-            marked(speedup(1 / r.speedup if r.speedup else None, r.noise_floor), r.disturbed),
+            marked(speedup(1 / r.speedup if r.speedup else None, r.noise_floor), r.disturbed, unconfirmed=r.unconfirmed),
             interval(r.speedup_low, r.speedup_high),
             figure(r.median_us),
             "" if first else "tie" if r.tie else factor(r.behind),

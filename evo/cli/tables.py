@@ -24,8 +24,8 @@ from evo.store.records import Best
 from evo.store.store import Store
 
 __all__ = [
-    "DISTURBED_NOTE", "Cells", "make_table", "marked", "natural_width", "print_records", "print_table", "say", "say_losses",
-    "say_unconfirmed", "short_id", "short_workload", "speedup", "tell_losses", "timing_record",
+    "DISTURBED_NOTE", "UNCONFIRMED_NOTE", "Cells", "make_table", "marked", "natural_width", "print_records", "print_table",
+    "say", "say_losses", "say_unconfirmed", "short_id", "short_workload", "speedup", "tell_losses", "timing_record",
 ]  # fmt: skip
 
 _WHOLE = frozenset({"behind", "best", "candidate", "gain", "id", "interval", "median us", "noise", "speed-up"})
@@ -41,6 +41,7 @@ _LONG_WORD = 10
 _INDENT = 4
 
 DISTURBED_NOTE = "! something slowed the device down while this was timed: do not trust the figure"
+UNCONFIRMED_NOTE = "? no result: the finals of that run confirmed nobody, and nothing has confirmed the figure"
 
 
 def marked(figure: str, disturbed: bool, *, unconfirmed: bool = False) -> str:

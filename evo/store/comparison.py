@@ -17,7 +17,7 @@ from evo.store.gains import Figure, gain_between
 from evo.store.leaders import best_of_runs
 from evo.store.presence import gone
 from evo.store.races import noise_floors_of
-from evo.store.records import Best
+from evo.store.records import NOBODY, Best
 from evo.store.runs import read_run, resolve_run
 from evo.store.store import Store
 
@@ -33,11 +33,12 @@ class ComparedRun:
     """One run's search for one workload.
 
     The best's figures are of the last final if `stage` is "final", else of the search; speedup: over the reference
-    baseline, None where nothing passed; noise_floor: of the run's last final for this workload, None without one. behind:
-    the fastest run's speed-up over this one's, of the same device; tie: the interval of that, behind_low to behind_high,
-    holds 1 (see `evo.store.gains`). candidates, failures: of this workload. search_s: until the run's last candidate, which
-    is without its finals; candidates_per_s: by these seconds, which the run's workloads share. reached_s: {"1.1x": seconds
-    of search until the search's own figure first was that}.
+    baseline, None where nothing passed; noise_floor: of the run's last final for this workload, None without one. finals:
+    what they said of the best, as `evo.store.records.Best` has it; whom they did not confirm comes after all others, however
+    fast the search had it. behind: the first run's speed-up over this one's, of the same device; tie: the interval of that,
+    behind_low to behind_high, holds 1 (see `evo.store.gains`). candidates, failures: of this workload. search_s: until the
+    run's last candidate, which is without its finals; candidates_per_s: by these seconds, which the run's workloads share.
+    reached_s: {"1.1x": seconds of search until the search's own figure first was that}.
     """
 
     workload: str
@@ -55,6 +56,7 @@ class ComparedRun:
     low_us: float | None
     high_us: float | None
     disturbed: bool
+    finals: str | None
     noise_floor: float | None
     behind: float | None
     behind_low: float | None
@@ -67,6 +69,11 @@ class ComparedRun:
     candidates_per_s: float | None
     reached_s: dict[str, float | None]
 
+    @property
+    def unconfirmed(self) -> bool:
+        """Whether finals were held and confirmed nobody."""
+        return self.finals == NOBODY
+
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
@@ -78,7 +85,7 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Rows by workload, the fastest first."""
+    """Rows by workload, the fastest first; those without a result after all others."""
 
     rows: tuple[ComparedRun, ...]
     settings: tuple[Setting, ...]
@@ -170,6 +177,7 @@ def _row(
         low_us=leader.low_us if leader else None,
         high_us=leader.high_us if leader else None,
         disturbed=bool(leader and leader.disturbed),
+        finals=leader.finals if leader else None,
         noise_floor=noise_floor,
         behind=None,
         behind_low=None,
@@ -185,19 +193,24 @@ def _row(
 
 
 def _ranked(rows: Sequence[ComparedRun]) -> list[ComparedRun]:
-    """The rows of one workload, the fastest first; compared with the fastest of their own kernel and device."""
+    """The rows of one workload, the fastest first, with the unconfirmed behind; compared with the first of their own kernel
+    and device."""
     found = []
     for row in rows:
         peers = [r for r in rows if (r.kernel, r.device) == (row.kernel, row.device) and r.speedup is not None]
         if row.speedup is None or not peers:
             found.append(row)
             continue
-        first = max(peers, key=lambda r: r.speedup or 0.0)
+        first = min(peers, key=_place)
         gain = gain_between(_figure(row), _figure(first))
         if gain is not None:
             row = replace(row, behind=gain.gain, behind_low=gain.low, behind_high=gain.high, tie=gain.tie)
         found.append(row)
-    return sorted(found, key=lambda r: (r.speedup is None, -(r.speedup or 0.0), r.run))
+    return sorted(found, key=_place)
+
+
+def _place(row: ComparedRun) -> tuple[bool, bool, float, str]:
+    return row.speedup is None, row.unconfirmed, -(row.speedup or 0.0), row.run
 
 
 def _figure(row: ComparedRun) -> Figure | None:

@@ -16,7 +16,7 @@ from evo.store import models as m
 from evo.store.columns import key_range
 from evo.store.lookups import at_once
 from evo.store.losses import read_losses
-from evo.store.records import Best
+from evo.store.records import NOBODY, Best
 from evo.store.runs import resolve_run
 from evo.store.store import Store
 
@@ -214,7 +214,7 @@ def _unnamed(island: Any, refused: int | None) -> str:
     losses = read_losses(island.options)
     if losses is not None and losses.finals_may_be:
         return "lost"
-    return "not held" if refused is None else "nobody confirmed"
+    return "not held" if refused is None else NOBODY
 
 
 def refused_in_finals(store: Store) -> dict[str, int]:

@@ -14,6 +14,7 @@ from evo.space import Value
 from evo.store.losses import Losses
 
 __all__ = [
+    "NOBODY",
     "Best",
     "BuildRecord",
     "CandidateRecord",
@@ -29,6 +30,9 @@ __all__ = [
     "Step",
     "TimingRecord",
 ]
+
+NOBODY = "nobody confirmed"
+"""`Best.finals` of a run whose finals were held to their end, and named no winner."""
 
 Change = dict[str, tuple[Value | None, Value | None]]
 """What differs, as {name: (parent's value, own value)}; None where absent. "flags" are the compiler's."""
@@ -297,7 +301,7 @@ class Best:
     @property
     def unconfirmed(self) -> bool:
         """Whether finals were held and confirmed nobody: it is what they have not refused, and not a result."""
-        return self.finals == "nobody confirmed"
+        return self.finals == NOBODY
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ from evo.evaluation import Status
 from evo.report.live.app import LiveApp, is_own_host
 from evo.report.live.server import open_server
 from evo.report.live.trials import TrialMirror, check_journal, study_name
-from evo.store import queries
+from evo.store import RunStatus, queries
 from evo.store.store import Store
 from tests.store import samples as s
 
@@ -109,6 +109,28 @@ def test_the_index_lists_the_runs_the_latest_first_and_links_to_them(client: Cli
     assert "&lt;script&gt;" in body
     assert client.get("/body?page=2")[2].count("<tr>") == 0
     assert client.get("/body?page=%3Cb%3E")[0] == 200
+
+
+def test_the_index_marks_what_the_finals_did_not_confirm(tmp_path: Path) -> None:
+    """And tells what they did of another workload of the same run first."""
+    path = tmp_path / "lineage.db"
+    with Store.open(path, write=True) as store:
+        for name, workloads in (("vain", (s.SMALL,)), ("half", (s.SMALL, s.LARGE))):
+            run = store.create_run(replace(s.SPEC, name=name, workloads=workloads), s.ENVIRONMENT)
+            for order, ratio in enumerate((0.2, 0.25)):
+                store.add(run, s.ref(order), s.passed(order, ratio), elapsed_s=1.0)
+            store.add_final(run, 0, s.refused_final(), elapsed_s=2.0)
+            if len(workloads) > 1:
+                store.add(run, s.ref(2, island=1), s.passed(2, 0.5, island=1), elapsed_s=1.0)
+                store.add_final(run, 2, s.final(0.5, island=1), elapsed_s=2.0)
+                store.set_winner(run, 1, 2)
+            store.set_status(run, RunStatus.FINISHED, reason="time is up", elapsed_s=3.0)
+    body = Client(LiveApp(str(path), "127.0.0.1")).get("/body")[2]
+    half, vain = body[body.index("/run/half") : body.index("/run/vain")], body[body.index("/run/vain") :]
+    assert "4.000" in vain
+    assert "its finals confirmed nobody" in vain
+    assert "2.000" in half
+    assert "its finals confirmed nobody" not in half
 
 
 def test_a_page_that_has_not_changed_is_not_sent_again(client: Client) -> None:

@@ -229,7 +229,7 @@ class LiveApp:
 
 
 def _index_row(store: Store, run: RunSummary) -> dict[str, Any]:
-    best: Best | None = min(queries.best(store, run=run.name), key=lambda b: b.ratio, default=None)
+    best: Best | None = min(queries.best(store, run=run.name), key=lambda b: (b.unconfirmed, b.ratio), default=None)
     noise = queries.noise_floors(store, run.name)
     tie = best is not None and within_noise(best.ratio, noise.get(best.workload))
     return {"run": run, "best": best, "tie": tie, "href": f"/run/{quote(run.name, safe='')}"}
