@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from evo.errors import UsageError
-from evo.evaluation import Build, Measurement, Status
+from evo.evaluation import Build, Check, Measurement, Status
 from evo.executors import BuildRequest, Executor, MeasureRequest
 from evo.genome import Genome
 from evo.kernel import Kernel, Workload
@@ -75,10 +75,18 @@ class Branch:
         return self.build.status is Status.OK and (self.measurement is None or self.measurement.status is Status.OK)
 
     @property
+    def tried(self) -> int:
+        """How many of the gate's cases were run."""
+        return len(self._of_gate)
+
+    @property
     def gated(self) -> int:
-        """How many of the gate's cases passed."""
-        checks = self.measurement.checks if self.measurement is not None else ()
-        return sum(c.passed and c.case != _TIMED for c in checks)
+        """How many of them passed."""
+        return sum(c.passed for c in self._of_gate)
+
+    @property
+    def _of_gate(self) -> list[Check]:
+        return [c for c in self.measurement.checks if c.case != _TIMED] if self.measurement is not None else []
 
     @property
     def passed_gate(self) -> bool:

@@ -50,12 +50,12 @@ def test_a_branch_is_refused_for_what_it_does_at_the_size_that_is_timed(
     captured = capsys.readouterr()
     assert captured.err == ""
     document: dict[str, Any] = json.loads(captured.out)
-    found = {b["changes"].get("mode", "honest"): (b["gate"], b["timed"]) for b in document["branches"]}
+    found = {b["changes"].get("mode", "honest"): (b["gate"], b["cases"], b["timed"]) for b in document["branches"]}
     assert found == {
-        "honest": ("ok", "ok"),
-        "wrong": ("wrong", "not run"),
-        "wrong_when_timed": ("wrong", "wrong"),
-        "breaks_when_timed": ("trap", "trap"),
+        "honest": ("ok", 3, "ok"),
+        "wrong": ("wrong", 1, "not run"),
+        "wrong_when_timed": ("ok", 3, "wrong"),
+        "breaks_when_timed": ("ok", 3, "trap"),
     }
     assert document["not_timed"] == []
     assert check(kernel) == 1

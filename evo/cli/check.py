@@ -144,11 +144,18 @@ def _record(branch: Branch) -> dict[str, Any]:
         "smem_dynamic_bytes": build.smem_dynamic_bytes,
         "occupancy": build.occupancy,
         "code_bytes": len(binary.code) if binary else None,
-        "gate": str(measured.status) if measured else None,
-        "cases": len(measured.checks) if measured else 0,
+        "gate": _gate(branch),
+        "cases": branch.tried,
         "timed": _timed(branch),
         "log": (measured.log if measured and measured.log else "") or (build.log if not binary else ""),
     }
+
+
+def _gate(branch: Branch) -> str | None:
+    """What the gate said; None if it was not to be asked."""
+    if branch.measurement is None:
+        return None
+    return str(Status.OK if branch.passed_gate else branch.measurement.status)
 
 
 def _timed(branch: Branch) -> str | None:
