@@ -172,7 +172,7 @@ class LocalExecutor:
         def timed(gated: Measurement) -> Measurement:
             found: Measurement = self._timer.judge(tasks.clock, request, timing.limit_s, tasks.lost_measurement)
             if found.status is Status.OK:
-                timing.note(found.seconds)
+                timing.note(found.load_seconds + found.timing_seconds + found.gate_seconds)  # and not what was lost before
             return replace(
                 found,
                 checks=gated.checks + found.checks,

@@ -315,6 +315,35 @@ def test_a_contender_that_is_wrong_is_left_out_of_the_race(
     assert result.refused == (("b", "y: 4096 of 4096 elements are outside the tolerance (in a timed call)"),)
 
 
+LOST_S = 3
+BREAKS_ONCE = r"""
+    if ({{ 1 if p.mode == "breaks_once" else 0 }} && n == 4096 && !std::fopen("@LOG@.broken", "r")) {
+        std::fclose(std::fopen("@LOG@.broken", "w"));
+        timespec while_it_hangs = {@LOST_S@, 0};
+        nanosleep(&while_it_hangs, nullptr);
+        std::abort();
+    }
+"""
+"""Where it is timed, in the first process."""
+
+
+def test_what_was_lost_with_a_process_is_no_measure_of_how_long_timing_takes(tmp_path: Path) -> None:
+    anchor = "    const float factor"
+    template = TEMPLATE.replace(anchor, BREAKS_ONCE.replace("@LOST_S@", str(LOST_S)) + anchor)
+    kernel = write_kernel(tmp_path / "toy", ("breaks_once",), template=template)
+    executor = LocalExecutor("cpu", ExecutorConfig(builders=1, cache_dir=tmp_path / "cache"))
+    try:
+        build = executor.build(build_request(kernel, "breaks_once")).result(PATIENCE_S)
+        request = measure_request(kernel, build, "breaks_once")
+        found = executor.measure(request).result(PATIENCE_S)
+        noted = list(executor._pace(request, "timing")._seconds)
+    finally:
+        executor.close()
+    assert found.status is Status.OK, found.log
+    assert len(noted) == 1
+    assert found.timing_seconds <= noted[0] < found.seconds - LOST_S
+
+
 def test_code_that_is_not_to_be_loaded_is_refused_by_the_gate_and_left_out_of_a_race(
     executor: LocalExecutor, kernel: Path, honest: Build
 ) -> None:
