@@ -425,9 +425,7 @@ def test_a_builder_computes_nothing_with_pytorchs_threads(executor: LocalExecuto
     assert builder is not None
     threads = builder.num_threads()
     future.result(PATIENCE_S)
-    imported = "import torch, psutil; print(psutil.Process().num_threads())"  # other libraries start theirs there
-    least = subprocess.run([sys.executable, "-c", imported], capture_output=True, text=True, check=True)
-    assert threads == int(least.stdout)
+    assert threads == 2  # its main thread, and the one that ends it with the command, however many cores there are
 
 
 def test_nothing_is_compiled_while_a_candidate_runs(executor: LocalExecutor, kernel: Path) -> None:
