@@ -118,6 +118,7 @@ class Search:
         self._last_recorded = max(self._recorded, default=-1)
         self._before_s, self._started = elapsed_s, None if self._recorded else time.monotonic()
         self.started_unix = time.time()
+        """When this part of the search began; of one that is continued, after the replay."""
         self.progress = Progress()
 
     def interrupt(self) -> None:
@@ -166,7 +167,7 @@ class Search:
             # What is recorded is taken up again whatever the budget says: the finals are about all of it.
             replaying = self._asked <= self._last_recorded
             if not replaying and self._started is None:
-                self._started = time.monotonic()
+                self._started, self.started_unix = time.monotonic(), time.time()
             if not replaying and (reason := self._limit_reached()):
                 return reason
             drained = self._told == self._asked

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -17,14 +17,15 @@ import pytest
 
 from evo.budget import Budget, StopReason
 from evo.errors import StoreError, UsageError
-from evo.evaluation import FINALIST, CandidateRef, Measurement, Status
+from evo.evaluation import FINALIST, CandidateRef, Measurement, Proposal, Status
 from evo.executors import MeasureRequest, RaceRequest, RaceResult
 from evo.finals import TWIN, Finals, Setting, hold_finals
 from evo.kernel import load_kernel
 from evo.progress import Progress
 from evo.run import _finals, plan_run
-from evo.samplers import find_sampler
+from evo.samplers import Sampler, find_sampler
 from evo.search import Search, SearchConfig
+from evo.space import Space
 from evo.store import Environment, StoredEvaluation, StoredRun, queries
 from evo.store.store import Store
 from evo.targets import find_target
@@ -239,6 +240,31 @@ def test_a_run_whose_time_is_up_is_taken_up_whole_before_its_finals(store: Store
     assert resumed.elites(0, 0, 3)
     assert all(found.replayed for found in resumed.progress.improvements)
     assert resumed.progress.improvements
+
+
+def test_what_a_replay_takes_comes_before_the_search(store: Store) -> None:
+    """So that what is found afterwards is told with it, from the start of the command."""
+    config, (_, run, _) = configure(20), search(configure(12), store, 8)
+
+    def waking(space: Space, seed: int, options: Mapping[str, object]) -> Sampler:
+        sampler = find_sampler("evolution")(space, seed, options)
+        ask = sampler.ask
+
+        def slow(order: int) -> Proposal:
+            time.sleep(0.5 if order == 0 else 0.0)
+            return ask(order)
+
+        sampler.ask = slow  # type: ignore[method-assign]
+        return sampler
+
+    executor, limits = LandscapeExecutor(1), find_target("cpu").limits("native")
+    recorded = store.evaluations(run)
+    resumed = Search(config, KERNEL, limits, waking, executor, store, run, Silent(), recorded=recorded, elapsed_s=10.0)
+    before = time.time()
+    assert resumed.run() is StopReason.EVALUATIONS
+    executor.close()
+    assert resumed.started_unix - before >= 0.5
+    assert time.time() - resumed.started_unix == pytest.approx(resumed.elapsed_s - 10.0, abs=0.25)
 
 
 def test_evolution_begins_after_suggestions_of_the_estimator(store: Store) -> None:
