@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What `make demo` runs once the environment is there: plain commands, each printed before its output.
-# Reads: VENV (.venv), BUDGET (60s). Writes: runs/demo.db, exported/.
+# Reads: VENV (.venv), BUDGET (60s). Writes: runs/demo.db, exported/demo/.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 PATH="$(cd "${VENV:-.venv}/bin" && pwd):$PATH"
@@ -8,13 +8,13 @@ export EVO_DB=runs/demo.db
 
 run() { printf '\n$ %s\n' "$*"; "$@"; }
 
-rm -rf runs/demo.db* exported/layernorm # the demo starts from nothing each time
+rm -rf runs/demo.db* exported/demo # the demo starts from nothing each time
 run evo doctor
 run evo search layernorm --budget "${BUDGET:-60s}" --seed 1 --name demo
 run evo best layernorm
 winner=$(evo best layernorm --json | python -c 'import json, sys; print(json.load(sys.stdin)[0]["candidate"])')
 run evo lineage "$winner"
-run evo export demo --format module --out exported/layernorm
-cd exported # the module needs no evo from here on
+run evo export demo --format module --out exported/demo/layernorm
+cd exported/demo # the module needs no evo from here on
 run python -m layernorm check
 run python -m layernorm bench

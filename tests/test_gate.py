@@ -6,6 +6,7 @@ import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -570,6 +571,30 @@ def test_comparing_leaves_what_is_compared_as_it_is() -> None:
     output = torch.tensor([1.0, 5.0], dtype=torch.float64)
     assert "outside the tolerance" in compare(output, expected)[1]
     assert output.tolist() == [1.0, 5.0]
+
+
+@pytest.mark.parametrize("strict", [0, 2])
+def test_error_and_what_is_allowed_are_told_of_one_launch(
+    session: Session, gate: Gate, adversaries: Binary, strict: int
+) -> None:
+    """The one that comes closest: launch 3 is on other data, with another error and another bound."""
+    case = KERNEL.cases("cpu", WORKLOAD)[0]
+    prepared = gate.prepare(case, repeated=True)
+    loaded = session.load(adversaries, "honest_in_float")
+    try:
+        trials = []
+        for number, trial in enumerate(prepared.trials):
+            [one] = trial.expected
+            bound = 1e-5 if number == strict else 1.0 + number
+            trials.append(replace(trial, expected=(replace(one, largest_allowed=bound, torch_error=bound / 2),)))
+        launch = KERNEL.launch("cpu", {}, case.workload, session.limits)
+        check = gate.check(loaded, launch, replace(prepared, trials=tuple(trials)))
+        alone = gate.check(loaded, launch, replace(prepared, trials=(trials[strict],)))
+    finally:
+        loaded.close()
+    assert check.passed, check.reason
+    assert (check.allowed, check.torch_error) == (1e-5, 5e-6)
+    assert check.error == alone.error
 
 
 def test_what_candidates_are_judged_by_is_looked_at_after_each_of_them(session: Session, adversaries: Binary) -> None:
