@@ -186,7 +186,7 @@ class Gate:
         judged = prepared.trials[0].expected[-1]  # what the error is of: the three figures are of one launch
         for number, trial in enumerate(prepared.trials, 1):
             found, of, reason = self._try(loaded, launch, prepared.case, trial, first)
-            if reason or not trial.repeats and _share(found, of) >= _share(error, judged):
+            if reason or (not trial.repeats and _share(found, of) >= _share(error, judged)):
                 error, judged = found, of
             if reason:
                 wrong_result = reason.startswith(f"{judged.name}: ")
