@@ -116,7 +116,7 @@ def test_programs_are_told_of_disturbance_too(record: Record, clocks: dict[str, 
     assert [step["disturbed"] for step in recorded.document("lineage", recorded.ids[1])] == [False, False]
 
 
-def test_a_disturbed_step_of_the_lineage_is_marked(record: Record) -> None:
+def test_a_candidate_that_was_disturbed_in_the_search_is_marked_by_lineage_and_pareto(record: Record) -> None:
     recorded = record(CALM)
     with Store.open(recorded.db, write=True) as store:
         evaluation = s.passed(3, 0.4)
@@ -124,8 +124,11 @@ def test_a_disturbed_step_of_the_lineage_is_marked(record: Record) -> None:
         spoilt = replace(evaluation, timings=(slow, *evaluation.timings[1:]))
         run = store.run("mine")
         store.add(run, s.ref(3, 0), spoilt, elapsed_s=4.0)
-    ended = recorded.ask("lineage", public_id(run.uid, 3))
-    assert ended.out.count(" !  ") == ended.out.count(MARK) == 1
+    for told in (recorded.ask("lineage", public_id(run.uid, 3)), recorded.ask("pareto", "mine", "--axes", "time")):
+        assert told.out.count(MARK) == 1
+        [marked] = [line for line in told.out.splitlines() if " !" in line]
+        assert marked.count(" !") == 2, "time and speed-up"
+    assert [found["disturbed"] for found in recorded.document("pareto", "mine", "--axes", "time")] == [True]
 
 
 def test_the_winner_is_shown_beside_what_ran_in_its_race(record: Record) -> None:

@@ -263,8 +263,8 @@ def pareto(
         for r in records:
             table.add_row(
                 f"{short_id(r.id)} #{r.order}",
-                factor(1 / r.ratio),
-                figure(r.median_us),
+                marked(factor(1 / r.ratio), r.disturbed),
+                marked(figure(r.median_us), r.disturbed),
                 cell(r.registers),
                 cell(r.spill_bytes),
                 cell(r.smem_bytes),
@@ -273,6 +273,8 @@ def pareto(
                 style="bold" if r.fastest else "",
             )
         print_table(console, table)
+    if any(r.disturbed for r in found):
+        console.print(DISTURBED_NOTE, style="bold red", highlight=False, soft_wrap=True)
     if not found:
         console.print("no candidate of this run was timed")
     _note(

@@ -74,7 +74,7 @@ def lineage(
             " ".join([*(f"#{p.order}" for p in member.parents), *(["lost"] if member.parents_lost else [])]) or "-",
             cell(_change(member)),
             marked(figure(member.median_us), member.disturbed),
-            speedup(member.score) if member.score else cell(member.status),
+            marked(speedup(member.score), member.disturbed) if member.score else cell(member.status),
             _gain(member),
             interval(member.gain_low, member.gain_high),
             style=style,

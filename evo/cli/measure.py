@@ -207,7 +207,7 @@ def _print(
             marked(f"{t.median_us:.2f}", record["disturbed"]),
             f"{t.low_us:.2f} to {t.high_us:.2f}",
             f"{cost.flops / t.median_us / 1e6:,.1f}" if arithmetic else f"{cost.bytes / t.median_us / 1e3:,.0f}",
-            f"{record['speedup']:.3f}x" if "speedup" in record else "1",
+            marked(f"{record['speedup']:.3f}x", record["disturbed"]) if "speedup" in record else "1",
             f"{record['speedup_low']:.3f} to {record['speedup_high']:.3f}" if "speedup" in record else "",
         )
     console.print(table)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from evo.genome import Genome
 from evo.space import Value
 from evo.store import models as m
 from evo.store.columns import key_range
+from evo.store.credit import read_disturbed
 from evo.store.runs import resolve_run
 from evo.store.store import Store
 
@@ -29,7 +30,8 @@ error: the largest of a gate case, over what was allowed."""
 @dataclass(frozen=True, kw_only=True)
 class Nondominated:
     """A candidate of the front of its workload. An axis that the target does not have is None for all. equal: how many
-    further candidates have the same figures on every axis. fastest: of its workload."""
+    further candidates have the same figures on every axis. fastest: of its workload. disturbed: something slowed the device
+    down while it was timed."""
 
     workload: str
     id: str
@@ -42,6 +44,7 @@ class Nondominated:
     error: float | None
     equal: int
     fastest: bool
+    disturbed: bool
     parameters: dict[str, Value]
 
 
@@ -59,13 +62,14 @@ def pareto(store: Store, run: str, axes: Sequence[str] = AXES) -> list[Nondomina
         key = resolve_run(connection, run)
         rows = _rows(connection, key)
         errors = _errors(connection, key) if "error" in axes else {}
+        disturbed = read_disturbed(connection, key)
     islands: dict[int, list[_Point]] = defaultdict(list)
     for row in rows:
         point = _point(row, errors.get(row.id))
         islands[row.island].append(point)
     found = []
     for island in sorted(islands):
-        found += _front(islands[island], axes)
+        found += _front(islands[island], axes, disturbed)
     return found
 
 
@@ -124,7 +128,7 @@ def _point(row: Any, error: float | None) -> _Point:
     return _Point(row, figures)
 
 
-def _front(points: list[_Point], axes: Sequence[str]) -> list[Nondominated]:
+def _front(points: list[_Point], axes: Sequence[str], disturbed: Collection[int]) -> list[Nondominated]:
     """Sorted by all axes, a point can only be dominated by one before it. A figure that is not known is the worst there
     is, so that nothing is beaten by what nobody knows."""
 
@@ -141,10 +145,12 @@ def _front(points: list[_Point], axes: Sequence[str]) -> list[Nondominated]:
     best = min(point.row.score for point in points)
     kept = [(group[0], len(group) - 1) for group in front.values()]
     kept.sort(key=lambda pair: (pair[0].row.score, pair[0].row.order))
-    return [_record(point, equal, fastest=point.row.score == best) for point, equal in kept]
+    return [
+        _record(point, equal, fastest=point.row.score == best, disturbed=point.row.id in disturbed) for point, equal in kept
+    ]
 
 
-def _record(point: _Point, equal: int, *, fastest: bool) -> Nondominated:
+def _record(point: _Point, equal: int, *, fastest: bool, disturbed: bool) -> Nondominated:
     row, figures = point.row, point.figures
     shared = figures["shared"]
     return Nondominated(
@@ -159,5 +165,6 @@ def _record(point: _Point, equal: int, *, fastest: bool) -> Nondominated:
         error=figures["error"],
         equal=equal,
         fastest=fastest,
+        disturbed=disturbed,
         parameters=Genome.from_json(row.genome).parameters,
     )
