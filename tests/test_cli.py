@@ -404,6 +404,21 @@ def test_a_finished_run_is_searched_on_when_given_more(asked: Any, searched: tup
     assert not re.search(r"reached .* from the start of the command", told) or len(better) > 1
 
 
+def test_a_budget_that_is_used_already_is_refused_before_anything_starts(
+    asked: Any, searched: tuple[Path, Ended], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evo.cli.search.open_executor", None)
+    with sqlite3.connect(searched[0] / "runs" / "lineage.db") as connection:
+        (used,) = connection.execute("select elapsed_s from run where name = 'small'").fetchone()
+    connection.close()
+    before = asked("runs", "--json").document
+    ended = asked("resume", "small", "--budget", f"{used / 2:.6f}")
+    assert ended.code == 2
+    assert re.search(r"run 'small' has used [\d.]+ s of searching already, and --budget .* is for the run", ended.sentence)
+    assert ended.sentence.endswith("; give a larger one")
+    assert asked("runs", "--json").document == before
+
+
 def test_a_search_begins_with_what_it_is_to_start_from(asked: Any) -> None:
     (winner,) = asked("best", "--run", "small", "--json").document
     other = "rows=32,cols=512,dtype=float32"

@@ -33,7 +33,7 @@ from evo.cli.results import outcome_record, print_outcome
 from evo.cli.screen import LiveScreen, PlainLines, Screen, SilentScreen
 from evo.cli.setup import Setup, set_up, worker_settings
 from evo.cli.starts import read_starts
-from evo.errors import DeviceError, StoreError
+from evo.errors import DeviceError, StoreError, UsageError
 from evo.executors import Executor
 from evo.exporters._folder import check_replaceable
 from evo.run import (
@@ -156,12 +156,24 @@ def resume(
         limit = budget_of(stored)
         if longer:
             limit = Budget(seconds=parse_duration(budget) if budget else None, evaluations=evaluations)
+            _check_larger(limit, stored)
         _check_same_machine(stored)
         if longer:
             store.set_budget(stored, asdict(limit))
         workers = worker_settings(stored.spec.target, db)
         with open_executor(stored.spec.target, workers) as executor:
             _carry_out(store, stored, executor, workers, limit, report)
+
+
+def _check_larger(budget: Budget, run: StoredRun) -> None:
+    """Raises UsageError for a new budget of time that leaves none."""
+    if budget.seconds is None or budget.seconds > run.elapsed_s:
+        return
+    without = "" if run.status is RunStatus.FINISHED else ", or leave --budget out to keep the run's own"
+    raise UsageError(
+        f"run {run.name!r} has used {run.elapsed_s:.2f} s of searching already, and --budget {budget.seconds:g}s is for the"
+        f" run as a whole; give a larger one{without}"
+    )
 
 
 def _check_same_machine(run: StoredRun) -> None:
