@@ -135,7 +135,8 @@ def _print_candidate(console: Console, record: CandidateRecord, seeds: dict[Stag
         command = command_line(db, "check", short_id(record.id), "--seed", str(seeds[Stage(stage)]))
         console.print(f"to repeat the {stage}'s verdict:  {command}", highlight=False, soft_wrap=True)
     for check in failed:
-        console.print(f"refused: {check.case}: {check.reason} (seed {check.seed})", style="red", highlight=False)
+        drawn = f" (seed {check.seed})" if check.seed else ""  # timed data are of no case
+        console.print(f"refused: {check.case}: {check.reason}{drawn}", style="red", highlight=False)
 
 
 def _made_by(record: CandidateRecord) -> str:
