@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Protocol
 
 from evo.evaluation import Status, Timing
 from evo.genome import Genome
 from evo.workload import Workload
 
-__all__ = ["Improvement", "Observer", "Progress", "UnderWay", "Waiting"]
+__all__ = ["Costs", "Improvement", "Observer", "Progress", "UnderWay", "Waiting"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +49,32 @@ class Improvement:
     replayed: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """Seconds of work. build_seconds: of all builders together, which work beside each other. device_seconds: of the
+    device process; the last three are parts of it."""
+
+    build_seconds: float = 0.0
+    device_seconds: float = 0.0
+    load_seconds: float = 0.0
+    gate_seconds: float = 0.0
+    timing_seconds: float = 0.0
+
+    def __add__(self, other: Costs) -> Costs:
+        return Costs(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+
+
 @dataclass(kw_only=True)
 class Progress:
-    """What an onlooker sees of a running search. Owned by the search; read it, do not keep it."""
+    """What an onlooker sees of a running search. Owned by the search; read it, do not keep it.
+
+    Of a run that is resumed, candidates and seconds are those of the run as a whole, and costs those since then.
+    """
 
     asked: int = 0
     finished: int = 0
+    replayed: int = 0
+    """Those of the finished ones that were so before the run was resumed."""
     building: int = 0
     measuring: int = 0
     by_status: dict[Status, int] = field(default_factory=dict)
@@ -63,12 +83,9 @@ class Progress:
     improvements: list[Improvement] = field(default_factory=list)
     waiting: Waiting | None = None
     """For what has been under way the longest."""
-    build_seconds: float = 0.0
-    """Of all builders together, which work beside each other."""
-    device_seconds: float = 0.0
-    load_seconds: float = 0.0
-    gate_seconds: float = 0.0
-    timing_seconds: float = 0.0
+    spent: Costs = Costs()
+    spent_on_finished: Costs = Costs()
+    """The part of it that went into candidates which have a result."""
     first_measured_s: float | None = None
     elapsed_s: float = 0.0
 

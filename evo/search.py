@@ -23,7 +23,7 @@ from evo.errors import StoreError
 from evo.evaluation import Build, CandidateRef, Evaluation, Measurement, Status, Timing
 from evo.executors import BuildRequest, Executor, MeasureRequest, Rival
 from evo.kernel import Kernel, Launch, Limits, Workload
-from evo.progress import Improvement, Observer, Progress, Waiting
+from evo.progress import Costs, Improvement, Observer, Progress, Waiting
 from evo.samplers import Exhausted, Result, Sampler, SamplerFactory
 from evo.store import Recorder, StoredEvaluation, StoredRun
 
@@ -103,6 +103,8 @@ class Search:
         self._known: dict[int, _Known] = {}
         self._refs: dict[int, CandidateRef] = {}
         self._builds: dict[int, Build] = {}
+        self._costs: dict[int, Costs] = {}
+        """Of candidates that have no result yet."""
         self._by_code: dict[tuple[int, tuple[str, Launch]], int] = {}
         self._told_codes: dict[tuple[int, tuple[str, Launch]], int] = {}
         self._waiting: dict[int, list[int]] = {}
@@ -272,7 +274,7 @@ class Search:
 
     def _on_build(self, ref: CandidateRef, build: Build) -> None:
         self.progress.building -= 1
-        self.progress.build_seconds += 0.0 if build.cached else build.seconds
+        self._spend(ref, Costs(build_seconds=0.0 if build.cached else build.seconds))
         if build.binary is None:
             self._finish(ref, Evaluation(status=build.status, build=build, log=build.log), None)
             return
@@ -305,10 +307,13 @@ class Search:
         self._when_done(future, lambda done: self._on_measure(ref, code, done.result()))
 
     def _on_measure(self, ref: CandidateRef, code: tuple[str, Launch], measured: Measurement) -> None:
-        self.progress.device_seconds += measured.seconds
-        self.progress.load_seconds += measured.load_seconds
-        self.progress.gate_seconds += measured.gate_seconds
-        self.progress.timing_seconds += measured.timing_seconds
+        costs = Costs(
+            device_seconds=measured.seconds,
+            load_seconds=measured.load_seconds,
+            gate_seconds=measured.gate_seconds,
+            timing_seconds=measured.timing_seconds,
+        )
+        self._spend(ref, costs)
         if self._claims_too_much(ref, measured):
             if ref.order not in self._again and self._in_vain < _IN_VAIN:
                 self._again.add(ref.order)
@@ -332,6 +337,10 @@ class Search:
         for order in self._waiting.pop(ref.order, []):
             self._finish_same(self._refs[order], ref.order)
 
+    def _spend(self, ref: CandidateRef, costs: Costs) -> None:
+        self._costs[ref.order] = self._costs.get(ref.order, Costs()) + costs
+        self.progress.spent += costs
+
     def _claims_too_much(self, ref: CandidateRef, measured: Measurement) -> bool:
         """Whether it would be the best so far, and something disturbed its timing."""
         timing = next((t for t in measured.timings if t.contender == "candidate"), None)
@@ -354,6 +363,7 @@ class Search:
         self._recorder.add(self._run, ref, evaluation, elapsed_s=self.elapsed_s)
         self._remember(ref, evaluation, code, self.elapsed_s)
         self._builds.pop(ref.order, None)
+        self.progress.spent_on_finished += self._costs.pop(ref.order)
 
     def _remember(
         self, ref: CandidateRef, evaluation: Evaluation, code: tuple[str, Launch] | None, elapsed_s: float
@@ -407,6 +417,7 @@ class Search:
             if evaluation.same_code_as is None:
                 self._by_code[ref.island, code] = ref.order
         self._remember(ref, evaluation, code, record.elapsed_s)
+        self.progress.replayed += 1
 
     def _code(self, ref: CandidateRef, code_hash: str) -> tuple[str, Launch]:
         """Equal machine code launched differently is not the same thing."""

@@ -394,10 +394,15 @@ def test_a_finished_run_is_searched_on_when_given_more(asked: Any, searched: tup
     ended = asked("resume", "small", "--evaluations", "14", "--json")
     assert ended.code == 0, ended.err
     assert ended.document["candidates"] == 14
+    since = ended.document["since_resumed"]
+    assert since["candidates"] == 2
+    assert 0 < since["search_s"] < ended.document["search_s"]
+    assert 0 < sum(ended.document["evaluation_ms"].values()) < 1e3 * since["search_s"]
     assert asked("runs", "--json").document[0]["evaluations"] == 14
     told = asked("resume", "small", "--evaluations", "15").out
     assert re.match(r"run small is resumed: 14 candidates and [\d:]+ of searching are kept; ", told)
     assert "left: 1 candidate, then the finals" in told.splitlines()[0]
+    assert re.search(r"since it was resumed: 1 candidate in [\d.]+ s; .*costs on average [\d.]+ ms building", told)
     better = [line for line in told.splitlines() if re.search(r"candidate \d+ is ", line)]
     assert [line for line in better if "kept from before: " in line] == better[:1], "old bests are not told as new ones"
     assert re.search(r"of a copy: its time over (copy|negate), the fastest baseline here that only moves the bytes", told)
@@ -429,7 +434,9 @@ def test_a_search_begins_with_what_it_is_to_start_from(asked: Any) -> None:
     tried = {o["operator"]: o["trials"] for o in asked("operators", "next", "--json").document}
     assert tried["default"] == 1
     assert 1 <= tried["start"] <= 2  # a winner may be the default, or the default with one thread
-    assert asked("resume", "next", "--evaluations", "5").code == 0
+    finals_only = asked("resume", "next", "--evaluations", "5")
+    assert finals_only.code == 0
+    assert re.search(r"(?m)^since it was resumed: 0 candidates in 0 s; stopped: evaluations done\.$", finals_only.out)
 
 
 def test_a_start_of_another_kernel_is_refused(asked: Any, tmp_path: Path) -> None:

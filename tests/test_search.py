@@ -12,16 +12,18 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from evo.budget import Budget, StopReason
+from evo.cli.results import evaluation_costs
 from evo.errors import StoreError, UsageError
-from evo.evaluation import FINALIST, CandidateRef, Measurement, Proposal, Status
-from evo.executors import MeasureRequest, RaceRequest, RaceResult
+from evo.evaluation import FINALIST, Build, CandidateRef, Measurement, Proposal, Status
+from evo.executors import BuildRequest, MeasureRequest, RaceRequest, RaceResult
 from evo.finals import TWIN, Finals, Setting, hold_finals
 from evo.kernel import load_kernel
-from evo.progress import Progress
+from evo.progress import Costs, Progress
 from evo.run import _finals, plan_run
 from evo.samplers import Sampler, find_sampler
 from evo.search import Search, SearchConfig
@@ -265,6 +267,53 @@ def test_what_a_replay_takes_comes_before_the_search(store: Store) -> None:
     executor.close()
     assert resumed.started_unix - before >= 0.5
     assert time.time() - resumed.started_unix == pytest.approx(resumed.elapsed_s - 10.0, abs=0.25)
+
+
+class Costly(LandscapeExecutor):
+    """A build costs 2 s, and a measurement 3 s on the device; or so it says."""
+
+    def build(self, request: BuildRequest) -> Future[Build]:
+        return _changed(super().build(request), seconds=2.0)
+
+    def measure(self, request: MeasureRequest) -> Future[Measurement]:
+        return _changed(super().measure(request), seconds=3.0, gate_seconds=1.0, timing_seconds=1.5)
+
+
+def _changed(known: Future[Any], **changes: object) -> Future[Any]:
+    found: Future[Any] = Future()
+    known.add_done_callback(lambda done: found.set_result(replace(done.result(), **changes)))
+    return found
+
+
+def test_costs_of_a_resumed_run_are_told_over_the_candidates_since_then(store: Store) -> None:
+    _, run, _ = search(configure(40), store, 8)
+    executor = Costly(1)
+    resumed = make_search(configure(60), store, run, executor, store.evaluations(run))
+    assert resumed.run() is StopReason.EVALUATIONS
+    executor.close()
+    told = evaluation_costs(resumed.progress)
+    measured = len(executor.measured) / 20
+    assert told["evaluation_ms"] == pytest.approx(
+        {"building": 2000, "loading": 0, "gating": 1e3 * measured, "timing": 1.5e3 * measured, "other": 0.5e3 * measured}
+    )
+    assert not any(told["unfinished_ms"].values())
+
+
+def test_without_a_finished_candidate_costs_are_no_average(store: Store) -> None:
+    """What was built and not measured when a search ended is in no finished candidate's costs."""
+    config = replace(configure(40), budget=Budget(seconds=1.0))
+    run = store.create_run(plan_run(config, KERNEL, None), ENVIRONMENT)
+    executor = Costly(1)
+    stuck: Future[Measurement] = Future()
+    executor.measure = lambda request: stuck  # type: ignore[method-assign]
+    part = make_search(config, store, run, executor)
+    assert part.run() is StopReason.TIME
+    executor.close()
+    failed, begun = part.progress.finished, len(executor.built)
+    told = evaluation_costs(part.progress)
+    assert told["evaluation_ms"] is None if not failed else told["evaluation_ms"]["building"] == 2000
+    assert told["unfinished_ms"]["building"] == 2000 * (begun - failed)
+    assert evaluation_costs(Progress(spent=Costs(build_seconds=1.0)))["evaluation_ms"] is None
 
 
 def test_evolution_begins_after_suggestions_of_the_estimator(store: Store) -> None:

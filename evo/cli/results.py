@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from evo.cli.screen import LONG_S, busy_share, doing
 from evo.cli.tables import marked, short_id, speedup, timing_record
 from evo.evaluation import Timing
 from evo.finals import TWIN, Finalist, Finals
-from evo.progress import Progress
+from evo.progress import Costs, Progress
 from evo.report.yardsticks import ceiling_note, ceiling_remark, regret_remark
 from evo.run import Outcome
 from evo.store import queries
@@ -24,16 +25,20 @@ from evo.store.finalists import WorkloadFinals, shift_sentence
 from evo.store.finalists import finals as read_finals
 from evo.store.store import Store
 
-__all__ = ["outcome_record", "print_outcome", "race_table", "unfinished"]
+__all__ = ["evaluation_costs", "outcome_record", "print_outcome", "race_table", "unfinished"]
 
 _MILESTONES = (1.1, 1.3, 1.5, 2.0)
 
-def outcome_record(outcome: Outcome, started: float, store: Store) -> dict[str, Any]:
-    """Everything that is printed, as plain data. `started`: when the command began, as time.time()."""
+def outcome_record(
+    outcome: Outcome, started: float, store: Store, resumed_from: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Everything that is printed, as plain data. `started`: when the command began, as time.time(). `resumed_from`: the
+    candidates and seconds that a run had when it was resumed; costs are told of what came after."""
     run, search, progress = outcome.run, outcome.search, outcome.search.progress
     before_search_s = max(0.0, search.started_unix - started)
     searched_s = max(progress.elapsed_s, 1e-9)
-    device_s = max(progress.device_seconds, 1e-9)
+    own_s = max(0.0, progress.elapsed_s - run.elapsed_s)
+    device_s = max(progress.spent.device_seconds, 1e-9)
     recorded = {f.island: f for f in read_finals(store, run.name)}
     tried = queries.tried_on(store, run.name)
     return {
@@ -55,11 +60,15 @@ def outcome_record(outcome: Outcome, started: float, store: Store) -> dict[str, 
             for f in queries.refused_finalists(store, run.name)
         ],
         "first_failure": next((f.id for f in queries.failures(store, run.name, limit=1)), None),
-        "device_busy_share": busy_share(progress),
-        "gate_share": progress.gate_seconds / device_s,
-        "timing_share": progress.timing_seconds / device_s,
-        "timing_share_of_search": progress.timing_seconds / searched_s,
-        "evaluation_ms": evaluation_ms(progress),
+        "resumed_from": resumed_from,
+        "since_resumed": None
+        if resumed_from is None
+        else {"candidates": progress.finished - progress.replayed, "search_s": round(own_s, 2)},
+        "device_busy_share": None if progress.first_measured_s is None else busy_share(progress),
+        "gate_share": progress.spent.gate_seconds / device_s,
+        "timing_share": progress.spent.timing_seconds / device_s,
+        "timing_share_of_search": progress.spent.timing_seconds / max(own_s, 1e-9),
+        **evaluation_costs(progress),
         "unfinished": unfinished(progress),
         "workloads": [
             {"candidates": tried.get(island, 0)}
@@ -197,8 +206,7 @@ def print_outcome(console: Console, outcome: Outcome, record: dict[str, Any], db
     console.print(
         f"{record['candidates']} candidates in {record['search_s']:g} s ({record['candidates_per_s']:g}/s)"
         f"{': ' if statuses else ''}{statuses}.\n"
-        f"device busy {record['device_busy_share']:.0%} of the time; a candidate costs on average"
-        f" {' + '.join(f'{ms:g} ms {what}' for what, ms in record['evaluation_ms'].items())}; stopped: {record['stopped']}.",
+        f"{_course(record)}.",
         highlight=False,
         soft_wrap=True,
     )
@@ -235,18 +243,46 @@ def unfinished(progress: Progress) -> dict[str, Any] | None:
     return {"order": waiting.order, "what": doing(waiting.work), "seconds": round(waiting.work.seconds, 2)}
 
 
-def evaluation_ms(progress: Progress) -> dict[str, float]:
-    """Where a candidate's time goes, in milliseconds on average: building (in a builder, beside the others), and what
-    the device process does with it."""
-    known = progress.load_seconds + progress.gate_seconds + progress.timing_seconds
-    parts = {
-        "building": progress.build_seconds,
-        "loading": progress.load_seconds,
-        "gating": progress.gate_seconds,
-        "timing": progress.timing_seconds,
-        "other": max(0.0, progress.device_seconds - known),
+def evaluation_costs(progress: Progress) -> dict[str, dict[str, float] | None]:
+    """Where time goes, in milliseconds: building (in a builder, beside the others), and what the device process does.
+    evaluation_ms: of a finished candidate on average, None if there is none; unfinished_ms: of all that have no result."""
+    number, unfinished = progress.finished - progress.replayed, {}
+    whole, finished = _parts(progress.spent), _parts(progress.spent_on_finished)
+    for name, seconds in whole.items():
+        unfinished[name] = round(1e3 * max(0.0, seconds - finished[name]), 2)
+    average = {name: round(1e3 * seconds / number, 2) for name, seconds in finished.items()} if number else None
+    return {"evaluation_ms": average, "unfinished_ms": unfinished}
+
+
+def _parts(costs: Costs) -> dict[str, float]:
+    known = costs.load_seconds + costs.gate_seconds + costs.timing_seconds
+    return {
+        "building": costs.build_seconds,
+        "loading": costs.load_seconds,
+        "gating": costs.gate_seconds,
+        "timing": costs.timing_seconds,
+        "other": max(0.0, costs.device_seconds - known),
     }
-    return {name: round(1e3 * seconds / max(progress.finished, 1), 2) for name, seconds in parts.items()}
+
+
+def _course(record: dict[str, Any]) -> str:
+    """What the device and the candidates of this part of the run cost, and why it ended."""
+    said = []
+    if (since := record["since_resumed"]) is not None:
+        number = since["candidates"]
+        said.append(f"since it was resumed: {number} candidate{'' if number == 1 else 's'} in {since['search_s']:g} s")
+    if record["device_busy_share"] is not None:
+        said.append(f"device busy {record['device_busy_share']:.0%} of the time")
+    if record["evaluation_ms"] is not None:
+        said.append(f"a candidate costs on average {_sum(record['evaluation_ms'])}")
+    elif any(record["unfinished_ms"].values()):
+        spent = {what: ms for what, ms in record["unfinished_ms"].items() if ms}
+        said.append(f"no candidate was finished; spent so far: {_sum(spent)}")
+    return "; ".join([*said, f"stopped: {record['stopped']}"])
+
+
+def _sum(parts: Mapping[str, float]) -> str:
+    return " + ".join(f"{ms:g} ms {what}" for what, ms in parts.items())
 
 
 def _print_trust(console: Console, workload: dict[str, Any]) -> None:

@@ -173,7 +173,7 @@ def busy_share(progress: Progress) -> float:
         return 0.0
     waiting = progress.waiting
     on_it = waiting.work.seconds if waiting is not None and waiting.work.stage in ("gate", "timing") else 0.0
-    return min(1.0, (progress.device_seconds + on_it) / max(progress.elapsed_s - progress.first_measured_s, 1e-9))
+    return min(1.0, (progress.spent.device_seconds + on_it) / max(progress.elapsed_s - progress.first_measured_s, 1e-9))
 
 
 def _counts(progress: Progress) -> str:

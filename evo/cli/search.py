@@ -257,8 +257,8 @@ def _carry_out(
         command = command_line(report.db, "resume", run.name)
         typer.echo(f"evo: interrupted; everything finished is stored. Continue with: {command}", err=True)
         raise typer.Exit(130)
-    record = outcome_record(outcome, report.started, store)
-    record["resumed_from"] = {"candidates": kept, "search_s": round(run.elapsed_s, 2)} if report.resumed else None
+    before = {"candidates": kept, "search_s": round(run.elapsed_s, 2)} if report.resumed else None
+    record = outcome_record(outcome, report.started, store, before)
     if report.export is not None and outcome.has_winner:
         from evo.cli.export import export_run
 
