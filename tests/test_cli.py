@@ -468,7 +468,18 @@ def test_a_search_whose_finals_refused_all_says_that_and_not_that_nothing_passed
     ended = search_late(here, tmp_path, "late")
     assert ended.code == 1
     assert "no winner: the finals confirmed none of what passed the search for n=" in ended.out
-    assert "nothing passed the gate" not in ended.out
+    assert "no candidate passed" not in ended.out
+
+
+def test_candidates_that_are_wrong_only_when_timed_are_not_said_to_have_failed_the_gate(here: Any, tmp_path: Path) -> None:
+    timed = TEMPLATE.replace("y[i] = factor * x[i];", "y[i] = n == 4096 ? 0 : factor * x[i];")
+    write_kernel(tmp_path / "toy", template=timed)
+    ended = search_toy(here, tmp_path)
+    assert ended.code == 1
+    assert re.search(
+        r"(?m)^no candidate passed the gate and its timed calls for n=4096,dtype=float32; most often: [12] wrong: timed: y: ",
+        ended.out,
+    )
 
 
 def search_late(here: Any, tmp_path: Path, *modes: str) -> Ended:

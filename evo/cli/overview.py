@@ -172,7 +172,7 @@ def best(
         start = command_line(db, "search", kernel or "KERNEL")
         asked = f"here of what you ask for{_devices(device, devices)}"
         reason = asked if narrowed else f"in this database yet; start with: {start}"
-        typer.echo(f"evo: nothing has passed the gate {reason}", err=True)
+        typer.echo(f"evo: nothing has passed the gate and its timed calls {reason}", err=True)
         raise typer.Exit(1)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from evo.report.yardsticks import ceiling_note, ceiling_remark, regret_remark
 from evo.run import Outcome
 from evo.store import queries
 from evo.store.columns import public_id
+from evo.store.failures import failure_reasons
 from evo.store.finalists import WorkloadFinals, shift_sentence
 from evo.store.finalists import finals as read_finals
 from evo.store.store import Store
@@ -28,6 +30,8 @@ from evo.store.store import Store
 __all__ = ["evaluation_costs", "outcome_record", "print_outcome", "race_table", "unfinished"]
 
 _MILESTONES = (1.1, 1.3, 1.5, 2.0)
+_REASON = 300
+"""Characters of a reason that are printed."""
 
 def outcome_record(
     outcome: Outcome, started: float, store: Store, resumed_from: Mapping[str, Any] | None = None
@@ -71,11 +75,17 @@ def outcome_record(
         **evaluation_costs(progress),
         "unfinished": unfinished(progress),
         "workloads": [
-            {"candidates": tried.get(island, 0)}
+            {"candidates": tried.get(island, 0), "refused_most": _refused_most(store, run.name, island, held)}
             | _workload_record(outcome, island, held, before_search_s, recorded[island])
             for island, held in enumerate(outcome.finals)
         ],
     }
+
+
+def _refused_most(store: Store, run: str, island: int, finals: Finals) -> dict[str, Any] | None:
+    """The most frequent reason why a candidate did not pass, where none did."""
+    reasons = () if finals.finalists else failure_reasons(store, run, island)
+    return asdict(reasons[0]) if reasons else None
 
 
 def _workload_record(
@@ -167,13 +177,16 @@ def print_outcome(console: Console, outcome: Outcome, record: dict[str, Any], db
                 soft_wrap=True,
             )
         if workload["winner"] is None:
-            nothing = f"nothing passed the gate for {workload['workload']}"
+            nothing = f"no candidate passed the gate and its timed calls for {workload['workload']}"
+            if (most := workload["refused_most"]) is not None:
+                reason = visible(most["example"][:_REASON]) or "nothing was said"
+                nothing += f"; most often: {most['candidates']} {most['status'].replace('_', ' ')}: {reason}"
             if workload["finalists"]:
                 nothing = f"no winner: the finals confirmed none of what passed the search for {workload['workload']}"
             if not workload["candidates"]:
                 which = f" of {workload['workload']}" if record["candidates"] else ""
                 nothing = f"no candidate{which} was finished within the budget: give it a larger one"
-            console.print(nothing, highlight=False, soft_wrap=True)
+            console.print(nothing, highlight=False, markup=False, soft_wrap=True)
         if "hot" in workload:
             hot = workload["hot"]
             figure = marked(f"{hot['median_us']:.2f} us", hot["disturbed"])

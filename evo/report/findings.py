@@ -93,7 +93,10 @@ def headline(data: WorkloadData) -> str:
         passed = int(data.candidates.passed.sum()) if data.candidates else 0
         if data.refused:
             return f"No winner: the finals refused {counted(len(data.refused), 'finalist')}."
-        return f"Nothing was found: of {counted(data.number, 'candidate')} {passed or 'none'} passed the gate."
+        return (
+            f"Nothing was found: of {counted(data.number, 'candidate')} {passed or 'none'} passed the gate and its timed"
+            " calls."
+        )
     ratio, name = timing.ratio, _reference(data)
     mark = " (disturbed)" if timing.disturbed else ""
     if data.tie:

@@ -26,6 +26,7 @@ __all__ = [
     "FailureTotal",
     "FailureValue",
     "failure_reason",
+    "failure_reasons",
     "failure_report",
     "failure_totals",
 ]
@@ -161,6 +162,14 @@ def failure_report(
         values=tuple(_values(tried, structural)),
         rules=tuple(find_rules(tried, rows, violations, pairs=pairs)),
     )
+
+
+def failure_reasons(store: Store, run: str, island: int) -> tuple[FailureReason, ...]:
+    """Of one workload of a run, the most frequent first. Raises as `failure_report` does."""
+    with store.reading() as connection:
+        key = resolve_run(connection, run)
+        rows = [row for row in _candidates(connection, key) if row.island == island]
+        return tuple(_reason_groups(rows, _reasons(connection, key)))
 
 
 def failure_reason(log: str) -> str:
