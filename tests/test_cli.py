@@ -477,7 +477,7 @@ def test_candidates_that_are_wrong_only_when_timed_are_not_said_to_have_failed_t
     ended = search_toy(here, tmp_path)
     assert ended.code == 1
     assert re.search(
-        r"(?m)^no candidate passed the gate and its timed calls for n=4096,dtype=float32; most often: [12] wrong: timed: y: ",
+        r"(?m)^no candidate passed the gate and its timed calls for n=4096,dtype=float32; most often: [12] wrong: timed: ",
         ended.out,
     )
 
