@@ -29,6 +29,7 @@ __all__ = [
     "check_branches",
     "check_candidate",
     "check_workloads_of",
+    "unwatched",
 ]
 
 _LOOK_S = 0.5
@@ -52,6 +53,10 @@ class Standing:
 
 Onlooker = Callable[[Standing], None]
 """Is told several times a second while something is waited for."""
+
+
+def unwatched(standing: Standing) -> None:
+    """An onlooker that says nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,7 +217,7 @@ def check_candidate(
     *,
     gate: bool,
     seed: int,
-    tell: Onlooker = lambda standing: None,
+    tell: Onlooker = unwatched,
 ) -> list[Trial]:
     """Builds a candidate for its workload and for the neighbours it is legal for, then gates all that compiled.
 

@@ -13,6 +13,7 @@ __all__ = [
     "BOOTSTRAP_SAMPLES",
     "FINALIST",
     "PASSED",
+    "TWIN",
     "Binary",
     "Build",
     "CandidateRef",
@@ -146,6 +147,9 @@ class Check:
     """The candidate has changed data that others are to be judged with."""
 
 
+TWIN = "twin"
+"""The contender that is a second copy of the winner, in the race that confirms it."""
+
 FINALIST = "finalist"
 """The contender under whose name a winner's time in the race of all finalists is kept, beside that of the race that
 confirmed it."""
@@ -181,7 +185,7 @@ class Timing:
 
     workload: str
     contender: str
-    """"candidate", "rival" (the best before it, in the same race), "twin" (a second copy of it), `FINALIST`, or a
+    """"candidate", "rival" (the best before it, in the same race), `TWIN` (a second copy of it), `FINALIST`, or a
     baseline's name."""
     protocol: str
     """"cold", "hot", "final"."""

@@ -18,16 +18,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from evo.errors import EvoError
-from evo.evaluation import FINALIST, Build, CandidateRef, Check, Measurement, Status, Timing
+from evo.evaluation import FINALIST, TWIN, Build, CandidateRef, Check, Measurement, Status, Timing
 from evo.executors import BuildRequest, Executor, MeasureRequest, RaceRequest
 from evo.genome import Genome
 from evo.kernel import Kernel, Limits, Workload
 from evo.timing import noise_floor
 
-__all__ = ["TWIN", "Finalist", "Finals", "Setting", "hold_finals"]
-
-TWIN = "twin"
-"""The name under which a second copy of the winner races."""
+__all__ = ["Finalist", "Finals", "Setting", "hold_finals"]
 
 
 @dataclass(frozen=True, kw_only=True)

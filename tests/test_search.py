@@ -19,9 +19,9 @@ import pytest
 from evo.budget import Budget, StopReason
 from evo.cli.results import evaluation_costs
 from evo.errors import StoreError, UsageError
-from evo.evaluation import FINALIST, Build, CandidateRef, Measurement, Proposal, Status
+from evo.evaluation import FINALIST, TWIN, Build, CandidateRef, Measurement, Proposal, Status
 from evo.executors import BuildRequest, MeasureRequest, RaceRequest, RaceResult
-from evo.finals import TWIN, Finals, Setting, hold_finals
+from evo.finals import Finals, Setting, hold_finals
 from evo.kernel import load_kernel
 from evo.progress import Costs, Progress
 from evo.run import _finals, plan_run

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from evo.checking import Branch, BranchPlan, Standing, check_branches, check_workloads_of
+from evo.checking import Branch, BranchPlan, check_branches, check_workloads_of, unwatched
 from evo.cli.options import DEFAULT_DB, Db, Json, TargetName, check_seed, make_console, print_json
 from evo.cli.recheck import print_recheck, recheck
 from evo.cli.recorded import find_candidate, may_be_candidate
@@ -71,7 +71,7 @@ def check(
         seed=drawn,
     )
     with setup.open_executor() as executor:
-        branches, untimed = check_branches(executor, plan, _silent if json else StandingLines("branches"))
+        branches, untimed = check_branches(executor, plan, unwatched if json else StandingLines("branches"))
     failed = [b for b in branches if not b.passed]
     if json:
         print_json(
@@ -87,10 +87,6 @@ def check(
         _print(make_console(), plan, branches, [*remarks, *filter(None, [why_not])])
     if failed:
         raise typer.Exit(1)
-
-
-def _silent(standing: Standing) -> None:
-    """For --json."""
 
 
 def _is_kernel(name: str) -> bool:
@@ -110,7 +106,7 @@ def _check_candidate(name: str, seed: int, compile_only: bool, db: str, json: bo
     why_not = _why_not_here(recorded.record.target, recorded.record.arch)
     if why_not and not compile_only:
         raise DeviceError(f"{why_not.removeprefix('compiled only: ')}; to compile it only, add --compile-only")
-    tell = _silent if json else StandingLines("workloads")
+    tell = unwatched if json else StandingLines("workloads")
     record = recheck(recorded, gate=not compile_only, seed=seed, tell=tell)
     if json:
         print_json(record)

@@ -15,8 +15,8 @@ from evo.cli.cells import visible
 from evo.cli.options import command_line
 from evo.cli.screen import LONG_S, busy_share, doing
 from evo.cli.tables import marked, short_id, speedup, timing_record
-from evo.evaluation import Timing
-from evo.finals import TWIN, Finalist, Finals
+from evo.evaluation import TWIN, Timing
+from evo.finals import Finalist, Finals
 from evo.progress import Costs, Progress
 from evo.report.yardsticks import ceiling_note, ceiling_remark, regret_remark
 from evo.run import Outcome

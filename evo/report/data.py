@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from evo.evaluation import within_noise
+from evo.evaluation import TWIN, within_noise
 from evo.report.columns import Candidates, read_candidates
 from evo.report.importance import Importance, weigh_parameters
 from evo.report.parameters import KnownParameter, Problem, known_parameters, read_problem
@@ -24,7 +24,6 @@ __all__ = ["Milestone", "RunData", "WorkloadData", "read_run_data"]
 
 _REASONS = 5_000
 """Failures whose reasons are read."""
-_TWIN = "twin"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,12 +102,12 @@ class WorkloadData:
     def baselines(self) -> tuple[TimingRecord, ...]:
         """Of the leader's race, cold, without its twin."""
         timings = self.race.timings if self.race else ()
-        return tuple(t for t in timings if t.protocol != "hot" and t.contender != _TWIN)
+        return tuple(t for t in timings if t.protocol != "hot" and t.contender != TWIN)
 
     @property
     def twin(self) -> TimingRecord | None:
         timings = self.race.timings if self.race else ()
-        return next((t for t in timings if t.contender == _TWIN), None)
+        return next((t for t in timings if t.contender == TWIN), None)
 
     @property
     def reference(self) -> TimingRecord | None:

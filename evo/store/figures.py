@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
-from evo.evaluation import FINALIST, Status
+from evo.evaluation import FINALIST, TWIN, Status
 from evo.store import models as m
 from evo.store.gains import Figure
 from evo.store.lookups import rows_of
@@ -79,7 +79,7 @@ def _confirmed(race: HeldRace, rows: Sequence[Any], winner: int | None) -> int |
     for row in rows:
         if row.contender == FINALIST:
             return int(row.candidate_id)
-    if rows and any(t.contender == "twin" for t in race.beside):
+    if rows and any(t.contender == TWIN for t in race.beside):
         return int(rows[0].candidate_id)
     return winner if any(row.candidate_id == winner for row in rows) else None
 
