@@ -268,6 +268,16 @@ def test_blocks_that_share_keys_compile(more: dict[str, Value], workload: str) -
     assert launch.grid[0] % launch.cluster == 0
 
 
+@pytest.mark.parametrize("causal", ["true", "false"])
+def test_only_causal_blocks_take_rows_of_both_ends(causal: str) -> None:
+    kernel, limits = load_kernel("attention"), find_target("cuda").limits("sm_89")
+    space = kernel.space("cuda", kernel.workload("cuda", f"{ATTENTION_512},causal={causal}"), limits)
+    assert ("rows" in space.by_name) == (causal == "true")
+    if causal == "true":
+        apart = space.complete({**space.default, "rows": "ends", "mask": "apart"})
+        assert any("ends_are_masked" in v for v in space.violations(apart))
+
+
 @pytest.mark.parametrize("arch", ["sm_89", "sm_90"])
 @pytest.mark.parametrize("more", [{"q_store": "registers", "grid": "persistent"}, {"k_stages": 3, "v_stages": 4}], ids=str)
 def test_warps_out_of_step_compile(more: dict[str, Value], arch: str) -> None:
@@ -282,10 +292,10 @@ def test_warps_out_of_step_compile(more: dict[str, Value], arch: str) -> None:
     assert target.compile(source, arch, Path()).spill_bytes == 0
 
 
-@pytest.mark.parametrize(("knob", "value"), [("shared_base", "asked"), ("copies", "unrolled")])
+@pytest.mark.parametrize(("knob", "value"), [("shared_base", "asked"), ("copies", "unrolled"), ("rows", "together")])
 def test_a_genome_of_before_a_knob_is_what_it_was(knob: str, value: str) -> None:
     kernel, limits = load_kernel("attention"), find_target("cuda").limits("sm_89")
-    workload = kernel.workload("cuda", ATTENTION_512)
+    workload = kernel.workload("cuda", f"{ATTENTION_512},causal=true")
     space, binding = kernel.space("cuda", workload, limits), kernel.binding("cuda", workload)
     point = space.default
     assert point[knob] == value

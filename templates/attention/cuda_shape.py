@@ -16,6 +16,8 @@ INACTIVE: dict[str, Value] = {
     "epilogue": "direct",
     "grid": "tiles",
     "order": "rows",
+    "rows": "together",
+    "merge": "over",
     "barrier": "block",
     "v_wait": "early",
     "first_copies": "few",
@@ -55,7 +57,8 @@ def shape_of(point: Mapping[str, Value], head_dim: int) -> Shape:
         others = p["split_kv"] - 1
         smem += others * block_m * (head_dim // p["split_kv"] + 2) * _FLOAT
     if p["warps_n"] > 1:
-        smem = max(smem, p["warps_n"] * block_m * (head_dim + 2) * _FLOAT)
+        merged = p["warps_n"] * block_m * (head_dim + 2) * _FLOAT
+        smem = smem + merged if p["merge"] == "beside" else max(smem, merged)
     scores = keys // 2  # a tile of 16 rows takes so many registers
     registers = p["m_tiles"] * (head_dim // 2 + scores * (1 + p["ahead"]) + 4)
     if p["q_store"] == "registers":

@@ -19,7 +19,7 @@ _MOST_PRODUCTS = 512
 """Of a warp in a step: they are unrolled."""
 
 
-def _parameters(limits: Limits) -> tuple[Parameter, ...]:
+def _parameters(workload: Workload, limits: Limits) -> tuple[Parameter, ...]:
     clusters = limits.capability >= _CLUSTERS_AND_PROGRAMMATIC_LAUNCH
     split = Ordinal(
         name="split_kv",
@@ -27,6 +27,13 @@ def _parameters(limits: Limits) -> tuple[Parameter, ...]:
         structural=True,
         when=(When(parameter="warps_n", values=(1,)),),
         why="blocks that read a part of the keys each, where there are few rows for them, and merge",
+    )
+    rows = Categorical(
+        name="rows",
+        values=("together", "ends"),
+        structural=True,
+        when=(When(parameter="warps_m", values=(2, 4, 8)),),
+        why="causal blocks that see as many keys as each other, against warps that wait for those with more",
     )
     found: list[Parameter] = [
         Ordinal(name="warps_m", values=(1, 2, 4, 8), why="more rows share a tile of keys, fewer fill a small grid"),
@@ -41,6 +48,13 @@ def _parameters(limits: Limits) -> tuple[Parameter, ...]:
             structural=True,
             when=(When(parameter="warps_n", values=(2, 4, 8)),),
             why="columns of warps that wait for themselves alone get out of step: products beside softmax",
+        ),
+        Categorical(
+            name="merge",
+            values=("over", "beside"),
+            structural=True,
+            when=(When(parameter="warps_n", values=(2, 4, 8)),),
+            why="less shared memory, or less to wait for before columns of warps merge",
         ),
         Categorical(
             name="shared_base",
@@ -134,10 +148,11 @@ def _parameters(limits: Limits) -> tuple[Parameter, ...]:
             why="blocks that start late against a division",
         ),
         *((split,) if clusters else ()),
+        *((rows,) if workload.option("causal") else ()),
         Categorical(name="order", values=("rows", "heads"), why="keys shared in L2 against an even end"),
         Categorical(
             name="epilogue",
-            values=("direct", "shared"),
+            values=("direct", "shared", "shuffled"),
             when=(
                 When(parameter="warps_n", values=(1,)),
                 *((When(parameter="split_kv", values=(1,)),) if clusters else ()),
@@ -189,6 +204,11 @@ def _constraints(workload: Workload, limits: Limits) -> tuple[Constraint, ...]:
             lambda p, s: p["stagger"] == "none"
             or (p["first_copies"], p["k_parts"], p["v_wait"], p["mask"]) == ("few", 1, "early", "inside"),
             "staggered warps have one way to wait and one loop",
+        ),
+        rule(
+            "ends_are_masked",
+            lambda p, s: p["rows"] == "together" or p["mask"] == "inside",
+            "a block of which half is at the start has hardly a step without a masked key",
         ),
         rule(
             "split_needs_tiles",
@@ -304,10 +324,12 @@ def _default(head_dim: int) -> dict[str, Value]:
 
 
 def space(workload: Workload, limits: Limits) -> Space:
-    parameters = _parameters(limits)
+    parameters = _parameters(workload, limits)
     default = _default(workload.dim("head_dim"))
     if any(p.name == "launch" for p in parameters):
         default |= {"split_kv": 1, "launch": "plain"}
+    if any(p.name == "rows" for p in parameters):
+        default |= {"rows": "together"}
     return Space(
         parameters=parameters, constraints=_constraints(workload, limits), default=default
     )

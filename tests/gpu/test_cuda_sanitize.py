@@ -150,6 +150,14 @@ def test_an_honest_candidate_is_clean_under_every_tool(toy: str) -> None:
 BARRIERS: dict[str, dict[str, Value]] = {
     "half of the warps out of step": {"stagger": "half", "warps_m": 8, "block_n": 64, "k_stages": 2, "v_stages": 3},
     "columns of warps": {"warps_m": 2, "warps_n": 2, "barrier": "column", "block_n": 64, "k_parts": 2},
+    "columns that merge beside": {
+        "rows": "ends",
+        "warps_m": 2,
+        "warps_n": 4,
+        "barrier": "column",
+        "merge": "beside",
+        "block_n": 64,
+    },
     "a cluster": {"split_kv": 2, "warps_m": 2, "block_n": 64, "k_stages": 2, "v_stages": 2},
 }
 

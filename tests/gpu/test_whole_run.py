@@ -78,9 +78,8 @@ OUT_OF_STEP: list[dict[str, Value]] = [
 FEW_KEYS = "batch=1,heads=2,kv_heads=1,q_len=700,kv_len=300,head_dim=64,dtype=float16,causal=true"  # rows that see none
 
 
-@pytest.mark.parametrize("sizes", [WORKLOADS["attention"], FEW_KEYS, FEW_KEYS.replace("q_len=700", "q_len=1")])
-@pytest.mark.parametrize("wanted", OUT_OF_STEP, ids=str)
-def test_attention_with_warps_out_of_step_passes_the_gate(wanted: dict[str, Value], sizes: str, tmp_path: Path) -> None:
+def check_attention(wanted: dict[str, Value], sizes: str, cache: Path) -> None:
+    """Gates the default with these values, those left out that this GPU does not have, and its neighbours in size."""
     kernel, target = load_kernel("attention"), find_target("cuda")
     workload, arch = kernel.workload("cuda", sizes), target.device().arch
     space = kernel.space("cuda", workload, target.limits(arch))
@@ -88,9 +87,32 @@ def test_attention_with_warps_out_of_step_passes_the_gate(wanted: dict[str, Valu
     if space.violations(point):
         pytest.skip(f"not legal here: {'; '.join(space.violations(point))}")
     request = BuildRequest(kernel="attention", target="cuda", arch=arch, genome=Genome.of(point), workload=workload)
-    with closing(LocalExecutor("cuda", ExecutorConfig(builders=1, cache_dir=tmp_path))) as executor:
+    with closing(LocalExecutor("cuda", ExecutorConfig(builders=1, cache_dir=cache))) as executor:
         trials = check_candidate(executor, kernel, request, gate=True, seed=1)
     assert all(t.passed for t in trials), [(t.workload.key, t.build.log, t.measurement) for t in trials if not t.passed]
+
+
+@pytest.mark.parametrize("sizes", [WORKLOADS["attention"], FEW_KEYS, FEW_KEYS.replace("q_len=700", "q_len=1")])
+@pytest.mark.parametrize("wanted", OUT_OF_STEP, ids=str)
+def test_attention_with_warps_out_of_step_passes_the_gate(wanted: dict[str, Value], sizes: str, tmp_path: Path) -> None:
+    check_attention(wanted, sizes, tmp_path)
+
+
+BOTH_ENDS: list[dict[str, Value]] = [
+    {"rows": "ends", "warps_m": 2, "grid": "persistent", "min_blocks": 1, "barrier": "block", "warps_n": 4},
+    {"rows": "ends", "warps_m": 4, "warps_n": 2, "barrier": "column", "merge": "beside", "copies": "looped"},
+    {"rows": "ends", "warps_m": 8, "m_tiles": 2, "split_kv": 2, "block_n": 32, "order": "heads"},
+    {"rows": "ends", "warps_m": 8, "epilogue": "shuffled"},
+]
+
+
+@pytest.mark.parametrize("lengths", [(700, 300), (1, 300), (33, 33), (161, 700)])  # 161: an odd number of halves
+@pytest.mark.parametrize("wanted", BOTH_ENDS, ids=str)
+def test_attention_with_rows_of_both_ends_passes_the_gate(
+    wanted: dict[str, Value], lengths: tuple[int, int], tmp_path: Path
+) -> None:
+    sizes = FEW_KEYS.replace("q_len=700,kv_len=300", "q_len={},kv_len={}".format(*lengths))
+    check_attention(wanted, sizes, tmp_path)
 
 
 def test_every_peer_that_runs_here_can_be_raced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
