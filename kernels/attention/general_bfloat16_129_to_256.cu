@@ -163,17 +163,24 @@ __device__ __forceinline__ void weigh(unsigned (&weights)[TILES][KEYS / 16][4], 
 
 // Which rows and keys a block works on: the grid has an axis for each of blocks of rows, heads and batch.
 struct Place {
-    int batch, head, kv_head, row;       // row: the first of BM
-    __device__ __forceinline__ Place(int heads, int kv_heads) {
+    int batch, head, row;                // row: the first of BM
+    __device__ __forceinline__ Place() {
         int block = blockIdx.x;
         const int last = gridDim.x - 1;
         head = blockIdx.y, batch = blockIdx.z;
         if (CAUSAL) block = last - block;   // the longest first
-        // head / (heads / kv_heads), without a branch and exactly: before it is truncated, the quotient is 0.5 / group or more off the integers
-        kv_head = __fdividef((head + 0.5f) * kv_heads, heads);
         row = block * BM;
     }
 };
+
+// head / (heads / kv_heads), exactly: before it is truncated, the quotient is 0.5 / group or more off the integers.
+__device__ __forceinline__ int kv_head_of(int head, int heads, int kv_heads) {
+    if (heads != kv_heads) {
+        asm volatile("");   // keeps this a branch: else everybody would wait for the division
+        head = __fdividef((head + 0.5f) * kv_heads, heads);
+    }
+    return head;
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS) attention(
     const char* __restrict__ q, const char* __restrict__ k, const char* __restrict__ v, char* __restrict__ o, float* __restrict__ lse,
@@ -181,15 +188,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
     i64 q_batch, i64 q_head, i64 q_seq, i64 k_batch, i64 k_head, i64 k_seq,
     i64 v_batch, i64 v_head, i64 v_seq, i64 o_batch, i64 o_head, i64 o_seq) {
     extern __shared__ __align__(128) char shared[];
-    const Place place(heads, kv_heads);
+    unsigned q_tile = shared_address(shared);
+    const Place place;
     // Told by lane 0, so that the compiler knows it to be the same in a whole warp.
     const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-    const int warp_m = WARPS_N == 1 ? warp : warp % WARPS_M, warp_n = WARPS_N == 1 ? 0 : warp / WARPS_M;
     const int rows_end = q_len, shift = (int)kv_len - (int)q_len;
+    const int warp_m = WARPS_N == 1 ? warp : warp % WARPS_M, warp_n = WARPS_N == 1 ? 0 : warp / WARPS_M;
     const int keys_end = CAUSAL ? min((int)kv_len, min(place.row + BM, rows_end) + shift) : (int)kv_len;   // may be negative
     const int steps = keys_end > 0 ? (keys_end + BN - 1) / BN : 0;
     const float slope = (scale == 0.f ? rsqrtf((float)D) : scale) * LOG2_E;
-    unsigned q_tile = shared_address(shared);
     const unsigned k_tiles = q_tile + BM * Rows::PITCH, v_tiles = k_tiles + K_STAGES * TILE_BYTES;
 
     // Tiles come from the last to the first: the masked ones are then done before the long run of others.
@@ -197,8 +204,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
     const unsigned copy_to = Rows::place(copy_row, threadIdx.x % COLUMNS);
     const int key_row = copy_row, last = (steps - 1) * BN;
     const unsigned key_to = copy_to;
-    const char* k_from = k + (place.batch * k_batch + place.kv_head * k_head + (last + key_row) * k_seq) * 2 + copy_byte;
-    const char* v_from = v + (place.batch * v_batch + place.kv_head * v_head + (last + key_row) * v_seq) * 2 + copy_byte;
+    const char *k_from, *v_from;   // of the thread, in the tile that is asked for next
     auto load_k = [&](int step) {
         if (step >= 0 && step < steps) {
             load_rows<KEY_ROWS, KEY_THREADS>(key_row, k_tiles + step % K_STAGES * TILE_BYTES + key_to, k_from, k_seq * 2, step > 0, (int)kv_len - last);
@@ -221,6 +227,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
 
     const char* const q_from = q + (place.batch * q_batch + place.head * q_head + (place.row + copy_row) * q_seq) * 2 + copy_byte;
     if (steps > 0) load_rows<BM, THREADS>(copy_row, q_tile + copy_to, q_from, q_seq * 2, false, rows_end - place.row);
+    // Only now, or q would wait for what k and v alone need.
+    int head = place.head;
+    asm volatile("" : "+r"(head));
+    const int kv_head = kv_head_of(head, heads, kv_heads);
+    k_from = k + (place.batch * k_batch + kv_head * k_head + (last + key_row) * k_seq) * 2 + copy_byte;
+    v_from = v + (place.batch * v_batch + kv_head * v_head + (last + key_row) * v_seq) * 2 + copy_byte;
     if (K_STAGES == 1) load_k(0);
     #pragma unroll
     for (int i = least(1 - K_STAGES - AHEAD, -V_AHEAD); i < 0; ++i) ask(i);
@@ -353,11 +365,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_unaligned(
     i64 batch, i64 heads, i64 kv_heads, i64 q_len, i64 kv_len, i64 head_dim, float scale,
     i64 q_batch, i64 q_head, i64 q_seq, i64 k_batch, i64 k_head, i64 k_seq,
     i64 v_batch, i64 v_head, i64 v_seq, i64 o_batch, i64 o_head, i64 o_seq) {
-    const Place place(heads, kv_heads);
+    const Place place;
     const int lane = threadIdx.x % 32, shift = (int)kv_len - (int)q_len;
     const float slope = (scale == 0.f ? rsqrtf((float)D) : scale) * LOG2_E;
-    const unsigned short* const keys = k + place.batch * k_batch + place.kv_head * k_head;
-    const unsigned short* const values = v + place.batch * v_batch + place.kv_head * v_head;
+    const int kv_head = kv_head_of(place.head, heads, kv_heads);
+    const unsigned short* const keys = k + place.batch * k_batch + kv_head * k_head;
+    const unsigned short* const values = v + place.batch * v_batch + kv_head * v_head;
     for (int row = place.row + threadIdx.x / 32; row < place.row + BM && row < q_len; row += WARPS) {
         const int seen = CAUSAL ? min((int)kv_len, row + shift + 1) : (int)kv_len;
         const unsigned short* q_row = q + place.batch * q_batch + place.head * q_head + row * q_seq;

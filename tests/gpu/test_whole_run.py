@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -78,40 +79,41 @@ OUT_OF_STEP: list[dict[str, Value]] = [
 FEW_KEYS = "batch=1,heads=2,kv_heads=1,q_len=700,kv_len=300,head_dim=64,dtype=float16,causal=true"  # rows that see none
 
 
-def check_attention(wanted: dict[str, Value], sizes: str, cache: Path) -> None:
+def check_attention(wanted: dict[str, Value], sizes: Sequence[str], cache: Path) -> None:
     """Gates the default with these values, those left out that this GPU does not have, and its neighbours in size."""
     kernel, target = load_kernel("attention"), find_target("cuda")
-    workload, arch = kernel.workload("cuda", sizes), target.device().arch
-    space = kernel.space("cuda", workload, target.limits(arch))
-    point = space.complete({**space.default, **{n: v for n, v in wanted.items() if n in space.by_name}})
-    if space.violations(point):
-        pytest.skip(f"not legal here: {'; '.join(space.violations(point))}")
-    request = BuildRequest(kernel="attention", target="cuda", arch=arch, genome=Genome.of(point), workload=workload)
+    arch = target.device().arch
     with closing(LocalExecutor("cuda", ExecutorConfig(builders=1, cache_dir=cache))) as executor:
-        trials = check_candidate(executor, kernel, request, gate=True, seed=1)
-    assert all(t.passed for t in trials), [(t.workload.key, t.build.log, t.measurement) for t in trials if not t.passed]
+        for workload in (kernel.workload("cuda", size) for size in sizes):
+            space = kernel.space("cuda", workload, target.limits(arch))
+            point = space.complete({**space.default, **{n: v for n, v in wanted.items() if n in space.by_name}})
+            if space.violations(point):
+                pytest.skip(f"not legal here: {'; '.join(space.violations(point))}")
+            request = BuildRequest(
+                kernel="attention", target="cuda", arch=arch, genome=Genome.of(point), workload=workload
+            )
+            trials = check_candidate(executor, kernel, request, gate=True, seed=1)
+            assert all(t.passed for t in trials), [(t.workload.key, t.build.log, t.measurement) for t in trials]
 
 
-@pytest.mark.parametrize("sizes", [WORKLOADS["attention"], FEW_KEYS, FEW_KEYS.replace("q_len=700", "q_len=1")])
 @pytest.mark.parametrize("wanted", OUT_OF_STEP, ids=str)
-def test_attention_with_warps_out_of_step_passes_the_gate(wanted: dict[str, Value], sizes: str, tmp_path: Path) -> None:
-    check_attention(wanted, sizes, tmp_path)
+def test_attention_with_warps_out_of_step_passes_the_gate(wanted: dict[str, Value], tmp_path: Path) -> None:
+    check_attention(wanted, [WORKLOADS["attention"], FEW_KEYS, FEW_KEYS.replace("q_len=700", "q_len=1")], tmp_path)
 
 
+WARPS = [(2, 1), (2, 2), (2, 4), (2, 8), (4, 1), (4, 2), (4, 4), (8, 1), (8, 2)]
+LENGTHS = [(700, 300), (1, 300), (33, 33), (161, 700)]  # 161: an odd number of halves
 BOTH_ENDS: list[dict[str, Value]] = [
-    {"rows": "ends", "warps_m": 2, "grid": "persistent", "min_blocks": 1, "barrier": "block", "warps_n": 4},
+    *({"rows": "ends", "warps_m": m, "warps_n": n, "block_n": 128, "epilogue": "shuffled"} for m, n in WARPS),
     {"rows": "ends", "warps_m": 4, "warps_n": 2, "barrier": "column", "merge": "beside", "copies": "looped"},
+    {"rows": "ends", "warps_m": 2, "warps_n": 4, "grid": "persistent", "min_blocks": 1, "merge": "beside"},
     {"rows": "ends", "warps_m": 8, "m_tiles": 2, "split_kv": 2, "block_n": 32, "order": "heads"},
-    {"rows": "ends", "warps_m": 8, "epilogue": "shuffled"},
 ]
 
 
-@pytest.mark.parametrize("lengths", [(700, 300), (1, 300), (33, 33), (161, 700)])  # 161: an odd number of halves
 @pytest.mark.parametrize("wanted", BOTH_ENDS, ids=str)
-def test_attention_with_rows_of_both_ends_passes_the_gate(
-    wanted: dict[str, Value], lengths: tuple[int, int], tmp_path: Path
-) -> None:
-    sizes = FEW_KEYS.replace("q_len=700,kv_len=300", "q_len={},kv_len={}".format(*lengths))
+def test_attention_with_rows_of_both_ends_passes_the_gate(wanted: dict[str, Value], tmp_path: Path) -> None:
+    sizes = [FEW_KEYS.replace("q_len=700,kv_len=300", f"q_len={q},kv_len={kv}") for q, kv in LENGTHS]
     check_attention(wanted, sizes, tmp_path)
 
 
