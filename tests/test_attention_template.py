@@ -272,10 +272,20 @@ def test_blocks_that_share_keys_compile(more: dict[str, Value], workload: str) -
 def test_only_causal_blocks_take_rows_of_both_ends(causal: str) -> None:
     kernel, limits = load_kernel("attention"), find_target("cuda").limits("sm_89")
     space = kernel.space("cuda", kernel.workload("cuda", f"{ATTENTION_512},causal={causal}"), limits)
-    assert ("rows" in space.by_name) == (causal == "true")
-    if causal == "true":
-        apart = space.complete({**space.default, "rows": "ends", "mask": "apart"})
-        assert any("ends_are_masked" in v for v in space.violations(apart))
+    assert any("ends_need_a_mask" in v for v in space.violations({**space.default, "rows": "ends"})) == (causal == "false")
+    apart = space.complete({**space.default, "rows": "ends", "mask": "apart"})
+    assert any("ends_have_one_loop" in v for v in space.violations(apart))
+
+
+@pytest.mark.parametrize("arch", ["sm_89", "sm_90"])
+@pytest.mark.parametrize("causal", ["true", "false"])
+def test_a_genome_is_also_gated_with_the_other_mask(causal: str, arch: str) -> None:
+    kernel, limits = load_kernel("attention"), find_target("cuda").limits(arch)
+    workload = kernel.workload("cuda", f"{ATTENTION_512},causal={causal}")
+    point = kernel.space("cuda", workload, limits).default
+    near = kernel.legal_neighbours("cuda", point, workload, limits)
+    assert near == kernel.neighbours("cuda", workload)
+    assert any(w.option("causal") != workload.option("causal") for w in near)
 
 
 @pytest.mark.parametrize("arch", ["sm_89", "sm_90"])

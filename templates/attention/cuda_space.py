@@ -19,7 +19,7 @@ _MOST_PRODUCTS = 512
 """Of a warp in a step: they are unrolled."""
 
 
-def _parameters(workload: Workload, limits: Limits) -> tuple[Parameter, ...]:
+def _parameters(limits: Limits) -> tuple[Parameter, ...]:
     clusters = limits.capability >= _CLUSTERS_AND_PROGRAMMATIC_LAUNCH
     split = Ordinal(
         name="split_kv",
@@ -27,13 +27,6 @@ def _parameters(workload: Workload, limits: Limits) -> tuple[Parameter, ...]:
         structural=True,
         when=(When(parameter="warps_n", values=(1,)),),
         why="blocks that read a part of the keys each, where there are few rows for them, and merge",
-    )
-    rows = Categorical(
-        name="rows",
-        values=("together", "ends"),
-        structural=True,
-        when=(When(parameter="warps_m", values=(2, 4, 8)),),
-        why="causal blocks that see as many keys as each other, against warps that wait for those with more",
     )
     found: list[Parameter] = [
         Ordinal(name="warps_m", values=(1, 2, 4, 8), why="more rows share a tile of keys, fewer fill a small grid"),
@@ -148,7 +141,13 @@ def _parameters(workload: Workload, limits: Limits) -> tuple[Parameter, ...]:
             why="blocks that start late against a division",
         ),
         *((split,) if clusters else ()),
-        *((rows,) if workload.option("causal") else ()),
+        Categorical(
+            name="rows",
+            values=("together", "ends"),
+            structural=True,
+            when=(When(parameter="warps_m", values=(2, 4, 8)),),
+            why="causal blocks with as many scores as each other, against warps that wait for those with more",
+        ),
         Categorical(name="order", values=("rows", "heads"), why="keys shared in L2 against an even end"),
         Categorical(
             name="epilogue",
@@ -206,9 +205,14 @@ def _constraints(workload: Workload, limits: Limits) -> tuple[Constraint, ...]:
             "staggered warps have one way to wait and one loop",
         ),
         rule(
-            "ends_are_masked",
+            "ends_need_a_mask",
+            lambda p, s: p["rows"] == "together" or bool(workload.option("causal")),
+            "without a mask all rows see as many keys",
+        ),
+        rule(
+            "ends_have_one_loop",
             lambda p, s: p["rows"] == "together" or p["mask"] == "inside",
-            "a block of which half is at the start has hardly a step without a masked key",
+            "mask=apart tells masked steps by the first row of a block whose rows follow each other",
         ),
         rule(
             "split_needs_tiles",
@@ -317,6 +321,7 @@ def _default(head_dim: int) -> dict[str, Value]:
         "fragments": 1,
         "unroll": 0,
         "grid": "tiles",
+        "rows": "together",
         "order": "rows",
         "epilogue": "shared",
         "min_blocks": 0,
@@ -324,12 +329,10 @@ def _default(head_dim: int) -> dict[str, Value]:
 
 
 def space(workload: Workload, limits: Limits) -> Space:
-    parameters = _parameters(workload, limits)
+    parameters = _parameters(limits)
     default = _default(workload.dim("head_dim"))
     if any(p.name == "launch" for p in parameters):
         default |= {"split_kv": 1, "launch": "plain"}
-    if any(p.name == "rows" for p in parameters):
-        default |= {"rows": "together"}
     return Space(
         parameters=parameters, constraints=_constraints(workload, limits), default=default
     )
