@@ -29,8 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the cheats ar
 from evo.evaluation import Status
 from evo.executors import BuildRequest, ExecutorConfig, MeasureRequest
 from evo.executors.local import LocalExecutor
-from evo.genome import Genome
-from evo.kernel import Workload, load_kernel
+from evo.problem.genome import Genome
+from evo.problem.kernel import Workload, load_kernel
 from evo.targets import find_target
 from tests.adversaries.cheats import names_for
 from tests.adversaries.trial import try_all, workload_for

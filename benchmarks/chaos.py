@@ -28,9 +28,9 @@ import numpy as np
 from evo.evaluation import Build, Status
 from evo.executors import BuildRequest, ExecutorConfig, MeasureRequest
 from evo.executors.local import LocalExecutor
-from evo.genome import Genome
-from evo.kernel import load_kernel
-from evo.search import window_for
+from evo.problem.genome import Genome
+from evo.problem.kernel import load_kernel
+from evo.search.loop import window_for
 from evo.targets import find_target
 
 KERNEL = Path(__file__).parent.parent / "tests" / "chaos"

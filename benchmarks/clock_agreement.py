@@ -35,11 +35,11 @@ import torch
 
 from evo.evaluation import Binary
 from evo.executors._bench import Bench
-from evo.genome import Genome
-from evo.kernel import Launch, Workload, load_kernel
-from evo.render import Source, render
+from evo.measure.clock import Protocol
+from evo.problem.genome import Genome
+from evo.problem.kernel import Launch, Workload, load_kernel
+from evo.problem.render import Source, render
 from evo.targets import Session, find_target
-from evo.timing import Protocol
 
 WORKLOADS = (
     "rows=32,cols=4096,dtype=float16",

@@ -36,10 +36,10 @@ from typing import Any
 import torch
 
 from evo.cli.export_run import export_all_candidates
-from evo.exporters import RunExporter, find_exporter
-from evo.store import candidates, queries
-from evo.store.records import CandidateRecord
-from evo.store.store import Store
+from evo.export import RunExporter, find_exporter
+from evo.lineage import candidates, queries
+from evo.lineage.records import CandidateRecord
+from evo.lineage.store import Store
 
 WORKLOADS = {
     ("layernorm", "cuda"): ("rows=256,cols=1024,dtype=float16", "rows=32,cols=4096,dtype=float16"),
@@ -75,7 +75,7 @@ def main() -> int:
         db = options.db or str(Path(scratch) / "lineage.db")
         name = options.run or search(options, db)
         with Store.open(db, write=False) as store:
-            winners = [candidates.candidate(store, i.winner) for i in queries.run(store, name).islands if i.winner]
+            winners = [candidates.candidate(store, i.winner) for i in queries.run(store, name).tasks if i.winner]
         found: dict[str, Verdicts] = {}
         for format in options.format or FORMATS:
             try:

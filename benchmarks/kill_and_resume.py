@@ -23,10 +23,10 @@ from pathlib import Path
 import psutil
 
 from evo.evaluation import Status
-from evo.kernel import load_kernel
-from evo.samplers import Result, find_sampler
-from evo.store import StoredEvaluation
-from evo.store.store import Store
+from evo.lineage import StoredEvaluation
+from evo.lineage.store import Store
+from evo.problem.kernel import load_kernel
+from evo.search.samplers import Result, find_sampler
 from evo.targets import find_target
 
 RUN = "killed"

@@ -18,9 +18,9 @@ from evo.evaluation import (
     Status,
     Timing,
 )
-from evo.genome import Genome
-from evo.kernel import Workload
-from evo.store import Environment, RunSpec, StoredRun
+from evo.lineage import Environment, RunSpec, StoredRun
+from evo.problem.genome import Genome
+from evo.problem.kernel import Workload
 
 __all__ = ["Plan", "Search", "spec_of"]
 
@@ -77,11 +77,11 @@ class Search:
 
     def candidates(self) -> Iterator[tuple[CandidateRef, Evaluation]]:
         for order in range(self.plan.candidates):
-            island = order % len(self.run.spec.workloads)
-            yield self._ref(order, island), self._evaluation(order, island)
+            task = order % len(self.run.spec.workloads)
+            yield self._ref(order, task), self._evaluation(order, task)
 
-    def _ref(self, order: int, island: int) -> CandidateRef:
-        rng, elite = self.rng, self.elite[island]
+    def _ref(self, order: int, task: int) -> CandidateRef:
+        rng, elite = self.rng, self.elite[task]
         operator = rng.choice(_OPERATORS) if elite else "random"
         wanted = 0 if operator == "random" else 2 if operator == "crossover" else 1
         parents = {rng.choice(elite)[1] for _ in range(wanted)} if elite else set()
@@ -99,8 +99,8 @@ class Search:
         )
         return CandidateRef(
             order=order,
-            island=island,
-            workload=self.run.spec.workloads[island],
+            task=task,
+            workload=self.run.spec.workloads[task],
             proposal=Proposal(
                 genome=genome,
                 operator=operator,
@@ -108,7 +108,7 @@ class Search:
             ),
         )
 
-    def _evaluation(self, order: int, island: int) -> Evaluation:
+    def _evaluation(self, order: int, task: int) -> Evaluation:
         rng, luck = self.rng, self.rng.random()
         if luck < 0.06:
             log = f"candidate.cu({order % 400}): error: too many resources requested for launch\n" + "1 error\n"
@@ -134,9 +134,9 @@ class Search:
         if wrong:
             return Evaluation(status=Status.WRONG, build=build, checks=checks, seconds=0.01, gate_seconds=0.01)
         ratio = 0.6 + 40 / (order + 60) + abs(rng.gauss(0, 0.15))
-        self._remember(ratio, order, island)
-        timings = tuple(self._timing(island, name, value) for name, value in (("candidate", ratio), ("torch", 1.0)))
-        same = self.passed[island][-2] if luck > 0.97 and len(self.passed[island]) > 1 else None
+        self._remember(ratio, order, task)
+        timings = tuple(self._timing(task, name, value) for name, value in (("candidate", ratio), ("torch", 1.0)))
+        same = self.passed[task][-2] if luck > 0.97 and len(self.passed[task]) > 1 else None
         return Evaluation(
             status=Status.OK if same is None else Status.SAME_CODE,
             build=build,
@@ -148,9 +148,9 @@ class Search:
             timing_seconds=0.1,
         )
 
-    def _remember(self, ratio: float, order: int, island: int) -> None:
-        self.passed[island].append(order)
-        self.elite[island] = sorted([*self.elite[island], (ratio, order)])[:24]
+    def _remember(self, ratio: float, order: int, task: int) -> None:
+        self.passed[task].append(order)
+        self.elite[task] = sorted([*self.elite[task], (ratio, order)])[:24]
 
     def _build(self, order: int, status: Status, log: str) -> Build:
         rng = self.rng
@@ -178,11 +178,11 @@ class Search:
             occupancy=0.75,
         )
 
-    def _timing(self, island: int, contender: str, ratio: float, protocol: str = "cold") -> Timing:
+    def _timing(self, task: int, contender: str, ratio: float, protocol: str = "cold") -> Timing:
         base = 36.0 * ratio
         samples = tuple(round(base * (1 + self.rng.random() / 50), 4) for _ in range(_SAMPLES))
         return Timing(
-            workload=self.run.spec.workloads[island].key,
+            workload=self.run.spec.workloads[task].key,
             contender=contender,
             protocol=protocol,
             median_us=base * 1.01,
@@ -198,9 +198,9 @@ class Search:
         )
 
     def finals(self) -> Iterator[tuple[int, int, Measurement]]:
-        """(island, order, measurement), the winner of an island first."""
-        for island, elite in enumerate(self.elite):
+        """(task, order, measurement), the winner of a task first."""
+        for task, elite in enumerate(self.elite):
             for ratio, order in elite[:8]:
                 raced = (("candidate", ratio * 1.01), ("torch", 1.0))
-                timings = tuple(self._timing(island, name, value, "final") for name, value in raced)
-                yield island, order, Measurement(status=Status.OK, timings=timings, seconds=2.0)
+                timings = tuple(self._timing(task, name, value, "final") for name, value in raced)
+                yield task, order, Measurement(status=Status.OK, timings=timings, seconds=2.0)

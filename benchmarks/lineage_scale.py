@@ -30,11 +30,11 @@ from lineage_records import Plan, Search, spec_of
 from sqlalchemy import func, select
 
 from evo.errors import StoreError
-from evo.store import RunStatus
-from evo.store import models as m
-from evo.store.columns import public_id
-from evo.store.database import shown
-from evo.store.store import Store
+from evo.lineage import RunStatus
+from evo.lineage import models as m
+from evo.lineage.columns import public_id
+from evo.lineage.database import shown
+from evo.lineage.store import Store
 
 # A new command is one more line. {run}, {other}: runs; {candidate}, {cousin}: candidates far down in a run's lineage.
 COMMANDS = (
@@ -79,11 +79,11 @@ def fill(plan: Plan, first: int, seconds: float = 0.0) -> tuple[int, float]:
                 made += len(chunk)
             with store.transaction():
                 won: set[int] = set()
-                for island, order, measurement in search.finals():
+                for task, order, measurement in search.finals():
                     store.add_final(run, order, measurement, elapsed_s=600.0)
-                    if island not in won:
-                        won.add(island)
-                        store.set_winner(run, island, order)
+                    if task not in won:
+                        won.add(task)
+                        store.set_winner(run, task, order)
                 store.set_status(run, RunStatus.FINISHED, reason="time", elapsed_s=600.0)
             if (number + 1 - first) % 100 == 0:
                 print(f"  {made:,} candidates, {made / seconds:,.0f}/s so far", file=sys.stderr, flush=True)
@@ -136,7 +136,7 @@ def names(db: str) -> dict[str, str]:
         run, other = runs[0], runs[-1]
         found = connection.scalars(
             select(m.Candidate.order)
-            .where(m.Candidate.run_id == run.id, m.Candidate.island == 0, m.Candidate.status == "ok")
+            .where(m.Candidate.run_id == run.id, m.Candidate.task == 0, m.Candidate.status == "ok")
             .order_by(m.Candidate.order.desc())
             .limit(2)
         ).all()

@@ -20,10 +20,10 @@ from typing import Any
 from evo.evaluation import Build, Timing
 from evo.executors import BuildRequest, ExecutorConfig, RaceRequest
 from evo.executors.local import LocalExecutor
-from evo.genome import Genome
-from evo.kernel import Kernel, Workload, load_kernel
+from evo.measure.clock import noise_floor
+from evo.problem.genome import Genome
+from evo.problem.kernel import Kernel, Workload, load_kernel
 from evo.targets import find_target
-from evo.timing import noise_floor
 
 WORKLOADS = {
     "cuda": ("rows=32,cols=4096,dtype=float16", "rows=4096,cols=8192,dtype=float16"),

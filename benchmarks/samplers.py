@@ -31,8 +31,8 @@ from typing import Any
 import numpy as np
 
 from evo.evaluation import Status
-from evo.samplers import Exhausted, Result, find_sampler, sampler_names
-from evo.space import Categorical, Constraint, Ordinal, Parameter, Point, Space
+from evo.problem.space import Categorical, Constraint, Ordinal, Parameter, Point, Space
+from evo.search.samplers import Exhausted, Result, find_sampler, sampler_names
 
 _START, _CUTOFF, _GRID_POINTS = 0.01, 0.95, 1000
 _LATE = 1.1

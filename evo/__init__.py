@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from evo.lineage import Lineage
+    from evo.analysis.lineage import Lineage
 
 
 def _version_of_checkout() -> str:
@@ -33,7 +33,7 @@ __all__ = ["Lineage", "__version__"]
 def __getattr__(name: str) -> object:
     """`evo.Lineage`, which brings a database library along, when it is first asked for."""
     if name == "Lineage":
-        from evo.lineage import Lineage
+        from evo.analysis.lineage import Lineage
 
         return Lineage
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

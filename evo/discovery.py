@@ -18,7 +18,7 @@ def plugin_names(package: ModuleType) -> list[str]:
 
 
 def find_plugin(package: ModuleType, kind: str, name: str) -> Any:
-    """The constant KIND (upper case) of module `name`, e.g. SAMPLER of evo.samplers.random.
+    """The constant KIND (upper case) of module `name`, e.g. SAMPLER of evo.search.samplers.random.
 
     Raises UnknownNameError if the package has no such module.
     """

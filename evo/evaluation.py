@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from evo.errors import EngineError
-from evo.genome import Genome
-from evo.kernel import Workload
+from evo.problem.genome import Genome
+from evo.problem.kernel import Workload
 
 __all__ = [
     "BOOTSTRAP_SAMPLES",
@@ -82,10 +82,10 @@ class Proposal:
 
 @dataclass(frozen=True, kw_only=True)
 class CandidateRef:
-    """A proposal with its place in a run: global order from 0, and the workload (island) it is tried on."""
+    """A proposal with its place in a run: global order from 0, and the workload (task) it is tried on."""
 
     order: int
-    island: int
+    task: int
     workload: Workload
     proposal: Proposal
 
@@ -104,7 +104,7 @@ class Binary:
     stack_bytes: int | None = None
     variable_bytes: int | None = None
     """Of arrays in a GPU's memory that live from call to call."""
-    releases_next: bool = False
+    triggers_dependents: bool = False
     """Whether the code can let the kernel after it start before it has ended (griddepcontrol.launch_dependents)."""
 
 
@@ -185,7 +185,7 @@ class Timing:
 
     workload: str
     contender: str
-    """"candidate", "rival" (the best before it, in the same race), `TWIN` (a second copy of it), `FINALIST`, or a
+    """"candidate", "incumbent" (the best before it, in the same race), `TWIN` (a second copy of it), `FINALIST`, or a
     baseline's name."""
     protocol: str
     """"cold", "hot", "final"."""

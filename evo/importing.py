@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from evo.errors import UsageError
-from evo.formats import all_tables
-from evo.kernel import Kernel, Workload
-from evo.space import Value
+from evo.problem.formats import all_tables
+from evo.problem.kernel import Kernel, Workload
+from evo.problem.space import Value
 
 __all__ = ["Dataset", "Refusal", "Taken", "read_dataset", "workloads_of"]
 

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field, fields
 from typing import Protocol
 
 from evo.evaluation import Status, Timing
-from evo.genome import Genome
-from evo.workload import Workload
+from evo.problem.genome import Genome
+from evo.problem.workload import Workload
 
-__all__ = ["Costs", "Improvement", "Observer", "Progress", "UnderWay", "Waiting"]
+__all__ = ["Costs", "Improvement", "InFlight", "Observer", "Progress", "Waiting"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnderWay:
+class InFlight:
     """Work on a candidate that has begun and is not done, for `seconds` now. `left_s`: until it is ended if there is no
     answer; a process that was not given what it needs is given its time again."""
 
@@ -33,16 +33,16 @@ class Waiting:
     """What a search waits for: candidate number `order`."""
 
     order: int
-    work: UnderWay
+    work: InFlight
 
 
 @dataclass(frozen=True, kw_only=True)
 class Improvement:
-    """A candidate that was better than all before it on its island. `ratio` is `timing`'s: its time over the
+    """A candidate that was better than all before it on its task. `ratio` is `timing`'s: its time over the
     reference's; `elapsed_s` when it was known, in seconds of searching. `replayed`: that was before the run was resumed."""
 
     elapsed_s: float
-    island: int
+    task: int
     order: int
     ratio: float
     timing: Timing
@@ -79,7 +79,7 @@ class Progress:
     measuring: int = 0
     by_status: dict[Status, int] = field(default_factory=dict)
     best: dict[int, Improvement] = field(default_factory=dict)
-    """By island: the last improvement."""
+    """By task: the last improvement."""
     improvements: list[Improvement] = field(default_factory=list)
     waiting: Waiting | None = None
     """For what has been under way the longest."""

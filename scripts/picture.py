@@ -23,7 +23,7 @@ from rich.text import Text
 from evo.budget import Budget
 from evo.cli import run, search
 from evo.cli.screen import LiveScreen
-from evo.kernel import Workload
+from evo.problem.kernel import Workload
 from evo.progress import Progress
 
 _WIDTH = 112

@@ -14,8 +14,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from evo.evaluation import Binary, Build, Check, Measurement, Status, Timing
 from evo.executors import BuildRequest, MeasureRequest, RaceRequest, RaceResult
-from evo.genome import Genome
-from evo.progress import UnderWay
+from evo.problem.genome import Genome
+from evo.progress import InFlight
 
 
 def _hash(genome: Genome, salt: str) -> int:
@@ -100,7 +100,7 @@ class LandscapeExecutor:
         timings += [timing(key, 1.0, "torch", "final"), timing(key, 0.4, "copy", "final")]
         return self._later(RaceResult(timings=tuple(timings)))  # type: ignore[return-value]
 
-    def under_way(self) -> tuple[UnderWay, ...]:
+    def in_flight(self) -> tuple[InFlight, ...]:
         return ()
 
     def renew_device(self) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from evo.evaluation import Proposal, Status
-from evo.genome import Genome
-from evo.samplers import Exhausted, Result, Sampler
-from evo.space import Categorical, Constraint, Ordinal, Point, Space, Value, When
+from evo.problem.genome import Genome
+from evo.problem.space import Categorical, Constraint, Ordinal, Point, Space, Value, When
+from evo.search.samplers import Exhausted, Result, Sampler
 
 __all__ = ["Evaluate", "best_score", "outcome", "play", "tight_space", "tiled_space", "tiny_space"]
 

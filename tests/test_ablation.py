@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
-from evo.ablation import Ablation, PairedGain, Problem, measure_ablation
 from evo.cli import run as run_command
 from evo.errors import UsageError
 from evo.evaluation import Build, CandidateRef, Measurement, Proposal, Status, Timing
 from evo.executors import BuildRequest, ExecutorConfig, MeasureRequest, RaceRequest, RaceResult
 from evo.executors.local import LocalExecutor
-from evo.genome import Genome
-from evo.kernel import Kernel, Workload, load_kernel
-from evo.space import Point
-from evo.store.columns import public_id
-from evo.store.edits import edits_between
-from evo.store.store import Store
+from evo.lineage.columns import public_id
+from evo.lineage.edits import edits_between
+from evo.lineage.store import Store
+from evo.problem.genome import Genome
+from evo.problem.kernel import Kernel, Workload, load_kernel
+from evo.problem.space import Point
+from evo.search.ablation import Ablation, PairedGain, Problem, measure_ablation
 from evo.targets import find_target
-from tests.store import samples as s
+from tests.lineage import samples as s
 from tests.toy_kernel import write_kernel
 
 WORKLOAD = Workload.of({"n": 4096}, "float32")
@@ -198,7 +198,7 @@ def recorded(tmp_path: Path) -> tuple[str, str]:
         run = store.create_run(spec, environment)
         for order, point in enumerate(({"mode": "honest", "unroll": 1}, {"mode": "exact", "unroll": 8})):
             proposal = Proposal(genome=Genome.of(point), operator="random")
-            ref = CandidateRef(order=order, island=0, workload=WORKLOAD, proposal=proposal)
+            ref = CandidateRef(order=order, task=0, workload=WORKLOAD, proposal=proposal)
             evaluation = replace(s.passed(order), timings=(s.timing(WORKLOAD, 0.8 - 0.3 * order),))
             store.add(run, ref, evaluation, elapsed_s=0.0)
         return str(db), public_id(run.uid, 1)

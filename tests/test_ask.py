@@ -23,14 +23,14 @@ import evo
 from evo.cli import run as run_command
 from evo.cli.tables import make_table, print_table
 from evo.errors import UnknownNameError, UsageError
-from evo.genome import Genome
-from evo.store.columns import public_id
-from evo.store.losses import SALVAGED
-from evo.store.models import Run
-from evo.store.store import Store
+from evo.lineage.columns import public_id
+from evo.lineage.losses import SALVAGED
+from evo.lineage.models import Run
+from evo.lineage.store import Store
+from evo.problem.genome import Genome
 from tests.ended import Ended
-from tests.store import landscapes as land
-from tests.store import samples as s
+from tests.lineage import landscapes as land
+from tests.lineage import samples as s
 
 HOSTILE = "evil\x1b[31m[red]\u202e<b>\r\n"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from evo.executors import ExecutorConfig
-from evo.kernel import load_kernel
+from evo.problem.kernel import load_kernel
 from tests.adversaries.attention.cheats import ALL
 from tests.adversaries.cheats import Cheat
 from tests.adversaries.trial import Verdict, verdicts_of

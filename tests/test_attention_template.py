@@ -13,13 +13,13 @@ import torch
 
 from evo.errors import WorkloadError
 from evo.executors._bench import Bench
-from evo.expected import allocate_outputs
-from evo.exporters import ExportItem, ExportRequest, find_exporter
-from evo.gate import Gate
-from evo.genome import Genome
-from evo.kernel import Baseline, Tensors, Workload, load_kernel
-from evo.render import render
-from evo.space import Point, Value
+from evo.export import ExportItem, ExportRequest, find_exporter
+from evo.measure.gate import Gate
+from evo.measure.reference import allocate_outputs
+from evo.problem.genome import Genome
+from evo.problem.kernel import Baseline, Tensors, Workload, load_kernel
+from evo.problem.render import render
+from evo.problem.space import Point, Value
 from evo.targets import find_target
 
 KERNEL = load_kernel("attention")

@@ -14,15 +14,15 @@ from evo.cli.setup import Setup, worker_settings
 from evo.cli.starts import read_starts
 from evo.errors import UsageError
 from evo.evaluation import CandidateRef, Proposal
-from evo.genome import Genome
-from evo.kernel import Kernel, load_kernel
-from evo.run import plan_run
-from evo.search import SearchConfig
-from evo.store import Environment, queries
-from evo.store.columns import public_id
-from evo.store.store import Store
+from evo.lineage import Environment, queries
+from evo.lineage.columns import public_id
+from evo.lineage.store import Store
+from evo.problem.genome import Genome
+from evo.problem.kernel import Kernel, load_kernel
+from evo.search.loop import SearchConfig
+from evo.search.run import plan_run
 from evo.targets import find_target
-from tests.store import samples as s
+from tests.lineage import samples as s
 from tests.toy_kernel import write_kernel
 
 KEY = "batch=2,heads=8,kv_heads=8,q_len=512,kv_len=512,head_dim=64,dtype=float16"
@@ -67,7 +67,7 @@ def record(db: str, called: str, kernel: Kernel, *, device: str = HERE, mode: st
         run = store.create_run(plan_run(config, kernel, None), Environment(device=device, arch="native"))
         proposal = Proposal(genome=Genome.of({"mode": mode, "unroll": 2}), operator="random")
         evaluation = replace(s.passed(0), timings=(s.timing(workload), s.timing(workload, 1.0, contender="torch")))
-        store.add(run, CandidateRef(order=0, island=0, workload=workload, proposal=proposal), evaluation, elapsed_s=1.0)
+        store.add(run, CandidateRef(order=0, task=0, workload=workload, proposal=proposal), evaluation, elapsed_s=1.0)
     return public_id(run.uid, 0)[:10]
 
 

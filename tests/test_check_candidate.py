@@ -15,17 +15,17 @@ from evo.budget import Budget, StopReason
 from evo.evaluation import CandidateRef, Evaluation, Proposal, Status
 from evo.executors import BuildRequest, ExecutorConfig, MeasureRequest
 from evo.executors.local import LocalExecutor
-from evo.gate import case_seed
-from evo.genome import Genome
-from evo.kernel import load_kernel
+from evo.lineage import Environment, RunSpec, Stage
+from evo.lineage.columns import public_id
+from evo.lineage.seeds import gate_seeds
+from evo.lineage.store import Store
+from evo.measure.gate import case_seed
+from evo.problem.genome import Genome
+from evo.problem.kernel import load_kernel
 from evo.progress import Progress
-from evo.run import plan_run
-from evo.samplers import find_sampler
-from evo.search import Search, SearchConfig
-from evo.store import Environment, RunSpec, Stage
-from evo.store.columns import public_id
-from evo.store.seeds import gate_seeds
-from evo.store.store import Store
+from evo.search.loop import Search, SearchConfig
+from evo.search.run import plan_run
+from evo.search.samplers import find_sampler
 from evo.targets import find_target
 from tests.landscape import LandscapeExecutor
 from tests.toy_kernel import write_kernel
@@ -98,7 +98,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
                 measured = executor.measure(measure).result()
                 ref = CandidateRef(
                     order=order,
-                    island=0,
+                    task=0,
                     workload=request.workload,
                     proposal=Proposal(genome=genome, operator="random"),
                 )

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from evo import cli
-from evo.checking import BranchPlan, check_branches
 from evo.errors import UsageError
 from evo.evaluation import Measurement
 from evo.executors import MeasureRequest
-from evo.kernel import load_kernel
+from evo.problem.kernel import load_kernel
+from evo.search.check import BranchPlan, check_branches
 from tests.landscape import LandscapeExecutor
 from tests.toy_kernel import write_kernel
 

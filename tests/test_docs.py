@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from evo.gate import Gate
-from evo.genome import Genome
-from evo.kernel import Kernel, load_kernel
-from evo.render import render
+from evo.measure.gate import Gate
+from evo.problem.genome import Genome
+from evo.problem.kernel import Kernel, load_kernel
+from evo.problem.render import render
 from evo.targets import find_target
 
 PAGE = Path(__file__).parent.parent / "docs" / "writing-a-kernel.md"

@@ -23,12 +23,12 @@ from evo.evaluation import (
     Status,
     Timing,
 )
-from evo.genome import Genome
-from evo.kernel import Workload, load_kernel
-from evo.render import render
-from evo.store import Environment, RunSpec, RunStatus, StoredRun, queries
-from evo.store.columns import public_id
-from evo.store.store import Store
+from evo.lineage import Environment, RunSpec, RunStatus, StoredRun, queries
+from evo.lineage.columns import public_id
+from evo.lineage.store import Store
+from evo.problem.genome import Genome
+from evo.problem.kernel import Workload, load_kernel
+from evo.problem.render import render
 from evo.targets import find_target
 
 KERNEL = load_kernel("layernorm")
@@ -55,10 +55,10 @@ def timing(workload: Workload, protocol: str) -> Timing:
     return Timing(workload=workload.key, contender="candidate", protocol=protocol, **figures)  # type: ignore[arg-type]
 
 
-def add_candidate(store: Store, run: StoredRun, order: int, island: int | None = None) -> None:
+def add_candidate(store: Store, run: StoredRun, order: int, task: int | None = None) -> None:
     """The kernel's default, as if it had been measured."""
-    island = order if island is None else island
-    workload = WORKLOADS[island]
+    task = order if task is None else task
+    workload = WORKLOADS[task]
     space = KERNEL.space("cpu", workload, find_target("cpu").limits("native"))
     genome = Genome.of(space.complete(space.default))
     source = render(KERNEL, "cpu", genome, KERNEL.binding("cpu", workload), "native")
@@ -72,7 +72,7 @@ def add_candidate(store: Store, run: StoredRun, order: int, island: int | None =
     )
     evaluation = Evaluation(status=Status.OK, build=built, checks=CHECKS, timings=(timing(workload, "cold"),))
     ref = CandidateRef(
-        order=order, island=island, workload=workload, proposal=Proposal(genome=genome, operator="default")
+        order=order, task=task, workload=workload, proposal=Proposal(genome=genome, operator="default")
     )
     with store.transaction():
         store.add(run, ref, evaluation, elapsed_s=1.0)
@@ -95,12 +95,12 @@ def end_run(db: Path, *winners: int) -> None:
         run = store.run("made")
         with store.transaction():
             for order in winners:
-                island = order % len(WORKLOADS)
-                own = timing(WORKLOADS[island], "final")
+                task = order % len(WORKLOADS)
+                own = timing(WORKLOADS[task], "final")
                 raced = replace(own, contender=FINALIST, ratio=0.6)
                 final = Measurement(status=Status.OK, checks=CHECKS, timings=(own, raced))
                 store.add_final(run, order, final, elapsed_s=2.0)
-                store.set_winner(run, island, order)
+                store.set_winner(run, task, order)
         store.set_status(run, RunStatus.FINISHED, reason="evaluations done", elapsed_s=2.0)
 
 
@@ -133,7 +133,7 @@ def test_a_run_of_which_nothing_passed_the_finals_is_not_exported(
 
 def test_a_candidate_without_finals_is_exported_and_recorded_as_that(db: Path) -> None:
     with Store.open(db, write=False) as store:
-        name = queries.run(store, "made").islands[0].best
+        name = queries.run(store, "made").tasks[0].best
     assert name is not None
     code, [record] = export(db, name)
     assert code == 0
@@ -159,7 +159,7 @@ def test_a_candidate_that_no_final_looked_at_is_exported_with_that_said(
     assert export(db, name)[0] == 0
     assert f"evo: {name[:10]}: no finals of run made have been held for its workload" in capsys.readouterr().err
     with Store.open(db, write=True) as store:
-        add_candidate(store, run, 2, island=0)
+        add_candidate(store, run, 2, task=0)
     end_run(db, 2)
     assert export(db, name)[0] == 0
     told = capsys.readouterr().err
@@ -174,7 +174,7 @@ def test_a_candidate_of_a_run_whose_finals_confirmed_nobody_is_exported_with_tha
 ) -> None:
     with Store.open(db, write=True) as store:
         run = store.run("made")
-        add_candidate(store, run, 2, island=0)
+        add_candidate(store, run, 2, task=0)
     refuse(db, 2)
     name = public_id(run.uid, 0)
     assert export(db, name)[0] == 0
@@ -190,7 +190,7 @@ def test_a_finalist_that_passed_where_nobody_was_confirmed_is_exported_with_that
     """As where the race that was to confirm the first of them died."""
     with Store.open(db, write=True) as store:
         run = store.run("made")
-        add_candidate(store, run, 2, island=0)
+        add_candidate(store, run, 2, task=0)
         raced = Measurement(status=Status.OK, checks=CHECKS, timings=(timing(WORKLOADS[0], "final"),))
         store.add_final(run, 0, raced, elapsed_s=2.0)
     refuse(db, 2)

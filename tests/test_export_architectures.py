@@ -11,12 +11,12 @@ import pytest
 
 from evo import cli
 from evo.evaluation import Binary, Build, CandidateRef, Check, Evaluation, Measurement, Proposal, Status, Timing
-from evo.genome import Genome
-from evo.kernel import Workload, load_kernel
-from evo.render import render
-from evo.space import Value
-from evo.store import Environment, RunSpec, RunStatus, StoredRun, queries
-from evo.store.store import Store
+from evo.lineage import Environment, RunSpec, RunStatus, StoredRun, queries
+from evo.lineage.store import Store
+from evo.problem.genome import Genome
+from evo.problem.kernel import Workload, load_kernel
+from evo.problem.render import render
+from evo.problem.space import Value
 from evo.targets import find_target
 
 KERNEL = load_kernel("layernorm")
@@ -72,7 +72,7 @@ def add(store: Store, run: StoredRun, order: int, score: float, values: dict[str
     with store.transaction():
         store.add(
             run,
-            CandidateRef(order=order, island=0, workload=workload, proposal=Proposal(genome=genome, operator="made")),
+            CandidateRef(order=order, task=0, workload=workload, proposal=Proposal(genome=genome, operator="made")),
             Evaluation(status=Status.OK, build=built, checks=CHECKS, timings=timed),
             elapsed_s=1.0,
         )

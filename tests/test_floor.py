@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from evo.floor import Floor, FloorGauge
-from evo.kernel import Cost
+from evo.measure.roofline import Floor, FloorGauge
+from evo.problem.kernel import Cost
 from evo.targets import find_target
 
 RATES = Floor(memory_bytes_per_s=1e9, cache_bytes_per_s=1e10, flops_per_s=1e12, margin=0.9)

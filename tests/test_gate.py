@@ -15,10 +15,10 @@ import torch
 
 from evo.errors import CompileError, HangError, LaunchError
 from evo.evaluation import Binary, Check
-from evo.gate import Expected, Gate, argument_values, case_seed, compare
-from evo.genome import Genome
-from evo.kernel import Launch, Workload, load_kernel
-from evo.render import Source, render
+from evo.measure.gate import Expected, Gate, argument_values, case_seed, compare
+from evo.problem.genome import Genome
+from evo.problem.kernel import Launch, Workload, load_kernel
+from evo.problem.render import Source, render
 from evo.targets import Loaded, Session, find_target
 
 KERNEL = load_kernel("layernorm")

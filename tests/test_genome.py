@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from evo.errors import SpaceError
-from evo.genome import Genome
+from evo.problem.genome import Genome
 
 
 def test_the_order_in_which_parameters_are_given_is_of_no_account() -> None:

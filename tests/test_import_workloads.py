@@ -12,7 +12,7 @@ import pytest
 from evo.cli import run
 from evo.cli.job import read_job
 from evo.importing import read_dataset, workloads_of
-from evo.kernel import load_kernel
+from evo.problem.kernel import load_kernel
 
 KERNELS = [load_kernel("layernorm"), load_kernel("attention")]
 NORM: dict[str, Any] = {

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from evo.genome import Genome
-from evo.kernel import load_kernel
-from evo.render import render
+from evo.problem.genome import Genome
+from evo.problem.kernel import load_kernel
+from evo.problem.render import render
 from evo.targets import find_target
 
 ARCHES = {"sm_89": False, "sm_90": True, "sm_90a": True, "sm_100": True, "sm_120": True, "compute_89": False}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from evo.memory import HUGE, NAN, Arena, Layout, Memory
+from evo.measure.buffers import HUGE, NAN, Arena, Layout, Memory
 
 INPUTS = {"x": torch.arange(35.0).reshape(5, 7), "mask": None, "w": torch.arange(3, dtype=torch.int16)}
 OUTPUTS = {"y": torch.empty(5, 7), "tail": torch.empty(3, dtype=torch.bfloat16)}

@@ -9,8 +9,8 @@ from math import prod
 import pytest
 import torch
 
-from evo.gate import Expected, Gate, compare
-from evo.kernel import Case, Kernel, Tensors, Workload, kernel_names, load_kernel
+from evo.measure.gate import Expected, Gate, compare
+from evo.problem.kernel import Case, Kernel, Tensors, Workload, kernel_names, load_kernel
 from evo.targets import find_target
 
 _MOST_ELEMENTS = 1 << 20

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import evo
-from evo.exporters.module import ModuleExporter
-from tests.exporters.exports import request_for
+from evo.export.module import ModuleExporter
+from tests.export.exports import request_for
 
 ROOT = Path(__file__).parent.parent
 
@@ -54,7 +54,7 @@ def shipping(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_wheel_carries_its_templates_and_finds_them(installed: Path, tmp_path: Path) -> None:
-    program = "import evo.kernel as k; print(k.template_root(), *k.kernel_names(), sep=chr(10))"
+    program = "import evo.problem.kernel as k; print(k.template_root(), *k.kernel_names(), sep=chr(10))"
     environment = {**os.environ, "PYTHONPATH": str(installed)}
     found = subprocess.run(
         [sys.executable, "-c", program],
@@ -73,9 +73,9 @@ def test_a_wheel_carries_its_templates_and_finds_them(installed: Path, tmp_path:
 
 
 def test_a_wheel_carries_the_migrations_of_the_database(installed: Path) -> None:
-    migrations = sorted(p.name for p in (ROOT / "evo/store/migrations").rglob("*.py"))
+    migrations = sorted(p.name for p in (ROOT / "evo/lineage/migrations").rglob("*.py"))
     assert migrations
-    assert sorted(p.name for p in (installed / "evo/store/migrations").rglob("*.py")) == migrations
+    assert sorted(p.name for p in (installed / "evo/lineage/migrations").rglob("*.py")) == migrations
 
 
 def test_a_wheel_carries_the_pages_of_a_report(installed: Path) -> None:

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from evo.exporters.module import ModuleExporter
-from evo.kernel import template_root
+from evo.export.module import ModuleExporter
+from evo.problem.kernel import template_root
 from evo.ready._shipped import _OF_EVERY_PACKAGE
-from tests.exporters.exports import request_for
+from tests.export.exports import request_for
 
 ROOT = Path(__file__).parent.parent
 LAYERNORM = "rows=64,cols=96,dtype=float32"

@@ -8,10 +8,10 @@ import pytest
 
 from evo import cli
 from evo.errors import DeviceError
-from evo.kernel import load_kernel
-from evo.store.store import Store
+from evo.lineage.store import Store
+from evo.problem.kernel import load_kernel
 from evo.targets import find_target
-from tests.store.samples import new_run
+from tests.lineage.samples import new_run
 from tests.toy_kernel import write_kernel
 
 F32 = "rows=64,cols=256,dtype=float32"

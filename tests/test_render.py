@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from evo.errors import TemplateError
-from evo.genome import Genome
-from evo.kernel import Kernel, load_kernel
-from evo.render import Source, render
+from evo.problem.genome import Genome
+from evo.problem.kernel import Kernel, load_kernel
+from evo.problem.render import Source, render
 from tests.toy_kernel import write_kernel
 
 

@@ -18,12 +18,12 @@ from evo.cli.options import make_console
 from evo.cli.results import race_table
 from evo.cli.tables import make_table, timing_record
 from evo.evaluation import Measurement, Timing, within_noise
-from evo.finals import Finalist, Finals
-from evo.store import RunStatus, Stage
-from evo.store.columns import public_id
-from evo.store.store import Store
+from evo.lineage import RunStatus, Stage
+from evo.lineage.columns import public_id
+from evo.lineage.store import Store
+from evo.search.finals import Finalist, Finals
 from tests.ended import Ended
-from tests.store import samples as s
+from tests.lineage import samples as s
 
 MARK = "! something slowed the device down while this was timed: do not trust the figure"
 CALM, BUSY, EARLIER = {"power_w": 61.0}, {"power_w": 61.0, "disturbed": 12.0}, {"power_w": 59.5}
@@ -536,7 +536,7 @@ def salvaged(recorded: Recorded, run: str, **losses: int) -> None:
     kept = json.dumps(losses)
     with closing(sqlite3.connect(recorded.db)) as raw, raw:
         raw.execute("UPDATE run SET options = json_set(options, '$.salvaged', json(?)) WHERE name = ?", (kept, run))
-        raw.execute("UPDATE island SET winner_id = NULL WHERE run_id = (SELECT id FROM run WHERE name = ?)", (run,))
+        raw.execute("UPDATE task SET winner_id = NULL WHERE run_id = (SELECT id FROM run WHERE name = ?)", (run,))
 
 
 def test_a_run_that_has_lost_its_winner_with_a_damaged_file_has_not_confirmed_nobody(record: Record) -> None:
@@ -561,7 +561,7 @@ def test_a_winner_that_the_last_finals_refused_is_none(record: Record) -> None:
     assert (found["id"], found["winner"], found["finals"]) == (recorded.ids[1], False, "nobody confirmed")
     assert "? no result" in recorded.ask("best").out
     (run,) = recorded.document("runs")
-    assert [(island["winner"], island["best"]) for island in run["islands"]] == [(None, recorded.ids[1])]
+    assert [(task["winner"], task["best"]) for task in run["tasks"]] == [(None, recorded.ids[1])]
     assert recorded.document("show", recorded.ids[0])["winner"] is False
     assert "winner of its run" not in recorded.ask("show", recorded.ids[0]).out
     assert "the finals confirmed nobody" in recorded.ask("show", "mine").out

@@ -8,9 +8,9 @@ import pytest
 
 from evo.cli.job import read_job
 from evo.cli.options import parse_duration
-from evo.kernel import load_kernel
-from evo.run import check_workloads
-from evo.samplers import sampler_names
+from evo.problem.kernel import load_kernel
+from evo.search.run import check_workloads
+from evo.search.samplers import sampler_names
 
 JOBS = sorted((Path(__file__).parent.parent / "runs").glob("*.toml"))
 

@@ -15,15 +15,15 @@ from evo.errors import DeviceError, UnknownNameError
 from evo.evaluation import CandidateRef, Check, Evaluation, Proposal, Status
 from evo.executors import BuildRequest, ExecutorConfig
 from evo.executors.local import LocalExecutor
-from evo.genome import Genome
-from evo.kernel import load_kernel
-from evo.run import plan_run
+from evo.lineage import Environment
+from evo.lineage.columns import public_id
+from evo.lineage.store import Store
+from evo.problem.genome import Genome
+from evo.problem.kernel import load_kernel
 from evo.sanitizing import Report, _cuda, choose_tools, find_compute_sanitizer, sanitize
 from evo.sanitizing._process import run_process
-from evo.search import SearchConfig
-from evo.store import Environment
-from evo.store.columns import public_id
-from evo.store.store import Store
+from evo.search.loop import SearchConfig
+from evo.search.run import plan_run
 from evo.targets import find_target
 from tests.toy_kernel import write_kernel
 
@@ -193,7 +193,7 @@ def recorded(toy: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, l
                 build = executor.build(request).result()
                 run = store.create_run(plan_run(config, problem, None), Environment(device="here", arch="native"))
                 ref = CandidateRef(
-                    order=0, island=0, workload=workload, proposal=Proposal(genome=genome, operator="default")
+                    order=0, task=0, workload=workload, proposal=Proposal(genome=genome, operator="default")
                 )
                 evaluation = Evaluation(status=Status.OK, build=build, checks=(Check(case="one", passed=True),))
                 store.add(run, ref, evaluation, elapsed_s=0.0)

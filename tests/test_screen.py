@@ -12,9 +12,9 @@ from evo.budget import Budget
 from evo.cli.results import unfinished
 from evo.cli.screen import LiveScreen, PlainLines, busy_share
 from evo.evaluation import Timing
-from evo.genome import Genome
-from evo.kernel import Workload
-from evo.progress import Improvement, Progress, UnderWay, Waiting
+from evo.problem.genome import Genome
+from evo.problem.kernel import Workload
+from evo.progress import Improvement, InFlight, Progress, Waiting
 
 WORKLOADS = (Workload.of({"n": 4096}, "float32"),)
 
@@ -33,7 +33,7 @@ def progress(clocks: dict[str, float]) -> Progress:
         ratio_high=0.625,
         clocks=clocks,
     )
-    found = Improvement(elapsed_s=3.0, island=0, order=12, ratio=0.5, timing=timing)
+    found = Improvement(elapsed_s=3.0, task=0, order=12, ratio=0.5, timing=timing)
     return Progress(finished=20, elapsed_s=3.0, best={0: found}, improvements=[found])
 
 
@@ -64,7 +64,7 @@ def shown(live: bool, *updates: Progress) -> str:
 
 def held_up(seconds: float, stage: str = "gate", left_s: float | None = 25.0) -> Progress:
     genome = Genome.of({"unroll": 1})
-    work = UnderWay(genome=genome, workload=WORKLOADS[0], stage=stage, seconds=seconds, left_s=left_s)
+    work = InFlight(genome=genome, workload=WORKLOADS[0], stage=stage, seconds=seconds, left_s=left_s)
     return Progress(measuring=1, first_measured_s=0.0, elapsed_s=seconds, waiting=Waiting(order=7, work=work))
 
 

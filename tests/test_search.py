@@ -21,15 +21,15 @@ from evo.cli.results import evaluation_costs
 from evo.errors import StoreError, UsageError
 from evo.evaluation import FINALIST, TWIN, Build, CandidateRef, Measurement, Proposal, Status
 from evo.executors import BuildRequest, MeasureRequest, RaceRequest, RaceResult
-from evo.finals import Finals, Setting, hold_finals
-from evo.kernel import load_kernel
+from evo.lineage import Environment, StoredEvaluation, StoredRun, queries
+from evo.lineage.store import Store
+from evo.problem.kernel import load_kernel
+from evo.problem.space import Space
 from evo.progress import Costs, Progress
-from evo.run import _finals, plan_run
-from evo.samplers import Sampler, find_sampler
-from evo.search import Search, SearchConfig
-from evo.space import Space
-from evo.store import Environment, StoredEvaluation, StoredRun, queries
-from evo.store.store import Store
+from evo.search.finals import Finals, Setting, hold_finals
+from evo.search.loop import Search, SearchConfig
+from evo.search.run import _finals, plan_run
+from evo.search.samplers import Sampler, find_sampler
 from evo.targets import find_target
 from tests.landscape import LandscapeExecutor, code_of, ratio_of, status_of, timing
 
@@ -42,8 +42,8 @@ class Silent:
         return None
 
 
-def configure(evaluations: int, *, sampler: str = "evolution", seed: int = 1, islands: int = 1) -> SearchConfig:
-    texts = ["rows=512,cols=1024,dtype=float32", "rows=64,cols=4096,dtype=bfloat16"][:islands]
+def configure(evaluations: int, *, sampler: str = "evolution", seed: int = 1, tasks: int = 1) -> SearchConfig:
+    texts = ["rows=512,cols=1024,dtype=float32", "rows=64,cols=4096,dtype=bfloat16"][:tasks]
     return SearchConfig(
         kernel="layernorm",
         target="cpu",
@@ -82,7 +82,7 @@ def search(config: SearchConfig, store: Store, delays: int) -> tuple[Search, Sto
 
 def genomes(store: Store, run: StoredRun) -> list[tuple[int, int, str, tuple[int, ...]]]:
     return [
-        (e.ref.order, e.ref.island, e.ref.proposal.genome.to_json(), tuple(p.order for p in e.ref.proposal.parents))
+        (e.ref.order, e.ref.task, e.ref.proposal.genome.to_json(), tuple(p.order for p in e.ref.proposal.parents))
         for e in store.evaluations(run)
     ]
 
@@ -97,7 +97,7 @@ def store(tmp_path: Path) -> Store:
 def test_the_same_seed_and_measurements_give_the_same_proposals_whatever_finishes_first(
     store: Store, sampler: str
 ) -> None:
-    runs = [search(configure(90, sampler=sampler, islands=2), store, delays)[1] for delays in (1, 2)]
+    runs = [search(configure(90, sampler=sampler, tasks=2), store, delays)[1] for delays in (1, 2)]
     first, second = (genomes(store, run) for run in runs)
     assert len(first) == 90
     assert first == second
@@ -133,8 +133,8 @@ def test_every_verdict_is_recorded_as_it_was(store: Store) -> None:
 
 
 def test_an_interrupted_search_goes_on_as_if_it_had_not_been(store: Store) -> None:
-    whole = search(configure(120, islands=2), store, 5)[1]
-    config = configure(120, islands=2)
+    whole = search(configure(120, tasks=2), store, 5)[1]
+    config = configure(120, tasks=2)
     run = store.create_run(plan_run(config, KERNEL, None), ENVIRONMENT)
     rng = random.Random(0)
     finished = False
@@ -447,7 +447,7 @@ def test_who_won_finals_that_are_held_anew_and_confirm_nobody_has_not_won(store:
         held = _finals(executor, setting, found, store, run, 4)
         executor.close()
         assert [f.winner is not None for f in held] == [wins]
-        assert [island.winner is not None for island in queries.run(store, run.name).islands] == [wins]
+        assert [task.winner is not None for task in queries.run(store, run.name).tasks] == [wins]
 
 
 def test_a_last_race_that_dies_is_held_again(store: Store) -> None:
@@ -534,20 +534,20 @@ def test_a_machine_that_has_become_quiet_is_trusted_again(store: Store) -> None:
     assert {executor.measured.count(d) for d in later} == {2}
 
 
-class Rivalled(LandscapeExecutor):
-    """Whoever has a rival loses against it in the race of both, whatever its own ratio says."""
+class WithIncumbent(LandscapeExecutor):
+    """Whoever has an incumbent loses against it in the race of both, whatever its own ratio says."""
 
     def measure(self, request: MeasureRequest) -> Future[Measurement]:
         found = super().measure(request).result()
-        if found.timings and request.rival is not None:
+        if found.timings and request.incumbent is not None:
             own = found.timings[0]
             faster = tuple(0.9 * us for us in own.samples_us)
-            found = replace(found, timings=(own, replace(own, contender="rival", samples_us=faster)))
+            found = replace(found, timings=(own, replace(own, contender="incumbent", samples_us=faster)))
         return self._later(found)  # type: ignore[return-value]
 
 
 def test_who_loses_against_the_best_in_the_race_of_both_is_not_the_new_best(store: Store) -> None:
-    found, _ = _searched(Rivalled(4), store)
+    found, _ = _searched(WithIncumbent(4), store)
     orders = {i.order for i in found.progress.improvements}
     assert orders
     assert max(orders) < configure(60).window + 2  # those whose measurement was asked for before there was a best

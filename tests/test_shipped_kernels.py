@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 
 import evo.ready
-from evo.exporters.module import ModuleExporter
-from evo.kernel import load_kernel
-from evo.render import Source
+from evo.export.module import ModuleExporter
+from evo.problem.kernel import load_kernel
+from evo.problem.render import Source
 from evo.targets import find_target
 from evo.targets._nvrtc import run_nvrtc
-from tests.exporters.exports import request_for
+from tests.export.exports import request_for
 
 KERNELS = Path(__file__).parent.parent / "kernels"
 SHIPPED = sorted(path.parent.name for path in KERNELS.glob("*/manifest.json"))

@@ -6,7 +6,7 @@ import pytest
 from spaces import tight_space, tiled_space, tiny_space
 
 from evo.errors import SpaceError, UnknownNameError
-from evo.space import Categorical, Constraint, Ordinal, Space, When
+from evo.problem.space import Categorical, Constraint, Ordinal, Space, When
 
 
 def test_points_of_a_small_space_are_exactly_the_legal_combinations() -> None:

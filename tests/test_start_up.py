@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from evo.cli import _COMMANDS
-from evo.store.store import Store
-from tests.store import landscapes as land
+from evo.lineage.store import Store
+from tests.lineage import landscapes as land
 
 HEAVY = {
     "torch",
@@ -28,13 +28,13 @@ HEAVY = {
     "pynvml",
     "multiprocessing.forkserver",
     "pygments",
-    "evo.run",
-    "evo.search",
-    "evo.finals",
-    "evo.timing",
+    "evo.search.run",
+    "evo.search.loop",
+    "evo.search.finals",
+    "evo.measure.clock",
     "evo.executors",
-    "evo.samplers",
-    "evo.exporters",
+    "evo.search.samplers",
+    "evo.export",
     "evo.targets.cuda",
 }
 ASKED = {

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from evo.timing import (
+from evo.measure.clock import (
     COLD_CACHE_MULTIPLE,
     Protocol,
     Samples,
@@ -249,22 +249,22 @@ def test_what_happened_before_a_pair_of_rounds_does_not_spoil_it() -> None:
     assert (len(samples.us), samples.discarded) == (4, 0)
 
 
-def rounds_against(rival: float | None, ratio: float) -> int:
+def rounds_against(incumbent: float | None, ratio: float) -> int:
     noise = np.random.default_rng(3).normal(1.0, 0.02, size=400)
     contenders = {"a": Scripted("a", forever(ratio * noise), []), "b": Scripted("b", forever([1.0]), [])}
     rules = protocol(6, 20, precision=0.001)
-    return len(race(Device(), contenders, rules, "b", rival=rival).us)  # type: ignore[arg-type]
+    return len(race(Device(), contenders, rules, "b", incumbent=incumbent).us)  # type: ignore[arg-type]
 
 
-def test_a_candidate_that_is_clearly_worse_than_its_rival_is_let_go_after_a_pair_of_rounds() -> None:
-    assert rounds_against(rival=0.5, ratio=0.7) == 2
-    assert rounds_against(rival=None, ratio=0.7) == 20
+def test_a_candidate_that_is_clearly_worse_than_its_incumbent_is_let_go_after_a_pair_of_rounds() -> None:
+    assert rounds_against(incumbent=0.5, ratio=0.7) == 2
+    assert rounds_against(incumbent=None, ratio=0.7) == 20
 
 
-def test_a_candidate_that_is_close_to_its_rival_runs_longer() -> None:
-    assert rounds_against(rival=0.7, ratio=0.7) == 40
-    assert rounds_against(rival=0.7, ratio=0.5) == 40
-    assert rounds_against(rival=0.66, ratio=0.7) == 20
+def test_a_candidate_that_is_close_to_its_incumbent_runs_longer() -> None:
+    assert rounds_against(incumbent=0.7, ratio=0.7) == 40
+    assert rounds_against(incumbent=0.7, ratio=0.5) == 40
+    assert rounds_against(incumbent=0.66, ratio=0.7) == 20
 
 
 class Noting:

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from evo.budget import Budget, StopReason
-from evo.checking import BranchPlan, Standing, branch_genomes, check_branches, check_candidate
 from evo.cli.standing import StandingLines
 from evo.evaluation import Measurement
 from evo.executors import BuildRequest, MeasureRequest
-from evo.kernel import load_kernel
-from evo.progress import Progress, UnderWay, Waiting
-from evo.run import plan_run
-from evo.samplers import find_sampler
-from evo.search import Search, SearchConfig
-from evo.store import Environment
-from evo.store.store import Store
+from evo.lineage import Environment
+from evo.lineage.store import Store
+from evo.problem.kernel import load_kernel
+from evo.progress import InFlight, Progress, Waiting
+from evo.search.check import BranchPlan, Standing, branch_genomes, check_branches, check_candidate
+from evo.search.loop import Search, SearchConfig
+from evo.search.run import plan_run
+from evo.search.samplers import find_sampler
 from evo.targets import find_target
 from tests.landscape import LandscapeExecutor
 
@@ -39,11 +39,11 @@ class Hanging(LandscapeExecutor):
         measured = super().measure(request)
         return self._pool.submit(lambda: (self.seen.wait(60), measured.result())[1])
 
-    def under_way(self) -> tuple[UnderWay, ...]:
+    def in_flight(self) -> tuple[InFlight, ...]:
         if self._first is None or self.seen.is_set():
             return ()
         first = self._first
-        return (UnderWay(genome=first.genome, workload=first.workload, stage="gate", seconds=7.0, left_s=23.0),)
+        return (InFlight(genome=first.genome, workload=first.workload, stage="gate", seconds=7.0, left_s=23.0),)
 
 
 class Looking:
@@ -140,7 +140,7 @@ def test_what_a_check_waits_for_is_said_on_stderr_once_it_takes_long(capsys: pyt
     genome, changes = branch_genomes(KERNEL, "cpu", "native", OWN)[1]
     tell = StandingLines("branches")
     for seconds in (0.5, 2.5, 3.5, 4.0):
-        work = UnderWay(genome=genome, workload=OWN, stage="gate", seconds=seconds, left_s=30 - seconds)
+        work = InFlight(genome=genome, workload=OWN, stage="gate", seconds=seconds, left_s=30 - seconds)
         tell(Standing(done=3, count=18, work=work, changes=changes))
     captured = capsys.readouterr()
     assert captured.out == ""

@@ -10,10 +10,10 @@ _KERNEL = '''
 import time
 from pathlib import Path
 
-from evo.kernel import (
+from evo.problem.kernel import (
     Argument, Baseline, Case, Cost, Dimension, Kernel, LaunchPlan, Tolerance, Workload,
 )
-from evo.space import Categorical, Constraint, Ordinal, Space
+from evo.problem.space import Categorical, Constraint, Ordinal, Space
 
 MODES = {modes!r}
 LOG = Path({log!r})
@@ -59,7 +59,7 @@ KERNEL = Kernel(
     dimensions=(Dimension(name="n", low=0, high=1 << 20),),
     dtypes={{"cpu": ("float32",)}},
     options={{}},
-    specialised={{"cpu": ()}},
+    compile_time_dims={{"cpu": ()}},
     arguments=(
         Argument(name="x", kind="input"),
         Argument(name="y", kind="output", shape=("n",)),

@@ -9,6 +9,7 @@ from typing import Annotated, Protocol, TypeVar
 import typer
 from rich.console import Console
 
+from evo.analysis.lineage import Lineage
 from evo.cli.cells import cell, factor, figure, interval, share, visible
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, make_console, print_json
 from evo.cli.tables import (
@@ -24,11 +25,10 @@ from evo.cli.tables import (
     tell_losses,
 )
 from evo.errors import UsageError
-from evo.lineage import Lineage
-from evo.store.comparison import MILESTONES, ComparedRun, Setting
-from evo.store.credit import OperatorCredit
-from evo.store.pareto import AXES
-from evo.store.seldom import Seldom, tried_least
+from evo.lineage.comparison import MILESTONES, ComparedRun, Setting
+from evo.lineage.credit import OperatorCredit
+from evo.lineage.pareto import AXES
+from evo.lineage.seldom import Seldom, tried_least
 
 __all__ = ["register"]
 

@@ -9,7 +9,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from evo.checking import Branch, BranchPlan, check_branches, check_workloads_of, unwatched
 from evo.cli.options import DEFAULT_DB, Db, Json, TargetName, check_seed, make_console, print_json
 from evo.cli.recheck import print_recheck, recheck
 from evo.cli.recorded import find_candidate, may_be_candidate
@@ -17,7 +16,8 @@ from evo.cli.setup import set_up
 from evo.cli.standing import StandingLines
 from evo.errors import DeviceError, KernelError, UnknownNameError, UsageError
 from evo.evaluation import Status
-from evo.kernel import find_kernel
+from evo.problem.kernel import find_kernel
+from evo.search.check import Branch, BranchPlan, check_branches, check_workloads_of, unwatched
 from evo.targets import find_target
 
 __all__ = ["register"]

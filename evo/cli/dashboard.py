@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from evo.cli.options import DEFAULT_DB, Db, Json, lasting_db, print_json
-from evo.store.store import Store
+from evo.lineage.store import Store
 
 __all__ = ["register"]
 

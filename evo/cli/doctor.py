@@ -14,7 +14,7 @@ from rich.text import Text
 from evo import __version__
 from evo.cli.options import DEFAULT_DB, Db, Json, make_console, print_json
 from evo.errors import EvoError
-from evo.kernel import kernel_names
+from evo.problem.kernel import kernel_names
 from evo.targets import find_target
 
 __all__ = ["register"]
@@ -97,8 +97,8 @@ def _cpu() -> list[_Finding]:
 
 
 def _database(db: str) -> _Finding:
-    from evo.store.database import shown
-    from evo.store.store import Store
+    from evo.lineage.database import shown
+    from evo.lineage.store import Store
 
     if "://" not in db and not Path(db).exists():
         folder = Path(db).absolute().parent

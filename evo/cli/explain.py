@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from evo.analysis.lineage import Lineage, present_space
 from evo.cli.cells import cell, change_text, factor, figure, interval
 from evo.cli.options import (
     DEFAULT_DB,
@@ -24,13 +25,12 @@ from evo.cli.options import (
 from evo.cli.recorded import Recorded, named_candidate
 from evo.cli.tables import DISTURBED_NOTE, make_table, marked, print_table, say, short_id, tell_losses
 from evo.errors import UsageError
-from evo.genome import Genome
-from evo.kernel import Workload
-from evo.lineage import Lineage, present_space
-from evo.space import Space
-from evo.store import queries
-from evo.store.explanation import EditCredit, Explanation
-from evo.store.records import CandidateRecord
+from evo.lineage import queries
+from evo.lineage.explanation import EditCredit, Explanation
+from evo.lineage.records import CandidateRecord
+from evo.problem.genome import Genome
+from evo.problem.kernel import Workload
+from evo.problem.space import Space
 
 __all__ = ["register"]
 

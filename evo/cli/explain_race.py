@@ -10,19 +10,19 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from evo.ablation import Ablation, PairedGain, Problem, measure_ablation
 from evo.cli.cells import cell, change_text, factor, figure, interval
 from evo.cli.recorded import Recorded
 from evo.cli.setup import worker_settings
 from evo.cli.tables import DISTURBED_NOTE, make_table, marked, say, timing_record
 from evo.errors import UsageError
 from evo.evaluation import Timing
-from evo.genome import Genome
-from evo.kernel import load_kernel
-from evo.run import open_executor
-from evo.space import Space
-from evo.store.edits import Edit
-from evo.store.explanation import EditCredit, Explanation
+from evo.lineage.edits import Edit
+from evo.lineage.explanation import EditCredit, Explanation
+from evo.problem.genome import Genome
+from evo.problem.kernel import load_kernel
+from evo.problem.space import Space
+from evo.search.ablation import Ablation, PairedGain, Problem, measure_ablation
+from evo.search.run import open_executor
 from evo.targets import find_target
 
 __all__ = ["ablation_record", "measure_edits", "tell_race"]

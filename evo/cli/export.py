@@ -13,10 +13,10 @@ from evo.cli.options import DEFAULT_DB, Db, Json, command_line, print_json
 from evo.cli.recorded import named_candidate, unknown
 from evo.cli.tables import short_id
 from evo.errors import StoreError, UnknownNameError, UsageError
-from evo.exporters import Advising, Combining, RunExporter, find_exporter
-from evo.store import RunStatus, Stage, candidates, queries
-from evo.store.records import CandidateRecord
-from evo.store.store import Store
+from evo.export import Advising, Combining, RunExporter, find_exporter
+from evo.lineage import RunStatus, Stage, candidates, queries
+from evo.lineage.records import CandidateRecord
+from evo.lineage.store import Store
 
 __all__ = ["export_run", "register"]
 
@@ -87,21 +87,21 @@ def _winners(store: Store, run: str, db: str) -> list[CandidateRecord] | None:
         summary = queries.run(store, run)
     except UnknownNameError:
         return None
-    without = [i for i in summary.islands if i.winner is None]
+    without = [i for i in summary.tasks if i.winner is None]
     finished = summary.status == RunStatus.FINISHED.value
     if without and not finished:
         raise StoreError(
             f"run {summary.name!r} is {summary.status} and has not named its winners: let it end, or continue it with:"
             f" {command_line(db, 'resume', summary.name)}; a candidate can be exported by its own name"
         )
-    if len(without) == len(summary.islands):
+    if len(without) == len(summary.tasks):
         raise StoreError(
             f"run {summary.name!r} has no winner: nothing passed its finals, so there is nothing to export; why, of each"
             f" candidate: {command_line(db, 'show', 'CANDIDATE')}"
         )
-    for island in without:
-        typer.echo(f"evo: nothing won for {island.workload}: it is left to PyTorch", err=True)
-    return [candidates.candidate(store, i.winner) for i in summary.islands if i.winner is not None]
+    for task in without:
+        typer.echo(f"evo: nothing won for {task.workload}: it is left to PyTorch", err=True)
+    return [candidates.candidate(store, i.winner) for i in summary.tasks if i.winner is not None]
 
 
 def _candidate(store: Store, name: str, db: str, *, refused: bool) -> CandidateRecord:
@@ -127,7 +127,7 @@ def _unconfirmed(store: Store, record: CandidateRecord, db: str) -> str:
         return f"{name}: the finals refused it ({record.refusal}); it is exported because --refused asks for it"
     if record.winner:
         return ""
-    winner = queries.run(store, record.run).islands[record.island].winner
+    winner = queries.run(store, record.run).tasks[record.task].winner
     finalist = bool(record.finals) or any(t.stage == Stage.FINAL for t in record.timings)
     if winner is not None and finalist:
         return ""

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from evo.errors import UnknownNameError, UsageError
-from evo.exporters import RunExporter
-from evo.store import queries
-from evo.store.store import Store
+from evo.export import RunExporter
+from evo.lineage import queries
+from evo.lineage.store import Store
 
 __all__ = ["export_all_candidates"]
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from evo.errors import UsageError
 from evo.evaluation import FINALIST
-from evo.exporters import Combining, Exporter, ExportItem, ExportRequest
-from evo.exporters._architectures import asked_of, with_ptx
-from evo.genome import Genome
-from evo.kernel import Workload
-from evo.store import candidates, queries
-from evo.store.ranking import ranked
-from evo.store.records import CandidateRecord
-from evo.store.store import Store
+from evo.export import Combining, Exporter, ExportItem, ExportRequest
+from evo.export._architectures import asked_of, with_ptx
+from evo.lineage import candidates, queries
+from evo.lineage.ranking import ranked
+from evo.lineage.records import CandidateRecord
+from evo.lineage.store import Store
+from evo.problem.genome import Genome
+from evo.problem.kernel import Workload
 
 __all__ = ["export_winners"]
 
@@ -83,7 +83,7 @@ class _Alternatives:
 
     def __iter__(self) -> Iterator[ExportItem]:
         record = self._record
-        for name in ranked(self._store, record.run, record.island):
+        for name in ranked(self._store, record.run, record.task):
             if name != record.id:
                 c = candidates.candidate(self._store, name)
                 workload = Workload.of(c.dims, c.dtype, c.options)

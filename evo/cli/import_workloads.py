@@ -13,7 +13,7 @@ from evo.cli.job import read_job
 from evo.cli.options import Json, print_json
 from evo.errors import UsageError
 from evo.importing import Refusal, Taken, read_dataset, workloads_of
-from evo.kernel import Workload, kernel_names, load_kernel
+from evo.problem.kernel import Workload, kernel_names, load_kernel
 
 __all__ = ["register"]
 

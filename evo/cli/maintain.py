@@ -16,18 +16,18 @@ import typer
 
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, parse_duration, print_json
 from evo.errors import StoreError, UsageError
-from evo.store.database import check_file, locate, shown
-from evo.store.dump import dump_store
-from evo.store.load import load as load_dump
-from evo.store.merge import Merged
-from evo.store.merge import merge as merge_store
-from evo.store.pruning import Part, chosen_runs
-from evo.store.pruning import prune as prune_runs
-from evo.store.salvage import Salvaged, is_whole, salvage
-from evo.store.schema import OlderSchemaError
-from evo.store.store import Store
-from evo.store.upkeep import open_current
-from evo.store.upkeep import vacuum as vacuum_store
+from evo.lineage.database import check_file, locate, shown
+from evo.lineage.dump import dump_store
+from evo.lineage.load import load as load_dump
+from evo.lineage.merge import Merged
+from evo.lineage.merge import merge as merge_store
+from evo.lineage.pruning import Part, chosen_runs
+from evo.lineage.pruning import prune as prune_runs
+from evo.lineage.salvage import Salvaged, is_whole, salvage
+from evo.lineage.schema import OlderSchemaError
+from evo.lineage.store import Store
+from evo.lineage.upkeep import open_current
+from evo.lineage.upkeep import vacuum as vacuum_store
 
 __all__ = ["register"]
 

@@ -30,12 +30,12 @@ from evo.cli.tables import DISTURBED_NOTE, marked, short_id, timing_record
 from evo.errors import EvoError, UsageError
 from evo.evaluation import Build, Timing
 from evo.executors import BuildRequest, RaceRequest
-from evo.genome import Genome
-from evo.kernel import Kernel, Workload
-from evo.run import check_workloads
-from evo.store import queries
-from evo.store.database import shown
-from evo.store.store import Store
+from evo.lineage import queries
+from evo.lineage.database import shown
+from evo.lineage.store import Store
+from evo.problem.genome import Genome
+from evo.problem.kernel import Kernel, Workload
+from evo.search.run import check_workloads
 from evo.targets import find_target
 
 __all__ = ["register"]

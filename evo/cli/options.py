@@ -14,8 +14,8 @@ import typer
 from rich.console import Console
 
 from evo.errors import DeviceError, UsageError
-from evo.space import Space, Value
-from evo.store import database
+from evo.lineage import database
+from evo.problem.space import Space, Value
 from evo.targets import find_target, target_names
 
 __all__ = [
@@ -153,7 +153,12 @@ def print_json(record: Any) -> None:
     typer.echo(json.dumps(record, indent=2, default=_plain))
 
 
+CONTRACT_KEYS = {"task": "island", "tasks": "islands"}
+"""Keys of --json that scripts rely on, by the names of the records' fields."""
+
+
 def _plain(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
-        return vars(value)  # what is in it comes here in its turn
+        # What is in it comes here in its turn.
+        return {CONTRACT_KEYS.get(name, name): part for name, part in vars(value).items()}
     return str(value)

@@ -23,9 +23,9 @@ from evo.cli.tables import (
     speedup,
 )
 from evo.errors import UnknownNameError
-from evo.store import RunStatus, queries
-from evo.store.records import Best
-from evo.store.store import Store
+from evo.lineage import RunStatus, queries
+from evo.lineage.records import Best
+from evo.lineage.store import Store
 
 __all__ = ["register"]
 

@@ -11,14 +11,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from evo.checking import Onlooker, Trial, check_candidate
 from evo.cli.options import command_line
 from evo.cli.recorded import Recorded, source_remark
 from evo.cli.tables import short_id, short_workload
-from evo.kernel import load_kernel
-from evo.run import RunSettings, default_builders, open_executor
-from evo.store import Stage
-from evo.store.losses import LOST
+from evo.lineage import Stage
+from evo.lineage.losses import LOST
+from evo.problem.kernel import load_kernel
+from evo.search.check import Onlooker, Trial, check_candidate
+from evo.search.run import RunSettings, default_builders, open_executor
 from evo.targets import find_target
 
 __all__ = ["print_recheck", "recheck"]

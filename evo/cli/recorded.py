@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from evo.cli.options import command_line
 from evo.cli.tables import short_id
 from evo.errors import StoreError, UnknownNameError, UsageError
-from evo.genome import Genome
-from evo.kernel import Kernel, Workload, kernel_names, template_root
-from evo.store import Stage, queries
-from evo.store.candidates import candidate
-from evo.store.records import CandidateRecord
-from evo.store.seeds import gate_seeds
-from evo.store.store import Store
+from evo.lineage import Stage, queries
+from evo.lineage.candidates import candidate
+from evo.lineage.records import CandidateRecord
+from evo.lineage.seeds import gate_seeds
+from evo.lineage.store import Store
+from evo.problem.genome import Genome
+from evo.problem.kernel import Kernel, Workload, kernel_names, template_root
 
 if TYPE_CHECKING:
     from evo.executors import BuildRequest
@@ -81,9 +81,9 @@ def _run_hint(store: Store, name: str, db: str) -> str:
         run = queries.run(store, name)
     except (UnknownNameError, StoreError):
         return ""
-    leaders = [i.winner or i.best for i in run.islands]
+    leaders = [i.winner or i.best for i in run.tasks]
     shown = [command_line(db, "show", short_id(leader)) for leader in leaders if leader is not None]
-    what = "winner" if any(i.winner for i in run.islands) else "best candidate"
+    what = "winner" if any(i.winner for i in run.tasks) else "best candidate"
     tell = f"its {what}: {', '.join(shown)}" if shown else f"nothing of it has passed: {command_line(db, 'runs')}"
     return f"{name!r} is a run, and a candidate is wanted; {tell}"
 
@@ -123,7 +123,7 @@ def find_winners(db: str, name: str) -> list[Recorded]:
                 run = queries.run(store, name)
             except UnknownNameError:
                 raise unknown(store, name) from None
-        winners = [i.winner for i in run.islands if i.winner is not None]
+        winners = [i.winner for i in run.tasks if i.winner is not None]
         if not winners:
             raise StoreError(
                 f"run {run.name!r} has no winner; name one of its candidates; {command_line(db, 'best')} tells of some"

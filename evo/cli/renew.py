@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from evo.cli.options import Json, print_json
-from evo.exporters._renewal import renew
+from evo.export._renewal import renew
 
 __all__ = ["register"]
 

@@ -16,16 +16,16 @@ from evo.cli.options import command_line
 from evo.cli.screen import LONG_S, busy_share, doing
 from evo.cli.tables import marked, short_id, speedup, timing_record
 from evo.evaluation import TWIN, Timing
-from evo.finals import Finalist, Finals
+from evo.lineage import queries
+from evo.lineage.columns import public_id
+from evo.lineage.failures import failure_reasons
+from evo.lineage.finalists import WorkloadFinals, shift_sentence
+from evo.lineage.finalists import finals as read_finals
+from evo.lineage.store import Store
 from evo.progress import Costs, Progress
 from evo.report.yardsticks import ceiling_note, ceiling_remark, regret_remark
-from evo.run import Outcome
-from evo.store import queries
-from evo.store.columns import public_id
-from evo.store.failures import failure_reasons
-from evo.store.finalists import WorkloadFinals, shift_sentence
-from evo.store.finalists import finals as read_finals
-from evo.store.store import Store
+from evo.search.finals import Finalist, Finals
+from evo.search.run import Outcome
 
 __all__ = ["evaluation_costs", "outcome_record", "print_outcome", "race_table", "unfinished"]
 
@@ -43,7 +43,7 @@ def outcome_record(
     searched_s = max(progress.elapsed_s, 1e-9)
     own_s = max(0.0, progress.elapsed_s - run.elapsed_s)
     device_s = max(progress.spent.device_seconds, 1e-9)
-    recorded = {f.island: f for f in read_finals(store, run.name)}
+    recorded = {f.task: f for f in read_finals(store, run.name)}
     tried = queries.tried_on(store, run.name)
     return {
         "run": run.name,
@@ -75,33 +75,33 @@ def outcome_record(
         **evaluation_costs(progress),
         "unfinished": unfinished(progress),
         "workloads": [
-            {"candidates": tried.get(island, 0), "refused_most": _refused_most(store, run.name, island, held)}
-            | _workload_record(outcome, island, held, before_search_s, recorded[island])
-            for island, held in enumerate(outcome.finals)
+            {"candidates": tried.get(task, 0), "refused_most": _refused_most(store, run.name, task, held)}
+            | _workload_record(outcome, task, held, before_search_s, recorded[task])
+            for task, held in enumerate(outcome.finals)
         ],
     }
 
 
-def _refused_most(store: Store, run: str, island: int, finals: Finals) -> dict[str, Any] | None:
+def _refused_most(store: Store, run: str, task: int, finals: Finals) -> dict[str, Any] | None:
     """The most frequent reason why a candidate did not pass, where none did."""
-    reasons = () if finals.finalists else failure_reasons(store, run, island)
+    reasons = () if finals.finalists else failure_reasons(store, run, task)
     return asdict(reasons[0]) if reasons else None
 
 
 def _workload_record(
-    outcome: Outcome, island: int, finals: Finals, before_search_s: float, recorded: WorkloadFinals
+    outcome: Outcome, task: int, finals: Finals, before_search_s: float, recorded: WorkloadFinals
 ) -> dict[str, Any]:
     """Finalists as they ran in the race of all of them, the winner as in the one that confirmed it."""
     run = outcome.run
     ceiling = finals.baseline(finals.ceiling)
     record: dict[str, Any] = {
-        "workload": run.spec.workloads[island].key,
+        "workload": run.spec.workloads[task].key,
         "winner": None,
         "finalists": [_finalist_record(outcome, f, f.raced) for f in finals.finalists],
         "baselines": {
             t.contender: timing_record(t) for t in finals.baselines if t.protocol != "hot" and t.contender != TWIN
         },
-        **_milestones(outcome, island, before_search_s),
+        **_milestones(outcome, task, before_search_s),
     }
     record["ties_with_winner"] = [one.id for one in recorded.finalists if one.tie]
     record["disturbed"] = any(t.disturbed for t in finals.baselines if t.protocol != "hot")
@@ -134,11 +134,11 @@ def _remarks(record: dict[str, Any]) -> list[str]:
     return [sentence for sentence in said if sentence]
 
 
-def _milestones(outcome: Outcome, island: int, before_search_s: float) -> dict[str, dict[str, float]]:
+def _milestones(outcome: Outcome, task: int, before_search_s: float) -> dict[str, dict[str, float]]:
     """When the search's own figure first was each speed-up: by this command, in seconds from its start; or before the run
     was resumed, in seconds of searching."""
     reached, before = {}, {}
-    known = [i for i in outcome.search.progress.improvements if i.island == island]
+    known = [i for i in outcome.search.progress.improvements if i.task == task]
     for milestone in _MILESTONES:
         first = next((i for i in known if 1 / i.ratio >= milestone), None)
         if first is not None and first.replayed:

@@ -16,8 +16,8 @@ from rich.text import Text
 from evo.budget import Budget
 from evo.cli.cells import format_duration
 from evo.evaluation import Status
-from evo.kernel import Workload
-from evo.progress import Improvement, Progress, UnderWay
+from evo.problem.kernel import Workload
+from evo.progress import Improvement, InFlight, Progress
 
 __all__ = ["LONG_S", "LiveScreen", "PlainLines", "Screen", "SilentScreen", "doing", "told"]
 
@@ -81,11 +81,11 @@ class PlainLines:
 
     def update(self, progress: Progress) -> None:
         new = progress.improvements[self._improvements :]
-        kept = {found.island: found for found in new if found.replayed}
+        kept = {found.task: found for found in new if found.replayed}
         for found in new:
-            if found.replayed and found is not kept[found.island]:
+            if found.replayed and found is not kept[found.task]:
                 continue  # of what a resumed run had found before only the best is told
-            workload = self._workloads[found.island]
+            workload = self._workloads[found.task]
             before = "kept from before: " if found.replayed else ""
             gain = f"{1 / found.ratio:.3f}x PyTorch ({_interval(found)})"
             self.say(f"{found.elapsed_s:7.1f} s  {workload}: {before}candidate {found.order} is {gain}")
@@ -133,8 +133,8 @@ class LiveScreen:
         best.add_column("workload", header_style="dim")
         for heading in ("best", "speed-up", "interval", "candidate"):
             best.add_column(heading, justify="right", header_style="dim")
-        for island, workload in enumerate(self._workloads):
-            if found := progress.best.get(island):
+        for task, workload in enumerate(self._workloads):
+            if found := progress.best.get(task):
                 gain = Text(f"{1 / found.ratio:.2f}x", style="bold green")
                 us = f"{found.timing.median_us:.2f} us"
                 best.add_row(str(workload), us, gain, _interval(found), f"#{found.order}")
@@ -192,11 +192,11 @@ def _waiting(progress: Progress) -> str:
     return f"waiting for candidate {waiting.order}: {told(waiting.work)}"
 
 
-def doing(work: UnderWay) -> str:
+def doing(work: InFlight) -> str:
     return _STAGES[work.stage]
 
 
-def told(work: UnderWay) -> str:
+def told(work: InFlight) -> str:
     """in the gate for 12 s; ended if there is no result within 18 s more"""
     again = ", for the second time, in a fresh process" if work.again else ""
     left = "" if work.left_s is None else f"; ended if there is no result within {work.left_s:.0f} s more"

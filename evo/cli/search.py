@@ -35,8 +35,11 @@ from evo.cli.setup import Setup, set_up, worker_settings
 from evo.cli.starts import read_starts
 from evo.errors import DeviceError, StoreError, UsageError
 from evo.executors import Executor
-from evo.exporters._folder import check_replaceable
-from evo.run import (
+from evo.export._folder import check_replaceable
+from evo.lineage import RunStatus, StoredRun, queries
+from evo.lineage.store import Store
+from evo.search.loop import Search, SearchConfig, window_for
+from evo.search.run import (
     RunSettings,
     budget_of,
     check_default,
@@ -46,10 +49,7 @@ from evo.run import (
     open_executor,
     plan_run,
 )
-from evo.samplers import find_sampler
-from evo.search import Search, SearchConfig, window_for
-from evo.store import RunStatus, StoredRun, queries
-from evo.store.store import Store
+from evo.search.samplers import find_sampler
 from evo.targets import find_target
 
 __all__ = ["register"]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from evo.cli.options import cache_dir, choose_arch, choose_target
 from evo.executors import Executor
-from evo.kernel import Kernel, load_kernel
-from evo.run import RunSettings, default_builders, open_executor
+from evo.problem.kernel import Kernel, load_kernel
+from evo.search.run import RunSettings, default_builders, open_executor
 from evo.targets import find_target
 
 __all__ = ["Setup", "set_up", "worker_settings"]

@@ -19,11 +19,11 @@ from evo.cli.show_run import RunFinals, print_run, read_run, run_json
 from evo.cli.tables import DISTURBED_NOTE, make_table, marked, print_table, say_losses, short_id, speedup
 from evo.errors import UnknownNameError
 from evo.evaluation import FINALIST, TWIN
-from evo.store import Stage, candidates, queries
-from evo.store.losses import LOST
-from evo.store.records import CandidateRecord, FinalRace, TimingRecord
-from evo.store.seeds import gate_seeds
-from evo.store.store import Store
+from evo.lineage import Stage, candidates, queries
+from evo.lineage.losses import LOST
+from evo.lineage.records import CandidateRecord, FinalRace, TimingRecord
+from evo.lineage.seeds import gate_seeds
+from evo.lineage.store import Store
 
 __all__ = ["register"]
 

@@ -11,10 +11,10 @@ from rich.console import Console
 from evo.cli.cells import cell, factor, figure, interval
 from evo.cli.options import command_line
 from evo.cli.tables import DISTURBED_NOTE, Cells, make_table, marked, print_table, say, say_losses, short_id, speedup
-from evo.store import RunStatus, queries
-from evo.store.finalists import QUOTED, TWO_RACES, Finalist, WorkloadFinals, finals, shift_sentence
-from evo.store.records import Failure, RunSummary
-from evo.store.store import Store
+from evo.lineage import RunStatus, queries
+from evo.lineage.finalists import QUOTED, TWO_RACES, Finalist, WorkloadFinals, finals, shift_sentence
+from evo.lineage.records import Failure, RunSummary
+from evo.lineage.store import Store
 
 __all__ = ["RunFinals", "print_run", "read_run", "run_json"]
 
@@ -58,7 +58,7 @@ def print_run(console: Console, found: RunFinals, db: str) -> None:
             _print_confirmation(console, held)
         if held.winner is None:
             _print_best(console, found, held, db)
-        _print_refused(console, [f for f in found.refused if f.island == held.island])
+        _print_refused(console, [f for f in found.refused if f.task == held.task])
     everyone = [f for held in found.finals for f in held.finalists]
     if any(held.winner and held.one_race for held in found.finals):
         say(
@@ -76,8 +76,8 @@ def print_run(console: Console, found: RunFinals, db: str) -> None:
 def _print_best(console: Console, found: RunFinals, held: WorkloadFinals, db: str) -> None:
     """Why there is no winner, and what there is instead."""
     run = found.run
-    refused = any(f.island == held.island for f in found.refused)
-    best = run.islands[held.island].best
+    refused = any(f.task == held.task for f in found.refused)
+    best = run.tasks[held.task].best
     shown = command_line(db, "show", short_id(best)) if best else ""
     left, style = "the best that they have not refused" if refused else "the best so far", ""
     lost = run.salvaged is not None and run.salvaged.finals_may_be

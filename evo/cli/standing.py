@@ -6,8 +6,8 @@ import time
 
 import typer
 
-from evo.checking import Standing
 from evo.cli.screen import LONG_S, told
+from evo.search.check import Standing
 
 __all__ = ["StandingLines"]
 

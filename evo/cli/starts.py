@@ -8,9 +8,9 @@ from typing import Any
 from evo.cli.options import parse_values
 from evo.cli.recorded import find_winners, is_of, may_have_been
 from evo.errors import UsageError
-from evo.kernel import Kernel
-from evo.space import Space
-from evo.store.store import Store
+from evo.lineage.store import Store
+from evo.problem.kernel import Kernel
+from evo.problem.space import Space
 
 __all__ = ["read_starts"]
 

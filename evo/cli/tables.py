@@ -18,10 +18,10 @@ from rich.text import Text
 from evo.cli.cells import visible
 from evo.cli.options import command_line
 from evo.evaluation import Timing, within_noise
-from evo.store import queries
-from evo.store.losses import Losses
-from evo.store.records import Best
-from evo.store.store import Store
+from evo.lineage import queries
+from evo.lineage.losses import Losses
+from evo.lineage.records import Best
+from evo.lineage.store import Store
 
 __all__ = [
     "DISTURBED_NOTE", "UNCONFIRMED_NOTE", "Cells", "make_table", "marked", "natural_width", "print_records", "print_table",

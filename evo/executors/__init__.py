@@ -12,11 +12,11 @@ from typing import Protocol
 import psutil
 
 from evo.evaluation import Build, Measurement, Timing
-from evo.genome import Genome
-from evo.kernel import Workload
-from evo.progress import UnderWay
+from evo.problem.genome import Genome
+from evo.problem.kernel import Workload
+from evo.progress import InFlight
 
-__all__ = ["BuildRequest", "Executor", "ExecutorConfig", "MeasureRequest", "RaceRequest", "RaceResult", "Rival"]
+__all__ = ["BuildRequest", "Executor", "ExecutorConfig", "Incumbent", "MeasureRequest", "RaceRequest", "RaceResult"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class BuildRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rival:
+class Incumbent:
     """The best candidate so far, which another has to beat. `ratio`: its time over the reference's. Without a `build`
     it is only a figure."""
 
@@ -66,7 +66,7 @@ class Rival:
 @dataclass(frozen=True, kw_only=True)
 class MeasureRequest:
     """Gate one binary for one workload and, if it passes and `time` is set, time it beside the reference; and beside
-    the rival, if it comes close to that."""
+    the incumbent, if it comes close to that."""
 
     kernel: str
     target: str
@@ -75,7 +75,7 @@ class MeasureRequest:
     build: Build
     seed: int = 0
     time: bool = True
-    rival: Rival | None = None
+    incumbent: Incumbent | None = None
     launch_limit_s: float = math.inf
     """How long a launch of the gate may take; an executor sets it by what others took."""
 
@@ -130,7 +130,7 @@ class Executor(Protocol):
         """Likewise; the log of an empty result says what happened."""
         ...
 
-    def under_way(self) -> tuple[UnderWay, ...]:
+    def in_flight(self) -> tuple[InFlight, ...]:
         """Which candidates are being built, gated or timed at this moment, those first that have been for the longest;
         behind them those that wait for a process to be ready."""
         ...

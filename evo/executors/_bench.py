@@ -14,15 +14,15 @@ import torch
 
 from evo.errors import UsageError
 from evo.evaluation import Check, Timing
-from evo.executors import Rival
+from evo.executors import Incumbent
 from evo.executors._examination import Examination, Examined
 from evo.executors._timed_data import TimedData
-from evo.floor import FloorGauge
-from evo.gate import Gate, argument_values, as_outputs, compare
-from evo.kernel import Baseline, Kernel, Launch, Workload
-from evo.memory import same
+from evo.measure.buffers import same
+from evo.measure.clock import Protocol, Samples, calls_for, cold_calls, race, sets_for, summarise
+from evo.measure.gate import Gate, argument_values, as_outputs, compare
+from evo.measure.roofline import FloorGauge
+from evo.problem.kernel import Baseline, Kernel, Launch, Workload
 from evo.targets import Loaded, Replay, Session, find_target
-from evo.timing import Protocol, Samples, calls_for, cold_calls, race, sets_for, summarise
 
 __all__ = ["Bench", "Contender"]
 
@@ -71,7 +71,7 @@ class Bench:
         self.floor = FloorGauge(session)
         self._replays: dict[tuple[str, int], tuple[Replay, tuple[int, ...]]] = {}
         self._examination: Examination | None = None
-        self._rival: tuple[object, Loaded, Contender] | None = None
+        self._incumbent: tuple[object, Loaded, Contender] | None = None
         self._call_us: dict[str, float] = {}
         self._in_vain = 0
 
@@ -124,19 +124,19 @@ class Bench:
 
         return Contender(name=baseline.name, calls=[bind(i) for i in range(self.set_count)], owns_outputs=False)
 
-    def rival(self, rival: Rival) -> Contender | None:
-        """The rival as a contender; it stays loaded until another takes its place. None if it has no build."""
-        if rival.build is None or rival.build.binary is None:
+    def incumbent(self, incumbent: Incumbent) -> Contender | None:
+        """The incumbent as a contender; it stays loaded until another takes its place. None if it has no build."""
+        if incumbent.build is None or incumbent.build.binary is None:
             return None
         launch = self._kernel.launch(
-            self._target, rival.genome.parameters, self._workload, self._session.limits
+            self._target, incumbent.genome.parameters, self._workload, self._session.limits
         )
-        key = (rival.build.binary.code_hash, launch)
-        if self._rival is None or self._rival[0] != key:
-            self.drop_rival()
-            loaded = self._session.load(rival.build.binary, self._kernel.entry)
-            self._rival = (key, loaded, self.candidate("rival", loaded, launch))
-        return self._rival[2]
+        key = (incumbent.build.binary.code_hash, launch)
+        if self._incumbent is None or self._incumbent[0] != key:
+            self.drop_incumbent()
+            loaded = self._session.load(incumbent.build.binary, self._kernel.entry)
+            self._incumbent = (key, loaded, self.candidate("incumbent", loaded, launch))
+        return self._incumbent[2]
 
     def prepare(self) -> None:
         """All that a race needs beside its contenders."""
@@ -144,10 +144,10 @@ class Bench:
         assert self.data.witnesses
         self.floor.refusal(math.inf, self._kernel.cost(self._workload), in_cache=False)  # it measures when asked
 
-    def drop_rival(self) -> None:
-        if self._rival is not None:
-            self._rival[1].close()
-            self._rival = None
+    def drop_incumbent(self) -> None:
+        if self._incumbent is not None:
+            self._incumbent[1].close()
+            self._incumbent = None
 
     def time(
         self,
@@ -156,14 +156,14 @@ class Bench:
         reference: str | None,
         keep: frozenset[str] = frozenset(),
         sets: int | None = None,
-        rival: float | None = None,
+        incumbent: float | None = None,
         examined: Sequence[str] = (),
         pick: int = 0,
         share: float | None = None,
     ) -> tuple[Timing, ...]:
         """Races the entries over the first `sets` buffer sets: all of them (cold), or one (hot).
 
-        Replays of entries named in `keep` are kept for the next race. `rival`: see `evo.timing.race`. `examined`: of
+        Replays of entries named in `keep` are kept for the next race. `incumbent`: see `clock.race`. `examined`: of
         whom it is seen to, in the race itself, that they do their work; `complaint` then says whether they did. `pick`
         decides when what is looked at, `share` how often (see `Examination`).
         """
@@ -181,10 +181,10 @@ class Bench:
                 if e.owns_outputs
             ]
             if watched:
-                # Who is far behind a rival is let go after the first pair of rounds, and need not be examined in
+                # Who is far behind an incumbent is let go after the first pair of rounds, and need not be examined in
                 # it.
                 self._examination = Examination(
-                    self.data, watched, self._seed ^ pick, share, spared=int(rival is not None)
+                    self.data, watched, self._seed ^ pick, share, spared=int(incumbent is not None)
                 )
             self._session.clocks()  # what it counts is counted from here
             samples = race(
@@ -192,9 +192,9 @@ class Bench:
                 replays,
                 protocol,
                 reference,
-                rival=rival,
+                incumbent=incumbent,
                 examiner=self._examination,
-                patient=self._in_vain < _PATIENCE or rival is None,
+                patient=self._in_vain < _PATIENCE or incumbent is None,
             )
             self._in_vain = self._in_vain + 1 if samples.disturbed else 0
             clocks = self._session.clocks()

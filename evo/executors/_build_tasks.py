@@ -15,8 +15,8 @@ from evo.errors import CompileError, TemplateError
 from evo.evaluation import Build, Status
 from evo.executors import BuildRequest
 from evo.executors._lifetime import end_with_children, end_with_command
-from evo.kernel import load_kernel
-from evo.render import render
+from evo.problem.kernel import load_kernel
+from evo.problem.render import render
 from evo.targets import find_target
 from evo.targets._cache import BuildCache
 

@@ -18,7 +18,7 @@ from evo.executors._faults import ran_out_of_memory
 from evo.executors._limits import confine_builder
 from evo.executors._pace import Pace
 from evo.executors._worker import Worker, WorkerDied, WorkerStalled
-from evo.progress import UnderWay
+from evo.progress import InFlight
 
 __all__ = ["Builders"]
 
@@ -56,14 +56,14 @@ class Builders:
     def submit(self, request: BuildRequest, deliver: Callable[[Build | BaseException], None]) -> None:
         self._jobs.put((request, deliver))
 
-    def under_way(self) -> list[UnderWay]:
+    def in_flight(self) -> list[InFlight]:
         """What is being built, in no order. For any thread."""
         now, found = time.monotonic(), []
         for at, worker in zip(self._at, self._workers, strict=True):
             if at is not None:
                 (request, since_s), ends_at_s = at, worker.ends_at_s if worker is not None else None
                 found.append(
-                    UnderWay(
+                    InFlight(
                         genome=request.genome,
                         workload=request.workload,
                         stage="build",

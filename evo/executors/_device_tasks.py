@@ -17,7 +17,7 @@ from evo.executors._device_lock import DeviceLock
 from evo.executors._faults import classify
 from evo.executors._limits import confine_candidate, data_bytes, limit_data
 from evo.executors._rehearsal import rehearse
-from evo.kernel import Workload, load_kernel
+from evo.problem.kernel import Workload, load_kernel
 from evo.targets import find_target
 
 __all__ = [

@@ -16,7 +16,7 @@ import torch
 from evo.evaluation import Check
 from evo.executors._timed_data import TimedData
 from evo.executors._witness import Part, Version, Witness
-from evo.expected import Expected, findings, poison, verdict
+from evo.measure.reference import Expected, findings, poison, verdict
 
 __all__ = ["Examination", "Examined"]
 
@@ -111,7 +111,7 @@ class _Progress:
 
 
 class Examination:
-    """An `evo.timing.Examiner` of some contenders: in every round, or by `share` of the pairs of rounds in one of the two,
+    """A `clock.Examiner` of some contenders: in every round, or by `share` of the pairs of rounds in one of the two,
     and in the first pair after those `spared` always. A GPU's races are so short that they can do with fewer.
 
     Before every sample the outputs of the sets that it calls are wiped, so that nobody finds his result there and is spared

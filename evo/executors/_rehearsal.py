@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from evo.gate import Gate, PreparedCase
-from evo.kernel import Kernel, Launch, Workload
+from evo.measure.gate import Gate, PreparedCase
+from evo.problem.kernel import Kernel, Launch, Workload
 
 __all__ = ["rehearse"]
 

@@ -16,8 +16,8 @@ from evo.executors._device import Device
 from evo.executors._device_tasks import SetUp
 from evo.executors._limits import data_bytes
 from evo.executors._worker import Worker, WorkerDied, WorkerStalled
-from evo.kernel import Workload
-from evo.progress import UnderWay
+from evo.problem.kernel import Workload
+from evo.progress import InFlight
 
 __all__ = ["Stage"]
 
@@ -81,7 +81,7 @@ class Stage:
             memory_bytes=self._memory_bytes,
         )
 
-    def under_way(self) -> UnderWay | None:
+    def in_flight(self) -> InFlight | None:
         """The candidate that it is at, if there is one that does not wait for the other stage. For any thread."""
         at = self._at
         if at is None or not isinstance(at.request, MeasureRequest):
@@ -93,7 +93,7 @@ class Stage:
                 return None
             stage, seconds = "timing" if self._timed else "gate", seconds - at.worker.waited_s
             left_s = max(0.0, ends_at_s - time.monotonic())
-        return UnderWay(
+        return InFlight(
             genome=at.request.genome,
             workload=at.request.workload,
             stage=stage,
@@ -125,15 +125,15 @@ class Stage:
     ) -> _T:
         """A candidate is blamed for a lost device process if that happens twice, the second time alone in a fresh one.
 
-        In the first process others have run before it, and may have broken what it stumbled over; and its rival runs
+        In the first process others have run before it, and may have broken what it stumbled over; and its incumbent runs
         beside it, where it is timed. What came to nothing is part of what it has cost.
         """
         first = self._attempt(task, request, limit_s())
         if first.result is not None:
             return first.result
         alone = request
-        if self._timed and isinstance(request, MeasureRequest) and request.rival is not None:
-            alone = replace(request, rival=None)
+        if self._timed and isinstance(request, MeasureRequest) and request.incumbent is not None:
+            alone = replace(request, incumbent=None)
         if first.certain and alone is request:
             return self._costing(failed(first.status, first.log), first.seconds)
         second = self._attempt(task, alone, limit_s(), again=True)

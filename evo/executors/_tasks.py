@@ -14,9 +14,9 @@ from evo.evaluation import BOOTSTRAP_SAMPLES, Binary, Check, Measurement, Status
 from evo.executors import MeasureRequest, RaceRequest, RaceResult
 from evo.executors._faults import classify
 from evo.executors._lifetime import end_with_command
-from evo.kernel import Kernel, Workload, load_kernel
+from evo.measure.clock import CLOSE, Protocol
+from evo.problem.kernel import Kernel, Workload, load_kernel
 from evo.targets import Loaded, Session, find_target
-from evo.timing import CLOSE, Protocol
 
 if TYPE_CHECKING:
     from evo.executors._bench import Bench, Contender
@@ -57,7 +57,7 @@ _EXAMINED_SHARE = 0.5
 
 _VARIABLES = (
     "the code has {} bytes of variables that live from call to call: what it remembers there could pass for work; a"
-    " kernel that needs such variables says so (keeps_variables)"
+    " kernel that needs such variables says so (allows_device_globals)"
 )
 
 _RELEASES_NEXT = (
@@ -171,9 +171,9 @@ def _with_loaded(
 def _load(binary: Binary, kernel: Kernel, session: Session) -> Loaded:
     """binary: as a builder has made it, which knows what its code has in it; one that a database has does not, and is never
     loaded. Raises LaunchError, also for code that is not to be loaded."""
-    if binary.variable_bytes and not kernel.keeps_variables:
+    if binary.variable_bytes and not kernel.allows_device_globals:
         raise LaunchError(_VARIABLES.format(binary.variable_bytes))
-    if binary.releases_next:
+    if binary.triggers_dependents:
         raise LaunchError(_RELEASES_NEXT)
     return session.load(binary, kernel.entry)
 
@@ -217,9 +217,9 @@ def _clock(request: MeasureRequest, kernel: Kernel, bench: Bench, loaded: Loaded
 
 
 def _time(request: MeasureRequest, kernel: Kernel, bench: Bench, candidate: Contender) -> tuple[Timing, ...]:
-    """Beside the reference; and again beside the rival too, if the candidate comes close to that."""
+    """Beside the reference; and again beside the incumbent too, if the candidate comes close to that."""
     reference = bench.baseline(kernel.reference_baseline)
-    protocol, kept, rival = _protocol("search", request.target), frozenset({reference.name}), request.rival
+    protocol, kept, incumbent = _protocol("search", request.target), frozenset({reference.name}), request.incumbent
     pick = int(request.genome.digest[:8], 16)
     share = None if find_target(request.target).shares_cores else _EXAMINED_SHARE
     timings = bench.time(
@@ -227,15 +227,15 @@ def _time(request: MeasureRequest, kernel: Kernel, bench: Bench, candidate: Cont
         protocol,
         reference.name,
         keep=kept,
-        rival=rival.ratio if rival else None,
+        incumbent=incumbent.ratio if incumbent else None,
         examined=("candidate",),
         pick=pick,
         share=share,
     )
-    if rival is None or (timings[0].ratio or 0.0) > CLOSE * rival.ratio or not bench.complaint("candidate").passed:
+    if incumbent is None or (timings[0].ratio or 0.0) > CLOSE * incumbent.ratio or not bench.complaint("candidate").passed:
         return timings
     try:
-        other = bench.rival(rival)
+        other = bench.incumbent(incumbent)
     except LaunchError:  # no fault of the candidate, if the device still answers: it has its times
         if _answers(_session()):
             return timings

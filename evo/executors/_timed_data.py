@@ -8,10 +8,10 @@ from collections.abc import Mapping
 import torch
 
 from evo.executors._witness import Witness, block_version, fresh_version, parts_of
-from evo.expected import Expected, allocate_outputs
-from evo.gate import Gate
-from evo.kernel import Kernel, Tensors, Workload
-from evo.memory import NAN, Arena, Layout
+from evo.measure.buffers import NAN, Arena, Layout
+from evo.measure.gate import Gate
+from evo.measure.reference import Expected, allocate_outputs
+from evo.problem.kernel import Kernel, Tensors, Workload
 from evo.targets import Session
 
 __all__ = ["TimedData"]

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from evo.expected import Expected, compare
-from evo.kernel import Tensors
-from evo.memory import Memory
+from evo.measure.buffers import Memory
+from evo.measure.reference import Expected, compare
+from evo.problem.kernel import Tensors
 
 __all__ = ["Part", "Version", "Witness", "block_version", "fresh_version", "parts_of"]
 

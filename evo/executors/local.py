@@ -32,8 +32,8 @@ from evo.executors._presence import Presence
 from evo.executors._server import start_server, worker_context
 from evo.executors._stage import Stage
 from evo.executors._worker import Worker
-from evo.kernel import Workload
-from evo.progress import UnderWay
+from evo.problem.kernel import Workload
+from evo.progress import InFlight
 from evo.targets import find_target
 
 __all__ = ["LocalExecutor"]
@@ -193,9 +193,9 @@ class LocalExecutor:
 
         return self._enqueue(hold, future)
 
-    def under_way(self) -> tuple[UnderWay, ...]:
-        stages = (self._gate.under_way(), self._timer.under_way())
-        found = [*self._builders.under_way(), *(work for work in stages if work is not None)]
+    def in_flight(self) -> tuple[InFlight, ...]:
+        stages = (self._gate.in_flight(), self._timer.in_flight())
+        found = [*self._builders.in_flight(), *(work for work in stages if work is not None)]
         return tuple(sorted(found, key=lambda work: (work.stage == "ready", -work.seconds)))
 
     def renew_device(self) -> None:

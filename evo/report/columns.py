@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from sqlalchemy import select
 
 from evo.evaluation import PASSED
-from evo.space import Value
-from evo.store import models as m
-from evo.store.columns import ORDERS_PER_RUN, key_range
-from evo.store.credit import Trial, read_disturbed, read_parents, trials
-from evo.store.store import Store
+from evo.lineage import models as m
+from evo.lineage.columns import ORDERS_PER_RUN, key_range
+from evo.lineage.credit import Trial, read_disturbed, read_parents, trials
+from evo.lineage.store import Store
+from evo.problem.space import Value
 
 __all__ = ["Candidates", "read_candidates"]
 
@@ -26,11 +26,11 @@ _c = m.Candidate
 
 @dataclass(frozen=True, kw_only=True)
 class Candidates:
-    """Those of one island, a row each, by order.
+    """Those of one task, a row each, by order.
 
     order, elapsed_s, score (NaN without one), seconds (in the device process). status, operator: indices into `statuses`
     and `operators`. compared: whether it has a timed parent; better: faster than the fastest of these. best, improvement:
-    see `evo.store.credit.Trial`. values: by parameter, indices into `tried[parameter]`, -1 where it has no part. passed:
+    see `evo.lineage.credit.Trial`. values: by parameter, indices into `tried[parameter]`, -1 where it has no part. passed:
     whether the search did not refuse it.
     """
 
@@ -61,20 +61,20 @@ class Candidates:
 
 
 def read_candidates(store: Store, run_id: int) -> dict[int, Candidates]:
-    """By number of the island; islands without candidates are left out."""
+    """By number of the task; tasks without candidates are left out."""
     first, last = key_range(run_id)
     found: dict[int, list[Trial]] = defaultdict(list)
     with store.reading() as connection:
         parents, disturbed = read_parents(connection, run_id), read_disturbed(connection, run_id)
         rows = connection.execute(
-            select(_c.island, _c.id, _c.elapsed_s, _c.score, _c.seconds, _c.status, _c.operator, _c.genome)
+            select(_c.task, _c.id, _c.elapsed_s, _c.score, _c.seconds, _c.status, _c.operator, _c.genome)
             .add_columns(_c.same_code_as_id)
             .where(_c.id.between(first, last))
             .order_by(_c.id)
         ).all()
         for trial in trials(rows, parents, disturbed):
-            found[trial.row.island].append(trial)
-    return {island: _columns(some) for island, some in sorted(found.items())}
+            found[trial.row.task].append(trial)
+    return {task: _columns(some) for task, some in sorted(found.items())}
 
 
 def _columns(some: list[Trial]) -> Candidates:

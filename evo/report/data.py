@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 
 from evo.evaluation import TWIN, within_noise
+from evo.lineage import candidates as recorded
+from evo.lineage import importance as asked
+from evo.lineage import queries
+from evo.lineage.columns import key_range, public_id
+from evo.lineage.figures import search_figures
+from evo.lineage.finalists import Confirmation, Finalist, finals
+from evo.lineage.records import CandidateRecord, Failure, FinalRace, RunSummary, Step, TaskSummary, TimingRecord
+from evo.lineage.store import Store
 from evo.report.columns import Candidates, read_candidates
 from evo.report.importance import Importance, weigh_parameters
 from evo.report.parameters import KnownParameter, Problem, known_parameters, read_problem
-from evo.store import candidates as recorded
-from evo.store import importance as asked
-from evo.store import queries
-from evo.store.columns import key_range, public_id
-from evo.store.figures import search_figures
-from evo.store.finalists import Confirmation, Finalist, finals
-from evo.store.records import CandidateRecord, Failure, FinalRace, IslandSummary, RunSummary, Step, TimingRecord
-from evo.store.store import Store
 
 __all__ = ["Milestone", "RunData", "WorkloadData", "read_run_data"]
 
@@ -28,7 +28,7 @@ _REASONS = 5_000
 
 @dataclass(frozen=True, kw_only=True)
 class Milestone:
-    """A candidate that was faster than all before it on its island. row: in the columns. evaluated: how many were
+    """A candidate that was faster than all before it on its task. row: in the columns. evaluated: how many were
     tried there by then, itself included."""
 
     row: int
@@ -57,7 +57,7 @@ class WorkloadData:
     reference: the name of the baseline that speed-ups are over, if a final timed it.
     """
 
-    island: IslandSummary
+    task: TaskSummary
     candidates: Candidates | None
     parameters: tuple[KnownParameter, ...]
     milestones: tuple[Milestone, ...]
@@ -82,7 +82,7 @@ class WorkloadData:
     @property
     def confirmed(self) -> bool:
         """Whether finals have named the leader winner."""
-        return self.leader is not None and self.island.winner == self.leader.id
+        return self.leader is not None and self.task.winner == self.leader.id
 
     @property
     def timing(self) -> TimingRecord | None:
@@ -155,37 +155,37 @@ def read_run_data(store: Store, name: str, *, db: str | None = None) -> RunData:
     refused = queries.refused_finalists(store, run.name)
     columns = read_candidates(store, stored.id)
     out = {f.order for f in refused}
-    held = {f.island: f for f in finals(store, run.name)}
+    held = {f.task: f for f in finals(store, run.name)}
     workloads = []
-    for island in run.islands:
-        some = columns.get(island.number)
-        name_of_leader = island.winner or island.best
+    for task in run.tasks:
+        some = columns.get(task.number)
+        name_of_leader = task.winner or task.best
         leader = recorded.candidate(store, name_of_leader) if name_of_leader else None
         races = queries.final_races(store, leader) if leader else ()
         steps = queries.ancestry(store, leader.id) if leader else ()
         tried = {n: set(v) for n, v in some.tried.items()} if some else {}
-        parameters = known_parameters(problem, island, tried)
+        parameters = known_parameters(problem, task, tried)
         workloads.append(
             WorkloadData(
-                island=island,
+                task=task,
                 candidates=some,
                 parameters=parameters,
                 importance=weigh_parameters(
-                    [w for w in weights if w.workload == island.workload],
+                    [w for w in weights if w.workload == task.workload],
                     parameters,
-                    None if problem.changed else problem.spaces.get(island.number),
+                    None if problem.changed else problem.spaces.get(task.number),
                 ),
                 milestones=_milestones(store, stored.id, stored.uid, some, out) if some else (),
                 leader=leader,
                 race=races[-1] if races else None,
-                finalists=held[island.number].finalists,
-                one_race=held[island.number].one_race,
-                confirmation=held[island.number].confirmed,
+                finalists=held[task.number].finalists,
+                one_race=held[task.number].one_race,
+                confirmation=held[task.number].confirmed,
                 steps=steps,
                 disturbed=queries.disturbed(store, [s.id for s in steps]),
-                failures=tuple(f for f in failures if f.island == island.number),
-                refused=tuple(f for f in refused if f.island == island.number),
-                noise=noise.get(island.workload),
+                failures=tuple(f for f in failures if f.task == task.number),
+                refused=tuple(f for f in refused if f.task == task.number),
+                noise=noise.get(task.workload),
                 roles=dict(problem.roles),
                 finals_lost=run.salvaged is not None and run.salvaged.finals_may_be,
             )

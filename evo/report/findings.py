@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from evo.evaluation import within_noise
+from evo.lineage.finalists import QUOTED, TWO_RACES, Finalist, shift_sentence
+from evo.lineage.records import CandidateRecord, TimingRecord
 from evo.report.data import RunData, WorkloadData
 from evo.report.text import counted, duration, interval, micro, percent, short, times, value_text
 from evo.report.yardsticks import ceiling_remark, regret_remark
-from evo.store.finalists import QUOTED, TWO_RACES, Finalist, shift_sentence
-from evo.store.records import CandidateRecord, TimingRecord
 
 __all__ = [
     "Fact",
@@ -76,7 +76,7 @@ class FinalistRow:
 
 def size(data: WorkloadData) -> str:
     """The workload in short: 4096 × 4096 float16."""
-    return f"{' × '.join(str(v) for v in data.island.dims.values())} {data.island.dtype}"
+    return f"{' × '.join(str(v) for v in data.task.dims.values())} {data.task.dtype}"
 
 
 def _reference(data: WorkloadData) -> str:

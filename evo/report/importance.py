@@ -1,4 +1,4 @@
-"""Which parameters mattered for a workload, as the pages show it: what `evo.store.importance` says of them."""
+"""Which parameters mattered for a workload, as the pages show it: what `evo.lineage.importance` says of them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from evo.errors import SpaceError
+from evo.lineage import importance as asked
+from evo.lineage.seldom import Seldom, important, tried_least
+from evo.problem.space import Space, Value
 from evo.report.parameters import KnownParameter
-from evo.space import Space, Value
-from evo.store import importance as asked
-from evo.store.seldom import Seldom, important, tried_least
 
 __all__ = ["Importance", "weigh_parameters"]
 

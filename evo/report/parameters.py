@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from evo.errors import EvoError
-from evo.kernel import find_kernel, kernel_digest, load_kernel, template_root
-from evo.space import Space, Value
-from evo.store.records import IslandSummary, RunSummary
+from evo.lineage.records import RunSummary, TaskSummary
+from evo.problem.kernel import find_kernel, kernel_digest, load_kernel, template_root
+from evo.problem.space import Space, Value
 from evo.targets import find_target
 
 __all__ = ["KnownParameter", "Problem", "known_parameters", "read_problem"]
@@ -35,7 +35,7 @@ class KnownParameter:
 class Problem:
     """What is still known of the problem that a run was about.
 
-    spaces: by number of the island. roles: of baselines. changed: why what the kernel says now may not be what it said
+    spaces: by number of the task. roles: of baselines. changed: why what the kernel says now may not be what it said
     to the run; empty if it says the same.
     """
 
@@ -57,7 +57,7 @@ def read_problem(run: RunSummary) -> Problem:
         kernel = load_kernel(run.kernel)
         limits = find_target(run.target).limits(run.arch)
         spaces = {
-            i.number: kernel.space(run.target, kernel.workload(run.target, i.workload), limits) for i in run.islands
+            i.number: kernel.space(run.target, kernel.workload(run.target, i.workload), limits) for i in run.tasks
         }
         roles = {b.name: b.role for b in kernel.baselines}
     except (EvoError, OSError):
@@ -69,10 +69,10 @@ def read_problem(run: RunSummary) -> Problem:
 
 
 def known_parameters(
-    problem: Problem, island: IslandSummary, tried: Mapping[str, set[Value]]
+    problem: Problem, task: TaskSummary, tried: Mapping[str, set[Value]]
 ) -> tuple[KnownParameter, ...]:
     """In the order in which the kernel declares them, then those that it does not have any more."""
-    space = problem.spaces.get(island.number)
+    space = problem.spaces.get(task.number)
     declared = space.by_name if space else {}
     names = [n for n in declared if n in tried] + sorted(n for n in tried if n not in declared)
     found = []

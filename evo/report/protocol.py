@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from evo.lineage.database import command_line
+from evo.lineage.records import RunSummary, TimingRecord
 from evo.report.data import RunData, WorkloadData
 from evo.report.findings import size
 from evo.report.text import counted, percent, short
-from evo.store.database import command_line
-from evo.store.records import RunSummary, TimingRecord
 
 __all__ = ["command", "commands", "environment_rows", "measured_rows", "protocol_words", "setup_rows"]
 
@@ -120,7 +120,7 @@ def commands(data: RunData) -> list[tuple[str, str]]:
     run = data.run
     again = ["search", run.kernel, "--target", run.target, "--arch", run.arch]
     for w in data.workloads:
-        again += ["--workload", w.island.workload]
+        again += ["--workload", w.task.workload]
     again += ["--sampler", run.sampler, "--seed", str(run.seed)]
     budget = run.budget
     if budget.get("seconds") is not None:

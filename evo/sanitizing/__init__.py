@@ -14,8 +14,8 @@ from pathlib import Path
 
 from evo.errors import DeviceError, UnknownNameError
 from evo.executors import BuildRequest
-from evo.kernel import load_kernel
-from evo.render import Source, render
+from evo.problem.kernel import load_kernel
+from evo.problem.render import Source, render
 from evo.sanitizing import _cpu, _cuda
 from evo.sanitizing._cuda import find_compute_sanitizer
 from evo.sanitizing._job import Job

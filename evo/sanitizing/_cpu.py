@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 
 from evo.errors import CompileError, DeviceError, EvoError
-from evo.render import Source
+from evo.problem.render import Source
 from evo.sanitizing._job import Job
 from evo.sanitizing._process import WORKER, Ended, run_process
 from evo.targets._cpu_compiler import compiler_path

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evo.executors import BuildRequest
-from evo.gate import Expected, Gate, allocate_outputs, argument_values, case_seed, compare, extent
-from evo.kernel import Case, Kernel, Launch, Tensors
+from evo.measure.gate import Expected, Gate, allocate_outputs, argument_values, case_seed, compare, extent
+from evo.problem.kernel import Case, Kernel, Launch, Tensors
 from evo.targets import Session
 
 if TYPE_CHECKING:

@@ -102,7 +102,7 @@ class _Cuda:
         api, entry, smem, cluster = self._api, call["entry"], call["smem_bytes"], call["cluster"]
         addresses = [v for v, kind in values if kind is ctypes.c_void_p and isinstance(v, int)]
         unaligned = any(address & (call["alignment"] - 1) for address in addresses)
-        if unaligned:  # as `evo.kernel.Launch` has it
+        if unaligned:  # as `evo.problem.kernel.Launch` has it
             entry, smem, cluster = f"{entry}_unaligned", 0, 1
         doing = f"launching {entry}"
         function = self._expect(api.cuModuleGetFunction(self._module, entry.encode()), f"looking up {entry}")

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from evo.discovery import find_plugin, plugin_names
 from evo.evaluation import Binary
-from evo.kernel import Launch, Limits
+from evo.problem.kernel import Launch, Limits
 
 if TYPE_CHECKING:
     import torch
 
-    from evo.render import Source  # brings the template engine along, which commands that only read do without
+    from evo.problem.render import Source  # brings the template engine along, which commands that only read do without
 
 __all__ = ["DeviceInfo", "Hazards", "Loaded", "Replay", "Session", "Target", "find_target", "target_names"]
 

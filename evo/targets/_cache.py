@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from evo.errors import UsageError
 from evo.evaluation import Binary
-from evo.render import Source
+from evo.problem.render import Source
 from evo.targets import Target
 
 __all__ = ["BuildCache", "CachedBinary"]

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from evo.errors import CompileError, DeviceError, UsageError
-from evo.render import Source
+from evo.problem.render import Source
 
 __all__ = ["FLAGS", "LIBRARIES", "build_library", "check_arch", "compiler_path", "compiler_version", "extra_features"]
 

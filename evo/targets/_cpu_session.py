@@ -17,7 +17,7 @@ import torch
 
 from evo.errors import DeviceError, EngineError, LaunchError
 from evo.evaluation import Binary
-from evo.kernel import Launch, Limits
+from evo.problem.kernel import Launch, Limits
 from evo.scheduling import waited_s
 from evo.targets import EVICTION_MULTIPLE, DeviceInfo, Hazards
 from evo.targets._openmp import keep_freed_memory, share_openmp_runtime

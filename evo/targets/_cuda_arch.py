@@ -7,7 +7,7 @@ from math import prod
 
 from evo.errors import DeviceError
 from evo.evaluation import Binary
-from evo.kernel import Launch, Limits
+from evo.problem.kernel import Launch, Limits
 
 __all__ = ["arch_limits", "parse_arch", "resident_blocks", "resident_share", "runs_on"]
 

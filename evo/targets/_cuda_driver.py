@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from evo.errors import DeviceError, LaunchError
-from evo.kernel import Limits
+from evo.problem.kernel import Limits
 
 __all__ = [
     "Clocks",

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from evo.kernel import Launch
-from evo.render import Source
+from evo.problem.kernel import Launch
+from evo.problem.render import Source
 from evo.targets import Loaded, find_target
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from evo.errors import LaunchError
-from evo.kernel import Launch, Limits
+from evo.problem.kernel import Launch, Limits
 from evo.targets._cuda_driver import driver, error_text, expect
 
 __all__ = ["CudaLoaded"]

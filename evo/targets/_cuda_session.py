@@ -13,7 +13,7 @@ import torch
 
 from evo.errors import EngineError, HangError, LaunchError
 from evo.evaluation import Binary
-from evo.kernel import Limits
+from evo.problem.kernel import Limits
 from evo.targets import EVICTION_MULTIPLE, DeviceInfo, Hazards
 from evo.targets._cuda_driver import Clocks, driver, driver_version, error_text, expect, version_advice
 from evo.targets._cuda_hazards import CudaHazards

@@ -18,11 +18,11 @@ from elftools.elf.elffile import ELFFile
 
 __all__ = [
     "elf_code_hash",
-    "elf_releases_next",
+    "elf_triggers_dependents",
     "elf_variable_bytes",
     "library_variable_bytes",
     "ptx_code_hash",
-    "ptx_releases_next",
+    "ptx_triggers_dependents",
     "ptx_variable_bytes",
 ]
 
@@ -201,7 +201,7 @@ _PREEXIT = 0x82D
 """What griddepcontrol.launch_dependents becomes, from sm_90 to sm_121 alike (as nvdisasm names it)."""
 
 
-def elf_releases_next(elf: bytes) -> bool:
+def elf_triggers_dependents(elf: bytes) -> bool:
     """Whether a cubin has the instruction by which a kernel lets the next one start. False for something that is no ELF
     file."""
     try:
@@ -215,6 +215,6 @@ def elf_releases_next(elf: bytes) -> bool:
     )
 
 
-def ptx_releases_next(ptx: str) -> bool:
+def ptx_triggers_dependents(ptx: str) -> bool:
     """Likewise of PTX."""
     return "launch_dependents" in _PTX_NOISE.sub(" ", ptx)

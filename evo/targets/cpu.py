@@ -15,8 +15,8 @@ from pathlib import Path
 
 from evo.errors import DeviceError
 from evo.evaluation import Binary
-from evo.kernel import Launch, Limits
-from evo.render import Source
+from evo.problem.kernel import Launch, Limits
+from evo.problem.render import Source
 from evo.targets import DeviceInfo, Session, Target
 from evo.targets._cpu_compiler import build_library, check_arch, compiler_path, compiler_version, extra_features
 from evo.targets._machine_code import elf_code_hash, library_variable_bytes

@@ -14,17 +14,17 @@ from pathlib import Path
 
 from evo.errors import CompileError, DeviceError
 from evo.evaluation import Binary
-from evo.kernel import Launch, Limits
-from evo.render import Source
+from evo.problem.kernel import Launch, Limits
+from evo.problem.render import Source
 from evo.targets import DeviceInfo, Session, Target
 from evo.targets._cuda_arch import arch_limits, parse_arch, resident_share, runs_on
 from evo.targets._cuda_driver import device_arch, device_limits, device_record, driver_version, version_advice
 from evo.targets._machine_code import (
     elf_code_hash,
-    elf_releases_next,
+    elf_triggers_dependents,
     elf_variable_bytes,
     ptx_code_hash,
-    ptx_releases_next,
+    ptx_triggers_dependents,
     ptx_variable_bytes,
 )
 from evo.targets._nvrtc import compiler_name, nvrtc_version, ptxas_figures, run_nvrtc
@@ -78,7 +78,7 @@ class CudaTarget:
                 code_hash=ptx_code_hash(ptx),
                 log=output.log,
                 variable_bytes=ptx_variable_bytes(ptx),
-                releases_next=ptx_releases_next(ptx),
+                triggers_dependents=ptx_triggers_dependents(ptx),
             )
         figures = ptxas_figures(output.log, source.entry)
         if figures is None:
@@ -87,7 +87,7 @@ class CudaTarget:
             code=output.code,
             code_hash=elf_code_hash(output.code),
             variable_bytes=elf_variable_bytes(output.code),
-            releases_next=elf_releases_next(output.code),
+            triggers_dependents=elf_triggers_dependents(output.code),
             log=output.log,
             registers=figures.registers,
             spill_bytes=figures.spill_bytes,

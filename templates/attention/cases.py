@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from evo.kernel import Case, Workload
-from evo.space import Value
+from evo.problem.kernel import Case, Workload
+from evo.problem.space import Value
 
 __all__ = ["HEAD_DIMS", "OPTIONS", "cases", "neighbours", "workload"]
 

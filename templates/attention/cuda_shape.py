@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from evo.kernel import LaunchPlan, Workload
-from evo.space import Value
+from evo.problem.kernel import LaunchPlan, Workload
+from evo.problem.space import Value
 
 __all__ = ["INACTIVE", "Shape", "plan", "shape_of"]
 

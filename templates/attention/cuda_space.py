@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from evo.kernel import Limits, Workload
-from evo.space import Categorical, Constraint, Derivation, Ordinal, Parameter, Space, Value, When
+from evo.problem.kernel import Limits, Workload
+from evo.problem.space import Categorical, Constraint, Derivation, Ordinal, Parameter, Space, Value, When
 
 from .cuda_shape import INACTIVE, Shape, shape_of
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from evo.kernel import Tensors, Workload
+from evo.problem.kernel import Tensors, Workload
 
 if TYPE_CHECKING:
     import torch

@@ -18,7 +18,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from evo.kernel import (
+from evo.problem.kernel import (
     DTYPE_BYTES,
     Argument,
     Baseline,
@@ -31,7 +31,7 @@ from evo.kernel import (
     Tolerance,
     Workload,
 )
-from evo.space import Space, Value
+from evo.problem.space import Space, Value
 
 from . import cpu_space, cuda_shape, cuda_space
 from .cases import HEAD_DIMS, OPTIONS, cases, neighbours, workload
@@ -153,7 +153,7 @@ def _flex_mask(q_len: int, kv_len: int, device: str) -> Any:
     )
 
 
-def _complaint(problem: Workload) -> str:
+def _validate(problem: Workload) -> str:
     heads, kv_heads, head_dim = (problem.dim(name) for name in ("heads", "kv_heads", "head_dim"))
     if heads % kv_heads:
         return f"heads must be a multiple of kv_heads, got {heads} and {kv_heads}"
@@ -228,8 +228,8 @@ KERNEL = Kernel(
     ),
     dtypes={"cuda": ("bfloat16", "float16"), "cpu": ("float32", "bfloat16")},
     options=OPTIONS,
-    least={"scale": 0.0},
-    specialised={"cuda": ("head_dim", "causal", "lse"), "cpu": ("head_dim", "causal")},
+    option_min={"scale": 0.0},
+    compile_time_dims={"cuda": ("head_dim", "causal", "lse"), "cpu": ("head_dim", "causal")},
     arguments=(
         Argument(name="q", kind="input"),
         Argument(name="k", kind="input"),
@@ -271,6 +271,6 @@ KERNEL = Kernel(
     inactive={"cuda": cuda_shape.INACTIVE, "cpu": cpu_space.INACTIVE},
     compile_flags=_compile_flags,
     memory_order=_memory_order,
-    complaint=_complaint,
+    validate=_validate,
     replaces="torch.nn.functional.scaled_dot_product_attention",
 )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from evo.kernel import Limits, Workload
-from evo.space import Categorical, Constraint, Ordinal, Parameter, Point, Space, Value, When
+from evo.problem.kernel import Limits, Workload
+from evo.problem.space import Categorical, Constraint, Ordinal, Parameter, Point, Space, Value, When
 
 __all__ = ["INACTIVE", "space"]
 

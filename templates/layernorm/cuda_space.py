@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from evo.kernel import DTYPE_BYTES, Limits, Workload
-from evo.space import Categorical, Constraint, Derivation, Ordinal, Parameter, Point, Space, Value, When
+from evo.problem.kernel import DTYPE_BYTES, Limits, Workload
+from evo.problem.space import Categorical, Constraint, Derivation, Ordinal, Parameter, Point, Space, Value, When
 
 from .cuda_shape import INACTIVE, power_dividing, shape_of
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from evo.kernel import (
+from evo.problem.kernel import (
     DTYPE_BYTES,
     Argument,
     Baseline,
@@ -24,7 +24,7 @@ from evo.kernel import (
     Tolerance,
     Workload,
 )
-from evo.space import Space, Value
+from evo.problem.space import Space, Value
 
 from . import cpu_space, cuda_shape, cuda_space
 
@@ -218,8 +218,8 @@ KERNEL = Kernel(
     dimensions=(Dimension(name="rows", low=0, high=2**31 - 1), Dimension(name="cols", low=1, high=_MAX_COLS)),
     dtypes={"cuda": ("float16", "bfloat16", "float32"), "cpu": ("float32", "bfloat16")},
     options=_OPTIONS,
-    least={"eps": 0.0},
-    specialised={"cuda": ("cols",), "cpu": ()},
+    option_min={"eps": 0.0},
+    compile_time_dims={"cuda": ("cols",), "cpu": ()},
     arguments=(
         Argument(name="x", kind="input"),
         Argument(name="weight", kind="input", optional=True),

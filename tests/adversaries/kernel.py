@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from evo.kernel import LaunchPlan, Limits, Workload, load_kernel
-from evo.space import Categorical, Space, Value
+from evo.problem.kernel import LaunchPlan, Limits, Workload, load_kernel
+from evo.problem.space import Categorical, Space, Value
 
 from .cheats import names_for
 
@@ -41,6 +41,6 @@ KERNEL = replace(
     space=_space,
     plan=_plan,
     inactive={},
-    keeps_variables=True,
+    allows_device_globals=True,
     compile_flags=lambda target, point: ("-O1",) if target == "cpu" else (),
 )

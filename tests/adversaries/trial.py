@@ -10,8 +10,8 @@ from typing import Any
 from evo.evaluation import Measurement, Status
 from evo.executors import BuildRequest, Executor, ExecutorConfig, MeasureRequest
 from evo.executors.local import LocalExecutor
-from evo.genome import Genome
-from evo.kernel import Workload, load_kernel
+from evo.problem.genome import Genome
+from evo.problem.kernel import Workload, load_kernel
 
 from .cheats import Cheat
 

@@ -5,8 +5,8 @@
 
 import torch
 
-from evo.kernel import Argument, Baseline, Case, Cost, Dimension, Kernel, LaunchPlan, Tolerance, Workload
-from evo.space import Categorical, Ordinal, Space
+from evo.problem.kernel import Argument, Baseline, Case, Cost, Dimension, Kernel, LaunchPlan, Tolerance, Workload
+from evo.problem.space import Categorical, Ordinal, Space
 
 BUILD_FAULTS = ("compile_error", "compile_bomb", "compile_memory")
 
@@ -78,12 +78,12 @@ def workload(n):
 KERNEL = Kernel(
     name="chaos",
     title="Twice, or a disaster",
-    keeps_variables=True,
+    allows_device_globals=True,
     entry="twice",
     dimensions=(Dimension(name="n", low=0, high=1 << 24),),
     dtypes={"cpu": ("float32",), "cuda": ("float32",)},
     options={},
-    specialised={"cpu": (), "cuda": ()},
+    compile_time_dims={"cpu": (), "cuda": ()},
     arguments=(
         Argument(name="x", kind="input"),
         Argument(name="y", kind="output", shape=("n",)),

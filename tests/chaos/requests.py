@@ -7,8 +7,8 @@ from pathlib import Path
 from evo.evaluation import Build, Measurement, Status
 from evo.executors import BuildRequest, MeasureRequest
 from evo.executors.local import LocalExecutor
-from evo.genome import Genome
-from evo.kernel import Workload
+from evo.problem.genome import Genome
+from evo.problem.kernel import Workload
 
 KERNEL = str(Path(__file__).parent)
 WORKLOAD = Workload.of({"n": 4096}, "float32")

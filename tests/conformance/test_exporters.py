@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from evo.errors import CompileError, UsageError
-from evo.exporters import Exporter, ExportItem, ExportRequest, RunExporter, exporter_names, find_exporter
-from evo.genome import Genome
-from evo.kernel import load_kernel
+from evo.export import Exporter, ExportItem, ExportRequest, RunExporter, exporter_names, find_exporter
+from evo.problem.genome import Genome
+from evo.problem.kernel import load_kernel
 from evo.targets import find_target
 
 KERNEL = load_kernel("layernorm")

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from spaces import tight_space, tiled_space, tiny_space
 
-from evo.genome import Genome
-from evo.operators import Operator, find_operator, operator_names
-from evo.space import Ordinal, Space
+from evo.problem.genome import Genome
+from evo.problem.space import Ordinal, Space
+from evo.search.operators import Operator, find_operator, operator_names
 
 SPACES = {"tiny": tiny_space(), "tiled": tiled_space()}
 

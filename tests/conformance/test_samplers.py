@@ -16,15 +16,15 @@ import pytest
 from spaces import outcome, play, tight_space, tiled_space, tiny_space
 
 from evo.errors import SpaceError, UnknownNameError
-from evo.genome import Genome
-from evo.samplers import Exhausted, SamplerFactory, find_sampler, sampler_names
-from evo.space import Constraint, Ordinal, Space
+from evo.problem.genome import Genome
+from evo.problem.space import Constraint, Ordinal, Space
+from evo.search.samplers import Exhausted, SamplerFactory, find_sampler, sampler_names
 
 COUNT = 60
 TRACE = """
 import json, sys
 from spaces import outcome, play, tiled_space
-from evo.samplers import find_sampler
+from evo.search.samplers import find_sampler
 proposals, _ = play(find_sampler(sys.argv[1])(tiled_space(), 7, {}), outcome, 60, window=4, same_code=["ignored"])
 print(json.dumps([[p.genome.to_json(), p.operator, [[q.order, q.role] for q in p.parents]] for p in proposals]))
 """

@@ -19,12 +19,12 @@ from sqlalchemy import MetaData, create_engine
 
 from evo.errors import EngineError, StoreError, UnknownNameError
 from evo.evaluation import Binary, Build, CandidateRef, Check, Evaluation, Measurement, Parent, Proposal, Status, Timing
-from evo.genome import Genome
-from evo.kernel import Workload
-from evo.store import Environment, Recorder, RunSpec, RunStatus, Stage, StoredRun, queries
-from evo.store.columns import public_id
-from evo.store.models import Base
-from evo.store.store import Store
+from evo.lineage import Environment, Recorder, RunSpec, RunStatus, Stage, StoredRun, queries
+from evo.lineage.columns import public_id
+from evo.lineage.models import Base
+from evo.lineage.store import Store
+from evo.problem.genome import Genome
+from evo.problem.kernel import Workload
 
 POSTGRESQL = os.environ.get("EVO_TEST_POSTGRESQL", "")
 
@@ -67,16 +67,16 @@ def store(url: str) -> Iterator[Store]:
         yield opened
 
 
-def ref(order: int, *parents: int, island: int = 0) -> CandidateRef:
+def ref(order: int, *parents: int, task: int = 0) -> CandidateRef:
     proposal = Proposal(
         genome=Genome.of({"tile": order, "half": 0.5, "on": True, "mode": "µ"}, ("-O3",)),
         operator="crossover" if len(parents) > 1 else "mutation",
         parents=tuple(Parent(p, f"parent {i}") for i, p in enumerate(parents)),
     )
-    return CandidateRef(order=order, island=island, workload=WORKLOADS[island], proposal=proposal)
+    return CandidateRef(order=order, task=task, workload=WORKLOADS[task], proposal=proposal)
 
 
-def evaluation(order: int, ratio: float = 0.5, *, island: int = 0, log: str = "") -> Evaluation:
+def evaluation(order: int, ratio: float = 0.5, *, task: int = 0, log: str = "") -> Evaluation:
     binary = Binary(code=b"\0\xff" * 100 + bytes([order % 256]), code_hash=f"{order:064x}", log="remarks", registers=7)
     build = Build(
         status=Status.OK,
@@ -89,7 +89,7 @@ def evaluation(order: int, ratio: float = 0.5, *, island: int = 0, log: str = ""
         occupancy=1 / 3,
     )
     timing = Timing(
-        workload=WORKLOADS[island].key,
+        workload=WORKLOADS[task].key,
         contender="candidate",
         protocol="cold",
         median_us=ratio / 3,
@@ -123,7 +123,7 @@ def start(store: Recorder, name: str | None = None) -> StoredRun:
 def test_a_run_is_continued_by_another_process_as_it_was_left(url: str) -> None:
     recorded = [
         (ref(0), evaluation(0, log="µ")),
-        (ref(1, 0, island=1), evaluation(1, island=1)),
+        (ref(1, 0, task=1), evaluation(1, task=1)),
         (ref(2, 0, 1), failure()),
         (ref(3, 0, 0), dataclasses.replace(evaluation(3), status=Status.SAME_CODE, same_code_as=0)),
         (ref(4), failure(Status.CRASH)),
@@ -169,7 +169,7 @@ def test_a_whole_search_is_recorded_and_answers_questions(store: Store) -> None:
     names = [public_id(run.uid, order) for order in range(5)]
     summary = queries.run(store, "latest")
     assert (summary.counts, summary.status, summary.elapsed_s) == ({"ok": 4, "wrong": 1}, "finished", 4.0)
-    assert (summary.islands[0].winner, summary.islands[1].best) == (names[3], None)
+    assert (summary.tasks[0].winner, summary.tasks[1].best) == (names[3], None)
     (best,) = queries.best(store, "layernorm", target="cpu")
     assert (best.id, best.ratio, best.stage, best.winner) == (names[3], 0.45, "final", True)
     assert [step.id for step in queries.ancestry(store, names[4][:8])] == [names[0], names[3], names[4]]

@@ -10,8 +10,8 @@ import pytest
 
 from evo.errors import CompileError, DeviceError
 from evo.evaluation import Binary
-from evo.kernel import Launch, kernel_names, load_kernel
-from evo.render import Source
+from evo.problem.kernel import Launch, kernel_names, load_kernel
+from evo.problem.render import Source
 from evo.targets import Target, find_target, target_names
 from evo.targets._cache import BuildCache
 

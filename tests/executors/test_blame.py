@@ -7,8 +7,8 @@ from pathlib import Path
 from evo.evaluation import Status
 from evo.executors import BuildRequest, ExecutorConfig, MeasureRequest, RaceRequest
 from evo.executors.local import LocalExecutor
-from evo.genome import Genome
-from evo.kernel import Workload
+from evo.problem.genome import Genome
+from evo.problem.kernel import Workload
 from tests.toy_kernel import write_kernel
 
 WORKLOAD = Workload.of({"n": 4096}, "float32")

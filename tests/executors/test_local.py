@@ -16,11 +16,11 @@ import psutil
 import pytest
 
 from evo.evaluation import Build, Measurement, Status
-from evo.executors import BuildRequest, ExecutorConfig, MeasureRequest, RaceRequest, RaceResult, Rival
+from evo.executors import BuildRequest, ExecutorConfig, Incumbent, MeasureRequest, RaceRequest, RaceResult
 from evo.executors.local import LocalExecutor
-from evo.genome import Genome
-from evo.kernel import Workload
-from evo.progress import UnderWay
+from evo.problem.genome import Genome
+from evo.problem.kernel import Workload
+from evo.progress import InFlight
 from tests.toy_kernel import TEMPLATE, write_kernel
 
 T = TypeVar("T")
@@ -132,13 +132,13 @@ def test_an_honest_candidate_is_gated_and_timed(executor: LocalExecutor, kernel:
     assert all(t.median_us > 0 for t in measured.timings)
 
 
-def test_a_rival_that_does_not_load_is_no_fault_of_the_candidate(
+def test_a_incumbent_that_does_not_load_is_no_fault_of_the_candidate(
     executor: LocalExecutor, kernel: Path, honest: Build
 ) -> None:
     assert honest.binary is not None
     broken = replace(honest, binary=replace(honest.binary, code=b"no library", code_hash="another"))
-    rival = Rival(genome=Genome.of({"mode": "honest", "unroll": 1}), build=broken, ratio=1e6)
-    asked = replace(measure_request(kernel, honest), rival=rival)
+    incumbent = Incumbent(genome=Genome.of({"mode": "honest", "unroll": 1}), build=broken, ratio=1e6)
+    asked = replace(measure_request(kernel, honest), incumbent=incumbent)
     measured = executor.measure(asked).result(PATIENCE_S)
     assert measured.status is Status.OK, measured.log
     assert [t.contender for t in measured.timings] == ["candidate", "torch"]
@@ -154,7 +154,7 @@ _ARMED = '''
 
 
 @pytest.mark.parametrize("mode", ["aborts", "hangs"])
-def test_a_rival_that_breaks_beside_it_is_no_fault_of_the_candidate(
+def test_a_incumbent_that_breaks_beside_it_is_no_fault_of_the_candidate(
     executor: LocalExecutor, tmp_path: Path, mode: str
 ) -> None:
     armed, anchor = tmp_path / "armed", "    const float factor"
@@ -164,8 +164,8 @@ def test_a_rival_that_breaks_beside_it_is_no_fault_of_the_candidate(
     builds = {m: executor.build(build_request(folder, m)).result(PATIENCE_S) for m in ("honest", mode)}
     assert measure(executor, folder, builds[mode], mode).status is Status.OK
     armed.touch()
-    rival = Rival(genome=Genome.of({"mode": mode, "unroll": 1}), build=builds[mode], ratio=1e6)
-    asked = replace(measure_request(folder, builds["honest"]), rival=rival)
+    incumbent = Incumbent(genome=Genome.of({"mode": mode, "unroll": 1}), build=builds[mode], ratio=1e6)
+    asked = replace(measure_request(folder, builds["honest"]), incumbent=incumbent)
     measured = executor.measure(asked).result(PATIENCE_S)
     assert measured.status is Status.OK, measured.log
     assert [t.contender for t in measured.timings] == ["candidate", "torch"]
@@ -251,11 +251,11 @@ def test_what_is_under_way_is_said_with_its_stage_and_with_when_it_is_ended(
     executor: LocalExecutor, kernel: Path, honest: Build
 ) -> None:
     assert measure(executor, kernel, honest).status is Status.OK
-    assert executor.under_way() == ()
+    assert executor.in_flight() == ()
     bomb = executor.build(build_request(kernel, "compile_bomb"))
 
-    def at(stage: str) -> UnderWay | None:
-        return next((work for work in executor.under_way() if work.stage == stage and work.left_s is not None), None)
+    def at(stage: str) -> InFlight | None:
+        return next((work for work in executor.in_flight() if work.stage == stage and work.left_s is not None), None)
 
     building = wait_until(lambda: at("build"), "it is being built")
     assert bomb.result(PATIENCE_S).status is Status.COMPILE_TIMEOUT
@@ -269,7 +269,7 @@ def test_what_is_under_way_is_said_with_its_stage_and_with_when_it_is_ended(
         assert (work.genome.parameters["mode"], work.workload) == (mode, WORKLOAD)
         assert work.left_s is not None
         assert 0 <= work.left_s <= 6
-    assert executor.under_way() == ()
+    assert executor.in_flight() == ()
 
 
 def test_a_contender_that_breaks_a_race_is_an_empty_result_with_the_reason(
@@ -351,7 +351,7 @@ def test_code_that_is_not_to_be_loaded_is_refused_by_the_gate_and_left_out_of_a_
 ) -> None:
     remembers = executor.build(build_request(kernel, "remembers")).result(PATIENCE_S)
     assert honest.binary is not None
-    releases = replace(honest, binary=replace(honest.binary, releases_next=True))  # as a GPU's code can
+    releases = replace(honest, binary=replace(honest.binary, triggers_dependents=True))  # as a GPU's code can
     reasons = {
         "variables": "the code has 4 bytes of variables that live from call to call",
         "releases": "the code lets the kernel after it start before it has ended",

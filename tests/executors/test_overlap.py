@@ -21,8 +21,8 @@ from evo.executors._device_lock import DeviceLock
 from evo.executors._server import start_server, worker_context
 from evo.executors._worker import Worker
 from evo.executors.local import LocalExecutor
-from evo.genome import Genome
-from evo.kernel import Workload
+from evo.problem.genome import Genome
+from evo.problem.kernel import Workload
 from evo.targets import find_target
 from tests.toy_kernel import TEMPLATE, write_kernel
 

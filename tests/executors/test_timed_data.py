@@ -15,9 +15,9 @@ import torch
 
 from evo.executors import _bench
 from evo.executors._bench import Bench
-from evo.kernel import Launch, load_kernel
+from evo.measure.clock import Protocol
+from evo.problem.kernel import Launch, load_kernel
 from evo.targets import find_target
-from evo.timing import Protocol
 
 KERNEL = load_kernel("layernorm")
 WORKLOAD = KERNEL.workload("cpu", "rows=64,cols=256,dtype=float32")
@@ -170,26 +170,26 @@ def test_a_race_refuses_a_candidate_that(bench: Bench, cheat: str) -> None:
     make, reason = CHEATS[cheat]
     entries = [
         bench.candidate("candidate", Candidate(make()), LAUNCH),
-        bench.candidate("rival", Candidate(honest), LAUNCH),  # whose right results are in the same outputs
+        bench.candidate("incumbent", Candidate(honest), LAUNCH),  # whose right results are in the same outputs
         bench.baseline(KERNEL.reference_baseline),
     ]
-    bench.time(entries, PROTOCOL, "torch", sets=8, examined=("candidate", "rival"))
+    bench.time(entries, PROTOCOL, "torch", sets=8, examined=("candidate", "incumbent"))
     check = bench.complaint("candidate")
     assert not check.passed
     assert reason in check.reason
     if not check.data_changed:
-        assert bench.complaint("rival", ran_last=False).passed
+        assert bench.complaint("incumbent", ran_last=False).passed
 
 
-@pytest.mark.parametrize("rival", [None, 1e6], ids=["alone", "close to a rival"])
+@pytest.mark.parametrize("incumbent", [None, 1e6], ids=["alone", "close to an incumbent"])
 @pytest.mark.parametrize("cheat", ["skips_what_looks_done", "remembers_samples", "remembers_all_inputs", "skips_some_rows"])
-def test_one_look_is_enough_where_races_are_short(bench: Bench, cheat: str, rival: float | None) -> None:
+def test_one_look_is_enough_where_races_are_short(bench: Bench, cheat: str, incumbent: float | None) -> None:
     make = CHEATS[cheat][0] if cheat in CHEATS else skips_some_rows
     entries = [
         bench.candidate("candidate", Candidate(make()), LAUNCH),
         bench.baseline(KERNEL.reference_baseline),
     ]
-    bench.time(entries, PROTOCOL, "torch", sets=12, examined=("candidate",), share=0.0, rival=rival)
+    bench.time(entries, PROTOCOL, "torch", sets=12, examined=("candidate",), share=0.0, incumbent=incumbent)
     assert not bench.complaint("candidate").passed
 
 
@@ -217,7 +217,7 @@ def test_nobody_finds_his_results_when_he_is_timed(bench: Bench, monkeypatch: py
 
     entries = [
         bench.candidate("candidate", Candidate(remembers_in_the_output), LAUNCH),
-        bench.candidate("rival", Candidate(remembers_in_the_output), LAUNCH),
+        bench.candidate("incumbent", Candidate(remembers_in_the_output), LAUNCH),
         bench.baseline(KERNEL.reference_baseline),
     ]
     for share in (None, 0.0):

@@ -11,11 +11,11 @@ import pytest
 
 from evo import cli
 from evo.executors import BuildRequest
-from evo.genome import Genome
-from evo.kernel import Workload, load_kernel
+from evo.lineage.store import Store
+from evo.problem.genome import Genome
+from evo.problem.kernel import Workload, load_kernel
+from evo.problem.space import Value
 from evo.sanitizing import Sanitized, choose_tools, find_compute_sanitizer, sanitize
-from evo.space import Value
-from evo.store.store import Store
 from evo.targets import find_target
 
 TOOLKITS = [Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "bin", Path("/usr/local/cuda/bin")]
@@ -29,8 +29,8 @@ pytestmark = [
 ]
 
 KERNEL = """
-from evo.kernel import Argument, Baseline, Case, Cost, Dimension, Kernel, LaunchPlan, Tolerance, Workload
-from evo.space import Categorical, Space
+from evo.problem.kernel import Argument, Baseline, Case, Cost, Dimension, Kernel, LaunchPlan, Tolerance, Workload
+from evo.problem.space import Categorical, Space
 
 MODES = ("honest", "writes beyond", "reads beyond", "race", "unset", "divergent")
 
@@ -52,7 +52,7 @@ KERNEL = Kernel(
     dimensions=(Dimension(name="n", low=0, high=1 << 20),),
     dtypes={"cuda": ("float32",)},
     options={},
-    specialised={"cuda": ()},
+    compile_time_dims={"cuda": ()},
     arguments=(
         Argument(name="x", kind="input"),
         Argument(name="y", kind="output", shape=("n",)),

@@ -15,8 +15,8 @@ import torch
 
 from evo.errors import LaunchError
 from evo.evaluation import Binary
-from evo.kernel import Launch
-from evo.render import Source
+from evo.problem.kernel import Launch
+from evo.problem.render import Source
 from evo.targets import find_target
 from evo.targets._cuda_arch import arch_limits
 from evo.targets._cuda_loaded import CudaLoaded
@@ -417,8 +417,8 @@ def test_a_candidate_that_breaks_the_context_is_reported_by_the_name_cuda_gives_
 import torch
 from pathlib import Path
 from evo.errors import LaunchError
-from evo.kernel import Launch
-from evo.render import Source
+from evo.problem.kernel import Launch
+from evo.problem.render import Source
 from evo.targets import find_target
 cuda = find_target("cuda")
 text = 'extern "C" __global__ void k(float* y) {{ {BROKEN[name]} }}'

@@ -16,10 +16,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from evo.exporters._architectures import with_ptx
-from evo.exporters.module import ModuleExporter
+from evo.export._architectures import with_ptx
+from evo.export.module import ModuleExporter
 from evo.targets import find_target
-from tests.exporters.exports import edit_manifest, request_for
+from tests.export.exports import edit_manifest, request_for
 
 pytestmark = pytest.mark.gpu
 

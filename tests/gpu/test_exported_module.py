@@ -19,10 +19,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from evo.exporters import ExportItem, ExportRequest, find_exporter
-from evo.genome import Genome
-from evo.kernel import load_kernel
-from evo.space import Point, Space, Value
+from evo.export import ExportItem, ExportRequest, find_exporter
+from evo.problem.genome import Genome
+from evo.problem.kernel import load_kernel
+from evo.problem.space import Point, Space, Value
 from evo.targets import find_target
 
 pytestmark = pytest.mark.gpu

@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from evo.exporters import ExportItem, ExportRequest, find_exporter
-from evo.genome import Genome
-from evo.kernel import load_kernel
+from evo.export import ExportItem, ExportRequest, find_exporter
+from evo.problem.genome import Genome
+from evo.problem.kernel import load_kernel
 from evo.targets import find_target
 
 pytestmark = pytest.mark.gpu

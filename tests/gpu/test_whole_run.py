@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from evo import cli
-from evo.checking import check_candidate
 from evo.executors import BuildRequest, ExecutorConfig
 from evo.executors.local import LocalExecutor
-from evo.genome import Genome
-from evo.kernel import load_kernel
-from evo.space import Value
-from evo.store.store import Store
+from evo.lineage.store import Store
+from evo.problem.genome import Genome
+from evo.problem.kernel import load_kernel
+from evo.problem.space import Value
+from evo.search.check import check_candidate
 from evo.targets import find_target
 
 pytestmark = pytest.mark.gpu

@@ -9,8 +9,8 @@ import pytest
 from browser import Browser, open_browser
 from recorded import PLANS, record_run
 
+from evo.lineage.store import Store
 from evo.report.data import RunData, read_run_data
-from evo.store.store import Store
 
 
 @pytest.fixture(scope="session")

@@ -18,12 +18,12 @@ from evo.evaluation import (
     Status,
     Timing,
 )
-from evo.genome import Genome
-from evo.kernel import Workload, load_kernel
-from evo.samplers import Result, find_sampler
-from evo.space import Space, Value
-from evo.store import Environment, RunSpec, RunStatus, Stage, StoredRun
-from evo.store.store import Store
+from evo.lineage import Environment, RunSpec, RunStatus, Stage, StoredRun
+from evo.lineage.store import Store
+from evo.problem.genome import Genome
+from evo.problem.kernel import Workload, load_kernel
+from evo.problem.space import Space, Value
+from evo.search.samplers import Result, find_sampler
 from evo.targets import find_target
 
 ARCH = "sm_90"
@@ -115,26 +115,26 @@ class Recording:
     def advance(self, evaluations: int) -> None:
         with self._store.transaction():
             for order in range(self._order, self._order + evaluations):
-                island = order % len(self._workloads)
-                self._searches[island].step(self._store, self.run, order, island, self._workloads[island])
+                task = order % len(self._workloads)
+                self._searches[task].step(self._store, self.run, order, task, self._workloads[task])
         self._order += evaluations
 
     def finish(self) -> StoredRun:
         plan = self._plan
-        for island, search in enumerate(self._searches):
+        for task, search in enumerate(self._searches):
             if plan.finals and search.scores:
-                _hold_finals(self._store, self.run, island, self._workloads[island], search, plan)
+                _hold_finals(self._store, self.run, task, self._workloads[task], search, plan)
         stopped = "time is up" if plan.status is RunStatus.FINISHED else ""
         self._store.set_status(self.run, plan.status, reason=stopped, elapsed_s=0.25 * self._order)
         return self._store.run(self.run.name)
 
 
 class Landscape:
-    """One island: its sampler, and a device on which every choice multiplies the time."""
+    """One task: its sampler, and a device on which every choice multiplies the time."""
 
-    def __init__(self, space: Space, plan: Plan, island: int) -> None:
-        self._plan, self._rng = plan, random.Random(plan.seed + island)
-        self._sampler = find_sampler("evolution")(space, plan.seed + island, {})
+    def __init__(self, space: Space, plan: Plan, task: int) -> None:
+        self._plan, self._rng = plan, random.Random(plan.seed + task)
+        self._sampler = find_sampler("evolution")(space, plan.seed + task, {})
         self._factors: dict[tuple[str, Value], float] = {}
         for p in space.parameters:
             weight = self._rng.choice((0.02, 0.05, 0.1, 0.3))
@@ -144,10 +144,10 @@ class Landscape:
         self.scores: dict[int, float] = {}
         self.genomes: dict[int, Genome] = {}
 
-    def step(self, store: Store, run: StoredRun, order: int, island: int, workload: Workload) -> None:
+    def step(self, store: Store, run: StoredRun, order: int, task: int, workload: Workload) -> None:
         proposal = self._sampler.ask(order)
         evaluation = self._evaluate(proposal.genome, workload)
-        ref = CandidateRef(order=order, island=island, workload=workload, proposal=proposal)
+        ref = CandidateRef(order=order, task=task, workload=workload, proposal=proposal)
         store.add(run, ref, evaluation, elapsed_s=0.25 * order + 1.5)
         self._sampler.tell(
             Result(order=order, genome=proposal.genome, status=evaluation.status, score=evaluation.score)
@@ -222,7 +222,7 @@ def timing(
     )
 
 
-def _hold_finals(store: Store, run: StoredRun, island: int, workload: Workload, search: Landscape, plan: Plan) -> None:
+def _hold_finals(store: Store, run: StoredRun, task: int, workload: Workload, search: Landscape, plan: Plan) -> None:
     best = sorted(search.scores, key=lambda order: search.scores[order])[:3]
     check = Check(case="normal", passed=True, error=1e-7, allowed=1e-5, torch_error=2e-7, seed=3)
     ratio = search.scores[best[0]] * plan.confirmed
@@ -238,5 +238,5 @@ def _hold_finals(store: Store, run: StoredRun, island: int, workload: Workload, 
         timing(workload, 0.55, contender="copy", protocol="final"),
         timing(workload, ratio, contender="twin", protocol="final", noise_floor=plan.noise),
     ]
-    store.add_baselines(run, island, beside, stage=Stage.FINAL)
-    store.set_winner(run, island, best[0])
+    store.add_baselines(run, task, beside, stage=Stage.FINAL)
+    store.set_winner(run, task, best[0])

@@ -11,6 +11,10 @@ import numpy as np
 import pytest
 from recorded import PLANS, Plan, record_run
 
+from evo.lineage import queries
+from evo.lineage.credit import operators
+from evo.lineage.importance import importance
+from evo.lineage.store import Store
 from evo.report.columns import read_candidates
 from evo.report.data import RunData, read_run_data
 from evo.report.figures.convergence import draw_convergence
@@ -24,11 +28,7 @@ from evo.report.page import figures_of, sections
 from evo.report.palette import DARK, LIGHT, STEPS
 from evo.report.svg import ticks
 from evo.report.text import value_text
-from evo.store import queries
-from evo.store.credit import operators
-from evo.store.importance import importance
-from evo.store.store import Store
-from tests.store import samples as s
+from tests.lineage import samples as s
 
 
 @pytest.mark.parametrize("name", [plan.name for plan in PLANS])
@@ -148,10 +148,10 @@ def test_values_of_what_mattered_that_were_hardly_or_never_tried_are_named(known
     one = data.workloads[0]
     assert one.candidates is not None
     space = data.problem.spaces[0]
-    assert one.importance.least
+    assert one.importance.option_min
     assert one.importance.never
     top = set(one.importance.names[:3])
-    for least in one.importance.least:
+    for least in one.importance.option_min:
         place = one.candidates.tried[least.parameter].index(least.value)
         assert (one.candidates.values[least.parameter] == place).sum() == least.tried.candidates
         assert least.parameter in top

@@ -21,12 +21,12 @@ from recorded import HOSTILE, WORKLOADS, Plan, Recording, record_run
 
 from evo.errors import UsageError
 from evo.evaluation import Status
+from evo.lineage import RunStatus, queries
+from evo.lineage.store import Store
 from evo.report.live.app import LiveApp, is_own_host
 from evo.report.live.server import open_server
 from evo.report.live.trials import TrialMirror, check_journal, study_name
-from evo.store import RunStatus, queries
-from evo.store.store import Store
-from tests.store import samples as s
+from tests.lineage import samples as s
 
 
 class Client:
@@ -121,8 +121,8 @@ def test_the_index_marks_what_the_finals_did_not_confirm(tmp_path: Path) -> None
                 store.add(run, s.ref(order), s.passed(order, ratio), elapsed_s=1.0)
             store.add_final(run, 0, s.refused_final(), elapsed_s=2.0)
             if len(workloads) > 1:
-                store.add(run, s.ref(2, island=1), s.passed(2, 0.5, island=1), elapsed_s=1.0)
-                store.add_final(run, 2, s.final(0.5, island=1), elapsed_s=2.0)
+                store.add(run, s.ref(2, task=1), s.passed(2, 0.5, task=1), elapsed_s=1.0)
+                store.add_final(run, 2, s.final(0.5, task=1), elapsed_s=2.0)
                 store.set_winner(run, 1, 2)
             store.set_status(run, RunStatus.FINISHED, reason="time is up", elapsed_s=3.0)
     body = Client(LiveApp(str(path), "127.0.0.1")).get("/body")[2]
@@ -185,16 +185,16 @@ def mirrored(tmp_path: Path) -> Iterator[tuple[Store, Recording, TrialMirror]]:
         mirror.stop()
 
 
-def test_a_study_of_each_island_has_its_candidates_as_trials(mirrored: tuple[Store, Recording, TrialMirror]) -> None:
+def test_a_study_of_each_task_has_its_candidates_as_trials(mirrored: tuple[Store, Recording, TrialMirror]) -> None:
     import optuna
 
     store, _, mirror = mirrored
     while mirror.copy(store, "live"):
         pass
-    island = queries.run(store, "live").islands[1]
-    study = optuna.load_study(study_name=study_name("live", island.workload), storage=mirror.storage)
+    task = queries.run(store, "live").tasks[1]
+    study = optuna.load_study(study_name=study_name("live", task.workload), storage=mirror.storage)
     assert study.direction == optuna.study.StudyDirection.MINIMIZE
-    points = [p for p in queries.history(store, "live") if p.island == 1]
+    points = [p for p in queries.history(store, "live") if p.task == 1]
     by_name = {t.user_attrs["candidate"]: t for t in study.trials}
     assert by_name.keys() == {p.id for p in points}
     for p in points:
@@ -205,8 +205,8 @@ def test_a_study_of_each_island_has_its_candidates_as_trials(mirrored: tuple[Sto
         assert trial.user_attrs["operator"] == p.operator
         assert trial.user_attrs["parents"] == [parent.id for parent in record.parents]
         assert trial.datetime_start <= trial.datetime_complete
-    assert study.best_value == island.best_score
-    assert study.best_trial.user_attrs["candidate"] == island.best
+    assert study.best_value == task.best_score
+    assert study.best_trial.user_attrs["candidate"] == task.best
 
 
 def test_a_trial_whose_machine_code_was_known_has_the_score_of_that(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from recorded import PLANS, Plan, record_run
 
-from evo.kernel import load_kernel, template_root
+from evo.lineage.store import Store
+from evo.problem.kernel import load_kernel, template_root
 from evo.report import parameters
 from evo.report.data import RunData, read_run_data
 from evo.report.figures.convergence import draw_convergence
@@ -22,7 +23,6 @@ from evo.report.page import render_page
 from evo.report.protocol import commands
 from evo.report.text import clean, duration, micro
 from evo.report.yardsticks import ceiling_remark, regret_remark
-from evo.store.store import Store
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 

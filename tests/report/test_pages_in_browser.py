@@ -10,11 +10,11 @@ import pytest
 from browser import DESKTOP, PHONE, Browser
 from recorded import PLANS, Plan, Recording
 
+from evo.lineage.store import Store
 from evo.report.data import RunData
 from evo.report.live.app import LiveApp
 from evo.report.live.server import LiveServer, open_server
 from evo.report.page import render_page
-from evo.store.store import Store
 
 SIZES = pytest.mark.parametrize("size", [PHONE, DESKTOP], ids=["phone", "desktop"])
 SCHEMES = pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from evo.errors import CompileError, UsageError
-from evo.render import Source
+from evo.problem.render import Source
 from evo.targets import find_target
 from evo.targets._cache import BuildCache
 from evo.targets.cpu import CpuTarget
@@ -97,7 +97,7 @@ def test_processes_that_race_for_one_key_all_get_the_binary_and_leave_one_entry(
     program = f"""
 import sys
 from pathlib import Path
-from evo.render import Source
+from evo.problem.render import Source
 from evo.targets import find_target
 from evo.targets._cache import BuildCache
 source = Source(text={GPU_SOURCE.text!r}, target="cuda", entry="k")

@@ -11,8 +11,8 @@ from cuda.pathfinder import find_nvidia_header_directory
 
 from evo.errors import DeviceError
 from evo.evaluation import Binary
-from evo.kernel import Launch, Limits
-from evo.render import Source
+from evo.problem.kernel import Launch, Limits
+from evo.problem.render import Source
 from evo.targets import find_target
 from evo.targets._cuda_arch import arch_limits, parse_arch, resident_blocks, resident_share, runs_on
 

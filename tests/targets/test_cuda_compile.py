@@ -10,7 +10,7 @@ import pytest
 
 from evo.errors import CompileError, DeviceError
 from evo.evaluation import Binary
-from evo.render import Source
+from evo.problem.render import Source
 from evo.targets import find_target
 from evo.targets._nvrtc import nvrtc_options, ptxas_figures
 
@@ -68,7 +68,7 @@ def test_what_code_can_remember_from_call_to_call_is_counted(arch: str) -> None:
 def test_that_code_lets_the_next_kernel_start_early_is_known(arch: str) -> None:
     waits = PLAIN.replace("{", '{ asm volatile("griddepcontrol.wait;" ::: "memory");', 1)
     releases = PLAIN.replace("{", '{ asm volatile("griddepcontrol.launch_dependents;");', 1)
-    assert [compiled(text, arch=arch).releases_next for text in (PLAIN, waits, releases)] == [False, False, True]
+    assert [compiled(text, arch=arch).triggers_dependents for text in (PLAIN, waits, releases)] == [False, False, True]
 
 
 def test_spilled_registers_are_counted() -> None:
@@ -217,7 +217,7 @@ def test_compiling_loads_no_torch() -> None:
     program = f"""
 import sys
 from pathlib import Path
-from evo.render import Source
+from evo.problem.render import Source
 from evo.targets import find_target
 source = Source(text={PLAIN!r}, target="cuda", entry="scale")
 assert find_target("cuda").compile(source, "sm_89", Path()).registers

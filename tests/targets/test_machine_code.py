@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from evo.render import Source
+from evo.problem.render import Source
 from evo.targets import find_target
 from evo.targets._machine_code import elf_code_hash, ptx_code_hash
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from markupsafe import Markup
 
+from evo.lineage.records import Step
 from evo.report.data import WorkloadData
 from evo.report.svg import Figure, Scale, path, tag, text, ticks
 from evo.report.text import counted, short, value_text
-from evo.store.records import Step
 
 __all__ = ["change_text", "draw_lineage", "gain_text", "shown_steps"]
 

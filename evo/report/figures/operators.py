@@ -21,7 +21,7 @@ _BINS = 48
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorCredit:
-    """What an operator did on one island.
+    """What an operator did on one task.
 
     children: candidates it made of parents that have a time; better: those of them that were faster than the fastest of
     their parents; firsts: rows that were faster than everything before them, as `evo operators` counts both. credit: its

@@ -19,16 +19,16 @@ from sqlalchemy import func, select
 
 from evo.errors import EvoError, UnknownNameError
 from evo.evaluation import within_noise
+from evo.lineage import RunStatus, queries
+from evo.lineage import models as m
+from evo.lineage.database import command_line
+from evo.lineage.presence import gone
+from evo.lineage.records import Best, RunSummary
+from evo.lineage.runs import resolve_run
+from evo.lineage.store import Store
 from evo.report.data import read_run_data
 from evo.report.live.trials import TrialMirror
 from evo.report.page import render, render_body, script, style
-from evo.store import RunStatus, queries
-from evo.store import models as m
-from evo.store.database import command_line
-from evo.store.presence import gone
-from evo.store.records import Best, RunSummary
-from evo.store.runs import resolve_run
-from evo.store.store import Store
 
 __all__ = ["LiveApp", "is_own_host"]
 

@@ -1,4 +1,4 @@
-"""Runs as Optuna's studies: one for each island, named RUN/WORKLOAD, that Optuna's own tools open.
+"""Runs as Optuna's studies: one for each task, named RUN/WORKLOAD, that Optuna's own tools open.
 
 Written to a journal file, the storage of Optuna's that takes a thousand trials a second on a disk (an RDBStorage on
 SQLite takes some thirty). A trial's value is the candidate's score, its parameters are the genome's.
@@ -20,14 +20,14 @@ from sqlalchemy.orm import aliased
 
 from evo.errors import EvoError, UsageError
 from evo.evaluation import PASSED
-from evo.genome import Genome
+from evo.lineage import RunStatus, StoredRun, queries
+from evo.lineage import models as m
+from evo.lineage.columns import ORDERS_PER_RUN, candidate_key, key_range, public_id
+from evo.lineage.store import Store
+from evo.problem.genome import Genome
+from evo.problem.space import Value
 from evo.report.parameters import read_problem
 from evo.report.text import clean
-from evo.space import Value
-from evo.store import RunStatus, StoredRun, queries
-from evo.store import models as m
-from evo.store.columns import ORDERS_PER_RUN, candidate_key, key_range, public_id
-from evo.store.store import Store
 
 if TYPE_CHECKING:
     from optuna.distributions import CategoricalDistribution
@@ -162,7 +162,7 @@ class TrialMirror:
         for row in rows:
             if self._stopping.is_set():
                 return False
-            study = known.studies[row.island]
+            study = known.studies[row.task]
             self.storage.create_new_trial(study, template_trial=_trial(row, known, parents.get(row.id, [])))
             known.orders.add(row.id % ORDERS_PER_RUN)
         while known.floor in known.orders:
@@ -174,12 +174,12 @@ class TrialMirror:
         summary = queries.run(store, run.name)
         spaces = read_problem(summary).spaces
         known = _Mirrored(run=run, studies={}, choices={})
-        for island in summary.islands:
-            known.studies[island.number], orders = self._open_study(run, island.workload)
+        for task in summary.tasks:
+            known.studies[task.number], orders = self._open_study(run, task.workload)
             known.orders |= orders
-            space = spaces.get(island.number)
+            space = spaces.get(task.number)
             values: dict[str, tuple[Value, ...]] = {p.name: p.values for p in space.parameters} if space else {}
-            known.choices[island.number] = _choices(values or _tried(store, run, island.number))
+            known.choices[task.number] = _choices(values or _tried(store, run, task.number))
         return known
 
     def _open_study(self, run: StoredRun, workload: str) -> tuple[int, set[int]]:
@@ -204,12 +204,12 @@ class TrialMirror:
         return study._study_id, set()
 
 
-def _tried(store: Store, run: StoredRun, island: int) -> dict[str, tuple[Value, ...]]:
+def _tried(store: Store, run: StoredRun, task: int) -> dict[str, tuple[Value, ...]]:
     """Values by parameter as far as they are known, where the kernel is not."""
     values: dict[str, dict[tuple[type, Value], Value]] = {}
     with store.reading() as connection:
         for text in connection.scalars(
-            select(_c.genome).where(_c.id.between(*key_range(run.id)), _c.island == island).limit(MOST_TRIALS)
+            select(_c.genome).where(_c.id.between(*key_range(run.id)), _c.task == task).limit(MOST_TRIALS)
         ):
             for name, value in Genome.from_json(text).items:
                 values.setdefault(name, {})[type(value), value] = value
@@ -229,7 +229,7 @@ def _new_rows(store: Store, known: _Mirrored) -> tuple[list[Any], dict[int, list
     original = aliased(_c)
     with store.reading() as connection:
         rows = connection.execute(
-            select(_c.id, _c.island, _c.genome, _c.operator, _c.status, _c.created, _c.seconds)
+            select(_c.id, _c.task, _c.genome, _c.operator, _c.status, _c.created, _c.seconds)
             # One whose machine code was known has the score of that, as the sampler is told.
             .add_columns(func.coalesce(_c.score, original.score).label("score"))
             .join_from(_c, original, original.id == _c.same_code_as_id, isouter=True)
@@ -252,7 +252,7 @@ def _new_rows(store: Store, known: _Mirrored) -> tuple[list[Any], dict[int, list
 def _trial(row: Any, known: _Mirrored, parents: list[int]) -> FrozenTrial:
     from optuna.trial import TrialState, create_trial
 
-    choices, order = known.choices[row.island], row.id % ORDERS_PER_RUN
+    choices, order = known.choices[row.task], row.id % ORDERS_PER_RUN
     genome = Genome.from_json(row.genome)
     named = {clean(name): value for name, value in genome.items}
     fitting = {n: v for n, v in named.items() if n in choices and v in choices[n].choices}

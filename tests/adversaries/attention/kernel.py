@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from evo.kernel import LaunchPlan, Limits, Workload, load_kernel
-from evo.space import Categorical, Space
+from evo.problem.kernel import LaunchPlan, Limits, Workload, load_kernel
+from evo.problem.space import Categorical, Space
 from tests.adversaries.attention.cheats import ALL
 
 _HONEST = load_kernel("attention")

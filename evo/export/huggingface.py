@@ -1,0 +1,103 @@
+"""A kernel for Hugging Face's `kernels`: a folder that get_local_kernel loads and whose layers kernelize takes; uploaded
+to the Hub it is what get_kernel loads.
+
+build/torch-cuda/ (or torch-cpu/) is the variant that needs no particular PyTorch: metadata.json, layers.py with modules
+that have no state of their own, and the package of `module`, which does the work, below it.
+Reference: https://huggingface.co/docs/kernels, "Kernel requirements"; kernels 0.17.2.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from evo.errors import UsageError
+from evo.export import Exporter, ExportRequest
+from evo.export._folder import file_digests, publish
+from evo.export._wrapping import place_package, write_manifest
+from evo.problem.formats import fill, format_table, values_of
+from evo.problem.kernel import Kernel, load_kernel
+
+__all__ = ["EXPORTER", "HuggingFaceExporter"]
+
+_NAME = re.compile(r"[a-z][-a-z0-9]*[a-z0-9]")
+"""What kernels accepts as the name of a kernel."""
+
+
+class HuggingFaceExporter:
+    """The methods are those of `evo.export.Exporter`."""
+
+    name = "huggingface"
+
+    def export(self, request: ExportRequest) -> list[Path]:
+        """Raises UsageError for a kernel without layers or a name that `kernels` does not take, and what
+        `ModuleExporter.export` raises."""
+        out = request.out.absolute()
+        kernel = load_kernel(request.kernel)
+        kernel.check_target(request.target)
+        table = format_table(kernel, self.name)
+        name = out.name.lower().replace("_", "-")
+        if not _NAME.fullmatch(name):
+            raise UsageError(
+                f"the folder's name becomes the kernel's, and `kernels` takes none called {out.name!r}: use letters, digits "
+                f"and -, starting with a letter, two at least"
+            )
+        with publish(out, self.name) as folder:
+            variant = folder / "build" / f"torch-{request.target}"
+            package = kernel.name if kernel.name.isidentifier() else "kernel"
+            manifest = place_package(request, variant / package)
+            values = values_of(request.items[0].workload) | {"package": package}
+            (variant / "__init__.py").write_text(_init(kernel, package), encoding="utf-8")
+            (variant / "layers.py").write_text(fill(table["layers"], values), encoding="utf-8")
+            metadata = _metadata(name, request, file_digests(variant))
+            (variant / "metadata.json").write_text(json.dumps(metadata, indent=2) + "\n", encoding="utf-8")
+            (folder / "README.md").write_text(_card(kernel, name, request, table["layer"]), encoding="utf-8")
+            write_manifest(folder, self.name, manifest)
+        return sorted(p for p in out.rglob("*") if p.is_file())
+
+    def advice(self, out: Path) -> str:
+        return f"load it:  kernels.get_local_kernel(Path({str(out)!r}))   or upload the folder to a repository of the Hub"
+
+
+def _metadata(name: str, request: ExportRequest, files: dict[str, str]) -> dict[str, Any]:
+    """id names the module in sys.modules: another content must have another one."""
+    digest = hashlib.sha256("".join(files.values()).encode()).hexdigest()[:12]
+    backend: dict[str, Any] = {"type": request.target}
+    if found := re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", request.arch):
+        backend["archs"] = [f"{found[2]}.{found[3]}{found[4]}{'+PTX' if found[1] == 'compute' else ''}"]
+    return {
+        "name": name,
+        "id": f"_{name.replace('-', '_')}_{request.target}_{digest}",
+        "version": 1,
+        "license": "MIT",
+        "python-depends": [],
+        "backend": backend,
+    }
+
+
+def _init(kernel: Kernel, package: str) -> str:
+    return (
+        f'"""{kernel.title}, in place of {kernel.replaces}: the functions of .{package}, and layers for kernelize."""\n\n'
+        f"from . import {package}, layers\n"
+        f"from .{package} import *\n\n"
+        f'__all__ = [*{package}.__all__, "layers"]\n'
+    )
+
+
+def _card(kernel: Kernel, name: str, request: ExportRequest, layer: str) -> str:
+    tuned = "\n".join(f"- {item.workload.key} (candidate {item.candidate})" for item in request.items)
+    return (
+        f"---\nlicense: mit\ntags:\n- kernels\n---\n\n"
+        f"# {name}\n\n{kernel.title}, in place of `{kernel.replaces}`. Found by evo; `manifest.json` tells how.\n\n"
+        f"Tuned for {request.target} {request.arch}:\n\n{tuned}\n\nWhat these do not serve is left to PyTorch.\n\n"
+        f"```python\nfrom pathlib import Path\nfrom kernels import LocalLayerRepository, Mode, get_local_kernel\n\n"
+        f'kernel = get_local_kernel(Path("{name}"))\n'
+        f'mapping = {{"{layer}": {{"{request.target}": {{Mode.INFERENCE: LocalLayerRepository(Path("{name}"), '
+        f'layer_name="{layer}")}}}}}}\n```\n'
+    )
+
+
+EXPORTER: Exporter = HuggingFaceExporter()

@@ -1,0 +1,190 @@
+"""A Python package that stands alone: PyTorch's function, with tuned variants behind it where they apply.
+
+What lies in it: __init__.py with the public names of the kernel's frontend.py; the frontend; the run time
+(evo/export/_module, copied as it is); where the kernel has it, the source of the native launcher, frontend.cpp and
+native/; manifest.json, the provenance; for each variant, a winner built for one architecture, its readable source and its
+binary; sources for sizes that nothing was tuned for; the local headers that the sources include.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import keyword
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from evo import __version__
+from evo.errors import KernelError, UsageError
+from evo.export import Combining, ExportRequest
+from evo.export._building import BuiltVariant, build_variants, check_parts
+from evo.export._folder import MANIFEST, file_digests, publish
+from evo.export._manifest import manifest_record, to_json
+from evo.export._module._variant import slower
+from evo.export._untuned import add_untuned
+from evo.problem.kernel import FRONTEND_FILE, Kernel, load_kernel
+
+__all__ = ["EXPORTER", "FORMAT", "ModuleExporter", "frontend_of", "is_of_launcher", "public_names", "write_launcher"]
+
+FORMAT = "module"
+
+_RUNTIME = Path(__file__).parent / "_module"
+_NATIVE_FRONTEND = "frontend.cpp"
+_SCALARS = ("int64", "int32", "float32", "float64")
+_TAKEN = frozenset({"evo", "torch", *sys.stdlib_module_names})
+
+
+class ModuleExporter:
+    """The methods are those of `evo.export.Combining`."""
+
+    name = FORMAT
+
+    def export(self, request: ExportRequest) -> list[Path]:
+        """`out` becomes the package: its name is the one to import.
+
+        An item's record may hold `source_digest`, the digest of the source that was measured: if another one is
+        rendered now it is refused, because what is recorded would not be true of it. Raises UsageError for that,
+        for a name that cannot be imported, for a kernel without frontend.py, for an architecture that nothing can be
+        built for; what `publish` raises; TemplateError and CompileError.
+        """
+        return self.export_together((request,))
+
+    def export_together(self, parts: Sequence[ExportRequest]) -> list[Path]:
+        """One package of several requests for one kernel, which differ in target, architecture or environment."""
+        out = parts[0].out.absolute()
+        _check_package_name(out.name)
+        kernel = load_kernel(parts[0].kernel)
+        frontend = frontend_of(kernel)
+        names = public_names(frontend)
+        _check_scalars(kernel)
+        check_parts(kernel, parts)
+        with publish(out, self.name) as folder:
+            variants, left_out = build_variants(kernel, parts)
+            write_launcher(folder, frontend)
+            for variant in variants:
+                _write_variant(folder, variant)
+            (folder / "__init__.py").write_text(_init(kernel, names, variants), encoding="utf-8")
+            manifest = manifest_record(kernel, parts, variants, left_out)
+            add_untuned(folder, kernel, manifest)
+            manifest["files"] = file_digests(folder)
+            (folder / MANIFEST).write_text(to_json(manifest), encoding="utf-8")
+        return sorted(p for p in out.rglob("*") if p.is_file())
+
+    def summary(self, out: Path) -> list[str]:
+        number = Counter((v["arch"], v["standing"]) for v in _manifest(out)["variants"])
+        return [f"{arch}: {n} {standing}" for (arch, standing), n in number.items()]
+
+    def remarks(self, out: Path) -> list[str]:
+        manifest = _manifest(out)
+        archs: dict[str, list[str]] = {}
+        for v in manifest["variants"]:
+            if instead := v["instead_of"]:
+                told = f"is {v['candidate']}, because {instead['candidate']} cannot be built for it ({instead['reason']})"
+                archs.setdefault(f"{v['workload']['key']}: what is built for ARCHS {told}", []).append(v["arch"])
+        for m in manifest["left_out"]:
+            told = f"neither {m['candidate']} nor another candidate of its run can be ({m['reason']})"
+            archs.setdefault(f"{m['workload']}: nothing is built for ARCHS, {told}", []).append(m["arch"])
+        for v in manifest["variants"]:
+            if reason := slower(v):
+                archs.setdefault(f"{v['workload']['key']}: left to PyTorch on ARCHS ({reason})", []).append(v["arch"])
+        return [remark.replace("ARCHS", " and ".join(among)) for remark, among in archs.items()]
+
+
+def _manifest(out: Path) -> dict[str, Any]:
+    manifest: dict[str, Any] = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
+    return manifest
+
+
+def _check_package_name(name: str) -> None:
+    if not (name.isidentifier() and name.isascii()) or keyword.iskeyword(name):
+        raise UsageError(
+            f"the folder's name becomes the module's, and {name!r} cannot be imported: use letters, digits and _"
+        )
+    if name in _TAKEN:
+        raise UsageError(f"a module called {name!r} would hide the one of that name: choose another --out")
+
+
+def frontend_of(kernel: Kernel) -> Path:
+    """Raises UsageError if it has none."""
+    path = kernel.folder / FRONTEND_FILE
+    if not path.is_file():
+        raise UsageError(
+            f"kernel {kernel.name!r} has no {FRONTEND_FILE} in {kernel.folder}, the function that PyTorch code would "
+            f"call: write one, or choose another --format"
+        )
+    return path
+
+
+def public_names(frontend: Path) -> list[str]:
+    """__all__ of the frontend, which is read and not run. Raises KernelError."""
+    try:
+        for node in ast.parse(frontend.read_text(encoding="utf-8")).body:
+            targets = node.targets if isinstance(node, ast.Assign) else []
+            if any(isinstance(t, ast.Name) and t.id == "__all__" for t in targets):
+                return [str(name) for name in ast.literal_eval(node.value)]  # type: ignore[attr-defined]
+    except (SyntaxError, ValueError) as error:
+        raise KernelError(f"{frontend} cannot be read ({error})") from error
+    raise KernelError(f"{frontend} does not say what is public: define __all__ = [...]")
+
+
+def _check_scalars(kernel: Kernel) -> None:
+    for argument in kernel.arguments:
+        if argument.kind == "scalar" and argument.dtype not in _SCALARS:
+            raise KernelError(
+                f"kernel {kernel.name!r}: scalar argument {argument.name!r} has dtype {argument.dtype!r}, and "
+                f"exported modules pass only {', '.join(_SCALARS)}"
+            )
+
+
+def is_of_launcher(name: str) -> bool:
+    """Whether `write_launcher` wrote a file of a package, or may have."""
+    return name.startswith("native/") or name == _NATIVE_FRONTEND or (name.endswith(".py") and name != "__init__.py")
+
+
+def write_launcher(folder: Path, frontend: Path) -> None:
+    """The run time, the Python function and, where the kernel has it, the native launcher: <kernel>/frontend.cpp, and what
+    it includes."""
+    for path in sorted(p for p in _RUNTIME.glob("*.py") if p.name != "__init__.py"):
+        (folder / path.name).write_bytes(path.read_bytes())
+    (folder / FRONTEND_FILE).write_bytes(frontend.read_bytes())
+    native = frontend.with_name(_NATIVE_FRONTEND)
+    if native.is_file():
+        (folder / native.name).write_bytes(native.read_bytes())
+        (folder / "native").mkdir()
+        for header in sorted((_RUNTIME / "native").glob("*.h")):
+            (folder / "native" / header.name).write_bytes(header.read_bytes())
+
+
+def _write_variant(folder: Path, variant: BuiltVariant) -> None:
+    source = variant.found.source
+    (folder / variant.source_file).write_bytes(source.text.encode())
+    (folder / variant.binary_file).write_bytes(variant.found.binary.code)
+    for name, text in source.includes.items():
+        path = folder / name
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise KernelError(f"{variant.source_file} includes {name!r}, which is not below its include folders")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text.encode())
+
+
+def _init(kernel: Kernel, names: list[str], variants: Sequence[BuiltVariant]) -> str:
+    tuned: dict[str, list[str]] = {}
+    for v in variants:
+        tuned.setdefault(v.found.item.workload.key, []).append(v.arch if v.measured else f"{v.arch} (compiled)")
+    lines = "\n".join(f"    {key}:  {', '.join(archs)}" for key, archs in tuned.items())
+    return (
+        f'"""{kernel.title} for PyTorch, in place of {kernel.replaces or "its own"}.\n\n'
+        f"Tuned for\n{lines}\n"
+        f"Everything else is left to PyTorch. Found and written by evo {__version__}; {MANIFEST} tells how.\n\n"
+        f"    python -m PACKAGE build     build the native launcher: cheaper calls\n"
+        f"    python -m PACKAGE check     compare with PyTorch and float64\n"
+        f'    python -m PACKAGE bench     time beside PyTorch\n"""\n\n'
+        f"from .frontend import {', '.join(names)}\n\n"
+        f"__all__ = {json.dumps(names)}\n"
+    )
+
+
+EXPORTER: Combining = ModuleExporter()

@@ -1,0 +1,183 @@
+"""A run as T4, the results format of the auto-tuning community: every configuration that was evaluated, with its times, and
+those that failed with the kind of failure.
+
+One file for each workload of the run, NAME.t4.json, because times of different problems do not compare. Times are in
+milliseconds. The objective is the median of the search's timing with cold caches; `ratio`, the time over PyTorch's beside
+it, is a measurement, too. What T4 has no place for (candidate, operator, parents, evo's own status) is under "evo".
+Reference: TuningSchema, T4 results schema 1.0.0 (https://github.com/odgaard/TuningSchema), as Kernel Tuner ships it. The
+schema calls the time to compile compilation_time, and the tools that read it compilation: both are written.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from evo import __version__
+from evo.errors import UsageError
+from evo.evaluation import Evaluation, Status, Timing
+from evo.export import ExportRequest, RunExporter
+from evo.export._folder import MANIFEST, WRITER, file_digests, publish
+from evo.export._manifest import to_json
+from evo.lineage import StoredEvaluation, StoredRun
+
+__all__ = ["EXPORTER", "T4Exporter"]
+
+_SCHEMA_VERSION = "1.0.0"
+_INVALIDITY = {
+    Status.OK: "correct",
+    Status.SAME_CODE: "correct",
+    Status.RENDER_ERROR: "compile",
+    Status.COMPILE_ERROR: "compile",
+    Status.COMPILE_TIMEOUT: "timeout",
+    Status.TIMEOUT: "timeout",
+    Status.WRONG: "correctness",
+    Status.IMPOSSIBLE: "correctness",
+}
+"""Everything else fails when it runs. T4 knows timeout, compile, runtime, correctness, constraints and correct."""
+_VALUES = {
+    "compile": "CompilationFailedConfig",
+    "runtime": "RuntimeFailedConfig",
+    "timeout": "RuntimeFailedConfig",
+    "correctness": "RuntimeFailedConfig",
+}
+"""What stands where a time would, in the words of Kernel Tuner."""
+
+
+class T4Exporter:
+    """The methods are those of `evo.export.RunExporter`."""
+
+    name = "t4"
+
+    def export(self, request: ExportRequest) -> list[Path]:
+        raise UsageError("t4 holds all candidates of a run, not single ones: name one run, as `evo runs` lists them")
+
+    def export_run(self, run: StoredRun, evaluations: Sequence[StoredEvaluation], out: Path) -> list[Path]:
+        """Raises UsageError for a run without candidates, and what `publish` raises."""
+        if not evaluations:
+            raise UsageError(f"run {run.name!r} has no candidates yet: there is nothing to export")
+        out = out.absolute()
+        own = {e.ref.order: e for e in evaluations}
+        with publish(out, self.name) as folder:
+            for number, workload in enumerate(run.spec.workloads):
+                found = [e for e in evaluations if e.ref.task == number]
+                document = {
+                    "schema_version": _SCHEMA_VERSION,
+                    "metadata": _metadata(run, workload.key),
+                    "results": [_result(run, e, own) for e in found],
+                }
+                stem = re.sub(r"[^\w.=+-]+", "_", f"{run.name}-{number}-{run.spec.kernel.rpartition('/')[2]}")
+                (folder / f"{stem}.t4.json").write_text(
+                    json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8"
+                )
+            manifest = {
+                "written_by": WRITER,
+                "format": self.name,
+                "format_version": 1,
+                "evo_version": __version__,
+                "run": run.name,
+                "files": file_digests(folder),
+            }
+            (folder / MANIFEST).write_text(to_json(manifest), encoding="utf-8")
+        return sorted(p for p in out.rglob("*") if p.is_file())
+
+    def advice(self, out: Path) -> str:
+        return f"one file for each workload of the run, by the schema of T4 results {_SCHEMA_VERSION}"
+
+
+def _metadata(run: StoredRun, workload: str) -> dict[str, Any]:
+    e = run.environment
+    return {
+        "timeunit": "milliseconds",
+        "environment": {
+            "requirements": [f"{n}=={v}" for n, v in (("torch", e.torch), ("evo-kernels", e.evo)) if v],
+            "device_query": {"name": e.device, "arch": e.arch, "driver": e.driver, "cuda": e.cuda},
+        },
+        "evo": {
+            "run": run.name,
+            "kernel": run.spec.kernel,
+            "kernel_digest": run.spec.kernel_digest,
+            "workload": workload,
+            "target": run.spec.target,
+            "arch": run.spec.arch,
+            "sampler": run.spec.sampler,
+            "seed": run.spec.seed,
+            "compiler": e.compiler or e.nvrtc,
+        },
+    }
+
+
+def _result(run: StoredRun, stored: StoredEvaluation, others: Mapping[int, StoredEvaluation]) -> dict[str, Any]:
+    evaluation, genome = stored.evaluation, stored.ref.proposal.genome
+    invalidity = _INVALIDITY.get(evaluation.status, "runtime")
+    timing = _timing(evaluation, others)
+    configuration: dict[str, Any] = dict(genome.parameters)
+    if genome.flags:
+        configuration["compiler_flags"] = " ".join(genome.flags)
+    value: float | str = timing.median_us / 1e3 if timing else _VALUES.get(invalidity, "RuntimeFailedConfig")
+    measurements: list[dict[str, Any]] = [{"name": "time", "value": value, "unit": "ms" if timing else ""}]
+    if timing is not None and timing.ratio is not None:
+        measurements.append({"name": "ratio", "value": timing.ratio, "unit": ""})
+    return {
+        "timestamp": _timestamp(run.created, stored.elapsed_s),
+        "configuration": configuration,
+        "times": _times(evaluation, timing),
+        "invalidity": invalidity,
+        "correctness": 1.0 if evaluation.status.passed else 0.0,
+        "measurements": measurements,
+        "objectives": ["time"],
+        "evo": _own(stored),
+    }
+
+
+def _own(stored: StoredEvaluation) -> dict[str, Any]:
+    evaluation, proposal = stored.evaluation, stored.ref.proposal
+    record = {
+        "candidate": stored.public_id,
+        "order": stored.ref.order,
+        "status": evaluation.status.value,
+        "operator": proposal.operator,
+        "parents": [p.order for p in proposal.parents],
+        "elapsed_s": stored.elapsed_s,
+    }
+    if evaluation.same_code_as is not None:
+        record["same_code_as"] = evaluation.same_code_as
+    return record
+
+
+def _timing(evaluation: Evaluation, others: Mapping[int, StoredEvaluation]) -> Timing | None:
+    """The search's own with cold caches; of one whose machine code was there before, that one's."""
+    if not evaluation.status.passed:
+        return None
+    if evaluation.same_code_as is not None and evaluation.same_code_as in others:
+        return _timing(others[evaluation.same_code_as].evaluation, {})
+    own = [t for t in evaluation.timings if t.contender == "candidate"]
+    return next((t for t in own if t.protocol != "hot"), own[0] if own else None)
+
+
+def _times(evaluation: Evaluation, timing: Timing | None) -> dict[str, Any]:
+    """framework: what of the evaluation was neither compiling, nor checking, nor timing."""
+    build_s = evaluation.build.seconds if evaluation.build else 0.0
+    rest_s = evaluation.seconds - build_s - evaluation.gate_seconds - evaluation.timing_seconds
+    times: dict[str, Any] = {
+        "compilation_time": build_s * 1e3,
+        "compilation": build_s * 1e3,
+        "framework": max(0.0, rest_s) * 1e3,
+        "search_algorithm": 0,
+        "validation": evaluation.gate_seconds * 1e3,
+    }
+    if timing is not None:
+        times["runtimes"] = [t / 1e3 for t in timing.samples_us]
+    return times
+
+
+def _timestamp(created: str, elapsed_s: float) -> str:
+    """When it was recorded, if the run was never interrupted: a run's clock stands still while it does not run."""
+    return (datetime.fromisoformat(created) + timedelta(seconds=elapsed_s)).isoformat()
+
+
+EXPORTER: RunExporter = T4Exporter()

@@ -1,0 +1,177 @@
+"""What each operator was worth in a run, and when."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, select
+
+from evo.errors import UsageError
+from evo.evaluation import PASSED, Status
+from evo.lineage import models as m
+from evo.lineage.columns import key_range
+from evo.lineage.rules import spent
+from evo.lineage.runs import resolve_run
+from evo.lineage.store import Store
+
+__all__ = ["OperatorCredit", "Trial", "operators", "read_disturbed", "read_parents", "trials"]
+
+_c, _b, _p, _t = m.Candidate, m.Build, m.Parentage, m.Timing
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorCredit:
+    """An operator in one window of a run's search time, or in all of it (window None).
+
+    trials: candidates it made. passed: of them. new_code: of the passed, those whose machine code was not known already.
+    better: of those with a timed parent, faster than the fastest of these; compared: how many those were; success: share
+    of them.
+    improvements: faster than everything before on their task, in times that nothing disturbed. gain: by what factor these
+    together lowered the best time (1.0: not at all). seconds: building and measuring all of its trials. gain_rate: 100 times
+    the logarithm of the gain, per second: per cent a second where that is little, and it can be added and averaged.
+    """
+
+    operator: str
+    window: int | None
+    from_s: float
+    to_s: float
+    trials: int
+    passed: int
+    new_code: int
+    compared: int
+    better: int
+    success: float | None
+    improvements: int
+    gain: float
+    seconds: float
+    gain_rate: float | None
+
+
+def operators(store: Store, run: str, *, windows: int = 5) -> list[OperatorCredit]:
+    """By operator, all of the run first and then window by window of equal search time.
+
+    Raises UnknownNameError, or StoreError for an ambiguous prefix.
+    """
+    if not 1 <= windows <= 1000:
+        raise UsageError(f"{windows} windows cannot be shown; choose 1 to 1000")
+    with store.reading() as connection:
+        key = resolve_run(connection, run)
+        rows = _candidates(connection, key)
+        parents, disturbed = read_parents(connection, key), read_disturbed(connection, key)
+    length = max((row.elapsed_s for row in rows), default=0.0)
+    groups: dict[tuple[str, int | None], list[Trial]] = defaultdict(list)
+    for trial in trials(rows, parents, disturbed):
+        groups[trial.row.operator, None].append(trial)
+        window = min(windows - 1, int(trial.row.elapsed_s / length * windows)) if length else 0
+        groups[trial.row.operator, window].append(trial)
+    found = [
+        _credit(name, window, group, _bounds(window, windows, length)) for (name, window), group in groups.items()
+    ]
+    worth = {c.operator: (-(c.gain_rate or 0.0), -c.trials) for c in found if c.window is None}
+    return sorted(found, key=lambda c: (worth[c.operator], c.operator, -1 if c.window is None else c.window))
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A candidate against its parents, and against all before it."""
+
+    row: Any
+    better: bool | None
+    """Whether it is faster than the fastest of its parents; None where none of them has a time. Against any other parent an
+    operator that puts two together would be praised for what it took from the faster one."""
+    best: bool
+    """Whether it is the first of its task with a time, or faster than everything before."""
+    improvement: float
+    """Logarithm of the task's best time before over its own; 0 for the first, and for those that are not better."""
+
+
+def _candidates(connection: Connection, run_id: int) -> list[Any]:
+    return list(
+        connection.execute(
+            select(_c.id, _c.task, _c.operator, _c.status, _c.score, _c.elapsed_s, _c.seconds, _b.cached)
+            .add_columns(_b.seconds.label("build_seconds"), _c.same_code_as_id)
+            .join_from(_c, _b, _b.candidate_id == _c.id, isouter=True)
+            .where(_c.id.between(*key_range(run_id)))
+            .order_by(_c.id)
+        )
+    )
+
+
+def read_parents(connection: Connection, run_id: int) -> dict[int, list[int]]:
+    """Of every candidate of a run that has any, by key."""
+    found: dict[int, list[int]] = defaultdict(list)
+    for child, parent in connection.execute(
+        select(_p.child_id, _p.parent_id).where(_p.child_id.between(*key_range(run_id)))
+    ):
+        found[child].append(parent)
+    return found
+
+
+def read_disturbed(connection: Connection, run_id: int) -> frozenset[int]:
+    """Keys of the candidates of which something disturbed the search's timing."""
+    return frozenset(
+        connection.scalars(
+            select(_t.candidate_id)
+            .where(_t.run_id == run_id, _t.candidate_id.between(*key_range(run_id)), _t.round == 0)
+            .where(_t.contender == "candidate", _t.protocol == "cold", _t.clocks["disturbed"].as_float() > 0)
+        )
+    )
+
+
+def trials(
+    rows: Sequence[Any], parents: Mapping[int, Sequence[int]], disturbed: Collection[int]
+) -> Iterator[Trial]:
+    """Of candidates in the order of proposal, in which a sampler is told.
+
+    rows: with `id`, `task`, `status`, `score` and `same_code_as_id`; parents: keys by that of the child. A candidate whose
+    code was known already has that one's time as a parent; as a child it repeats, and is not better. disturbed: as the
+    search has it, their times are nobody's best, unless their task has no others.
+    """
+    scores: dict[int, float] = {}
+    best: dict[int, float] = {}
+    clean = {row.task for row in rows if row.score is not None and row.score > 0 and row.id not in disturbed}
+    for row in rows:
+        improvement, is_best = 0.0, False
+        if row.score is not None and row.score > 0:
+            scores[row.id] = row.score
+            before = best.get(row.task)
+            if (row.id not in disturbed or row.task not in clean) and (before is None or row.score < before):
+                is_best, improvement = True, math.log(before / row.score) if before is not None else 0.0
+                best[row.task] = row.score
+        elif row.status == Status.SAME_CODE.value and row.same_code_as_id in scores:
+            scores[row.id] = scores[row.same_code_as_id]
+        known = [scores[parent] for parent in parents.get(row.id, ()) if parent in scores]
+        better = row.score is not None and row.score < min(known) if known else None
+        yield Trial(row, better, is_best, improvement)
+
+
+def _bounds(window: int | None, windows: int, length: float) -> tuple[float, float]:
+    return (0.0, length) if window is None else (length * window / windows, length * (window + 1) / windows)
+
+
+def _credit(
+    operator: str, window: int | None, made: list[Trial], bounds: tuple[float, float]
+) -> OperatorCredit:
+    compared = [t.better for t in made if t.better is not None]
+    better = sum(compared)
+    gain, seconds = sum(t.improvement for t in made), sum(spent(t.row) for t in made)
+    return OperatorCredit(
+        operator=operator,
+        window=window,
+        from_s=bounds[0],
+        to_s=bounds[1],
+        trials=len(made),
+        passed=sum(t.row.status in PASSED for t in made),
+        new_code=sum(t.row.status == Status.OK.value for t in made),
+        compared=len(compared),
+        better=better,
+        success=better / len(compared) if compared else None,
+        improvements=sum(t.improvement > 0 for t in made),
+        gain=math.exp(gain),
+        seconds=seconds,
+        gain_rate=100 * gain / seconds if seconds else None,
+    )

@@ -1,0 +1,259 @@
+"""Where a lineage database is, and how it is opened: SQLite by path or URL, PostgreSQL by URL."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event, make_url
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+
+from evo.errors import StoreError
+from evo.lineage.faults import first_line
+
+__all__ = ["Location", "check_file", "command_line", "connect", "locate", "lock_path", "make_folder", "shown"]
+
+_SQLITE_MAGIC = b"SQLite format 3\0"
+_BUSY_TIMEOUT_S = 10.0
+_CONNECT_TIMEOUT_S = 10
+_SECRETS = frozenset({"password", "sslpassword"})  # options of libpq that a URL may carry after its '?'
+
+
+@dataclass(frozen=True, kw_only=True)
+class Location:
+    """A database's address. `path` is the file of a SQLite one, None for a server."""
+
+    url: URL
+    path: Path | None
+
+    def __str__(self) -> str:
+        return f"the database {self.path or _render(self.url)}"
+
+    def command(self, *words: str) -> str:
+        """A command to be typed next about this very database."""
+        return command_line(self.url, *words)
+
+
+taken: Callable[[], str] | None = None
+"""Tells which database commands take by themselves; who gives such commands sets it."""
+
+
+def command_line(where: str | URL | None, *words: str) -> str:
+    """A command to be typed next, quoted for a shell. It names the database, without its password; None, or the URL of
+    what is `taken`: the one that commands take by themselves."""
+    named = where is not None and not (isinstance(where, URL) and _is_taken(where))
+    return shlex.join(("evo", *words, *(("--db", _address(where)) if named and where is not None else ())))
+
+
+def _is_taken(url: URL) -> bool:
+    try:
+        return taken is not None and locate(taken()).url == url
+    except StoreError:
+        return False
+
+
+def _address(where: str | URL) -> str:
+    """As --db takes it."""
+    if isinstance(where, str):
+        return shown(where)
+    return str(where.database) if where.get_backend_name() == "sqlite" else _render(where)
+
+
+def locate(where: str | Path) -> Location:
+    """A path, sqlite:///path or postgresql://user@host/name as a location.
+
+    Raises StoreError for a URL that is none, or of a database that evo does not know.
+    """
+    if isinstance(where, Path) or "://" not in where:
+        if not str(where):
+            raise StoreError("the database has no name; give a file such as runs/lineage.db, or a URL")
+        if isinstance(where, str) and _SERVER_WITHOUT_URL.search(where):
+            raise StoreError(f"a database on a server is named by a URL; {_EXAMPLES}")
+        path = Path(where).expanduser().absolute()
+        return Location(url=URL.create("sqlite", database=str(path)), path=path)
+    try:
+        url = make_url(where)
+        if "@" in (url.host or ""):  # of a password that should have been escaped
+            raise ValueError("@")
+        backend, driver = url.get_backend_name(), url.get_driver_name()
+    except (ArgumentError, NoSuchModuleError, ValueError):  # whose words may hold a part of a password
+        raise StoreError(f"{_hidden(where)!r} is not a database URL; {_url_hint(where)}") from None
+    if backend == "sqlite" and driver == "pysqlite":
+        if not url.database or url.database == ":memory:":
+            raise StoreError(f"{where!r} names no file, so nothing would be kept; {_EXAMPLES}")
+        if url.query:
+            raise StoreError(f"{where!r}: options after '?' are not understood; write sqlite:///FILE")
+        path = Path(url.database).expanduser().absolute()
+        return Location(url=URL.create("sqlite", database=str(path)), path=path)
+    if url.drivername in ("postgresql", "postgresql+psycopg"):
+        return Location(url=url.set(drivername="postgresql+psycopg"), path=None)
+    raise StoreError(f"{_hidden(where)!r}: evo does not work with {url.drivername} databases; {_EXAMPLES}")
+
+
+def _url_hint(where: str) -> str:
+    """What to write instead of what is no URL. It quotes nothing, which could be of a password."""
+    scheme, _, rest = where.partition("://")
+    server, _, path = rest.partition("/")
+    if scheme == "postgres":
+        return "write postgresql:// instead of postgres://"
+    if "@" not in path and (port := re.search(r":([^:\]@]*)$", server)) and not port[1].isdecimal():
+        return "its port is not a number"
+    return f"{_EXAMPLES}, with special characters of a name or password as %40 for '@'"
+
+
+_EXAMPLES = "write a file, sqlite:///FILE or postgresql://USER@HOST/NAME"
+# A libpq connection string, or a URL with a slash too few: taken for a file it would be shown, password and all.
+_SERVER_WITHOUT_URL = re.compile(r"\bpassword\s*=|^postgres\w*(\+\w+)?:|^[a-z0-9+]+:[^@]*@")
+
+
+def shown(where: str | Path) -> str:
+    """`where` as it may be printed: without the password that a URL may carry."""
+    if isinstance(where, Path) or "://" not in where:
+        return str(where)
+    try:
+        url = make_url(where)
+        return _hidden(where) if "@" in (url.host or "") else _render(url)
+    except (ArgumentError, ValueError):
+        return _hidden(where)
+
+
+def _render(url: URL) -> str:
+    name = url.drivername.removesuffix("+psycopg")
+    query = {key: value for key, value in url.query.items() if key not in _SECRETS}
+    return url.set(drivername=name, query=query).render_as_string(hide_password=True)
+
+
+def _hidden(text: str) -> str:
+    """`text`, which may be no URL, without the user and password that may stand before an @, and options."""
+    scheme, _, rest = text.partition("://")
+    return f"{scheme}://{'***@' if '@' in rest else ''}{rest.rpartition('@')[2].partition('?')[0]}"
+
+
+def connect(location: Location, *, write: bool) -> Engine:
+    """An engine for the database; a reading one cannot change anything.
+
+    Raises StoreError where it can be seen at once that this is no database, or not one to be opened this way.
+    """
+    if location.path is None:
+        return _connect_server(location, write=write)
+    path = location.path
+    if path.is_dir():
+        raise StoreError(f"{path} is a folder; name a file in it, such as {path / 'lineage.db'}")
+    if path.exists() and not path.is_file():
+        raise StoreError(f"{path} is a device and not a file; name another with --db")
+    if not write and not path.exists():
+        raise StoreError(f"there is no database {path}; run a search first, or name another with --db")
+    if path.exists():
+        check_file(path, write=write)
+    return _connect_file(location, path, write=write)
+
+
+def lock_path(database: Path) -> Path:
+    """The file that the one writer of a SQLite file holds."""
+    return database.with_name(database.name + ".lock")
+
+
+def make_folder(path: Path) -> None:
+    """Raises StoreError if the folder of `path` is not there and cannot be made."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(
+            f"cannot make the folder {path.parent}: {error.strerror or error}; choose another with --db"
+        ) from error
+
+
+def check_file(path: Path, *, write: bool) -> None:
+    """Raises StoreError for a file that is no SQLite database, or cannot be opened."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(len(_SQLITE_MAGIC))
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
+    if head and head != _SQLITE_MAGIC:  # an empty file is an empty database
+        raise StoreError(f"{path} is not a SQLite database; name another file with --db")
+    if write and not os.access(path, os.W_OK):
+        raise StoreError(f"{path} cannot be written; check its permissions, or name another file with --db")
+
+
+def _connect_file(location: Location, path: Path, *, write: bool) -> Engine:
+    if write:
+        mode = "mode=rwc"
+    elif os.access(path.parent, os.W_OK) or path.with_name(path.name + "-wal").exists():
+        mode = "mode=ro"
+    else:
+        # SQLite reads a WAL database through a -shm file beside it. Where this account may not make one, and no
+        # writer has the database open, it is read as it lies.
+        mode = "immutable=1"
+    uri = f"{path.as_uri()}?{mode}"
+    engine = create_engine(
+        location.url,
+        creator=lambda: sqlite3.connect(uri, uri=True, timeout=_BUSY_TIMEOUT_S, check_same_thread=False),
+        poolclass=QueuePool,
+        json_serializer=_write_json,
+    )
+
+    @event.listens_for(engine, "connect")
+    def configure(connection: sqlite3.Connection, record: object) -> None:
+        # sqlite3 would begin transactions late and commit before some statements; evo begins them itself.
+        connection.isolation_level = None
+        if write:
+            connection.execute("PRAGMA journal_mode = WAL")
+            # In WAL a killed process loses nothing this way; a power cut at most the last few candidates.
+            connection.execute("PRAGMA synchronous = NORMAL")
+            connection.execute("PRAGMA foreign_keys = ON")
+        else:
+            connection.execute("PRAGMA query_only = ON")
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        # A writer takes the write lock at once: a later upgrade of a read lock could fail with "locked".
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+    return engine
+
+
+def _connect_server(location: Location, *, write: bool) -> Engine:
+    # A host that drops packets would keep a command waiting for minutes.
+    options = {} if "connect_timeout" in location.url.query else {"connect_timeout": _CONNECT_TIMEOUT_S}
+    try:
+        engine = create_engine(
+            location.url, json_serializer=_write_json, pool_pre_ping=True, connect_args=options, hide_parameters=True
+        )
+    except ModuleNotFoundError as error:
+        raise StoreError(
+            f"{location} needs the Python package {error.name!r}, which is not installed; install it with:"
+            " pip install 'evo-kernels[postgres]'"
+        ) from error
+    except ImportError as error:  # psycopg without the C library that it wraps
+        raise StoreError(
+            f"{location} needs the library libpq, which the package 'psycopg' did not find ({first_line(error)});"
+            " install it with: pip install 'evo-kernels[postgres]'"
+        ) from error
+    except (ArgumentError, TypeError) as error:  # a driver's word on the URL's options
+        raise StoreError(f"{location} cannot be opened: {first_line(error)}") from error
+
+    @event.listens_for(engine, "connect")
+    def configure(connection: DBAPIConnection, record: object) -> None:
+        # A server that compiles queries (JIT) takes longer for that than for any of evo's. Not all know the setting.
+        with closing(connection.cursor()) as cursor:
+            cursor.execute("SELECT set_config(name, 'off', false) FROM pg_settings WHERE name = 'jit'")
+        connection.commit()
+
+    if write:
+        return engine
+    # A reader sees one state of the database through all the queries of a transaction, as on SQLite.
+    return engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+
+
+# NaN is not JSON, and PostgreSQL refuses it. The order of keys is kept: a workload's dimensions have one.
+_write_json = partial(json.dumps, allow_nan=False, separators=(",", ":"))

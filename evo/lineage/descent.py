@@ -1,0 +1,214 @@
+"""A candidate's whole family: where it came from, what came of it, and what each change gained."""
+
+from __future__ import annotations
+
+import difflib
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sqlalchemy import Connection, literal, select, union_all
+
+from evo.lineage import models as m
+from evo.lineage.ancestry import genome_change
+from evo.lineage.artefacts import read_texts
+from evo.lineage.columns import ORDERS_PER_RUN, Key
+from evo.lineage.figures import search_figures
+from evo.lineage.gains import Gain, gain_between
+from evo.lineage.lookups import rows_of
+from evo.lineage.records import Change, Relative
+from evo.lineage.relatives import RELATIVE_COLUMNS, orphans_beside, read_relative, resolve_candidate
+from evo.lineage.store import Store
+from evo.problem.genome import Genome
+from evo.problem.space import Value
+
+__all__ = ["Family", "Kin", "family", "unified"]
+
+_c, _p = m.Candidate, m.Parentage
+_UP, _DOWN = "ancestor", "descendant"
+_DIFF_LINES = 3
+Relation = Literal["ancestor", "self", "descendant"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kin:
+    """An ancestor or descendant of a candidate, or itself.
+
+    generation: the fewest steps between the two, negative for ancestors. change and the gains: against its own first
+    parent. gain: that one's time over its own (above 1: faster), each beside the reference in a race of its own, with
+    an interval put together from theirs; tie: that interval holds 1. main_line: on the way from a root to the
+    candidate through first parents only. diff: of the source against the first parent's, if asked for.
+    parents_lost: some or all of them, with a damaged file.
+    """
+
+    id: str
+    relation: Relation
+    generation: int
+    order: int
+    operator: str
+    status: str
+    score: float | None
+    median_us: float | None
+    low_us: float | None
+    high_us: float | None
+    disturbed: bool
+    gain: float | None
+    gain_low: float | None
+    gain_high: float | None
+    tie: bool | None
+    parents: tuple[Relative, ...]
+    change: Change
+    parameters: dict[str, Value]
+    main_line: bool
+    parents_lost: bool = False
+    diff: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """Ancestors from the roots on, the candidate, its descendants, each in the order they were proposed.
+
+    cut: there are more descendants than were asked for; those proposed first are given.
+    """
+
+    members: tuple[Kin, ...]
+    cut: bool
+
+
+def family(store: Store, prefix: str, *, descendants: int = 100, diff: bool = False) -> Family:
+    """Every ancestor of a candidate, and up to so many of its descendants.
+
+    Raises UnknownNameError, or StoreError for an ambiguous prefix.
+    """
+    with store.reading() as connection:
+        key = resolve_candidate(connection, prefix)
+        relations, cut = _relations(connection, key, descendants)
+        keys = sorted(relations)
+        parents = _parents(connection, keys)
+        wanted = {*keys, *(found[0][0] for found in parents.values())}
+        rows = {row.id: row for row in _rows(connection, sorted(wanted))}
+        orphans = orphans_beside(connection, key)
+        figures = search_figures(connection, key // ORDERS_PER_RUN, sorted(wanted))
+        texts = (
+            read_texts(connection, {row.source_sha for row in rows.values() if row.source_sha})
+            if diff
+            else {}
+        )
+    main = {key}
+    line = key
+    while line in parents:
+        line = parents[line][0][0]
+        main.add(line)
+    generations = _generations(key, relations, parents)
+    members = []
+    for k in sorted(keys, key=lambda k: ((_UP, "self", _DOWN).index(relations[k]), k)):
+        row, before = rows[k], rows[parents[k][0][0]] if k in parents else None
+        own = figures.get(k)
+        gain = gain_between(figures.get(before.id), own) if before else None
+        genome = Genome.from_json(row.genome)
+        members.append(
+            Kin(
+                id=row.public_id,
+                relation=relations[k],
+                generation=generations[k],
+                order=row.order,
+                operator=row.operator,
+                status=row.status,
+                score=row.score,
+                median_us=own.median_us if own else None,
+                low_us=own.low_us if own else None,
+                high_us=own.high_us if own else None,
+                disturbed=bool(own and own.disturbed),
+                **_gain_fields(gain),
+                parents=tuple(relative for _, relative in parents.get(k, ())),
+                change=genome_change(Genome.from_json(before.genome), genome) if before else {},
+                parameters=genome.parameters,
+                main_line=k in main,
+                parents_lost=row.order in orphans,
+                diff=_diff(before, row, texts) if diff and before else None,
+            )
+        )
+    return Family(members=tuple(members), cut=cut)
+
+
+def _gain_fields(gain: Gain | None) -> dict[str, Any]:
+    if gain is None:
+        return {"gain": None, "gain_low": None, "gain_high": None, "tie": None}
+    return {"gain": gain.gain, "gain_low": gain.low, "gain_high": gain.high, "tie": gain.tie}
+
+
+def _relations(connection: Connection, key: int, descendants: int) -> tuple[dict[int, Relation], bool]:
+    """Keys of the family, by one recursive query up and one down; UNION, not UNION ALL, so that an ancestor by a
+    million ways is met once."""
+    up = select(literal(key, Key).label("id")).cte("up", recursive=True)
+    up = up.union(select(_p.parent_id).join_from(_p, up, _p.child_id == up.c.id))
+    down = select(literal(key, Key).label("id")).cte("down", recursive=True)
+    down = down.union(select(_p.child_id).join_from(_p, down, _p.parent_id == down.c.id))
+    # Children are later than their parents, so the first of the descendants by key are a connected part of the family.
+    first = select(down.c.id).where(down.c.id != key).order_by(down.c.id).limit(descendants + 1).subquery()
+    found: dict[int, Relation] = {}
+    query = union_all(select(literal(_UP), up.c.id), select(literal(_DOWN), first.c.id))
+    later = []
+    for relation, member in connection.execute(query):
+        if relation == _UP:
+            found[member] = "ancestor"
+        else:
+            later.append(member)
+    found |= dict.fromkeys(sorted(later)[:descendants], "descendant")
+    found[key] = "self"
+    return found, len(later) > descendants
+
+
+def _generations(
+    key: int, relations: Mapping[int, Relation], parents: Mapping[int, Sequence[tuple[int, Relative]]]
+) -> dict[int, int]:
+    """Fewest steps to each member; breadth first, upwards and downwards."""
+    children: dict[int, list[int]] = defaultdict(list)
+    for child, found in parents.items():
+        for parent, _ in found:
+            children[parent].append(child)
+    upwards = {child: [parent for parent, _ in found] for child, found in parents.items()}
+    distance = {key: 0}
+    for edges, step, relation in ((upwards, -1, _UP), (children, 1, _DOWN)):
+        waiting = deque([key])
+        while waiting:
+            one = waiting.popleft()
+            for other in edges.get(one, ()):
+                if other not in distance and relations.get(other) == relation:
+                    distance[other] = distance[one] + step
+                    waiting.append(other)
+    return distance
+
+
+def _parents(connection: Connection, keys: Sequence[int]) -> dict[int, list[tuple[int, Relative]]]:
+    """Key and record of the parents of every one of `keys`, in their order."""
+    found: dict[int, list[tuple[int, Relative]]] = defaultdict(list)
+    query = (
+        select(_p.child_id, _c.id, *RELATIVE_COLUMNS)
+        .join_from(_p, _c, _c.id == _p.parent_id)
+        .order_by(_p.child_id, _p.position)
+    )
+    for child, parent, *row in rows_of(connection, query, keys, _p.child_id):
+        found[child].append((parent, read_relative(row)))
+    return dict(found)
+
+
+def _rows(connection: Connection, keys: Sequence[int]) -> Iterable[Any]:
+    columns = (_c.id, _c.public_id, _c.order, _c.operator, _c.status, _c.score, _c.genome, _c.source_sha)
+    return rows_of(connection, select(*columns), keys, _c.id)
+
+
+def _diff(before: Any, after: Any, texts: Mapping[str, str]) -> str | None:
+    """Unified; empty for equal sources, None where one has none."""
+    if before.source_sha not in texts or after.source_sha not in texts:
+        return None
+    return unified(texts[before.source_sha], texts[after.source_sha], f"#{before.order}", f"#{after.order}")
+
+
+def unified(before: str, after: str, one: str, other: str) -> str:
+    """The difference of two texts as a unified diff; empty if there is none."""
+    lines = difflib.unified_diff(
+        before.splitlines(), after.splitlines(), one, other, n=_DIFF_LINES, lineterm=""
+    )
+    return "\n".join(lines)

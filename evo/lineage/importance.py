@@ -1,0 +1,168 @@
+"""Which parameters matter for being fast: PED-ANOVA, by Optuna, over what a run has measured."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from dataclasses import dataclass, replace
+
+from sqlalchemy import Connection, func, select
+from sqlalchemy.orm import aliased
+
+from evo.errors import UsageError
+from evo.evaluation import PASSED
+from evo.lineage import models as m
+from evo.lineage.columns import key_range
+from evo.lineage.runs import resolve_run
+from evo.lineage.store import Store
+from evo.problem.genome import Genome
+from evo.problem.space import Value
+
+__all__ = ["Importance", "Tried", "importance"]
+
+_c, _i = m.Candidate, m.Task
+_LEAST_TIMED = 20
+"""Timed candidates below which nothing is said: Optuna asks for five in the top tenth; half as many here, and said so."""
+_SURE = 50
+_MOST_TIMED = 2000
+"""Of more, so many are drawn: Optuna takes seconds over ten thousand, and the shares hardly change."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """A value of a parameter: candidates that had it, refused ones among them, how many passed the search, and the best
+    ratio of these; None where none was timed."""
+
+    value: Value
+    candidates: int
+    passed: int
+    best: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Importance:
+    """A parameter of one workload's search. importance: its share of all of them, which sum to 1; None where it cannot be
+    had, and `note` says why. candidates: those that have the parameter (a conditional one is not in all), of the `timed`
+    ones, among which are those whose machine code had been timed already. values: distinct ones among them. tried: every
+    value that any candidate had, the least tried first.
+    """
+
+    workload: str
+    parameter: str
+    importance: float | None
+    candidates: int
+    timed: int
+    values: int
+    conditional: bool
+    note: str
+    tried: tuple[Tried, ...] = ()
+
+
+def importance(store: Store, run: str, *, quantile: float = 0.1) -> list[Importance]:
+    """By workload, the most important parameter first.
+
+    How much a parameter's values among the fastest `quantile` of the timed candidates differ from its values among all of
+    them (Watanabe et al. 2023, arXiv 2304.10255). It tells what to look at, not what a value gains: `explain` does that. A
+    search does not sample evenly; what it soon settled can look unimportant because nothing else was tried. Where a
+    parameter is not active it counts as absent, not as some value (arXiv 2601.20800).
+    Raises UnknownNameError, or StoreError for an ambiguous prefix.
+    """
+    if not 0.0 < quantile < 1.0:
+        raise UsageError(f"the quantile {quantile:g} is not between 0 and 1; 0.1 asks what the fastest tenth have in common")
+    with store.reading() as connection:
+        tasks = _candidates(connection, resolve_run(connection, run))
+    found = []
+    for workload, candidates in tasks.items():
+        points = [(parameters, score) for parameters, passed, score in candidates if passed and score is not None]
+        tried = _tried(candidates)
+        found += [replace(i, tried=tried[i.parameter]) for i in _of_task(workload, points, quantile)]
+    return found
+
+
+_Points = list[tuple[dict[str, Value], float]]
+_Candidates = list[tuple[dict[str, Value], bool, float | None]]
+
+
+def _tried(candidates: _Candidates) -> dict[str, tuple[Tried, ...]]:
+    """By parameter."""
+    fared: dict[str, dict[str, list[tuple[Value, bool, float | None]]]] = defaultdict(lambda: defaultdict(list))
+    for parameters, passed, score in candidates:
+        for name, value in parameters.items():
+            fared[name][repr(value)].append((value, passed, score))
+    found = {}
+    for name, by_value in fared.items():
+        tried = [
+            Tried(
+                value=some[0][0],
+                candidates=len(some),
+                passed=sum(passed for _, passed, _ in some),
+                best=min((score for _, passed, score in some if passed and score is not None), default=None),
+            )
+            for some in by_value.values()
+        ]
+        found[name] = tuple(sorted(tried, key=lambda t: (t.candidates, repr(t.value))))
+    return found
+
+
+def _candidates(connection: Connection, run_id: int) -> dict[str, _Candidates]:
+    """Parameters, whether it passed, and the score, by workload."""
+    found: dict[str, _Candidates] = defaultdict(list)
+    for workload in connection.scalars(select(_i.workload).where(_i.run_id == run_id).order_by(_i.number)):
+        found[workload] = []
+    original = aliased(_c)
+    for workload, genome, status, score in connection.execute(
+        select(_i.workload, _c.genome, _c.status, func.coalesce(_c.score, original.score))
+        .join_from(_c, _i, (_i.run_id == _c.run_id) & (_i.number == _c.task))
+        .join(original, original.id == _c.same_code_as_id, isouter=True)
+        .where(_c.id.between(*key_range(run_id)))
+        .order_by(_c.id)
+    ):
+        found[workload].append((Genome.from_json(genome).parameters, status in PASSED, score))
+    return found
+
+
+def _of_task(workload: str, points: _Points, quantile: float) -> list[Importance]:
+    timed = len(points)
+    if timed > _MOST_TIMED:
+        points = random.Random(0).sample(points, _MOST_TIMED)
+    having: dict[str, int] = defaultdict(int)
+    values: dict[str, dict[str, Value]] = defaultdict(dict)
+    for parameters, _ in points:
+        for name, value in parameters.items():
+            having[name] += 1
+            values[name][repr(value)] = value
+    varied = {name: list(known.values()) for name, known in values.items() if len(known) > 1}
+    known = {}
+    if varied and len(points) >= _LEAST_TIMED:
+        from evo.lineage.ped_anova import ped_anova  # Optuna: the other questions do without
+
+        known = ped_anova(points, varied, quantile)
+    total = sum(known.values())
+    few = f"only {len(points)} candidates were timed, {_LEAST_TIMED} are needed"
+    found = []
+    for name in having:
+        share = known[name] / total if name in known and total > 0 else None
+        note = ""
+        if len(points) < _LEAST_TIMED:
+            note = few
+        elif name not in varied:
+            note = "one value only"
+        elif share is None:
+            note = "not in every candidate: this version of Optuna cannot tell" if name not in known else "no difference"
+        elif len(points) < _SURE:
+            note = f"rough: {len(points)} candidates"
+        elif timed > len(points):
+            note = f"from {len(points)} of {timed} candidates"
+        found.append(
+            Importance(
+                workload=workload,
+                parameter=name,
+                importance=share,
+                candidates=having[name],
+                timed=len(points),
+                values=len(values[name]),
+                conditional=having[name] < len(points),
+                note=note,
+            )
+        )
+    return sorted(found, key=lambda i: (i.importance is None, -(i.importance or 0.0), i.parameter))

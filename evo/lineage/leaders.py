@@ -1,0 +1,231 @@
+"""Who leads: the winner of a task, and the fastest candidates over all runs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, and_, case, func, select
+from sqlalchemy.orm import aliased
+
+from evo.evaluation import PASSED
+from evo.lineage import RunStatus
+from evo.lineage import models as m
+from evo.lineage.columns import key_range
+from evo.lineage.lookups import at_once
+from evo.lineage.losses import read_losses
+from evo.lineage.records import NOBODY, Best
+from evo.lineage.runs import resolve_run
+from evo.lineage.store import Store
+from evo.problem.genome import Genome
+
+__all__ = [
+    "best", "best_by_run", "best_of_runs", "last_refusals", "leader_key", "refused_in_finals", "unrefused", "winner_key",
+]  # fmt: skip
+
+_c, _i, _r, _t = m.Candidate, m.Task, m.Run, m.Timing
+# Without the samples, which are most of a timing's bytes.
+_TIMING_COLUMNS = (_t.protocol, _t.median_us, _t.low_us, _t.high_us, _t.ratio, _t.ratio_low, _t.ratio_high, _t.clocks)
+
+
+def last_refusals() -> ColumnElement[bool]:
+    """Of `Final`: it is the last one of its candidate, and refused it."""
+    final, last = m.Final, aliased(m.Final)
+    newest = select(func.max(last.round)).where(last.candidate_id == final.candidate_id).scalar_subquery()
+    return and_(final.status.not_in(PASSED), final.round == newest)
+
+
+def unrefused() -> ColumnElement[bool]:
+    """Of `Candidate`: no final has refused it. Asked of one candidate after the other: few finals are looked at where few
+    candidates are, and all of them never."""
+    return ~select(m.Final.candidate_id).where(m.Final.candidate_id == _c.id, last_refusals()).correlate(_c).exists()
+
+
+def winner_key() -> ColumnElement[int | None]:
+    """Key of a task's winner. Whom the last of its finals refused is none: an older evo left it standing where finals
+    that were held anew confirmed nobody."""
+    refused = select(m.Final.candidate_id).where(m.Final.candidate_id == _i.winner_id, last_refusals()).correlate(_i)
+    return case((~refused.exists(), _i.winner_id))
+
+
+def leader_key() -> ColumnElement[int | None]:
+    """Key of a task's winner, or else of its candidate with the lowest score that no final has refused."""
+    lowest = (
+        select(_c.id)
+        .where(_c.run_id == _i.run_id, _c.task == _i.number, _c.score.is_not(None), unrefused())
+        .order_by(_c.score, _c.id)
+        .limit(1)
+        .correlate(_i)
+        .scalar_subquery()
+    )
+    return func.coalesce(winner_key(), lowest)
+
+
+def best(
+    store: Store,
+    kernel: str | None = None,
+    *,
+    target: str | None = None,
+    run: str | None = None,
+    device: str | None = None,
+    dtype: str | None = None,
+    workload: str | None = None,
+) -> tuple[Best, ...]:
+    """The fastest candidate for each kernel, target, device and workload, over all runs or in one.
+
+    A task's candidate is its winner, or else the one with the lowest score; candidates are compared by
+    their last measurement, and those of tasks whose finals confirmed nobody come last. device, workload: a part of the
+    name, in any case of letters.
+    Raises UnknownNameError for an unknown run; an unknown kernel has no rows.
+    """
+    conditions = [
+        column == wanted
+        for column, wanted in ((_r.kernel, kernel), (_r.target, target), (_i.dtype, dtype))
+        if wanted is not None
+    ]
+    for column, part in ((m.Environment.device, device), (_i.workload, workload)):
+        if part is not None:
+            conditions.append(func.lower(column).contains(part.lower(), autoescape=True))
+    with store.reading() as connection:
+        if run is not None:
+            conditions.append(_r.id == resolve_run(connection, run))
+        found = _leaders(connection, *conditions)
+    leaders: dict[tuple[str, ...], Best] = {}
+    for record in found:
+        group = (record.kernel, record.target, record.device, record.workload)
+        if group not in leaders or _rank(record) < _rank(leaders[group]):
+            leaders[group] = record
+    return tuple(leaders[group] for group in sorted(leaders))
+
+
+def best_by_run(store: Store) -> dict[str, tuple[Best, ...]]:
+    """By name of the run, the leader of each of its workloads, the highest speed-up first; in one query."""
+    with store.reading() as connection:
+        found = _leaders(connection)
+    by_run: dict[str, list[Best]] = defaultdict(list)
+    for record in found:
+        by_run[record.run].append(record)
+    return {run: tuple(sorted(records, key=_rank)) for run, records in by_run.items()}
+
+
+def best_of_runs(connection: Connection, runs: Collection[int]) -> list[Best]:
+    """The leader of every workload of runs, by their keys."""
+    return _leaders(connection, _r.id.in_(runs))
+
+
+def _leaders(connection: Connection, *conditions: ColumnElement[bool]) -> list[Best]:
+    """One for each task that has a timed candidate, by its last measurement.
+
+    In two steps and not in one join, for which a planner may read every timing there is.
+    """
+    e = m.Environment
+    tasks: Any = connection.execute(
+        select(_i.run_id, _i.number, _i.workload, _i.dtype, _r.name, _r.kernel, _r.target, _r.arch, e.device)
+        .add_columns(_r.status, _r.options, winner_key().label("winner"), leader_key().label("leader"))
+        .join_from(_i, _r, _r.id == _i.run_id)
+        .join(e, e.id == _r.environment_id)
+        .where(*conditions)
+    )
+    by_leader = {row.leader: row for row in tasks if row.leader is not None}
+    newest: dict[int, Any] = {}
+    for some in at_once(sorted(by_leader)):
+        timings: Any = connection.execute(
+            select(_c.id, _c.public_id, _c.order, _c.score, _c.genome)
+            .add_columns(_t.workload, _t.stage, _t.round, *_TIMING_COLUMNS)
+            .join_from(_c, _t, and_(_t.run_id == _c.run_id, _t.candidate_id == _c.id))
+            .where(_c.id.in_(some), _t.contender == "candidate")
+            .order_by(_t.id)
+        )
+        for row in timings:
+            if row.workload != by_leader[row.id].workload:
+                continue
+            if row.id not in newest or _recency(row) > _recency(newest[row.id]):
+                newest[row.id] = row
+    verdicts = _verdicts(connection, [by_leader[key].run_id for key in newest])
+    return [_best(by_leader[key], timed, verdicts.get(_task(by_leader[key]))) for key, timed in newest.items()]
+
+
+def _task(row: Any) -> tuple[int, int]:
+    return row.run_id, row.number
+
+
+def _verdicts(connection: Connection, runs: Collection[int]) -> dict[tuple[int, int], int]:
+    """By run and number of the task, how many the last of their finals refused; those without finals are left out. There
+    may be others than of these runs."""
+    if not runs:
+        return {}
+    final = m.Final
+    first, last = key_range(min(runs))[0], key_range(max(runs))[1]
+    rows = connection.execute(
+        select(_c.run_id, _c.task, func.count(case((last_refusals(), 1))))
+        .join_from(final, _c, _c.id == final.candidate_id)
+        .where(final.candidate_id.between(first, last))
+        .group_by(_c.run_id, _c.task)
+    )
+    return {(run_id, task): int(n) for run_id, task, n in rows}
+
+
+def _rank(record: Best) -> tuple[bool, float, int]:
+    return record.unconfirmed, record.ratio, record.order
+
+
+def _recency(row: Any) -> tuple[int, int]:
+    """Later rounds are worth more, and in a round the finalists' protocol, then cold."""
+    return row.round, {"final": 2, "cold": 1}.get(row.protocol, 0)
+
+
+def _best(task: Any, timed: Any, refused: int | None) -> Best:
+    """refused: how many finalists were; None where no final has been held."""
+    won = task.winner == timed.id
+    genome = Genome.from_json(timed.genome)
+    return Best(
+        kernel=task.kernel,
+        target=task.target,
+        arch=task.arch,
+        device=task.device,
+        workload=task.workload,
+        dtype=task.dtype,
+        run=task.name,
+        id=timed.public_id,
+        order=timed.order,
+        winner=won,
+        score=timed.score,
+        stage=timed.stage,
+        protocol=timed.protocol,
+        median_us=timed.median_us,
+        low_us=timed.low_us,
+        high_us=timed.high_us,
+        ratio=timed.score if timed.ratio is None else timed.ratio,
+        ratio_low=timed.ratio_low,
+        ratio_high=timed.ratio_high,
+        disturbed=bool(timed.clocks.get("disturbed")),
+        finals="confirmed" if won else _unnamed(task, refused),
+        refused_finalists=refused or 0,
+        parameters=genome.parameters,
+        flags=genome.flags,
+    )
+
+
+def _unnamed(task: Any, refused: int | None) -> str:
+    """Why the finals have named nobody: `Best.finals`. Those of a run that is not finished are to come, or to go on."""
+    if task.status != RunStatus.FINISHED.value:
+        return "not held"
+    losses = read_losses(task.options)
+    if losses is not None and losses.finals_may_be:
+        return "lost"
+    return "not held" if refused is None else NOBODY
+
+
+def refused_in_finals(store: Store) -> dict[str, int]:
+    """By name of the run, how many candidates the last of their finals refused; runs without any are left out."""
+    final = m.Final
+    with store.reading() as connection:
+        rows = connection.execute(
+            select(_r.name, func.count())
+            .join_from(final, _c, _c.id == final.candidate_id)
+            .join(_r, _r.id == _c.run_id)
+            .where(last_refusals())
+            .group_by(_r.name)
+        )
+        return {name: int(n) for name, n in rows}

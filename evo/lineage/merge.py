@@ -1,0 +1,309 @@
+"""One database into another: runs by their uid, artefacts by their digest, keys as they fall out there."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+from sqlalchemy import Connection, Select, Table, insert, select, update
+
+from evo.errors import StoreError
+from evo.evaluation import Status
+from evo.lineage import RunStatus
+from evo.lineage import models as m
+from evo.lineage.bulk import insert_new, insert_rows
+from evo.lineage.columns import ORDERS_PER_RUN, key_range
+from evo.lineage.erasing import erase_run
+from evo.lineage.lookups import at_once
+from evo.lineage.losses import SALVAGED, counted, listed
+from evo.lineage.runs import read_run
+from evo.lineage.server import take_turns, write_alone
+from evo.lineage.store import Store
+
+__all__ = ["Merged", "merge"]
+
+_CANDIDATES_AT_ONCE = 2000
+_ROWS_AT_ONCE = 200
+
+_RUN, _ISLAND, _ENVIRONMENT, _CANDIDATE, _ARTEFACT, _TIMING = (
+    m.Base.metadata.tables[name] for name in ("run", "task", "environment", "candidate", "artefact", "timing")
+)
+# What belongs to candidates, with the columns that hold keys of them. Timings are copied by themselves.
+_PARTS: tuple[tuple[Table, tuple[str, ...]], ...] = tuple(
+    (m.Base.metadata.tables[name], keys)
+    for name, keys in (
+        ("parentage", ("child_id", "parent_id")),
+        ("build", ("candidate_id",)),
+        ("check", ("candidate_id",)),
+        ("final", ("candidate_id",)),
+    )
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Merged:
+    """Names of runs, as the receiving database has them.
+
+    renamed: what a run is called there, by the name it had, where that was taken.
+    unchanged: those that were there already, no less complete. left_aside: of runs of which one copy was salvaged from a
+    damaged file, what only the copy that was not taken, or not kept, has: as words, by name.
+    """
+
+    added: tuple[str, ...] = ()
+    continued: tuple[str, ...] = ()
+    unchanged: tuple[str, ...] = ()
+    renamed: dict[str, str] | None = None
+    left_aside: dict[str, str] | None = None
+    candidates: int = 0
+    artefacts: int = 0
+
+
+def merge(target: Store, source: Store) -> Merged:
+    """Adds the runs of `source` to `target`, in one transaction. A second time it changes nothing.
+
+    A run that is in both is taken from whichever has more of it. Raises StoreError for one that went on in
+    different ways in the two, or that is being searched.
+    """
+    with source.reading() as theirs, target.writing() as ours:
+        take_turns(ours)
+        write_alone(ours)
+        merging = _Merging(target, ours, theirs)
+        for key in theirs.scalars(select(m.Run.id).order_by(m.Run.id)).all():
+            merging.add(key)
+        return merging.report
+
+
+class _Merging:
+    def __init__(self, target: Store, ours: Connection, theirs: Connection) -> None:
+        self._target, self._ours, self._theirs = target, ours, theirs
+        self.report = Merged(renamed={}, left_aside={})
+
+    def add(self, key: int) -> None:
+        """The run of this key in the source."""
+        row = _one(self._theirs, select(_RUN).where(_RUN.c.id == key))
+        if row["status"] == RunStatus.RUNNING:
+            row |= {"status": RunStatus.INTERRUPTED.value, "stop_reason": "it was being searched when it was copied"}
+        known = self._ours.scalar(select(m.Run.id).where(m.Run.uid == row["uid"]))
+        if known is None:
+            row["name"] = self._free_name(row["name"], row["uid"])
+            self._copy(key, row, None)
+            self.report = replace(self.report, added=(*self.report.added, row["name"]))
+            return
+        name = str(self._ours.scalar(select(m.Run.name).where(m.Run.id == known)))
+        if not self._is_further(key, row, known, name):
+            self.report = replace(self.report, unchanged=(*self.report.unchanged, name))
+            return
+        self._target.claim(read_run(self._ours, known))
+        erase_run(self._ours, known)
+        self._copy(key, row | {"name": name}, known)
+        self.report = replace(self.report, continued=(*self.report.continued, name))
+
+    def _free_name(self, name: str, uid: str) -> str:
+        if self._ours.scalar(select(m.Run.id).where(m.Run.name == name)) is None:
+            return name
+        assert self.report.renamed is not None
+        for digits in range(4, len(uid) + 1):
+            other = f"{name[: 63 - digits]}-{uid[:digits]}"
+            if self._ours.scalar(select(m.Run.id).where(m.Run.name == other)) is None:
+                break
+        self.report.renamed[name] = other
+        return other
+
+    def _is_further(self, key: int, row: dict[str, Any], known: int, name: str) -> bool:
+        """Whether the source has more of a run than the target. Raises StoreError if each has what the other lacks."""
+        with closing(_course(self._theirs, key)) as their, closing(_course(self._ours, known)) as our:
+            more, less, differ = _differences(their, our)
+        if differ or (more and less):
+            raise StoreError(
+                f"run {name!r} is in both databases and was searched on in each of them, so it cannot be merged;"
+                " nothing was changed"
+            )
+        updated, options = self._ours.execute(select(m.Run.updated, m.Run.options).where(m.Run.id == known)).one()
+        later = row["updated"] > updated
+        here, there = SALVAGED in options, SALVAGED in row["options"]
+        if not here and not there:
+            return bool(more) or (not less and later)
+        theirs, ours = _outcome(self._theirs, key), _outcome(self._ours, known)
+        if here == there:
+            further = bool(more) or (not less and later)
+        elif (ours.within(theirs) and not less) if here else (theirs.within(ours) and not more):
+            further = here  # the copy that was never damaged, which has all that the salvaged one has
+        else:
+            further = later
+        self._leave_aside(name, less if further else more, (theirs, ours) if further else (ours, theirs))
+        return further
+
+    def _leave_aside(self, name: str, candidates: int, outcomes: tuple[_Outcome, _Outcome]) -> None:
+        """Notes what goes, or does not come. outcomes: of the copy that is kept, and of the other."""
+        kept, other = outcomes
+        parts = (counted(candidates, "candidate"), *kept.lacks(other))
+        if aside := [part for part in parts if part]:
+            assert self.report.left_aside is not None
+            self.report.left_aside[name] = listed(aside)
+
+    def _copy(self, key: int, row: dict[str, Any], known: int | None) -> None:
+        environment = _one(self._theirs, select(_ENVIRONMENT).where(_ENVIRONMENT.c.id == row["environment_id"]))
+        values = {**row, "environment_id": self._environment(environment)}
+        if known is None:
+            del values["id"]
+            new = self._ours.scalar(insert(_RUN).returning(_RUN.c.id), values)
+            assert isinstance(new, int)
+        else:
+            new = known
+            values["id"] = new
+            self._ours.execute(update(_RUN).where(_RUN.c.id == new), values)
+        tasks = _rows(self._theirs, select(_ISLAND).where(_ISLAND.c.run_id == key).order_by(_ISLAND.c.number))
+        winners = {task["number"]: task["winner_id"] for task in tasks}
+        self._ours.execute(insert(_ISLAND), [{**task, "run_id": new, "winner_id": None} for task in tasks])
+        shift = (new - key) * ORDERS_PER_RUN
+        self._candidates(key, new, shift)
+        self._timings(key, new, shift)
+        for number, winner in winners.items():
+            if winner is not None:
+                where = (_ISLAND.c.run_id == new, _ISLAND.c.number == number)
+                self._ours.execute(update(_ISLAND).where(*where), {"winner_id": winner + shift})
+
+    def _environment(self, row: dict[str, Any]) -> int:
+        known = self._ours.scalar(select(_ENVIRONMENT.c.id).where(_ENVIRONMENT.c.digest == row["digest"]))
+        if known is None:
+            known = self._ours.scalar(insert(_ENVIRONMENT).returning(_ENVIRONMENT.c.id), _without(row, "id"))
+        assert isinstance(known, int)
+        return known
+
+    def _candidates(self, key: int, new: int, shift: int) -> None:
+        """All of a run's, some thousand at a time, with what belongs to them."""
+        later: list[tuple[int, int]] = []
+        first, last = key_range(key)
+        found = _stream(self._theirs, select(_CANDIDATE).where(_CANDIDATE.c.id.between(first, last)), _CANDIDATE.c.id)
+        while chunk := list(islice(found, _CANDIDATES_AT_ONCE)):
+            until = chunk[-1]["id"]
+            parts = [(table, keys, self._part(table, keys[0], first, until)) for table, keys in _PARTS]
+            builds = next(rows for table, _, rows in parts if table.name == "build")
+            self._artefacts({c["source_sha"] for c in chunk} | {b["binary_sha"] for b in builds})
+            for candidate in chunk:
+                candidate["run_id"] = new
+                candidate["id"] += shift
+                same = candidate["same_code_as_id"]
+                if same is not None:
+                    candidate["same_code_as_id"] = same + shift
+                    if same + shift > candidate["id"]:  # not there yet
+                        later.append((candidate["id"], same + shift))
+                        candidate["same_code_as_id"] = None
+            insert_rows(self._ours, _CANDIDATE, chunk)
+            for table, keys, rows in parts:
+                for row in rows:
+                    for name in keys:
+                        row[name] += shift
+                insert_rows(self._ours, table, rows)
+            self.report = replace(self.report, candidates=self.report.candidates + len(chunk))
+            first = until + 1
+        for candidate_id, same in later:
+            self._ours.execute(update(_CANDIDATE).where(_CANDIDATE.c.id == candidate_id), {"same_code_as_id": same})
+
+    def _part(self, table: Table, column: str, first: int, last: int) -> list[dict[str, Any]]:
+        query = select(table).where(table.c[column].between(first, last))
+        return _rows(self._theirs, query.order_by(table.c[column], *table.primary_key.columns))
+
+    def _timings(self, key: int, new: int, shift: int) -> None:
+        """All of a run's in the order they were recorded, which tells one of its finals from the next."""
+        keys = array("q", self._theirs.scalars(select(_TIMING.c.id).where(_TIMING.c.run_id == key).order_by(_TIMING.c.id)))
+        for some in at_once(keys):
+            rows = _rows(self._theirs, select(_TIMING).where(_TIMING.c.id.in_(some)).order_by(_TIMING.c.id))
+            for row in rows:
+                del row["id"]
+                row["run_id"] = new
+                if row["candidate_id"] is not None:
+                    row["candidate_id"] += shift
+            insert_rows(self._ours, _TIMING, rows)
+
+    def _artefacts(self, digests: Iterable[str | None]) -> None:
+        wanted = sorted(digest for digest in set(digests) if digest is not None)
+        for some in at_once(wanted):
+            known = set(self._ours.scalars(select(_ARTEFACT.c.sha256).where(_ARTEFACT.c.sha256.in_(some))))
+            lacking = [digest for digest in some if digest not in known]
+            if not lacking:
+                continue
+            rows = _rows(self._theirs, select(_ARTEFACT).where(_ARTEFACT.c.sha256.in_(lacking)))
+            insert_new(self._ours, _ARTEFACT, rows)
+            self.report = replace(self.report, artefacts=self.report.artefacts + len(rows))
+
+
+def _one(connection: Connection, query: Select[Any]) -> dict[str, Any]:
+    return dict(connection.execute(query).mappings().one())
+
+
+def _rows(connection: Connection, query: Select[Any]) -> list[dict[str, Any]]:
+    return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def _stream(connection: Connection, query: Select[Any], order: Any) -> Iterator[dict[str, Any]]:
+    options: Any = {"yield_per": _ROWS_AT_ONCE}
+    with connection.execute(query.order_by(order), execution_options=options) as found:
+        for row in found.mappings():
+            yield dict(row)
+
+
+def _course(connection: Connection, run_id: int) -> Generator[tuple[Any, ...], None, None]:
+    """What identifies each candidate of a run, by order."""
+    c = _CANDIDATE.c
+    query = select(c.order, c.genome_digest, c.status, c.score, c.created).where(c.id.between(*key_range(run_id)))
+    options: Any = {"yield_per": _ROWS_AT_ONCE}
+    with connection.execute(query.order_by(c.id), execution_options=options) as found:
+        for order, digest, status, score, created in found:
+            # What is salvaged calls a candidate ok whose code's first candidate is lost.
+            yield order, digest, Status.OK if status == Status.SAME_CODE else status, score, created
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What finals say of a run. finals: order and round of whom they timed or judged. winners: order, by task."""
+
+    finals: frozenset[tuple[int, int]]
+    winners: dict[int, int]
+
+    def within(self, other: _Outcome) -> bool:
+        return self.finals <= other.finals and self.winners.keys() <= other.winners.keys()
+
+    def lacks(self, other: _Outcome) -> list[str]:
+        """What the other has besides, in words."""
+        finals, winners = self.finals, self.winners.keys()
+        return [
+            counted(len(other.winners.keys() - winners), "winner"),
+            counted(len(other.finals - finals), "result of the finals", "results of the finals"),
+        ]
+
+
+def _outcome(connection: Connection, run_id: int) -> _Outcome:
+    f, t, i = m.Final, m.Timing, m.Task
+    judged = select(f.candidate_id, f.round).where(f.candidate_id.between(*key_range(run_id)))
+    timed = select(t.candidate_id, t.round).where(t.run_id == run_id, t.candidate_id.is_not(None), t.round > 0)
+    winners = connection.execute(select(i.number, i.winner_id).where(i.run_id == run_id, i.winner_id.is_not(None)))
+    return _Outcome(
+        finals=frozenset((key % ORDERS_PER_RUN, round_) for key, round_ in connection.execute(judged.union(timed))),
+        winners={number: key % ORDERS_PER_RUN for number, key in winners if key is not None},
+    )
+
+
+def _differences(theirs: Iterator[tuple[Any, ...]], ours: Iterator[tuple[Any, ...]]) -> tuple[int, int, bool]:
+    """How many candidates only they have, only we have, and whether some differ. Both sorted by order, which is
+    the first of a candidate's values: the numbers recorded have gaps where others were still in flight."""
+    more = less = 0
+    their, our = next(theirs, None), next(ours, None)
+    while their or our:
+        if our is None or (their is not None and their[0] < our[0]):
+            more, their = more + 1, next(theirs, None)
+        elif their is None or our[0] < their[0]:
+            less, our = less + 1, next(ours, None)
+        elif their != our:
+            return more, less, True
+        else:
+            their, our = next(theirs, None), next(ours, None)
+    return more, less, False
+
+
+def _without(row: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if key != name}

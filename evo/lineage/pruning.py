@@ -1,0 +1,173 @@
+"""Making a database smaller: what of a run's candidates need not be kept, when all that matters of it is known.
+
+Candidates themselves always stay, with their genomes, parents, builds, checks and times: a run is continued, and
+its lineage told, from them. What can go is their sources, their machine code and the single samples of their
+times. It stays for those that a run is remembered for (winners, finalists, the leader of each task), for all
+their ancestors, and for the originals of those that had the same code.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import Connection, Select, Text, and_, cast, delete, func, or_, select, update
+
+from evo.errors import StoreError
+from evo.evaluation import PASSED
+from evo.lineage import RunStatus
+from evo.lineage import models as m
+from evo.lineage.columns import key_range
+from evo.lineage.leaders import leader_key
+from evo.lineage.lookups import at_once
+from evo.lineage.runs import resolve_run
+from evo.lineage.server import write_alone
+from evo.lineage.store import Store
+
+__all__ = ["Part", "Pruned", "chosen_runs", "prune"]
+
+_c, _b, _t, _p, _a = m.Candidate, m.Build, m.Timing, m.Parentage, m.Artefact
+
+
+class Part(StrEnum):
+    """What can be dropped."""
+
+    FAILED = "failed"
+    """Sources and machine code of candidates that did not pass."""
+    SOURCES = "sources"
+    """Sources of all candidates that are not kept."""
+    BINARIES = "binaries"
+    """Machine code of all candidates that are not kept."""
+    SAMPLES = "samples"
+    """Single samples of the search's timings; medians and intervals stay."""
+
+
+_STORED: tuple[tuple[Part, Any, Any], ...] = (
+    (Part.SOURCES, _c.id, _c.source_sha),
+    (Part.BINARIES, _b.candidate_id, _b.binary_sha),
+)
+"""What is stored by its digest: the columns that say whose it is, and which."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pruned:
+    """What went, or would go. kept: candidates of the chosen runs that were left as they are.
+
+    sources, binaries, samples: candidates, or timings, that lose them. artefacts: stored texts and codes that
+    nobody refers to any more, which a source that others share is not. bytes: of those, and of the samples.
+    """
+
+    runs: tuple[str, ...]
+    kept: int
+    sources: int
+    binaries: int
+    samples: int
+    artefacts: int
+    bytes: int
+
+
+def chosen_runs(store: Store, names: Sequence[str], before: datetime | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of the runs named, or else of all last written to before a time; and of those of the latter that are
+    being searched, and so left alone. Raises UnknownNameError, and StoreError for one named that is searched."""
+    with store.reading() as connection:
+        r = m.Run
+        keys = [resolve_run(connection, name) for name in names]
+        query = select(r.name, r.status).order_by(r.id)
+        if names:
+            query = query.where(r.id.in_(keys))
+        if before is not None:
+            query = query.where(r.updated < before)
+        rows = connection.execute(query).all()
+    busy = tuple(name for name, status in rows if status == RunStatus.RUNNING)
+    if names and busy:
+        raise StoreError(f"run {busy[0]!r} is being searched; prune it when it has ended")
+    return tuple(name for name, status in rows if status != RunStatus.RUNNING), busy
+
+
+def prune(store: Store, runs: Sequence[str], parts: Sequence[Part], *, dry: bool) -> Pruned:
+    """Drops parts of runs. dry: only finds out what would go. Raises UnknownNameError."""
+    if dry:
+        with store.reading() as connection:
+            return _prune(connection, runs, parts, dry=True)
+    with store.writing() as connection:
+        write_alone(connection)
+        return _prune(connection, runs, parts, dry=False)
+
+
+def _prune(connection: Connection, runs: Sequence[str], parts: Sequence[Part], *, dry: bool) -> Pruned:
+    wanted = frozenset(parts)
+    kept = samples = size = 0
+    lost: Counter[Part] = Counter()
+    released: Counter[str] = Counter()
+    for name in runs:
+        key = resolve_run(connection, name)
+        spared = _spared(key)
+        kept += connection.scalar(select(func.count()).select_from(spared.subquery())) or 0
+        for part, owner, digest in _STORED:
+            if (losers := _losers(key, spared, wanted, part)) is not None:
+                where = and_(owner.in_(losers), digest.is_not(None))
+                digests = connection.scalars(select(digest).where(where)).all()
+                released.update(digests)
+                lost[part] += len(digests)
+                if not dry:
+                    connection.execute(update(digest.class_).where(where), {digest.key: None})
+        if Part.SAMPLES in wanted:
+            length = func.length(cast(_t.samples_us, Text))
+            where = and_(_t.run_id == key, _t.round == 0, _t.candidate_id.not_in(spared), length > len("[]"))
+            number, letters = connection.execute(select(func.count(), func.sum(length)).where(where)).one()
+            samples, size = samples + number, size + int(letters or 0)
+            if not dry:
+                connection.execute(update(_t).where(where), {"samples_us": []})
+    artefacts, stored = _drop_artefacts(connection, released, dry=dry)
+    return Pruned(
+        runs=tuple(runs),
+        kept=kept,
+        sources=lost[Part.SOURCES],
+        binaries=lost[Part.BINARIES],
+        samples=samples,
+        artefacts=artefacts,
+        bytes=size + stored,
+    )
+
+
+def _spared(run_id: int) -> Select[int]:
+    """Keys of the candidates of a run that lose nothing."""
+    first, last = key_range(run_id)
+    leaders = select(leader_key()).where(m.Task.run_id == run_id)
+    raced = select(m.Final.candidate_id).where(m.Final.candidate_id.between(first, last))
+    line = select(_c.id).where(_c.id.between(first, last), or_(_c.id.in_(leaders), _c.id.in_(raced)))
+    parents = select(_p.child_id.label("id"), _p.parent_id.label("needs")).where(_p.child_id.between(first, last))
+    originals = select(_c.id, _c.same_code_as_id).where(_c.id.between(first, last), _c.same_code_as_id.is_not(None))
+    needed = parents.union_all(originals).subquery("needed")
+    spared = line.cte("spared", recursive=True)
+    spared = spared.union(select(needed.c.needs).join_from(needed, spared, needed.c.id == spared.c.id))
+    return select(spared.c.id)
+
+
+def _losers(run_id: int, spared: Select[int], wanted: frozenset[Part], part: Part) -> Select[int] | None:
+    """Keys of the candidates that lose their part, if any can."""
+    query = select(_c.id).where(_c.id.between(*key_range(run_id)), _c.id.not_in(spared))
+    if part in wanted:
+        return query
+    return query.where(_c.status.not_in(PASSED)) if Part.FAILED in wanted else None
+
+
+def _drop_artefacts(connection: Connection, released: Counter[str], *, dry: bool) -> tuple[int, int]:
+    """Number and bytes of those that only candidates refer to that lose them."""
+    number = size = 0
+    for some in at_once(sorted(released)):
+        left: Counter[str] = Counter()
+        for _, _, column in _STORED:
+            counted = connection.execute(select(column, func.count()).where(column.in_(some)).group_by(column))
+            left.update({digest: n for digest, n in counted if digest})
+        gone = [digest for digest in some if left[digest] == (released[digest] if dry else 0)]
+        if gone:
+            number += len(gone)
+            size += int(connection.scalar(select(func.sum(func.length(_a.data))).where(_a.sha256.in_(gone))) or 0)
+            if not dry:
+                connection.execute(delete(_a).where(_a.sha256.in_(gone)))
+    return number, size

@@ -1,0 +1,307 @@
+"""Store: the lineage database, opened for a search to write or for anybody to read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Connection, Engine, func, insert, select, update
+from sqlalchemy.exc import IntegrityError
+
+from evo.errors import EngineError, StoreError
+from evo.evaluation import CandidateRef, Evaluation, Measurement, Timing
+from evo.lineage import Environment, RunSpec, RunStatus, Stage, StoredEvaluation, StoredResult, StoredRun
+from evo.lineage import models as m
+from evo.lineage.batch import Batch
+from evo.lineage.columns import candidate_key
+from evo.lineage.database import Location, connect, locate, make_folder
+from evo.lineage.faults import translated
+from evo.lineage.history import read_evaluation, read_evaluations, read_results
+from evo.lineage.rows import check_rows, clean_text, final_row, timing_rows
+from evo.lineage.runs import insert_run, read_run, resolve_run
+from evo.lineage.schema import OlderSchemaError, check_schema, migrate, schema_of
+from evo.lineage.server import Claims, release_dead_runs
+
+if TYPE_CHECKING:
+    from evo.lineage.lock import WriterLock
+
+__all__ = ["Store"]
+
+_BATCH_SIZE = 500  # candidates of one transaction that wait in memory
+
+
+class Store:
+    """A lineage database. Open with `Store.open`, close with `close` or `with`.
+
+    For one thread of one process; every method raises StoreError with one sentence where the database fails.
+    """
+
+    def __init__(self, engine: Engine, location: Location, lock: WriterLock | None, *, write: bool) -> None:
+        self._engine, self._location, self._lock, self._write = engine, location, lock, write
+        self._open: Connection | None = None
+        self._batch = Batch()
+        self._claims = Claims(engine)
+
+    @classmethod
+    def open(cls, where: str | Path, *, write: bool) -> Store:
+        """The database at a path (runs/lineage.db) or URL (sqlite:///FILE, postgresql://...).
+
+        Writing creates what is missing, brings the tables up to date, and shuts out other writers of the same
+        file. Reading needs no lock, and works beside a writer.
+        Raises StoreError for a database that is absent, locked, not evo's, newer, damaged or not writable.
+        """
+        location = locate(where)
+        if not write:
+            return cls._connected(location, None, write=False)
+        if location.path is None:
+            return cls._connected(location, None, write=True)
+        if location.path.exists():  # looked at for reading first: a file that is not ours stays as it is
+            engine = connect(location, write=False)
+            try:
+                with translated(location), engine.connect() as connection:
+                    check_schema(connection, location)
+            finally:
+                engine.dispose()
+        from evo.lineage.lock import WriterLock  # not for readers, who need no lock
+
+        make_folder(location.path)
+        lock = WriterLock(location.path.resolve())
+        try:
+            return cls._connected(location, lock, write=True)
+        except BaseException:
+            lock.release()
+            raise
+
+    @classmethod
+    def _connected(cls, location: Location, lock: WriterLock | None, *, write: bool) -> Store:
+        engine = connect(location, write=write)
+        try:
+            with translated(location):
+                cls._prepare(engine, location, write=write)
+        except BaseException:
+            engine.dispose()
+            raise
+        return cls(engine, location, lock, write=write)
+
+    @staticmethod
+    def _prepare(engine: Engine, location: Location, *, write: bool) -> None:
+        with engine.connect() as connection:
+            current = check_schema(connection, location)
+            revision = schema_of(connection)
+        if not current and not write and not revision:
+            raise StoreError(f"{location} is empty; run a search first, or name another with --db")
+        if not current and not write:
+            raise OlderSchemaError(
+                f"{location} is of an older evo (schema {revision}); the next search that writes to it brings it up to"
+                f" date, or: {location.command('vacuum')}"
+            )
+        if not current:
+            migrate(engine, location)
+        if write:  # of a file this is the only writer
+            with engine.begin() as connection:
+                release_dead_runs(connection)
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connections, and lets the next writer in. Closing twice does nothing."""
+        self._claims.release()
+        self._engine.dispose()
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def __str__(self) -> str:
+        return str(self._location)
+
+    def command(self, *words: str) -> str:
+        """A command to be typed next about this database."""
+        return self._location.command(*words)
+
+    @property
+    def writes(self) -> bool:
+        return self._write
+
+    @property
+    def path(self) -> Path | None:
+        """The file, of a SQLite database."""
+        return self._location.path
+
+    @contextmanager
+    def unbound(self) -> Iterator[Any]:
+        """The driver's own connection, outside any transaction: for the few statements that want to be."""
+        with self._engine.connect() as connection:
+            if self.path is None:
+                connection = connection.execution_options(isolation_level="AUTOCOMMIT")
+            yield connection.connection.driver_connection
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """A connection for queries that see one state of the database, and everything recorded so far."""
+        if self._open is not None:  # what goes wrong here is explained where the transaction ends
+            self._batch.flush(self._open)
+            yield self._open
+            return
+        with translated(self), self._engine.connect() as connection:
+            yield connection
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Everything recorded inside is one transaction: all of it or, if anything fails, nothing.
+
+        Many candidates in one are recorded many times faster. What is wrong with a candidate may only be said
+        at the end. Raises EngineError for one inside another.
+        """
+        if self._open is not None:
+            raise EngineError("a transaction of the store was opened inside another")
+        with self.writing():
+            yield
+
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        """A connection that writes: the open transaction's, or else that of one which ends with this block."""
+        if self._open is not None:
+            yield self._open
+            return
+        if not self._write:
+            raise EngineError(f"{self} was opened for reading only")
+        try:
+            with translated(self):
+                try:
+                    with self._engine.begin() as connection:
+                        self._open = connection
+                        yield connection
+                        self._batch.flush(connection, last=True)
+                except IntegrityError:
+                    with self._engine.connect() as connection:
+                        self._batch.explain(connection)
+                    raise
+        finally:
+            self._open, self._batch = None, Batch()
+
+    def create_run(self, spec: RunSpec, environment: Environment) -> StoredRun:
+        """Raises StoreError for a name that is taken or not legal."""
+        with self.writing() as connection:
+            run = read_run(connection, insert_run(connection, spec, environment))
+            self._claims.take(run)  # before anybody else can see it
+            return run
+
+    def run(self, name: str) -> StoredRun:
+        """By name, unique prefix or "latest". Raises UnknownNameError, or StoreError if ambiguous."""
+        with self.reading() as connection:
+            return read_run(connection, resolve_run(connection, name))
+
+    def add(self, run: StoredRun, ref: CandidateRef, evaluation: Evaluation, *, elapsed_s: float) -> None:
+        """Records a candidate with its parents, build, checks, timings, source and code, all or nothing.
+
+        Orders may come in any sequence; parents and `same_code_as` must be there before. Code that the
+        build's binary does not carry (b"") is not stored.
+        Raises EngineError for a second candidate of the same order, or one that refers to an unknown one.
+        """
+        with self.writing() as connection:
+            self._batch.add(run, ref, evaluation, elapsed_s=elapsed_s, now=datetime.now(UTC))
+            if len(self._batch) >= _BATCH_SIZE:
+                self._batch.flush(connection)
+
+    def add_baselines(
+        self, run: StoredRun, task: int, timings: Sequence[Timing], *, stage: Stage = Stage.SEARCH
+    ) -> None:
+        """Records times of baselines that were not taken beside a candidate."""
+        if timings:
+            with self.writing() as connection:
+                connection.execute(insert(m.Timing), timing_rows(run, task, None, timings, stage, 0))
+
+    def add_final(self, run: StoredRun, order: int, measurement: Measurement, *, elapsed_s: float) -> None:
+        """Records a finalist's re-timing. A further one of a candidate stands beside it; the last counts.
+
+        Raises EngineError for an unknown candidate, and for times of one that did not pass.
+        """
+        passed = measurement.status.passed and all(c.passed for c in measurement.checks)
+        if measurement.timings and not passed:
+            raise EngineError(f"candidate {order} did not pass the final gate ({measurement.status}) but has times")
+        with self.writing() as connection:
+            key, task = self._find(connection, run, order)
+            past = connection.scalar(select(func.max(m.Final.round)).where(m.Final.candidate_id == key))
+            round_ = (past or 0) + 1
+            connection.execute(insert(m.Final), final_row(key, measurement, round_=round_, created=datetime.now(UTC)))
+            if measurement.checks:
+                connection.execute(insert(m.Check), check_rows(key, measurement.checks, Stage.FINAL, round_))
+            if measurement.timings:
+                timings = timing_rows(run, task, key, measurement.timings, Stage.FINAL, round_)
+                connection.execute(insert(m.Timing), timings)
+            self._touch(connection, run, elapsed_s=elapsed_s)
+
+    def claim(self, run: StoredRun) -> None:
+        """Nobody else may search this run until the store is closed. Raises StoreError if somebody does."""
+        self._claims.take(run)
+
+    def set_winner(self, run: StoredRun, task: int, order: int | None) -> None:
+        """Names a task's winner, or takes that back. Raises EngineError for one of another task."""
+        with self.writing() as connection:
+            key = None
+            if order is not None:
+                key, home = self._find(connection, run, order)
+                if home != task:
+                    raise EngineError(f"candidate {order} is of task {home} and cannot win {task}")
+            where = (m.Task.run_id == run.id, m.Task.number == task)
+            if connection.execute(update(m.Task).where(*where), {"winner_id": key}).rowcount != 1:
+                raise EngineError(f"run {run.name!r} has no task {task}")
+
+    def set_budget(self, run: StoredRun, budget: Mapping[str, object]) -> None:
+        """Records what a run that goes on may use from now on, as a whole."""
+        with self.writing() as connection:
+            self._touch(connection, run, elapsed_s=run.elapsed_s, budget=dict(budget))
+
+    def set_status(self, run: StoredRun, status: RunStatus, *, reason: str = "", elapsed_s: float) -> None:
+        """Records how a run stands; for finished and failed ones, also when that was.
+
+        Raises StoreError for a run that goes on while another process searches it.
+        """
+        now = datetime.now(UTC)
+        ended = status in (RunStatus.FINISHED, RunStatus.FAILED)
+        state = {"status": status.value, "stop_reason": clean_text(reason), "finished": now if ended else None}
+        with self.writing() as connection:
+            if status is RunStatus.RUNNING:
+                self._claims.take(run)
+            self._batch.flush(connection)
+            self._touch(connection, run, elapsed_s=elapsed_s, **state)
+
+    def evaluations(self, run: StoredRun) -> list[StoredEvaluation]:
+        """Everything added so far, sorted by order."""
+        with self.reading() as connection:
+            return read_evaluations(connection, run)
+
+    def evaluation(self, run: StoredRun, order: int) -> StoredEvaluation:
+        """One of them. Raises EngineError if there is no such order."""
+        with self.reading() as connection:
+            return read_evaluation(connection, run, order)
+
+    def results(self, run: StoredRun) -> list[StoredResult]:
+        """Everything added so far in brief, sorted by order: many times faster and smaller."""
+        with self.reading() as connection:
+            return read_results(connection, run)
+
+    def _find(self, connection: Connection, run: StoredRun, order: int) -> tuple[int, int]:
+        """Key and task of a candidate, among those still waiting to be inserted too."""
+        self._batch.flush(connection)
+        key = candidate_key(run.id, order)
+        task = connection.scalar(select(m.Candidate.task).where(m.Candidate.id == key))
+        if task is None:
+            raise EngineError(f"run {run.name!r} has no candidate {order}")
+        return key, task
+
+    @staticmethod
+    def _touch(connection: Connection, run: StoredRun, *, elapsed_s: float, **state: object) -> None:
+        values = {"elapsed_s": elapsed_s, "updated": datetime.now(UTC), **state}
+        if connection.execute(update(m.Run).where(m.Run.id == run.id), values).rowcount != 1:
+            raise EngineError(f"run {run.name!r} is not in this database")

@@ -1,0 +1,272 @@
+"""Memory in which candidates work: tensors between guard zones, one set of them or many side by side.
+
+What a candidate writes beside its outputs shows in the guards and the inputs, and what it reads beside its inputs
+changes its result, for the guards hold no number that a computation would survive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from evo.problem.kernel import Tensors
+
+__all__ = ["HUGE", "NAN", "ZERO", "Arena", "Layout", "Memory", "bits", "extent", "same", "sum_of"]
+
+_GUARD_BYTES = 16 << 10
+"""On either side of every tensor: what a block of 1024 threads reads in vectors of 16 bytes."""
+
+_ALIGNMENT = 512
+"""Bytes; what PyTorch's allocator gives on a GPU."""
+
+_SPARE_BYTES = 256 << 10
+"""On either side of all sets: what goes far beyond an output changes its guard, and there nothing that others need."""
+
+NAN, HUGE, ZERO = 0xFF, 0x6B, 0x00
+"""Bytes that memory is filled with. As float16, bfloat16, float32 and float64 they make a NaN that no arithmetic makes;
+3798, 2.8e26, 2.8e26 and 1e209; and 0."""
+
+_NUDGES, _LEAST_NUDGES = 256, 8
+"""Of an output in all sets that are nudged together, and in each of them: who leaves a tenth of it undone escapes once in
+10^11 times."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Span:
+    """Where a tensor lies, in bytes from the beginning."""
+
+    name: str
+    is_output: bool
+    start: int
+    end: int
+    like: torch.Tensor
+    """Its dtype, sizes and strides."""
+
+    @property
+    def words(self) -> str:
+        return f"{'output' if self.is_output else 'input'} {self.name}"
+
+    def view(self, storage: torch.Tensor) -> torch.Tensor:
+        flat = storage[self.start : self.end].view(self.like.dtype)
+        return flat.as_strided(self.like.shape, self.like.stride())
+
+
+class Layout:
+    """Where the tensors of a set lie: guard, input, guard, ..., output, guard.
+
+    Every tensor starts `offset` elements past an aligned address and has the strides of the one it is like; what lies
+    between its elements is guard too.
+    """
+
+    def __init__(self, inputs: Tensors, outputs: Mapping[str, torch.Tensor], offset: int = 0) -> None:
+        import torch
+
+        spans, at = [], 0
+        for is_output, tensors in ((False, inputs), (True, outputs)):
+            for name, t in tensors.items():
+                if t is None:
+                    continue
+                start = -(-(at + _GUARD_BYTES) // _ALIGNMENT) * _ALIGNMENT + offset * t.element_size()
+                at = start + extent(t) * t.element_size()
+                like = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
+                spans.append(_Span(name=name, is_output=is_output, start=start, end=at, like=like))
+        self.spans = tuple(spans)
+        self.size = -(-(at + _GUARD_BYTES) // _ALIGNMENT) * _ALIGNMENT
+        self.absent = tuple(n for n, t in inputs.items() if t is None)
+        ends = [(0, 0), *((s.start, s.end) for s in spans if s.is_output), (self.size, self.size)]
+        self.fixed = tuple((end, start) for (_, end), (start, _) in pairwise(ends))
+        """Bytes that a candidate must leave as they are: all but the outputs, cut at them."""
+        self.before_outputs = ends[1][0]
+
+
+class Memory:
+    """One set of tensors. Without `storage` (uint8, of the layout's size) it has memory of its own."""
+
+    def __init__(self, layout: Layout, device: torch.device, storage: torch.Tensor | None = None) -> None:
+        self.layout = layout
+        self.bytes = _allocate(1, layout.size, device)[0] if storage is None else storage
+        views = {(s.is_output, s.name): s.view(self.bytes) for s in layout.spans}
+        self.inputs: Tensors = {n: t for (out, n), t in views.items() if not out} | dict.fromkeys(layout.absent)
+        self.outputs = {n: t for (out, n), t in views.items() if out}
+        self._fixed = [words_of(self.bytes, start, end) for start, end in layout.fixed]
+        self.before_outputs = self.bytes[: layout.before_outputs // 16 * 16]
+
+    def fill(self, inputs: Tensors, guard: int) -> None:
+        """Inputs, and that byte everywhere else."""
+        self.bytes.fill_(guard)
+        self.write(inputs)
+
+    def write(self, inputs: Tensors) -> None:
+        for name, t in inputs.items():
+            if t is not None and (own := self.inputs[name]) is not None:
+                own.copy_(t)
+
+    def changes(self, image: Memory) -> list[torch.Tensor]:
+        """For each piece beside the outputs whether it differs from `image`: 0 or 1 in float64, on the device."""
+        return [(a != b).any().double() for a, b in zip(self._fixed, image._fixed, strict=True)]
+
+    def changed(self, image: Memory) -> str:
+        """What was written that must not be, in words."""
+        inputs, beside = dict[str, None](), dict[str, None]()
+        for at in (self.bytes != image.bytes).nonzero()[:, 0].tolist():
+            if any(s.start <= at < s.end for s in self.layout.spans if s.is_output):
+                continue
+            near = min(self.layout.spans, key=lambda s: max(s.start - at, at - s.end + 1, 0))
+            (inputs if near.start <= at < near.end else beside)[near.words] = None
+        return _complaint(list(inputs), list(beside))
+
+
+class Arena:
+    """Many sets of tensors in one piece of memory, of which sums tell what has changed.
+
+    A sum is that of 64-bit words, modulo 2^64: equal bits have equal sums, and what a candidate writes by mistake or
+    leaves undone changes them.
+    """
+
+    def __init__(self, layout: Layout, count: int, device: torch.device) -> None:
+        self.layout = layout
+        self.bytes = _allocate(count, layout.size, device)
+        self.sets = tuple(Memory(layout, device, self.bytes[i]) for i in range(count))
+
+    def output_sums(self, first: int, last: int) -> torch.Tensor:
+        """int64 [outputs], of sets `first` to before `last` each: [last - first, outputs]."""
+        import torch
+
+        # Up to the next whole word: what follows an output is guard.
+        sums = [_sums(self.bytes[first:last], s.start, _up(s.end)) for s in self.layout.spans if s.is_output]
+        return torch.stack(sums, 1)
+
+    def fixed_sums(self, first: int, last: int) -> torch.Tensor:
+        """Likewise of all that a candidate must leave as it is: [last - first, pieces]."""
+        import torch
+
+        return torch.stack([_sums(self.bytes[first:last], start, end) for start, end in self.layout.fixed], 1)
+
+    def piece_sums(self) -> torch.Tensor:
+        """Likewise, finer, and of all sets: of each guard and each input, [sets, pieces]. For `changed`."""
+        import torch
+
+        return torch.stack([_sums(self.bytes, start, end) for start, end, _, _ in self._pieces()], 1)
+
+    def changed(self, before: torch.Tensor, now: torch.Tensor) -> str:
+        """What differs between two `piece_sums`, in words; empty if nothing does."""
+        differ = (before != now).any(0).tolist()
+        inputs, beside = dict[str, None](), dict[str, None]()
+        for (_, _, words, is_guard), differs in zip(self._pieces(), differ, strict=True):
+            if differs:
+                (beside if is_guard else inputs)[words] = None
+        return _complaint(list(inputs), list(beside))
+
+    def wipe(self, first: int, last: int, word: int) -> None:
+        """Writes one 64-bit word (signed) all over the outputs in those sets: what is left of them afterwards was
+        computed anew."""
+        for s in self.layout.spans:
+            if s.is_output and first < last:
+                words = words_of(self.bytes[first:last], s.start, s.end)
+                bits = 8 * words.element_size()
+                part = word & (1 << bits) - 1
+                words.fill_(part if words.element_size() == 1 or part >> bits - 1 == 0 else part - (1 << bits))
+
+    def nudge(self, first: int, last: int, generator: torch.Generator) -> None:
+        """Changes a few elements of each output in those sets, elsewhere in each, by a unit or so in the last place: what
+        is there still looks like a result, and its sum is another."""
+        import torch
+
+        for s in self.layout.spans:
+            if not s.is_output:
+                continue
+            end = s.end // 8 * 8 if s.end - s.start >= 8 else s.end
+            words = words_of(self.bytes[first:last], s.start, end)
+            shape = last - first, min(max(_LEAST_NUDGES, _NUDGES // (last - first)), words.shape[-1])
+            at = torch.randint(words.shape[-1], shape, device=words.device, generator=generator)
+            bits = 8 * min(s.like.element_size(), words.element_size())
+            lanes = torch.randint(8 * words.element_size() // bits, shape, device=words.device, generator=generator)
+            words.scatter_add_(1, at, (torch.ones_like(lanes) << lanes * bits).to(words.dtype))
+
+    def _pieces(self) -> list[tuple[int, int, str, bool]]:
+        """(start, end, whose, whether it is a guard) of all but the outputs, in order."""
+        found: list[tuple[int, int, str, bool]] = []
+        at = 0
+        for i, s in enumerate(self.layout.spans):
+            middle = (at + s.start) // 2 // 8 * 8
+            if i:
+                found.append((at, middle, self.layout.spans[i - 1].words, True))
+            found.append((middle if i else at, s.start, s.words, True))
+            if not s.is_output:
+                found.append((s.start, s.end, s.words, False))
+            at = s.end
+        found.append((at, self.layout.size, self.layout.spans[-1].words, True))
+        return found
+
+
+def _complaint(inputs: list[str], beside: list[str]) -> str:
+    if beside:
+        return f"memory outside {', '.join(beside)} was written"
+    return f"{', '.join(inputs)} was changed" if inputs else ""
+
+
+def _allocate(count: int, size: int, device: torch.device) -> torch.Tensor:
+    """uint8 [count, size], aligned."""
+    import torch
+
+    whole = torch.empty(count * size + _ALIGNMENT + 2 * _SPARE_BYTES, dtype=torch.uint8, device=device)
+    first = -whole.data_ptr() % _ALIGNMENT + _SPARE_BYTES
+    return whole[first : first + count * size].view(count, size)
+
+
+def _up(end: int) -> int:
+    return -(-end // 8) * 8
+
+
+def sum_of(tensors: Iterable[torch.Tensor]) -> int:
+    """The sum of all their bits as integers, modulo 2^64. All on one device: the calls are few, however many tensors."""
+    import torch
+
+    alike: dict[torch.dtype, list[torch.Tensor]] = {}
+    for t in tensors:
+        whole = t.dtype == torch.uint8 and t.numel() % 8 == 0
+        words = t.view(torch.int64) if whole else bits(t)
+        alike.setdefault(words.dtype, []).append(words.reshape(-1))
+    sums = [torch.cat(group).sum(dtype=torch.int64) for group in alike.values()]
+    return sum(torch.stack(sums).tolist()) % (1 << 64) if sums else 0
+
+
+def _sums(rows: torch.Tensor, start: int, end: int) -> torch.Tensor:
+    import torch
+
+    return words_of(rows, start, end).sum(-1, dtype=torch.int64)
+
+
+def words_of(storage: torch.Tensor, start: int, end: int) -> torch.Tensor:
+    """Bytes `start` to `end` of each row as the widest integers that cut them evenly."""
+    import torch
+
+    size = next(s for s in (8, 4, 2, 1) if start % s == 0 and end % s == 0)
+    return storage[..., start:end].view({8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}[size])
+
+
+def extent(tensor: torch.Tensor) -> int:
+    """Elements from the first to the last in memory."""
+    if not tensor.numel():
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as integers, so that NaN equals itself."""
+    import torch
+
+    if not tensor.is_floating_point():
+        return tensor
+    return tensor.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
+
+
+def same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    import torch
+
+    return torch.equal(bits(one), bits(other))

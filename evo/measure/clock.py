@@ -1,0 +1,310 @@
+"""The clock: how long does a call take, against what, and how sure is that?
+
+Contenders are prepared once (a CUDA graph of many calls on a GPU, a plain loop on a CPU) and then run in
+interleaved rounds whose order alternates (ABBA), so that drift of clocks and neighbours hits all of them alike.
+Cold: the cache is filled with other data before every sample, and the calls of a sample walk over sets of inputs
+and outputs, each used once, so that every call finds its data in memory. Hot: all calls use one set. The figure
+is the median over rounds, with a bootstrap interval; the speed-up is the median of the ratios within rounds (Efron &
+Tibshirani 1993, ch. 13).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from typing import Protocol as Interface
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evo.evaluation import BOOTSTRAP_SAMPLES, Timing
+
+if TYPE_CHECKING:
+    from evo.targets import Replay, Session
+
+__all__ = [
+    "CLOSE",
+    "COLD_CACHE_MULTIPLE",
+    "Examiner",
+    "Protocol",
+    "Samples",
+    "calls_for",
+    "cold_calls",
+    "noise_floor",
+    "paired_gain",
+    "race",
+    "sets_for",
+    "summarise",
+]
+
+COLD_CACHE_MULTIPLE = 3
+"""Cold sets together hold at least this many times the last-level cache: what a sample leaves in it unwritten is
+a small part of what it moved."""
+
+_MAX_SETS = 512
+
+_HOPELESS = 1.1
+"""A candidate is let go when every sample of the first pairs is this factor slower than its incumbent."""
+
+CLOSE = 1.02
+"""Up to this factor beyond its incumbent a candidate gets twice the rounds and has to be known twice as well."""
+_BOOTSTRAP_RESAMPLES = 400
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protocol:
+    """How a race is run.
+
+    sample_us: time one sample of one contender should take at least, so that fixed costs vanish in it.
+    cold: no call finds its data in the cache, whatever ran before and whatever hints it gives the cache.
+    rounds: at least `min_rounds`; up to `max_rounds` while the interval of a contender's ratio is wider than
+    `precision` (relative).
+    """
+
+    name: str
+    min_rounds: int
+    max_rounds: int
+    sample_us: float
+    cold: bool = True
+    precision: float = 0.01
+    limit_s: float = 60.0
+    """Wall time after which a race ends with the next pair of rounds. On a machine that others keep busy a call
+    of several threads takes a scheduler's time slice, a hundred times what it was when the samples were sized."""
+    least_rounds: int = 2
+    """But not before so many."""
+    warmup_rounds: int = 1
+
+
+class Examiner(Interface):
+    """Sees to it during a race that contenders do their work while they are timed. What it does is not timed."""
+
+    def warmed_up(self, name: str) -> None:
+        """After a contender's last sample that does not count."""
+        ...
+
+    def before(self, name: str) -> None:
+        """Before a sample of a contender, and before the cache is filled with other data."""
+        ...
+
+    def after(self, name: str) -> None:
+        """Right after it."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Samples:
+    """Microseconds per call, one row a round, one column a contender."""
+
+    names: tuple[str, ...]
+    us: NDArray[np.float64]
+    discarded: int = 0
+    """Rounds that something disturbed, which were taken again."""
+    disturbed: int = 0
+    """Rounds among those kept that something disturbed: there were too few others."""
+    disturbance: str = ""
+    """What it was, the last time."""
+
+
+def sets_for(set_bytes: int, cache_bytes: int, memory_bytes: int, walk_bytes: int = 0) -> int:
+    """Buffer sets for a cold race: beyond the cache several times over and `walk_bytes` in all, so that a walk over
+    them lasts long enough to be timed, within a quarter of the memory."""
+    wanted = -(-max(COLD_CACHE_MULTIPLE * cache_bytes, walk_bytes, 1) // max(set_bytes, 1)) + 1
+    affordable = max(2, memory_bytes // 4 // max(set_bytes, 1))
+    return int(max(2, min(wanted, affordable, _MAX_SETS)))
+
+
+def calls_for(call_us: float, sample_us: float, *, least: int, most: int | None) -> int:
+    """Calls in a sample: to last `sample_us`, at least `option_min`, no more than there are sets for (`most`)."""
+    wanted = max(least, math.ceil(sample_us / max(call_us, 1e-3)))
+    return max(1, wanted if most is None else min(wanted, most))
+
+
+def cold_calls(sets: int, set_bytes: int, cache_bytes: int) -> int:
+    """Calls after which a walk has gone several times through the cache, as far as there are sets for it."""
+    return min(sets, -(-COLD_CACHE_MULTIPLE * cache_bytes // max(set_bytes, 1)) + 1)
+
+
+def race(
+    session: Session,
+    contenders: Mapping[str, Replay],
+    protocol: Protocol,
+    reference: str | None,
+    *,
+    incumbent: float | None = None,
+    examiner: Examiner | None = None,
+    patient: bool = True,
+) -> Samples:
+    """Runs the contenders in interleaved rounds, a pair of rounds at a time, forth and back (ABBA).
+
+    It ends when the ratios to `reference` are known well enough. `incumbent` is the ratio that the first contender has
+    to beat: one that is clearly worse is let go after the first pair, one that is close runs longer. Pairs that
+    something disturbed are taken again, as long as the race has time for it; without `patient` they count as others do.
+    """
+    names = tuple(contenders)
+    deadline = time.monotonic() + protocol.limit_s
+
+    def sample_us(name: str) -> float:
+        if protocol.cold:
+            session.evict()
+        return contenders[name].run_us()
+
+    def examined_us(name: str) -> float:
+        if examiner is None:
+            return sample_us(name)
+        examiner.before(name)
+        us = sample_us(name)
+        examiner.after(name)
+        return us
+
+    for left in reversed(range(protocol.warmup_rounds)):
+        for name in names:
+            sample_us(name)
+            if examiner is not None and not left:
+                examiner.warmed_up(name)
+    session.synchronize()
+    kept: list[list[float]] = []
+    spoilt: list[list[float]] = []
+    most, precision, disturbance = protocol.max_rounds, protocol.precision, ""
+    while True:
+        session.disturbance()  # whatever it was, it was before
+        pair = []
+        for order in (names, names[::-1]):  # whole pairs: else one contender would have run first more often
+            sample = {name: examined_us(name) for name in order}
+            pair.append([sample[name] for name in names])
+        found = session.disturbance()
+        disturbance = found or disturbance
+        (spoilt if found else kept).extend(pair)
+        counted = kept if patient else kept + spoilt
+        taken = len(kept) + len(spoilt)
+        if taken >= 2 * most or len(counted) >= most or (time.monotonic() >= deadline and taken >= protocol.least_rounds):
+            break
+        if not counted:
+            continue
+        us = np.array(counted)
+        if incumbent is not None and reference is not None:
+            ratios = us[:, 0] / us[:, names.index(reference)]
+            if ratios.min() > _HOPELESS * incumbent:
+                break
+            close = bool(np.median(ratios) <= CLOSE * incumbent)
+            most = protocol.max_rounds * (2 if close else 1)
+            precision = protocol.precision / (2 if close else 1)
+        if len(counted) >= protocol.min_rounds and _widest(us, names, reference) <= precision:
+            break
+    # Without patience the race ended when there were enough of both: all of them are its figure.
+    wanted = max(min(protocol.min_rounds, len(spoilt)), protocol.least_rounds)
+    enough = len(kept) >= wanted if patient else not spoilt
+    return Samples(
+        names=names,
+        us=np.array(kept if enough else kept + spoilt),
+        discarded=len(spoilt) if enough else 0,
+        disturbed=0 if enough else len(spoilt),
+        disturbance=disturbance,
+    )
+
+
+def summarise(
+    samples: Samples,
+    name: str,
+    *,
+    workload: str,
+    protocol: str,
+    reference: str | None,
+    contender: str | None = None,
+    calls: int = 1,
+    sets: int = 1,
+    clocks: Mapping[str, float] | None = None,
+) -> Timing:
+    """The Timing of one contender of a race. Its `clocks` also say how many rounds were discarded, or disturbed."""
+    own = samples.us[:, samples.names.index(name)]
+    low, high = interval(own)
+    ratio = ratio_low = ratio_high = None
+    if reference is not None and reference != name:
+        ratios = own / samples.us[:, samples.names.index(reference)]
+        ratio = float(np.median(ratios))
+        ratio_low, ratio_high = interval(ratios)
+    return Timing(
+        workload=workload,
+        contender=contender or name,
+        protocol=protocol,
+        median_us=float(np.median(own)),
+        low_us=low,
+        high_us=high,
+        samples_us=tuple(round(float(v), 4) for v in own),
+        ratio=ratio,
+        ratio_low=ratio_low,
+        ratio_high=ratio_high,
+        calls_per_sample=calls,
+        sets=sets,
+        clocks={**(clocks or {}), "discarded": float(samples.discarded), "disturbed": float(samples.disturbed)},
+    )
+
+
+def noise_floor(first_us: Sequence[float], second_us: Sequence[float]) -> float:
+    """The speed-up that one and the same kernel seems to have over itself: how far the 95% interval of the ratio of
+    its two times, taken round by round in one race (A/A), reaches from 1."""
+    low, high = interval(np.array(first_us) / np.array(second_us))
+    return max(abs(low - 1.0), abs(high - 1.0))
+
+
+def paired_gain(before_us: Sequence[float], after_us: Sequence[float]) -> tuple[float, float, float]:
+    """One contender's time over another's, with its interval; above 1: the other is faster. Both of one race, and of the
+    same rounds, which cancels what the machine did meanwhile."""
+    logs = np.log(np.asarray(before_us, dtype=np.float64)) - np.log(np.asarray(after_us, dtype=np.float64))
+    low, high = interval(logs)
+    return math.exp(float(np.median(logs))), math.exp(low), math.exp(high)
+
+
+def interval(values: NDArray[np.float64]) -> tuple[float, float]:
+    """Interval of the median, with the confidence that `evo.evaluation.interval_confidence` says: of a bootstrap, or of
+    few samples their whole range, for a bootstrap of those is too narrow."""
+    if len(values) < BOOTSTRAP_SAMPLES:
+        return float(values.min()), float(values.max())
+    return bootstrap_interval(values)
+
+
+def bootstrap_interval(values: NDArray[np.float64], confidence: float = 0.95) -> tuple[float, float]:
+    """Percentile bootstrap interval of the median; the resampling is seeded, so equal samples agree.
+
+    Blocks of successive samples are drawn, from a circle: noise that lasts longer than a round makes neighbours alike,
+    and single draws would take them for independent (Politis & Romano 1992).
+    """
+    n = len(values)
+    if n < 2:
+        return float(values[0]), float(values[0])
+    rng = np.random.default_rng(0)
+    length = block_length(values)
+    starts = rng.integers(0, n, size=(_BOOTSTRAP_RESAMPLES, -(-n // length)))
+    picks = (starts[:, :, None] + np.arange(length)).reshape(_BOOTSTRAP_RESAMPLES, -1)[:, :n] % n
+    medians = np.median(values[picks], axis=1)
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(medians, [tail, 1 - tail])
+    return float(low), float(high)
+
+
+def block_length(values: NDArray[np.float64]) -> int:
+    """Samples a block should hold, by how alike neighbours are: 1 where they are independent. Carlstein (1986), for
+    noise of first order; from ranks, so that an outlier does not hide it."""
+    n = len(values)
+    ranks = np.argsort(np.argsort(values)) - (n - 1) / 2
+    likeness = float((ranks[:-1] * ranks[1:]).sum() / max((ranks**2).sum(), 1e-9))
+    likeness = min(likeness, 0.95)
+    if likeness <= 1 / math.sqrt(n):  # no more than chance makes of independent samples
+        return 1
+    wanted = float((math.sqrt(6) * likeness / (1 - likeness**2)) ** (2 / 3) * n ** (1 / 3))
+    return max(1, min(math.ceil(wanted), n // 3))
+
+
+def _widest(us: NDArray[np.float64], names: Sequence[str], reference: str | None) -> float:
+    """The widest relative interval among the contenders (of ratios where there is a reference)."""
+    widest = 0.0
+    for i, name in enumerate(names):
+        if reference is not None and name == reference:
+            continue
+        values = us[:, i] / us[:, names.index(reference)] if reference is not None else us[:, i]
+        low, high = interval(values)
+        widest = max(widest, (high - low) / float(np.median(values)))
+    return widest
+

@@ -1,0 +1,320 @@
+"""The gate: is a candidate's output right? Nothing is timed, stored or exported that did not pass here.
+
+For every case the candidate gets copies of the inputs and poisoned outputs, each with guard zones on both sides, and
+its result is compared with a float64 reference (`evo.measure.reference`). Inputs and guards must come back untouched.
+
+- What a candidate reads beside its inputs shows: the guards hold NaN, and in some launches another value.
+- The first case of a kernel is launched several times: in other memory, on other data in the same memory, again, and
+  where its outputs hold the right result of other data in place of poison. Results on equal data must be equal bit for
+  bit. So what is right only at first, only later, for one address, while somebody seems to look or by luck of a race is
+  refused; and so is a kernel that adds in no fixed order, as with atomics, even where every result is within the
+  tolerance: what cannot be repeated can be neither checked nor debugged.
+- Where the session can do more (`evo.targets.Hazards`): shared memory holds NaN before every launch, and a candidate
+  that asks to be started early runs behind a kernel that writes its inputs late.
+
+A verdict follows from the kernel, the genome and the seed: run them again, and the same is launched on the same data.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from evo.errors import LaunchError
+from evo.evaluation import Check
+from evo.measure.buffers import HUGE, NAN, ZERO, Layout, Memory, bits, extent, same, sum_of
+from evo.measure.reference import (
+    Expected,
+    allocate_outputs,
+    argument_values,
+    as_outputs,
+    compare,
+    expect,
+    findings,
+    poison,
+    verdict,
+)
+from evo.problem.kernel import Case, Kernel, Launch, Tensors, Workload
+
+if TYPE_CHECKING:
+    import torch
+
+    from evo.targets import Loaded, Session
+
+__all__ = [
+    "Expected",
+    "Gate",
+    "PreparedCase",
+    "allocate_outputs",
+    "argument_values",
+    "as_outputs",
+    "case_seed",
+    "compare",
+    "extent",
+    "poison",
+]
+
+@dataclass(frozen=True, kw_only=True)
+class _Trial:
+    """One launch: in which memory, what is in it before, what should be in it afterwards."""
+
+    memory: Memory
+    image: Memory
+    inputs: Tensors
+    expected: tuple[Expected, ...]
+    repeats: bool = False
+    """Whether the outputs must equal the first launch's, bit for bit."""
+    where: str = ""
+    """What is different from the first launch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedCase:
+    """A case with its data on the device; made once, used for every candidate. The first trial is the case itself."""
+
+    case: Case
+    seed: int
+    trials: tuple[_Trial, ...]
+
+    @property
+    def inputs(self) -> Tensors:
+        """As the first launch gets them."""
+        return self.trials[0].memory.inputs
+
+    @property
+    def outputs(self) -> dict[str, torch.Tensor]:
+        return self.trials[0].memory.outputs
+
+    @property
+    def pristine(self) -> Tensors:
+        return self.trials[0].inputs
+
+
+class Gate:
+    """Prepares cases once per process and judges candidates on them."""
+
+    def __init__(self, kernel: Kernel, target: str, session: Session, seed: int) -> None:
+        self._kernel, self._target, self._session, self._seed = kernel, target, session, seed
+        self._hazards = session.hazards
+        self._prepared: dict[tuple[Case, bool], PreparedCase] = {}
+        self.launch_limit_s = math.inf
+        """How long a launch may take."""
+        self.longest_launch_s = 0.0
+        """Of those since it was set to zero."""
+        self._held: list[torch.Tensor] = []
+        self._sum = 0
+
+    def expect(self, inputs: Tensors, workload: Workload) -> tuple[Expected, ...]:
+        """References and bounds for one set of inputs."""
+        return expect(self._kernel, inputs, workload)
+
+    def prepare(self, case: Case, *, repeated: bool = False) -> PreparedCase:
+        """`repeated`: with the further launches of a kernel's first case."""
+        import torch
+
+        if (case, repeated) in self._prepared:
+            return self._prepared[case, repeated]
+        seed = case_seed(self._seed, case)
+        device = self._session.device
+        generator = torch.Generator(device=device).manual_seed(seed)
+        outputs = allocate_outputs(self._kernel, case.workload, device)
+
+        def image(inputs: Tensors, expected: tuple[Expected, ...], guard: int) -> Memory:
+            made = Memory(layout, device)
+            made.fill(inputs, guard)
+            for e in expected:
+                poison(made.outputs[e.name], all_finite=e.all_finite)
+            return made
+
+        data = self._kernel.inputs(case.workload, case.data, generator)
+        layout = Layout(data, outputs, case.offset)
+        expected = self.expect(data, case.workload)
+        here, plain = Memory(layout, device), image(data, expected, NAN)
+        trials = [_Trial(memory=here, image=plain, inputs=data, expected=expected)]
+        if repeated:
+            other = self._kernel.inputs(case.workload, case.data, generator)
+            wanted = self.expect(other, case.workload)
+            there, odd = Memory(layout, device), image(data, expected, HUGE)
+            stale = image(data, expected, HUGE)
+            for e in wanted:  # what nobody can tell from a result but by computing it
+                stale.outputs[e.name].copy_(e.reference)
+            trials += [
+                _Trial(memory=there, image=odd, inputs=data, expected=expected, repeats=True, where="in other memory"),
+                _Trial(
+                    memory=here,
+                    image=image(other, wanted, HUGE),
+                    inputs=other,
+                    expected=wanted,
+                    where="on other data in the same memory",
+                ),
+                _Trial(memory=there, image=plain, inputs=data, expected=expected, repeats=True, where="once more"),
+                _Trial(
+                    memory=here,
+                    image=stale,
+                    inputs=data,
+                    expected=expected,
+                    repeats=True,
+                    where="over the result of other data",
+                ),
+            ]
+        prepared = PreparedCase(case=case, seed=seed, trials=tuple(trials))
+        self._prepared[case, repeated] = prepared
+        self._hold(prepared)
+        return prepared
+
+    def intact(self) -> bool:
+        """Whether all that candidates are judged by is as it was made: else nobody else can be judged here. It lies in
+        memory like theirs, and a stray write reaches it past every guard."""
+        return sum_of(self._held) == self._sum
+
+    def _hold(self, prepared: PreparedCase) -> None:
+        held = [t.image.bytes for t in prepared.trials]
+        held += [given for t in prepared.trials for given in t.inputs.values() if given is not None]
+        held += [x for t in prepared.trials for e in t.expected for x in (e.reference, e.finite, e.allowed)]
+        new = [*{id(x): x for x in held}.values()]  # trials share what they are judged by
+        self._held += new
+        self._sum = (self._sum + sum_of(new)) % (1 << 64)
+
+    def check(self, loaded: Loaded, launch: Launch, prepared: PreparedCase) -> Check:
+        """Runs one case. A launch that fails raises LaunchError: it may have broken the device."""
+        error: float | None = None
+        reason = ""
+        first: dict[str, torch.Tensor] = {}
+        judged = prepared.trials[0].expected[-1]  # what the error is of: the three figures are of one launch
+        for number, trial in enumerate(prepared.trials, 1):
+            found, of, reason = self._try(loaded, launch, prepared.case, trial, first)
+            if reason or (not trial.repeats and _share(found, of) >= _share(error, judged)):
+                error, judged = found, of
+            if reason:
+                wrong_result = reason.startswith(f"{judged.name}: ")
+                reason += f" (launch {number}, {trial.where})" if trial.where else ""
+                if wrong_result and (cause := self._cause(loaded, launch, prepared.case, trial)):
+                    reason += f"; {cause}"
+                break
+            if number == 1 and len(prepared.trials) > 1:
+                first = {n: o.clone() for n, o in trial.memory.outputs.items()}
+        if not reason and launch.programmatic and len(prepared.trials) > 1:
+            reason = self._try_late(loaded, launch, prepared, first)
+        return Check(
+            case=prepared.case.name,
+            passed=not reason,
+            error=error,
+            allowed=judged.largest_allowed,
+            torch_error=judged.torch_error,
+            reason=reason,
+            seed=prepared.seed,
+        )
+
+    def run(self, loaded: Loaded, cases: Sequence[tuple[Case, Launch]]) -> tuple[Check, ...]:
+        """Checks in order, up to and including the first that fails. The last tells whether what candidates are judged by
+        has been changed."""
+        checks: list[Check] = []
+        for case, launch in cases:
+            prepared = self.prepare(case, repeated=not checks)
+            try:
+                checks.append(self.check(loaded, launch, prepared))
+            except LaunchError as error:
+                raise type(error)(f"case {case.name}: {error}") from error  # a hang stays one
+            if not checks[-1].passed:
+                break
+        if checks and not self.intact():
+            last = checks[-1]
+            reason = last.reason or "memory far from its inputs and outputs was written, which others are judged by"
+            checks[-1] = replace(last, passed=False, reason=reason, data_changed=True)
+        return tuple(checks)
+
+    def _launch(
+        self, loaded: Loaded, launch: Launch, case: Case, memory: Memory, image: Memory, shared: int = NAN
+    ) -> None:
+        """One launch on what `image` holds. Raises LaunchError."""
+        memory.bytes.copy_(image.bytes)
+        if self._hazards is not None:
+            self._hazards.scrub(shared)
+        if all(o.numel() for o in memory.outputs.values()):
+            began = time.perf_counter()
+            loaded(argument_values(self._kernel, case.workload, memory.inputs, memory.outputs), launch)
+            self._session.await_launch(self.launch_limit_s)
+            self.longest_launch_s = max(self.longest_launch_s, time.perf_counter() - began)
+
+    def _try(
+        self, loaded: Loaded, launch: Launch, case: Case, trial: _Trial, first: dict[str, torch.Tensor]
+    ) -> tuple[float | None, Expected, str]:
+        """(largest error, the output it is of, reason for refusal or "")."""
+        import torch
+
+        memory = trial.memory
+        self._launch(loaded, launch, case, memory, trial.image)
+        flags = memory.changes(trial.image)
+        judged = [e for e in trial.expected if memory.outputs[e.name].numel()]
+        for e in judged:
+            output = memory.outputs[e.name]
+            flags += [(bits(output) != bits(first[e.name])).any().double()] if trial.repeats else findings(output, e)
+        values = torch.stack(flags).tolist()  # the one synchronisation
+        outcome = values[len(values) - (1 if trial.repeats else 3) * len(judged) :]
+        error: float | None = 0.0
+        last, reason = trial.expected[-1], ""
+        for i, e in enumerate(judged):
+            last = e
+            if not trial.repeats:
+                error, reason = verdict(tuple(outcome[3 * i : 3 * i + 3]), memory.outputs[e.name], e)
+            elif outcome[i]:
+                error, reason = compare(memory.outputs[e.name], e)
+                reason = reason or "result differs between repeats"
+            if reason:
+                reason = f"{e.name}: {reason}"
+                break
+        if any(values[: len(values) - len(outcome)]):
+            reason = memory.changed(trial.image)
+        return error, last, reason
+
+    def _try_late(self, loaded: Loaded, launch: Launch, prepared: PreparedCase, first: dict[str, torch.Tensor]) -> str:
+        """The first case once more, behind a kernel that writes its inputs late; until then others' data are there."""
+        if self._hazards is None or not all(o.numel() for o in first.values()):
+            return ""
+        trial = prepared.trials[0]
+        memory = trial.memory
+        memory.bytes.copy_(trial.image.bytes)
+        memory.write(prepared.trials[2].inputs)
+        values = argument_values(self._kernel, prepared.case.workload, memory.inputs, memory.outputs)
+        with self._hazards.write_late(memory.before_outputs, trial.image.before_outputs):
+            loaded(values, launch)
+        self._session.await_launch(self.launch_limit_s)
+        if all(same(memory.outputs[n], o) for n, o in first.items()):
+            return ""
+        return "read an input before the kernel that writes it had ended"
+
+    def _cause(self, loaded: Loaded, launch: Launch, case: Case, trial: _Trial) -> str:
+        """What a wrong result depends on, by launching again with one thing changed; "" if it is simply wrong."""
+        wrong = {n: o.clone() for n, o in trial.memory.outputs.items()}
+
+        def differs(image: Memory, shared: int = NAN) -> bool:
+            self._launch(loaded, launch, case, trial.memory, image, shared)
+            return not all(same(trial.memory.outputs[n], o) for n, o in wrong.items())
+
+        if differs(trial.image):
+            wrong_again = any(compare(trial.memory.outputs[e.name], e)[1] for e in trial.expected)
+            return "another result when launched again" if wrong_again or trial.repeats else "right when launched again"
+        quiet = Memory(trial.memory.layout, self._session.device)
+        quiet.fill(trial.inputs, ZERO)
+        for e in trial.expected:
+            quiet.outputs[e.name].copy_(trial.image.outputs[e.name])
+        if differs(quiet):
+            return "it depends on memory outside its inputs"
+        if self._hazards is not None and differs(trial.image, ZERO):
+            return "it depends on shared memory that it has not written"
+        return ""
+
+
+def _share(error: float | None, judged: Expected) -> float:
+    """Of what is allowed."""
+    return 0.0 if error is None else error / judged.largest_allowed
+
+
+def case_seed(seed: int, case: Case) -> int:
+    """A seed of the case's own, so that adding a case leaves the data of the others as they were."""
+    import zlib
+
+    return (seed * 0x9E3779B1 + zlib.crc32(f"{case.name}|{case.workload.key}|{case.data}".encode())) % 2**63

@@ -1,0 +1,131 @@
+"""What no kernel can beat: its bytes over the memory's bandwidth, its operations over the arithmetic's rate.
+
+Both are measured on the device itself, by operations of PyTorch that do nothing else, and the best of several tries
+counts. A kernel that seems to be faster did not do the work, or was not timed while it did (the roofline of
+Williams, Waterman and Patterson, 2009, as a test).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from evo.problem.kernel import Cost
+
+if TYPE_CHECKING:
+    from evo.targets import Session
+
+__all__ = ["Floor", "FloorGauge", "measure_floor"]
+
+_MARGIN = {"cuda": 0.9, "cpu": 0.5}
+"""Of a measured floor, what is still believed: the probes themselves may miss the device's best by as much, the more
+so on cores that others use."""
+
+_DOUBTS = 4
+"""So often the rates are measured again before a time is refused."""
+
+_MEMORY_MULTIPLE, _LEAST_MEMORY_BYTES = 4, 256 << 20
+_CACHE_SHARE = 4
+_TRIES = 5
+_PRODUCT_SIZE = {"cuda": 4096, "cpu": 1024}
+"""Rows and columns of the matrices whose product gives the rate of arithmetic."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Floor:
+    """Best rates seen on a device, and the share of the floor below which a time is not believed."""
+
+    memory_bytes_per_s: float
+    cache_bytes_per_s: float
+    flops_per_s: float
+    margin: float
+
+    def raised(self, other: Floor) -> Floor:
+        """The better of both rates each."""
+        return Floor(
+            memory_bytes_per_s=max(self.memory_bytes_per_s, other.memory_bytes_per_s),
+            cache_bytes_per_s=max(self.cache_bytes_per_s, other.cache_bytes_per_s),
+            flops_per_s=max(self.flops_per_s, other.flops_per_s),
+            margin=self.margin,
+        )
+
+    def us(self, cost: Cost, *, in_cache: bool) -> float:
+        """Microseconds below which a time for that cost is not believed."""
+        bytes_per_s = max(self.memory_bytes_per_s, self.cache_bytes_per_s if in_cache else 0.0)
+        return self.margin * 1e6 * max(cost.bytes / bytes_per_s, cost.flops / self.flops_per_s)
+
+    def refusal(self, us: float, cost: Cost, *, in_cache: bool) -> str:
+        """Why a time is impossible; empty if it is not."""
+        least = self.us(cost, in_cache=in_cache)
+        if us >= least:
+            return ""
+        return (
+            f"{us:.3g} us is impossible: moving {cost.bytes:,} bytes and computing {cost.flops:,} operations takes"
+            f" this device at least {least:.3g} us"
+        )
+
+
+class FloorGauge:
+    """Measures a device's floor when it is first asked for, and again whenever it would refuse a time: a probe that
+    something disturbed must not be held against a candidate."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._floor: Floor | None = None
+
+    def refusal(self, us: float, cost: Cost, *, in_cache: bool) -> str:
+        """Why a time is impossible; empty if it is not."""
+        floor = self._floor or measure_floor(self._session)
+        for _ in range(_DOUBTS):
+            if not floor.refusal(us, cost, in_cache=in_cache):
+                break
+            floor = floor.raised(measure_floor(self._session))
+        self._floor = floor
+        return floor.refusal(us, cost, in_cache=in_cache)
+
+
+def measure_floor(session: Session) -> Floor:
+    """Takes some tens of milliseconds on a GPU, some hundreds on a CPU."""
+    cache_bytes = session.limits.cache_bytes
+    memory = _bandwidth(session, max(_MEMORY_MULTIPLE * cache_bytes, _LEAST_MEMORY_BYTES), repeats=1)
+    cache = _bandwidth(session, max(cache_bytes // _CACHE_SHARE, 1 << 16), repeats=20)
+    return Floor(
+        memory_bytes_per_s=memory,
+        cache_bytes_per_s=max(memory, cache),
+        flops_per_s=_arithmetic(session),
+        margin=_MARGIN[session.device.type],
+    )
+
+
+def _bandwidth(session: Session, footprint_bytes: int, repeats: int) -> float:
+    """Bytes a second: the best of reading, writing and copying."""
+    half = torch.ones(footprint_bytes // 8, dtype=torch.float32, device=session.device)
+    other = torch.empty_like(half)
+    probes: Sequence[tuple[Callable[[], object], int]] = (
+        (lambda: (half.sum(), other.sum()), 2),
+        (lambda: (half.fill_(1.0), other.fill_(1.0)), 2),
+        (lambda: other.copy_(half), 2),
+    )
+    size = half.numel() * half.element_size()
+    return max(size * times / _best_s(session, probe, repeats) for probe, times in probes)
+
+
+def _arithmetic(session: Session) -> float:
+    """Operations a second of a product of matrices, in the fastest of the usual dtypes."""
+    n = _PRODUCT_SIZE[session.device.type]
+    rates = []
+    for dtype in (torch.float32, torch.bfloat16):
+        a = torch.randn(n, n, device=session.device).to(dtype)
+        rates.append(2.0 * n**3 / _best_s(session, lambda a=a: a @ a, repeats=1))  # type: ignore[misc]
+    return max(rates)
+
+
+def _best_s(session: Session, call: Callable[[], object], repeats: int) -> float:
+    replay = session.record([call] * repeats)
+    try:
+        return min(replay.run_us() for _ in range(_TRIES)) / 1e6
+    finally:
+        replay.close()

@@ -1,0 +1,73 @@
+"""What a kernel says of itself for other people's formats: <kernel>/formats.toml, a table for each format.
+
+Texts in it are Jinja templates over the dimensions and options of a workload, its dtype, and what the format adds.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import jinja2
+from jinja2.sandbox import SandboxedEnvironment
+
+from evo.errors import KernelError, UsageError
+from evo.problem.kernel import Kernel, Workload
+
+__all__ = ["FORMATS_FILE", "all_tables", "check_fit", "fill", "format_table", "values_of"]
+
+FORMATS_FILE = "formats.toml"
+
+
+def format_table(kernel: Kernel, format: str) -> Mapping[str, Any]:
+    """What the kernel's file has under the name of a format. Raises UsageError if it has nothing, KernelError."""
+    table = all_tables(kernel).get(format)
+    if not isinstance(table, dict):
+        raise UsageError(
+            f"kernel {kernel.name!r} cannot be exported as {format}: {kernel.folder / FORMATS_FILE} has no table "
+            f"[{format}]; write one (docs/formats.md), or choose another --format"
+        )
+    return table
+
+
+def all_tables(kernel: Kernel) -> Mapping[str, Any]:
+    """Empty without the file. Raises KernelError if it cannot be read."""
+    path = kernel.folder / FORMATS_FILE
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise KernelError(f"{path} cannot be read ({error})") from error
+
+
+def values_of(workload: Workload) -> dict[str, Any]:
+    return {**dict(workload.dims), **dict(workload.options), "dtype": workload.dtype}
+
+
+def fill(text: str, values: Mapping[str, Any]) -> str:
+    """Raises KernelError, with what is undefined or wrong in it."""
+    try:
+        return _environment().from_string(text).render(values)
+    except jinja2.TemplateError as error:
+        raise KernelError(f"a text in {FORMATS_FILE} does not render ({error}): {text.strip()[:60]!r}") from error
+
+
+def check_fit(table: Mapping[str, Any], format: str, candidate: str, workload: Workload) -> None:
+    """Raises UsageError if the workload is one of those that the table's `unfit` tells, as pairs of a condition and a
+    reason."""
+    for condition, reason in table.get("unfit", ()):
+        if fill(f"{{{{ 1 if {condition} }}}}", values_of(workload)):
+            raise UsageError(
+                f"{candidate} is for {workload.key}, which {format} has no place for: {reason}; leave it out, or choose "
+                f"another --format"
+            )
+
+
+@cache
+def _environment() -> SandboxedEnvironment:
+    return SandboxedEnvironment(
+        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+    )

@@ -1,0 +1,60 @@
+"""Genome: what varies between two candidates of one kernel, frozen and hashable."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from evo.errors import SpaceError
+from evo.problem.space import Point, Value
+
+__all__ = ["Genome"]
+
+
+@dataclass(frozen=True)
+class Genome:
+    """Parameters (sorted by name) and extra compiler flags (in the order given)."""
+
+    items: tuple[tuple[str, Value], ...]
+    flags: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, Value], flags: tuple[str, ...] = ()) -> Genome:
+        return cls(tuple(sorted(parameters.items())), tuple(flags))
+
+    @classmethod
+    def from_json(cls, text: str) -> Genome:
+        """Raises SpaceError if `text` is not the canonical form of a genome."""
+        try:
+            record: dict[str, Any] = json.loads(text)
+            return cls.of(record["parameters"], tuple(record.get("flags", ())))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise SpaceError(f"not a genome: {text[:80]!r} ({error})") from error
+
+    @property
+    def parameters(self) -> Point:
+        return dict(self.items)
+
+    def to_json(self) -> str:
+        """Canonical JSON: keys sorted, no spaces, so that equal genomes are equal text."""
+        record: dict[str, Any] = {"parameters": self.parameters}
+        if self.flags:
+            record["flags"] = list(self.flags)
+        return json.dumps(record, sort_keys=True, separators=(",", ":"))
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 of the canonical JSON, hexadecimal."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+    def difference(self, other: Genome) -> dict[str, tuple[Value | None, Value | None]]:
+        """Parameters whose value differs, as {name: (here, there)}; None where absent."""
+        a, b = self.parameters, other.parameters
+        return {n: (a.get(n), b.get(n)) for n in sorted(a.keys() | b.keys()) if a.get(n) != b.get(n)}
+
+    def __str__(self) -> str:
+        return " ".join(f"{k}={v}" for k, v in self.items) + (f" {' '.join(self.flags)}" if self.flags else "")

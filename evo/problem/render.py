@@ -1,0 +1,128 @@
+"""Jinja template + genome + binding = source. Sandboxed, and strict about undefined names."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from types import SimpleNamespace
+
+import jinja2
+from jinja2.sandbox import SandboxedEnvironment
+
+from evo.errors import TemplateError
+from evo.problem.genome import Genome
+from evo.problem.kernel import Binding, Kernel, template_root
+
+__all__ = ["Source", "render"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Rendered source text with everything that the compiled code depends on except the compiler."""
+
+    text: str
+    target: str
+    entry: str
+    flags: tuple[str, ...] = ()
+    include_dirs: tuple[str, ...] = ()
+
+    @cached_property
+    def includes(self) -> dict[str, str]:
+        """Local headers reached from the text, by the name they are included under, and their text."""
+        found: dict[str, str] = {}
+        pending = _INCLUDE.findall(self.text)
+        while pending:
+            name = pending.pop()
+            path = next((p for d in self.include_dirs if (p := Path(d) / name).is_file()), None)
+            if path is not None and name not in found:
+                found[name] = path.read_text()
+                pending += _INCLUDE.findall(found[name])
+        return found
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 of text, reached local headers, entry and flags; hexadecimal."""
+        digest = hashlib.sha256()
+        for part in (self.target, self.entry, self.text, *self.flags, *map("\0".join, sorted(self.includes.items()))):
+            digest.update(part.encode() + b"\0")
+        return digest.hexdigest()
+
+
+_INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
+
+
+@cache
+def _environment(folder: Path) -> SandboxedEnvironment:
+    return SandboxedEnvironment(
+        loader=jinja2.FileSystemLoader([folder, template_root()]),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # the output is C++, not HTML
+    )
+
+
+class _Parameters(SimpleNamespace):
+    """`p` in a template. Unknown attributes are reported with the parameter's name."""
+
+
+def render(kernel: Kernel, target: str, genome: Genome, binding: Binding, arch: str) -> Source:
+    """The source of one candidate.
+
+    Template variables: `p` (the genome's parameters), `dtype`, `dims` and `options` (those that are specialised), `arch`.
+    Raises TemplateError with the file, the line and what is wrong.
+    """
+    file = _template_file(kernel, target)
+    try:
+        text = _environment(kernel.folder).get_template(file).render(
+            p=_Parameters(**{**kernel.inactive.get(target, {}), **genome.parameters}),
+            dtype=binding.dtype,
+            dims=_Parameters(**dict(binding.dims)),
+            options=_Parameters(**dict(binding.options)),
+            arch=arch,
+        )
+    except jinja2.TemplateSyntaxError as error:
+        raise TemplateError(f"{kernel.folder / (error.name or file)}, line {error.lineno}: {error.message}") from error
+    except jinja2.UndefinedError as error:
+        place = _place(error, kernel.folder / file)
+        raise TemplateError(f"{place}: {error.message}; parameters here: {', '.join(genome.parameters)}") from error
+    except Exception as error:  # a filter or an expression in the template failed
+        raise TemplateError(f"{_place(error, kernel.folder / file)}: {error}") from error
+    return Source(
+        text=text,
+        target=target,
+        entry=kernel.entry,
+        flags=(*kernel.compile_flags(target, genome.parameters), *genome.flags),
+        include_dirs=(str(kernel.folder), str(template_root())),
+    )
+
+
+def _template_file(kernel: Kernel, target: str) -> str:
+    """Name of the kernel's one template for a target: the target's, the language's, and j2. Raises TemplateError."""
+    found = sorted(path.name for path in kernel.folder.glob(f"{target}.*.j2"))
+    if not found:
+        raise TemplateError(
+            f"kernel {kernel.name!r} has no template for target {target} in {kernel.folder}; write {target}.LANGUAGE.j2,"
+            f" such as cuda.cu.j2 or cpu.cpp.j2"
+        )
+    if len(found) > 1:
+        raise TemplateError(
+            f"kernel {kernel.name!r} has {len(found)} templates for target {target} in {kernel.folder}"
+            f" ({', '.join(found)}); keep one"
+        )
+    return found[0]
+
+
+def _place(error: BaseException, file: Path) -> str:
+    """Where it happened, in `file` or in what that includes. Jinja rewrites tracebacks so that the innermost template frame
+    carries the template's own file and line."""
+    place, trace = str(file), error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename.endswith(".j2"):
+            place = f"{trace.tb_frame.f_code.co_filename}, line {trace.tb_lineno}"
+        trace = trace.tb_next
+    return place

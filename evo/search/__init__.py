@@ -1,0 +1,1 @@
+"""What to try next, and which candidate won: the loop, its samplers and operators, the finals."""

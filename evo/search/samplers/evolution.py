@@ -1,0 +1,153 @@
+"""Evolution: seeded by a Parzen estimator, then steady-state, with children screened by a surrogate.
+
+Proposal 0 is the space's default; what it is to start from, some random points and suggestions of the estimator follow.
+From then on every proposal is a child of the best candidates found so far. Several children are made, and the one whose
+predicted improvement is largest is proposed (preselection: Jin 2011). Nothing waits for a generation.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from evo.errors import EngineError
+from evo.evaluation import Parent, Proposal
+from evo.problem.space import Space
+from evo.search.operators import find_operator, operator_names
+from evo.search.samplers import Result
+from evo.search.samplers._credit import Credit
+from evo.search.samplers._options import at_least, read_options
+from evo.search.samplers._population import Individual, Population
+from evo.search.samplers._surrogate import Surrogate
+from evo.search.samplers._unseen import Unseen
+from evo.search.samplers.tpe import TpeSampler
+
+__all__ = ["SAMPLER", "EvolutionConfig", "EvolutionSampler"]
+
+_ROLES = {1: ("parent",), 2: ("first", "second")}
+_ATTEMPTS_PER_CHILD = 4
+_RESTLESS_INJECTION = 0.1
+_RESTLESS_UNSCREENED = 0.5
+_WORTH_OF_BEST = 1.0
+_WORTH_OF_MEMBER = 0.3
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvolutionConfig:
+    """Options of the sampler.
+
+    seeding: results known before evolution begins. Until half of them are, proposals are random (the first is the
+        default), then the estimator's. Proposals made before anything is known come on top.
+    population: candidates, of distinct machine code, that may become parents.
+    incumbents: size of a tournament for a parent.
+    children: made for each proposal, of which the surrogate picks one; 1 switches the surrogate off.
+    injection: share of proposals drawn at random from the whole space.
+    patience: results without a better candidate after which the search looks further afield.
+    """
+
+    seeding: int = 12
+    population: int = 20
+    incumbents: int = 3
+    children: int = 8
+    injection: float = 0.02
+    patience: int = 60
+
+    def __post_init__(self) -> None:
+        at_least(self, 1, "seeding", "incumbents", "children", "patience")
+        at_least(self, 2, "population")
+        at_least(self, 0.0, "injection", high=1.0)
+
+
+class EvolutionSampler:
+    def __init__(self, space: Space, seed: int, options: Mapping[str, object]) -> None:
+        self._config = config = read_options("evolution", EvolutionConfig, options)
+        self._space = space
+        self._rng = random.Random(seed)
+        self._unseen = Unseen(space)
+        self._seeder = TpeSampler(space, seed, {"startup": max(1, config.seeding // 2)})
+        self._seeds: set[int] = set()
+        self._told = 0
+        self._rows: dict[int, int] = {}
+        self._made_by: dict[int, str] = {}
+        self._surrogate = Surrogate(space, seed)
+        self._population = Population(config.population)
+        self._credit = Credit([find_operator(n) for n in operator_names()])
+        self._since_better = 0
+
+    def ask(self, order: int) -> Proposal:
+        if self._told < self._config.seeding or self._seeder.begins:
+            proposal = self._seeder.ask(order)
+            self._seeds.add(order)
+        else:
+            proposal = self._evolve()
+        self._unseen.remember(proposal.genome)
+        self._rows[order] = self._surrogate.expect(proposal.genome)
+        self._made_by[order] = proposal.operator
+        return proposal
+
+    def tell(self, result: Result) -> None:
+        if result.order not in self._rows:
+            raise EngineError(f"sampler evolution was told of candidate {result.order}, which it did not propose")
+        self._told += self._made_by[result.order] != "start"
+        if result.order in self._seeds:
+            self._seeds.remove(result.order)
+            self._seeder.tell(result)
+        self._surrogate.learn(self._rows.pop(result.order), result.score)
+        self._credit.reward(self._made_by.pop(result.order), self._admit(result))
+
+    def _admit(self, result: Result) -> float:
+        """Takes a result into the population; what that was worth, 0 to 1."""
+        self._since_better += 1
+        if self._since_better % self._config.patience == 0:
+            self._population.shrink(max(2, self._config.population // 4))  # room for newcomers to have children
+        if result.score is None or result.same_code_as is not None:
+            return 0.0  # a neutral mutation would crowd out a candidate that differs
+        best = self._population.best
+        member = Individual(score=result.score, order=result.order, genome=result.genome)
+        if not self._population.add(member):
+            return 0.0
+        if best is None or result.score < best.score:
+            self._since_better = 0
+            return _WORTH_OF_BEST
+        return _WORTH_OF_MEMBER
+
+    def _evolve(self) -> Proposal:
+        # Where nothing has been found for long, the surrogate is part of the reason: it is asked less.
+        restless = self._since_better >= self._config.patience
+        injection = max(self._config.injection, _RESTLESS_INJECTION) if restless else self._config.injection
+        if not len(self._population) or self._rng.random() < injection:
+            return self._random()
+        screened = self._surrogate.ready and not (restless and self._rng.random() < _RESTLESS_UNSCREENED)
+        wanted = self._config.children if screened else 1
+        children: list[Proposal] = []
+        for _ in range(wanted * _ATTEMPTS_PER_CHILD):
+            child = self._child()
+            if child is not None and all(child.genome != c.genome for c in children):
+                children.append(child)
+                if len(children) == wanted:
+                    break
+        if not children:
+            return self._random()
+        if len(children) == 1:
+            return children[0]
+        merits = self._surrogate.merits([c.genome for c in children])
+        return children[max(range(len(children)), key=lambda i: merits[i])]
+
+    def _child(self) -> Proposal | None:
+        operator = self._credit.pick(self._rng)
+        parents = [self._population.select(self._rng, self._config.incumbents) for _ in range(operator.arity)]
+        if len({p.order for p in parents}) < operator.arity:
+            return None
+        genome = operator(self._rng, self._space, [p.genome for p in parents])
+        if genome is None or genome not in self._unseen:
+            return None
+        roles = _ROLES[operator.arity]
+        named = tuple(Parent(order=p.order, role=role) for p, role in zip(parents, roles, strict=True))
+        return Proposal(genome=genome, operator=operator.name, parents=named)
+
+    def _random(self) -> Proposal:
+        return Proposal(genome=self._unseen.draw(self._rng), operator="random")
+
+
+SAMPLER = EvolutionSampler

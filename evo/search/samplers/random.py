@@ -1,0 +1,45 @@
+"""Random search: legal points, uniform over the conditional tree, none twice. What it is to start from comes first."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from evo.evaluation import Proposal
+from evo.problem.space import Space
+from evo.search.samplers import Result
+from evo.search.samplers._first import given_proposals
+from evo.search.samplers._options import read_options
+from evo.search.samplers._unseen import Unseen
+
+__all__ = ["SAMPLER", "RandomConfig", "RandomSampler"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomConfig:
+    """Random search has no options."""
+
+
+class RandomSampler:
+    def __init__(self, space: Space, seed: int, options: Mapping[str, object]) -> None:
+        read_options("random", RandomConfig, options)
+        self._rng = random.Random(seed)
+        self._unseen = Unseen(space)
+        self._first = deque(given_proposals(space))
+
+    def ask(self, order: int) -> Proposal:
+        if self._first:
+            proposal = self._first.popleft()
+            self._unseen.remember(proposal.genome)
+            return proposal
+        genome = self._unseen.draw(self._rng)
+        self._unseen.remember(genome)
+        return Proposal(genome=genome, operator="random")
+
+    def tell(self, result: Result) -> None:
+        """Random search learns nothing."""
+
+
+SAMPLER = RandomSampler

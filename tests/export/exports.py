@@ -1,0 +1,54 @@
+"""Requests for exports, and changes to what was exported."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from evo.export import ExportItem, ExportRequest
+from evo.problem.genome import Genome
+from evo.problem.kernel import load_kernel
+from evo.targets import find_target
+
+FORKED = """
+import os, sys, torch
+sys.path.insert(0, sys.argv[1])
+import {name} as module
+x = torch.randn(512, 96)
+torch.set_num_threads(4)
+print(module.explain(x, (96,)), flush=True)
+module.layer_norm(x, (96,))
+child = os.fork()
+if child == 0:
+    print(module.explain(x, (96,)), flush=True)
+    torch.set_num_threads(1)
+    print(module.explain(x, (96,)), flush=True)
+    module.layer_norm(x, (96,))
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+"""A program that forks after a call on several threads: who answers before, with as many threads after, and with one. Its
+argument is the folder that the package lies in."""
+
+
+def request_for(
+    target: str, arch: str, out: Path, *workloads: str, kernel: str = "layernorm", **record: Any
+) -> ExportRequest:
+    """The default point of the search space for each workload."""
+    problem, limits = load_kernel(kernel), find_target(target).limits(arch)
+    items = []
+    for index, text in enumerate(workloads):
+        workload = problem.workload(target, text)
+        space = problem.space(target, workload, limits)
+        genome = Genome.of(space.complete(space.default))
+        items.append(ExportItem(workload=workload, genome=genome, candidate=f"test/{index}", record=record))
+    return ExportRequest(kernel=kernel, target=target, arch=arch, items=tuple(items), out=out)
+
+
+def edit_manifest(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    change(manifest)
+    path.write_text(json.dumps(manifest))

@@ -1,0 +1,252 @@
+"""One package for several architectures: what is built for each, and what the manifest says of it."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from exports import request_for
+
+from evo.errors import DeviceError, UsageError
+from evo.export import Combining, ExportItem, ExportRequest, exporter_names, find_exporter
+from evo.export._architectures import asked_of, with_ptx
+from evo.export.module import ModuleExporter
+from evo.problem.genome import Genome
+from evo.problem.kernel import load_kernel
+from evo.problem.space import Value
+from evo.targets import find_target
+from evo.targets._nvrtc import run_nvrtc
+
+MODULE = ModuleExporter()
+TEXTS = ("rows=4096,cols=1024,dtype=float16", "rows=64,cols=768,dtype=bfloat16")
+BUILDS = ("sm_90", "sm_89", "compute_89")
+TIMING = {"contender": "candidate", "protocol": "final", "stage": "final", "median_us": 5.0, "clocks": {}}
+TIMED = {
+    "run": "demo",
+    "device": "an H200",
+    "timings": [{**TIMING, "ratio": 0.5, "ratio_low": 0.49, "ratio_high": 0.51}],
+    "checks": [{"case": "normal", "passed": True}],
+    "lineage": [{"id": "demo/0"}],
+}
+
+
+def manifest_of(out: Path) -> dict[str, Any]:
+    manifest: dict[str, Any] = json.loads((out / "manifest.json").read_text())
+    return manifest
+
+
+def changed(item: ExportItem, **values: Value) -> ExportItem:
+    return replace(item, genome=Genome.of({**item.genome.parameters, **values}, item.genome.flags))
+
+
+@pytest.fixture(scope="module")
+def hopper(tmp_path_factory: pytest.TempPathFactory) -> ExportRequest:
+    """Two winners found on sm_90; the second one is launched programmatically, which sm_89 cannot."""
+    request = request_for("cuda", "sm_90", tmp_path_factory.mktemp("export") / "for_several", *TEXTS, **TIMED)
+    plain, other = request.items
+    programmatic = replace(changed(other, launch="programmatic"), candidate="test/programmatic")
+    return replace(request, items=(plain, programmatic), builds=BUILDS, environment={"device": "an H200"})
+
+
+@pytest.fixture(scope="module")
+def several(hopper: ExportRequest) -> Path:
+    """With a plain candidate to take the place of the second winner, and one before it that sm_89 refuses, too."""
+    plain, winner = hopper.items
+    refused = replace(changed(winner, cluster=2), candidate="test/refused")
+    second = replace(changed(winner, launch="plain"), candidate="test/second", record={"run": "demo"})
+    MODULE.export(replace(hopper, items=(plain, replace(winner, alternatives=(refused, second)))))
+    return hopper.out
+
+
+def test_every_winner_is_built_for_every_architecture(several: Path) -> None:
+    variants = manifest_of(several)["variants"]
+    assert [(v["workload"]["key"].split(",")[1], v["arch"], v["standing"]) for v in variants] == [
+        ("cols=1024", "sm_90", "measured"),
+        ("cols=768", "sm_90", "measured"),
+        ("cols=1024", "sm_89", "compiled"),
+        ("cols=768", "sm_89", "compiled"),
+        ("cols=1024", "compute_89", "compiled"),
+        ("cols=768", "compute_89", "compiled"),
+    ]
+    for v in variants:
+        binary = (several / v["binary"]).read_bytes()
+        if v["arch"] == "compute_89":
+            assert b".target sm_89" in binary
+            assert (v["registers"], v["spill_bytes"]) == (None, None)
+        else:
+            assert binary.startswith(b"\x7fELF")
+            assert v["registers"] > 0
+            assert v["spill_bytes"] >= 0
+            assert v["smem_static_bytes"] >= 0
+        assert v["compiler"] == find_target("cuda").compiler()
+        again = run_nvrtc((several / v["source"]).read_text(), v["arch"], tuple(v["flags"]), (str(several),))
+        assert again.code == binary
+
+
+def test_ptx_is_compiled_from_the_source_of_machine_code(several: Path) -> None:
+    variants = manifest_of(several)["variants"]
+    assert [v["source"] for v in variants[2:4]] == [v["source"] for v in variants[4:]]
+
+
+def test_the_same_genome_is_the_same_kernel_elsewhere(several: Path) -> None:
+    """Parameters that sm_89 does not have are left out, and the source is the same for it."""
+    ninety, eighty_nine = (manifest_of(several)["variants"][i] for i in (0, 2))
+    assert set(ninety["genome"]["parameters"]) - set(eighty_nine["genome"]["parameters"]) == {"cluster", "launch"}
+    texts = [(several / v["source"]).read_text() for v in (ninety, eighty_nine)]
+    assert texts[0] != texts[1]
+    assert texts[0].replace("sm_90", "sm_89") == texts[1]
+    assert ninety["launch"] == eighty_nine["launch"]
+
+
+def test_what_was_not_measured_there_carries_no_figures(several: Path) -> None:
+    variants = manifest_of(several)["variants"]
+    assert variants[0]["record"] == TIMED
+    assert variants[2]["record"] == {"run": "demo", "device": "an H200"}
+    assert [v["measured_variant"] for v in variants] == [0, 1, 0, None, 0, None]
+    assert {v["measured_arch"] for v in variants} == {"sm_90"}
+    assert {v["measured_on"] for v in variants} == {0}
+    assert manifest_of(several)["measured_on"] == [{"device": "an H200"}]
+
+
+def test_where_a_winner_cannot_be_built_the_best_one_that_can_takes_its_place(several: Path) -> None:
+    variants = manifest_of(several)["variants"]
+    assert [v["candidate"] for v in variants[0::2]] == ["test/0"] * 3
+    assert [v["candidate"] for v in variants[1::2]] == ["test/programmatic", "test/second", "test/second"]
+    assert variants[3]["instead_of"] == {"candidate": "test/programmatic", "reason": "there is no launch=programmatic"}
+    assert [v["instead_of"] for v in variants[:3]] == [None] * 3
+    [remark] = MODULE.remarks(several)
+    assert remark.endswith(
+        "what is built for sm_89 and compute_89 is test/second, because test/programmatic cannot be built for it (there is"
+        " no launch=programmatic)"
+    )
+    assert MODULE.summary(several) == ["sm_90: 2 measured", "sm_89: 2 compiled", "compute_89: 2 compiled"]
+
+
+def test_a_workload_that_nothing_can_be_built_for_is_left_out_and_named(hopper: ExportRequest, tmp_path: Path) -> None:
+    out = tmp_path / "one"
+    MODULE.export(replace(hopper, out=out))
+    assert [v["arch"] for v in manifest_of(out)["variants"]] == ["sm_90", "sm_90", "sm_89", "compute_89"]
+    [remark] = MODULE.remarks(out)
+    assert "nothing is built for sm_89 and compute_89, neither test/programmatic nor another candidate" in remark
+    assert "cols=768" in remark
+
+
+def test_an_architecture_for_which_there_is_nothing_is_refused(hopper: ExportRequest, tmp_path: Path) -> None:
+    request = replace(hopper, out=tmp_path / "one", items=hopper.items[1:])
+    with pytest.raises(UsageError, match="nothing here can be built for sm_89; of test/programmatic"):
+        MODULE.export(request)
+    with pytest.raises(DeviceError, match="limits of 'sm_75' are not known"):
+        MODULE.export(replace(request, builds=("sm_90", "sm_75")))
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_does_not_compile_elsewhere_gives_way_to_what_does(hopper: ExportRequest, tmp_path: Path) -> None:
+    item = hopper.items[0]
+    broken = replace(item, genome=Genome.of(item.genome.parameters, ("--define-macro=COLS=1",)), candidate="test/broken")
+    parts = (replace(hopper, out=tmp_path / "one", items=(replace(broken, alternatives=[item]),), builds=("sm_89",)),)
+    MODULE.export_together(parts)
+    [variant] = manifest_of(tmp_path / "one")["variants"]
+    assert variant["candidate"] == item.candidate
+    assert "it does not compile (" in variant["instead_of"]["reason"]
+    assert "error: " in variant["instead_of"]["reason"]
+
+
+def test_shared_memory_that_another_architecture_has_not_is_not_asked_of_it(hopper: ExportRequest, tmp_path: Path) -> None:
+    """16,384 columns of float32 staged twice need 128 KB of shared memory: sm_90 has them, sm_89 has not."""
+    request = request_for("cuda", "sm_90", tmp_path / "one", "rows=64,cols=16384,dtype=float32")
+    space = load_kernel("layernorm").space("cuda", request.items[0].workload, find_target("cuda").limits("sm_90"))
+    point = space.nearest(request.items[0].genome.parameters, "stages", 2)
+    assert point is not None
+    wide = replace(request.items[0], genome=Genome.of(point), candidate="test/wide")
+    request = replace(request, items=(replace(wide, alternatives=request.items),), builds=("sm_90", "sm_89"))
+    MODULE.export(request)
+    measured, compiled = manifest_of(tmp_path / "one")["variants"]
+    assert measured["launch"]["smem_bytes"] > 99 * 1024
+    assert compiled["launch"]["smem_bytes"] <= 99 * 1024
+    assert compiled["candidate"] == "test/0"
+
+
+def test_winners_of_several_runs_are_one_package(hopper: ExportRequest, tmp_path: Path) -> None:
+    """Each was measured on its own architecture; what neither was measured on is compiled once."""
+    ada = request_for("cuda", "sm_89", tmp_path / "one", TEXTS[0])
+    cpu = request_for("cpu", "native", tmp_path / "one", "rows=64,cols=96,dtype=float32")
+    parts = [replace(hopper, out=tmp_path / "one"), replace(ada, builds=(*BUILDS, "sm_80")), cpu]
+    MODULE.export_together([replace(part, items=part.items[:1]) for part in parts])
+    variants = manifest_of(tmp_path / "one")["variants"]
+    assert [(v["target"], v["arch"], v["standing"], v["measured_on"]) for v in variants] == [
+        ("cuda", "sm_90", "measured", 0),
+        ("cuda", "sm_89", "measured", 1),
+        ("cpu", "native", "measured", 2),
+        ("cuda", "compute_89", "compiled", 1),
+        ("cuda", "sm_80", "compiled", 1),
+    ]
+    with pytest.raises(UsageError, match="are both for rows=4096"):
+        MODULE.export_together([parts[0], parts[0]])
+
+
+@pytest.mark.parametrize(
+    ("asked", "builds"),
+    [
+        (("sm_90",), ("sm_90", "compute_90")),
+        (("sm_90", "sm_89"), ("sm_90", "sm_89", "compute_89")),
+        (("sm_90a", "sm_120"), ("sm_90a", "sm_120", "compute_120")),
+        (("sm_90a",), ("sm_90a",)),
+        (("sm_90", "compute_80"), ("sm_90", "compute_80")),
+        (("native", "x86-64-v3"), ("native", "x86-64-v3")),
+    ],
+)
+def test_newer_gpus_have_the_ptx_of_the_lowest_architecture(asked: tuple[str, ...], builds: tuple[str, ...]) -> None:
+    assert with_ptx(asked) == builds
+
+
+def test_architectures_are_told_apart_by_target() -> None:
+    asked = ["sm_90", "x86-64-v3", "compute_89", "native", "sm_90"]
+    assert asked_of("cuda", asked) == ("sm_90", "compute_89")
+    assert asked_of("cpu", asked) == ("x86-64-v3", "native")
+
+
+def test_a_package_chooses_by_the_gpus_capability(
+    several: Path, use: Callable[[Path], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dispatch = use(several).frontend.DISPATCH
+    choice = importlib.import_module(f"{several.name}._choice")
+
+    def order(capability: tuple[int, int], cols: int) -> list[str]:
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+        right = [v for v in dispatch._variants if v.sizes["cols"] == cols]
+        return [v.arch for v in choice.builds_of_nearest(right, {"rows": 64, "cols": cols}, 0)]
+
+    assert order((9, 0), 1024) == ["sm_90", "compute_89"]
+    assert order((8, 9), 768) == ["sm_89", "compute_89"]
+    assert order((12, 0), 768) == ["compute_89"]
+    assert order((8, 0), 768) == []
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "ignore", "-m", folder.name, *arguments]
+    return subprocess.run(command, cwd=folder.parent, capture_output=True, text=True, timeout=240, check=False)
+
+
+def test_what_nothing_here_runs_is_counted_by_architecture(several: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    checked = run(several, "check")
+    assert checked.returncode == 1
+    lines = checked.stdout.splitlines()
+    assert [line for line in lines if line.startswith("2 variants for")] == [
+        f"2 variants for {arch}  not checked: no CUDA GPU answers to PyTorch" for arch in BUILDS
+    ]
+    assert "no variant of this package runs on this machine" in lines[-1]
+
+
+def test_the_exporter_says_that_it_combines() -> None:
+    assert [name for name in exporter_names() if isinstance(find_exporter(name), Combining)] == ["module"]

@@ -1,0 +1,177 @@
+"""KernelBench takes what is exported for it: its static checker, its loader and, on a GPU, its evaluator."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from exports import request_for
+from owners import kernelbench
+
+from evo.errors import UsageError
+from evo.export import find_exporter
+
+EXPORTER = find_exporter("kernelbench")
+LAYERNORM = ("rows=64,cols=1024,dtype=float16", "rows=32,cols=4096,dtype=float32")
+ATTENTION = ("batch=1,heads=4,kv_heads=2,q_len=128,kv_len=128,head_dim=64,dtype=float16,causal=true",)
+
+_DRIVER = r"""
+#include <stdio.h>
+struct attribute { int id, pad; unsigned value[16]; };
+struct config { unsigned grid[3], block[3], smem; void* stream; struct attribute* attributes; unsigned count; };
+int cuGetErrorName(int e, const char** name) { *name = "CUDA_ERROR_OF_THE_TEST"; return 0; }
+int cuModuleLoadData(void** module, const void* image) { *module = (void*)image; return ((const char*)image)[0] == 'E'; }
+int cuModuleGetFunction(void** function, void* module, const char* name) {
+    printf("entry %s\n", name);
+    *function = (void*)7;
+    return 0;
+}
+int cuFuncSetAttribute(void* function, int attribute, int value) { printf("set %d to %d\n", attribute, value); return 0; }
+int cuLaunchKernelEx(const struct config* c, void* function, void** arguments, void** extra) {
+    printf("grid %u %u %u threads %u %u %u smem %u stream %p function %p\n", c->grid[0], c->grid[1], c->grid[2], c->block[0],
+           c->block[1], c->block[2], c->smem, c->stream, function);
+    for (unsigned i = 0; i < c->count; i++) {
+        const unsigned* v = c->attributes[i].value;
+        printf("attribute %d: %u %u %u\n", c->attributes[i].id, v[0], v[1], v[2]);
+    }
+    printf("arguments %lld %lld %.2f\n", *(long long*)arguments[0], *(long long*)arguments[1], *(float*)arguments[2]);
+    fflush(stdout);
+    return c->grid[0] > 9;
+}
+"""
+_LAUNCH = """
+import struct, sys
+from pathlib import Path
+from torch.utils.cpp_extension import load_inline
+source = Path(sys.argv[1]).read_text()
+found = load_inline("launcher_test", cpp_sources=source, functions=["load_entry", "launch_entry"], extra_cflags=["-O0"])
+try:
+    found.load_entry(b"E", "kernel", 0, 1)
+except RuntimeError as error:
+    print(str(error).splitlines()[0], flush=True)
+function = found.load_entry(b"\\x7fELF\\0\\0", "kernel", 65536, 16)
+words = struct.pack("=Qqf4x", 12345678901, -3, 0.25)
+found.launch_entry(function, [8, 2, 1, 256, 65536, 16, 1], 99, words)
+found.launch_entry(function, [1, 1, 1, 32, 0, 1, 0], 0, words)
+try:
+    found.launch_entry(function, [10, 1, 1, 32, 0, 1, 0], 0, words)
+except RuntimeError as error:
+    print(str(error).splitlines()[0], flush=True)
+"""
+
+
+@pytest.fixture(scope="module", params=["layernorm", "attention"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("bench") / request.param
+    texts = LAYERNORM if request.param == "layernorm" else ATTENTION
+    EXPORTER.export(request_for("cuda", "sm_90", out, *texts, kernel=request.param))
+    return out
+
+
+def test_there_is_a_problem_and_a_solution_for_each_winner(folder: Path) -> None:
+    names = sorted(p.name for p in folder.glob("*.py"))
+    assert len(names) == (4 if folder.name == "layernorm" else 2)
+    for name in names:
+        compile((folder / name).read_text(), name, "exec")
+    problems = [n.removesuffix(".py") for n in names if not n.endswith("_new.py")]
+    assert [n for n in names if n.endswith("_new.py")] == [f"{n}_new.py" for n in problems]
+
+
+def test_its_static_checker_finds_no_hack(folder: Path) -> None:
+    checker = kernelbench("kernel_static_checker")
+    for path in folder.glob("*_new.py"):
+        precision = "fp32" if "float32" in path.name else "fp16"
+        assert checker.validate_kernel_static(path.read_text(), "cuda", precision) == (True, [], []), path.name
+
+
+def test_its_loader_reads_the_problem(folder: Path) -> None:
+    load = kernelbench("eval").load_original_model_and_inputs
+    for path in folder.glob("*.py"):
+        if not path.name.endswith("_new.py"):
+            model, initial, inputs = load(path.read_text(), {})
+            tensors = inputs()
+            with torch.no_grad():
+                assert model(*initial())(*tensors).shape == tensors[0].shape
+
+
+def test_its_loader_builds_the_solution_which_refuses_a_cpu(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if folder.name != "layernorm":
+        pytest.skip("one build, of half a minute, is enough: the launcher is the same")
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))  # put back afterwards: the loader sets it
+    text = (folder / "layernorm_float16_64x1024_new.py").read_text()
+    loaded: dict[str, Any] = {}
+    model = kernelbench("eval").load_custom_model(text, loaded, str(tmp_path))(1024)
+    assert {n: tuple(p.shape) for n, p in model.named_parameters()} == {"weight": (1024,), "bias": (1024,)}
+    with torch.no_grad(), pytest.raises(RuntimeError, match="float16 on cpu"):
+        model.to(torch.float16)(torch.randn(4, 1024, dtype=torch.float16))
+    with pytest.raises(RuntimeError, match="compiled for cols=1024, got 512"):
+        loaded["prepare"](torch.device("cpu"), {"rows": 4, "cols": 512})
+    assert loaded["grid_of"]({"rows": 33, "cols": 1024}, 132)[1:] == (1, 1)
+
+
+def test_the_launcher_hands_the_driver_what_it_is_told(tmp_path: Path) -> None:
+    """On a machine without a GPU a library that tells what it was called with stands in for the driver."""
+    (tmp_path / "driver.c").write_text(_DRIVER)
+    library = tmp_path / "libcuda.so.1"
+    command = [os.environ.get("CC", "gcc"), "-shared", "-fPIC", "-o", str(library), str(tmp_path / "driver.c")]
+    subprocess.run(command, check=True)
+    launcher = Path(sys.modules[type(EXPORTER).__module__].__file__ or "").parent / "_kernelbench" / "launcher.cpp"
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "TORCH_EXTENSIONS_DIR": str(tmp_path)}
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+    run = subprocess.run(
+        [sys.executable, "-c", _LAUNCH, str(launcher)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.splitlines() == [
+        "the kernel does not load: CUDA_ERROR_OF_THE_TEST (1)",
+        "entry kernel",
+        "set 8 to 65536",
+        "set 14 to 1",
+        "grid 8 2 1 threads 256 1 1 smem 65536 stream 0x63 function 0x7",
+        "attribute 4: 16 1 1",
+        "attribute 6: 1 0 0",
+        "arguments 12345678901 -3 0.25",
+        "grid 1 1 1 threads 32 1 1 smem 0 stream (nil) function 0x7",
+        "arguments 12345678901 -3 0.25",
+        "grid 10 1 1 threads 32 1 1 smem 0 stream (nil) function 0x7",
+        "arguments 12345678901 -3 0.25",
+        "the launch failed: CUDA_ERROR_OF_THE_TEST (1)",
+    ]
+
+
+def test_winners_for_a_cpu_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="GPUs only, and these are for cpu"):
+        EXPORTER.export(request_for("cpu", "native", tmp_path / "out", "rows=64,cols=96,dtype=float32"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_workload_that_the_problem_has_no_place_for_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no place for: its problem has weight and bias"):
+        EXPORTER.export(request_for("cuda", "sm_90", tmp_path / "out", "rows=64,cols=96,dtype=float32,bias=false"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernel", ["layernorm", "attention"])
+def test_its_evaluator_accepts_the_solution(kernel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluate = kernelbench("eval").eval_kernel_against_ref
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "built"))
+    major, minor = torch.cuda.get_device_capability()
+    texts = LAYERNORM if kernel == "layernorm" else ATTENTION
+    EXPORTER.export(request_for("cuda", f"sm_{major}{minor}", tmp_path / "out", *texts, kernel=kernel))
+    for path in sorted((tmp_path / "out").glob("*_new.py")):
+        result = evaluate(
+            (tmp_path / "out" / path.name.replace("_new.py", ".py")).read_text(),
+            path.read_text(),
+            num_correct_trials=3,
+            build_dir=str(tmp_path / "built"),
+            device=torch.device("cuda:0"),
+            precision=torch.float32 if "float32" in path.name else torch.float16,
+        )
+        assert (result.compiled, result.correctness) == (True, True), result.metadata

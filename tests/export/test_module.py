@@ -1,0 +1,299 @@
+"""What `evo export --format module` writes, and when it refuses to."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from exports import request_for
+from torch.nn import functional
+
+import evo
+from evo.errors import CompileError, KernelError, UsageError
+from evo.export import ExportRequest, find_exporter
+from evo.export._folder import publish
+from evo.export._manifest import _needed_features
+from evo.measure.gate import Gate, compare
+from evo.problem.genome import Genome
+from evo.problem.kernel import Workload, load_kernel
+from evo.targets import find_target
+from evo.targets._nvrtc import run_nvrtc
+
+MODULE = find_exporter("module")
+F32 = "rows=8,cols=32,dtype=float32"
+
+
+def listing(folder: Path) -> dict[str, bytes]:
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def broken(request: ExportRequest) -> ExportRequest:
+    """The same, and one winner more that no longer compiles."""
+    good = request.items[0]
+    workload = load_kernel(request.kernel).workload("cpu", "rows=9,cols=32,dtype=float32")
+    flags = ("-DT=is_defined_already", "-Dlong=int")
+    bad = replace(good, workload=workload, genome=Genome.of(good.genome.parameters, flags))
+    return replace(request, items=(good, bad))
+
+
+def test_the_files_are_readable_sources_binaries_and_what_runs_them(exported: Path) -> None:
+    names = sorted(listing(exported))
+    assert [n for n in names if n.startswith("variant")] == [
+        "variant_0_float32_64x96.cpp",
+        "variant_0_float32_64x96.so",
+        "variant_1_float32_64x1024.cpp",
+        "variant_1_float32_64x1024.so",
+        "variant_2_bfloat16_64x256.cpp",
+        "variant_2_bfloat16_64x256.so",
+    ]
+    assert {"__init__.py", "__main__.py", "frontend.py", "_launcher.py", "manifest.json"} <= set(names)
+    for name in names:
+        if name.endswith(".py"):
+            text = (exported / name).read_text()
+            assert "import evo" not in text
+            assert "from evo" not in text
+            compile(text, name, "exec")
+
+
+def test_the_manifest_tells_where_everything_comes_from(tmp_path: Path) -> None:
+    found = datetime(2026, 3, 1, 12, tzinfo=UTC)
+    record = {
+        "run": "demo",
+        "timings": [{"median_us": 1.5, "ratio": 0.7, "ratio_low": 0.69, "ratio_high": 0.71}],
+        "lineage": [{"id": "demo/0"}],
+        "created": found,
+        "code_hash": "another",
+    }
+    request = request_for("cpu", "native", tmp_path / "one", F32, **record)
+    written = MODULE.export(replace(request, environment={"gpu": "none", "torch": "2.6"}))
+    manifest = json.loads((tmp_path / "one" / "manifest.json").read_text())
+    assert manifest["written_by"] == "evo"
+    assert manifest["evo_version"] == evo.__version__
+    assert datetime.fromisoformat(manifest["exported_at"]).tzinfo is not None
+    assert manifest["kernel"]["digest"] == load_kernel("layernorm").digest
+    assert manifest["measured_on"] == [{"gpu": "none", "torch": "2.6"}]
+    [variant] = manifest["variants"]
+    assert variant["measured_on"] == 0
+    assert (variant["standing"], variant["arch"], variant["measured_arch"]) == ("measured", "native", "native")
+    assert variant["compiler"] == find_target("cpu").compiler()
+    assert variant["candidate"] == "test/0"
+    assert variant["record"] == {**record, "created": found.isoformat()}
+    assert variant["genome"]["parameters"] == request.items[0].genome.parameters
+    assert variant["workload"]["dims"] == {"rows": 8, "cols": 32}
+    assert variant["same_code_as_measured"] is False
+    assert set(manifest["files"]) | {"manifest.json"} == set(listing(tmp_path / "one"))
+    for name, digest in manifest["files"].items():
+        assert hashlib.sha256((tmp_path / "one" / name).read_bytes()).hexdigest() == digest
+    assert written == sorted(p for p in (tmp_path / "one").rglob("*") if p.is_file())
+
+
+def test_the_module_tells_of_its_variants(exported: Path, use: Callable[[Path], ModuleType]) -> None:
+    module = use(exported)
+    assert module.__all__ == ["LayerNorm", "also_serve", "build", "explain", "layer_norm", "patch", "variants"]
+    found = module.variants()
+    assert [v["workload"]["dims"]["cols"] for v in found] == [96, 1024, 256]
+    found[0].clear()
+    assert module.variants()[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("my-kernel", "'my-kernel' cannot be imported"),
+        ("2fast", "cannot be imported"),
+        ("class", "cannot be imported"),
+        ("größe", "cannot be imported"),
+        ("json", "would hide the one"),
+        ("torch", "would hide the one"),
+    ],
+)
+def test_a_name_that_cannot_be_imported_is_refused(tmp_path: Path, name: str, reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        MODULE.export(request_for("cpu", "native", tmp_path / name, F32))
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_but_an_earlier_export_is_replaced(tmp_path: Path) -> None:
+    out = tmp_path / "mine"
+    out.mkdir()
+    (out / "notes.txt").write_text("mine")
+    request = request_for("cpu", "native", out, F32)
+    with pytest.raises(UsageError, match="not empty and no earlier export"):
+        MODULE.export(request)
+    assert listing(out) == {"notes.txt": b"mine"}
+    (out / "notes.txt").unlink()
+    MODULE.export(request)
+    first = listing(out)
+    (out / "__pycache__").mkdir()
+    (out / "__pycache__" / "frontend.pyc").write_bytes(b"stale")
+    MODULE.export(request_for("cpu", "native", out, "rows=8,cols=33,dtype=bfloat16"))
+    assert (out / "variant_0_bfloat16_8x33.so").is_file()
+    assert not (out / "variant_0_float32_8x32.so").exists()
+    assert not (out / "__pycache__").exists()
+    assert set(first) - set(listing(out)) == {"variant_0_float32_8x32.cpp", "variant_0_float32_8x32.so"}
+    (out / "added.py").write_text("mine")
+    with pytest.raises(UsageError, match=r"added\.py in it is not evo's"):
+        MODULE.export(request)
+    assert (out / "added.py").read_text() == "mine"
+    assert [p.name for p in tmp_path.iterdir()] == ["mine"]
+
+
+def test_files_links_and_other_exports_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "folder")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "manifest.json").write_text('{"written_by": "evo", "format": "huggingface"}')
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "manifest.json").write_text('{"name": "an app"}')
+    before = listing(tmp_path)
+    for name, reason in {
+        "file": "is not a folder",
+        "link": "is not a folder",
+        "other": "is an export of format huggingface",
+        "foreign": "no earlier export",
+        "file/below": "cannot write to",
+    }.items():
+        with pytest.raises(UsageError, match=reason):
+            MODULE.export(request_for("cpu", "native", tmp_path / name, F32))
+    assert listing(tmp_path) == before
+
+
+def test_a_failure_half_way_leaves_everything_as_it_was(tmp_path: Path) -> None:
+    request = request_for("cpu", "native", tmp_path / "deep" / "one", F32)
+    with pytest.raises(CompileError):
+        MODULE.export(broken(request))
+    assert not list((tmp_path / "deep").iterdir())
+    MODULE.export(request)
+    before = listing(tmp_path)
+    with pytest.raises(CompileError):
+        MODULE.export(broken(request))
+    assert listing(tmp_path) == before
+
+
+def test_what_appears_while_the_export_is_under_way_is_not_replaced(tmp_path: Path) -> None:
+    out = tmp_path / "one"
+    staging = publish(out, "module")
+    staging.__enter__()
+    out.mkdir()
+    (out / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match="not empty"):
+        staging.__exit__(None, None, None)
+    assert listing(tmp_path) == {"one/notes.txt": b"mine"}
+
+
+def test_a_request_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
+    request = request_for("cpu", "native", tmp_path / "one", F32)
+    with pytest.raises(UsageError, match="nothing to export"):
+        MODULE.export(replace(request, items=()))
+    twin = replace(request.items[0], candidate="test/9")
+    with pytest.raises(UsageError, match=r"test/0 and test/9 are both for rows=8"):
+        MODULE.export(replace(request, items=(request.items[0], twin)))
+    with pytest.raises(UsageError, match="unknown target of kernel layernorm"):
+        load_kernel("layernorm").check_target("tpu")
+    stale = replace(request.items[0], record={"source_digest": "0" * 64})
+    with pytest.raises(UsageError, match="its template has changed since"):
+        MODULE.export(replace(request, items=(stale,)))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_source_that_is_still_the_measured_one_is_exported(tmp_path: Path) -> None:
+    request = request_for("cpu", "native", tmp_path / "one", F32)
+    MODULE.export(request)
+    [variant] = json.loads((tmp_path / "one" / "manifest.json").read_text())["variants"]
+    same = replace(request.items[0], record={k: variant[k] for k in ("source_digest", "code_hash")})
+    MODULE.export(replace(request, items=(same,)))
+    [variant] = json.loads((tmp_path / "one" / "manifest.json").read_text())["variants"]
+    assert variant["same_code_as_measured"] is True
+
+
+def test_a_kernel_without_a_usable_frontend_is_refused(tmp_path: Path) -> None:
+    source = load_kernel("layernorm").folder
+    folder = tmp_path / "layernorm"
+    folder.mkdir()
+    for path in source.iterdir():
+        if path.suffix in {".py", ".j2"} and path.name != "frontend.py":
+            (folder / path.name).write_bytes(path.read_bytes())
+    request = replace(request_for("cpu", "native", tmp_path / "one", F32), kernel=str(folder))
+    with pytest.raises(UsageError, match=r"has no frontend\.py"):
+        MODULE.export(request)
+    (folder / "frontend.py").write_text("def f(): pass\n")
+    with pytest.raises(KernelError, match="__all__"):
+        MODULE.export(request)
+    (folder / "frontend.py").write_text("def f(:\n")
+    with pytest.raises(KernelError, match="cannot be read"):
+        MODULE.export(request)
+    assert not (tmp_path / "one").exists()
+
+
+def test_what_code_for_an_architecture_needs_of_a_cpu() -> None:
+    assert _needed_features("x86-64", ()) == ["sse", "sse2"]
+    level3 = set(_needed_features("x86-64-v3", ("-O2",)) or ())
+    assert {"sse2", "ssse3", "avx2", "fma", "movbe"} <= level3
+    assert level3 < set(_needed_features("x86-64-v4", ()) or ())
+    assert _needed_features("x86-64-v3", ("-mavx512f",)) is None
+    assert _needed_features("znver4", ()) is None
+
+
+def test_cuda_variants_are_exported_without_a_gpu(tmp_path: Path, use: Callable[[Path], ModuleType]) -> None:
+    out = tmp_path / "for_sm_89"
+    MODULE.export(
+        request_for("cuda", "sm_89", out, "rows=64,cols=1024,dtype=float16", "rows=64,cols=769,dtype=float32")
+    )
+    manifest = json.loads((out / "manifest.json").read_text())
+    limits = find_target("cuda").limits("sm_89")
+    for variant in manifest["variants"]:
+        assert (out / variant["binary"]).read_bytes().startswith(b"\x7fELF")
+        assert variant["arch"] == "sm_89"
+        assert variant["fixed"] == ["cols"]
+        assert 32 <= variant["launch"]["threads"] <= limits.threads_per_block
+        source = (out / variant["source"]).read_text()
+        again = run_nvrtc(source, "sm_89", tuple(variant["flags"]), (str(out),))  # the headers are there, too
+        assert again.code.startswith(b"\x7fELF")
+    assert [v["source"] for v in manifest["variants"]] == ["variant_0_float16_1024.cu", "variant_1_float32_769.cu"]
+    module = use(out)
+    x = torch.randn(4, 769)
+    assert module.explain(x, (769,)) == "PyTorch: nothing was tuned for cpu"
+    assert torch.equal(module.layer_norm(x, (769,)), functional.layer_norm(x, (769,)))
+
+
+def test_ptx_is_exported_as_such(tmp_path: Path) -> None:
+    MODULE.export(request_for("cuda", "compute_89", tmp_path / "one", "rows=64,cols=32,dtype=float16"))
+    assert b".entry layernorm(" in (tmp_path / "one" / "variant_0_float16_32.ptx").read_bytes()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_the_module_accepts_what_the_gate_accepts(
+    exported: Path, use: Callable[[Path], ModuleType], dtype: str
+) -> None:
+    """The largest element is moved by quarters of a unit in the last place of its size, far beyond what is allowed."""
+    use(exported)
+    trial = importlib.import_module(f"{exported.name}._trial")
+    tolerance = json.loads((exported / "manifest.json").read_text())["kernel"]["tolerance"]
+    kernel = load_kernel("layernorm")
+    workload = Workload.of({"rows": 9, "cols": 96}, dtype, kernel.options)
+    inputs = kernel.inputs(workload, "normal", torch.Generator().manual_seed(7))
+    original = kernel.baseline("torch").call(inputs, workload)
+    assert isinstance(original, torch.Tensor)
+    [expected] = Gate(kernel, "cpu", find_target("cpu").open(), 0).expect(inputs, workload)
+    exact = expected.reference
+    largest = int(exact.abs().argmax())
+    unit = torch.finfo(original.dtype).eps * float(exact.abs().max())
+    verdicts = []
+    for quarters in range(41):
+        own = original.clone()
+        own.view(-1)[largest] = (exact.view(-1)[largest] + quarters / 4 * unit).to(own.dtype)
+        _, reason = compare(own, expected)
+        _, _, own_reason = trial.compare(own, original, exact, tolerance)
+        assert bool(own_reason) == bool(reason), (quarters, own_reason, reason)
+        verdicts.append(bool(reason))
+    assert verdicts == sorted(verdicts)
+    assert set(verdicts) == {False, True}

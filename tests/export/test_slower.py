@@ -1,0 +1,186 @@
+"""What was measured to be slower than PyTorch is left to PyTorch, unless it is asked for."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import Importer
+from exports import edit_manifest, request_for
+from head_sizes import refused
+from torch.nn import functional
+
+from evo.export._module import _processor
+from evo.export.module import ModuleExporter
+from evo.ready.__main__ import _build
+from evo.ready._shipped import _variant
+from evo.targets import find_target
+
+HERE = _processor.model()
+SLOWER = {"ratio": 1.25, "ratio_low": 1.2, "ratio_high": 1.3}
+TIE = {"ratio": 1.02, "ratio_low": 0.99, "ratio_high": 1.05}
+
+
+def timed(
+    figures: dict[str, float],
+    variants: tuple[int, ...] = (0,),
+    *,
+    disturbed: float = 0.0,
+    stage: str = "final",
+    device: str = HERE,
+) -> Any:
+    """A change to a manifest: what the finals of these variants said. Hot figures, which do not count, say otherwise."""
+
+    def change(manifest: dict[str, Any]) -> None:
+        common = {"stage": stage, "contender": "candidate", "median_us": 2.0, "clocks": {"disturbed": disturbed}}
+        hot = {**common, "protocol": "hot", "ratio": 0.5, "ratio_low": 0.4, "ratio_high": 0.6}
+        for index in variants:
+            timing = {**common, "protocol": "final", **figures}
+            manifest["variants"][index]["record"] = {"device": device, "timings": [hot, timing]}
+
+    return change
+
+
+def ways(module: Any, *columns: int) -> list[str]:
+    """How calls are explained, all of them right."""
+    found = []
+    for cols in columns:
+        x, weight = torch.randn(33, cols), torch.randn(cols)
+        own, theirs = (f.layer_norm(x, (cols,), weight) for f in (module, functional))
+        torch.testing.assert_close(own, theirs, rtol=1e-5, atol=1e-5)
+        found.append(module.explain(x, (cols,), weight))
+    return found
+
+
+def test_a_slower_variant_is_left_to_pytorch_unless_asked_for(copy_of: Path, use: Importer) -> None:
+    edit_manifest(copy_of, timed(SLOWER))
+    module = use(copy_of)
+    near, far = ways(module, 100, 1000)
+    assert near.startswith(f"PyTorch: measured to be faster at 64x96 on {HERE}, where a variant has 0.80 times its speed; ")
+    assert "also_serve(slower=True)" in near
+    assert far.startswith("variant 1 ")
+    module.also_serve(slower=True)
+    assert [way.split(" (")[0] for way in ways(module, 100, 1000)] == ["variant 0", "variant 1"]
+    module.also_serve(untuned=None)
+    assert ways(module, 100)[0].startswith("variant 0 ")
+    module.also_serve(slower=False)
+    assert ways(module, 100)[0].startswith("PyTorch: measured")
+
+
+@pytest.mark.parametrize("figures", [TIE, {"ratio": None, "ratio_low": None, "ratio_high": None}])
+def test_a_tie_and_what_is_not_known_are_no_reason(copy_of: Path, use: Importer, figures: dict[str, Any]) -> None:
+    edit_manifest(copy_of, timed(figures))
+    assert ways(use(copy_of), 96)[0].startswith("variant 0 ")
+
+
+@pytest.mark.parametrize("how", [{"disturbed": 4.0}, {"stage": "search"}, {"device": "another CPU"}])
+def test_only_an_undisturbed_final_on_such_a_device_is_a_reason(copy_of: Path, use: Importer, how: dict[str, Any]) -> None:
+    edit_manifest(copy_of, timed(SLOWER, **how))
+    assert ways(use(copy_of), 96)[0].startswith("variant 0 ")
+
+
+def test_what_is_far_away_is_another_matter(copy_of: Path, use: Importer) -> None:
+    edit_manifest(copy_of, timed(SLOWER, variants=(0, 1)))
+    module = use(copy_of)
+    for rows, way in ((4, "PyTorch: measured"), (1024, "PyTorch: measured"), (3, "variant 0 "), (1025, "variant 0 ")):
+        assert module.explain(torch.randn(rows, 96), (96,)).startswith(way), rows
+
+
+def test_a_cpu_is_called_what_searches_record() -> None:
+    assert find_target("cpu").device().name == HERE
+
+
+def test_figures_that_are_missing_are_no_reason(copy_of: Path, use: Importer) -> None:
+    edit_manifest(copy_of, timed(SLOWER))
+    edit_manifest(copy_of, lambda m: m["variants"][0]["record"]["timings"][1].update(clocks=None))
+    edit_manifest(copy_of, lambda m: m["variants"][0]["record"]["timings"].insert(0, {"stage": "final"}))
+    assert ways(use(copy_of), 96)[0].startswith("PyTorch: measured")
+    edit_manifest(copy_of, lambda m: m["variants"][0]["record"]["timings"].pop())
+
+
+def test_what_is_compiled_for_another_architecture_was_not_measured_there(copy_of: Path, use: Importer) -> None:
+    edit_manifest(copy_of, timed(SLOWER))
+    edit_manifest(copy_of, lambda m: m["variants"][0].update(standing="compiled", measured_arch="another"))
+    assert ways(use(copy_of), 96)[0].startswith("variant 0 ")
+
+
+def test_the_native_launcher_keeps_to_it(
+    copy_of: Path, launchers: Path, use: Importer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVO_KERNELS_CACHE", str(launchers))
+    edit_manifest(copy_of, timed(SLOWER))
+    module = use(copy_of)
+    module.build()
+    assert "measured to be faster" in ways(module, 96)[0]
+    module.also_serve(slower=True)
+    assert ways(module, 96)[0].endswith("native launcher")
+
+
+def test_a_slower_variant_can_still_be_checked_and_timed(copy_of: Path) -> None:
+    edit_manifest(copy_of, timed(SLOWER, variants=(0, 1, 2)))
+    for command in (["check"], ["bench", "--rounds", "2"]):
+        done = subprocess.run(
+            [sys.executable, "-m", copy_of.name, *command, "--json"],
+            cwd=copy_of.parent,
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert len(json.loads(done.stdout)) == 3
+
+
+def test_none_is_compiled_from_a_slower_one(attention_copy: Any, use: Importer) -> None:
+    folder = attention_copy()
+    edit_manifest(folder, timed(SLOWER))
+    module = use(folder)
+    module.also_serve(untuned=True)
+    assert "PyTorch was measured to be faster at 2x4x4x128x128x64" in refused(module, 32)
+
+
+def test_what_is_shipped_tells_what_is_left(copy_of: Path) -> None:
+    edit_manifest(copy_of, timed(SLOWER))
+    record = json.loads((copy_of / "manifest.json").read_text())["variants"][0]
+    variant = _variant(record)
+    assert (round(variant.speedup, 2), variant.slower) == (0.8, True)
+    assert _build(variant).endswith("(0.80 times PyTorch's speed on " + HERE + ", so left to it)")
+
+
+@pytest.fixture
+def for_gpus(tmp_path: Path) -> Path:
+    """Compiled here, and loaded nowhere: measured on sm_90, and built from that for sm_89."""
+    out = tmp_path / "layernorm_for_gpus"
+    request = request_for("cuda", "sm_90", out, "rows=64,cols=1024,dtype=float16")
+    ModuleExporter().export_together([replace(request, builds=("sm_90", "sm_89"))])
+    return out
+
+
+@pytest.mark.parametrize(("capability", "left"), [((9, 0), True), ((8, 9), False), ((8, 6), False)])
+def test_on_a_gpu_its_own_architectures_figures_count(
+    for_gpus: Path, use: Importer, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], left: bool
+) -> None:
+    edit_manifest(for_gpus, timed(SLOWER, variants=(0, 1), device="another GPU"))
+    dispatch = use(for_gpus).frontend.DISPATCH
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=0: capability)
+    for variant in dispatch._variants:
+        of_this_gpu = variant.arch == f"sm_{capability[0]}{capability[1]}"
+        assert bool(dispatch._left(variant, {"rows": 64, "cols": 1024}, 0)) == (left and of_this_gpu)
+    key = (0, torch.float16, 64, 1024)
+    if left:
+        assert "measured to be faster at 64x1024 on another GPU" in dispatch[key]
+        dispatch.serve_slower(True)
+    assert "measured to be faster" not in dispatch[key]  # what it says here is that no GPU is there to load it
+
+
+def test_the_export_says_what_is_left(copy_of: Path) -> None:
+    edit_manifest(copy_of, timed(SLOWER))
+    [remark] = ModuleExporter().remarks(copy_of)
+    assert remark.startswith("rows=64,cols=96,dtype=float32,")
+    assert f": left to PyTorch on native (measured to be faster at 64x96 on {HERE}, where a variant has 0.80" in remark

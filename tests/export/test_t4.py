@@ -1,0 +1,182 @@
+"""A run as T4: valid by the schema, all candidates in it, failures with their kind."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from exports import request_for
+
+from evo.cli import run
+from evo.cli.export_run import export_all_candidates
+from evo.errors import UnknownNameError, UsageError
+from evo.evaluation import Status
+from evo.export import RunExporter, find_exporter
+from evo.lineage.store import Store
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "lineage"))
+import samples
+
+EXPORTER = find_exporter("t4")
+FAILURES = [s for s in Status if not s.passed and s not in (Status.WRONG, Status.COMPILE_ERROR)]
+
+# The schema of T4 results 1.0.0, as published at github.com/odgaard/TuningSchema, in brief.
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["schema_version", "results"],
+    "properties": {
+        "schema_version": {"type": "string", "pattern": "^[0-9]+[.][0-9]+[.][0-9]+$"},
+        "results": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["configuration", "times", "invalidity", "correctness"],
+                "properties": {
+                    "timestamp": {"type": "string"},
+                    "configuration": {"type": "object"},
+                    "objectives": {"type": "array"},
+                    "invalidity": {
+                        "enum": ["timeout", "compile", "runtime", "correctness", "constraints", "correct"]
+                    },
+                    "correctness": {"type": "number"},
+                    "times": {
+                        "type": "object",
+                        "properties": {
+                            **{
+                                name: {"type": "number"}
+                                for name in ("compilation_time", "framework", "search_algorithm", "validation")
+                            },
+                            "runtimes": {"type": "array"},
+                        },
+                    },
+                    "measurements": {
+                        "type": "array",
+                        "items": {
+                            "type": "object",
+                            "properties": {
+                                "name": {"type": "string"},
+                                "value": {"type": ["number", "string", "array"]},
+                                "unit": {"type": "string"},
+                            },
+                        },
+                    },
+                },
+            },
+        },
+    },
+}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(tmp_path / "lineage.db", write=True) as opened:
+        run = samples.new_run(opened, "recorded")
+        opened.add(run, samples.ref(0), samples.passed(0, 0.5), elapsed_s=1.0)
+        opened.add(run, samples.ref(1, 0), samples.same_code(1, 0), elapsed_s=2.0)
+        opened.add(run, samples.ref(2), samples.refused(2), elapsed_s=3.0)
+        opened.add(run, samples.ref(3), samples.not_compiled(3), elapsed_s=4.0)
+        opened.add(run, samples.ref(4, task=1), samples.passed(4, 0.8, task=1), elapsed_s=5.0)
+        for number, status in enumerate(FAILURES, 5):
+            opened.add(run, samples.ref(number), samples.failed(status), elapsed_s=float(number))
+        yield opened
+
+
+@pytest.fixture
+def documents(store: Store, tmp_path: Path) -> list[dict[str, Any]]:
+    assert isinstance(EXPORTER, RunExporter)
+    written = export_all_candidates(store, ["recorded"], EXPORTER, tmp_path / "t4")
+    return [json.loads(p.read_text()) for p in written if p.name.endswith(".t4.json")]
+
+
+def test_each_workload_has_a_document_that_the_schema_allows(documents: list[dict[str, Any]]) -> None:
+    jsonschema = pytest.importorskip("jsonschema", reason="pip install 'evo-kernels[formats]'")
+    assert [len(d["results"]) for d in documents] == [4 + len(FAILURES), 1]
+    for document in documents:
+        jsonschema.validate(document, SCHEMA)
+
+
+def test_kernel_tuners_copy_of_the_schema_allows_each_document(documents: list[dict[str, Any]]) -> None:
+    jsonschema = pytest.importorskip("jsonschema", reason="pip install 'evo-kernels[formats]'")
+    found = importlib.util.find_spec("kernel_tuner")  # looked for, not imported: its dependencies need not be there
+    if found is None or found.origin is None:
+        pytest.skip("pip install --no-deps kernel-tuner")
+    schema = Path(found.origin).parent / "schema" / "T4" / "1.0.0" / "results-schema.json"
+    for document in documents:
+        jsonschema.validate(document, json.loads(schema.read_text()))
+
+
+def test_a_candidate_that_passed_has_its_times_in_milliseconds(documents: list[dict[str, Any]], store: Store) -> None:
+    stored = store.evaluations(store.run("recorded"))[0].evaluation
+    timing = next(t for t in stored.timings if t.contender == "candidate")
+    result = documents[0]["results"][0]
+    assert (result["invalidity"], result["correctness"], result["objectives"]) == ("correct", 1.0, ["time"])
+    assert result["measurements"][0] == {"name": "time", "value": timing.median_us / 1e3, "unit": "ms"}
+    assert result["times"]["runtimes"] == [t / 1e3 for t in timing.samples_us]
+    assert stored.build is not None
+    assert result["times"]["compilation_time"] == result["times"]["compilation"] == stored.build.seconds * 1e3
+    assert result["configuration"] == samples.genome(0).parameters
+
+
+def test_equal_machine_code_has_the_times_of_the_earlier_one(documents: list[dict[str, Any]]) -> None:
+    first, second = documents[0]["results"][:2]
+    assert second["measurements"] == first["measurements"]
+    assert second["evo"]["same_code_as"] == 0
+    assert second["evo"]["parents"] == [0]
+
+
+def test_failures_have_their_kind_and_no_times(documents: list[dict[str, Any]]) -> None:
+    by_status = {r["evo"]["status"]: r for r in documents[0]["results"][2:]}
+    assert {s: r["invalidity"] for s, r in by_status.items()} == {
+        "wrong": "correctness",
+        "impossible": "correctness",
+        "render_error": "compile",
+        "compile_error": "compile",
+        "compile_timeout": "timeout",
+        "timeout": "timeout",
+        "load_error": "runtime",
+        "launch_error": "runtime",
+        "crash": "runtime",
+        "illegal_address": "runtime",
+        "misaligned_address": "runtime",
+        "trap": "runtime",
+        "out_of_memory": "runtime",
+    }
+    for result in by_status.values():
+        assert "runtimes" not in result["times"]
+        assert isinstance(result["measurements"][0]["value"], str)
+        assert result["correctness"] == 0.0
+
+
+def test_an_earlier_export_is_replaced_and_nothing_else(store: Store, tmp_path: Path) -> None:
+    assert isinstance(EXPORTER, RunExporter)
+    out = tmp_path / "t4"
+    first = export_all_candidates(store, ["recorded"], EXPORTER, out)
+    assert export_all_candidates(store, ["recorded"], EXPORTER, out) == first
+    (out / "thesis.tex").write_text("mine")
+    with pytest.raises(UsageError, match="not evo's"):
+        export_all_candidates(store, ["recorded"], EXPORTER, out)
+
+
+def test_what_is_not_one_run_is_refused(store: Store, tmp_path: Path) -> None:
+    assert isinstance(EXPORTER, RunExporter)
+    with pytest.raises(UnknownNameError, match="unknown run 'recordad'; did you mean recorded"):
+        export_all_candidates(store, ["recordad"], EXPORTER, tmp_path / "t4")
+    with pytest.raises(UsageError, match="name one, not 2"):
+        export_all_candidates(store, ["recorded", "recorded"], EXPORTER, tmp_path / "t4")
+    samples.new_run(store, "empty")
+    with pytest.raises(UsageError, match="'empty' has no candidates"):
+        export_all_candidates(store, ["empty"], EXPORTER, tmp_path / "t4")
+    with pytest.raises(UsageError, match="name one run"):
+        EXPORTER.export(request_for("cpu", "native", tmp_path / "t4", "rows=64,cols=96,dtype=float32"))
+
+
+def test_the_command_exports_a_run(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "t4"
+    assert run(["export", "recorded", "--format", "t4", "--out", str(out), "--db", str(tmp_path / "lineage.db")]) == 0
+    assert "3 files for run recorded" in capsys.readouterr().out
+    assert len(list(out.glob("*.t4.json"))) == 2

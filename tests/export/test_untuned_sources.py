@@ -1,0 +1,191 @@
+"""What a package would compile for columns that nothing was tuned for: the very source that evo renders for them, of a
+genome that is legal there, with the launch that it needs. Nothing here runs on a GPU."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from exports import request_for
+
+from evo.errors import KernelError
+from evo.export import ExportRequest, find_exporter
+from evo.problem.genome import Genome
+from evo.problem.kernel import load_kernel
+from evo.problem.render import render
+from evo.targets import find_target
+from evo.targets._machine_code import elf_code_hash
+from evo.targets._nvrtc import run_nvrtc
+
+KERNEL = load_kernel("layernorm")
+COLUMNS = [1, 2, 3, 7, 96, 100, 255, 256, 500, 767, 769, 1000, 1001, 1025, 1536, 1600, 2047, 4096, 4097, 5120, 8190]
+COLUMNS += [8191, 8192, 12288, 16383, 16384, 20000, 32768, 50257, 65535, 65536]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two variants as they are by default, and one that stages rows in shared memory and is persistent."""
+    out = tmp_path_factory.mktemp("export") / "layernorm_for_sm_90"
+    request = request_for("cuda", "sm_90", out, "rows=64,cols=1024,dtype=float16", "rows=64,cols=768,dtype=float32")
+    workload = KERNEL.workload("cuda", "rows=4096,cols=8192,dtype=float16")
+    space = KERNEL.space("cuda", workload, find_target("cuda").limits("sm_90"))
+    point = space.complete(space.default)
+    for name, value in (("grid", "persistent"), ("load_path", "bulk"), ("stages", 2)):
+        found = space.nearest(point, name, value)
+        assert found is not None
+        point = found
+    staged = replace(request.items[0], workload=workload, genome=Genome.of(point), candidate="test/staged")
+    find_exporter("module").export(replace(request, items=(*request.items, staged)))
+    return out
+
+
+@pytest.fixture(scope="module")
+def module(folder: Path, use: Callable[[Path], ModuleType]) -> ModuleType:
+    return use(folder)
+
+
+@pytest.fixture(autouse=True)
+def an_h200(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as a source is chosen."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index=None: (9, 0))
+
+
+def sources(module: ModuleType, dtype: str, cols: int, rows: int = 64) -> list[Any]:
+    found: list[Any] = module.frontend.DISPATCH._untuned._sources_for(0, dtype, {"rows": rows, "cols": cols})
+    return found
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_source_is_what_is_rendered_for_the_size_and_legal_there(module: ModuleType, dtype: str) -> None:
+    limits, launches = find_target("cuda").limits("sm_90"), set()
+    for cols in COLUMNS:
+        workload = KERNEL.workload("cuda", f"rows=64,cols={cols},dtype={dtype}")
+        space, binding = KERNEL.space("cuda", workload, limits), KERNEL.binding("cuda", workload)
+        found = sources(module, dtype, cols)
+        assert found, cols
+        for source in found:
+            parameters = source.record["genome"]["parameters"]
+            expected = render(KERNEL, "cuda", Genome.of(parameters), binding, "sm_90")
+            assert source.text() == expected.text.encode()
+            assert source.headers() == {name: text.encode() for name, text in expected.includes.items()}
+            assert space.violations(parameters) == []
+            assert source.launch == json.loads(json.dumps(asdict(KERNEL.plan("cuda", parameters, workload))))
+            launches.add(source.launch["smem_bytes"])
+    assert dtype == "float32" or len(launches) > 2  # the staged one needs more for more columns
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_every_number_of_columns_has_a_source(module: ModuleType, dtype: str) -> None:
+    (dimension,) = (d for d in KERNEL.dimensions if d.name == "cols")
+    untuned = importlib.import_module(f"{module.__name__}._untuned")
+    general = [r for r in untuned_records(module) if r["workload"]["dtype"] == dtype and "candidate" not in r]
+    left = [n for n in range(1, dimension.high + 1) if not any(untuned._launch_at(r, n) for r in general)]
+    assert left == []
+
+
+def untuned_records(module: ModuleType) -> list[Any]:
+    return [record for record, _, _ in module.frontend.DISPATCH._untuned._sources]
+
+
+def test_the_nearest_variant_that_is_legal_comes_first(module: ModuleType) -> None:
+    def first(cols: int, rows: int = 64) -> str:
+        return str(sources(module, "float16", cols, rows)[0].origin)
+
+    assert first(1000).startswith("variant 0 ")
+    assert first(1536).startswith("variant 0 ")
+    assert first(6144).startswith("variant 2 ")
+    assert first(1001).startswith("variant for any size")  # no whole vectors: it is legal for none of them
+    assert first(64).startswith("variant for any size")
+    assert math.prod(sources(module, "float16", 6144)[0].launch["tiles"][0][1:]) >= 1
+
+
+def test_a_source_needs_an_architecture_as_new_as_its_own(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index=None: (8, 9))
+    assert sources(module, "float16", 1000) == []
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index=None: (12, 0))
+    assert sources(module, "float16", 1000)
+
+
+def test_its_machine_code_is_what_evo_makes_of_it(module: ModuleType) -> None:
+    compiler = importlib.import_module(f"{module.__name__}._nvrtc").compiler()
+    assert compiler.arch_for((9, 0)) == "sm_90"
+    assert compiler.arch_for((99, 0)).startswith("compute_")
+    for dtype, cols in (("float16", 1000), ("float16", 1001), ("float16", 6144), ("float32", 300)):
+        source = sources(module, dtype, cols)[0]
+        flags = source.record["untuned"]["recipe"]["flags"]
+        code = compiler.compile(source.text(), source.headers(), flags, "sm_90")
+        workload = KERNEL.workload("cuda", f"rows=64,cols={cols},dtype={dtype}")
+        genome = Genome.of(source.record["genome"]["parameters"])
+        expected = render(KERNEL, "cuda", genome, KERNEL.binding("cuda", workload), "sm_90")
+        theirs = run_nvrtc(expected.text, "sm_90", expected.flags, expected.include_dirs)
+        assert elf_code_hash(code) == elf_code_hash(theirs.code)
+        ptx = compiler.compile(source.text(), source.headers(), flags, "compute_90")
+        assert b".entry layernorm(" in ptx
+
+
+def test_what_the_compiler_refuses_is_quoted(module: ModuleType) -> None:
+    package = importlib.import_module(f"{module.__name__}._nvrtc")
+    variant = importlib.import_module(f"{module.__name__}._variant")
+    with pytest.raises(variant.Unavailable, match=r"refuses it \(untuned.cu\(1\): error"):
+        package.compiler().compile(b"int x = ;", {}, [], "sm_90")
+
+
+def test_a_size_that_the_template_computes_with_is_not_exchanged(tmp_path: Path) -> None:
+    kernel = tmp_path / "layernorm"
+    shutil.copytree(KERNEL.folder, kernel)
+    template = kernel / "cuda.cu.j2"
+    text = template.read_text()
+    assert "COLS = {{ dims.cols }}" in text
+    template.write_text(text.replace("COLS = {{ dims.cols }}", "COLS = {{ dims.cols * 1 }}"))
+    request = request_for("cuda", "sm_90", tmp_path / "out", "rows=64,cols=1024,dtype=float16")
+    request = replace(request, kernel=str(kernel))
+    with pytest.raises(KernelError, match="depends on it in another way"):
+        find_exporter("module").export(request)
+    (kernel / "formats.toml").unlink()
+    manifest = manifest_of(request)
+    assert manifest["variants"][0]["untuned"] is None
+    assert manifest["general"] == []
+
+
+def test_a_range_that_is_not_legal_throughout_is_refused(tmp_path: Path) -> None:
+    kernel = tmp_path / "layernorm"
+    shutil.copytree(KERNEL.folder, kernel)
+    formats = kernel / "formats.toml"
+    request = request_for("cuda", "sm_90", tmp_path / "out", "rows=64,cols=1024,dtype=float16")
+    request = replace(request, kernel=str(kernel))
+    text = formats.read_text()
+    formats.write_text(text.replace("to = 1536", "to = 9000"))
+    with pytest.raises(KernelError, match="cols from 1 to 9000: not every size in it is legal"):
+        find_exporter("module").export(request)
+    formats.write_text(text.replace("as_for = 512", "as_for = 9000"))
+    with pytest.raises(KernelError, match="cols from 1 to 1536: unrolled_loops_are_short"):
+        find_exporter("module").export(request)
+    formats.write_text(text.replace("as_for = 512\n", ""))
+    with pytest.raises(KernelError, match="lacks 'as_for'"):
+        find_exporter("module").export(request)
+
+
+def manifest_of(request: ExportRequest) -> dict[str, Any]:
+    find_exporter("module").export(request)
+    manifest: dict[str, Any] = json.loads((request.out / "manifest.json").read_text())
+    return manifest
+
+
+def test_a_kernel_that_compiles_in_no_size_needs_none_of_it(exported_cpu: dict[str, Any]) -> None:
+    assert [v["untuned"] for v in exported_cpu["variants"]] == [None, None, None]
+    assert exported_cpu["general"] == []
+
+
+@pytest.fixture
+def exported_cpu(exported: Path) -> dict[str, Any]:
+    manifest: dict[str, Any] = json.loads((exported / "manifest.json").read_text())
+    return manifest

@@ -1,0 +1,197 @@
+"""Records that a search could have made, with every field set to something of its own."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+from evo.evaluation import (
+    Binary,
+    Build,
+    CandidateRef,
+    Check,
+    Evaluation,
+    Measurement,
+    Parent,
+    Proposal,
+    Status,
+    Timing,
+)
+from evo.lineage import Environment, RunSpec, StoredRun
+from evo.lineage.store import Store
+from evo.problem.genome import Genome
+from evo.problem.kernel import Workload
+
+SMALL = Workload.of({"rows": 1024, "cols": 512}, "float32", {"weight": True, "eps": 1e-5})
+LARGE = Workload.of({"rows": 4096, "cols": 8192}, "float16", {"weight": False, "eps": 1e-6})
+
+ENVIRONMENT = Environment(
+    device="NVIDIA L4",
+    arch="sm_89",
+    driver="580.1",
+    cuda="13.0",
+    nvrtc="13.0.48",
+    compiler="nvrtc 13.0",
+    torch="2.13.0",
+    python="3.11.7",
+    evo="0.1.0",
+    details={"sm_clock_mhz": 2040, "ecc": True},
+)
+
+SPEC = RunSpec(
+    kernel="layernorm",
+    kernel_digest=hashlib.sha256(b"layernorm").hexdigest(),
+    target="cuda",
+    arch="sm_89",
+    sampler="evolution",
+    seed=-7,
+    window=16,
+    workloads=(SMALL, LARGE),
+    options={"sampler": {"population": 24}, "fixed": {"vector": 4}},
+    budget={"seconds": 600.0, "evaluations": None},
+)
+
+
+def genome(order: int, **parameters: bool | int | float | str) -> Genome:
+    return Genome.of({"threads": order, "vector": 4, "path": "registers", "fast": True, **parameters})
+
+
+def ref(order: int, *parents: Parent | int, task: int = 0, operator: str = "mutation") -> CandidateRef:
+    made_from = tuple(p if isinstance(p, Parent) else Parent(p) for p in parents)
+    return CandidateRef(
+        order=order,
+        task=task,
+        workload=SPEC.workloads[task],
+        proposal=Proposal(genome=genome(order), operator=operator, parents=made_from),
+    )
+
+
+def build(order: int, *, code: bytes | None = None) -> Build:
+    code = b"\x7fELF" + order.to_bytes(4, "big") * 50 if code is None else code
+    return Build(
+        status=Status.OK,
+        arch="sm_89",
+        compiler="nvrtc 13.0",
+        source_digest=hashlib.sha256(b"source %d" % order).hexdigest(),
+        source=f"// candidate {order}: \N{GREEK SMALL LETTER MU}s\n" + "__syncthreads();\n" * 40,
+        seconds=0.125 + order,
+        cached=True,
+        log="2 warnings",
+        binary=Binary(
+            code=code,
+            code_hash=hashlib.sha256(code).hexdigest(),
+            log="ptxas info : Used 40 registers",
+            registers=40,
+            spill_bytes=8,
+            smem_static_bytes=1024,
+            stack_bytes=16,
+        ),
+        smem_dynamic_bytes=49152,
+        occupancy=0.75,
+    )
+
+
+def timing(workload: Workload = SMALL, ratio: float = 0.5, *, contender: str = "candidate") -> Timing:
+    return Timing(
+        workload=workload.key,
+        contender=contender,
+        protocol="cold",
+        median_us=20.1 * ratio,
+        low_us=19.9 * ratio,
+        high_us=20.3 * ratio,
+        samples_us=(20.1 * ratio, 0.1 + 0.2, 1e-17),
+        ratio=ratio,
+        ratio_low=ratio - 0.01,
+        ratio_high=ratio + 0.01,
+        calls_per_sample=12,
+        sets=3,
+        clocks={"sm_mhz": 1980.0, "power_w": 61.25},
+    )
+
+
+def passed(order: int, ratio: float = 0.5, *, task: int = 0) -> Evaluation:
+    workload = SPEC.workloads[task]
+    return Evaluation(
+        status=Status.OK,
+        build=build(order),
+        checks=(
+            Check(case="normal", passed=True, error=1e-7, allowed=1e-5, torch_error=2e-7, reason="close", seed=3),
+            Check(case="large", passed=True, error=0.0, allowed=1e-3, torch_error=1e-4, reason="exact", seed=2**40),
+        ),
+        timings=(timing(workload, ratio), timing(workload, 1.0, contender="torch")),
+        log="fine",
+        seconds=1.5,
+        gate_seconds=0.5,
+        timing_seconds=0.75,
+    )
+
+
+def same_code(order: int, original: int, ratio: float = 0.5) -> Evaluation:
+    return replace(passed(order, ratio), status=Status.SAME_CODE, same_code_as=original)
+
+
+def refused(order: int) -> Evaluation:
+    check = Check(
+        case="constant rows",
+        passed=False,
+        error=float("inf"),
+        allowed=1e-5,
+        torch_error=1e-7,
+        reason="Infinity where the reference is 0",
+        seed=1,
+    )
+    return Evaluation(status=Status.WRONG, build=build(order), checks=(check,), seconds=0.25, gate_seconds=0.2)
+
+
+def not_compiled(order: int) -> Evaluation:
+    failed = Build(
+        status=Status.COMPILE_ERROR,
+        arch="sm_89",
+        compiler="nvrtc 13.0",
+        source_digest=hashlib.sha256(b"broken %d" % order).hexdigest(),
+        source="this is not C++",
+        seconds=0.5,
+        log='candidate.cu(1): note\ncandidate.cu(1): error: identifier "this" is undefined',
+    )
+    return Evaluation(status=Status.COMPILE_ERROR, build=failed)
+
+
+def failed(status: Status) -> Evaluation:
+    """One that never got as far as a build, or of which nothing is left but a log."""
+    return Evaluation(status=status, log=f"\n{status}: it is gone\nand more", seconds=30.0)
+
+
+def final(ratio: float, *, task: int = 0) -> Measurement:
+    search = passed(0)
+    rounds = (20.1 * ratio, 20.3 * ratio, 19.9 * ratio)
+    measured = replace(timing(SPEC.workloads[task], ratio), protocol="final", samples_us=rounds)
+    return Measurement(
+        status=Status.OK,
+        checks=search.checks,
+        timings=(measured,),
+        log="raced",
+        seconds=4.0,
+        gate_seconds=1.0,
+        timing_seconds=3.0,
+    )
+
+
+def refused_final() -> Measurement:
+    return Measurement(status=Status.WRONG, checks=refused(0).checks, log="not so right", seconds=1.0)
+
+
+def new_run(store: Store, name: str | None = None) -> StoredRun:
+    return store.create_run(replace(SPEC, name=name), ENVIRONMENT)
+
+
+def without_artefacts(evaluation: Evaluation) -> Evaluation:
+    """As `Store.evaluations` gives it back: source and code are artefacts."""
+    if evaluation.build is None:
+        return evaluation
+    binary = evaluation.build.binary
+    lean = None if binary is None else replace(binary, code=b"")
+    return replace(evaluation, build=replace(evaluation.build, source="", binary=lean))
+
+
+CHECKOUT = Path(__file__).resolve().parents[2]

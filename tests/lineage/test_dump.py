@@ -1,0 +1,327 @@
+"""Dump, load and merge: everything arrives, once, in either kind of database; nothing arrives by half."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import samples as s
+
+from evo.errors import StoreError
+from evo.evaluation import Parent, Status
+from evo.lineage import RunStatus, Stage, queries
+from evo.lineage.columns import public_id
+from evo.lineage.dump import dump_store
+from evo.lineage.finalists import finals
+from evo.lineage.load import load
+from evo.lineage.merge import merge
+from evo.lineage.store import Store
+
+
+def record(store: Store, name: str | None, numbers: range, **final: float) -> None:
+    """A run, or more of it, with a record of every kind."""
+    try:
+        run = store.run(name or "")
+        store.set_status(run, RunStatus.RUNNING, elapsed_s=1.0)
+    except StoreError:
+        raise
+    except Exception:
+        run = s.new_run(store, name)
+        store.add_baselines(run, 0, [s.timing(contender="torch", ratio=1.0)])
+    for order in numbers:
+        parents = () if order == 0 else (Parent(order - 1, "parent"), Parent(order // 2, "mate"))
+        made = s.passed(order, 0.9 / (order + 1))
+        if order % 5 == 3:
+            made = s.same_code(order, order - 1)
+        elif order % 5 == 4:
+            made = s.refused(order)
+        store.add(run, s.ref(order, *parents), made, elapsed_s=float(order))
+    store.add_final(run, numbers[-1], s.final(0.1), elapsed_s=50.0)
+    store.set_winner(run, 0, numbers[-1])
+    store.set_status(run, RunStatus.FINISHED, reason="all done", elapsed_s=60.0)
+
+
+def contents(store: Store) -> dict[str, object]:
+    """All that can be asked of a database, without the keys in it."""
+    found: dict[str, object] = {}
+    for summary in queries.runs(store):
+        run = store.run(summary.name)
+        evaluations = store.evaluations(run)
+        found[run.uid] = (
+            replace(summary, name=""),
+            evaluations,
+            [queries.candidate(store, e.public_id) for e in evaluations],
+            [queries.build(store, e.public_id) for e in evaluations if e.evaluation.build],
+            queries.baselines(store, run.name),
+        )
+    return found
+
+
+def dumped(store: Store) -> bytes:
+    file = io.BytesIO()
+    dump_store(store, file)
+    return file.getvalue()
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Iterator[Store]:
+    """A SQLite database of two runs."""
+    with Store.open(tmp_path / "full.db", write=True) as store:
+        record(store, "first", range(12))
+        record(store, "second", range(6))
+        yield store
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def other(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A second database, of either kind."""
+    if request.param == "sqlite":
+        yield str(tmp_path / "other" / "lineage.db")
+        return
+    server = request.getfixturevalue("server")
+    name = server.create_database()
+    yield server.url(name)
+    server.drop_database(name)
+
+
+class TestDump:
+    def test_everything_comes_back_from_any_database_in_any(self, where: str, other: str) -> None:
+        with Store.open(where, write=True) as store:
+            record(store, "first", range(12))
+            record(store, "second", range(6))
+            expected, data = contents(store), dumped(store)
+        done = load(io.BytesIO(data), "a dump", other)
+        assert set(done.merged.added) == {"first", "second"}
+        assert done.merged.candidates == 18
+        with Store.open(other, write=False) as store:
+            assert contents(store) == expected
+        again = load(io.BytesIO(data), "a dump", other)
+        assert (again.merged.added, set(again.merged.unchanged)) == ((), {"first", "second"})
+        with Store.open(other, write=True) as store:
+            assert contents(store) == expected
+            assert dumped(store) == dumped(store)
+            record(store, "third", range(4))  # and it goes on
+
+    def test_it_is_text_that_other_programs_read(self, full: Store) -> None:
+        lines = gzip.decompress(dumped(full)).decode().splitlines()
+        header, last = json.loads(lines[0]), json.loads(lines[-1])
+        assert (header["evo_dump"], header["schema"], header["salvaged"]) == (1, "0002", False)
+        assert last["rows"]["candidate"] == 18
+        tables = [record["table"] for record in map(json.loads, lines[1:-1]) if isinstance(record, dict)]
+        assert tables[:3] == ["environment", "run", "task"]
+
+        def refuse(word: str) -> None:
+            raise AssertionError(f"{word} is no JSON")
+
+        for line in lines:
+            json.loads(line, parse_constant=refuse)
+
+    def test_a_dump_can_be_streamed_from_a_search_that_goes_on(self, full: Store) -> None:
+        before = len(dumped(full))
+        record(full, "third", range(4))
+        assert len(dumped(full)) > before
+
+
+class TestRefusals:
+    def refusal(self, data: bytes, where: str | Path) -> str:
+        with pytest.raises(StoreError) as caught:
+            load(io.BytesIO(data), "my.dump", where)
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    @pytest.mark.parametrize(
+        "data",
+        [b"", b"remember the milk", gzip.compress(b""), gzip.compress(b'{"a":1}\n')],
+        ids=["empty", "text", "compressed nothing", "compressed lines"],  # what is compressed carries the time
+    )
+    def test_what_is_no_dump(self, data: bytes, tmp_path: Path) -> None:
+        assert "my.dump is not a dump of a lineage database" in self.refusal(data, tmp_path / "x" / "new.db")
+        assert not (tmp_path / "x" / "new.db").exists()
+
+    @pytest.mark.parametrize("part", [0.3, 0.6, 0.9, 0.999])
+    def test_one_that_was_not_copied_to_its_end(self, full: Store, where: str, part: float) -> None:
+        Store.open(where, write=True).close()
+        data = dumped(full)
+        assert "my.dump ends too early" in self.refusal(data[: int(len(data) * part)], where)
+        with Store.open(where, write=False) as store:
+            assert queries.runs(store) == ()
+
+    def test_one_that_lacks_lines(self, full: Store, where: str) -> None:
+        lines = gzip.decompress(dumped(full)).splitlines(keepends=True)
+        del lines[-8]
+        assert "ends too early" in self.refusal(gzip.compress(b"".join(lines)), where)
+
+    def test_one_with_bytes_that_have_changed(self, full: Store, where: str) -> None:
+        data = bytearray(dumped(full))
+        data[len(data) // 2] ^= 0xFF
+        assert "my.dump" in self.refusal(bytes(data), where)
+
+    def test_newer_ones(self, full: Store, where: str) -> None:
+        lines = gzip.decompress(dumped(full)).splitlines(keepends=True)
+        header = json.loads(lines[0])
+        for change, said in (({"evo_dump": 2}, "format 2"), ({"schema": "9999"}, "schema 9999")):
+            lines[0] = json.dumps({**header, **change}).encode() + b"\n"
+            message = self.refusal(gzip.compress(b"".join(lines)), where)
+            assert f"my.dump was written by a newer evo ({said}, this one knows" in message
+
+    def test_rows_that_refer_to_nothing_or_do_not_fit(self, full: Store, where: str) -> None:
+        text = gzip.decompress(dumped(full))
+        table = text.index(b'{"table":"candidate"')
+        for old, new in (
+            (b'{"table":"candidate"', b'{"table":"candi\\u0022 date"'),
+            (b'"genome_digest"', b'"no_such_column"'),
+        ):
+            broken = text[:table] + text[table:].replace(old, new, 1)
+            assert "is damaged" in self.refusal(gzip.compress(broken), where)
+        rows = text.splitlines(keepends=True)
+        start = next(i for i, row in enumerate(rows) if row.startswith(b'{"table":"parentage"'))
+        child, position, _, role = json.loads(rows[start + 1])
+        rows[start + 1] = json.dumps([child, position, 2**40, role]).encode() + b"\n"
+        assert "a row of 'parentage' refers to one of 'candidate' that is not there" in self.refusal(
+            gzip.compress(b"".join(rows)), where
+        )
+
+
+class TestMerge:
+    def test_runs_of_both_are_there_with_everything(self, where: str, full: Store) -> None:
+        with Store.open(where, write=True) as target:
+            record(target, "mine", range(5))
+            before = contents(target)
+            done = merge(target, full)
+            assert done.added == ("first", "second")
+            assert (done.candidates, done.artefacts) == (18, 24 - 10)  # of the first five it had source and code
+            assert contents(target) == before | contents(full)
+
+    def test_a_second_time_nothing_changes(self, where: str, full: Store) -> None:
+        with Store.open(where, write=True) as target:
+            merge(target, full)
+            expected = contents(target)
+            again = merge(target, full)
+            assert (again.added, again.continued, again.candidates) == ((), (), 0)
+            assert again.unchanged == ("first", "second")
+            assert contents(target) == expected
+
+    def test_a_name_that_is_taken_is_made_another(self, where: str, full: Store) -> None:
+        with Store.open(where, write=True) as target:
+            record(target, "first", range(3))
+            uid = full.run("first").uid
+            done = merge(target, full)
+            assert done.renamed == {"first": f"first-{uid[:4]}"}
+            assert target.run(f"first-{uid[:4]}").uid == uid
+            assert merge(target, full).unchanged == (f"first-{uid[:4]}", "second")
+            assert len(queries.runs(target)) == 3
+
+    def test_a_run_that_went_on_elsewhere_is_taken_from_there(self, where: str, full: Store) -> None:
+        with Store.open(where, write=True) as target:
+            merge(target, full)
+            target.set_winner(target.run("first"), 0, 2)
+        record(full, "first", range(12, 15))
+        with Store.open(where, write=True) as target:
+            done = merge(target, full)
+            assert (done.added, done.continued, done.unchanged) == ((), ("first",), ("second",))
+            assert contents(target) == contents(full)
+            if target.path is None:
+                return
+            with target.reading() as connection:
+                assert connection.exec_driver_sql("PRAGMA foreign_key_check").all() == []
+                leftovers = connection.exec_driver_sql("SELECT count(*) FROM sqlite_master WHERE name LIKE 'tmp%'")
+                assert leftovers.scalar() == 0
+
+    def test_one_that_is_further_here_stays(self, where: str, full: Store) -> None:
+        with Store.open(where, write=True) as target:
+            merge(target, full)
+            record(target, "first", range(12, 15))
+            expected = contents(target)
+            assert merge(target, full).unchanged == ("first", "second")
+            assert contents(target) == expected
+
+    def test_gaps_in_the_order_are_no_contradiction(self, where: str, tmp_path: Path) -> None:
+        """A database copied while candidate 1 was still being measured."""
+        with Store.open(tmp_path / "a.db", write=True) as source, Store.open(where, write=True) as target:
+            run = s.new_run(source, "run")
+            for order in (0, 2):
+                source.add(run, s.ref(order), s.passed(order), elapsed_s=1.0)
+            merge(target, source)
+            source.add(run, s.ref(1), s.same_code(1, 2), elapsed_s=2.0)  # refers to a later one
+            assert merge(target, source).continued == ("run",)
+            stored = target.evaluations(target.run("run"))
+            assert [e.ref.order for e in stored] == [0, 1, 2]
+            assert stored[1].evaluation.same_code_as == 2
+
+    def test_one_that_went_on_in_both_is_refused_and_nothing_changes(self, where: str, full: Store) -> None:
+        with Store.open(where, write=True) as target:
+            merge(target, full)
+            record(target, "second", range(6, 8))
+            expected = contents(target)
+            record(full, "another", range(3))
+            record(full, "second", range(6, 9))
+            with pytest.raises(StoreError, match="run 'second' is in both databases and was searched on in each"):
+                merge(target, full)
+            assert contents(target) == expected
+
+    def test_a_run_that_is_searched_is_an_interrupted_one_in_the_copy(self, where: str, full: Store) -> None:
+        full.set_status(full.run("first"), RunStatus.RUNNING, elapsed_s=1.0)
+        with Store.open(where, write=True) as target:
+            merge(target, full)
+            assert target.run("first").status is RunStatus.INTERRUPTED
+            assert target.run("first").stop_reason == "it was being searched when it was copied"
+
+    def test_more_candidates_than_are_copied_at_once(
+        self, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from evo.lineage import lookups
+        from evo.lineage import merge as module
+
+        monkeypatch.setattr(module, "_CANDIDATES_AT_ONCE", 7)
+        monkeypatch.setattr(lookups, "_AT_ONCE", 5)
+        with Store.open(tmp_path / "a.db", write=True) as source, Store.open(where, write=True) as target:
+            record(source, "run", range(33))
+            merge(target, source)
+            assert contents(target) == contents(source)
+
+    def test_failures_without_a_build_are_copied_too(self, where: str, tmp_path: Path) -> None:
+        with Store.open(tmp_path / "a.db", write=True) as source, Store.open(where, write=True) as target:
+            run = s.new_run(source, "run")
+            for order, status in enumerate([Status.TIMEOUT, Status.CRASH]):
+                source.add(run, s.ref(order), s.failed(status), elapsed_s=1.0)
+            merge(target, source)
+            assert [e.evaluation.status for e in target.evaluations(target.run("run"))] == [
+                Status.TIMEOUT,
+                Status.CRASH,
+            ]
+
+
+def test_which_final_was_the_last_is_known_after_a_merge_and_a_load(where: str, tmp_path: Path) -> None:
+    with Store.open(tmp_path / "a.db", write=True) as source:
+        run = s.new_run(source, "one")
+        with source.transaction():
+            for order in range(4):
+                source.add(run, s.ref(order), s.passed(order), elapsed_s=0.0)
+        for turn, (one, other) in enumerate(((0, 1), (2, 3))):
+            with source.transaction():
+                source.add_final(run, one, s.final(0.4), elapsed_s=1.0)
+                source.add_final(run, other, s.final(0.5), elapsed_s=1.0)
+                beside = s.timing(ratio=1.0 + turn, contender="torch")
+                source.add_baselines(run, 0, (beside,), stage=Stage.FINAL)
+        source.set_winner(run, 0, 2)
+        source.set_status(run, RunStatus.FINISHED, elapsed_s=1.0)
+        with Store.open(where, write=True) as target:
+            merge(target, source)
+        file = io.BytesIO()
+        dump_store(source, file)
+    file.seek(0)
+    with Store.open(tmp_path / "b.db", write=True) as other_store:
+        record(other_store, "two", range(3))
+    load(file, "a dump", tmp_path / "b.db")
+    for path in (tmp_path / "a.db", where, tmp_path / "b.db"):
+        with Store.open(path, write=False) as store:
+            assert [f.order for f in finals(store, "one")[0].finalists] == [2, 3]
+            for order, ratio in ((0, 1.0), (1, 1.0), (2, 2.0), (3, 2.0)):
+                candidate = queries.candidate(store, public_id(store.run("one").uid, order))
+                (race,) = queries.final_races(store, candidate)
+                assert [t.ratio for t in race.timings] == [ratio]

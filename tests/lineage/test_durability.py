@@ -1,0 +1,327 @@
+"""Killed, shut out, out of space: what was recorded stays, and nothing is there by half."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import samples as s
+from sqlalchemy import Engine, event
+
+from evo.errors import StoreError
+from evo.lineage import RunStatus, queries
+from evo.lineage.presence import gone
+from evo.lineage.store import Store
+
+PRELUDE = f"""
+import sys
+sys.path[:0] = [{str(s.CHECKOUT)!r}, {str(Path(s.__file__).parent)!r}]
+import samples as s
+from evo.errors import StoreError
+from evo.lineage.store import Store
+"""
+
+WRITER = """
+path, size = sys.argv[1], int(sys.argv[2])
+with Store.open(path, write=True) as store:
+    try:
+        run = store.run("killed")
+    except Exception:
+        run = s.new_run(store, "killed")
+    order = len(store.results(run))
+    while True:
+        with store.transaction():
+            for order in range(order, order + size):
+                parents = (order - 1, order // 2) if order > 1 else ()
+                evaluation = s.same_code(order, order - 1) if order % 3 == 2 else s.passed(order)
+                store.add(run, s.ref(order, *parents), evaluation, elapsed_s=float(order))
+        order += 1
+        print(order, flush=True)  # recorded up to here
+"""
+
+
+def start(script: str, *arguments: object, prefix: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+    command = [*prefix, sys.executable, "-c", PRELUDE + textwrap.dedent(script), *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def check_integrity(path: Path) -> None:
+    with sqlite3.connect(path) as raw:
+        assert raw.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        assert raw.execute("PRAGMA foreign_key_check").fetchall() == []
+        # Each candidate of the writer has one build, two checks and two timings; no row has lost its candidate.
+        assert (
+            raw.execute(
+                "SELECT id FROM candidate WHERE 1 <> (SELECT count(*) FROM build WHERE candidate_id = id)"
+                ' OR 2 <> (SELECT count(*) FROM "check" k WHERE k.candidate_id = candidate.id)'
+                " OR 2 <> (SELECT count(*) FROM timing t WHERE t.candidate_id = candidate.id)"
+                ' OR (2 <> (SELECT count(*) FROM parentage p WHERE p.child_id = candidate.id) AND "order" > 1)'
+            ).fetchall()
+            == []
+        )
+        assert raw.execute('SELECT count(*) - count(DISTINCT "order") FROM candidate').fetchone() == (0,)
+    raw.close()
+
+
+@pytest.mark.parametrize("size", [1, 40])
+def test_a_writer_killed_at_any_moment_leaves_whole_records_only(path: Path, size: int) -> None:
+    rng = random.Random(size)
+    recorded = 0
+    for _ in range(3):
+        with start(WRITER, path, size) as writer:
+            assert writer.stdout is not None
+            said = int(writer.stdout.readline())  # it writes by now
+            time.sleep(rng.uniform(0.0, 0.15))
+            os.kill(writer.pid, signal.SIGKILL)
+            said = max([said, *map(int, writer.stdout.read().split())])
+        check_integrity(path)
+        with Store.open(path, write=False) as store:
+            run = store.run("killed")
+            read = store.evaluations(run)
+        assert [e.ref.order for e in read] == list(range(len(read)))
+        assert len(read) % size == 0
+        assert said <= len(read) <= said + size  # at most the transaction that it could not tell of
+        assert len(read) > recorded  # the next writer went on where this one ended
+        recorded = len(read)
+        for stored in (read[0], read[2 if size > 2 else 0], read[-1]):
+            order = stored.ref.order
+            expected = s.same_code(order, order - 1) if order % 3 == 2 else s.passed(order)
+            assert stored.evaluation == s.without_artefacts(expected)
+    with Store.open(path, write=True) as store:
+        assert store.run("killed").status is RunStatus.INTERRUPTED
+        assert store.run("killed").stop_reason == "its process ended without saying why"
+
+
+HOLDER = """
+with Store.open(sys.argv[1], write=True) as store:
+    run = s.new_run(store, "held")
+    print("open", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def holder(path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that writes to the database."""
+    command = [sys.executable, "-c", PRELUDE + HOLDER, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "open\n"
+        yield process
+        process.kill()
+
+
+def test_a_reader_tells_a_run_whose_process_was_killed_from_one_that_is_being_searched(
+    path: Path, holder: subprocess.Popen[str]
+) -> None:
+    with Store.open(path, write=False) as reader:
+        assert (queries.run(reader, "held").status, queries.run(reader, "held").stop_reason) == ("running", "")
+        holder.kill()
+        holder.wait()
+        for found in (queries.run(reader, "held"), queries.runs(reader)[0]):
+            assert (found.status, found.stop_reason) == ("interrupted", "its process ended without saying why")
+        assert reader.run("held").status is RunStatus.RUNNING, "it is only read"
+    path.with_name(path.name + ".lock").unlink()  # a copy that was taken elsewhere comes without it
+    with Store.open(path, write=False) as reader:
+        assert queries.run(reader, "held").status == "interrupted"
+
+
+def test_who_only_looks_whether_a_run_is_searched_keeps_nobody_from_searching(
+    path: Path, holder: subprocess.Popen[str]
+) -> None:
+    holder.kill()
+    holder.wait()
+    with Store.open(path, write=False) as reader:
+        looking = threading.Event()
+
+        def look() -> None:
+            while not looking.wait(0.001):
+                gone(reader, None, {1: "running"})  # type: ignore[arg-type]
+
+        looker = threading.Thread(target=look)
+        looker.start()
+        try:
+            for _ in range(50):
+                Store.open(path, write=True).close()
+        finally:
+            looking.set()
+            looker.join()
+
+
+def test_ten_more_writers_are_refused_and_readers_are_not(path: Path, holder: subprocess.Popen[str]) -> None:
+    for _ in range(10):
+        with pytest.raises(StoreError) as caught:
+            Store.open(path, write=True)
+        assert str(caught.value) == (
+            f"another search (pid {holder.pid}) writes to this database ({path}); wait for it to end, or use --db FILE"
+            " for a second one"
+        )
+    with Store.open(path, write=False) as first, Store.open(path, write=False) as second:
+        assert first.run("held").name == second.run("latest").name == "held"
+        assert first.run("held").status is RunStatus.RUNNING
+
+
+def test_a_second_name_of_the_file_is_the_same_database(path: Path, holder: subprocess.Popen[str]) -> None:
+    link = path.with_name("link.db")
+    link.symlink_to(path)
+    with pytest.raises(StoreError, match=f"pid {holder.pid}"):
+        Store.open(link, write=True)
+
+
+def test_a_writer_makes_way_when_it_is_killed(path: Path, holder: subprocess.Popen[str]) -> None:
+    holder.kill()
+    holder.wait()
+    with Store.open(path, write=True) as store:
+        assert store.run("held").status is RunStatus.INTERRUPTED
+
+
+def test_a_store_that_was_closed_makes_way(path: Path) -> None:
+    for _ in range(3):
+        first = Store.open(path, write=True)
+        with pytest.raises(StoreError, match=f"pid {os.getpid()}"):
+            Store.open(path, write=True)
+        first.close()
+        first.close()
+
+
+def _sleep() -> None:
+    time.sleep(60)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing is inherited where nothing forks")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_worker_does_not_keep_the_lock_of_its_dead_parent(path: Path) -> None:
+    """Builders may be forked while the store is open, and outlive a killed search for a moment."""
+    store = Store.open(path, write=True)
+    worker = multiprocessing.get_context("fork").Process(target=_sleep)
+    worker.start()
+    try:
+        store.close()
+        Store.open(path, write=True).close()
+        assert worker.is_alive()
+    finally:
+        worker.kill()
+        worker.join()
+
+
+def test_a_reader_sees_one_state_while_a_writer_goes_on(store: Store, where: str) -> None:
+    run = s.new_run(store)
+    store.add(run, s.ref(0), s.passed(0), elapsed_s=0.0)
+    with Store.open(where, write=False) as reader:
+        with reader.reading() as connection:
+            count = "SELECT count(*) FROM candidate"
+            assert connection.exec_driver_sql(count).scalar() == 1
+            store.add(run, s.ref(1), s.passed(1), elapsed_s=0.0)
+            assert connection.exec_driver_sql(count).scalar() == 1
+        assert len(reader.results(run)) == 2
+
+
+@pytest.fixture
+def small_disk() -> Iterator[None]:
+    """SQLite's own limit on a file, which fails as a full disk does."""
+
+    def limit(connection: sqlite3.Connection, record: object) -> None:
+        connection.execute("PRAGMA max_page_count = 90")
+
+    event.listen(Engine, "connect", limit)
+    yield
+    event.remove(Engine, "connect", limit)
+
+
+def fill(store: Store) -> int:
+    """Candidates recorded until the disk was full."""
+    run = s.new_run(store, "large")
+    for order in range(1000):
+        try:
+            store.add(run, s.ref(order, *range(max(0, order - 1), order)), s.passed(order), elapsed_s=order)
+        except StoreError as error:
+            if "because the disk is full; no half record was kept" not in str(error):
+                raise
+            return order
+    raise AssertionError("the disk was never full")
+
+
+def test_a_full_disk_costs_the_candidate_in_flight_only(path: Path, small_disk: None) -> None:
+    with Store.open(path, write=True) as store:
+        recorded = fill(store)
+        assert recorded > 3
+        assert store.run("large").elapsed_s == recorded - 1
+        with pytest.raises(StoreError, match="the disk is full"):
+            store.add(store.run("large"), s.ref(recorded), s.passed(recorded), elapsed_s=0.0)
+        assert [e.ref.order for e in store.evaluations(store.run("large"))] == list(range(recorded))
+    with sqlite3.connect(path) as raw:
+        assert raw.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    raw.close()
+
+
+def test_a_disk_that_is_really_full_is_survived_too(tmp_path: Path) -> None:
+    """On a file system of one megabyte, mounted in a namespace of its own."""
+    enter = ("unshare", "--mount", "--map-root-user") if os.geteuid() else ("unshare", "--mount")
+    mount = ["sh", "-c", f'mount -t tmpfs -o size=1m none "{tmp_path}" && exec "$@"', "sh"]
+    if shutil.which("unshare") is None or subprocess.run([*enter, *mount, "true"], capture_output=True).returncode:
+        pytest.skip("this account may not mount a file system")
+    script = f"""
+        import pathlib
+        path = pathlib.Path({str(tmp_path)!r}) / "lineage.db"
+        ballast = path.with_name("ballast")
+        ballast.write_bytes(bytes(100_000))
+        with Store.open(path, write=True) as store:
+            run = s.new_run(store, "large")
+            def record_until_full(order):
+                while True:
+                    try:
+                        store.add(run, s.ref(order), s.passed(order), elapsed_s=order)
+                    except StoreError as error:
+                        print(error)
+                        return order
+                    order += 1
+            first = record_until_full(0)
+            assert [r.ref.order for r in store.results(run)] == list(range(first)), first
+            ballast.unlink()
+            second = record_until_full(first)
+        with Store.open(path, write=False) as store:
+            assert [r.ref.order for r in store.evaluations(run)] == list(range(second)), second
+        assert 3 < first < second, (first, second)
+        """
+    command = [*enter, *mount, sys.executable, "-c", PRELUDE + textwrap.dedent(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 2
+    assert all("disk is full" in line or "disk I/O error" in line for line in done.stdout.splitlines())
+
+
+def test_a_database_held_by_another_program_is_said_to_be(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from evo.lineage import database
+
+    monkeypatch.setattr(database, "_BUSY_TIMEOUT_S", 0.05)
+    with Store.open(path, write=True) as store:
+        shell = sqlite3.connect(path, isolation_level=None)
+        shell.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreError, match="is being written by another program"):
+            s.new_run(store)
+        shell.execute("ROLLBACK")
+        shell.close()
+        s.new_run(store)
+
+
+def test_killing_a_search_leaves_a_run_that_can_be_asked_about(path: Path) -> None:
+    with start(WRITER, path, 1) as writer:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        os.kill(writer.pid, signal.SIGKILL)
+    with Store.open(path, write=False) as store:
+        summary = queries.run(store, "killed")
+        assert summary.evaluations == sum(summary.counts.values()) >= 1
+        assert queries.best(store, "layernorm")[0].run == "killed"

@@ -1,0 +1,337 @@
+"""Questions to the lineage and their answers."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, replace
+
+import pytest
+import samples as s
+
+from evo.errors import EngineError, StoreError, UnknownNameError, UsageError
+from evo.evaluation import Parent, Status
+from evo.lineage import RunStatus, StoredRun, queries
+from evo.lineage.columns import public_id
+from evo.lineage.store import Store
+from evo.problem.genome import Genome
+
+
+def without(record: dict[str, object], *names: str) -> dict[str, object]:
+    return {name: value for name, value in record.items() if name not in names}
+
+
+def record(store: Store, run: StoredRun, *evaluations: object) -> list[str]:
+    """Adds (ref, evaluation) pairs; their public ids."""
+    for elapsed, pair in enumerate(evaluations):
+        ref, evaluation = pair  # type: ignore[misc]
+        store.add(run, ref, evaluation, elapsed_s=float(elapsed))
+    return [public_id(run.uid, pair[0].order) for pair in evaluations]  # type: ignore[index]
+
+
+@pytest.fixture
+def family(store: Store) -> list[str]:
+    """0 and 1 are roots, 2 a crossover of both, 3 a mutation of 2, 4 a bystander, 5 a child of 3 and 4."""
+    return record(
+        store,
+        s.new_run(store, "family"),
+        (s.ref(0, operator="random"), s.passed(0, 0.8)),
+        (s.ref(1, operator="random"), s.passed(1, 0.9)),
+        (s.ref(2, Parent(1, "mother"), Parent(0, "father"), operator="crossover"), s.passed(2, 0.6)),
+        (s.ref(3, 2), s.refused(3)),
+        (s.ref(4, 0), s.passed(4, 0.7)),
+        (s.ref(5, 3, 4), s.passed(5, 0.3)),
+    )
+
+
+class TestRuns:
+    def test_they_are_named_by_name_unique_prefix_and_latest(self, store: Store) -> None:
+        for name in ("first", "second", "secondary"):
+            s.new_run(store, name)
+        assert [queries.run(store, n).name for n in ("first", "f", "second", "seconda", "latest")] == [
+            "first", "first", "second", "secondary", "secondary"
+        ]  # fmt: skip
+        assert [r.name for r in queries.runs(store)] == ["secondary", "second", "first"]
+        with pytest.raises(StoreError, match=r"'sec' begins the names of 2 runs \(secondary, second, \.\.\.\)"):
+            store.run("sec")
+        with pytest.raises(UnknownNameError, match=r"unknown run 'frist'; did you mean first\?"):
+            store.run("frist")
+        with pytest.raises(UnknownNameError):
+            store.run("")
+
+    def test_an_empty_database_says_so(self, store: Store) -> None:
+        assert queries.runs(store) == ()
+        assert queries.best(store) == ()
+        with pytest.raises(StoreError, match="no run has been recorded"):
+            queries.run(store, "latest")
+        with pytest.raises(UnknownNameError, match="unknown candidate 'abc'; known: none"):
+            queries.candidate(store, "abc")
+
+    def test_a_summary_counts_and_names_the_best_of_each_task(self, store: Store) -> None:
+        run = s.new_run(store, "r")
+        ids = record(
+            store,
+            run,
+            (s.ref(0), s.passed(0, 0.5)),
+            (s.ref(1), s.refused(1)),
+            (s.ref(2), s.passed(2, 0.4)),
+            (s.ref(3, task=1), s.passed(3, 0.9, task=1)),
+            (s.ref(4), s.same_code(4, 2, ratio=0.4)),
+            (s.ref(5), s.refused(5)),
+        )
+        store.set_winner(run, 0, 0)
+        summary = queries.run(store, "r")
+        assert summary.counts == {"ok": 3, "wrong": 2, "same_code": 1} == queries.counts(store, "r")
+        assert (summary.evaluations, summary.passed) == (6, 4)
+        assert [(i.workload, i.dims, i.winner, i.best, i.best_score) for i in summary.tasks] == [
+            (s.SMALL.key, {"rows": 1024, "cols": 512}, ids[0], ids[0], 0.5),
+            (s.LARGE.key, {"rows": 4096, "cols": 8192}, None, ids[3], 0.9),
+        ]
+        assert summary.environment == asdict(s.ENVIRONMENT)
+        assert (summary.device, summary.options, summary.budget) == ("NVIDIA L4", s.SPEC.options, s.SPEC.budget)
+        store.set_winner(run, 0, None)
+        assert queries.run(store, "r").tasks[0].best == ids[2]
+
+    def test_history_is_the_course_of_the_run(self, store: Store, family: list[str]) -> None:
+        points = queries.history(store, "family")
+        assert [p.id for p in points] == family
+        assert [p.score for p in points] == [0.8, 0.9, 0.6, None, 0.7, 0.3]
+        assert [p.elapsed_s for p in points] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+
+    def test_failures_say_why_in_one_line(self, store: Store) -> None:
+        ids = record(
+            store,
+            s.new_run(store, "r"),
+            (s.ref(0), s.passed(0)),
+            (s.ref(1), s.refused(1)),
+            (s.ref(2), s.not_compiled(2)),
+            (s.ref(3), s.failed(Status.TIMEOUT)),
+        )
+        failures = queries.failures(store, "r")
+        assert [(f.id, f.order, f.status, f.reason) for f in failures] == [
+            (ids[1], 1, "wrong", "constant rows: Infinity where the reference is 0"),
+            (ids[2], 2, "compile_error", 'candidate.cu(1): error: identifier "this" is undefined'),
+            (ids[3], 3, "timeout", "timeout: it is gone"),
+        ]
+        assert failures[0].parameters == s.genome(1).parameters
+        assert queries.failures(store, "r", limit=2) == failures[:2]
+
+
+class TestBest:
+    def test_it_is_the_fastest_over_runs_for_each_problem_and_device(self, store: Store) -> None:
+        slow, fast = s.new_run(store, "slow"), s.new_run(store, "fast")
+        other = store.create_run(s.SPEC, replace(s.ENVIRONMENT, device="NVIDIA H200"))
+        softmax = store.create_run(replace(s.SPEC, kernel="softmax"), s.ENVIRONMENT)
+        record(store, slow, (s.ref(0), s.passed(0, 0.5)), (s.ref(1, task=1), s.passed(1, 0.2, task=1)))
+        record(store, fast, (s.ref(0), s.passed(0, 0.45)), (s.ref(1, task=1), s.passed(1, 0.3, task=1)))
+        record(store, other, (s.ref(0), s.passed(0, 0.1)), (s.ref(1), s.refused(1)))
+        record(store, softmax, (s.ref(0), s.passed(0, 0.7)))
+        found = queries.best(store)
+        assert [(b.kernel, b.device, b.workload, b.run, b.ratio) for b in found] == [
+            ("layernorm", "NVIDIA H200", s.SMALL.key, other.name, 0.1),
+            ("layernorm", "NVIDIA L4", s.SMALL.key, "fast", 0.45),
+            ("layernorm", "NVIDIA L4", s.LARGE.key, "slow", 0.2),
+            ("softmax", "NVIDIA L4", s.SMALL.key, softmax.name, 0.7),
+        ]
+        assert found[1].parameters == s.genome(0).parameters
+        assert (found[1].median_us, found[1].stage, found[1].winner) == (20.1 * 0.45, "search", False)
+        assert queries.best(store, "softmax") == found[3:]
+        assert queries.best(store, run="slow", target="cuda")[0].ratio == 0.5
+        assert queries.best(store, "layernorm", target="cpu") == ()
+
+    def test_the_last_final_counts_and_not_the_lucky_search(self, store: Store) -> None:
+        run = s.new_run(store, "r")
+        ids = record(store, run, (s.ref(0), s.passed(0, 0.3)), (s.ref(1), s.passed(1, 0.4)))
+        store.add_final(run, 0, s.final(0.6), elapsed_s=1.0)
+        store.add_final(run, 1, s.final(0.7), elapsed_s=1.0)
+        store.add_final(run, 1, s.final(0.5), elapsed_s=1.0)
+        store.set_winner(run, 0, 1)
+        (found,) = queries.best(store)
+        assert (found.id, found.winner, found.stage, found.protocol) == (ids[1], True, "final", "final")
+        assert (found.ratio, found.score, found.median_us) == (0.5, 0.4, 20.1 * 0.5)
+
+    def test_one_that_the_final_gate_refused_is_not_it(self, store: Store) -> None:
+        run = s.new_run(store, "r")
+        ids = record(store, run, (s.ref(0), s.passed(0, 0.3)), (s.ref(1), s.passed(1, 0.4)))
+        store.add_final(run, 0, s.refused_final(), elapsed_s=1.0)
+        assert [b.id for b in queries.best(store)] == [ids[1]]
+        assert queries.run(store, "r").tasks[0].best == ids[1]
+        store.add_final(run, 0, s.final(0.35), elapsed_s=2.0)  # taken up again, and passed
+        assert [b.id for b in queries.best(store)] == [ids[0]]
+
+
+class TestCandidate:
+    def test_the_record_is_whole(self, store: Store, family: list[str]) -> None:
+        run = store.run("family")
+        store.set_winner(run, 0, 5)
+        found = queries.candidate(store, family[2])
+        expected = s.passed(2, 0.6)
+        assert expected.build is not None
+        assert expected.build.binary is not None
+        assert (found.id, found.run, found.order, found.task) == (family[2], "family", 2, 0)
+        assert (found.kernel, found.target, found.arch, found.device) == ("layernorm", "cuda", "sm_89", "NVIDIA L4")
+        assert (found.workload, found.dtype, found.options) == (s.SMALL.key, "float32", dict(s.SMALL.options))
+        assert (found.parameters, found.digest) == (s.genome(2).parameters, s.genome(2).digest)
+        assert (found.status, found.score, found.log, found.elapsed_s) == ("ok", 0.6, "fine", 2.0)
+        assert (found.seconds, found.gate_seconds, found.timing_seconds) == (1.5, 0.5, 0.75)
+        assert [(p.id, p.order, p.role, p.score) for p in found.parents] == [
+            (family[1], 1, "mother", 0.9),
+            (family[0], 0, "father", 0.8),
+        ]
+        assert [(c.id, c.role, c.operator, c.status) for c in found.children] == [
+            (family[3], "parent", "mutation", "wrong")
+        ]
+        assert found.build is not None
+        assert (found.build.registers, found.build.spill_bytes, found.build.stack_bytes) == (40, 8, 16)
+        assert (found.build.log, found.build.remarks) == ("2 warnings", "ptxas info : Used 40 registers")
+        assert found.build.code_hash == expected.build.binary.code_hash
+        assert found.build.binary is not None
+        assert queries.artefact(store, found.build.binary) == expected.build.binary.code
+        assert [asdict(c) for c in found.checks] == [
+            {"stage": "search", "round": 0, **without(asdict(check), "data_changed")} for check in expected.checks
+        ]
+        assert [asdict(t) for t in found.timings] == [
+            {"task": 0, "stage": "search", "round": 0, **asdict(t)} for t in expected.timings
+        ]
+        assert not found.winner
+        assert queries.candidate(store, family[5]).winner
+
+    def test_equal_code_points_to_the_original(self, store: Store) -> None:
+        ids = record(store, s.new_run(store), (s.ref(0), s.passed(0)), (s.ref(1, 0), s.same_code(1, 0)))
+        assert queries.candidate(store, ids[1]).same_code_as == ids[0]
+
+    def test_flags_are_kept_apart_from_parameters(self, store: Store) -> None:
+        ref = s.ref(0)
+        ref = replace(ref, proposal=replace(ref.proposal, genome=Genome.of({"a": 1}, ("--use_fast_math",))))
+        (name,) = record(store, s.new_run(store), (ref, s.passed(0)))
+        found = queries.candidate(store, name)
+        assert (found.parameters, found.flags) == ({"a": 1}, ("--use_fast_math",))
+
+    def test_unique_prefixes_are_enough(self, store: Store) -> None:
+        run = s.new_run(store)
+        with store.transaction():
+            for order in range(300):
+                store.add(run, s.ref(order), s.failed(Status.TIMEOUT), elapsed_s=0.0)
+        names = [p.id for p in queries.history(store, run.name)]
+        wanted = names[123]
+        shortest = next(n for n in range(1, 16) if sum(x.startswith(wanted[:n]) for x in names) == 1)
+        assert queries.candidate(store, wanted[:shortest]).id == wanted
+        assert queries.candidate(store, wanted.upper()).id == wanted
+        with pytest.raises(StoreError, match=rf"several candidates begin with '{wanted[0]}'.*write more digits"):
+            queries.candidate(store, wanted[0])
+        typed = wanted[:-1] + ("0" if wanted[-1] != "0" else "1")
+        with pytest.raises(UnknownNameError, match=re.escape(f"unknown candidate '{typed}'; did you mean {wanted}")):
+            queries.candidate(store, typed)
+        for nonsense in ("", "xyz", "%", "g" * 16):
+            with pytest.raises(UnknownNameError):
+                queries.candidate(store, nonsense)
+
+    def test_what_was_never_built_has_no_source(self, store: Store) -> None:
+        (name,) = record(store, s.new_run(store), (s.ref(0), s.failed(Status.RENDER_ERROR)))
+        with pytest.raises(StoreError, match=r"has no source: it could not be rendered$"):
+            queries.source(store, name)
+        with pytest.raises(StoreError, match="was never built"):
+            queries.build(store, name)
+        with pytest.raises(UnknownNameError):
+            queries.artefact(store, "0" * 64)
+
+
+class TestAncestry:
+    def test_it_leads_from_the_roots_to_the_candidate(self, store: Store, family: list[str]) -> None:
+        steps = queries.ancestry(store, family[5])
+        assert [step.order for step in steps] == [0, 1, 2, 3, 4, 5]
+        by_order = {step.order: step for step in steps}
+        assert [step.order for step in steps if step.main_line] == [1, 2, 3, 5]
+        assert by_order[0].parents == ()
+        assert by_order[0].change == {}
+        assert [(p.id, p.role) for p in by_order[2].parents] == [(family[1], "mother"), (family[0], "father")]
+        assert by_order[2].change == {"threads": (1, 2)}
+        assert by_order[2].gain == pytest.approx(0.9 / 0.6)
+        assert by_order[2].median_us == pytest.approx(20.1 * 0.6)
+        assert by_order[3].score is by_order[3].gain is by_order[3].median_us is None
+        assert by_order[5].gain is None  # its first parent has no score
+        assert by_order[5].parameters == s.genome(5).parameters
+
+    def test_bystanders_and_descendants_are_no_ancestors(self, store: Store, family: list[str]) -> None:
+        assert [step.order for step in queries.ancestry(store, family[3])] == [0, 1, 2, 3]
+        assert [step.order for step in queries.ancestry(store, family[1])] == [1]
+
+    def test_a_parameter_that_comes_or_goes_and_flags_are_changes(self, store: Store) -> None:
+        first, second = s.ref(0), s.ref(1, 0)
+        one, two = Genome.of({"a": 1, "b": 2}), Genome.of({"a": 1, "c": True}, ("-O3",))
+        ids = record(
+            store,
+            s.new_run(store),
+            (replace(first, proposal=replace(first.proposal, genome=one)), s.passed(0)),
+            (replace(second, proposal=replace(second.proposal, genome=two)), s.passed(1)),
+        )
+        assert queries.ancestry(store, ids[1])[-1].change == {"b": (2, None), "c": (None, True), "flags": ("", "-O3")}
+
+    def test_a_long_line_is_followed_to_its_end(self, store: Store) -> None:
+        run = s.new_run(store)
+        with store.transaction():
+            for order in range(3000):
+                store.add(run, s.ref(order, *([order - 1] if order else [])), s.failed(Status.TIMEOUT), elapsed_s=0.0)
+        steps = queries.ancestry(store, public_id(run.uid, 2999))
+        assert [step.order for step in steps] == list(range(3000))
+
+    def test_an_ancestor_by_many_ways_is_met_once(self, store: Store) -> None:
+        run = s.new_run(store)
+        with store.transaction():
+            for order in range(60):  # 2**30 paths
+                store.add(run, s.ref(order, *range(max(0, order - 2), order)), s.failed(Status.TIMEOUT), elapsed_s=0.0)
+        assert len(queries.ancestry(store, public_id(run.uid, 59))) == 60
+
+
+class TestSql:
+    def test_one_statement_is_answered(self, store: Store, where: str, family: list[str]) -> None:
+        with Store.open(where, write=False) as reader:
+            found = queries.select_sql(
+                reader, "SELECT status, count(*) AS n FROM candidate WHERE operator LIKE '%mut%' GROUP BY 1"
+            )
+            assert found.columns == ("status", "n")
+            assert found.rows == (("ok", 2), ("wrong", 1))
+            named = queries.select_sql(reader, "SELECT \"order\", ':x' FROM candidate ORDER BY 1 LIMIT 1")
+            assert named.rows == ((0, ":x"),)
+
+    @pytest.mark.parametrize(
+        ("sql", "sentence"),
+        [
+            ("SELEC 1", 'near "SELEC": syntax error|SELEC is not among'),
+            ("SELECT x FROM y", 'no such table: y|relation "y" does not exist'),
+            ("DELETE FROM candidate", "readonly"),
+            ("CREATE TABLE t (x)", "readonly"),
+            ("SELECT 1; SELECT 2", "one statement at a time"),
+        ],
+    )
+    def test_anything_else_is_refused_in_one_sentence(
+        self, store: Store, where: str, family: list[str], sql: str, sentence: str
+    ) -> None:
+        with Store.open(where, write=False) as reader, pytest.raises(UsageError, match=sentence) as caught:
+            queries.select_sql(reader, sql)
+        assert "\n" not in str(caught.value)
+        assert len(queries.history(store, "family")) == 6
+
+    def test_a_writing_store_does_not_take_it(self, store: Store) -> None:
+        with pytest.raises(EngineError, match="opened for reading only"):
+            queries.select_sql(store, "SELECT 1")
+
+
+def test_every_answer_is_json(store: Store, family: list[str]) -> None:
+    run = store.run("family")
+    store.add_final(run, 5, s.final(0.35), elapsed_s=9.0)
+    store.add_baselines(run, 0, [s.timing(contender="torch")])
+    store.set_status(run, RunStatus.FINISHED, reason="done", elapsed_s=9.0)
+    answers = [
+        *queries.runs(store),
+        queries.run(store, "family"),
+        *queries.best(store),
+        *(queries.candidate(store, name) for name in family),
+        *queries.ancestry(store, family[5]),
+        *queries.failures(store, "family"),
+        *queries.history(store, "family"),
+        *queries.baselines(store, "family"),
+    ]
+    assert len({type(answer) for answer in answers}) == 7
+    for answer in answers:
+        assert json.loads(json.dumps(asdict(answer), allow_nan=True))

@@ -1,0 +1,316 @@
+"""What broke, what helped, what matters, which run was better, and what can be traded."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+
+import landscapes as land
+import pytest
+import samples as s
+
+from evo.errors import StoreError, UnknownNameError, UsageError
+from evo.evaluation import Status
+from evo.lineage import RunStatus, Stage, queries
+from evo.lineage.comparison import compare
+from evo.lineage.credit import operators
+from evo.lineage.failures import failure_report, failure_totals
+from evo.lineage.importance import importance
+from evo.lineage.pareto import pareto
+from evo.lineage.seldom import tried_least
+from evo.lineage.store import Store
+
+
+class TestFailures:
+    def test_the_rule_that_broke_is_found_with_its_cost(self, store: Store) -> None:
+        land.searched(store, "r", 400)
+        report = failure_report(store, "r")
+        (kind,) = report.kinds
+        assert (kind.status, kind.candidates, report.refused) == ("compile_error", report.refused, report.refused)
+        assert kind.seconds == pytest.approx(0.5 * report.refused)
+        assert [r.reason for r in report.reasons] == ['candidate.cu(#): error: identifier "this" is undefined']
+        first = report.rules[0]
+        assert first.kind == "new"
+        assert set(first.rule.split(" and ")) == {"threads=1024", "path=registers"}
+        assert (first.avoided, first.passed_lost, first.good_lost, first.best_lost) == (report.refused, 0, 0, False)
+        assert first.more == first.avoided
+        assert all(rule.more == 0 for rule in report.rules[1:]), "the first leaves nothing to avoid"
+        alone = next(r for r in report.rules if r.rule == "threads=1024")
+        assert alone.avoided == report.refused
+        assert alone.passed_lost > 0
+
+    def test_values_are_compared_with_the_parameters_other_values(self, store: Store) -> None:
+        land.searched(store, "r", 400)
+        values = {(v.parameter, v.value): v for v in failure_report(store, "r").values}
+        worst = values["threads", 1024]
+        assert (worst.elsewhere_refused, worst.elsewhere_share) == (0, 0.0)
+        assert worst.candidates + worst.elsewhere == 400
+        assert worst.z is not None
+        assert worst.z > 5
+        hints = values["hints", "none"]
+        assert hints.z is not None
+        assert abs(hints.z) < 3
+        stages = values["stages", 1]
+        assert stages.candidates + stages.elsewhere < 400, "only those that have the parameter are compared"
+        assert (stages.refused, stages.structural) == (0, None)
+
+    def test_what_the_template_says_now_is_judged_by_what_happened(self, store: Store) -> None:
+        land.searched(store, "r", 200)
+        report = failure_report(
+            store,
+            "r",
+            violations=lambda point, workload: ["wide"] if point["threads"] == 1024 else [],
+            structural=frozenset({"path"}),
+        )
+        rule = next(r for r in report.rules if r.kind == "existing")
+        assert (rule.rule, rule.avoided) == ("wide", report.refused)
+        assert rule.passed_lost > 0
+        assert {v.structural for v in report.values if v.parameter == "path"} == {True}
+        assert {v.structural for v in report.values if v.parameter != "path"} == {False}
+
+    def test_reasons_that_differ_in_numbers_are_one(self, store: Store) -> None:
+        run = land.small_run(store, "r")
+        for order in range(3):
+            failed = replace(s.failed(Status.TIMEOUT), log=f"after {order}.5 s at 0x{order}f")
+            store.add(run, s.ref(order), failed, elapsed_s=0.0)
+        (reason,) = failure_report(store, "r").reasons
+        assert (reason.reason, reason.candidates, reason.example) == ("after # s at #", 3, "after 0.5 s at 0x0f")
+
+    def test_a_run_without_any_says_so(self, store: Store) -> None:
+        land.walked(store, [land.START], "r")
+        report = failure_report(store, "r")
+        assert (report.candidates, report.refused, report.kinds, report.rules) == (1, 0, (), ())
+        land.small_run(store, "empty")
+        assert failure_report(store, "empty").candidates == 0
+
+    def test_over_all_runs_they_are_counted_by_device(self, store: Store) -> None:
+        land.searched(store, "one", 100)
+        land.searched(store, "two", 100, seed=1)
+        totals = {t.status: t for t in failure_totals(store)}
+        assert sum(t.candidates for t in totals.values()) == 200
+        assert (totals["ok"].runs, totals["ok"].device) == (2, "NVIDIA L4")
+        assert sum(t.share for t in totals.values()) == pytest.approx(1.0)
+        assert failure_totals(store, "softmax") == []
+
+
+class TestOperators:
+    def test_credit_is_by_what_was_improved_and_spent(self, store: Store) -> None:
+        run = land.small_run(store, "r")
+        tried = [
+            (land.ref(0, {"a": 0}, operator="random"), land.timed(0, 0.8), 1.0),
+            (land.ref(1, {"a": 1}, 0), land.timed(1, 0.4), 2.0),
+            (land.ref(2, {"a": 2}, 0), land.timed(2, 0.6), 9.0),
+            (land.ref(3, {"a": 3}, 1, 2), land.timed(3, 0.5), 10.0),
+            (land.ref(4, {"a": 4}, 1), s.refused(4), 10.0),
+        ]
+        for ref, evaluation, elapsed_s in tried:
+            store.add(run, ref, evaluation, elapsed_s=elapsed_s)
+        found = operators(store, "r", windows=2)
+        assert [(c.operator, c.window) for c in found] == [
+            ("mutation", None), ("mutation", 0), ("mutation", 1), ("random", None), ("random", 0)
+        ]  # fmt: skip
+        whole, early, late = found[:3]
+        assert (whole.trials, whole.passed, whole.compared, whole.better, whole.improvements) == (4, 3, 4, 2, 1)
+        assert whole.success == 0.5
+        assert whole.gain == pytest.approx(2.0)
+        assert (early.gain, late.gain) == (pytest.approx(2.0), 1.0)
+        assert whole.seconds == pytest.approx(1.5 * 3 + 0.25), "the builds were cached and cost nothing"
+        assert whole.gain_rate == pytest.approx(100 * 0.6931471805599453 / whole.seconds)
+        assert early.gain_rate is not None
+        assert late.gain_rate == 0.0
+        assert (found[3].success, found[3].gain) == (None, 1.0)
+
+    def test_a_disturbed_time_is_nobodys_best(self, store: Store) -> None:
+        run = land.small_run(store, "r")
+        lucky = land.timed(1, 0.1)
+        lucky = replace(lucky, timings=tuple(replace(t, clocks={**t.clocks, "disturbed": 3.0}) for t in lucky.timings))
+        for order, evaluation in enumerate((land.timed(0, 0.8), lucky, land.timed(2, 0.4))):
+            store.add(run, land.ref(order, {"a": order}), evaluation, elapsed_s=1.0)
+        (whole, *_) = operators(store, "r", windows=1)
+        assert (whole.trials, whole.improvements, whole.gain) == (3, 1, pytest.approx(2.0))
+
+    def test_a_number_of_windows_that_cannot_be_is_refused(self, store: Store) -> None:
+        land.walked(store, [land.START], "r")
+        with pytest.raises(UsageError, match="0 windows cannot be shown"):
+            operators(store, "r", windows=0)
+
+    def test_a_run_without_candidates_has_none(self, store: Store) -> None:
+        land.small_run(store, "r")
+        assert operators(store, "r") == []
+
+
+class TestImportance:
+    def test_what_decides_comes_first_and_shares_sum_to_one(self, store: Store) -> None:
+        land.searched(store, "r", 400)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found = importance(store, "r")
+        assert found[0].parameter == "vector"
+        assert found[0].importance is not None
+        assert found[0].importance > 0.5
+        assert sum(i.importance or 0.0 for i in found) == pytest.approx(1.0)
+        stages = next(i for i in found if i.parameter == "stages")
+        assert stages.conditional
+        assert stages.candidates < stages.timed
+        assert {i.workload for i in found} == {s.SMALL.key}
+
+    def test_values_that_were_hardly_tried_are_named_with_how_they_fared(self, store: Store) -> None:
+        run = land.small_run(store, "r")
+        with store.transaction():
+            for order in range(60):
+                value = 9 if order in (7, 8) else 5 if order == 9 else order % 3
+                point: land.Point = {"vector": value, "fixed": 1}
+                ratio = 0.3 if value == 9 else 0.5 + 0.1 * value
+                refused = s.refused(order) if order in (8, 9) else None
+                store.add(run, land.ref(order, point), refused or land.timed(order, ratio), elapsed_s=0.0)
+        records = importance(store, "r")
+        tried = {t.value: t for t in records[0].tried}
+        assert sum(t.candidates for t in tried.values()) == 60
+        assert [(t.value, t.candidates, t.passed, t.best) for t in records[0].tried[:2]] == [(5, 1, 0, None), (9, 2, 1, 0.3)]
+        assert [(x.parameter, x.value, x.tried.candidates, x.of) for x in tried_least(records)] == [
+            ("vector", 5, 1, 60),
+            ("vector", 9, 2, 60),
+        ], "neither the values that were tried often nor a parameter with one value"
+
+    def test_of_values_that_were_tried_alike_none_is_named(self, store: Store) -> None:
+        run = land.small_run(store, "r")
+        with store.transaction():
+            for order in range(60):
+                point: land.Point = {"vector": order % 3}
+                store.add(run, land.ref(order, point), land.timed(order, 0.5 + 0.1 * (order % 3)), elapsed_s=0.0)
+        assert tried_least(importance(store, "r")) == []
+
+    def test_of_too_little_nothing_is_said(self, store: Store) -> None:
+        land.walked(store, [land.START, {**land.START, "vector": 2}], "r")
+        for record in importance(store, "r"):
+            assert record.importance is None
+            assert record.note == "only 2 candidates were timed, 20 are needed"
+
+    def test_a_parameter_that_never_changed_has_none(self, store: Store) -> None:
+        run = land.small_run(store, "r")
+        with store.transaction():
+            for order in range(40):
+                point: land.Point = {"fixed": 1, "free": order % 4}
+                store.add(run, land.ref(order, point), land.timed(order, 0.5 + 0.1 * (order % 4)), elapsed_s=0.0)
+        found = {i.parameter: i for i in importance(store, "r")}
+        assert (found["fixed"].importance, found["fixed"].note) == (None, "one value only")
+        assert (found["free"].importance, found["free"].note) == (1.0, "rough: 40 candidates")
+
+    def test_a_quantile_that_cannot_be_is_refused(self, store: Store) -> None:
+        land.walked(store, [land.START], "r")
+        with pytest.raises(UsageError, match="the quantile 1 is not between 0 and 1"):
+            importance(store, "r", quantile=1.0)
+
+
+class TestComparison:
+    def test_runs_stand_side_by_side(self, store: Store) -> None:
+        land.walked(store, [land.START, {**land.START, "vector": 4}], "slow")
+        run = store.create_run(replace(s.SPEC, name="fast", workloads=(s.SMALL,), seed=8), s.ENVIRONMENT)
+        for order, value in enumerate((1.0, 0.7, 0.4)):
+            store.add(run, land.ref(order, {"a": order}), land.timed(order, value), elapsed_s=float(order + 1))
+        store.add(run, land.ref(3, {"a": 3}), s.refused(3), elapsed_s=4.0)
+        found = compare(store, ["slow", "fast", "slow"])
+        first, second = found.rows
+        assert (first.run, second.run) == ("fast", "slow")
+        assert first.speedup == pytest.approx(2.5)
+        assert (first.candidates, first.passed, first.failures) == (4, 3, 1)
+        assert first.candidates_per_s == pytest.approx(1.0)
+        assert first.reached_s == {"1.1x": 2.0, "1.3x": 2.0, "1.5x": 3.0, "2.0x": 3.0}
+        assert second.reached_s["2.0x"] is None
+        assert second.behind == pytest.approx(2.5 * 0.9 / 1.6)
+        assert (second.tie, first.behind, first.tie) == (False, 1.0, True)
+        assert [(x.name, x.values) for x in found.settings] == [("seed", {"slow": -7, "fast": 8})]
+
+    def test_who_is_behind_is_no_tie_unless_the_interval_of_that_holds_one(self, store: Store) -> None:
+        for name, ratio in (("slow", 0.5), ("near", 0.5 / land.SPREAD), ("fast", 0.5 / land.SPREAD**1.7)):
+            run = store.create_run(replace(s.SPEC, name=name, workloads=(s.SMALL,)), s.ENVIRONMENT)
+            store.add(run, s.ref(0), land.timed(0, ratio), elapsed_s=1.0)
+        rows = compare(store, ["slow", "near", "fast"]).rows
+        assert [(r.run, r.tie) for r in rows] == [("fast", True), ("near", True), ("slow", False)]
+        assert rows[0].speedup_low is not None
+        assert rows[2].speedup_high is not None
+        assert rows[0].speedup_low < rows[2].speedup_high, "their own intervals overlap"
+
+    def test_the_seconds_are_those_of_the_search_and_the_noise_floor_that_of_the_final(self, store: Store) -> None:
+        for name in ("one", "two"):
+            run = store.create_run(replace(s.SPEC, name=name, workloads=(s.SMALL,)), s.ENVIRONMENT)
+            for order in range(4):
+                store.add(run, land.ref(order, {"a": order}), land.timed(order, 0.5), elapsed_s=order / 2 + 0.5)
+            twin = replace(s.timing(s.SMALL, 0.5, contender="twin"), protocol="final", clocks={"noise_floor": 0.01})
+            store.add_baselines(run, 0, [twin], stage=Stage.FINAL)
+            store.set_status(run, RunStatus.FINISHED, elapsed_s=60.0)
+        first, second = compare(store, ["one", "two"]).rows
+        assert (first.search_s, first.candidates_per_s, first.noise_floor) == (2.0, 2.0, 0.01)
+        assert second.behind_low is not None
+        assert second.behind_high is not None
+        assert second.behind_low < 1.0 < second.behind_high
+
+    def test_a_run_in_which_nothing_passed_has_a_row(self, store: Store) -> None:
+        run = land.small_run(store, "r")
+        store.add(run, s.ref(0), s.refused(0), elapsed_s=1.0)
+        land.small_run(store, "q")
+        rows = compare(store, ["r", "q"]).rows
+        assert [(r.run, r.speedup, r.candidates, r.failures) for r in rows] == [("q", None, 0, 0), ("r", None, 1, 1)]
+
+    def test_unknown_and_ambiguous_names_are_said(self, store: Store) -> None:
+        land.small_run(store, "run-one")
+        land.small_run(store, "run-two")
+        with pytest.raises(UnknownNameError, match="unknown run 'rnu-one'; did you mean run-one"):
+            compare(store, ["run-one", "rnu-one"])
+        with pytest.raises(StoreError, match=r"'run' begins the names of 2 runs \(run-two, run-one"):
+            compare(store, ["run", "run-one"])
+
+
+class TestPareto:
+    def test_only_what_nothing_beats_is_there(self, store: Store) -> None:
+        run = land.small_run(store, "r")
+        figures = [(0.5, 40, 0), (0.4, 60, 0), (0.6, 40, 0), (0.4, 64, 16), (0.9, 20, 0), (0.4, 60, 0)]
+        for order, (value, registers, spills) in enumerate(figures):
+            evaluation = land.timed(order, value)
+            assert evaluation.build is not None
+            assert evaluation.build.binary is not None
+            binary = replace(evaluation.build.binary, registers=registers, spill_bytes=spills)
+            built = replace(evaluation.build, binary=binary)
+            store.add(run, land.ref(order, {"a": order}), replace(evaluation, build=built), elapsed_s=0.0)
+        front = pareto(store, "r", ["time", "registers", "spills"])
+        assert [(p.order, p.registers, p.equal, p.fastest) for p in front] == [
+            (1, 60, 1, True), (0, 40, 0, False), (4, 20, 0, False)
+        ]  # fmt: skip
+        assert front[0].smem_bytes == 1024 + 49152
+        assert [p.order for p in pareto(store, "r", ["time"])] == [1]
+        (whole, *_) = pareto(store, "r")
+        assert whole.error == pytest.approx(1e-7 / 1e-5)
+
+    def test_an_axis_that_is_not_there_is_named(self, store: Store) -> None:
+        land.walked(store, [land.START], "r")
+        with pytest.raises(UnknownNameError, match="unknown axis 'register'; did you mean registers"):
+            pareto(store, "r", ["register"])
+        with pytest.raises(UsageError, match="a front needs axes"):
+            pareto(store, "r", [])
+
+    def test_a_run_without_times_has_no_front(self, store: Store) -> None:
+        land.small_run(store, "r")
+        assert pareto(store, "r") == []
+
+
+class TestBest:
+    def test_it_can_be_narrowed_down(self, store: Store) -> None:
+        run = s.new_run(store, "both")
+        store.add(run, s.ref(0), s.passed(0, 0.5), elapsed_s=0.0)
+        store.add(run, s.ref(1, task=1), s.passed(1, 0.6, task=1), elapsed_s=0.0)
+        found = queries.best(store)
+        assert [(b.dtype, b.ratio) for b in found] == [("float32", 0.5), ("float16", 0.6)]
+        assert queries.best(store, dtype="float16") == found[1:]
+        assert queries.best(store, workload="ROWS=1024") == found[:1]
+        assert queries.best(store, device="l4", run="both") == found
+        assert queries.best(store, device="H200") == queries.best(store, workload="%") == ()
+
+    def test_leaders_of_all_runs_come_at_once(self, store: Store) -> None:
+        land.walked(store, [land.START], "one")
+        run = land.small_run(store, "two")
+        store.add(run, s.ref(0), s.refused(0), elapsed_s=0.0)
+        leaders = queries.best_by_run(store)
+        assert {name: [b.ratio for b in found] for name, found in leaders.items()} == {"one": [0.9]}
+        assert queries.refused_in_finals(store) == {}
+        store.add_final(store.run("one"), 0, s.refused_final(), elapsed_s=1.0)
+        assert queries.refused_in_finals(store) == {"one": 1}

@@ -1,0 +1,385 @@
+"""What is recorded comes back, field by field; what must not be recorded is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import zlib
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+import samples as s
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from evo.errors import EngineError, StoreError
+from evo.evaluation import Check, Evaluation, Parent, Status
+from evo.lineage import RunStatus, Stage, queries
+from evo.lineage.store import Store
+from evo.problem.genome import Genome
+
+
+def rows(store: Store, sql: str) -> list[tuple[Any, ...]]:
+    with store.reading() as connection:
+        return [tuple(row) for row in connection.exec_driver_sql(sql)]
+
+
+def unset_fields(record: Any, path: str = "") -> list[str]:
+    """Fields of a tree of dataclasses that still have their default."""
+    found = []
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        if field.default is not dataclasses.MISSING and value == field.default:
+            found.append(f"{path}{field.name}")
+        parts = value if isinstance(value, tuple) else (value,)
+        for part in parts:
+            if dataclasses.is_dataclass(part):
+                found += unset_fields(part, f"{path}{field.name}.")
+    return found
+
+
+def test_the_sample_leaves_no_field_at_its_default() -> None:
+    of_binary = {"build.binary.variable_bytes", "build.binary.triggers_dependents"}
+    for_executor = {*of_binary, "checks.data_changed", "data_changed", "device_lost"}
+    assert set(unset_fields(s.same_code(5, original=2))) <= for_executor
+    assert set(unset_fields(s.final(0.5))) <= {*for_executor, "load_seconds", "launch_seconds"}  # for the screen
+    assert unset_fields(s.ENVIRONMENT) == []
+    assert unset_fields(s.ref(2, Parent(0, "mother"), Parent(1, "father"))) == ["proposal.genome.flags"]
+
+
+def test_every_field_of_an_evaluation_comes_back(store: Store) -> None:
+    run = s.new_run(store)
+    recorded = [
+        (s.ref(0, operator="random"), s.passed(0)),
+        (s.ref(1, 0), s.refused(1)),
+        (
+            s.ref(2, Parent(0, "mother"), Parent(1, "father"), task=1, operator="crossover"),
+            s.passed(2, 0.4, task=1),
+        ),
+        (s.ref(3, 2, 2), s.same_code(3, original=0)),
+        (s.ref(4), s.not_compiled(4)),
+        (s.ref(5, 4), dataclasses.replace(s.refused(5), same_code_as=1)),
+    ]
+    for elapsed, (ref, evaluation) in enumerate(recorded):
+        store.add(run, ref, evaluation, elapsed_s=float(elapsed))
+    read = store.evaluations(run)
+    assert [(e.ref, e.evaluation) for e in read] == [(r, s.without_artefacts(e)) for r, e in recorded]
+    assert [e.elapsed_s for e in read] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    assert store.evaluation(run, 2) == read[2]
+    assert store.run(run.name).elapsed_s == 5.0
+
+
+@pytest.mark.parametrize("status", [status for status in Status if not status.passed])
+def test_a_failure_of_every_kind_is_stored_whole(store: Store, status: Status) -> None:
+    run = s.new_run(store)
+    store.add(run, s.ref(0), s.failed(status), elapsed_s=0.0)
+    assert store.evaluations(run)[0].evaluation == s.failed(status)
+
+
+def test_results_tell_the_same_as_evaluations(store: Store) -> None:
+    run = s.new_run(store)
+    for order, evaluation in enumerate((s.passed(0), s.refused(1), s.not_compiled(2), s.same_code(3, 0))):
+        store.add(run, s.ref(order, *range(order)), evaluation, elapsed_s=order / 4)
+    whole, brief = store.evaluations(run), store.results(run)
+    assert [(r.ref, r.public_id, r.elapsed_s) for r in brief] == [(e.ref, e.public_id, e.elapsed_s) for e in whole]
+    for result, stored in zip(brief, whole, strict=True):
+        build = stored.evaluation.build
+        assert result.status is stored.evaluation.status
+        assert result.score == stored.evaluation.score
+        assert result.same_code_as == stored.evaluation.same_code_as
+        assert result.code_hash == (build.binary.code_hash if build and build.binary else None)
+    assert [r.score for r in brief] == [0.5, None, None, 0.5]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    parameters=st.dictionaries(
+        st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8),
+        st.one_of(st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=5)),
+        max_size=6,
+    ),
+    flags=st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=10), max_size=3),
+    error=st.floats(allow_nan=False),
+    log=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=40),
+)
+def test_any_genome_number_and_text_come_back(
+    store: Store, parameters: dict[str, Any], flags: list[str], error: float, log: str
+) -> None:
+    run = s.new_run(store)
+    ref = s.ref(0)
+    ref = dataclasses.replace(
+        ref, proposal=dataclasses.replace(ref.proposal, genome=Genome.of(parameters, tuple(flags)))
+    )
+    check = Check(case=log, passed=False, error=error, allowed=-error, torch_error=error / 3, reason=log)
+    evaluation = Evaluation(status=Status.WRONG, build=s.build(0), checks=(check,), log=log)
+    store.add(run, ref, evaluation, elapsed_s=0.0)
+    (read,) = store.evaluations(run)
+    assert read.ref == ref
+    assert read.ref.proposal.genome.digest == ref.proposal.genome.digest
+    assert read.evaluation == s.without_artefacts(evaluation)
+
+
+def test_what_a_database_cannot_hold_is_put_into_words_it_can(store: Store) -> None:
+    run = s.new_run(store)
+    check = Check(case="nan", passed=False, error=float("nan"), allowed=1.0)
+    evaluation = Evaluation(status=Status.WRONG, build=s.build(0), checks=(check,), log="a\0b \udcff \N{SNOWMAN}")
+    store.add(run, s.ref(0), evaluation, elapsed_s=0.0)
+    read = store.evaluations(run)[0].evaluation
+    assert read.checks[0].error is None
+    assert read.log == "a\N{REPLACEMENT CHARACTER}b ? \N{SNOWMAN}"
+
+
+def test_source_and_code_are_compressed_and_stored_once(store: Store) -> None:
+    run = s.new_run(store)
+    first = s.passed(0)
+    assert first.build is not None
+    assert first.build.binary is not None
+    store.add(run, s.ref(0), first, elapsed_s=0.0)
+    store.add(run, s.ref(1), dataclasses.replace(s.passed(1), build=first.build), elapsed_s=0.0)
+    stored = rows(store, "SELECT sha256, kind, size, length(data), data FROM artefact ORDER BY kind")
+    assert [(kind, size) for _, kind, size, _, _ in stored] == [
+        ("binary", len(first.build.binary.code)),
+        ("source", len(first.build.source.encode())),
+    ]
+    for _, _, size, length, data in stored:
+        assert length < size / 2
+        assert len(zlib.decompress(data)) == size
+    ids = [e.public_id for e in store.evaluations(run)]
+    for name in ids:
+        assert queries.build(store, name) == first.build
+        assert queries.source(store, name) == first.build.source
+    assert queries.artefact(store, stored[0][0]) == first.build.binary.code
+
+
+def test_code_that_is_not_handed_over_is_not_stored(store: Store) -> None:
+    run = s.new_run(store)
+    lean = dataclasses.replace(s.passed(0), build=s.build(0, code=b""))
+    store.add(run, s.ref(0), lean, elapsed_s=0.0)
+    assert rows(store, "SELECT kind FROM artefact") == [("source",)]
+    assert queries.build(store, store.evaluations(run)[0].public_id) == lean.build
+
+
+def test_candidates_arrive_in_any_order_and_are_read_in_theirs(store: Store) -> None:
+    run = s.new_run(store)
+    for order, parents in ((3, ()), (0, ()), (2, (0,)), (1, (0,)), (7, (3, 1))):
+        store.add(run, s.ref(order, *parents), s.passed(order), elapsed_s=0.0)
+    assert [e.ref.order for e in store.evaluations(run)] == [0, 1, 2, 3, 7]
+
+
+def test_a_run_comes_back_as_it_was_set_up(store: Store) -> None:
+    run = s.new_run(store, "first")
+    assert run.spec == dataclasses.replace(s.SPEC, name="first")
+    assert run.environment == s.ENVIRONMENT
+    assert (run.status, run.elapsed_s, run.finished) == (RunStatus.RUNNING, 0.0, None)
+    store.set_status(run, RunStatus.FINISHED, reason="time is up", elapsed_s=12.5)
+    read = store.run("first")
+    assert (read.status, read.stop_reason, read.elapsed_s) == (RunStatus.FINISHED, "time is up", 12.5)
+    assert read.finished is not None
+    store.set_status(run, RunStatus.RUNNING, elapsed_s=12.5)
+    assert store.run("first").finished is None
+
+
+def test_times_are_aware_and_in_utc(store: Store) -> None:
+    run = s.new_run(store)
+    store.add(run, s.ref(0), s.passed(0), elapsed_s=0.0)
+    record = queries.candidate(store, store.evaluations(run)[0].public_id)
+    for text in (run.created, run.updated, record.created):
+        assert datetime.fromisoformat(text).utcoffset() == timedelta(0)
+
+
+def test_names_are_generated_short_and_unique(store: Store) -> None:
+    names = [s.new_run(store).name for _ in range(12)]
+    assert len(set(names)) == 12
+    assert all(name.startswith("layernorm-") and len(name) < 25 for name in names)
+    by_path = dataclasses.replace(s.SPEC, kernel="/somewhere/my kernels/soft max")
+    assert store.create_run(by_path, s.ENVIRONMENT).name.startswith("soft-max-")
+
+
+@pytest.mark.parametrize("name", ["", "latest", "a b", "../x", "-x", "x" * 65, "a/b"])
+def test_a_name_that_is_none_is_refused(store: Store, name: str) -> None:
+    with pytest.raises(StoreError, match="is not a name for a run"):
+        s.new_run(store, name)
+
+
+def test_a_taken_name_is_refused(store: Store) -> None:
+    s.new_run(store, "mine")
+    with pytest.raises(StoreError, match=r"there is a run 'mine' already.*: evo resume mine --db \S+$"):
+        s.new_run(store, "mine")
+
+
+def test_equal_environments_are_one_row(store: Store) -> None:
+    s.new_run(store)
+    s.new_run(store)
+    store.create_run(s.SPEC, dataclasses.replace(s.ENVIRONMENT, driver="581"))
+    assert rows(store, "SELECT count(*) FROM environment") == [(2,)]
+
+
+def test_public_ids_follow_from_the_run_and_the_order_alone(store: Store) -> None:
+    run = s.new_run(store)
+    store.add(run, s.ref(1), s.passed(1), elapsed_s=0.0)
+    from evo.lineage.columns import public_id
+
+    assert store.evaluations(run)[0].public_id == public_id(run.uid, 1)
+    ids = {public_id(run.uid, order) for order in range(5000)}
+    assert len(ids) == 5000
+    assert all(len(name) >= 12 and set(name) <= set("0123456789abcdef") for name in ids)
+
+
+def test_finals_stand_beside_the_search_and_beside_each_other(store: Store) -> None:
+    run = s.new_run(store)
+    store.add(run, s.ref(0), s.passed(0), elapsed_s=1.0)
+    for ratio in (0.6, 0.55):
+        store.add_final(run, 0, s.final(ratio), elapsed_s=2.0)
+    record = queries.candidate(store, store.evaluations(run)[0].public_id)
+    assert [(t.stage, t.round, t.ratio) for t in record.timings if t.contender == "candidate"] == [
+        ("search", 0, 0.5),
+        ("final", 1, 0.6),
+        ("final", 2, 0.55),
+    ]
+    assert [(f.round, f.status, f.log, f.seconds, f.gate_seconds, f.timing_seconds) for f in record.finals] == [
+        (1, "ok", "raced", 4.0, 1.0, 3.0),
+        (2, "ok", "raced", 4.0, 1.0, 3.0),
+    ]
+    assert [(c.stage, c.round, c.case) for c in record.checks] == [
+        (stage, n, case) for stage, n in (("search", 0), ("final", 1), ("final", 2)) for case in ("normal", "large")
+    ]
+    assert store.evaluations(run)[0].evaluation == s.without_artefacts(s.passed(0))
+
+
+def test_baselines_come_back_in_full(store: Store) -> None:
+    run = s.new_run(store)
+    timings = [s.timing(s.LARGE, 1.0, contender="torch"), s.timing(s.LARGE, 0.4, contender="copy")]
+    store.add_baselines(run, 1, timings)
+    store.add_baselines(run, 1, timings[:1], stage=Stage.FINAL)
+    read = queries.baselines(store, run.name)
+    assert [(t.task, t.stage, t.contender) for t in read] == [
+        (1, "search", "torch"),
+        (1, "search", "copy"),
+        (1, "final", "torch"),
+    ]
+    assert {k: v for k, v in dataclasses.asdict(read[1]).items() if k not in ("task", "stage", "round")} == (
+        dataclasses.asdict(timings[1])
+    )
+    assert store.evaluations(run) == []
+
+
+class TestRefusals:
+    """EngineError: these are faults of evo, and leave the database as it was."""
+
+    def test_a_second_record_of_an_order(self, store: Store) -> None:
+        run = s.new_run(store, "r")
+        store.add(run, s.ref(0), s.passed(0), elapsed_s=1.0)
+        with pytest.raises(EngineError, match="candidate 0 of run 'r' is recorded already"):
+            store.add(run, s.ref(0), s.passed(9, 0.1), elapsed_s=99.0)
+        assert store.evaluations(run)[0].evaluation == s.without_artefacts(s.passed(0))
+        assert store.run("r").elapsed_s == 1.0
+        assert rows(store, "SELECT count(*) FROM artefact") == [(2,)]
+
+    @pytest.mark.parametrize(
+        ("ref", "evaluation", "sentence"),
+        [
+            (s.ref(5, 4), s.passed(5), "candidate 5 of run 'r' refers to candidate 4, which is not recorded"),
+            (s.ref(5), s.same_code(5, 3), "candidate 5 of run 'r' refers to candidate 3, which is not recorded"),
+            (s.ref(5, 6), s.passed(5), "candidate 5 of run 'r' cannot come from the later 6"),
+            (s.ref(5, 5), s.passed(5), "candidate 5 of run 'r' cannot come from the later 5"),
+            (dataclasses.replace(s.ref(5), task=2), s.passed(5), "has no task 2"),
+            (dataclasses.replace(s.ref(5), workload=s.LARGE), s.passed(5), "has no task 0 with the workload"),
+            (dataclasses.replace(s.ref(5), order=2**32), s.passed(5), "is outside 0 to"),
+        ],
+    )
+    def test_a_candidate_that_contradicts_its_run(
+        self, store: Store, ref: Any, evaluation: Evaluation, sentence: str
+    ) -> None:
+        run = s.new_run(store, "r")
+        with pytest.raises(EngineError, match=sentence):
+            store.add(run, ref, evaluation, elapsed_s=0.0)
+        assert store.evaluations(run) == []
+        for table in ("candidate", "artefact", "parentage", "build", '"check"', "timing"):
+            assert rows(store, f"SELECT count(*) FROM {table}") == [(0,)]
+
+    def test_numbers_that_are_not_json(self, store: Store) -> None:
+        run = s.new_run(store)
+        bad = dataclasses.replace(s.timing(), samples_us=(1.0, math.nan))
+        with pytest.raises(EngineError, match="a record cannot be stored"):
+            store.add(run, s.ref(0), dataclasses.replace(s.passed(0), timings=(bad,)), elapsed_s=0.0)
+        assert store.evaluations(run) == []
+
+    def test_a_final_of_nobody_or_of_one_that_failed_but_has_times(self, store: Store) -> None:
+        run = s.new_run(store, "r")
+        with pytest.raises(EngineError, match="run 'r' has no candidate 3"):
+            store.add_final(run, 3, s.final(0.5), elapsed_s=0.0)
+        store.add(run, s.ref(0), s.passed(0), elapsed_s=0.0)
+        timed = dataclasses.replace(s.final(0.5), checks=s.refused_final().checks)
+        with pytest.raises(EngineError, match="did not pass the final gate"):
+            store.add_final(run, 0, timed, elapsed_s=0.0)
+        assert queries.candidate(store, store.evaluations(run)[0].public_id).finals == ()
+
+    def test_a_winner_of_another_task(self, store: Store) -> None:
+        run = s.new_run(store, "r")
+        store.add(run, s.ref(0), s.passed(0), elapsed_s=0.0)
+        with pytest.raises(EngineError, match="candidate 0 is of task 0 and cannot win 1"):
+            store.set_winner(run, 1, 0)
+        with pytest.raises(EngineError, match="run 'r' has no task 2"):
+            store.set_winner(run, 2, None)
+
+    def test_writing_through_a_reading_store(self, store: Store, where: str) -> None:
+        s.new_run(store)
+        with Store.open(where, write=False) as reader, pytest.raises(EngineError, match="for reading only"):
+            s.new_run(reader)
+
+
+class TestTransactions:
+    def test_many_candidates_are_recorded_in_one(self, store: Store) -> None:
+        run = s.new_run(store)
+        with store.transaction():
+            for order in range(1203):  # more than one batch, and a rest
+                store.add(
+                    run, s.ref(order, *range(max(0, order - 2), order)), s.failed(Status.TIMEOUT), elapsed_s=order
+                )
+        read = store.evaluations(run)
+        assert [e.ref for e in read] == [s.ref(o, *range(max(0, o - 2), o)) for o in range(1203)]
+        assert store.run(run.name).elapsed_s == 1202
+
+    def test_all_is_lost_if_anything_fails(self, store: Store) -> None:
+        run = s.new_run(store, "r")
+        store.add(run, s.ref(0), s.passed(0), elapsed_s=0.0)
+
+        def twice() -> None:
+            with store.transaction():
+                store.add(run, s.ref(1), s.passed(1), elapsed_s=0.0)
+                store.add(run, s.ref(0), s.passed(0), elapsed_s=0.0)
+
+        def given_up() -> None:
+            with store.transaction():
+                store.add(run, s.ref(1), s.passed(1), elapsed_s=0.0)
+                store.set_winner(run, 0, 1)
+                raise KeyError
+
+        def twice_and_looked_at() -> None:
+            with store.transaction():
+                store.add(run, s.ref(0), s.passed(0), elapsed_s=0.0)
+                store.evaluations(run)
+
+        for wrong in (twice, twice_and_looked_at):
+            with pytest.raises(EngineError, match="candidate 0 of run 'r' is recorded already"):
+                wrong()
+        with pytest.raises(KeyError):
+            given_up()
+        assert [e.ref.order for e in store.evaluations(run)] == [0]
+        assert rows(store, "SELECT count(*) FROM artefact") == [(2,)]
+        store.add(run, s.ref(1), s.passed(1), elapsed_s=0.0)
+
+    def test_it_sees_what_it_has_recorded(self, store: Store) -> None:
+        run = s.new_run(store)
+        with store.transaction():
+            store.add(run, s.ref(0), s.passed(0), elapsed_s=0.0)
+            assert len(store.evaluations(run)) == 1
+            store.add(run, s.ref(1, 0), s.passed(1), elapsed_s=0.0)
+            store.add_final(run, 1, s.final(0.4), elapsed_s=0.0)
+            store.set_winner(run, 0, 1)
+        assert queries.run(store, run.name).tasks[0].winner == store.evaluations(run)[1].public_id
+
+    def test_it_does_not_nest(self, store: Store) -> None:
+        with store.transaction(), pytest.raises(EngineError, match="inside another"), store.transaction():
+            raise AssertionError

@@ -1,0 +1,136 @@
+"""Anybody's question in SQL is answered, and nothing else is done."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import landscapes as land
+import pytest
+
+from evo.errors import UsageError
+from evo.lineage import queries
+from evo.lineage.sql import select_sql
+from evo.lineage.store import Store
+
+_ENDLESS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n"
+
+
+@pytest.fixture
+def reader(where: str) -> Iterator[Store]:
+    with Store.open(where, write=True) as store:
+        land.walked(store, [land.START, land.END], "mine")
+    with Store.open(where, write=False) as opened:
+        yield opened
+
+
+def untouched(reader: Store) -> bool:
+    return [p.score for p in queries.history(reader, "mine")] == [land.ratio(land.START), land.ratio(land.END)]
+
+
+def test_rows_are_cut_at_the_limit_and_that_is_said(reader: Store) -> None:
+    sql = 'SELECT "order" FROM candidate ORDER BY 1'
+    assert select_sql(reader, sql, limit=1).rows == ((0,),)
+    assert select_sql(reader, sql, limit=1).cut
+    assert not select_sql(reader, sql, limit=2).cut
+    assert select_sql(reader, sql).rows == ((0,), (1,))
+    assert select_sql(reader, "SELECT 1 AS a, 2 AS a", limit=5).columns == ("a", "a")
+
+
+def test_a_query_that_never_ends_is_stopped(reader: Store) -> None:
+    started = time.monotonic()
+    with pytest.raises(UsageError, match=r"the query was not done after 0\.2 s and was stopped"):
+        select_sql(reader, _ENDLESS, timeout_s=0.2)
+    assert time.monotonic() - started < 60
+    assert untouched(reader), "the connection is as it was"
+
+
+def test_endless_rows_end_at_the_limit(reader: Store) -> None:
+    sql = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT x FROM n"
+    found = select_sql(reader, sql, limit=3, timeout_s=60.0)
+    assert (found.rows, found.cut) == (((1,), (2,), (3,)), True)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "DELETE FROM candidate",
+        "UPDATE candidate SET score = 0",
+        "DROP TABLE candidate",
+        "CREATE TABLE t (x integer)",
+        "WITH x AS (SELECT 1) DELETE FROM candidate",
+        "SELECT 1; DELETE FROM candidate",
+        "SELECT 1; COMMIT; DELETE FROM candidate",
+        "COMMIT",
+        "ROLLBACK",
+        "VACUUM",
+        "/* a question */ DELETE FROM candidate",
+        "-- SELECT\nDELETE FROM candidate",
+    ],
+)
+def test_what_writes_is_refused_in_one_sentence(reader: Store, sql: str) -> None:
+    with pytest.raises(UsageError, match=r"^the query cannot be run: ") as refused:
+        select_sql(reader, sql, timeout_s=60.0)
+    assert "\n" not in str(refused.value)
+    assert untouched(reader)
+
+
+def test_how_a_write_would_be_done_can_be_asked_and_is_not_done(reader: Store) -> None:
+    assert select_sql(reader, "EXPLAIN DELETE FROM candidate").rows
+    assert untouched(reader)
+
+
+@pytest.mark.parametrize(
+    ("sql", "sentence"), [("", "the query is empty"), (" \n", "the query is empty"), ("SELECT 'a\0b'", "NUL")]
+)
+def test_what_is_no_query_is_said(reader: Store, sql: str, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        select_sql(reader, sql)
+
+
+def test_limits_that_cannot_be_are_refused(reader: Store) -> None:
+    with pytest.raises(UsageError, match="a limit of -1 rows cannot be"):
+        select_sql(reader, "SELECT 1", limit=-1)
+    for seconds in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(UsageError, match="a time limit of"):
+            select_sql(reader, "SELECT 1", timeout_s=seconds)
+
+
+class TestOfAFile:
+    @pytest.fixture
+    def reader(self, path: Path) -> Iterator[Store]:
+        with Store.open(path, write=True) as store:
+            land.walked(store, [land.START], "mine")
+        with Store.open(path, write=False) as opened:
+            yield opened
+
+    @pytest.mark.parametrize(
+        "sql",
+        [
+            "ATTACH 'other.db' AS other",
+            "PRAGMA query_only = OFF",
+            "PRAGMA journal_mode = DELETE",
+            "PRAGMA writable_schema = 1",
+        ],
+    )
+    def test_it_stays_in_this_database_as_it_is(
+        self, reader: Store, sql: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(UsageError, match="only questions to this database are answered"):
+            select_sql(reader, sql)
+        assert not (tmp_path / "other.db").exists()
+
+    def test_its_tables_can_be_asked_for(self, reader: Store) -> None:
+        found = select_sql(reader, "PRAGMA table_info(candidate)")
+        assert "genome_digest" in [row[1] for row in found.rows]
+        assert select_sql(reader, "EXPLAIN QUERY PLAN SELECT * FROM run").rows
+
+    def test_a_value_that_would_fill_the_memory_is_refused(self, reader: Store) -> None:
+        with pytest.raises(UsageError, match="too big"):
+            select_sql(reader, "SELECT zeroblob(900000000)")
+        assert select_sql(reader, "SELECT length(zeroblob(1000000))").rows == ((1_000_000,),)
+
+    def test_bytes_and_infinities_come_as_they_are(self, reader: Store) -> None:
+        assert select_sql(reader, "SELECT x'00ff', 9e999, NULL").rows == ((b"\x00\xff", float("inf"), None),)

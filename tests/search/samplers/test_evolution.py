@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+
+import pytest
+from spaces import best_score, outcome, play, tiled_space
+
+from evo.errors import EngineError, UsageError
+from evo.evaluation import Status
+from evo.problem.genome import Genome
+from evo.search.operators import operator_names
+from evo.search.samplers import Result
+from evo.search.samplers.evolution import SAMPLER as EVOLUTION
+from evo.search.samplers.random import SAMPLER as RANDOM
+
+
+def test_the_default_comes_first_then_seeds_then_children() -> None:
+    space = tiled_space()
+    proposals, _ = play(EVOLUTION(space, 1, {"seeding": 10}), outcome, 80)
+    operators = [p.operator for p in proposals]
+    assert proposals[0].genome == Genome.of(space.complete({}))
+    assert operators[0] == "default"
+    assert set(operators[1:10]) <= {"random", "tpe"}
+    assert "tpe" in operators[1:10]
+    assert set(operators[10:]) <= {*operator_names(), "random"}
+    assert sum(bool(p.parents) for p in proposals[10:]) > 60
+
+
+def test_a_space_without_a_legal_default_is_begun_at_random() -> None:
+    proposals, _ = play(EVOLUTION(tiled_space().restricted({"reduce": "warp"}), 1, {}), outcome, 5)
+    assert all(p.genome.parameters["reduce"] == "warp" for p in proposals)
+
+
+def test_it_finds_better_points_than_chance() -> None:
+    seeds = range(4)
+    found = [best_score(play(EVOLUTION(tiled_space(), s, {}), outcome, 150, window=6)[1]) for s in seeds]
+    chance = [best_score(play(RANDOM(tiled_space(), s, {}), outcome, 150, window=6)[1]) for s in seeds]
+    assert max(found) < min(chance)
+    assert statistics.mean(found) < 0.56  # 0.501 is the best there is
+
+
+def test_the_surrogate_saves_evaluations() -> None:
+    seeds = range(4)
+    screened = [best_score(play(EVOLUTION(tiled_space(), s, {}), outcome, 70)[1]) for s in seeds]
+    plain = [best_score(play(EVOLUTION(tiled_space(), s, {"children": 1}), outcome, 70)[1]) for s in seeds]
+    assert statistics.mean(screened) < statistics.mean(plain)
+
+
+def test_a_neutral_mutation_is_nobodys_parent() -> None:
+    neutral = ["ignored", "accumulators", "hint", "min_blocks"]
+    proposals, results = play(EVOLUTION(tiled_space(), 3, {}), outcome, 200, window=4, same_code=neutral)
+    assert sum(r.same_code_as is not None for r in results) > 5
+    for proposal in proposals:
+        for parent in proposal.parents:
+            assert results[parent.order].same_code_as is None
+
+
+def test_what_fails_is_avoided() -> None:
+    def fails_where_stored(genome: Genome) -> float | None:
+        return None if genome.parameters["store"] == "shared" else outcome(genome)
+
+    _, results = play(EVOLUTION(tiled_space(), 4, {}), fails_where_stored, 150)
+    assert sum(r.score is None for r in results[50:]) < 20  # half of them by chance
+
+
+def test_after_stagnation_it_looks_further_afield() -> None:
+    sampler = EVOLUTION(tiled_space(), 5, {"patience": 40, "injection": 0.0})
+    proposals, _ = play(sampler, lambda g: 1.0, 400)
+    early, late = Counter(p.operator for p in proposals[12:40]), Counter(p.operator for p in proposals[60:])
+    assert early["random"] == 0
+    assert late["random"] > 10
+
+
+def test_all_its_operators_are_used() -> None:
+    proposals, _ = play(EVOLUTION(tiled_space(), 6, {}), outcome, 200)
+    used = Counter(p.operator for p in proposals if p.parents)
+    assert set(used) == set(operator_names())
+
+
+def test_a_result_of_somebody_else_is_a_broken_engine() -> None:
+    sampler = EVOLUTION(tiled_space(), 0, {})
+    genome = sampler.ask(0).genome
+    with pytest.raises(EngineError, match="candidate 3, which it did not propose"):
+        sampler.tell(Result(order=3, genome=genome, status=Status.WRONG))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"population": 1}, "'population' must be at least 2, got 1"),
+        ({"children": 0}, "'children' must be at least 1"),
+        ({"injection": 1.5}, "'injection' must be 0.0 to 1.0, got 1.5"),
+        ({"injection": "often"}, "'injection' of sampler evolution must be of type float"),
+    ],
+)
+def test_an_option_out_of_range_says_what_is_expected(options: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        EVOLUTION(tiled_space(), 0, options)
+
+
+def test_a_whole_number_will_do_for_a_share() -> None:
+    proposals, _ = play(EVOLUTION(tiled_space(), 0, {"injection": 1, "seeding": 1}), outcome, 10)
+    assert [p.operator for p in proposals[1:]] == 9 * ["random"]

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import random
+import statistics
+
+import pytest
+from spaces import best_score, outcome, play, tiled_space
+
+from evo.errors import EngineError, UsageError
+from evo.evaluation import Status
+from evo.problem.genome import Genome
+from evo.problem.space import Categorical, Ordinal, Space
+from evo.search.samplers import Result, SamplerFactory
+from evo.search.samplers._parzen import ParzenModel
+from evo.search.samplers.evolution import SAMPLER as EVOLUTION
+from evo.search.samplers.random import SAMPLER as RANDOM
+from evo.search.samplers.tpe import SAMPLER as TPE
+
+
+def test_the_default_comes_first_then_chance_then_the_estimator() -> None:
+    space = tiled_space()
+    proposals, _ = play(TPE(space, 1, {"startup": 6}), outcome, 30)
+    operators = [p.operator for p in proposals]
+    assert proposals[0].genome == Genome.of(space.complete({}))
+    assert operators[:6] == ["default"] + 5 * ["random"]
+    assert operators[6:].count("tpe") >= 20
+
+
+@pytest.mark.parametrize("sampler", [TPE, RANDOM, EVOLUTION])
+def test_given_points_come_first_and_once(sampler: SamplerFactory) -> None:
+    space = tiled_space()
+    rng = random.Random(3)
+    points = [space.sample(rng) for _ in range(20)]
+    given = space.starting([*points, points[0], space.complete({})])
+    genomes = list(dict.fromkeys(map(Genome.of, given.starts)))
+    first = [] if sampler is RANDOM else [Genome.of(space.complete({}))]
+    proposals, _ = play(sampler(given, 1, {}), outcome, 40, window=3)
+    expected = list(dict.fromkeys([*first, *genomes]))
+    assert [p.genome for p in proposals[: len(expected)]] == expected
+    assert {p.operator for p in proposals[len(first) : len(expected)]} == {"start"}
+    assert len({p.genome for p in proposals}) == len(proposals)
+    assert all(not p.parents for p in proposals[: len(expected)])
+
+
+@pytest.mark.parametrize("sampler", [TPE, EVOLUTION])
+def test_given_points_take_no_random_ones_place(sampler: SamplerFactory) -> None:
+    space, rng = tiled_space(), random.Random(3)
+    given = space.starting([space.sample(rng) for _ in range(20)])
+    proposals, _ = play(sampler(given, 1, {}), outcome, 60)
+    operators = [p.operator for p in proposals]
+    assert operators.count("start") >= 15
+    assert operators.count("random") >= 4
+
+
+def test_it_finds_better_points_than_chance() -> None:
+    seeds = range(3)
+    tpe = [best_score(play(TPE(tiled_space(), s, {}), outcome, 100, window=4)[1]) for s in seeds]
+    chance = [best_score(play(RANDOM(tiled_space(), s, {}), outcome, 100, window=4)[1]) for s in seeds]
+    assert statistics.mean(tpe) < statistics.mean(chance) - 0.05
+
+
+def test_it_learns_what_fails() -> None:
+    def half_fails(genome: Genome) -> float | None:
+        return None if genome.parameters["store"] == "shared" else 1.0 + 0.01 * int(genome.parameters["rows"])
+
+    _, results = play(TPE(tiled_space(), 2, {}), half_fails, 120)
+    late = [r.score is None for r in results[60:]]
+    assert sum(late) < 15  # a half by chance
+
+
+def test_its_history_is_bounded_and_keeps_the_best() -> None:
+    space = Space(parameters=(Ordinal(name="a", values=tuple(range(50))), Categorical(name="b", values=(1, True, "1"))))
+    model = ParzenModel(space, seed=0, history=16)
+    points = list(space.points())
+    for i, point in enumerate(points):
+        ticket = model.expect(point)
+        outstanding = model.expect(points[0]) if i == 20 else None
+        model.learn(ticket, None if i % 5 == 4 else float(i))
+        assert len(model._study.get_trials(deepcopy=False)) <= 26
+        assert outstanding is None or outstanding == 21
+    kept = [t.value for t in model._study.get_trials(deepcopy=False) if t.value is not None]
+    assert {0.0, 1.0, 2.0, 3.0} <= set(kept)
+    model.learn(21, 0.5)  # the outstanding one outlived every new beginning
+    assert space.is_legal(model.suggest())
+
+
+def test_a_result_of_somebody_else_is_a_broken_engine() -> None:
+    sampler = TPE(tiled_space(), 0, {})
+    genome = sampler.ask(0).genome
+    with pytest.raises(EngineError, match="candidate 5, which it did not propose"):
+        sampler.tell(Result(order=5, genome=genome, status=Status.WRONG))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"startup": "many"}, "'startup' of sampler tpe must be of type int, such as 10; got 'many'"),
+        ({"history": True}, "'history' of sampler tpe must be of type int"),
+        ({"suggestions": 0}, "'suggestions' must be at least 1, got 0"),
+        ({"history": 3}, "'history' must be at least 16, got 3"),
+    ],
+)
+def test_an_option_out_of_range_says_what_is_expected(options: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        TPE(tiled_space(), 0, options)

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+from spaces import tight_space, tiny_space
+
+from evo.problem.genome import Genome
+from evo.problem.space import Constraint, Ordinal, Space
+from evo.search.samplers import Exhausted
+from evo.search.samplers._unseen import Unseen
+
+
+def drain(unseen: Unseen, rng: random.Random) -> list[Genome]:
+    found: list[Genome] = []
+    while True:
+        try:
+            found.append(unseen.draw(rng))
+        except Exhausted:
+            return found
+        unseen.remember(found[-1])
+
+
+def test_a_small_space_is_drained_to_its_last_point() -> None:
+    found = drain(Unseen(tiny_space()), random.Random(0))
+    assert len(found) == len(set(found)) == 13
+
+
+def test_what_others_proposed_is_not_drawn() -> None:
+    unseen, points = Unseen(tiny_space()), [Genome.of(p) for p in tiny_space().points()]
+    for genome in points[:12]:
+        unseen.remember(genome)
+        assert genome not in unseen
+    assert drain(unseen, random.Random(0)) == [points[12]]
+
+
+def test_a_large_space_with_few_legal_points_is_walked_from_point_to_point() -> None:
+    # Too large to enumerate. A chain: all zero but for a run of ones at the front.
+    names = [f"p{i}" for i in range(40)]
+    chain = Constraint(
+        name="chain",
+        holds=lambda p: all(int(p[a]) >= int(p[b]) for a, b in pairwise(names)),
+        reason="no one follows a zero",
+    )
+    space = Space(
+        parameters=tuple(Ordinal(name=n, values=(0, 1)) for n in names),
+        constraints=(chain,),
+        default=dict.fromkeys(names, 0),
+    )
+    found = drain(Unseen(space), random.Random(0))
+    assert {sum(int(v) for _, v in g.items) for g in found} == set(range(41))
+    assert len(found) == 41
+
+
+def test_rare_legal_points_are_steered_towards() -> None:
+    names = [f"p{i}" for i in range(12)]  # one of 16 million points is legal
+    rules = tuple(Constraint(name=n, holds=lambda p, n=n: p[n] == 3, reason="threes only") for n in names)
+    space = Space(parameters=tuple(Ordinal(name=n, values=(0, 1, 2, 3)) for n in names), constraints=rules)
+    assert drain(Unseen(space), random.Random(0)) == [Genome.of(dict.fromkeys(names, 3))]
+
+
+def test_the_default_is_known_to_be_legal_where_chance_finds_nothing() -> None:
+    unseen = Unseen(tight_space())
+    assert unseen.draw(random.Random(0)).parameters["p0"] in range(10)
