@@ -35,10 +35,10 @@ from typing import Any
 
 import torch
 
+from evo.analysis import candidates, queries
+from evo.analysis.records import CandidateRecord
 from evo.cli.export_run import export_all_candidates
 from evo.export import RunExporter, find_exporter
-from evo.lineage import candidates, queries
-from evo.lineage.records import CandidateRecord
 from evo.lineage.store import Store
 
 WORKLOADS = {

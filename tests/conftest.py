@@ -13,7 +13,9 @@ import pytest
 import torch
 
 from evo.errors import UsageError
+from evo.lineage.store import Store
 from evo.targets import find_target
+from tests.lineage.postgres import Server, start_server
 
 _DEAR_FIXTURES = {"verdicts", "searched", "folder", "module", "toy"}
 """Of a file: what takes half a minute to set up is set up once, not by every worker."""
@@ -64,3 +66,36 @@ def _gpu_shared(*, alone: bool) -> Iterator[None]:
             yield
         finally:
             fcntl.flock(room, fcntl.LOCK_UN)  # a process that the test has forked would keep it
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Of a SQLite file that is not there yet."""
+    return tmp_path / "runs" / "lineage.db"
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    with start_server() as started:
+        yield started
+
+
+@pytest.fixture
+def postgres_url(server: Server) -> Iterator[str]:
+    """Of an empty database on a server."""
+    name = server.create_database()
+    yield server.url(name)
+    server.drop_database(name)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def where(request: pytest.FixtureRequest) -> str:
+    """An empty database of each kind, by its path or URL."""
+    name = "path" if request.param == "sqlite" else "postgres_url"
+    return str(request.getfixturevalue(name))
+
+
+@pytest.fixture
+def store(where: str) -> Iterator[Store]:
+    with Store.open(where, write=True) as opened:
+        yield opened

@@ -16,12 +16,12 @@ from evo.evaluation import Build, CandidateRef, Measurement, Proposal, Status, T
 from evo.executors import BuildRequest, ExecutorConfig, MeasureRequest, RaceRequest, RaceResult
 from evo.executors.local import LocalExecutor
 from evo.lineage.columns import public_id
-from evo.lineage.edits import edits_between
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel, Workload, load_kernel
 from evo.problem.space import Point
 from evo.search.ablation import Ablation, PairedGain, Problem, measure_ablation
+from evo.search.edits import edits_between
 from evo.targets import find_target
 from tests.lineage import samples as s
 from tests.toy_kernel import write_kernel

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from evo.analysis import queries
 from evo.budget import Budget
 from evo.cli.measure import _contenders, _for_each
 from evo.cli.recorded import is_of
@@ -14,7 +15,7 @@ from evo.cli.setup import Setup, worker_settings
 from evo.cli.starts import read_starts
 from evo.errors import UsageError
 from evo.evaluation import CandidateRef, Proposal
-from evo.lineage import Environment, queries
+from evo.lineage import Environment
 from evo.lineage.columns import public_id
 from evo.lineage.store import Store
 from evo.problem.genome import Genome

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from evo import cli
+from evo.analysis import queries
 from evo.evaluation import (
     FINALIST,
     Binary,
@@ -23,7 +24,7 @@ from evo.evaluation import (
     Status,
     Timing,
 )
-from evo.lineage import Environment, RunSpec, RunStatus, StoredRun, queries
+from evo.lineage import Environment, RunSpec, RunStatus, StoredRun
 from evo.lineage.columns import public_id
 from evo.lineage.store import Store
 from evo.problem.genome import Genome

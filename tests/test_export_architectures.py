@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from evo import cli
+from evo.analysis import queries
 from evo.evaluation import Binary, Build, CandidateRef, Check, Evaluation, Measurement, Proposal, Status, Timing
-from evo.lineage import Environment, RunSpec, RunStatus, StoredRun, queries
+from evo.lineage import Environment, RunSpec, RunStatus, StoredRun
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload, load_kernel

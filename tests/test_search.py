@@ -16,12 +16,13 @@ from typing import Any
 
 import pytest
 
+from evo.analysis import queries
 from evo.budget import Budget, StopReason
 from evo.cli.results import evaluation_costs
 from evo.errors import StoreError, UsageError
 from evo.evaluation import FINALIST, TWIN, Build, CandidateRef, Measurement, Proposal, Status
 from evo.executors import BuildRequest, MeasureRequest, RaceRequest, RaceResult
-from evo.lineage import Environment, StoredEvaluation, StoredRun, queries
+from evo.lineage import Environment, StoredEvaluation, StoredRun
 from evo.lineage.store import Store
 from evo.problem.kernel import load_kernel
 from evo.problem.space import Space

@@ -11,18 +11,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
+from evo.analysis import queries
+from evo.analysis.comparison import ComparedRun, Comparison, Setting, compare
+from evo.analysis.credit import OperatorCredit, operators
+from evo.analysis.descent import Family, Kin, family
+from evo.analysis.diff import Difference, DifferenceRow, diff
+from evo.analysis.explanation import EditCredit, Explanation, explain
+from evo.analysis.failures import FailureReport, FailureTotal, failure_report, failure_totals
+from evo.analysis.finalists import WorkloadFinals, finals
+from evo.analysis.importance import Importance, importance
+from evo.analysis.pareto import AXES, Nondominated, pareto
+from evo.analysis.records import Best, CandidateRecord, Point, RunSummary, Selection
 from evo.errors import EvoError, UnknownNameError
-from evo.lineage import LATEST, queries
-from evo.lineage.comparison import ComparedRun, Comparison, Setting, compare
-from evo.lineage.credit import OperatorCredit, operators
-from evo.lineage.descent import Family, Kin, family
-from evo.lineage.diff import Difference, DifferenceRow, diff
-from evo.lineage.explanation import EditCredit, Explanation, explain
-from evo.lineage.failures import FailureReport, FailureTotal, failure_report, failure_totals
-from evo.lineage.finalists import WorkloadFinals, finals
-from evo.lineage.importance import Importance, importance
-from evo.lineage.pareto import AXES, Nondominated, pareto
-from evo.lineage.records import Best, CandidateRecord, Point, RunSummary, Selection
+from evo.lineage import LATEST
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload, load_kernel
@@ -61,7 +62,7 @@ class Lineage:
 
     @property
     def store(self) -> Store:
-        """What `evo.lineage.queries` asks."""
+        """What `evo.analysis.queries` asks."""
         return self._store
 
     def runs(self) -> list[RunSummary]:

@@ -9,7 +9,11 @@ from typing import Annotated, Protocol, TypeVar
 import typer
 from rich.console import Console
 
+from evo.analysis.comparison import MILESTONES, ComparedRun, Setting
+from evo.analysis.credit import OperatorCredit
 from evo.analysis.lineage import Lineage
+from evo.analysis.pareto import AXES
+from evo.analysis.seldom import Seldom, tried_least
 from evo.cli.cells import cell, factor, figure, interval, share, visible
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, make_console, print_json
 from evo.cli.tables import (
@@ -25,10 +29,6 @@ from evo.cli.tables import (
     tell_losses,
 )
 from evo.errors import UsageError
-from evo.lineage.comparison import MILESTONES, ComparedRun, Setting
-from evo.lineage.credit import OperatorCredit
-from evo.lineage.pareto import AXES
-from evo.lineage.seldom import Seldom, tried_least
 
 __all__ = ["register"]
 

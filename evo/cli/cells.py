@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.text import Text
 
-from evo.lineage.records import Change
+from evo.search.edits import Change
 
 __all__ = ["cell", "change_text", "factor", "figure", "format_duration", "interval", "share", "visible"]
 

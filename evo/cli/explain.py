@@ -9,7 +9,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from evo.analysis import queries
+from evo.analysis.explanation import EditCredit, Explanation
 from evo.analysis.lineage import Lineage, present_space
+from evo.analysis.records import CandidateRecord
 from evo.cli.cells import cell, change_text, factor, figure, interval
 from evo.cli.options import (
     DEFAULT_DB,
@@ -25,9 +28,6 @@ from evo.cli.options import (
 from evo.cli.recorded import Recorded, named_candidate
 from evo.cli.tables import DISTURBED_NOTE, make_table, marked, print_table, say, short_id, tell_losses
 from evo.errors import UsageError
-from evo.lineage import queries
-from evo.lineage.explanation import EditCredit, Explanation
-from evo.lineage.records import CandidateRecord
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload
 from evo.problem.space import Space

@@ -10,18 +10,18 @@ from typing import Any
 import typer
 from rich.console import Console
 
+from evo.analysis.explanation import EditCredit, Explanation
 from evo.cli.cells import cell, change_text, factor, figure, interval
 from evo.cli.recorded import Recorded
 from evo.cli.setup import worker_settings
 from evo.cli.tables import DISTURBED_NOTE, make_table, marked, say, timing_record
 from evo.errors import UsageError
 from evo.evaluation import Timing
-from evo.lineage.edits import Edit
-from evo.lineage.explanation import EditCredit, Explanation
 from evo.problem.genome import Genome
 from evo.problem.kernel import load_kernel
 from evo.problem.space import Space
 from evo.search.ablation import Ablation, PairedGain, Problem, measure_ablation
+from evo.search.edits import Edit
 from evo.search.run import open_executor
 from evo.targets import find_target
 

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from evo.analysis import candidates, queries
+from evo.analysis.records import CandidateRecord
 from evo.cli.export_run import export_all_candidates
 from evo.cli.export_winners import export_winners
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, print_json
@@ -14,8 +16,7 @@ from evo.cli.recorded import named_candidate, unknown
 from evo.cli.tables import short_id
 from evo.errors import StoreError, UnknownNameError, UsageError
 from evo.export import Advising, Combining, RunExporter, find_exporter
-from evo.lineage import RunStatus, Stage, candidates, queries
-from evo.lineage.records import CandidateRecord
+from evo.lineage import RunStatus, Stage
 from evo.lineage.store import Store
 
 __all__ = ["export_run", "register"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from evo.analysis import queries
 from evo.errors import UnknownNameError, UsageError
 from evo.export import RunExporter
-from evo.lineage import queries
 from evo.lineage.store import Store
 
 __all__ = ["export_all_candidates"]

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from evo.analysis import candidates, queries
+from evo.analysis.ranking import ranked
+from evo.analysis.records import CandidateRecord
 from evo.errors import UsageError
 from evo.evaluation import FINALIST
 from evo.export import Combining, Exporter, ExportItem, ExportRequest
 from evo.export._architectures import asked_of, with_ptx
-from evo.lineage import candidates, queries
-from evo.lineage.ranking import ranked
-from evo.lineage.records import CandidateRecord
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload

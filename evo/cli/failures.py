@@ -7,13 +7,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from evo.analysis.failures import FailureReport, FailureTotal
 from evo.analysis.lineage import Lineage
 from evo.cli.cells import cell, share
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, make_console, print_json
 from evo.cli.tables import make_table, print_table, say, short_id, tell_losses
 from evo.errors import UsageError
 from evo.lineage import LATEST
-from evo.lineage.failures import FailureReport, FailureTotal
 
 __all__ = ["register"]
 

@@ -9,6 +9,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from evo.analysis import queries
+from evo.analysis.descent import Family, Kin
+from evo.analysis.diff import Difference
 from evo.analysis.lineage import Lineage
 from evo.cli.cells import cell, change_text, factor, figure, interval, visible
 from evo.cli.options import DEFAULT_DB, CandidateName, Db, Json, command_line, make_console, print_json
@@ -24,9 +27,6 @@ from evo.cli.tables import (
     speedup,
     tell_losses,
 )
-from evo.lineage import queries
-from evo.lineage.descent import Family, Kin
-from evo.lineage.diff import Difference
 
 __all__ = ["register"]
 

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from evo.analysis import queries
 from evo.cli.options import (
     DEFAULT_DB,
     Db,
@@ -30,7 +31,6 @@ from evo.cli.tables import DISTURBED_NOTE, marked, short_id, timing_record
 from evo.errors import EvoError, UsageError
 from evo.evaluation import Build, Timing
 from evo.executors import BuildRequest, RaceRequest
-from evo.lineage import queries
 from evo.lineage.database import shown
 from evo.lineage.store import Store
 from evo.problem.genome import Genome

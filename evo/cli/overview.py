@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from evo.analysis import queries
+from evo.analysis.records import Best
 from evo.cli.cells import cell, format_duration, visible
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, make_console, print_json
 from evo.cli.tables import (
@@ -23,8 +25,7 @@ from evo.cli.tables import (
     speedup,
 )
 from evo.errors import UnknownNameError
-from evo.lineage import RunStatus, queries
-from evo.lineage.records import Best
+from evo.lineage import RunStatus
 from evo.lineage.store import Store
 
 __all__ = ["register"]

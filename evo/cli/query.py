@@ -13,10 +13,10 @@ import typer
 from rich.console import Console
 
 from evo.analysis.lineage import Lineage
+from evo.analysis.records import Selection
 from evo.cli.cells import cell, visible
 from evo.cli.options import DEFAULT_DB, Db, Json, make_console, parse_duration, print_json
 from evo.cli.tables import make_table, natural_width, print_records
-from evo.lineage.records import Selection
 
 __all__ = ["register"]
 

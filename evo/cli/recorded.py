@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from evo.analysis import queries
+from evo.analysis.candidates import candidate
+from evo.analysis.records import CandidateRecord
 from evo.cli.options import command_line
 from evo.cli.tables import short_id
 from evo.errors import StoreError, UnknownNameError, UsageError
-from evo.lineage import Stage, queries
-from evo.lineage.candidates import candidate
-from evo.lineage.records import CandidateRecord
+from evo.lineage import Stage
 from evo.lineage.seeds import gate_seeds
 from evo.lineage.store import Store
 from evo.problem.genome import Genome

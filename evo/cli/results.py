@@ -11,16 +11,16 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from evo.analysis import queries
+from evo.analysis.failures import failure_reasons
+from evo.analysis.finalists import WorkloadFinals, shift_sentence
+from evo.analysis.finalists import finals as read_finals
 from evo.cli.cells import visible
 from evo.cli.options import command_line
 from evo.cli.screen import LONG_S, busy_share, doing
 from evo.cli.tables import marked, short_id, speedup, timing_record
 from evo.evaluation import TWIN, Timing
-from evo.lineage import queries
 from evo.lineage.columns import public_id
-from evo.lineage.failures import failure_reasons
-from evo.lineage.finalists import WorkloadFinals, shift_sentence
-from evo.lineage.finalists import finals as read_finals
 from evo.lineage.store import Store
 from evo.progress import Costs, Progress
 from evo.report.yardsticks import ceiling_note, ceiling_remark, regret_remark

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from evo.analysis import queries
 from evo.budget import Budget, StopReason
 from evo.cli.cells import format_duration
 from evo.cli.job import read_job
@@ -36,7 +37,7 @@ from evo.cli.starts import read_starts
 from evo.errors import DeviceError, StoreError, UsageError
 from evo.executors import Executor
 from evo.export._folder import check_replaceable
-from evo.lineage import RunStatus, StoredRun, queries
+from evo.lineage import RunStatus, StoredRun
 from evo.lineage.store import Store
 from evo.search.loop import Search, SearchConfig, window_for
 from evo.search.run import (

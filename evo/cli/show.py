@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from evo.analysis import candidates, queries
+from evo.analysis.records import CandidateRecord, FinalRace, TimingRecord
 from evo.cli.cells import visible
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, make_console, print_json
 from evo.cli.recorded import named_candidate, unknown
@@ -19,9 +21,8 @@ from evo.cli.show_run import RunFinals, print_run, read_run, run_json
 from evo.cli.tables import DISTURBED_NOTE, make_table, marked, print_table, say_losses, short_id, speedup
 from evo.errors import UnknownNameError
 from evo.evaluation import FINALIST, TWIN
-from evo.lineage import Stage, candidates, queries
+from evo.lineage import Stage
 from evo.lineage.losses import LOST
-from evo.lineage.records import CandidateRecord, FinalRace, TimingRecord
 from evo.lineage.seeds import gate_seeds
 from evo.lineage.store import Store
 

@@ -8,12 +8,13 @@ from typing import Any
 
 from rich.console import Console
 
+from evo.analysis import queries
+from evo.analysis.finalists import QUOTED, TWO_RACES, Finalist, WorkloadFinals, finals, shift_sentence
+from evo.analysis.records import Failure, RunSummary
 from evo.cli.cells import cell, factor, figure, interval
 from evo.cli.options import command_line
 from evo.cli.tables import DISTURBED_NOTE, Cells, make_table, marked, print_table, say, say_losses, short_id, speedup
-from evo.lineage import RunStatus, queries
-from evo.lineage.finalists import QUOTED, TWO_RACES, Finalist, WorkloadFinals, finals, shift_sentence
-from evo.lineage.records import Failure, RunSummary
+from evo.lineage import RunStatus
 from evo.lineage.store import Store
 
 __all__ = ["RunFinals", "print_run", "read_run", "run_json"]

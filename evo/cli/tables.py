@@ -15,12 +15,12 @@ from rich.style import StyleType
 from rich.table import Table
 from rich.text import Text
 
+from evo.analysis import queries
+from evo.analysis.records import Best
 from evo.cli.cells import visible
 from evo.cli.options import command_line
 from evo.evaluation import Timing, within_noise
-from evo.lineage import queries
 from evo.lineage.losses import Losses
-from evo.lineage.records import Best
 from evo.lineage.store import Store
 
 __all__ = [

@@ -1,8 +1,8 @@
 """The lineage: every candidate of every run, with its parents, its build, its checks and its times.
 
 This module holds what the search hands over and gets back (plain, frozen), and the protocol `Recorder` that
-it writes through. `evo.lineage.store.Store` is the database behind it; `evo.lineage.queries` asks it, and answers
-with the records of `evo.lineage.records`.
+it writes through. `evo.lineage.store.Store` is the database behind it; `evo.analysis.queries` asks it, and answers
+with the records of `evo.analysis.records`.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from sqlalchemy import (
     JSON,
     BigInteger,
     CheckConstraint,
+    ColumnElement,
     Connection,
     Double,
     ForeignKey,
@@ -25,11 +26,16 @@ from sqlalchemy import (
     String,
     Text,
     UniqueConstraint,
+    and_,
+    case,
     event,
+    func,
+    select,
     text,
 )
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, aliased, mapped_column
 
+from evo.evaluation import PASSED
 from evo.lineage.columns import ORDERS_PER_RUN, PUBLIC_ID_DIGITS, Digest, JsonObject, Key, UtcDateTime
 
 __all__ = [
@@ -44,6 +50,10 @@ __all__ = [
     "Run",
     "Task",
     "Timing",
+    "last_refusals",
+    "leader_key",
+    "unrefused",
+    "winner_key",
 ]
 
 
@@ -302,3 +312,37 @@ class Timing(Base):
     sets: Mapped[int]
     samples_us: Mapped[list[float]] = mapped_column(JSON)
     clocks: Mapped[JsonObject]
+
+
+def last_refusals() -> ColumnElement[bool]:
+    """Of `Final`: it is the last one of its candidate, and refused it."""
+    final, last = Final, aliased(Final)
+    newest = select(func.max(last.round)).where(last.candidate_id == final.candidate_id).scalar_subquery()
+    return and_(final.status.not_in(PASSED), final.round == newest)
+
+
+def unrefused() -> ColumnElement[bool]:
+    """Of `Candidate`: no final has refused it. Asked of one candidate after the other: few finals are looked at where few
+    candidates are, and all of them never."""
+    refused = select(Final.candidate_id).where(Final.candidate_id == Candidate.id, last_refusals())
+    return ~refused.correlate(Candidate).exists()
+
+
+def winner_key() -> ColumnElement[int | None]:
+    """Key of a task's winner. Whom the last of its finals refused is none: an older evo left it standing where finals
+    that were held anew confirmed nobody."""
+    refused = select(Final.candidate_id).where(Final.candidate_id == Task.winner_id, last_refusals()).correlate(Task)
+    return case((~refused.exists(), Task.winner_id))
+
+
+def leader_key() -> ColumnElement[int | None]:
+    """Key of a task's winner, or else of its candidate with the lowest score that no final has refused."""
+    lowest = (
+        select(Candidate.id)
+        .where(Candidate.run_id == Task.run_id, Candidate.task == Task.number, Candidate.score.is_not(None), unrefused())
+        .order_by(Candidate.score, Candidate.id)
+        .limit(1)
+        .correlate(Task)
+        .scalar_subquery()
+    )
+    return func.coalesce(winner_key(), lowest)

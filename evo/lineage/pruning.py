@@ -22,8 +22,8 @@ from evo.evaluation import PASSED
 from evo.lineage import RunStatus
 from evo.lineage import models as m
 from evo.lineage.columns import key_range
-from evo.lineage.leaders import leader_key
 from evo.lineage.lookups import at_once
+from evo.lineage.models import leader_key
 from evo.lineage.runs import resolve_run
 from evo.lineage.server import write_alone
 from evo.lineage.store import Store

@@ -13,7 +13,6 @@ from evo.evaluation import Binary, Build, CandidateRef, Check, Evaluation, Measu
 from evo.lineage import Environment, Stage, StoredRun
 from evo.lineage import models as m
 from evo.lineage.columns import candidate_key, public_id
-from evo.lineage.records import TimingRecord
 
 __all__ = [
     "BUILD_COLUMNS",
@@ -30,7 +29,6 @@ __all__ = [
     "read_check",
     "read_environment",
     "read_timing",
-    "read_timing_record",
     "timing_rows",
 ]
 
@@ -261,11 +259,6 @@ def read_timing(row: Sequence[Any]) -> Timing:
         sets=sets,
         clocks=clocks,
     )
-
-
-def read_timing_record(values: Any) -> TimingRecord:
-    """From a mapping of TIMING_COLUMNS with task, stage and round."""
-    return TimingRecord(**{**values, "samples_us": tuple(values["samples_us"])})
 
 
 def read_environment(row: Any) -> Environment:

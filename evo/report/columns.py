@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import select
 
+from evo.analysis.credit import Trial, read_disturbed, read_parents, trials
 from evo.evaluation import PASSED
 from evo.lineage import models as m
 from evo.lineage.columns import ORDERS_PER_RUN, key_range
-from evo.lineage.credit import Trial, read_disturbed, read_parents, trials
 from evo.lineage.store import Store
 from evo.problem.space import Value
 
@@ -30,7 +30,7 @@ class Candidates:
 
     order, elapsed_s, score (NaN without one), seconds (in the device process). status, operator: indices into `statuses`
     and `operators`. compared: whether it has a timed parent; better: faster than the fastest of these. best, improvement:
-    see `evo.lineage.credit.Trial`. values: by parameter, indices into `tried[parameter]`, -1 where it has no part. passed:
+    see `evo.analysis.credit.Trial`. values: by parameter, indices into `tried[parameter]`, -1 where it has no part. passed:
     whether the search did not refuse it.
     """
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from evo.analysis import candidates as recorded
+from evo.analysis import importance as asked
+from evo.analysis import queries
+from evo.analysis.figures import search_figures
+from evo.analysis.finalists import Confirmation, Finalist, finals
+from evo.analysis.records import CandidateRecord, Failure, FinalRace, RunSummary, Step, TaskSummary, TimingRecord
 from evo.evaluation import TWIN, within_noise
-from evo.lineage import candidates as recorded
-from evo.lineage import importance as asked
-from evo.lineage import queries
 from evo.lineage.columns import key_range, public_id
-from evo.lineage.figures import search_figures
-from evo.lineage.finalists import Confirmation, Finalist, finals
-from evo.lineage.records import CandidateRecord, Failure, FinalRace, RunSummary, Step, TaskSummary, TimingRecord
 from evo.lineage.store import Store
 from evo.report.columns import Candidates, read_candidates
 from evo.report.importance import Importance, weigh_parameters

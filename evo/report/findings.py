@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from evo.analysis.finalists import QUOTED, TWO_RACES, Finalist, shift_sentence
+from evo.analysis.records import CandidateRecord, TimingRecord
 from evo.evaluation import within_noise
-from evo.lineage.finalists import QUOTED, TWO_RACES, Finalist, shift_sentence
-from evo.lineage.records import CandidateRecord, TimingRecord
 from evo.report.data import RunData, WorkloadData
 from evo.report.text import counted, duration, interval, micro, percent, short, times, value_text
 from evo.report.yardsticks import ceiling_remark, regret_remark

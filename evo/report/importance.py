@@ -1,13 +1,13 @@
-"""Which parameters mattered for a workload, as the pages show it: what `evo.lineage.importance` says of them."""
+"""Which parameters mattered for a workload, as the pages show it: what `evo.analysis.importance` says of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from evo.analysis import importance as asked
+from evo.analysis.seldom import Seldom, important, tried_least
 from evo.errors import SpaceError
-from evo.lineage import importance as asked
-from evo.lineage.seldom import Seldom, important, tried_least
 from evo.problem.space import Space, Value
 from evo.report.parameters import KnownParameter
 

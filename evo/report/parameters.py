@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from evo.analysis.records import RunSummary, TaskSummary
 from evo.errors import EvoError
-from evo.lineage.records import RunSummary, TaskSummary
 from evo.problem.kernel import find_kernel, kernel_digest, load_kernel, template_root
 from evo.problem.space import Space, Value
 from evo.targets import find_target

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from evo.analysis.records import RunSummary, TimingRecord
 from evo.lineage.database import command_line
-from evo.lineage.records import RunSummary, TimingRecord
 from evo.report.data import RunData, WorkloadData
 from evo.report.findings import size
 from evo.report.text import counted, percent, short

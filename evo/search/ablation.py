@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from evo.errors import EvoError, UsageError
 from evo.evaluation import Build, Status, Timing, holds_one
 from evo.executors import BuildRequest, Executor, MeasureRequest, RaceRequest
-from evo.lineage.edits import FLAGS, Edit
 from evo.measure.clock import paired_gain
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload
 from evo.problem.space import Space, Value
+from evo.search.edits import FLAGS, Edit
 
 __all__ = ["Ablation", "PairedGain", "Problem", "Step", "Without", "measure_ablation"]
 

@@ -17,9 +17,10 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import MetaData, create_engine
 
+from evo.analysis import queries
 from evo.errors import EngineError, StoreError, UnknownNameError
 from evo.evaluation import Binary, Build, CandidateRef, Check, Evaluation, Measurement, Parent, Proposal, Status, Timing
-from evo.lineage import Environment, Recorder, RunSpec, RunStatus, Stage, StoredRun, queries
+from evo.lineage import Environment, Recorder, RunSpec, RunStatus, Stage, StoredRun
 from evo.lineage.columns import public_id
 from evo.lineage.models import Base
 from evo.lineage.store import Store

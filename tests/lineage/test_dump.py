@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 import samples as s
 
+from evo.analysis import queries
+from evo.analysis.finalists import finals
 from evo.errors import StoreError
 from evo.evaluation import Parent, Status
-from evo.lineage import RunStatus, Stage, queries
+from evo.lineage import RunStatus, Stage
 from evo.lineage.columns import public_id
 from evo.lineage.dump import dump_store
-from evo.lineage.finalists import finals
 from evo.lineage.load import load
 from evo.lineage.merge import merge
 from evo.lineage.store import Store

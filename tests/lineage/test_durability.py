@@ -20,8 +20,9 @@ import pytest
 import samples as s
 from sqlalchemy import Engine, event
 
+from evo.analysis import queries
 from evo.errors import StoreError
-from evo.lineage import RunStatus, queries
+from evo.lineage import RunStatus
 from evo.lineage.presence import gone
 from evo.lineage.store import Store
 

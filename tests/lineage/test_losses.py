@@ -16,9 +16,10 @@ import pytest
 import samples as s
 from damage import leaf_pages, spoil
 
+from evo.analysis import queries
 from evo.cli import run as run_command
 from evo.cli.recheck import _verdicts
-from evo.lineage import RunStatus, Stage, queries
+from evo.lineage import RunStatus, Stage
 from evo.lineage.columns import ORDERS_PER_RUN, public_id
 from evo.lineage.dump import dump_store
 from evo.lineage.load import Loaded, load

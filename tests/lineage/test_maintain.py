@@ -15,9 +15,10 @@ import pytest
 import samples as s
 from postgres import PASSWORD
 
+from evo.analysis import queries
 from evo.cli import run as run_command
 from evo.errors import DeviceError
-from evo.lineage import RunStatus, queries
+from evo.lineage import RunStatus
 from evo.lineage.store import Store
 from evo.targets import find_target
 from tests.toy_kernel import write_kernel

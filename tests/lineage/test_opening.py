@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import samples as s
 
+from evo.analysis import queries
 from evo.errors import EvoError, StoreError
-from evo.lineage import queries
 from evo.lineage.store import Store
 
 PRELUDE = f"""
@@ -23,7 +23,7 @@ import sys
 sys.path[:0] = [{str(s.CHECKOUT)!r}, {str(Path(s.__file__).parent)!r}]
 import samples as s
 from evo.errors import EvoError
-from evo.lineage import queries
+from evo.analysis import queries
 from evo.lineage.store import Store
 """
 

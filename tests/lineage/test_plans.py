@@ -9,16 +9,16 @@ import pytest
 import samples as s
 from plans import Question, large_scans, plans
 
-from evo.lineage import queries
-from evo.lineage.comparison import compare
-from evo.lineage.credit import operators
-from evo.lineage.descent import family
-from evo.lineage.diff import diff
-from evo.lineage.explanation import explain
-from evo.lineage.failures import failure_report, failure_totals
-from evo.lineage.finalists import finals
-from evo.lineage.importance import importance
-from evo.lineage.pareto import pareto
+from evo.analysis import queries
+from evo.analysis.comparison import compare
+from evo.analysis.credit import operators
+from evo.analysis.descent import family
+from evo.analysis.diff import diff
+from evo.analysis.explanation import explain
+from evo.analysis.failures import failure_report, failure_totals
+from evo.analysis.finalists import finals
+from evo.analysis.importance import importance
+from evo.analysis.pareto import pareto
 from evo.lineage.store import Store
 
 NUMBER = 200

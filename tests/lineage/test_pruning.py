@@ -8,9 +8,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import samples as s
 
+from evo.analysis import queries
 from evo.errors import StoreError, UnknownNameError
 from evo.evaluation import Parent
-from evo.lineage import RunStatus, queries
+from evo.lineage import RunStatus
 from evo.lineage.pruning import Part, chosen_runs, prune
 from evo.lineage.store import Store
 from evo.lineage.upkeep import size_of, vacuum

@@ -13,9 +13,10 @@ import samples as s
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from evo.analysis import queries
 from evo.errors import EngineError, StoreError
 from evo.evaluation import Check, Evaluation, Parent, Status
-from evo.lineage import RunStatus, Stage, queries
+from evo.lineage import RunStatus, Stage
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 

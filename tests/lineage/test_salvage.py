@@ -14,8 +14,9 @@ import pytest
 import samples as s
 from damage import PAGE, leaf_pages, spoil
 
+from evo.analysis import queries
 from evo.errors import StoreError
-from evo.lineage import RunStatus, StoredEvaluation, queries
+from evo.lineage import RunStatus, StoredEvaluation
 from evo.lineage.load import load
 from evo.lineage.salvage import Salvaged, is_whole, salvage
 from evo.lineage.store import Store

@@ -10,8 +10,9 @@ import samples as s
 from plans import Question, large_scans, plans
 from sqlalchemy import text
 
+from evo.analysis import queries
 from evo.evaluation import Status
-from evo.lineage import Stage, queries
+from evo.lineage import Stage
 from evo.lineage.columns import public_id
 from evo.lineage.store import Store
 

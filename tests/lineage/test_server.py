@@ -17,8 +17,9 @@ import samples as s
 from postgres import PASSWORD, Server
 from sqlalchemy import make_url
 
+from evo.analysis import queries
 from evo.errors import EvoError, StoreError
-from evo.lineage import RunStatus, queries
+from evo.lineage import RunStatus
 from evo.lineage.database import locate, shown
 from evo.lineage.store import Store
 

@@ -12,8 +12,8 @@ import pytest
 import samples as s
 from sqlalchemy import inspect, text
 
+from evo.analysis import queries
 from evo.evaluation import Parent
-from evo.lineage import queries
 from evo.lineage.store import Store
 
 # The promise of docs/database.md: more may follow at the end, none of these may go or change its place.

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from recorded import PLANS, Plan, record_run
 
-from evo.lineage import queries
-from evo.lineage.credit import operators
-from evo.lineage.importance import importance
+from evo.analysis import queries
+from evo.analysis.credit import operators
+from evo.analysis.importance import importance
 from evo.lineage.store import Store
 from evo.report.columns import read_candidates
 from evo.report.data import RunData, read_run_data

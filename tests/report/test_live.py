@@ -19,9 +19,10 @@ from wsgiref.util import setup_testing_defaults
 import pytest
 from recorded import HOSTILE, WORKLOADS, Plan, Recording, record_run
 
+from evo.analysis import queries
 from evo.errors import UsageError
 from evo.evaluation import Status
-from evo.lineage import RunStatus, queries
+from evo.lineage import RunStatus
 from evo.lineage.store import Store
 from evo.report.live.app import LiveApp, is_own_host
 from evo.report.live.server import open_server

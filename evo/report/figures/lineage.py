@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from markupsafe import Markup
 
-from evo.lineage.records import Step
+from evo.analysis.records import Step
 from evo.report.data import WorkloadData
 from evo.report.svg import Figure, Scale, path, tag, text, ticks
 from evo.report.text import counted, short, value_text

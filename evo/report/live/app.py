@@ -17,13 +17,14 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 from markupsafe import Markup
 from sqlalchemy import func, select
 
+from evo.analysis import queries
+from evo.analysis.records import Best, RunSummary
 from evo.errors import EvoError, UnknownNameError
 from evo.evaluation import within_noise
-from evo.lineage import RunStatus, queries
+from evo.lineage import RunStatus
 from evo.lineage import models as m
 from evo.lineage.database import command_line
 from evo.lineage.presence import gone
-from evo.lineage.records import Best, RunSummary
 from evo.lineage.runs import resolve_run
 from evo.lineage.store import Store
 from evo.report.data import read_run_data

@@ -18,9 +18,10 @@ from filelock import FileLock, Timeout
 from sqlalchemy import func, select
 from sqlalchemy.orm import aliased
 
+from evo.analysis import queries
 from evo.errors import EvoError, UsageError
 from evo.evaluation import PASSED
-from evo.lineage import RunStatus, StoredRun, queries
+from evo.lineage import RunStatus, StoredRun
 from evo.lineage import models as m
 from evo.lineage.columns import ORDERS_PER_RUN, candidate_key, key_range, public_id
 from evo.lineage.store import Store

@@ -1,4 +1,4 @@
-"""Answers of `evo.lineage.queries`: frozen, plain, and JSON-able by `dataclasses.asdict`.
+"""Answers of `evo.analysis.queries`: frozen, plain, and JSON-able by `dataclasses.asdict`.
 
 Times are ISO 8601 in UTC. A candidate is named by its public id, an artefact by its sha256, a workload by its
 key.
@@ -12,6 +12,7 @@ from typing import Any
 from evo.evaluation import PASSED
 from evo.lineage.losses import Losses
 from evo.problem.space import Value
+from evo.search.edits import Change
 
 __all__ = [
     "NOBODY",
@@ -29,14 +30,11 @@ __all__ = [
     "Step",
     "TaskSummary",
     "TimingRecord",
+    "read_timing_record",
 ]
 
 NOBODY = "nobody confirmed"
 """`Best.finals` of a run whose finals were held to their end, and named no winner."""
-
-Change = dict[str, tuple[Value | None, Value | None]]
-"""What differs, as {name: (parent's value, own value)}; None where absent. "flags" are the compiler's."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class TimingRecord:
@@ -63,6 +61,11 @@ class TimingRecord:
     def disturbed(self) -> bool:
         """Whether rounds are among the samples that something slowed down: the figure is not to be trusted."""
         return bool(self.clocks.get("disturbed"))
+
+
+def read_timing_record(values: Any) -> TimingRecord:
+    """From a mapping of `evo.lineage.rows.TIMING_COLUMNS` with task, stage and round."""
+    return TimingRecord(**{**values, "samples_us": tuple(values["samples_us"])})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +202,7 @@ class Step:
     """One candidate on the way from the roots to a descendant.
 
     change: against the first parent; empty for a root. gain: over the first parent, None where either has no time; tie: its
-    interval holds 1, so that it may be chance, None where that is not known: as `evo.lineage.gains` has them. main_line:
+    interval holds 1, so that it may be chance, None where that is not known: as `evo.analysis.gains` has them. main_line:
     reached from the descendant through first parents only. median_us: of the search's cold timing, which the machine
     code's first candidate may have had. parents_lost: some or all of them, with a damaged file.
     """

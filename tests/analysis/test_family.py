@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import landscapes as land
 import pytest
-import samples as s
 
+from evo.analysis.ancestry import ancestry
+from evo.analysis.descent import family
+from evo.analysis.diff import diff
+from evo.analysis.machine_code import code_statistics
 from evo.errors import StoreError, UnknownNameError
 from evo.evaluation import Parent
-from evo.lineage.ancestry import ancestry
 from evo.lineage.columns import public_id
-from evo.lineage.descent import family
-from evo.lineage.diff import diff
-from evo.lineage.machine_code import code_statistics
 from evo.lineage.store import Store
+from tests.lineage import landscapes as land
+from tests.lineage import samples as s
 
 
 @pytest.fixture

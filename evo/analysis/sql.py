@@ -13,9 +13,9 @@ from typing import Any
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
+from evo.analysis.records import Selection
 from evo.errors import EngineError, UsageError
 from evo.lineage.faults import first_line
-from evo.lineage.records import Selection
 from evo.lineage.store import Store
 
 __all__ = ["select_sql"]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from sqlalchemy import select
 
 from evo.lineage import models as m
-from evo.lineage.leaders import unrefused
+from evo.lineage.models import unrefused
 from evo.lineage.runs import resolve_run
 from evo.lineage.store import Store
 

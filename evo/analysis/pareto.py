@@ -9,10 +9,10 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, func, select
 
+from evo.analysis.credit import read_disturbed
 from evo.errors import UnknownNameError, UsageError
 from evo.lineage import models as m
 from evo.lineage.columns import key_range
-from evo.lineage.credit import read_disturbed
 from evo.lineage.runs import resolve_run
 from evo.lineage.store import Store
 from evo.problem.genome import Genome

@@ -10,23 +10,24 @@ from typing import Any
 from sqlalchemy import Connection, func, select
 from sqlalchemy.orm import aliased
 
+from evo.analysis.ancestry import ancestry
+from evo.analysis.candidates import artefact, build, candidate, source
+from evo.analysis.failures import failure_reason
+from evo.analysis.leaders import best, best_by_run, refused_in_finals
+from evo.analysis.races import baselines, disturbed, final_races, noise_floors, noise_floors_of
+from evo.analysis.records import Failure, Point, RunSummary, TaskSummary
+from evo.analysis.sql import select_sql
 from evo.evaluation import PASSED
 from evo.lineage import RunStatus
 from evo.lineage import models as m
-from evo.lineage.ancestry import ancestry
-from evo.lineage.candidates import artefact, build, candidate, source
 from evo.lineage.columns import key_range
-from evo.lineage.failures import failure_reason
-from evo.lineage.leaders import best, best_by_run, last_refusals, leader_key, refused_in_finals, winner_key
 from evo.lineage.lookups import at_once
 from evo.lineage.losses import Losses, read_losses, without_losses
+from evo.lineage.models import last_refusals, leader_key, winner_key
 from evo.lineage.presence import gone
-from evo.lineage.races import baselines, disturbed, final_races, noise_floors, noise_floors_of
-from evo.lineage.records import Failure, Point, RunSummary, TaskSummary
 from evo.lineage.rows import read_environment
 from evo.lineage.runs import iso, resolve_run
 from evo.lineage.server import GONE
-from evo.lineage.sql import select_sql
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 

@@ -6,13 +6,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import landscapes as land
 import pytest
 
+from evo.analysis import queries
+from evo.analysis.sql import select_sql
 from evo.errors import UsageError
-from evo.lineage import queries
-from evo.lineage.sql import select_sql
 from evo.lineage.store import Store
+from tests.lineage import landscapes as land
 
 _ENDLESS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from evo.lineage.importance import Importance, Tried
+from evo.analysis.importance import Importance, Tried
 from evo.problem.space import Value
 
 __all__ = ["Seldom", "important", "tried_least"]

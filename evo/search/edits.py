@@ -6,11 +6,13 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from evo.lineage.records import Change
 from evo.problem.genome import Genome
 from evo.problem.space import Value
 
-__all__ = ["FLAGS", "Edit", "Lattice", "edits_between"]
+__all__ = ["FLAGS", "Change", "Edit", "Lattice", "edits_between"]
+
+Change = dict[str, tuple[Value | None, Value | None]]
+"""What differs, as {name: (parent's value, own value)}; None where absent. "flags" are the compiler's."""
 
 FLAGS = "flags"
 """The name under which a change of the compiler's flags stands among those of parameters."""

@@ -9,22 +9,23 @@ from typing import Any
 from sqlalchemy import Connection, and_, select
 from sqlalchemy.orm import aliased
 
-from evo.errors import EngineError, StoreError, UnknownNameError
-from evo.evaluation import Build, Status
-from evo.lineage import models as m
-from evo.lineage.ancestry import ancestry
-from evo.lineage.leaders import winner_key
-from evo.lineage.losses import read_losses
-from evo.lineage.records import (
+from evo.analysis.ancestry import ancestry
+from evo.analysis.records import (
     BuildRecord,
     CandidateRecord,
     CheckRecord,
     FinalRecord,
     Relative,
     TimingRecord,
+    read_timing_record,
 )
-from evo.lineage.relatives import RELATIVE_COLUMNS, orphans_beside, read_relative, resolve_candidate
-from evo.lineage.rows import BUILD_COLUMNS, CHECK_COLUMNS, TIMING_COLUMNS, read_build, read_timing_record
+from evo.analysis.relatives import RELATIVE_COLUMNS, orphans_beside, read_relative, resolve_candidate
+from evo.errors import EngineError, StoreError, UnknownNameError
+from evo.evaluation import Build, Status
+from evo.lineage import models as m
+from evo.lineage.losses import read_losses
+from evo.lineage.models import winner_key
+from evo.lineage.rows import BUILD_COLUMNS, CHECK_COLUMNS, TIMING_COLUMNS, read_build
 from evo.lineage.runs import iso
 from evo.lineage.store import Store
 from evo.problem.genome import Genome

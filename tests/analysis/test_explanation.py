@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import combinations
 
-import landscapes as land
 import pytest
-import samples as s
 
+from evo.analysis.credit import operators
+from evo.analysis.descent import family
+from evo.analysis.explanation import explain
+from evo.analysis.gains import Figure, gain_between
 from evo.errors import StoreError
-from evo.lineage.credit import operators
-from evo.lineage.descent import family
-from evo.lineage.edits import edits_between
-from evo.lineage.explanation import explain
-from evo.lineage.gains import Figure, gain_between
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
+from evo.search.edits import edits_between
+from tests.lineage import landscapes as land
+from tests.lineage import samples as s
 
 
 def between(*edits: str) -> land.Point:

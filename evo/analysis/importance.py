@@ -134,7 +134,7 @@ def _of_task(workload: str, points: _Points, quantile: float) -> list[Importance
     varied = {name: list(known.values()) for name, known in values.items() if len(known) > 1}
     known = {}
     if varied and len(points) >= _LEAST_TIMED:
-        from evo.lineage.ped_anova import ped_anova  # Optuna: the other questions do without
+        from evo.analysis.ped_anova import ped_anova  # Optuna: the other questions do without
 
         known = ped_anova(points, varied, quantile)
     total = sum(known.values())

@@ -7,11 +7,11 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
+from evo.analysis.records import Relative
 from evo.errors import StoreError, UnknownNameError, UsageError
 from evo.lineage import models as m
 from evo.lineage.columns import ORDERS_PER_RUN
 from evo.lineage.losses import Orphans, read_orphans
-from evo.lineage.records import Relative
 
 __all__ = ["RELATIVE_COLUMNS", "orphans_beside", "read_relative", "resolve_candidate"]
 

@@ -10,18 +10,17 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
+from evo.analysis.figures import search_figures
+from evo.analysis.gains import Figure, Gain, gain_between
+from evo.analysis.relatives import resolve_candidate
 from evo.errors import StoreError
 from evo.evaluation import PASSED, holds_one
 from evo.lineage import models as m
 from evo.lineage.columns import key_range
-from evo.lineage.edits import Edit, Lattice, edits_between
-from evo.lineage.figures import search_figures
-from evo.lineage.gains import Figure, Gain, gain_between
-from evo.lineage.records import Change
-from evo.lineage.relatives import resolve_candidate
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.space import Value
+from evo.search.edits import Change, Edit, Lattice, edits_between
 
 __all__ = ["EditCredit", "Explanation", "Marginal", "explain"]
 

@@ -7,59 +7,23 @@ from collections.abc import Collection
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, and_, case, func, select
-from sqlalchemy.orm import aliased
 
-from evo.evaluation import PASSED
+from evo.analysis.records import NOBODY, Best
 from evo.lineage import RunStatus
 from evo.lineage import models as m
 from evo.lineage.columns import key_range
 from evo.lineage.lookups import at_once
 from evo.lineage.losses import read_losses
-from evo.lineage.records import NOBODY, Best
+from evo.lineage.models import last_refusals, leader_key, winner_key
 from evo.lineage.runs import resolve_run
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 
-__all__ = [
-    "best", "best_by_run", "best_of_runs", "last_refusals", "leader_key", "refused_in_finals", "unrefused", "winner_key",
-]  # fmt: skip
+__all__ = ["best", "best_by_run", "best_of_runs", "refused_in_finals"]
 
 _c, _i, _r, _t = m.Candidate, m.Task, m.Run, m.Timing
 # Without the samples, which are most of a timing's bytes.
 _TIMING_COLUMNS = (_t.protocol, _t.median_us, _t.low_us, _t.high_us, _t.ratio, _t.ratio_low, _t.ratio_high, _t.clocks)
-
-
-def last_refusals() -> ColumnElement[bool]:
-    """Of `Final`: it is the last one of its candidate, and refused it."""
-    final, last = m.Final, aliased(m.Final)
-    newest = select(func.max(last.round)).where(last.candidate_id == final.candidate_id).scalar_subquery()
-    return and_(final.status.not_in(PASSED), final.round == newest)
-
-
-def unrefused() -> ColumnElement[bool]:
-    """Of `Candidate`: no final has refused it. Asked of one candidate after the other: few finals are looked at where few
-    candidates are, and all of them never."""
-    return ~select(m.Final.candidate_id).where(m.Final.candidate_id == _c.id, last_refusals()).correlate(_c).exists()
-
-
-def winner_key() -> ColumnElement[int | None]:
-    """Key of a task's winner. Whom the last of its finals refused is none: an older evo left it standing where finals
-    that were held anew confirmed nobody."""
-    refused = select(m.Final.candidate_id).where(m.Final.candidate_id == _i.winner_id, last_refusals()).correlate(_i)
-    return case((~refused.exists(), _i.winner_id))
-
-
-def leader_key() -> ColumnElement[int | None]:
-    """Key of a task's winner, or else of its candidate with the lowest score that no final has refused."""
-    lowest = (
-        select(_c.id)
-        .where(_c.run_id == _i.run_id, _c.task == _i.number, _c.score.is_not(None), unrefused())
-        .order_by(_c.score, _c.id)
-        .limit(1)
-        .correlate(_i)
-        .scalar_subquery()
-    )
-    return func.coalesce(winner_key(), lowest)
 
 
 def best(

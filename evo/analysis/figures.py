@@ -8,11 +8,11 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
+from evo.analysis.gains import Figure
+from evo.analysis.races import HeldRace, held_races
 from evo.evaluation import FINALIST, TWIN, Status
 from evo.lineage import models as m
-from evo.lineage.gains import Figure
 from evo.lineage.lookups import rows_of
-from evo.lineage.races import HeldRace, held_races
 
 __all__ = ["RaceFigures", "final_figures", "search_figures"]
 

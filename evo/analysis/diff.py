@@ -8,13 +8,13 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, select
 
+from evo.analysis.artefacts import read_artefacts
+from evo.analysis.descent import unified
+from evo.analysis.figures import RaceFigures, final_figures, search_figures
+from evo.analysis.gains import Figure, Gain, gain_between, gain_within
+from evo.analysis.machine_code import code_statistics, is_ptx
+from evo.analysis.relatives import resolve_candidate
 from evo.lineage import models as m
-from evo.lineage.artefacts import read_artefacts
-from evo.lineage.descent import unified
-from evo.lineage.figures import RaceFigures, final_figures, search_figures
-from evo.lineage.gains import Figure, Gain, gain_between, gain_within
-from evo.lineage.machine_code import code_statistics, is_ptx
-from evo.lineage.relatives import resolve_candidate
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 

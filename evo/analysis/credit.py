@@ -10,11 +10,11 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
+from evo.analysis.rules import spent
 from evo.errors import UsageError
 from evo.evaluation import PASSED, Status
 from evo.lineage import models as m
 from evo.lineage.columns import key_range
-from evo.lineage.rules import spent
 from evo.lineage.runs import resolve_run
 from evo.lineage.store import Store
 

@@ -8,13 +8,13 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, select
 
+from evo.analysis.records import CandidateRecord, FinalRace, TimingRecord, read_timing_record
 from evo.evaluation import FINALIST
 from evo.lineage import Stage
 from evo.lineage import models as m
 from evo.lineage.columns import key_range
 from evo.lineage.lookups import at_once
-from evo.lineage.records import CandidateRecord, FinalRace, TimingRecord
-from evo.lineage.rows import TIMING_COLUMNS, read_timing_record
+from evo.lineage.rows import TIMING_COLUMNS
 from evo.lineage.runs import resolve_run
 from evo.lineage.store import Store
 

@@ -7,14 +7,15 @@ import re
 from dataclasses import asdict, replace
 
 import pytest
-import samples as s
 
+from evo.analysis import queries
 from evo.errors import EngineError, StoreError, UnknownNameError, UsageError
 from evo.evaluation import Parent, Status
-from evo.lineage import RunStatus, StoredRun, queries
+from evo.lineage import RunStatus, StoredRun
 from evo.lineage.columns import public_id
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
+from tests.lineage import samples as s
 
 
 def without(record: dict[str, object], *names: str) -> dict[str, object]:

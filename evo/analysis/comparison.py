@@ -9,15 +9,15 @@ from typing import Any
 
 from sqlalchemy import Connection, case, func, select
 
+from evo.analysis.gains import Figure, gain_between
+from evo.analysis.leaders import best_of_runs
+from evo.analysis.races import noise_floors_of
+from evo.analysis.records import NOBODY, Best
 from evo.evaluation import PASSED
 from evo.lineage import RunStatus, StoredRun
 from evo.lineage import models as m
 from evo.lineage.columns import key_range
-from evo.lineage.gains import Figure, gain_between
-from evo.lineage.leaders import best_of_runs
 from evo.lineage.presence import gone
-from evo.lineage.races import noise_floors_of
-from evo.lineage.records import NOBODY, Best
 from evo.lineage.runs import read_run, resolve_run
 from evo.lineage.store import Store
 
@@ -36,7 +36,7 @@ class ComparedRun:
     baseline, None where nothing passed; noise_floor: of the run's last final for this workload, None without one. finals:
     what they said of the best, as `records.Best` has it; whom they did not confirm comes after all others, however
     fast the search had it. behind: the first run's speed-up over this one's, of the same device; tie: the interval of that,
-    behind_low to behind_high, holds 1 (see `evo.lineage.gains`). candidates, failures: of this workload. search_s: until the
+    behind_low to behind_high, holds 1 (`evo.analysis.gains`). candidates, failures: of this workload. search_s: until the
     run's last candidate, which is without its finals; candidates_per_s: by these seconds, which the run's workloads share.
     reached_s: {"1.1x": seconds of search until the search's own figure first was that}.
     """

@@ -5,20 +5,21 @@ from __future__ import annotations
 import warnings
 from dataclasses import replace
 
-import landscapes as land
 import pytest
-import samples as s
 
+from evo.analysis import queries
+from evo.analysis.comparison import compare
+from evo.analysis.credit import operators
+from evo.analysis.failures import failure_report, failure_totals
+from evo.analysis.importance import importance
+from evo.analysis.pareto import pareto
+from evo.analysis.seldom import tried_least
 from evo.errors import StoreError, UnknownNameError, UsageError
 from evo.evaluation import Status
-from evo.lineage import RunStatus, Stage, queries
-from evo.lineage.comparison import compare
-from evo.lineage.credit import operators
-from evo.lineage.failures import failure_report, failure_totals
-from evo.lineage.importance import importance
-from evo.lineage.pareto import pareto
-from evo.lineage.seldom import tried_least
+from evo.lineage import RunStatus, Stage
 from evo.lineage.store import Store
+from tests.lineage import landscapes as land
+from tests.lineage import samples as s
 
 
 class TestFailures:

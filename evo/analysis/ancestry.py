@@ -6,14 +6,15 @@ from collections import defaultdict
 
 from sqlalchemy import Connection, Select, select
 
+from evo.analysis.figures import search_figures
+from evo.analysis.gains import gain_between
+from evo.analysis.records import Relative, Step
+from evo.analysis.relatives import RELATIVE_COLUMNS, orphans_beside, read_relative, resolve_candidate
 from evo.lineage import models as m
 from evo.lineage.columns import ORDERS_PER_RUN
-from evo.lineage.figures import search_figures
-from evo.lineage.gains import gain_between
-from evo.lineage.records import Change, Relative, Step
-from evo.lineage.relatives import RELATIVE_COLUMNS, orphans_beside, read_relative, resolve_candidate
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
+from evo.search.edits import Change
 
 __all__ = ["ancestry", "genome_change"]
 

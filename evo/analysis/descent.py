@@ -10,18 +10,19 @@ from typing import Any, Literal
 
 from sqlalchemy import Connection, literal, select, union_all
 
+from evo.analysis.ancestry import genome_change
+from evo.analysis.artefacts import read_texts
+from evo.analysis.figures import search_figures
+from evo.analysis.gains import Gain, gain_between
+from evo.analysis.records import Relative
+from evo.analysis.relatives import RELATIVE_COLUMNS, orphans_beside, read_relative, resolve_candidate
 from evo.lineage import models as m
-from evo.lineage.ancestry import genome_change
-from evo.lineage.artefacts import read_texts
 from evo.lineage.columns import ORDERS_PER_RUN, Key
-from evo.lineage.figures import search_figures
-from evo.lineage.gains import Gain, gain_between
 from evo.lineage.lookups import rows_of
-from evo.lineage.records import Change, Relative
-from evo.lineage.relatives import RELATIVE_COLUMNS, orphans_beside, read_relative, resolve_candidate
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.space import Value
+from evo.search.edits import Change
 
 __all__ = ["Family", "Kin", "family", "unified"]
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from sqlalchemy import select
 
+from evo.analysis.figures import RaceFigures, final_figures
+from evo.analysis.gains import Figure, Gain, gain_between, gain_within
+from evo.analysis.races import noise_floors
 from evo.lineage import models as m
-from evo.lineage.figures import RaceFigures, final_figures
-from evo.lineage.gains import Figure, Gain, gain_between, gain_within
-from evo.lineage.leaders import unrefused
 from evo.lineage.lookups import rows_of
-from evo.lineage.races import noise_floors
+from evo.lineage.models import unrefused
 from evo.lineage.runs import resolve_run
 from evo.lineage.store import Store
 
@@ -39,7 +39,7 @@ class Finalist:
 
     score: what the search found. The times are those of the race of all finalists; ratio: over the reference baseline's.
     behind: the winner's speed-up over this one's in that race, with its interval; tie: that holds 1 (see
-    `evo.lineage.gains`). None for the winner itself, and where there is none. Where `WorkloadFinals.one_race` is false the
+    `evo.analysis.gains`). None for the winner itself, and where there is none. Where `WorkloadFinals.one_race` is false the
     winner's times are those of the race that confirmed it, and `behind` compares two races.
     """
 
