@@ -34,8 +34,8 @@ from typing import Any
 import torch
 
 from evo.evaluation import Binary
-from evo.executors._bench import Bench
 from evo.measure.clock import Protocol
+from evo.measure.harness import TimingHarness
 from evo.problem.genome import Genome
 from evo.problem.kernel import Launch, Workload, load_kernel
 from evo.problem.render import Source, render
@@ -61,7 +61,7 @@ class Case:
         self.kernel, target = load_kernel(name), find_target("cuda")
         self.workload: Workload = self.kernel.workload("cuda", text)
         self.session: Session = target.open()
-        self.bench = Bench(self.kernel, "cuda", self.workload, self.session, seed=1)
+        self.bench = TimingHarness(self.kernel, "cuda", self.workload, self.session, seed=1)
         space = self.kernel.space("cuda", self.workload, self.session.limits)
         point = space.complete(space.default)
         arch = target.device().arch

@@ -10,10 +10,10 @@ from evo.problem.genome import Genome
 from evo.problem.kernel import Workload
 
 __all__ = [
+    "AA_CONTROL",
     "BOOTSTRAP_SAMPLES",
     "FINALIST",
     "PASSED",
-    "TWIN",
     "Binary",
     "Build",
     "CandidateRef",
@@ -147,7 +147,7 @@ class Check:
     """The candidate has changed data that others are to be judged with."""
 
 
-TWIN = "twin"
+AA_CONTROL = "twin"
 """The contender that is a second copy of the winner, in the race that confirms it."""
 
 FINALIST = "finalist"
@@ -185,7 +185,7 @@ class Timing:
 
     workload: str
     contender: str
-    """"candidate", "incumbent" (the best before it, in the same race), `TWIN` (a second copy of it), `FINALIST`, or a
+    """"candidate", "incumbent" (the best before it, in the same race), `AA_CONTROL` (a second copy of it), `FINALIST`, or a
     baseline's name."""
     protocol: str
     """"cold", "hot", "final"."""

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from evo.errors import WorkloadError
-from evo.executors._bench import Bench
 from evo.export import ExportItem, ExportRequest, find_exporter
 from evo.measure.gate import Gate
+from evo.measure.harness import TimingHarness
 from evo.measure.reference import allocate_outputs
 from evo.problem.genome import Genome
 from evo.problem.kernel import Baseline, Tensors, Workload, load_kernel
@@ -199,7 +199,7 @@ def test_a_baseline_that_does_not_run_is_left_out_with_its_reason() -> None:
         raise RuntimeError("No available kernel.\nMore of it.")
 
     problem = workload(batch=1, heads=1, kv_heads=1, q_len=3, kv_len=3, head_dim=32)
-    bench = Bench(KERNEL, "cpu", problem, SESSION, seed=1)
+    bench = TimingHarness(KERNEL, "cpu", problem, SESSION, seed=1)
     peer = Baseline(name="peer", role="peer", call=fails)
     assert bench.check_baseline(peer) == "it does not run here (RuntimeError: No available kernel.)"
     assert bench.check_baseline(KERNEL.baseline("math")) == ""

@@ -20,7 +20,7 @@ from evo.analysis import queries
 from evo.budget import Budget, StopReason
 from evo.cli.results import evaluation_costs
 from evo.errors import StoreError, UsageError
-from evo.evaluation import FINALIST, TWIN, Build, CandidateRef, Measurement, Proposal, Status
+from evo.evaluation import AA_CONTROL, FINALIST, Build, CandidateRef, Measurement, Proposal, Status
 from evo.executors import BuildRequest, MeasureRequest, RaceRequest, RaceResult
 from evo.lineage import Environment, StoredEvaluation, StoredRun
 from evo.lineage.store import Store
@@ -386,7 +386,7 @@ class Untrusted(LandscapeExecutor):
 
     def race(self, request: RaceRequest) -> Future[RaceResult]:
         found = super().race(request).result()
-        if any(name == TWIN for name, _, _ in request.contenders):
+        if any(name == AA_CONTROL for name, _, _ in request.contenders):
             found = self.fate(request, found, self.confirmations)
             self.confirmations += 1
         return self._later(found)  # type: ignore[return-value]

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, select
 
 from evo.analysis.gains import Figure
 from evo.analysis.races import HeldRace, held_races
-from evo.evaluation import FINALIST, TWIN, Status
+from evo.evaluation import AA_CONTROL, FINALIST, Status
 from evo.lineage import models as m
 from evo.lineage.lookups import rows_of
 
@@ -79,7 +79,7 @@ def _confirmed(race: HeldRace, rows: Sequence[Any], winner: int | None) -> int |
     for row in rows:
         if row.contender == FINALIST:
             return int(row.candidate_id)
-    if rows and any(t.contender == TWIN for t in race.beside):
+    if rows and any(t.contender == AA_CONTROL for t in race.beside):
         return int(rows[0].candidate_id)
     return winner if any(row.candidate_id == winner for row in rows) else None
 

@@ -19,7 +19,7 @@ from evo.cli.cells import visible
 from evo.cli.options import command_line
 from evo.cli.screen import LONG_S, busy_share, doing
 from evo.cli.tables import marked, short_id, speedup, timing_record
-from evo.evaluation import TWIN, Timing
+from evo.evaluation import AA_CONTROL, Timing
 from evo.lineage.columns import public_id
 from evo.lineage.store import Store
 from evo.progress import Costs, Progress
@@ -99,7 +99,7 @@ def _workload_record(
         "winner": None,
         "finalists": [_finalist_record(outcome, f, f.raced) for f in finals.finalists],
         "baselines": {
-            t.contender: timing_record(t) for t in finals.baselines if t.protocol != "hot" and t.contender != TWIN
+            t.contender: timing_record(t) for t in finals.baselines if t.protocol != "hot" and t.contender != AA_CONTROL
         },
         **_milestones(outcome, task, before_search_s),
     }

@@ -20,7 +20,7 @@ from evo.cli.recorded import named_candidate, unknown
 from evo.cli.show_run import RunFinals, print_run, read_run, run_json
 from evo.cli.tables import DISTURBED_NOTE, make_table, marked, print_table, say_losses, short_id, speedup
 from evo.errors import UnknownNameError
-from evo.evaluation import FINALIST, TWIN
+from evo.evaluation import AA_CONTROL, FINALIST
 from evo.lineage import Stage
 from evo.lineage.losses import LOST
 from evo.lineage.seeds import gate_seeds
@@ -177,7 +177,7 @@ def _print_timings(
     print_table(console, table)
     tie = f"; a tie within ±{noise:.2%}, the noise floor" if noise is not None else ""
     notes = [f"speed-up: over the reference baseline, in the same race{tie}"]
-    if any(t.contender == TWIN for r in races for t in r.timings):
+    if any(t.contender == AA_CONTROL for r in races for t in r.timings):
         notes.append("twin: a second copy of the winner")
     if several:
         notes.append("all finalists: the race that chose the winner, which then ran once more; that is the figure to quote")

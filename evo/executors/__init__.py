@@ -3,7 +3,6 @@ on a device, in a process that dies with the one that breaks it."""
 
 from __future__ import annotations
 
-import math
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import Protocol
 
 import psutil
 
-from evo.evaluation import Build, Measurement, Timing
+from evo.evaluation import Build, Measurement
+from evo.measure import Incumbent, MeasureRequest, RaceRequest, RaceResult
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload
 from evo.progress import InFlight
@@ -51,65 +51,6 @@ class BuildRequest:
     arch: str
     genome: Genome
     workload: Workload
-
-
-@dataclass(frozen=True, kw_only=True)
-class Incumbent:
-    """The best candidate so far, which another has to beat. `ratio`: its time over the reference's. Without a `build`
-    it is only a figure."""
-
-    genome: Genome
-    build: Build | None
-    ratio: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeasureRequest:
-    """Gate one binary for one workload and, if it passes and `time` is set, time it beside the reference; and beside
-    the incumbent, if it comes close to that."""
-
-    kernel: str
-    target: str
-    genome: Genome
-    workload: Workload
-    build: Build
-    seed: int = 0
-    time: bool = True
-    incumbent: Incumbent | None = None
-    launch_limit_s: float = math.inf
-    """How long a launch of the gate may take; an executor sets it by what others took."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RaceRequest:
-    """Time several gated binaries and the kernel's baselines for one workload, interleaved in one race.
-
-    `contenders`: (name, genome, build). `baselines`: names; the kernel's reference is always among them.
-    """
-
-    kernel: str
-    target: str
-    workload: Workload
-    contenders: tuple[tuple[str, Genome, Build], ...]
-    baselines: tuple[str, ...]
-    seed: int = 0
-    hot: bool = False
-    """Also with all calls on one set, if that fits half the cache."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RaceResult:
-    """Timings of every contender and baseline, by protocol; or the reason why there are none."""
-
-    timings: tuple[Timing, ...] = ()
-    log: str = ""
-    refused: tuple[tuple[str, str], ...] = ()
-    """(name, reason) of contenders that could not be loaded, and of contenders and baselines whose output was wrong in the
-    race itself."""
-    seconds: float = 0.0
-    device_lost: bool = False
-    data_changed: bool = False
-    """See `evo.evaluation.Measurement`."""
 
 
 class Executor(Protocol):

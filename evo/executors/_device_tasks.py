@@ -8,16 +8,15 @@ from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
-from evo.errors import DeviceError
 from evo.evaluation import Measurement, Status
 from evo.executors import MeasureRequest, RaceRequest, RaceResult
 from evo.executors import _device_lock as device_lock
-from evo.executors import _tasks as tasks
 from evo.executors._device_lock import DeviceLock
-from evo.executors._faults import classify
+from evo.executors._lifetime import end_with_command
 from evo.executors._limits import confine_candidate, data_bytes, limit_data
-from evo.executors._rehearsal import rehearse
-from evo.problem.kernel import Workload, load_kernel
+from evo.measure import tasks as measuring
+from evo.measure.tasks import probe
+from evo.problem.kernel import Workload
 from evo.targets import find_target
 
 __all__ = [
@@ -35,12 +34,9 @@ __all__ = [
     "sharing",
 ]
 
-_PROBE_ELEMENTS = 1 << 16
-
 _UNLIMITED = 1 << 60
 
 _R = TypeVar("_R")
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +56,8 @@ class SetUp:
 def prepare(target: str, index: int, scratch: Path, lock: DeviceLock | None) -> int:
     device_lock.adopt(lock)
     confine_candidate(scratch, host_code=find_target(target).shares_cores)
-    tasks.prepare_device(target, index)
+    end_with_command()
+    measuring.choose_device(target, index)
     return 0
 
 
@@ -69,28 +66,12 @@ def open_and_probe() -> float:
     if it does not compute."""
     import torch
 
-    session = tasks._session()
+    session = measuring.open_device()
     probe()
     if session.device.type == "cpu":
         return 1.0
     free, whole = torch.cuda.mem_get_info(session.device)
     return free / whole
-
-
-def probe() -> None:
-    """A small computation whose result is known. Raises DeviceError if the device does not give it."""
-    import torch
-
-    session = tasks._session()
-    try:
-        found = torch.arange(_PROBE_ELEMENTS, dtype=torch.int64, device=session.device).square().sum().item()
-        session.synchronize()
-    except Exception as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise DeviceError(f"{session.info.name} does not answer: {reason}") from error
-    n = _PROBE_ELEMENTS - 1
-    if found != n * (n + 1) * (2 * n + 1) // 6:
-        raise DeviceError(f"{session.info.name} computes wrong sums: {found} for the squares up to {n}")
 
 
 @cache
@@ -99,16 +80,13 @@ def set_up(request: SetUp) -> int:
 
     Returns the limit of the process's memory, 0 for none. Raises UsageError if the data do not fit.
     """
-    session = tasks._session()
+    session = measuring.open_device()
     host_code = session.device.type == "cpu"
     if host_code:
         limit_data(_UNLIMITED)
-    bench = tasks._bench(request.kernel, request.target, request.workload, request.seed)
-    if request.timed:
-        bench.prepare()
-    else:
-        rehearse(load_kernel(request.kernel), request.target, request.workload, bench.gate)
-    session.synchronize()
+    measuring.set_up(
+        request.kernel, request.target, request.workload, request.seed, gate=not request.timed, timing=request.timed
+    )
     # Baselines return outputs of their own, and those of a whole sample are kept: as much again as the data.
     return limit_data(data_bytes() + request.memory_bytes) if host_code else 0
 
@@ -124,7 +102,7 @@ def sharing(task: Callable[..., _R], *arguments: object) -> _R:
 
 def gate(request: MeasureRequest) -> Measurement:
     device_lock.acquire(alone=False)
-    result = _judged(tasks.gate, request, lost_measurement)
+    result = measuring.gate(request)
     if not (is_lost(result) or result.data_changed):  # else nothing is to be timed beside the end of this process
         device_lock.release()
     return result
@@ -134,12 +112,12 @@ def clock(request: MeasureRequest) -> Measurement:
     """All of it with the device to itself, also what is not timed: two processes that use a GPU in turns are slower than
     one behind the other."""
     with device_lock.alone():
-        return _judged(tasks.clock, request, lost_measurement)
+        return measuring.clock(request)
 
 
 def race(request: RaceRequest) -> RaceResult:
     with device_lock.alone():
-        return _judged(tasks.race, request, lost_race)
+        return measuring.race(request)
 
 
 def is_lost(result: Measurement | RaceResult) -> bool:
@@ -154,19 +132,3 @@ def lost_measurement(status: Status, log: str) -> Measurement:
 
 def lost_race(status: Status, log: str) -> RaceResult:
     return RaceResult(log=f"{status}: {log}", device_lost=True)
-
-
-def _judged(task: Callable[..., _T], request: object, failed: Callable[[Status, str], _T]) -> _T:
-    """A candidate's fault may first show in a call of PyTorch: an allocation that fails, an error of the device."""
-    try:
-        return task(request)
-    except (RuntimeError, MemoryError) as error:
-        text = f"{type(error).__name__}: {error}"
-        status = classify("OUT OF MEMORY" if isinstance(error, MemoryError) else text, Status.OK)
-        if status is Status.OK:
-            try:
-                probe()
-            except DeviceError:
-                return failed(Status.LAUNCH_ERROR, text)
-            raise
-        return failed(status, text)

@@ -1,4 +1,4 @@
-"""What broke: statuses for the messages of a device and for the ends of processes."""
+"""What broke: statuses for the ends of processes."""
 
 from __future__ import annotations
 
@@ -7,23 +7,9 @@ import signal
 from contextlib import suppress
 
 from evo.evaluation import Status
+from evo.targets import classify
 
-__all__ = ["classify", "exit_status", "exit_text", "ran_out_of_memory"]
-
-_CAUSES: tuple[tuple[Status, str], ...] = (
-    (Status.OUT_OF_MEMORY, r"OUT_OF_MEMORY|OUT OF MEMORY|BAD_ALLOC|CAN'T ALLOCATE MEMORY|CANNOT ALLOCATE MEMORY"),
-    (Status.MISALIGNED_ADDRESS, r"MISALIGNED_ADDRESS|MISALIGNED ADDRESS"),
-    (Status.ILLEGAL_ADDRESS, r"ILLEGAL_ADDRESS|ILLEGAL MEMORY ACCESS|INVALID_ADDRESS_SPACE"),
-    (
-        Status.TRAP,
-        r"ILLEGAL_INSTRUCTION|ILLEGAL INSTRUCTION|CUDA_ERROR_ASSERT|DEVICE-SIDE ASSERT|HARDWARE_STACK_ERROR|INVALID_PC"
-        r"|LAUNCH_FAILED|UNSPECIFIED LAUNCH FAILURE|HARDWARE STACK ERROR",
-    ),
-    (Status.TIMEOUT, r"LAUNCH_TIMEOUT|LAUNCH TIMED OUT"),
-)
-"""Names of the CUDA driver's errors, and their texts as PyTorch repeats them. LAUNCH_FAILED is what a trap
-instruction is reported as. What cannot be launched (LAUNCH_OUT_OF_RESOURCES, INVALID_VALUE) is left to the default.
-Source: CUDA driver API, "Data types used by CUDA driver", CUresult."""
+__all__ = ["exit_status", "exit_text", "ran_out_of_memory"]
 
 _SIGNALS = {
     "SIGSEGV": Status.ILLEGAL_ADDRESS,
@@ -33,12 +19,6 @@ _SIGNALS = {
     "SIGFPE": Status.TRAP,
     "SIGTRAP": Status.TRAP,
 }
-
-
-def classify(message: str, default: Status) -> Status:
-    """The status that a device's error message stands for."""
-    text = message.upper()
-    return next((status for status, pattern in _CAUSES if re.search(pattern, text)), default)
 
 
 def ran_out_of_memory(words: str) -> bool:

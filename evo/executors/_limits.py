@@ -17,8 +17,6 @@ from pathlib import Path
 
 import psutil
 
-from evo.executors._manner import Manner
-
 __all__ = [
     "SCRATCH",
     "Conduct",
@@ -97,7 +95,6 @@ def confine_candidate(scratch: Path, *, host_code: bool) -> None:
     limited later, when it holds its data."""
     _confine(scratch, network=not host_code)
     adopt_orphans()
-    Conduct.computes_here = host_code
     if host_code:
         _limit(resource.RLIMIT_FSIZE, _FILE_BYTES)
 
@@ -171,20 +168,14 @@ class Conduct:
     descriptors: open ones to be watched beside the standard three.
     """
 
-    computes_here = False
-    """Whether candidates compute in this process: elsewhere its manner is nobody's concern, and asking all of PyTorch's
-    threads for it, in every builder, would take the cores from everybody else."""
-
     def __init__(self, *descriptors: int) -> None:
-        self._manner: Manner | None = None
         self._folder = Path.cwd().stat()
         self._files = {d: _identity(d) for d in (0, 1, 2, *descriptors)}
 
     def begin(self) -> None:
-        """Forgets what was written to the standard output and error. What is found now must be left so."""
+        """Forgets what was written to the standard output and error."""
         with suppress(OSError):
             os.ftruncate(2, 0)
-        self._manner = Manner.present() if self.computes_here else None
 
     def intact(self, descriptor: int) -> bool:
         return _identity(descriptor) == self._files[descriptor]
@@ -204,7 +195,7 @@ class Conduct:
             return "it changed the working directory of its process"
         if count := _living_children():
             return f"it left {count} {'process' if count == 1 else 'processes'} running"
-        return self._manner.complaint() if self._manner is not None else ""
+        return ""
 
 
 def _identity(descriptor: int) -> tuple[int, int] | None:

@@ -18,7 +18,7 @@ _IMPORTED = [
     "evo.cli",
     "evo.executors._builders",
     "evo.executors._device_tasks",
-    "evo.executors._bench",
+    "evo.measure.harness",
 ]
 
 

@@ -1,1 +1,74 @@
-"""Whether a candidate is right, how fast it is, and how sure that is: the gate, the clock, references, buffers."""
+"""Whether a candidate is right, how fast it is, and how sure that is: the gate, the clock, references, buffers.
+
+What is asked of a device process is a `MeasureRequest` or a `RaceRequest`; `evo.measure.tasks` answers it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from evo.evaluation import Build, Timing
+from evo.problem.genome import Genome
+from evo.problem.kernel import Workload
+
+__all__ = ["Incumbent", "MeasureRequest", "RaceRequest", "RaceResult"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Incumbent:
+    """The best candidate so far, which another has to beat. `ratio`: its time over the reference's. Without a `build`
+    it is only a figure."""
+
+    genome: Genome
+    build: Build | None
+    ratio: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasureRequest:
+    """Gate one binary for one workload and, if it passes and `time` is set, time it beside the reference; and beside
+    the incumbent, if it comes close to that."""
+
+    kernel: str
+    target: str
+    genome: Genome
+    workload: Workload
+    build: Build
+    seed: int = 0
+    time: bool = True
+    incumbent: Incumbent | None = None
+    launch_limit_s: float = math.inf
+    """How long a launch of the gate may take; an executor sets it by what others took."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RaceRequest:
+    """Time several gated binaries and the kernel's baselines for one workload, interleaved in one race.
+
+    `contenders`: (name, genome, build). `baselines`: names; the kernel's reference is always among them.
+    """
+
+    kernel: str
+    target: str
+    workload: Workload
+    contenders: tuple[tuple[str, Genome, Build], ...]
+    baselines: tuple[str, ...]
+    seed: int = 0
+    hot: bool = False
+    """Also with all calls on one set, if that fits half the cache."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RaceResult:
+    """Timings of every contender and baseline, by protocol; or the reason why there are none."""
+
+    timings: tuple[Timing, ...] = ()
+    log: str = ""
+    refused: tuple[tuple[str, str], ...] = ()
+    """(name, reason) of contenders that could not be loaded, and of contenders and baselines whose output was wrong in the
+    race itself."""
+    seconds: float = 0.0
+    device_lost: bool = False
+    data_changed: bool = False
+    """See `evo.evaluation.Measurement`."""

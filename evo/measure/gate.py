@@ -165,6 +165,19 @@ class Gate:
         self._hold(prepared)
         return prepared
 
+    def warm_up(self, workload: Workload) -> None:
+        """Prepares every case, and runs it: with what is right, and the first also with what is wrong.
+
+        PyTorch loads a GPU kernel when it is first called, tens of milliseconds each: a gate of three milliseconds takes
+        half a second in a new process. Limits of time would have to allow for that.
+        """
+        launch = Launch(grid=(1, 1, 1), block=(1, 1, 1))
+        for number, case in enumerate(self._kernel.cases(self._target, workload)):
+            prepared = self.prepare(case, repeated=number == 0)
+            self.check(_Right(prepared), launch, prepared)
+            if number == 0:
+                self.check(_Idle(), launch, prepared)
+
     def intact(self) -> bool:
         """Whether all that candidates are judged by is as it was made: else nobody else can be judged here. It lies in
         memory like theirs, and a stray write reaches it past every guard."""
@@ -306,6 +319,31 @@ class Gate:
         if self._hazards is not None and differs(trial.image, ZERO):
             return "it depends on shared memory that it has not written"
         return ""
+
+
+class _Right:
+    """Writes the reference for each launch of a case in turn. The methods are those of `evo.targets.Loaded`."""
+
+    def __init__(self, prepared: PreparedCase) -> None:
+        self._trials = iter(prepared.trials)
+
+    def __call__(self, values: Sequence[object], launch: Launch) -> None:
+        trial = next(self._trials, None)
+        for e in trial.expected if trial is not None else ():
+            trial.memory.outputs[e.name].copy_(e.reference)  # type: ignore[union-attr]
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class _Idle:
+    """Writes nothing, which is wrong."""
+
+    def __call__(self, values: Sequence[object], launch: Launch) -> None:
+        """Nothing happens."""
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 def _share(error: float | None, judged: Expected) -> float:

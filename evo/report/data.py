@@ -13,7 +13,7 @@ from evo.analysis import queries
 from evo.analysis.figures import search_figures
 from evo.analysis.finalists import Confirmation, Finalist, finals
 from evo.analysis.records import CandidateRecord, Failure, FinalRace, RunSummary, Step, TaskSummary, TimingRecord
-from evo.evaluation import TWIN, within_noise
+from evo.evaluation import AA_CONTROL, within_noise
 from evo.lineage.columns import key_range, public_id
 from evo.lineage.store import Store
 from evo.report.columns import Candidates, read_candidates
@@ -102,12 +102,12 @@ class WorkloadData:
     def baselines(self) -> tuple[TimingRecord, ...]:
         """Of the leader's race, cold, without its twin."""
         timings = self.race.timings if self.race else ()
-        return tuple(t for t in timings if t.protocol != "hot" and t.contender != TWIN)
+        return tuple(t for t in timings if t.protocol != "hot" and t.contender != AA_CONTROL)
 
     @property
     def twin(self) -> TimingRecord | None:
         timings = self.race.timings if self.race else ()
-        return next((t for t in timings if t.contender == TWIN), None)
+        return next((t for t in timings if t.contender == AA_CONTROL), None)
 
     @property
     def reference(self) -> TimingRecord | None:

@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from evo.errors import EvoError
-from evo.evaluation import FINALIST, TWIN, Build, CandidateRef, Check, Measurement, Status, Timing
+from evo.evaluation import AA_CONTROL, FINALIST, Build, CandidateRef, Check, Measurement, Status, Timing
 from evo.executors import BuildRequest, Executor, MeasureRequest, RaceRequest
 from evo.measure.clock import noise_floor
 from evo.problem.genome import Genome
@@ -138,14 +138,14 @@ def hold_finals(
 
 def _with_noise(timing: Timing, noise: float | None) -> Timing:
     """The twin's time carries the noise floor into the record."""
-    if timing.contender != TWIN or timing.protocol == "hot" or noise is None:
+    if timing.contender != AA_CONTROL or timing.protocol == "hot" or noise is None:
         return timing
     return dataclasses.replace(timing, clocks={**timing.clocks, "noise_floor": noise})
 
 
 def _noise(champion: Finalist | None, baselines: tuple[Timing, ...]) -> float | None:
     own = champion.timing if champion else None
-    twin = next((t for t in baselines if t.contender == TWIN and t.protocol != "hot"), None)
+    twin = next((t for t in baselines if t.contender == AA_CONTROL and t.protocol != "hot"), None)
     if own is None or twin is None or len(own.samples_us) != len(twin.samples_us):
         return None
     return noise_floor(own.samples_us, twin.samples_us)
@@ -216,12 +216,12 @@ def _crown(
     """
     own = sorted((t for t in timings if t.contender in contenders and t.ratio is not None), key=lambda t: t.ratio or 0.0)
     for name in (t.contender for t in own if t.contender not in refused):
-        request = _request(setting, workload, {name: contenders[name], TWIN: contenders[name]}, ceilings)
+        request = _request(setting, workload, {name: contenders[name], AA_CONTROL: contenders[name]}, ceilings)
         request = dataclasses.replace(request, seed=setting.seed + 1, hot=True)
         for _ in range(_CONFIRMATIONS):
             executor.renew_device()
             outcome = executor.race(request).result()
-            reasons = [reason for n, reason in outcome.refused if n in (name, TWIN)]
+            reasons = [reason for n, reason in outcome.refused if n in (name, AA_CONTROL)]
             if outcome.data_changed:  # by one of the two, which are the same
                 reasons.append(outcome.log)
             if reasons or any(t.contender == name for t in outcome.timings):

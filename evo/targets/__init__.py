@@ -6,6 +6,7 @@ device; `open` is called in a process of its own, which may die with a candidate
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 from evo.discovery import find_plugin, plugin_names
-from evo.evaluation import Binary
+from evo.evaluation import Binary, Status
 from evo.problem.kernel import Launch, Limits
 
 if TYPE_CHECKING:
@@ -22,12 +23,27 @@ if TYPE_CHECKING:
 
     from evo.problem.render import Source  # brings the template engine along, which commands that only read do without
 
-__all__ = ["DeviceInfo", "Hazards", "Loaded", "Replay", "Session", "Target", "find_target", "target_names"]
+__all__ = ["DeviceInfo", "Hazards", "Loaded", "Replay", "Session", "Target", "classify", "find_target", "target_names"]
 
 
 EVICTION_MULTIPLE = 2
 """Session.evict() touches this many times the last-level cache: caches are no perfect queues."""
 
+
+_CAUSES: tuple[tuple[Status, str], ...] = (
+    (Status.OUT_OF_MEMORY, r"OUT_OF_MEMORY|OUT OF MEMORY|BAD_ALLOC|CAN'T ALLOCATE MEMORY|CANNOT ALLOCATE MEMORY"),
+    (Status.MISALIGNED_ADDRESS, r"MISALIGNED_ADDRESS|MISALIGNED ADDRESS"),
+    (Status.ILLEGAL_ADDRESS, r"ILLEGAL_ADDRESS|ILLEGAL MEMORY ACCESS|INVALID_ADDRESS_SPACE"),
+    (
+        Status.TRAP,
+        r"ILLEGAL_INSTRUCTION|ILLEGAL INSTRUCTION|CUDA_ERROR_ASSERT|DEVICE-SIDE ASSERT|HARDWARE_STACK_ERROR|INVALID_PC"
+        r"|LAUNCH_FAILED|UNSPECIFIED LAUNCH FAILURE|HARDWARE STACK ERROR",
+    ),
+    (Status.TIMEOUT, r"LAUNCH_TIMEOUT|LAUNCH TIMED OUT"),
+)
+"""Names of the CUDA driver's errors, and their texts as PyTorch repeats them. LAUNCH_FAILED is what a trap
+instruction is reported as. What cannot be launched (LAUNCH_OUT_OF_RESOURCES, INVALID_VALUE) is left to the default.
+Source: CUDA driver API, "Data types used by CUDA driver", CUresult."""
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceInfo:
@@ -168,3 +184,9 @@ def target_names() -> list[str]:
 def find_target(name: str) -> Target:
     """Raises UnknownNameError."""
     return cast(Target, find_plugin(sys.modules[__name__], "target", name))
+
+
+def classify(message: str, default: Status) -> Status:
+    """The status that a device's error message stands for."""
+    text = message.upper()
+    return next((status for status, pattern in _CAUSES if re.search(pattern, text)), default)

@@ -95,18 +95,13 @@ CHEATS = (
         targets=("cuda",),
         capability=90,
     ),
-    Cheat(name="works_on_when_timed", stage="launch", reason="", targets=("cpu",)),
     Cheat(name="changes_x_when_timed", stage="timed", reason="input x was changed"),
     Cheat(name="writes_after_when_timed", stage="timed", reason="memory outside output y was written"),
     Cheat(name="writes_far_when_timed", stage="timed", reason="output y was written"),
     Cheat(name="overlaps_itself", stage="load", reason="start before it has ended", targets=("cuda",), capability=90),
     # Harms those after it.
     Cheat(name="takes_the_threads", stage="launch", reason="threads", targets=("cpu",)),
-    Cheat(name="leaves_a_thread", stage="launch", reason="it left 1 thread running", targets=("cpu",)),
     Cheat(name="rounds_upward", stage="launch", reason="rounds", targets=("cpu",)),
-    Cheat(name="pins_itself", stage="launch", reason="cores", targets=("cpu",)),
-    Cheat(name="team_rounds_upward", stage="launch", reason="rounds", targets=("cpu",)),
-    Cheat(name="team_pins_itself", stage="launch", reason="cores", targets=("cpu",)),
     # Does not run.
     Cheat(name="does_not_compile", stage="build", reason="this candidate does not compile"),
     Cheat(name="has_no_entry_point", stage="load", reason="layernorm", targets=("cpu",)),

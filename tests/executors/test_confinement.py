@@ -58,7 +58,7 @@ def test_neither_builder_nor_candidate_has_a_network(
 
 def prepare_dead_device(scratch: Path) -> int:
     tasks.prepare("cpu", 0, scratch, None)
-    session = tasks.tasks._session()
+    session = tasks.measuring.open_device()
 
     def fall_silent() -> None:
         raise RuntimeError("fell off the bus\nand more")

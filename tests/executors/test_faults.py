@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from evo.evaluation import Status
-from evo.executors._faults import classify, exit_status, exit_text, ran_out_of_memory
+from evo.executors._faults import exit_status, exit_text, ran_out_of_memory
 from evo.executors._pace import Pace
 from evo.executors._presence import Presence
+from evo.targets import classify
 
 
 @pytest.mark.parametrize(

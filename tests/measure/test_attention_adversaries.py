@@ -12,7 +12,7 @@ from tests.adversaries.attention.cheats import ALL
 from tests.adversaries.cheats import Cheat
 from tests.adversaries.trial import Verdict, verdicts_of
 
-FOLDER = Path(__file__).parent / "adversaries" / "attention"
+FOLDER = Path(__file__).parent.parent / "adversaries" / "attention"
 WORKLOAD = "batch=1,heads=2,kv_heads=2,q_len=64,kv_len=64,head_dim=32,dtype=float32,causal=true"
 
 

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from evo.errors import HangError, LaunchError
+from evo.errors import DeviceError, HangError, LaunchError
 from evo.evaluation import BOOTSTRAP_SAMPLES, Binary, Check, Measurement, Status, Timing
-from evo.executors import MeasureRequest, RaceRequest, RaceResult
-from evo.executors._faults import classify
-from evo.executors._lifetime import end_with_command
+from evo.measure import MeasureRequest, RaceRequest, RaceResult
 from evo.measure.clock import CLOSE, Protocol
 from evo.problem.kernel import Kernel, Workload, load_kernel
-from evo.targets import Loaded, Session, find_target
+from evo.targets import Loaded, Session, classify, find_target
 
 if TYPE_CHECKING:
-    from evo.executors._bench import Bench, Contender
+    from evo.measure.harness import Contender, TimingHarness
 
-__all__ = ["clock", "gate", "prepare_device", "race"]
+__all__ = ["choose_device", "clock", "gate", "measure", "open_device", "probe", "race", "set_up"]
+
+_T = TypeVar("_T")
 
 _PROTOCOLS = {
     ("search", False): Protocol(
@@ -53,7 +54,7 @@ _PROTOCOLS = {
 
 
 _EXAMINED_SHARE = 0.5
-"""In a search on a GPU: see `evo.executors._examination.Examination`."""
+"""In a search on a GPU: see `evo.measure.in_race.Examination`."""
 
 _VARIABLES = (
     "the code has {} bytes of variables that live from call to call: what it remembers there could pass for work; a"
@@ -65,18 +66,22 @@ _RELEASES_NEXT = (
     " overlap where they are timed, one behind the other, and hardly anywhere else"
 )
 
+_PROBE_ELEMENTS = 1 << 16
+
+_NUMBERS = [1.0, 2.0**-60, sys.float_info.min]  # a list, so that nothing is computed ahead
+
 _place: list[tuple[str, int]] = []
 
 
-def prepare_device(target: str, index: int) -> None:
-    """Tells a device process which device is its own."""
+def choose_device(target: str, index: int) -> None:
+    """Tells a device process which device is its own. It is opened when it is first used."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a candidate that spins gives Python no turn to handle it
-    end_with_command()
     _place[:] = [(target, index)]
 
 
 @cache
-def _session() -> Session:
+def open_device() -> Session:
+    """The process's device. Raises DeviceError if there is none."""
     import torch
 
     torch.set_grad_enabled(False)
@@ -84,22 +89,110 @@ def _session() -> Session:
     return find_target(target).open(index)
 
 
-@cache
-def _bench(kernel_name: str, target: str, workload: Workload, seed: int) -> Bench:
-    from evo.executors._bench import Bench
+def probe() -> None:
+    """A small computation whose result is known. Raises DeviceError if the device does not give it."""
+    import torch
 
-    return Bench(load_kernel(kernel_name), target, workload, _session(), seed)
+    session = open_device()
+    try:
+        found = torch.arange(_PROBE_ELEMENTS, dtype=torch.int64, device=session.device).square().sum().item()
+        session.synchronize()
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise DeviceError(f"{session.info.name} does not answer: {reason}") from error
+    n = _PROBE_ELEMENTS - 1
+    if found != n * (n + 1) * (2 * n + 1) // 6:
+        raise DeviceError(f"{session.info.name} computes wrong sums: {found} for the squares up to {n}")
+
+
+def set_up(kernel: str, target: str, workload: Workload, seed: int, *, gate: bool = True, timing: bool = True) -> None:
+    """Makes the data that all candidates of a workload are judged with, once, and warms the gate up. No candidate runs
+    meanwhile. Raises UsageError if the data do not fit."""
+    harness = _harness(kernel, target, workload, seed)
+    if timing:
+        harness.prepare()
+    if gate:
+        harness.gate.warm_up(workload)
+    open_device().synchronize()
+
+
+@cache
+def _harness(kernel_name: str, target: str, workload: Workload, seed: int) -> TimingHarness:
+    from evo.measure.harness import TimingHarness
+
+    return TimingHarness(load_kernel(kernel_name), target, workload, open_device(), seed)
+
+
+def measure(request: MeasureRequest) -> Measurement:
+    """Loads one binary, runs it on the gate's cases up to the first refusal, and times it if it passes and that is asked
+    for; then looks at what the timed calls wrote. Raises only if evo itself is broken."""
+
+    def steps(*found: Any) -> None:
+        _gate(*found)
+        if request.time and found[-1].status is Status.OK:
+            _clock(*found)
+
+    return _judged(lambda: _with_loaded(request, steps), _lost_measurement)
 
 
 def gate(request: MeasureRequest) -> Measurement:
-    """Loads one binary and runs it on the gate's cases, up to the first refusal. Raises only if evo itself is broken."""
-    return _with_loaded(request, _gate)
+    """The first half of `measure`."""
+    return _judged(lambda: _with_loaded(request, _gate), _lost_measurement)
 
 
 def clock(request: MeasureRequest) -> Measurement:
-    """Loads and times one binary that has passed the gate, and looks at what the timed calls wrote. Raises only if evo
-    itself is broken."""
-    return _with_loaded(request, _clock)
+    """The second half of `measure`, for a binary that has passed the gate."""
+    return _judged(lambda: _with_loaded(request, _clock), _lost_measurement)
+
+
+def race(request: RaceRequest) -> RaceResult:
+    """Times contenders and baselines interleaved; every output is verified, before the race and after it."""
+    return _judged(lambda: _race(request), lambda status, log: RaceResult(log=f"{status}: {log}", device_lost=True))
+
+
+def _judged(task: Callable[[], _T], failed: Callable[[Status, str], _T]) -> _T:
+    """A candidate's fault may first show in a call of PyTorch: an allocation that fails, an error of the device. What a
+    candidate on the CPU does to its process it does to those after it."""
+    session = open_device()
+    before = _arithmetic() if session.device.type == "cpu" else None
+    try:
+        result = task()
+        if before is not None and (reason := _changed_arithmetic(before)):
+            return failed(Status.CRASH, reason)
+        return result
+    except (RuntimeError, MemoryError) as error:
+        text = f"{type(error).__name__}: {error}"
+        status = classify("OUT OF MEMORY" if isinstance(error, MemoryError) else text, Status.OK)
+        if status is Status.OK:
+            try:
+                probe()
+            except DeviceError:
+                return failed(Status.LAUNCH_ERROR, text)
+            raise
+        return failed(status, text)
+
+
+def _arithmetic() -> tuple[int, tuple[float, ...]]:
+    """The number of threads that PyTorch computes with, and sums that other ways of rounding make others of.
+
+    A call of omp_set_num_threads changes the first; code linked with -ffast-math, which counts denormal numbers as zero,
+    and a rounding mode that is left as it was set change the second.
+    """
+    import torch
+
+    one, tiny, smallest = _NUMBERS
+    return torch.get_num_threads(), (one + tiny, one - tiny, -one - tiny, smallest / 2)
+
+
+def _changed_arithmetic(before: tuple[int, tuple[float, ...]]) -> str:
+    threads, rounding = _arithmetic()
+    if threads != before[0]:
+        return f"it changed with how many threads its process computes, from {before[0]} to {threads}"
+    return "it changed how its process rounds floating-point numbers" if rounding != before[1] else ""
+
+
+def _lost_measurement(status: Status, log: str) -> Measurement:
+    return Measurement(status=status, log=log, device_lost=True)
 
 
 @dataclass(kw_only=True)
@@ -122,11 +215,11 @@ class _Findings:
 
 def _with_loaded(
     request: MeasureRequest,
-    examine: Callable[[MeasureRequest, Kernel, Bench, Loaded, _Findings], None],
+    examine: Callable[[MeasureRequest, Kernel, TimingHarness, Loaded, _Findings], None],
 ) -> Measurement:
     started = time.perf_counter()
-    kernel, session = load_kernel(request.kernel), _session()
-    bench = _bench(request.kernel, request.target, request.workload, request.seed)
+    kernel, session = load_kernel(request.kernel), open_device()
+    harness = _harness(request.kernel, request.target, request.workload, request.seed)
     found = _Findings()
     binary = request.build.binary
     assert binary is not None
@@ -142,7 +235,7 @@ def _with_loaded(
     load_seconds = time.perf_counter() - started
     hangs = False
     try:
-        examine(request, kernel, bench, loaded, found)
+        examine(request, kernel, harness, loaded, found)
     except HangError as error:
         hangs = found.device_lost = True
         found.refuse(Status.TIMEOUT, str(error))
@@ -178,51 +271,52 @@ def _load(binary: Binary, kernel: Kernel, session: Session) -> Loaded:
     return session.load(binary, kernel.entry)
 
 
-def _gate(request: MeasureRequest, kernel: Kernel, bench: Bench, loaded: Loaded, found: _Findings) -> None:
+def _gate(request: MeasureRequest, kernel: Kernel, harness: TimingHarness, loaded: Loaded, found: _Findings) -> None:
     """Raises LaunchError."""
     started = time.perf_counter()
-    point, limits = request.genome.parameters, _session().limits
+    point, limits = request.genome.parameters, open_device().limits
     cases = [
         (case, kernel.launch(request.target, point, case.workload, limits))
         for case in kernel.cases(request.target, request.workload)
     ]
-    bench.gate.launch_limit_s = request.launch_limit_s
-    bench.gate.longest_launch_s = 0.0
-    found.checks = bench.gate.run(loaded, cases)
-    found.launch_seconds = bench.gate.longest_launch_s
+    harness.gate.launch_limit_s = request.launch_limit_s
+    harness.gate.longest_launch_s = 0.0
+    found.checks = harness.gate.run(loaded, cases)
+    found.launch_seconds = harness.gate.longest_launch_s
     found.data_changed = any(c.data_changed for c in found.checks)
     found.gate_seconds = time.perf_counter() - started
     if not all(c.passed for c in found.checks):
         found.refuse(Status.WRONG, f"{found.checks[-1].case}: {found.checks[-1].reason}")
 
 
-def _clock(request: MeasureRequest, kernel: Kernel, bench: Bench, loaded: Loaded, found: _Findings) -> None:
+def _clock(request: MeasureRequest, kernel: Kernel, harness: TimingHarness, loaded: Loaded, found: _Findings) -> None:
     """Raises LaunchError."""
     started = time.perf_counter()
-    launch = kernel.launch(request.target, request.genome.parameters, request.workload, _session().limits)
-    candidate = bench.candidate("candidate", loaded, launch)
-    found.timings = _time(request, kernel, bench, candidate)
+    launch = kernel.launch(request.target, request.genome.parameters, request.workload, open_device().limits)
+    candidate = harness.candidate("candidate", loaded, launch)
+    found.timings = _time(request, kernel, harness, candidate)
     timed = time.perf_counter()
     found.timing_seconds = timed - started
-    found.checks = (bench.complaint("candidate"),)
-    if found.checks[0].passed and (reason := bench.reads_early(candidate)):
-        found.checks = (replace(found.checks[0], passed=False, reason=reason),)
-    found.gate_seconds = time.perf_counter() - timed
-    found.data_changed = found.checks[-1].data_changed
-    if not found.checks[-1].passed:
-        found.refuse(Status.WRONG, f"{found.checks[-1].case}: {found.checks[-1].reason}")
-    elif reason := bench.impossible(found.timings, "candidate"):
-        found.checks = (*found.checks[:-1], replace(found.checks[-1], passed=False, reason=reason))
+    check = harness.complaint("candidate")
+    if check.passed and (reason := harness.reads_early(candidate)):
+        check = replace(check, passed=False, reason=reason)
+    found.gate_seconds += time.perf_counter() - timed
+    found.data_changed = check.data_changed
+    if not check.passed:
+        found.refuse(Status.WRONG, f"{check.case}: {check.reason}")
+    elif reason := harness.impossible(found.timings, "candidate"):
+        check = replace(check, passed=False, reason=reason)
         found.refuse(Status.IMPOSSIBLE, reason)
+    found.checks += (check,)
 
 
-def _time(request: MeasureRequest, kernel: Kernel, bench: Bench, candidate: Contender) -> tuple[Timing, ...]:
+def _time(request: MeasureRequest, kernel: Kernel, harness: TimingHarness, candidate: Contender) -> tuple[Timing, ...]:
     """Beside the reference; and again beside the incumbent too, if the candidate comes close to that."""
-    reference = bench.baseline(kernel.reference_baseline)
+    reference = harness.baseline(kernel.reference_baseline)
     protocol, kept, incumbent = _protocol("search", request.target), frozenset({reference.name}), request.incumbent
     pick = int(request.genome.digest[:8], 16)
     share = None if find_target(request.target).shares_cores else _EXAMINED_SHARE
-    timings = bench.time(
+    timings = harness.time(
         [candidate, reference],
         protocol,
         reference.name,
@@ -232,17 +326,17 @@ def _time(request: MeasureRequest, kernel: Kernel, bench: Bench, candidate: Cont
         pick=pick,
         share=share,
     )
-    if incumbent is None or (timings[0].ratio or 0.0) > CLOSE * incumbent.ratio or not bench.complaint("candidate").passed:
+    if incumbent is None or (timings[0].ratio or 0.0) > CLOSE * incumbent.ratio or not harness.complaint("candidate").passed:
         return timings
     try:
-        other = bench.incumbent(incumbent)
+        other = harness.incumbent(incumbent)
     except LaunchError:  # no fault of the candidate, if the device still answers: it has its times
-        if _answers(_session()):
+        if _answers(open_device()):
             return timings
         raise
     if other is None:
         return timings
-    return bench.time(
+    return harness.time(
         [candidate, other, reference],
         protocol,
         reference.name,
@@ -253,11 +347,10 @@ def _time(request: MeasureRequest, kernel: Kernel, bench: Bench, candidate: Cont
     )
 
 
-def race(request: RaceRequest) -> RaceResult:
-    """Times contenders and baselines interleaved; every output is verified, before the race and after it."""
+def _race(request: RaceRequest) -> RaceResult:
     started = time.perf_counter()
-    kernel, session = load_kernel(request.kernel), _session()
-    bench = _bench(request.kernel, request.target, request.workload, request.seed)
+    kernel, session = load_kernel(request.kernel), open_device()
+    harness = _harness(request.kernel, request.target, request.workload, request.seed)
     reference = kernel.reference_baseline
     refused: dict[str, str] = {}
     entries: list[Contender] = []
@@ -274,8 +367,8 @@ def race(request: RaceRequest) -> RaceResult:
     def verify(entry: Contender, pick: int) -> bool:
         """Whether a contender is right. Raises LaunchError if the device is lost with it."""
         try:
-            check = bench.try_witnesses(entry, pick ^ request.seed & 0xFFFF)
-            if check.passed and (reason := bench.reads_early(entry)):
+            check = harness.try_witnesses(entry, pick ^ request.seed & 0xFFFF)
+            if check.passed and (reason := harness.reads_early(entry)):
                 check = replace(check, passed=False, reason=reason)
         except LaunchError as error:
             refused[entry.name] = str(error)
@@ -286,9 +379,9 @@ def race(request: RaceRequest) -> RaceResult:
 
     def time_all(protocol: Protocol, sets: int | None = None) -> tuple[Timing, ...]:
         names = [c.name for c in contenders]
-        timings = bench.time(entries, protocol, reference.name, sets=sets, examined=names, pick=request.seed)
+        timings = harness.time(entries, protocol, reference.name, sets=sets, examined=names, pick=request.seed)
         for entry in contenders:
-            accept(entry, bench.complaint(entry.name, ran_last=False))
+            accept(entry, harness.complaint(entry.name, ran_last=False))
         return timings
 
     try:
@@ -300,7 +393,7 @@ def race(request: RaceRequest) -> RaceResult:
             except LaunchError as error:
                 refused[name] = str(error)
                 continue
-            entry = bench.candidate(name, loaded_all[-1], launch)
+            entry = harness.candidate(name, loaded_all[-1], launch)
             if verify(entry, pick=int(genome.digest[:8], 16)):
                 entries.append(entry)
             elif data_changed:  # nobody else can be judged any more
@@ -312,19 +405,19 @@ def race(request: RaceRequest) -> RaceResult:
             baseline = kernel.baseline(name)
             if request.target not in baseline.targets:
                 continue
-            reason = "" if baseline.role == "ceiling" else bench.check_baseline(baseline)
+            reason = "" if baseline.role == "ceiling" else harness.check_baseline(baseline)
             if reason and name != reference.name:
                 refused[name] = reason
             else:
-                entries.append(bench.baseline(baseline))
+                entries.append(harness.baseline(baseline))
         protocol = _protocol("final", request.target)
         timings = list(time_all(protocol))
-        if request.hot and bench.fits_cache:
+        if request.hot and harness.fits_cache:
             timings += time_all(replace(protocol, name="hot", cold=False), sets=1)
         for entry in contenders:
             if entry.name in refused or not verify(entry, pick=1):
                 continue
-            if reason := bench.impossible(timings, entry.name):
+            if reason := harness.impossible(timings, entry.name):
                 refused[entry.name] = reason
     except LaunchError as error:
         return RaceResult(

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from evo.evaluation import Check
-from evo.executors._timed_data import TimedData
-from evo.executors._witness import Part, Version, Witness
+from evo.measure._timed_data import TimedData
+from evo.measure._witness import Part, Version, Witness
 from evo.measure.reference import Expected, findings, poison, verdict
 
 __all__ = ["Examination", "Examined"]

@@ -13,9 +13,9 @@ from itertools import pairwise
 import pytest
 import torch
 
-from evo.executors import _bench
-from evo.executors._bench import Bench
+from evo.measure import harness
 from evo.measure.clock import Protocol
+from evo.measure.harness import TimingHarness
 from evo.problem.kernel import Launch, load_kernel
 from evo.targets import find_target
 
@@ -148,16 +148,16 @@ CHEATS: dict[str, tuple[Callable[[], Callable[..., None]], str]] = {
 
 
 @pytest.fixture
-def bench() -> Iterator[Bench]:
+def bench() -> Iterator[TimingHarness]:
     with torch.no_grad():
-        made = Bench(KERNEL, "cpu", WORKLOAD, find_target("cpu").open(), seed=3)
+        made = TimingHarness(KERNEL, "cpu", WORKLOAD, find_target("cpu").open(), seed=3)
         vars(made)["set_count"] = 40  # not the hundreds that a small problem gets
         yield made
 
 
 @pytest.mark.parametrize("pick", range(3))
 @pytest.mark.parametrize("cheat", CHEATS)
-def test_a_finalist_is_refused_that(bench: Bench, cheat: str, pick: int) -> None:
+def test_a_finalist_is_refused_that(bench: TimingHarness, cheat: str, pick: int) -> None:
     make, reason = CHEATS[cheat]
     check = bench.try_witnesses(bench.candidate("a", Candidate(make()), LAUNCH), pick)
     assert not check.passed
@@ -166,7 +166,7 @@ def test_a_finalist_is_refused_that(bench: Bench, cheat: str, pick: int) -> None
 
 
 @pytest.mark.parametrize("cheat", CHEATS)
-def test_a_race_refuses_a_candidate_that(bench: Bench, cheat: str) -> None:
+def test_a_race_refuses_a_candidate_that(bench: TimingHarness, cheat: str) -> None:
     make, reason = CHEATS[cheat]
     entries = [
         bench.candidate("candidate", Candidate(make()), LAUNCH),
@@ -183,7 +183,7 @@ def test_a_race_refuses_a_candidate_that(bench: Bench, cheat: str) -> None:
 
 @pytest.mark.parametrize("incumbent", [None, 1e6], ids=["alone", "close to an incumbent"])
 @pytest.mark.parametrize("cheat", ["skips_what_looks_done", "remembers_samples", "remembers_all_inputs", "skips_some_rows"])
-def test_one_look_is_enough_where_races_are_short(bench: Bench, cheat: str, incumbent: float | None) -> None:
+def test_one_look_is_enough_where_races_are_short(bench: TimingHarness, cheat: str, incumbent: float | None) -> None:
     make = CHEATS[cheat][0] if cheat in CHEATS else skips_some_rows
     entries = [
         bench.candidate("candidate", Candidate(make()), LAUNCH),
@@ -193,10 +193,10 @@ def test_one_look_is_enough_where_races_are_short(bench: Bench, cheat: str, incu
     assert not bench.complaint("candidate").passed
 
 
-def test_nobody_finds_his_results_when_he_is_timed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_finds_his_results_when_he_is_timed(bench: TimingHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """A candidate that is always right: the lowest bits of its output say of which inputs it is the result. Where they do
     it would return at once."""
-    monkeypatch.setattr(_bench, "_LONG_SAMPLE_US", 1e9)  # a sample calls all sets, however slow the machine is
+    monkeypatch.setattr(harness, "_LONG_SAMPLE_US", 1e9)  # a sample calls all sets, however slow the machine is
     spared, called, first = [0], [0], bench.data.arena.sets[0].inputs["x"]  # which is called to guess the time of a call
     assert first is not None
 
@@ -229,7 +229,7 @@ def test_nobody_finds_his_results_when_he_is_timed(bench: Bench, monkeypatch: py
 
 
 @pytest.mark.parametrize("pick", range(6))
-def test_a_single_write_beside_one_buffer_set_is_found_at_once(bench: Bench, pick: int) -> None:
+def test_a_single_write_beside_one_buffer_set_is_found_at_once(bench: TimingHarness, pick: int) -> None:
     witnesses = {w.index for w in bench.data.witnesses}
     struck = [m.inputs["x"] for i, m in enumerate(bench.data.arena.sets[:12]) if i not in witnesses][pick]
     assert struck is not None
@@ -251,7 +251,7 @@ def test_a_single_write_beside_one_buffer_set_is_found_at_once(bench: Bench, pic
 
 
 @pytest.mark.parametrize("pick", range(5))
-def test_an_honest_candidate_is_not_refused(bench: Bench, pick: int) -> None:
+def test_an_honest_candidate_is_not_refused(bench: TimingHarness, pick: int) -> None:
     entry = bench.candidate("candidate", Candidate(honest), LAUNCH)
     assert bench.try_witnesses(entry, pick).passed
     entries = [entry, bench.baseline(KERNEL.reference_baseline)]
@@ -275,7 +275,7 @@ class LateWriter:
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_who_may_begin_early_has_to_wait_for_its_inputs_at_the_timed_size(bench: Bench, waits: bool) -> None:
+def test_who_may_begin_early_has_to_wait_for_its_inputs_at_the_timed_size(bench: TimingHarness, waits: bool) -> None:
     writer = LateWriter()
     bench._session.hazards = writer  # type: ignore[misc, assignment]
 
@@ -294,7 +294,7 @@ def test_who_may_begin_early_has_to_wait_for_its_inputs_at_the_timed_size(bench:
     assert bench.reads_early(replace(entry, programmatic=False)) == ""
 
 
-def test_work_that_is_not_done_when_a_call_returns_is_refused(bench: Bench) -> None:
+def test_work_that_is_not_done_when_a_call_returns_is_refused(bench: TimingHarness) -> None:
     jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
 
     def serve() -> None:
@@ -313,7 +313,7 @@ def test_work_that_is_not_done_when_a_call_returns_is_refused(bench: Bench) -> N
     assert not check.passed
 
 
-def test_a_walk_takes_the_sets_in_an_order_of_chance_with_the_witnesses_among_them(bench: Bench) -> None:
+def test_a_walk_takes_the_sets_in_an_order_of_chance_with_the_witnesses_among_them(bench: TimingHarness) -> None:
     witnesses = {w.index for w in bench.data.witnesses}
     walks = [bench._walk(bench.set_count, 20) for _ in range(10)]
     assert len(set(walks)) == 10
@@ -323,7 +323,7 @@ def test_a_walk_takes_the_sets_in_an_order_of_chance_with_the_witnesses_among_th
         assert len({i - sum(w < i for w in witnesses) - n for n, i in enumerate(sorted(set(walk) & others))}) == 1
 
 
-def test_timed_tensors_lie_between_guards(bench: Bench) -> None:
+def test_timed_tensors_lie_between_guards(bench: TimingHarness) -> None:
     data = bench.data
     tensors = [t for m in data.arena.sets[:3] for t in (*m.inputs.values(), *m.outputs.values()) if t is not None]
     spans = sorted((t.data_ptr(), t.data_ptr() + t.nbytes) for t in tensors)
@@ -331,7 +331,7 @@ def test_timed_tensors_lie_between_guards(bench: Bench) -> None:
     assert data.changed() == ""
 
 
-def test_one_slice_of_a_witness_is_enough_to_tell_old_results_from_new(bench: Bench) -> None:
+def test_one_slice_of_a_witness_is_enough_to_tell_old_results_from_new(bench: TimingHarness) -> None:
     fresh, block = (w.versions[0] for w in bench.data.witnesses)
     assert not fresh.slices
     assert len(block.slices) == 1

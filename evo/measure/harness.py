@@ -14,17 +14,17 @@ import torch
 
 from evo.errors import UsageError
 from evo.evaluation import Check, Timing
-from evo.executors import Incumbent
-from evo.executors._examination import Examination, Examined
-from evo.executors._timed_data import TimedData
+from evo.measure import Incumbent
+from evo.measure._timed_data import TimedData
 from evo.measure.buffers import same
 from evo.measure.clock import Protocol, Samples, calls_for, cold_calls, race, sets_for, summarise
 from evo.measure.gate import Gate, argument_values, as_outputs, compare
+from evo.measure.in_race import Examination, Examined
 from evo.measure.roofline import FloorGauge
 from evo.problem.kernel import Baseline, Kernel, Launch, Workload
 from evo.targets import Loaded, Replay, Session, find_target
 
-__all__ = ["Bench", "Contender"]
+__all__ = ["Contender", "TimingHarness"]
 
 _WALK_BYTES = {False: 1 << 30, True: 1 << 28}
 """What the buffer sets hold at least, by whether the target shares its cores: a quarter of a millisecond at 4 TB/s,
@@ -60,7 +60,7 @@ class Contender:
     """Whether it may begin before what is ahead of it has ended."""
 
 
-class Bench:
+class TimingHarness:
     """Times binaries for one workload, beside its baselines, over rotating buffers."""
 
     def __init__(self, kernel: Kernel, target: str, workload: Workload, session: Session, seed: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from evo.executors._witness import Witness, block_version, fresh_version, parts_of
+from evo.measure._witness import Witness, block_version, fresh_version, parts_of
 from evo.measure.buffers import NAN, Arena, Layout
 from evo.measure.gate import Gate
 from evo.measure.reference import Expected, allocate_outputs
