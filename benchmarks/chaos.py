@@ -30,7 +30,7 @@ from evo.executors import BuildRequest, ExecutorConfig, MeasureRequest
 from evo.executors.local import LocalExecutor
 from evo.problem.genome import Genome
 from evo.problem.kernel import load_kernel
-from evo.search.loop import window_for
+from evo.search.loop import default_max_in_flight
 from evo.targets import find_target
 
 KERNEL = Path(__file__).parent.parent / "tests" / "chaos"
@@ -99,7 +99,7 @@ def run(target: str, arch: str, faults: list[str], first_number: int, builders: 
     executor.measure(warm_request).result()
 
     started = before = time.perf_counter()
-    asked, window = 0, window_for(builders)
+    asked, window = 0, default_max_in_flight(builders)
     while len(tally.statuses) < len(faults):
         while asked < len(faults) and asked - len(tally.statuses) < window:
             build(asked)

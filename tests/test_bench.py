@@ -60,7 +60,7 @@ def record(db: str, called: str, kernel: Kernel, *, device: str = HERE, mode: st
         workloads=kernel.workloads["cpu"],
         sampler="random",
         seed=1,
-        window=8,
+        max_in_flight=8,
         budget=Budget(evaluations=1),
     )
     workload = kernel.example("cpu")

@@ -51,7 +51,7 @@ def configure(kernel: str, seed: int = 5) -> SearchConfig:
         workloads=load_kernel(kernel).workloads["cpu"][:1],
         sampler="random",
         seed=seed,
-        window=8,
+        max_in_flight=8,
         budget=Budget(evaluations=20),
     )
 

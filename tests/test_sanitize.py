@@ -186,7 +186,7 @@ def recorded(toy: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, l
                     workloads=(workload,),
                     sampler="random",
                     seed=1,
-                    window=8,
+                    max_in_flight=8,
                     budget=Budget(evaluations=1),
                 )
                 request = BuildRequest(kernel=kernel, target="cpu", arch="native", genome=genome, workload=workload)

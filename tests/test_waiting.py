@@ -65,7 +65,7 @@ def test_a_search_knows_which_candidate_it_waits_for(tmp_path: Path) -> None:
         workloads=kernel.workloads["cpu"][:1],
         sampler="random",
         seed=5,
-        window=8,
+        max_in_flight=8,
         budget=Budget(evaluations=20),
     )
     executor = Hanging()

@@ -71,11 +71,8 @@ def ancestry(store: Store, prefix: str) -> tuple[Step, ...]:
 
 
 def genome_change(before: Genome, after: Genome) -> Change:
-    """What a change of genome changed, the compiler's flags among it."""
-    change: Change = dict(before.difference(after))
-    if before.flags != after.flags:
-        change["flags"] = (" ".join(before.flags), " ".join(after.flags))
-    return change
+    """What a change of genome changed."""
+    return dict(before.difference(after))
 
 
 def _parents(connection: Connection, members: Select[int]) -> dict[int, list[tuple[int, Relative]]]:

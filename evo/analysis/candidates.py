@@ -81,7 +81,6 @@ def candidate(store: Store, prefix: str) -> CandidateRecord:
             dtype=row.dtype,
             options=row.options,
             parameters=genome.parameters,
-            flags=genome.flags,
             digest=row.genome_digest,
             source=row.source_sha,
             operator=row.operator,

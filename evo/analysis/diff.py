@@ -187,8 +187,6 @@ def _genome_rows(rows: list[Any]) -> Iterator[DifferenceRow]:
     a, b = one.parameters, other.parameters
     for name in sorted(a.keys() | b.keys()):
         yield _row("genome", name, a.get(name), b.get(name))
-    if one.flags or other.flags:
-        yield _row("genome", "flags", " ".join(one.flags), " ".join(other.flags))
 
 
 def _build_rows(rows: list[Any]) -> Iterator[DifferenceRow]:

@@ -90,7 +90,6 @@ class Explanation:
     median_us: float | None
     disturbed: bool
     base: dict[str, Value]
-    base_flags: tuple[str, ...]
     base_id: str | None
     base_from: str
     base_us: float | None
@@ -179,7 +178,6 @@ def explain(
         median_us=own[1].median_us,
         disturbed=own[1].disturbed or bool(before and before[1].disturbed),
         base=start.parameters,
-        base_flags=start.flags,
         base_id=before[0] if before else None,
         base_from=base_from,
         base_us=before[1].median_us if before else None,

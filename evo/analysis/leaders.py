@@ -167,7 +167,6 @@ def _best(task: Any, timed: Any, refused: int | None) -> Best:
         finals="confirmed" if won else _unnamed(task, refused),
         refused_finalists=refused or 0,
         parameters=genome.parameters,
-        flags=genome.flags,
     )
 
 

@@ -165,7 +165,6 @@ class CandidateRecord:
     dtype: str
     options: dict[str, Value]
     parameters: dict[str, Value]
-    flags: tuple[str, ...]
     digest: str
     source: str | None
     operator: str
@@ -299,7 +298,6 @@ class Best:
     finals: str
     refused_finalists: int
     parameters: dict[str, Value]
-    flags: tuple[str, ...]
 
     @property
     def unconfirmed(self) -> bool:

@@ -49,7 +49,7 @@ def measure_edits(recorded: Recorded, found: Explanation, space: Space, *, kerne
         space=space,
         seed=seed,
     )
-    base, edits = Genome.of(found.base, found.base_flags), [Edit(credit.change) for credit in found.edits]
+    base, edits = Genome.of(found.base), [Edit(credit.change) for credit in found.edits]
     if sys.stderr.isatty():  # nothing is shown until the end
         what = f"{len(edits)} edit{'s' * (len(edits) != 1)}"
         typer.echo(f"evo: building, gating and timing {what}; this takes a minute or more", err=True)

@@ -63,7 +63,7 @@ def _request(store: Store, run: str, chosen: Sequence[CandidateRecord], out: Pat
         items=tuple(
             ExportItem(
                 workload=Workload.of(c.dims, c.dtype, c.options),
-                genome=Genome.of(c.parameters, c.flags),
+                genome=Genome.of(c.parameters),
                 candidate=c.id,
                 record=_provenance(store, c),
                 alternatives=_Alternatives(store, c),
@@ -87,7 +87,7 @@ class _Alternatives:
             if name != record.id:
                 c = candidates.candidate(self._store, name)
                 workload = Workload.of(c.dims, c.dtype, c.options)
-                genome = Genome.of(c.parameters, c.flags)
+                genome = Genome.of(c.parameters)
                 yield ExportItem(workload=workload, genome=genome, candidate=c.id, record=_origin(c))
 
 

@@ -136,7 +136,7 @@ def _contenders(setup: Setup, workload: Workload, db: str) -> list[tuple[str, Ge
         elif broken := space.violations(best.parameters):
             reason = f"the kernel's search space does not have it any more ({'; '.join(broken)})"
         else:
-            return [(short_id(best.id), Genome.of(best.parameters, best.flags)), default]
+            return [(short_id(best.id), Genome.of(best.parameters)), default]
         typer.echo(f"evo: {short_id(best.id)}, found for {workload}, is left out: {reason}", err=True)
     if not known:
         nothing = f"no candidate of this kernel is recorded for {workload} in {shown(db)}"
@@ -156,7 +156,7 @@ def _for_each(
         for arch in archs[1:]:
             space = kernel.space(target, workload, find_target(target).limits(arch))
             if starts := space.starting([genome.parameters]).starts:
-                yield name, arch, Genome.of(starts[0], genome.flags)
+                yield name, arch, Genome.of(starts[0])
                 continue
             broken = space.violations(space.complete({n: v for n, v in genome.parameters.items() if n in space.by_name}))
             typer.echo(f"evo: {name} is not legal for {arch} ({'; '.join(broken)}): it is not timed there", err=True)

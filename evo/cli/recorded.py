@@ -53,7 +53,7 @@ class Recorded:
             kernel=r.kernel,
             target=r.target,
             arch=r.arch,
-            genome=Genome.of(r.parameters, r.flags),
+            genome=Genome.of(r.parameters),
             workload=Workload.of(r.dims, r.dtype, r.options),
         )
 

@@ -39,7 +39,7 @@ from evo.executors import Executor
 from evo.export._folder import check_replaceable
 from evo.lineage import RunStatus, StoredRun
 from evo.lineage.store import Store
-from evo.search.loop import Search, SearchConfig, window_for
+from evo.search.loop import Search, SearchConfig, default_max_in_flight
 from evo.search.run import (
     RunSettings,
     budget_of,
@@ -215,14 +215,14 @@ def _configure(job: dict[str, Any], setup: Setup, db: str) -> SearchConfig:
         workloads=workloads,
         sampler=sampler,
         seed=int.from_bytes(os.urandom(4)) if seed is None else int(seed),
-        window=window_for(setup.workers.builders),
+        max_in_flight=default_max_in_flight(setup.workers.builders),
         budget=Budget(
             seconds=parse_duration(str(seconds)) if seconds is not None else None,
             evaluations=job.get("evaluations"),
             patience=job.get("patience"),
         ),
         fixed=fixed,
-        starts=starts,
+        initial_points=starts,
     )
 
 

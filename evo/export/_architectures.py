@@ -73,7 +73,7 @@ def compile_elsewhere(kernel: Kernel, target: Target, item: ExportItem, arch: st
         if broken := [f"there is no {n}={v}" for n, v in unsaid.items()] or space.violations(point):
             why = why or "; ".join(broken)
             continue
-        genome = Genome.of(point, candidate.genome.flags)
+        genome = Genome.of(point)
         source = render(kernel, target.name, genome, kernel.binding(target.name, item.workload), machine_code)
         try:
             binary = compile_source(target, source, arch)

@@ -106,7 +106,7 @@ def _variant_record(kernel: Kernel, variant: BuiltVariant, variants: Sequence[Bu
             "options": dict(item.workload.options),
         },
         "fixed": list(kernel.compile_time_dims[target.name]),
-        "genome": {"parameters": found.genome.parameters, "flags": list(found.genome.flags)},
+        "genome": {"parameters": found.genome.parameters},
         "source": variant.source_file,
         "source_sha256": _sha256(source.text.encode()),
         "source_digest": source.digest,

@@ -61,7 +61,7 @@ def _of_variant(
     ):
         return None  # one source of the same is enough: it is compiled where it runs
     workload = spaces.kernel.workload(spaces.target.name, key)
-    genome = Genome.of(record["genome"]["parameters"], tuple(record["genome"]["flags"]))
+    genome = Genome.of(record["genome"]["parameters"])
     form = _Form(spaces, workload, genome, record["arch"])
     return form.described(record["launch"], form.around())
 
@@ -219,7 +219,7 @@ def _general_record(
             "dtype": workload.dtype,
         },
         "fixed": list(kernel.compile_time_dims[target.name]),
-        "genome": {"parameters": form.genome.parameters, "flags": list(form.genome.flags)},
+        "genome": {"parameters": form.genome.parameters},
         "source": file,
         "source_sha256": _sha256(source.text),
         "includes": {header: _sha256(text) for header, text in sorted(source.includes.items())},

@@ -116,8 +116,6 @@ def _result(run: StoredRun, stored: StoredEvaluation, others: Mapping[int, Store
     invalidity = _INVALIDITY.get(evaluation.status, "runtime")
     timing = _timing(evaluation, others)
     configuration: dict[str, Any] = dict(genome.parameters)
-    if genome.flags:
-        configuration["compiler_flags"] = " ".join(genome.flags)
     value: float | str = timing.median_us / 1e3 if timing else _VALUES.get(invalidity, "RuntimeFailedConfig")
     measurements: list[dict[str, Any]] = [{"name": "time", "value": value, "unit": "ms" if timing else ""}]
     if timing is not None and timing.ratio is not None:

@@ -7,7 +7,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from evo.errors import SpaceError
 from evo.problem.space import Point, Value
@@ -17,21 +16,19 @@ __all__ = ["Genome"]
 
 @dataclass(frozen=True)
 class Genome:
-    """Parameters (sorted by name) and extra compiler flags (in the order given)."""
+    """Parameters, sorted by name."""
 
     items: tuple[tuple[str, Value], ...]
-    flags: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, parameters: Mapping[str, Value], flags: tuple[str, ...] = ()) -> Genome:
-        return cls(tuple(sorted(parameters.items())), tuple(flags))
+    def of(cls, parameters: Mapping[str, Value]) -> Genome:
+        return cls(tuple(sorted(parameters.items())))
 
     @classmethod
     def from_json(cls, text: str) -> Genome:
         """Raises SpaceError if `text` is not the canonical form of a genome."""
         try:
-            record: dict[str, Any] = json.loads(text)
-            return cls.of(record["parameters"], tuple(record.get("flags", ())))
+            return cls.of(json.loads(text)["parameters"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise SpaceError(f"not a genome: {text[:80]!r} ({error})") from error
 
@@ -41,10 +38,7 @@ class Genome:
 
     def to_json(self) -> str:
         """Canonical JSON: keys sorted, no spaces, so that equal genomes are equal text."""
-        record: dict[str, Any] = {"parameters": self.parameters}
-        if self.flags:
-            record["flags"] = list(self.flags)
-        return json.dumps(record, sort_keys=True, separators=(",", ":"))
+        return json.dumps({"parameters": self.parameters}, sort_keys=True, separators=(",", ":"))
 
     @cached_property
     def digest(self) -> str:
@@ -57,4 +51,4 @@ class Genome:
         return {n: (a.get(n), b.get(n)) for n in sorted(a.keys() | b.keys()) if a.get(n) != b.get(n)}
 
     def __str__(self) -> str:
-        return " ".join(f"{k}={v}" for k, v in self.items) + (f" {' '.join(self.flags)}" if self.flags else "")
+        return " ".join(f"{k}={v}" for k, v in self.items)

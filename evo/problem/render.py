@@ -96,7 +96,7 @@ def render(kernel: Kernel, target: str, genome: Genome, binding: Binding, arch: 
         text=text,
         target=target,
         entry=kernel.entry,
-        flags=(*kernel.compile_flags(target, genome.parameters), *genome.flags),
+        flags=tuple(kernel.compile_flags(target, genome.parameters)),
         include_dirs=(str(kernel.folder), str(template_root())),
     )
 

@@ -193,18 +193,15 @@ class _Bench:
         if not subset:
             return self._start
         values: dict[str, Value] = {**self._end.parameters, **self._start.parameters}
-        flags = self._start.flags
         for number, edit in enumerate(self._edits):
             for name, (_, after) in edit.change.items():
                 if number not in subset:
                     continue
-                if name == FLAGS:
-                    flags = self._end.flags
-                elif after is None:
+                if after is None:
                     values.pop(name, None)
                 else:
                     values[name] = after
-        return Genome.of(self._problem.space.complete(values), flags)
+        return Genome.of(self._problem.space.complete(values))
 
     def _verdict(self, subset: _Subset) -> str:
         """Why it cannot be raced; empty if it passed the gate."""

@@ -9,13 +9,10 @@ from dataclasses import dataclass
 from evo.problem.genome import Genome
 from evo.problem.space import Value
 
-__all__ = ["FLAGS", "Change", "Edit", "Lattice", "edits_between"]
+__all__ = ["Change", "Edit", "Lattice", "edits_between"]
 
 Change = dict[str, tuple[Value | None, Value | None]]
-"""What differs, as {name: (parent's value, own value)}; None where absent. "flags" are the compiler's."""
-
-FLAGS = "flags"
-"""The name under which a change of the compiler's flags stands among those of parameters."""
+"""What differs, as {name: (parent's value, own value)}; None where absent."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +34,7 @@ class Edit:
 
 
 def _has(genome: Genome, values: Mapping[str, Value | None]) -> bool:
-    found: dict[str, Value] = {**genome.parameters, FLAGS: " ".join(genome.flags)}
+    found = genome.parameters
     return all(_equal(found.get(name), value) for name, value in values.items())
 
 
@@ -76,8 +73,6 @@ def edits_between(
     groups: dict[str, Change] = defaultdict(dict)
     for name in change:
         groups[_root(name, leader)][name] = change[name]
-    if start.flags != end.flags:
-        groups[FLAGS] = {FLAGS: (" ".join(start.flags), " ".join(end.flags))}
     # The parameter that leads a group is named first.
     return tuple(
         Edit({name: groups[lead][name] for name in (lead, *(n for n in groups[lead] if n != lead))})
@@ -124,15 +119,12 @@ class Lattice:
         changed = {name for edit in edits for name in edit.change}
         self._changed = changed
         self._common = {n: v for n, v in start.parameters.items() if n not in changed}
-        self._flags = None if FLAGS in changed else " ".join(start.flags)
 
     def place(self, genome: Genome) -> frozenset[int] | None:
         """Numbers of the edits that a genome has; None for one that does not lie between the two ends."""
         values = genome.parameters
         rest = {n: v for n, v in values.items() if n not in self._changed}
         if rest.keys() != self._common.keys() or not all(_equal(rest[n], self._common[n]) for n in rest):
-            return None
-        if self._flags is not None and " ".join(genome.flags) != self._flags:
             return None
         made = set()
         for number, edit in enumerate(self._edits):

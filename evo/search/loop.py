@@ -1,9 +1,9 @@
 """The search loop: ask, build, measure, store, tell. Steady-state, and reproducible.
 
-Proposal n is made when exactly the results of proposals 0 to n - window have been told, whatever finished first:
-a seed and the same measurements give the same proposals. Results are stored the moment they are known, told in
-order. A search that was cut off is continued by replaying the stored results through a fresh sampler, which
-then is in the state it was in.
+Proposal n is made when exactly the results of proposals 0 to n - max_in_flight have been told, whatever finished
+first: a seed and the same measurements give the same proposals. Results are stored the moment they are known, and
+told in order. A search that was interrupted is continued by replaying the stored results through a fresh sampler,
+which then is in the state it was in.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from evo.problem.kernel import Kernel, Launch, Limits, Workload
 from evo.progress import Costs, Improvement, Observer, Progress, Waiting
 from evo.search.samplers import Exhausted, Result, Sampler, SamplerFactory
 
-__all__ = ["Search", "SearchConfig", "window_for"]
+__all__ = ["Candidate", "Search", "SearchConfig", "default_max_in_flight"]
 
 _TICK_S = 0.2
 
-_IN_VAIN = 3
-"""After so many candidates in a row that something disturbed twice, none is measured a second time: this machine is
-never quiet."""
+_DISTURBED_RETRIES = 3
+"""After so many candidates in a row that were disturbed twice, none is measured a second time: this machine is never
+quiet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,28 +46,55 @@ class SearchConfig:
     workloads: tuple[Workload, ...]
     sampler: str
     seed: int
-    window: int
+    max_in_flight: int
+    """Proposals without a result before the sampler waits for the oldest."""
     budget: Budget
     sampler_options: Mapping[str, object] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Parameters held at one value."""
-    starts: Sequence[Mapping[str, Any]] = ()
-    """Points to begin with, on every task where they are legal."""
+    initial_points: Sequence[Mapping[str, Any]] = ()
+    """Tried first, on every task where they are legal."""
     gate_seed: int = 0
     """Draws the data of the gate and of the timings; not `seed`, which decides what is proposed."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Known:
-    """What is remembered of a finished candidate."""
+_Code = tuple[str, Launch]
+"""Hash of the machine code, and how it is launched: equal code launched differently is not a duplicate."""
+
+
+@dataclass(kw_only=True)
+class Candidate:
+    """Everything the loop knows of one proposal, from `ask` to `tell`."""
 
     ref: CandidateRef
-    status: Status
-    ratio: float | None
-    median_us: float | None
-    code: tuple[str, Launch] | None
+    build: Build | None = None
+    """While it is in flight; a finished candidate's binary is not kept."""
+    code: _Code | None = None
+    duplicates: list[Candidate] = field(default_factory=list)
+    """Later candidates with equal code, which wait for this one's result."""
+    remeasured: bool = False
+    """It has been measured a second time, because the first timing was disturbed."""
+    costs: Costs = field(default_factory=Costs)
+    status: Status | None = None
+    """None while it is in flight."""
+    ratio: float | None = None
+    """Its cold time over the reference's."""
     disturbed: bool = False
-    """The figures are not to be trusted: they are no claim to anything."""
+    """Something slowed its timing down: the ratio cannot make it the best."""
+
+
+@dataclass(kw_only=True)
+class _Task:
+    """One workload of the search, with its own sampler."""
+
+    workload: Workload
+    sampler: Sampler
+    by_code: dict[_Code, Candidate] = field(default_factory=dict)
+    """The first candidate that was built with this code: the others are its duplicates."""
+    told_by_code: dict[_Code, int] = field(default_factory=dict)
+    """Likewise, but the first that was told: this order does not depend on what finished first."""
+    best_told: float | None = None
+    incumbent: Incumbent | None = None
 
 
 class Search:
@@ -90,34 +117,26 @@ class Search:
         self._config, self._kernel, self._limits = config, kernel, limits
         self._executor, self._recorder, self._run, self._observer = executor, recorder, run, observer
         self._recorded = {r.ref.order: r for r in recorded}
-        self._samplers: list[Sampler] = []
-        for task, workload in enumerate(config.workloads):
+        self._last_recorded = max(self._recorded, default=-1)
+        self._tasks: list[_Task] = []
+        for number, workload in enumerate(config.workloads):
             space = kernel.space(config.target, workload, limits)
             if config.fixed:
                 space = space.restricted(config.fixed)
-            if config.starts:
-                space = space.starting(config.starts)
-            self._samplers.append(make_sampler(space, config.seed + 1_000_003 * task, config.sampler_options))
-        self._open_tasks = list(range(len(config.workloads)))
-        self._asked = self._told = 0
-        self._known: dict[int, _Known] = {}
-        self._refs: dict[int, CandidateRef] = {}
-        self._builds: dict[int, Build] = {}
-        self._costs: dict[int, Costs] = {}
-        """Of candidates that have no result yet."""
-        self._by_code: dict[tuple[int, tuple[str, Launch]], int] = {}
-        self._told_codes: dict[tuple[int, tuple[str, Launch]], int] = {}
-        self._waiting: dict[int, list[int]] = {}
-        self._incumbents: dict[int, Incumbent] = {}
+            if config.initial_points:
+                space = space.starting(config.initial_points)
+            sampler = make_sampler(space, config.seed + 1_000_003 * number, config.sampler_options)
+            self._tasks.append(_Task(workload=workload, sampler=sampler))
+        self._open_tasks = list(range(len(self._tasks)))
+        """Those whose sampler has more to propose."""
+        self._candidates: list[Candidate] = []
+        """All that were asked for, by order."""
+        self._told = 0
+        self._told_since_better = 0
+        self._disturbed_again = 0
+        """Candidates in a row whose second measurement was disturbed, too."""
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._since_better = 0
-        self._best_told: dict[int, float] = {}
-        self._again: set[int] = set()
-        """Who has been measured a second time, because something disturbed the first."""
-        self._in_vain = 0
-        """How many of them in a row were disturbed again."""
         self._interrupted = False
-        self._last_recorded = max(self._recorded, default=-1)
         self._before_s, self._started = elapsed_s, None if self._recorded else time.monotonic()
         self.started_unix = time.time()
         """When this part of the search began; of one that is continued, after the replay."""
@@ -133,7 +152,7 @@ class Search:
         return self._before_s + (time.monotonic() - self._started if self._started is not None else 0.0)
 
     def run(self) -> StopReason:
-        """Searches until the budget is spent. Raises what the store raises; candidates' faults are data."""
+        """Searches until the budget is spent. Raises what the database raises; candidates' faults are data."""
         # A sampler's matrices are small: threads of the linear algebra library would cost it more than they
         # bring, and take cores from the builders.
         with threadpool_limits(limits=1, user_api="blas"):
@@ -149,15 +168,15 @@ class Search:
                 self._wait()
 
     def elites(self, task: int, first: int, count: int) -> list[CandidateRef]:
-        """The best candidates of a task with distinct machine code, best first, those whose times something
-        disturbed behind all others: `count` of them from place `first` on."""
-        found = [k for k in self._known.values() if k.ref.task == task and k.status is Status.OK]
-        found.sort(key=lambda k: (k.disturbed, k.ratio if k.ratio is not None else float("inf"), k.ref.order))
-        return [k.ref for k in found[first : first + count]]
+        """The best candidates of a task with distinct machine code, best first, disturbed ones behind all others:
+        `count` of them from place `first` on."""
+        found = [c for c in self._candidates if c.ref.task == task and c.status is Status.OK]
+        found.sort(key=lambda c: (c.disturbed, c.ratio if c.ratio is not None else float("inf"), c.ref.order))
+        return [c.ref for c in found[first : first + count]]
 
     def ratios(self, refs: Sequence[CandidateRef]) -> dict[int, float]:
         """By order, what the search measured of these candidates: their times over the reference's."""
-        return {r.order: ratio for r in refs if (ratio := self._known[r.order].ratio) is not None}
+        return {r.order: ratio for r in refs if (ratio := self._candidates[r.order].ratio) is not None}
 
     # -- the schedule ---------------------------------------------------------------------------------------
 
@@ -166,20 +185,20 @@ class Search:
         while True:
             if self._interrupted:
                 return StopReason.INTERRUPTED
-            # What is recorded is taken up again whatever the budget says: the finals are about all of it.
-            replaying = self._asked <= self._last_recorded
+            asked = len(self._candidates)
+            # What is recorded is replayed whatever the budget says: the finals are about all of it.
+            replaying = asked <= self._last_recorded
             if not replaying and self._started is None:
                 self._started, self.started_unix = time.monotonic(), time.time()
             if not replaying and (reason := self._limit_reached()):
                 return reason
-            drained = self._told == self._asked
             limit = self._config.budget.evaluations
-            may_ask = self._open_tasks and (replaying or limit is None or self._asked < limit)
-            if may_ask and self._asked - self._told < self._config.window:
+            may_ask = self._open_tasks and (replaying or limit is None or asked < limit)
+            if may_ask and asked - self._told < self._config.max_in_flight:
                 self._ask()
-            elif self._told in self._known:
-                self._tell()
-            elif drained and not may_ask:
+            elif self._told < asked and self._candidates[self._told].status is not None:
+                self._tell(self._candidates[self._told])
+            elif self._told == asked and not may_ask:
                 return StopReason.EVALUATIONS if self._open_tasks else StopReason.EXHAUSTED
             else:
                 return None
@@ -188,24 +207,25 @@ class Search:
         budget = self._config.budget
         if budget.seconds is not None and self.elapsed_s >= budget.seconds:
             return StopReason.TIME
-        if budget.patience is not None and self._since_better >= budget.patience:
+        if budget.patience is not None and self._told_since_better >= budget.patience:
             return StopReason.PATIENCE
         return None
 
     def _ask(self) -> None:
-        order = self._asked
-        task = self._open_tasks[order % len(self._open_tasks)]
+        order = len(self._candidates)
+        number = self._open_tasks[order % len(self._open_tasks)]
+        task = self._tasks[number]
         try:
-            proposal = self._samplers[task].ask(order)
+            proposal = task.sampler.ask(order)
         except Exhausted:
-            self._open_tasks.remove(task)
+            self._open_tasks.remove(number)
             return
-        ref = CandidateRef(order=order, task=task, workload=self._config.workloads[task], proposal=proposal)
-        self._refs[order] = ref
-        self._asked += 1
-        self.progress.asked = self._asked
+        ref = CandidateRef(order=order, task=number, workload=task.workload, proposal=proposal)
+        candidate = Candidate(ref=ref)
+        self._candidates.append(candidate)
+        self.progress.asked = len(self._candidates)
         if order in self._recorded:
-            self._replay(ref)
+            self._replay(candidate)
             return
         self.progress.building += 1
         future = self._executor.build(
@@ -217,37 +237,30 @@ class Search:
                 workload=ref.workload,
             )
         )
-        self._when_done(future, lambda done: self._on_build(ref, done.result()))
+        self._when_done(future, lambda done: self._on_build(candidate, done.result()))
 
-    def _tell(self) -> None:
-        known = self._known[self._told]
-        same_as = None
-        if known.code is not None:
-            same_as = self._told_codes.setdefault((known.ref.task, known.code), known.ref.order)
-        self._samplers[known.ref.task].tell(
+    def _tell(self, candidate: Candidate) -> None:
+        """Tells the sampler of a finished candidate. A disturbed one that would be the best so far has no score there,
+        unless there is no best yet: some machines are never quiet."""
+        ref, task, ratio, status = candidate.ref, self._tasks[candidate.ref.task], candidate.ratio, candidate.status
+        assert status is not None
+        first = task.told_by_code.setdefault(candidate.code, ref.order) if candidate.code is not None else ref.order
+        better = ratio is not None and (task.best_told is None or ratio < task.best_told)
+        task.sampler.tell(
             Result(
-                order=known.ref.order,
-                genome=known.ref.proposal.genome,
-                status=Status.OK if known.status is Status.SAME_CODE else known.status,
-                score=self._score(known),
-                same_code_as=same_as if same_as != known.ref.order else None,
+                order=ref.order,
+                genome=ref.proposal.genome,
+                status=Status.OK if status is Status.SAME_CODE else status,
+                score=None if candidate.disturbed and better and task.best_told is not None else ratio,
+                same_code_as=first if first != ref.order else None,
             )
         )
-        best = self._best_told.get(known.ref.task)
-        if known.ratio is not None and not known.disturbed and (best is None or known.ratio < best):
-            self._best_told[known.ref.task] = known.ratio
-            self._since_better = 0
+        if better and not candidate.disturbed:
+            task.best_told = ratio
+            self._told_since_better = 0
         else:
-            self._since_better += 1
+            self._told_since_better += 1
         self._told += 1
-
-    def _score(self, known: _Known) -> float | None:
-        """What a sampler is told: of what something disturbed, and would be the best so far, nothing; unless nothing
-        has been measured in peace, on a machine that never is."""
-        best = self._best_told.get(known.ref.task)
-        if known.disturbed and known.ratio is not None and best is not None and known.ratio < best:
-            return None
-        return known.ratio
 
     def _wait(self) -> None:
         """Handles what has finished; returns after a tick at the latest, so that the clock is looked at."""
@@ -262,8 +275,8 @@ class Search:
         future.add_done_callback(lambda done: None if done.cancelled() else self._events.put(lambda: handle(done)))
 
     def _waited_for(self) -> Waiting | None:
-        """The candidate that has been under way the longest."""
-        unfinished = [self._refs[o] for o in range(self._told, self._asked) if o not in self._known]
+        """The candidate that has been in flight the longest."""
+        unfinished = [c.ref for c in self._candidates[self._told :] if c.status is None]
         for work in self._executor.in_flight() if unfinished else ():
             for ref in unfinished:
                 if ref.workload == work.workload and ref.proposal.genome == work.genome:
@@ -272,60 +285,61 @@ class Search:
 
     # -- results --------------------------------------------------------------------------------------------
 
-    def _on_build(self, ref: CandidateRef, build: Build) -> None:
+    def _on_build(self, candidate: Candidate, build: Build) -> None:
         self.progress.building -= 1
-        self._spend(ref, Costs(build_seconds=0.0 if build.cached else build.seconds))
+        self._spend(candidate, Costs(build_seconds=0.0 if build.cached else build.seconds))
+        candidate.build = build
         if build.binary is None:
-            self._finish(ref, Evaluation(status=build.status, build=build, log=build.log), None)
+            self._finish(candidate, Evaluation(status=build.status, build=build, log=build.log))
             return
-        self._builds[ref.order] = build
-        code = self._code(ref, build.binary.code_hash)
-        original = self._by_code.setdefault((ref.task, code), ref.order)
-        if original != ref.order:
-            if original in self._known:
-                self._finish_same(ref, original)
+        candidate.code = self._code(candidate.ref, build.binary.code_hash)
+        original = self._tasks[candidate.ref.task].by_code.setdefault(candidate.code, candidate)
+        if original is not candidate:
+            if original.status is not None:
+                self._finish_duplicate(candidate, original)
             else:
-                self._waiting.setdefault(original, []).append(ref.order)
+                original.duplicates.append(candidate)
             return
         self.progress.measuring += 1
         if self.progress.first_measured_s is None:
             self.progress.first_measured_s = self.elapsed_s
-        self._measure(ref, build, code)
+        self._measure(candidate)
 
-    def _measure(self, ref: CandidateRef, build: Build, code: tuple[str, Launch]) -> None:
+    def _measure(self, candidate: Candidate) -> None:
+        assert candidate.build is not None
         future = self._executor.measure(
             MeasureRequest(
                 kernel=self._config.kernel,
                 target=self._config.target,
-                genome=ref.proposal.genome,
-                workload=ref.workload,
-                build=build,
+                genome=candidate.ref.proposal.genome,
+                workload=candidate.ref.workload,
+                build=candidate.build,
                 seed=self._config.gate_seed,
-                incumbent=self._incumbents.get(ref.task),
+                incumbent=self._tasks[candidate.ref.task].incumbent,
             )
         )
-        self._when_done(future, lambda done: self._on_measure(ref, code, done.result()))
+        self._when_done(future, lambda done: self._on_measure(candidate, done.result()))
 
-    def _on_measure(self, ref: CandidateRef, code: tuple[str, Launch], measured: Measurement) -> None:
+    def _on_measure(self, candidate: Candidate, measured: Measurement) -> None:
         costs = Costs(
             device_seconds=measured.seconds,
             load_seconds=measured.load_seconds,
             gate_seconds=measured.gate_seconds,
             timing_seconds=measured.timing_seconds,
         )
-        self._spend(ref, costs)
-        if self._claims_too_much(ref, measured):
-            if ref.order not in self._again and self._in_vain < _IN_VAIN:
-                self._again.add(ref.order)
-                self._measure(ref, self._builds[ref.order], code)
+        self._spend(candidate, costs)
+        if self._claims_too_much(candidate.ref, measured):
+            if not candidate.remeasured and self._disturbed_again < _DISTURBED_RETRIES:
+                candidate.remeasured = True
+                self._measure(candidate)
                 return
-            self._in_vain += 1
+            self._disturbed_again += 1
         elif any(t.contender == "candidate" and not t.disturbed for t in measured.timings):
-            self._in_vain = 0
+            self._disturbed_again = 0
         self.progress.measuring -= 1
         evaluation = Evaluation(
             status=measured.status,
-            build=self._builds[ref.order],
+            build=candidate.build,
             checks=measured.checks,
             timings=measured.timings,
             log=measured.log,
@@ -333,12 +347,13 @@ class Search:
             gate_seconds=measured.gate_seconds,
             timing_seconds=measured.timing_seconds,
         )
-        self._finish(ref, evaluation, code)
-        for order in self._waiting.pop(ref.order, []):
-            self._finish_same(self._refs[order], ref.order)
+        self._finish(candidate, evaluation)
+        for duplicate in candidate.duplicates:
+            self._finish_duplicate(duplicate, candidate)
+        candidate.duplicates.clear()
 
-    def _spend(self, ref: CandidateRef, costs: Costs) -> None:
-        self._costs[ref.order] = self._costs.get(ref.order, Costs()) + costs
+    def _spend(self, candidate: Candidate, costs: Costs) -> None:
+        candidate.costs += costs
         self.progress.spent += costs
 
     def _claims_too_much(self, ref: CandidateRef, measured: Measurement) -> bool:
@@ -349,61 +364,60 @@ class Search:
         best = self.progress.best.get(ref.task)
         return best is None or timing.ratio < best.ratio
 
-    def _finish_same(self, ref: CandidateRef, original: int) -> None:
-        first = self._known[original]
+    def _finish_duplicate(self, candidate: Candidate, original: Candidate) -> None:
+        assert original.status is not None
         evaluation = Evaluation(
-            status=Status.SAME_CODE if first.status.passed else first.status,
-            build=self._builds[ref.order],
-            same_code_as=original,
-            log=f"machine code and launch equal those of candidate {original}",
+            status=Status.SAME_CODE if original.status.passed else original.status,
+            build=candidate.build,
+            same_code_as=original.ref.order,
+            log=f"machine code and launch equal those of candidate {original.ref.order}",
         )
-        self._finish(ref, evaluation, first.code)
+        self._finish(candidate, evaluation)
 
-    def _finish(self, ref: CandidateRef, evaluation: Evaluation, code: tuple[str, Launch] | None) -> None:
-        self._recorder.add(self._run, ref, evaluation, elapsed_s=self.elapsed_s)
-        self._remember(ref, evaluation, code, self.elapsed_s)
-        self._builds.pop(ref.order, None)
-        self.progress.spent_on_finished += self._costs.pop(ref.order)
+    def _finish(self, candidate: Candidate, evaluation: Evaluation) -> None:
+        self._recorder.add(self._run, candidate.ref, evaluation, elapsed_s=self.elapsed_s)
+        self._remember(candidate, evaluation, self.elapsed_s)
+        candidate.build = None
+        self.progress.spent_on_finished += candidate.costs
 
-    def _remember(
-        self, ref: CandidateRef, evaluation: Evaluation, code: tuple[str, Launch] | None, elapsed_s: float
-    ) -> None:
-        ratio, median_us, disturbed = _figures(evaluation.timing())
+    def _remember(self, candidate: Candidate, evaluation: Evaluation, elapsed_s: float) -> None:
+        candidate.status = evaluation.status
+        timing = evaluation.timing()
         if evaluation.same_code_as is not None:
-            ratio, median_us, disturbed = self._figures(evaluation.same_code_as)
-        self._known[ref.order] = _Known(
-            ref=ref, status=evaluation.status, ratio=ratio, median_us=median_us, code=code, disturbed=disturbed
-        )
-        progress = self.progress
+            candidate.ratio, candidate.disturbed = self._figures(evaluation.same_code_as)
+        elif timing is not None:
+            candidate.ratio, candidate.disturbed = timing.ratio, timing.disturbed
+        progress, ref = self.progress, candidate.ref
         progress.finished += 1
         progress.by_status[evaluation.status] = progress.by_status.get(evaluation.status, 0) + 1
         best = progress.best.get(ref.task)
-        timing = evaluation.timing()
-        better = ratio is not None and (best is None or ratio < best.ratio)
-        if evaluation.status is Status.OK and better and not disturbed and _beats_incumbent(evaluation):
-            assert timing is not None
-            assert ratio is not None
-            # Of a resumed run only the figure: the record has the source of a build, not its machine code.
-            build = self._builds.get(ref.order)
-            self._incumbents[ref.task] = Incumbent(genome=ref.proposal.genome, build=build, ratio=ratio)
+        if evaluation.status is not Status.OK or timing is None or timing.ratio is None or timing.disturbed:
+            return
+        if (best is None or timing.ratio < best.ratio) and _beats_incumbent(timing, evaluation.timings):
+            # A replayed candidate is an incumbent by its figure alone: the record has no machine code.
+            self._tasks[ref.task].incumbent = Incumbent(
+                genome=ref.proposal.genome, build=candidate.build, ratio=timing.ratio
+            )
             progress.best[ref.task] = Improvement(
                 elapsed_s=elapsed_s,
                 task=ref.task,
                 order=ref.order,
-                ratio=ratio,
+                ratio=timing.ratio,
                 timing=timing,
                 replayed=ref.order in self._recorded,
             )
             progress.improvements.append(progress.best[ref.task])
 
-    def _figures(self, order: int) -> tuple[float | None, float | None, bool]:
-        """(ratio, median_us, disturbed) of a candidate; of a later one, while a run is replayed, from its record."""
-        if (known := self._known.get(order)) is not None:
-            return known.ratio, known.median_us, known.disturbed
-        return _figures(self._recorded[order].evaluation.timing())
+    def _figures(self, order: int) -> tuple[float | None, bool]:
+        """(ratio, disturbed) of a candidate. In a replay the original of a duplicate may come later than it: then they
+        are those of its record."""
+        if order < len(self._candidates) and self._candidates[order].status is not None:
+            return self._candidates[order].ratio, self._candidates[order].disturbed
+        timing = self._recorded[order].evaluation.timing()
+        return (timing.ratio, timing.disturbed) if timing is not None else (None, False)
 
-    def _replay(self, ref: CandidateRef) -> None:
-        record = self._recorded[ref.order]
+    def _replay(self, candidate: Candidate) -> None:
+        ref, record = candidate.ref, self._recorded[candidate.ref.order]
         evaluation, was = record.evaluation, record.ref
         if was.proposal.genome != ref.proposal.genome or was.task != ref.task:
             raise StoreError(
@@ -411,35 +425,26 @@ class Search:
                 f" the sampler proposes {ref.proposal.genome.digest[:12]}: the kernel, its search space or evo has"
                 " changed since; start a new run"
             )
-        code = None
         if evaluation.build is not None and evaluation.build.binary is not None:
-            code = self._code(ref, evaluation.build.binary.code_hash)
+            candidate.code = self._code(ref, evaluation.build.binary.code_hash)
             if evaluation.same_code_as is None:
-                self._by_code[ref.task, code] = ref.order
-        self._remember(ref, evaluation, code, record.elapsed_s)
+                self._tasks[ref.task].by_code[candidate.code] = candidate
+        self._remember(candidate, evaluation, record.elapsed_s)
         self.progress.replayed += 1
 
-    def _code(self, ref: CandidateRef, code_hash: str) -> tuple[str, Launch]:
-        """Equal machine code launched differently is not the same thing."""
-        launch = self._kernel.launch(
-            self._config.target, ref.proposal.genome.parameters, ref.workload, self._limits
-        )
+    def _code(self, ref: CandidateRef, code_hash: str) -> _Code:
+        launch = self._kernel.launch(self._config.target, ref.proposal.genome.parameters, ref.workload, self._limits)
         return code_hash, launch
 
 
-def _figures(timing: Timing | None) -> tuple[float | None, float | None, bool]:
-    return (timing.ratio, timing.median_us, timing.disturbed) if timing else (None, None, False)
-
-
-def _beats_incumbent(evaluation: Evaluation) -> bool:
+def _beats_incumbent(own: Timing, timings: Sequence[Timing]) -> bool:
     """Whether a candidate was faster than its incumbent in the race that both ran in; also if there was none."""
-    own = evaluation.timing()
-    incumbent = next((t for t in evaluation.timings if t.contender == "incumbent"), None)
-    if own is None or incumbent is None or len(own.samples_us) != len(incumbent.samples_us):
+    incumbent = next((t for t in timings if t.contender == "incumbent"), None)
+    if incumbent is None or len(own.samples_us) != len(incumbent.samples_us):
         return True
     return median(a / b for a, b in zip(own.samples_us, incumbent.samples_us, strict=True)) < 1.0
 
 
-def window_for(builders: int) -> int:
-    """Candidates in flight: enough to keep the builders and the device busy, few enough to learn from."""
+def default_max_in_flight(builders: int) -> int:
+    """Enough to keep the builders and the device busy, few enough to learn from."""
     return max(8, 2 * builders)

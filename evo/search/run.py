@@ -84,12 +84,12 @@ def plan_run(config: SearchConfig, kernel: Kernel, name: str | None) -> RunSpec:
         arch=config.arch,
         sampler=config.sampler,
         seed=config.seed,
-        window=config.window,
+        window=config.max_in_flight,
         workloads=config.workloads,
         options={
             "sampler": dict(config.sampler_options),
             "fixed": dict(config.fixed),
-            "starts": [dict(point) for point in config.starts],
+            "starts": [dict(point) for point in config.initial_points],
             "gate_seed": int.from_bytes(os.urandom(4)),
         },
         budget=dataclasses.asdict(config.budget),
@@ -191,11 +191,11 @@ def execute(
         workloads=spec.workloads,
         sampler=spec.sampler,
         seed=spec.seed,
-        window=spec.window,
+        max_in_flight=spec.window,
         budget=_search_part(total, len(spec.workloads)),
         sampler_options=options.get("sampler", {}),
         fixed=options.get("fixed", {}),
-        starts=options.get("starts", ()),
+        initial_points=options.get("starts", ()),
         gate_seed=seeds[Stage.SEARCH],
     )
     search: Search | None = None

@@ -106,11 +106,6 @@ def test_what_has_no_time_or_is_another_problem_is_refused(store: Store) -> None
         explain(store, ids[0], store.results(other)[0].public_id)
 
 
-def test_flags_are_an_edit(store: Store) -> None:
-    one, two = Genome.of({"a": 1}), Genome.of({"a": 1}, ("-O3",))
-    assert [e.change for e in edits_between(one, two)] == [{"flags": ("", "-O3")}]
-
-
 def test_a_space_says_what_a_conditional_parameter_comes_with() -> None:
     one, two = Genome.of({"a": 1, "b": 1}), Genome.of({"a": 2, "b": 2, "c": 5, "d": 6})
     carriers = {"a": (), "b": (), "c": ("b",), "d": ("c",)}

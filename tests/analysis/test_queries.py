@@ -201,13 +201,6 @@ class TestCandidate:
         ids = record(store, s.new_run(store), (s.ref(0), s.passed(0)), (s.ref(1, 0), s.same_code(1, 0)))
         assert queries.candidate(store, ids[1]).same_code_as == ids[0]
 
-    def test_flags_are_kept_apart_from_parameters(self, store: Store) -> None:
-        ref = s.ref(0)
-        ref = replace(ref, proposal=replace(ref.proposal, genome=Genome.of({"a": 1}, ("--use_fast_math",))))
-        (name,) = record(store, s.new_run(store), (ref, s.passed(0)))
-        found = queries.candidate(store, name)
-        assert (found.parameters, found.flags) == ({"a": 1}, ("--use_fast_math",))
-
     def test_unique_prefixes_are_enough(self, store: Store) -> None:
         run = s.new_run(store)
         with store.transaction():
@@ -259,14 +252,14 @@ class TestAncestry:
 
     def test_a_parameter_that_comes_or_goes_and_flags_are_changes(self, store: Store) -> None:
         first, second = s.ref(0), s.ref(1, 0)
-        one, two = Genome.of({"a": 1, "b": 2}), Genome.of({"a": 1, "c": True}, ("-O3",))
+        one, two = Genome.of({"a": 1, "b": 2}), Genome.of({"a": 1, "c": True})
         ids = record(
             store,
             s.new_run(store),
             (replace(first, proposal=replace(first.proposal, genome=one)), s.passed(0)),
             (replace(second, proposal=replace(second.proposal, genome=two)), s.passed(1)),
         )
-        assert queries.ancestry(store, ids[1])[-1].change == {"b": (2, None), "c": (None, True), "flags": ("", "-O3")}
+        assert queries.ancestry(store, ids[1])[-1].change == {"b": (2, None), "c": (None, True)}
 
     def test_a_long_line_is_followed_to_its_end(self, store: Store) -> None:
         run = s.new_run(store)

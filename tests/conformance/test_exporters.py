@@ -25,11 +25,11 @@ def exporter(request: pytest.FixtureRequest) -> Exporter:
     return find_exporter(request.param)
 
 
-def item(target: str, arch: str, cols: int, flags: tuple[str, ...] = ()) -> ExportItem:
+def item(target: str, arch: str, cols: int) -> ExportItem:
     """The default point of the search space."""
     workload = KERNEL.workload(target, f"rows=64,cols={cols},dtype=float32")
     space = KERNEL.space(target, workload, find_target(target).limits(arch))
-    genome = Genome.of(space.complete(space.default), flags)
+    genome = Genome.of(space.complete(space.default))
     return ExportItem(workload=workload, genome=genome, candidate=f"demo/{cols}", record={"run": "demo"})
 
 

@@ -25,7 +25,7 @@ def parents_of(operator: Operator, space: Space, rng: random.Random) -> list[Gen
     """As many distinct legal parents as the operator asks for."""
     found: list[Genome] = []
     while len(found) < operator.arity:
-        genome = Genome.of(space.sample(rng), ("-O3",))
+        genome = Genome.of(space.sample(rng))
         if genome not in found:
             found.append(genome)
     return found
@@ -49,7 +49,6 @@ def test_a_child_is_legal_and_differs_from_every_parent(name: str, space: str, s
     if child is not None:
         SPACES[space].validate(child.parameters)
         assert child not in parents
-        assert child.flags == parents[0].flags
 
 
 def test_most_parents_have_a_child_in_a_space_of_real_size(operator: Operator) -> None:

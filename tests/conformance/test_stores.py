@@ -70,7 +70,7 @@ def store(url: str) -> Iterator[Store]:
 
 def ref(order: int, *parents: int, task: int = 0) -> CandidateRef:
     proposal = Proposal(
-        genome=Genome.of({"tile": order, "half": 0.5, "on": True, "mode": "µ"}, ("-O3",)),
+        genome=Genome.of({"tile": order, "half": 0.5, "on": True, "mode": "µ"}),
         operator="crossover" if len(parents) > 1 else "mutation",
         parents=tuple(Parent(p, f"parent {i}") for i, p in enumerate(parents)),
     )

@@ -45,7 +45,7 @@ def manifest_of(out: Path) -> dict[str, Any]:
 
 
 def changed(item: ExportItem, **values: Value) -> ExportItem:
-    return replace(item, genome=Genome.of({**item.genome.parameters, **values}, item.genome.flags))
+    return replace(item, genome=Genome.of({**item.genome.parameters, **values}))
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +151,7 @@ def test_an_architecture_for_which_there_is_nothing_is_refused(hopper: ExportReq
 
 def test_what_does_not_compile_elsewhere_gives_way_to_what_does(hopper: ExportRequest, tmp_path: Path) -> None:
     item = hopper.items[0]
-    broken = replace(item, genome=Genome.of(item.genome.parameters, ("--define-macro=COLS=1",)), candidate="test/broken")
+    broken = replace(item, genome=Genome.of({**item.genome.parameters, "accumulators": -1}), candidate="test/broken")
     parts = (replace(hopper, out=tmp_path / "one", items=(replace(broken, alternatives=[item]),), builds=("sm_89",)),)
     MODULE.export_together(parts)
     [variant] = manifest_of(tmp_path / "one")["variants"]

@@ -39,8 +39,7 @@ def broken(request: ExportRequest) -> ExportRequest:
     """The same, and one winner more that no longer compiles."""
     good = request.items[0]
     workload = load_kernel(request.kernel).workload("cpu", "rows=9,cols=32,dtype=float32")
-    flags = ("-DT=is_defined_already", "-Dlong=int")
-    bad = replace(good, workload=workload, genome=Genome.of(good.genome.parameters, flags))
+    bad = replace(good, workload=workload, genome=Genome.of({**good.genome.parameters, "simd_bits": 24}))
     return replace(request, items=(good, bad))
 
 

@@ -46,7 +46,7 @@ def test_the_sample_leaves_no_field_at_its_default() -> None:
     assert set(unset_fields(s.same_code(5, original=2))) <= for_executor
     assert set(unset_fields(s.final(0.5))) <= {*for_executor, "load_seconds", "launch_seconds"}  # for the screen
     assert unset_fields(s.ENVIRONMENT) == []
-    assert unset_fields(s.ref(2, Parent(0, "mother"), Parent(1, "father"))) == ["proposal.genome.flags"]
+    assert unset_fields(s.ref(2, Parent(0, "mother"), Parent(1, "father"))) == []
 
 
 def test_every_field_of_an_evaluation_comes_back(store: Store) -> None:
@@ -100,17 +100,16 @@ def test_results_tell_the_same_as_evaluations(store: Store) -> None:
         st.one_of(st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=5)),
         max_size=6,
     ),
-    flags=st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=10), max_size=3),
     error=st.floats(allow_nan=False),
     log=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=40),
 )
 def test_any_genome_number_and_text_come_back(
-    store: Store, parameters: dict[str, Any], flags: list[str], error: float, log: str
+    store: Store, parameters: dict[str, Any], error: float, log: str
 ) -> None:
     run = s.new_run(store)
     ref = s.ref(0)
     ref = dataclasses.replace(
-        ref, proposal=dataclasses.replace(ref.proposal, genome=Genome.of(parameters, tuple(flags)))
+        ref, proposal=dataclasses.replace(ref.proposal, genome=Genome.of(parameters))
     )
     check = Check(case=log, passed=False, error=error, allowed=-error, torch_error=error / 3, reason=log)
     evaluation = Evaluation(status=Status.WRONG, build=s.build(0), checks=(check,), log=log)

@@ -270,7 +270,6 @@ def _trial(row: Any, known: _Mirrored, parents: list[int]) -> FrozenTrial:
             "parents": [public_id(known.run.uid, p) for p in parents],
             "status": row.status,
             **({"speedup": round(1 / row.score, 4)} if passed else {}),
-            **({"flags": " ".join(genome.flags)} if genome.flags else {}),
             **({"elsewhere": {n: v for n, v in named.items() if n not in fitting}} if fitting != named else {}),
         },
     )

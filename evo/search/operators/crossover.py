@@ -39,7 +39,7 @@ class Crossover:
                     inherited[p.name] = rng.choice(p.values)
             child = repair(rng, space, fill(rng, space, inherited))
             if child is not None and child not in (a, b):
-                return Genome.of(child, first.flags)
+                return Genome.of(child)
         return None
 
 

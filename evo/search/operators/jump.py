@@ -33,7 +33,7 @@ class Jump:
             kept = {n: v for n, v in start.items() if n not in forgotten}
             child = repair(rng, space, fill(rng, space, kept))
             if child is not None and child != start:
-                return Genome.of(child, parent.flags)
+                return Genome.of(child)
         return None
 
 

@@ -34,7 +34,7 @@ class Mutation:
             moved = {p.name: move(rng, p, start[p.name]) for p in rng.sample(movable, count)}
             child = repair(rng, space, change(rng, space, start, moved), keep=moved)
             if child is not None and child != start:
-                return Genome.of(child, parent.flags)
+                return Genome.of(child)
         return None
 
 

@@ -38,7 +38,7 @@ class Structural:
             kept = {n: v for n, v in start.items() if n not in dependent}
             child = repair(rng, space, fill(rng, space, {**kept, block.name: value}), keep={block.name})
             if child is not None:
-                return Genome.of(child, parent.flags)
+                return Genome.of(child)
         return None
 
 

@@ -41,9 +41,9 @@ class Population:
             return self._members.pop() is not individual
         return True
 
-    def select(self, rng: random.Random, incumbents: int) -> Individual:
-        """The best of `incumbents` drawn at random (with replacement)."""
-        return self._members[min(rng.randrange(len(self._members)) for _ in range(incumbents))]
+    def select(self, rng: random.Random, tournament: int) -> Individual:
+        """The best of `tournament` drawn at random (with replacement)."""
+        return self._members[min(rng.randrange(len(self._members)) for _ in range(tournament))]
 
     def shrink(self, survivors: int) -> None:
         """Lets all but the best `survivors` go."""

@@ -40,7 +40,7 @@ class EvolutionConfig:
     seeding: results known before evolution begins. Until half of them are, proposals are random (the first is the
         default), then the estimator's. Proposals made before anything is known come on top.
     population: candidates, of distinct machine code, that may become parents.
-    incumbents: size of a tournament for a parent.
+    tournament: size of a tournament for a parent.
     children: made for each proposal, of which the surrogate picks one; 1 switches the surrogate off.
     injection: share of proposals drawn at random from the whole space.
     patience: results without a better candidate after which the search looks further afield.
@@ -48,13 +48,13 @@ class EvolutionConfig:
 
     seeding: int = 12
     population: int = 20
-    incumbents: int = 3
+    tournament: int = 3
     children: int = 8
     injection: float = 0.02
     patience: int = 60
 
     def __post_init__(self) -> None:
-        at_least(self, 1, "seeding", "incumbents", "children", "patience")
+        at_least(self, 1, "seeding", "tournament", "children", "patience")
         at_least(self, 2, "population")
         at_least(self, 0.0, "injection", high=1.0)
 
@@ -136,7 +136,7 @@ class EvolutionSampler:
 
     def _child(self) -> Proposal | None:
         operator = self._credit.pick(self._rng)
-        parents = [self._population.select(self._rng, self._config.incumbents) for _ in range(operator.arity)]
+        parents = [self._population.select(self._rng, self._config.tournament) for _ in range(operator.arity)]
         if len({p.order for p in parents}) < operator.arity:
             return None
         genome = operator(self._rng, self._space, [p.genome for p in parents])

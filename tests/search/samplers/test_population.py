@@ -35,14 +35,14 @@ def test_of_equal_scores_the_older_stays() -> None:
     assert population.best == individual(0, 1.0)
 
 
-def test_more_incumbents_press_harder_for_the_best() -> None:
+def test_larger_tournaments_press_harder_for_the_best() -> None:
     population = Population(10)
     for i in range(10):
         population.add(individual(i, float(i)))
     shares = []
-    for incumbents in (1, 2, 4):
+    for tournament in (1, 2, 4):
         rng = random.Random(1)
-        shares.append(sum(population.select(rng, incumbents).order == 0 for _ in range(1000)))
+        shares.append(sum(population.select(rng, tournament).order == 0 for _ in range(1000)))
     assert shares[0] < shares[1] < shares[2]
 
 

@@ -18,9 +18,9 @@ def test_the_order_in_which_parameters_are_given_is_of_no_account() -> None:
 
 
 def test_canonical_json_is_sorted_and_tight_and_comes_back_as_the_same_genome() -> None:
-    genome = Genome.of({"vector": 4, "store": "shared", "pad": True, "scale": 0.5}, flags=("-O3", "-DX=1"))
+    genome = Genome.of({"vector": 4, "store": "shared", "pad": True, "scale": 0.5})
     text = genome.to_json()
-    expected = {"flags": ["-O3", "-DX=1"], "parameters": {"pad": True, "scale": 0.5, "store": "shared", "vector": 4}}
+    expected = {"parameters": {"pad": True, "scale": 0.5, "store": "shared", "vector": 4}}
     assert text == json.dumps(expected, sort_keys=True, separators=(",", ":"))
     assert Genome.from_json(text) == genome
     assert Genome.from_json(text).to_json() == text
@@ -28,13 +28,6 @@ def test_canonical_json_is_sorted_and_tight_and_comes_back_as_the_same_genome() 
 
 def test_a_digest_is_that_of_the_canonical_json() -> None:
     assert Genome.of({"a": 1}).digest == hashlib.sha256(b'{"parameters":{"a":1}}').hexdigest()
-
-
-def test_flags_make_another_genome_and_their_order_counts() -> None:
-    plain = Genome.of({"a": 1})
-    assert plain != Genome.of({"a": 1}, ("-O3",))
-    assert Genome.of({"a": 1}, ("-a", "-b")).digest != Genome.of({"a": 1}, ("-b", "-a")).digest
-    assert "flags" not in plain.to_json()
 
 
 def test_difference_names_what_varies_with_none_for_what_is_absent() -> None:
@@ -50,7 +43,7 @@ def test_parameters_are_a_copy() -> None:
 
 
 def test_a_genome_crosses_processes() -> None:
-    genome = Genome.of({"a": 1}, ("-O3",))
+    genome = Genome.of({"a": 1})
     assert pickle.loads(pickle.dumps(genome)) == genome
 
 

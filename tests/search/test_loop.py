@@ -52,7 +52,7 @@ def configure(evaluations: int, *, sampler: str = "evolution", seed: int = 1, ta
         workloads=tuple(KERNEL.workload("cpu", t) for t in texts),
         sampler=sampler,
         seed=seed,
-        window=8,
+        max_in_flight=8,
         budget=Budget(evaluations=evaluations),
     )
 
@@ -551,7 +551,7 @@ def test_who_loses_against_the_best_in_the_race_of_both_is_not_the_new_best(stor
     found, _ = _searched(WithIncumbent(4), store)
     orders = {i.order for i in found.progress.improvements}
     assert orders
-    assert max(orders) < configure(60).window + 2  # those whose measurement was asked for before there was a best
+    assert max(orders) < configure(60).max_in_flight + 2  # those whose measurement was asked for before there was a best
 
 
 def _search_for_a_subprocess(path: Path) -> None:
