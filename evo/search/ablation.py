@@ -12,7 +12,7 @@ from evo.measure.clock import paired_gain
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload
 from evo.problem.space import Space, Value
-from evo.search.edits import FLAGS, Edit
+from evo.search.edits import Edit
 
 __all__ = ["Ablation", "PairedGain", "Problem", "Step", "Without", "measure_ablation"]
 
