@@ -166,7 +166,7 @@ def test_a_killed_search_loses_nothing_that_was_finished_and_doubles_nothing(tmp
     rng = random.Random(7)
     finished_before: dict[int, str] = {}
     for _ in range(4):
-        command = [sys.executable, "-m", "tests.test_search", str(path)]
+        command = [sys.executable, "-m", "tests.search.test_loop", str(path)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         assert process.stdout.readline() == "searching\n"
@@ -177,7 +177,7 @@ def test_a_killed_search_loses_nothing_that_was_finished_and_doubles_nothing(tmp
             kept = {e.ref.order: e.ref.proposal.genome.digest for e in store.evaluations(store.run("killed"))}
             assert kept.items() >= finished_before.items()
             finished_before = kept
-    subprocess.run([sys.executable, "-m", "tests.test_search", str(path)], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, "-m", "tests.search.test_loop", str(path)], check=True, stdout=subprocess.DEVNULL)
     with Store.open(path, write=True) as store:
         resumed = genomes(store, store.run("killed"))
         whole = genomes(store, search(configure(150), store, 99)[1])
