@@ -6,7 +6,7 @@ import importlib
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -149,9 +149,17 @@ def test_an_architecture_for_which_there_is_nothing_is_refused(hopper: ExportReq
     assert not list(tmp_path.iterdir())
 
 
-def test_what_does_not_compile_elsewhere_gives_way_to_what_does(hopper: ExportRequest, tmp_path: Path) -> None:
-    item = hopper.items[0]
-    broken = replace(item, genome=Genome.of({**item.genome.parameters, "accumulators": -1}), candidate="test/broken")
+def test_what_does_not_compile_elsewhere_gives_way_to_what_does(
+    hopper: ExportRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    item, kernel = hopper.items[0], load_kernel("layernorm")
+    chains = 1 if item.genome.parameters["accumulators"] == 2 else 2
+    broken = replace(item, genome=Genome.of({**item.genome.parameters, "accumulators": chains}), candidate="test/broken")
+
+    def flags(target: str, point: Mapping[str, Value]) -> tuple[str, ...]:
+        return ("--define-macro=COLS=1",) if point["accumulators"] == chains else ()
+
+    monkeypatch.setitem(vars(kernel), "compile_flags", flags)
     parts = (replace(hopper, out=tmp_path / "one", items=(replace(broken, alternatives=[item]),), builds=("sm_89",)),)
     MODULE.export_together(parts)
     [variant] = manifest_of(tmp_path / "one")["variants"]

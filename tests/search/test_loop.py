@@ -510,7 +510,7 @@ def test_what_is_always_disturbed_is_neither_best_nor_first_in_the_finals(store:
     found, _ = _searched(Disturbed(9, of=_one_in_four), store)
     best = found.progress.best[0]
     assert best.ratio > 0.4
-    assert not _one_in_four(found._refs[best.order].proposal.genome.digest)
+    assert not _one_in_four(found._candidates[best.order].ref.proposal.genome.digest)
     assert found.elites(0, 0, 1)[0].order == best.order
 
 
