@@ -61,7 +61,7 @@ def lineage(
         f" ancestor{'' if ancestors == 1 else 's'} above it and {_descendants(found)} below",
     )
     table = make_table(
-        "", "", "candidate", "operator", "parents", "change", "median us", "speed-up", "gain", "interval",
+        "", "", "candidate", "operator and change", "parents", "median us", "speed-up", "gain", "interval",
         right=("", "median us", "speed-up", "gain"),
     )  # fmt: skip
     for member in found.members:
@@ -70,16 +70,15 @@ def lineage(
             "*" if member.main_line else "",
             f"{member.generation:+d}" if member.generation else "",
             f"{short_id(member.id)} #{member.order}",
-            cell(member.operator),
+            cell(f"{member.operator}: {_change(member)}"),
             " ".join([*(f"#{p.order}" for p in member.parents), *(["lost"] if member.parents_lost else [])]) or "-",
-            cell(_change(member)),
             marked(figure(member.median_us), member.disturbed),
             marked(speedup(member.score), member.disturbed) if member.score else cell(member.status),
             _gain(member),
             interval(member.gain_low, member.gain_high),
             style=style,
         )
-    print_table(console, table, "change")
+    print_table(console, table)
     _print_notes(console, found, record.id, db)
     say_losses(console, losses)
     if diff:

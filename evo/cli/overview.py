@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from itertools import groupby
 from typing import Annotated
 
 import typer
@@ -137,26 +138,26 @@ def best(
             ]
         )
     elif found:
-        table = make_table(
-            "kernel", "device", "workload", "candidate", "median us", "interval", "speed-up", "noise", "timed in", "run",
-            right=("median us", "interval", "speed-up", "noise"),
-        )  # fmt: skip
-        for b in found:
-            floor = floors[b.id]
-            table.add_row(
-                cell(b.kernel),
-                cell(b.device),
-                cell(short_workload(b.workload)),
-                short_id(b.id),
-                marked(f"{b.median_us:.2f}", b.disturbed),
-                f"{b.low_us:.2f} to {b.high_us:.2f}",
-                _best_of(b, floor),
-                f"±{floor:.2%}" if floor is not None else "-",
-                b.stage,
-                cell(b.run),
-            )
         console = make_console()
-        print_table(console, table, "kernel", "device", "workload", above=True)
+        for (kernel_name, device_name), group in groupby(found, lambda b: (b.kernel, b.device)):
+            say(console, f"{kernel_name} on {device_name}", "bold")
+            table = make_table(
+                "workload", "candidate", "median us", "interval", "speed-up", "noise", "timed in", "run",
+                right=("median us", "interval", "speed-up", "noise"),
+            )  # fmt: skip
+            for b in group:
+                floor = floors[b.id]
+                table.add_row(
+                    cell(short_workload(b.workload)),
+                    short_id(b.id),
+                    marked(f"{b.median_us:.2f}", b.disturbed),
+                    f"{b.low_us:.2f} to {b.high_us:.2f}",
+                    _best_of(b, floor),
+                    f"±{floor:.2%}" if floor is not None else "-",
+                    b.stage,
+                    cell(b.run),
+                )
+            print_table(console, table)
         console.print(
             "for each kernel, device and workload, the candidate of all runs with the highest speed-up: the reference"
             " baseline's time over its own, both of one race; interval: 95%, or of fewer than ten samples, as a search may"

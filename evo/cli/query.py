@@ -16,7 +16,7 @@ from evo.analysis.lineage import Lineage
 from evo.analysis.records import Selection
 from evo.cli.cells import cell, visible
 from evo.cli.options import DEFAULT_DB, Db, Json, make_console, parse_duration, print_json
-from evo.cli.tables import make_table, natural_width, print_records
+from evo.cli.tables import make_table, print_table
 
 __all__ = ["register"]
 
@@ -65,16 +65,11 @@ def query(
 
 
 def _print_rows(console: Console, found: Selection) -> None:
-    """As a table with nothing folded or cut; on a terminal that is too narrow for it, row by row."""
-    table = make_table(*found.columns, right=_numeric(found))
+    """As a table with nothing folded; on a terminal that is too narrow for it, row by row."""
+    table = make_table(*found.columns, right=_numeric(found), fold=False)
     for row in found.rows:
         table.add_row(*map(cell, row))
-    width = natural_width(table)
-    if console.is_terminal and width > console.width:
-        print_records(console, found.columns, [list(map(cell, row)) for row in found.rows])
-        return
-    console.width = max(console.width, width)
-    console.print(table)
+    print_table(console, table)
 
 
 def _numeric(found: Selection) -> tuple[str, ...]:
