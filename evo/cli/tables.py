@@ -28,7 +28,7 @@ __all__ = [
 _WHOLE = frozenset({"behind", "best", "candidate", "gain", "id", "interval", "median us", "noise", "speed-up"})
 """Columns that are never folded, however narrow a terminal is: what is in them is to be copied, or read at a glance."""
 
-_FOLDED_WIDTH = 10
+_FOLDED_WIDTH = 9
 """The other columns are folded down to this width."""
 
 _LISTED = 5
@@ -77,29 +77,34 @@ def make_table(*headings: str, right: Collection[str] = (), fold: bool = True) -
 
 
 def print_table(console: Console, table: Cells) -> None:
-    """The table, if it has rows. Rich folds its columns where a terminal is narrow; a terminal too narrow even for that
-    gets a line for each field, as of psql's expanded display."""
+    """The table, if it has rows. On a narrow terminal rich folds its columns, intervals only where there is no other way;
+    where even that is too wide, each field gets a line, as in psql's expanded display. In a file nothing is folded."""
     if not table.row_count:
         return
     natural = [max(cell_len(str(text)) for text in (c.header, *c.cells)) for c in table.columns]
-    if not console.is_terminal:  # in a file nothing is folded
-        console.width = max(console.width, sum(natural) + 2 * len(natural))
-    if sum(natural) + 2 * len(natural) > console.width:
+
+    def least() -> int:
+        return sum(w if c.no_wrap else min(w, _FOLDED_WIDTH) for w, c in zip(natural, table.columns, strict=True))
+
+    gaps = len(natural)
+    if not console.is_terminal:
+        console.width = max(console.width, sum(natural) + 2 * gaps)
+    if sum(natural) + 2 * gaps > console.width:
         table.padding = (0, 1, 0, 0)
-    least = [w if c.no_wrap else min(w, _FOLDED_WIDTH) for w, c in zip(natural, table.columns, strict=True)]
-    if sum(least) + len(least) <= console.width:
+    if least() + gaps > console.width:
+        for column in table.columns:
+            column.no_wrap = column.no_wrap and str(column.header).strip() != "interval"
+    if least() + gaps <= console.width:
         console.print(table)
         return
-    fields = Table.grid(padding=(0, 1, 0, 0))
-    fields.add_column(style="dim", no_wrap=True)
-    fields.add_column(overflow="fold")
+    names = [f"{c.header}".strip() for c in table.columns]
+    width = max(map(cell_len, names)) + 2
     for i, row in enumerate(zip(*(c.cells for c in table.columns), strict=True)):
         if i:
-            fields.add_row()
-        for column, value in zip(table.columns, row, strict=True):
-            name = str(column.header).strip()
-            fields.add_row(f"{name}:" if name else "", value)
-    console.print(fields)
+            console.rule(style="dim")
+        for name, value in zip(names, row, strict=True):
+            padding = " " * (width - cell_len(name) - bool(name))
+            console.print(Text.assemble((f"{name}:" if name else "", "dim"), padding, value), soft_wrap=True)
 
 
 def say(console: Console, text: str, style: str = "") -> None:
