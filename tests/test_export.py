@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -206,18 +204,6 @@ def test_a_finalist_that_passed_where_nobody_was_confirmed_is_exported_with_that
     assert "no finals of run made have been held" not in told
     assert ("confirmed nobody" in told) is over
     assert ("the finals of run made are not over for its workload" in told) is not over
-
-
-def test_of_a_candidate_whose_finals_may_be_lost_that_is_said(db: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    refuse(db)
-    with closing(sqlite3.connect(db)) as raw, raw:
-        raw.execute("UPDATE run SET options = json_set(options, '$.salvaged', json('{\"winners\": 1}'))")
-    with Store.open(db, write=False) as store:
-        name = public_id(store.run("made").uid, 0)
-    assert export(db, name)[0] == 0
-    told = capsys.readouterr().err
-    assert "what the finals of run made said for its workload may be lost with a damaged file" in told
-    assert "resume" not in told
 
 
 def test_a_candidate_that_the_finals_refused_is_exported_only_if_that_is_asked_for(

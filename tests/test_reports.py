@@ -531,27 +531,6 @@ def test_a_run_whose_finals_are_not_over_has_not_confirmed_nobody(record: Record
     assert "the finals are not over; the best that they have not refused: evo show " + left[:10] in out
 
 
-def salvaged(recorded: Recorded, run: str, **losses: int) -> None:
-    """As if that had been lost with a damaged file."""
-    kept = json.dumps(losses)
-    with closing(sqlite3.connect(recorded.db)) as raw, raw:
-        raw.execute("UPDATE run SET options = json_set(options, '$.salvaged', json(?)) WHERE name = ?", (kept, run))
-        raw.execute("UPDATE task SET winner_id = NULL WHERE run_id = (SELECT id FROM run WHERE name = ?)", (run,))
-
-
-def test_a_run_that_has_lost_its_winner_with_a_damaged_file_has_not_confirmed_nobody(record: Record) -> None:
-    recorded = record(CALM)
-    salvaged(recorded, "mine", winners=1)
-    (found,) = recorded.document("best", "--run", "mine")
-    assert (found["winner"], found["finals"], found["refused_finalists"]) == (False, "lost", 1)
-    out = recorded.ask("best", "--run", "mine").out
-    assert "?" not in out
-    assert "1 winner was lost" in out
-    out = recorded.ask("show", "mine").out
-    assert "confirmed nobody" not in out
-    assert f"whom the finals confirmed may be lost; the best that is left: evo show {recorded.ids[0][:10]}" in out
-
-
 def test_a_winner_that_the_last_finals_refused_is_none(record: Record) -> None:
     """An older evo left it standing where finals that were held anew confirmed nobody."""
     recorded = record(CALM)

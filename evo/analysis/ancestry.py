@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Select, select
 from evo.analysis.figures import search_figures
 from evo.analysis.gains import gain_between
 from evo.analysis.records import Relative, Step
-from evo.analysis.relatives import RELATIVE_COLUMNS, orphans_beside, read_relative, resolve_candidate
+from evo.analysis.relatives import RELATIVE_COLUMNS, read_relative, resolve_candidate
 from evo.lineage import models as m
 from evo.lineage.columns import ORDERS_PER_RUN
 from evo.lineage.store import Store
@@ -38,7 +38,6 @@ def ancestry(store: Store, prefix: str) -> tuple[Step, ...]:
             .where(_c.id.in_(members))
             .order_by(_c.id)
         ).all()
-        orphans = orphans_beside(connection, key)
         figures = search_figures(connection, key // ORDERS_PER_RUN, [row.id for row in rows])
     genomes = {row.id: Genome.from_json(row.genome) for row in rows}
     main = {key}
@@ -64,7 +63,6 @@ def ancestry(store: Store, prefix: str) -> tuple[Step, ...]:
                 change=genome_change(genomes[first[0]], genomes[row.id]) if first else {},
                 parameters=genomes[row.id].parameters,
                 main_line=row.id in main,
-                parents_lost=row.order in orphans,
             )
         )
     return tuple(steps)

@@ -19,11 +19,10 @@ from evo.analysis.records import (
     TimingRecord,
     read_timing_record,
 )
-from evo.analysis.relatives import RELATIVE_COLUMNS, orphans_beside, read_relative, resolve_candidate
+from evo.analysis.relatives import RELATIVE_COLUMNS, read_relative, resolve_candidate
 from evo.errors import EngineError, StoreError, UnknownNameError
 from evo.evaluation import Build, Status
 from evo.lineage import models as m
-from evo.lineage.losses import read_losses
 from evo.lineage.models import winner_key
 from evo.lineage.rows import BUILD_COLUMNS, CHECK_COLUMNS, TIMING_COLUMNS, read_build
 from evo.lineage.runs import iso
@@ -100,7 +99,6 @@ def candidate(store: Store, prefix: str) -> CandidateRecord:
             finals=_finals(connection, key),
             parents=_relatives(connection, key, "parent"),
             children=_relatives(connection, key, "child"),
-            parents_lost=row.order in orphans_beside(connection, key),
         )
 
 
@@ -184,20 +182,14 @@ def _source(connection: Connection, key: int, name: str) -> str:
 
 
 def _why_no_source(connection: Connection, key: int) -> str:
-    """As far as it is known."""
-    status, options, built = connection.execute(
-        select(_c.status, m.Run.options, m.Build.candidate_id)
-        .join_from(_c, m.Run, m.Run.id == _c.run_id)
-        .join(m.Build, m.Build.candidate_id == _c.id, isouter=True)
+    status, built = connection.execute(
+        select(_c.status, m.Build.candidate_id)
+        .join_from(_c, m.Build, m.Build.candidate_id == _c.id, isouter=True)
         .where(_c.id == key)
     ).one()
-    losses = read_losses(options)
     if status == Status.RENDER_ERROR:
         return "it could not be rendered"
-    may_be_lost = losses is not None and losses.artefacts_may_be
-    if built is not None:
-        return f"it was dropped by evo prune{' or lost with a damaged file' if may_be_lost else ''}"
-    return f"it was never built{', or its source was lost with a damaged file' if may_be_lost else ''}"
+    return "it was never built" if built is None else "it was dropped by evo prune"
 
 
 def build(store: Store, prefix: str) -> Build:

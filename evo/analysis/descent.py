@@ -15,7 +15,7 @@ from evo.analysis.artefacts import read_texts
 from evo.analysis.figures import search_figures
 from evo.analysis.gains import Gain, gain_between
 from evo.analysis.records import Relative
-from evo.analysis.relatives import RELATIVE_COLUMNS, orphans_beside, read_relative, resolve_candidate
+from evo.analysis.relatives import RELATIVE_COLUMNS, read_relative, resolve_candidate
 from evo.lineage import models as m
 from evo.lineage.columns import ORDERS_PER_RUN, Key
 from evo.lineage.lookups import rows_of
@@ -40,7 +40,6 @@ class Kin:
     parent. gain: that one's time over its own (above 1: faster), each beside the reference in a race of its own, with
     an interval put together from theirs; tie: that interval holds 1. main_line: on the way from a root to the
     candidate through first parents only. diff: of the source against the first parent's, if asked for.
-    parents_lost: some or all of them, with a damaged file.
     """
 
     id: str
@@ -62,7 +61,6 @@ class Kin:
     change: Change
     parameters: dict[str, Value]
     main_line: bool
-    parents_lost: bool = False
     diff: str | None = None
 
 
@@ -89,7 +87,6 @@ def family(store: Store, prefix: str, *, descendants: int = 100, diff: bool = Fa
         parents = _parents(connection, keys)
         wanted = {*keys, *(found[0][0] for found in parents.values())}
         rows = {row.id: row for row in _rows(connection, sorted(wanted))}
-        orphans = orphans_beside(connection, key)
         figures = search_figures(connection, key // ORDERS_PER_RUN, sorted(wanted))
         texts = (
             read_texts(connection, {row.source_sha for row in rows.values() if row.source_sha})
@@ -126,7 +123,6 @@ def family(store: Store, prefix: str, *, descendants: int = 100, diff: bool = Fa
                 change=genome_change(Genome.from_json(before.genome), genome) if before else {},
                 parameters=genome.parameters,
                 main_line=k in main,
-                parents_lost=row.order in orphans,
                 diff=_diff(before, row, texts) if diff and before else None,
             )
         )

@@ -143,7 +143,7 @@ class _Figures:
 
 def _figures(connection: Connection, rows: list[Any]) -> list[_Figures]:
     keys = [row.id for row in rows]
-    races = [final_figures(connection, row.run_id, row.task, row.winner_id, of=keys) for row in rows]
+    races = [final_figures(connection, row.run_id, row.task, row.winner_id) for row in rows]
     alike = (rows[0].run_id, rows[0].task) == (rows[1].run_id, rows[1].task)
     both = [race for race in races[0] if alike and all(key in race.keys for key in keys)]
     found = []

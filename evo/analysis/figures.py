@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -55,13 +55,12 @@ class RaceFigures:
 
 
 def final_figures(
-    connection: Connection, run_id: int, task: int, winner: int | None, of: Collection[int] = ()
+    connection: Connection, run_id: int, task: int, winner: int | None
 ) -> list[RaceFigures]:
-    """Of the finals of a task that timed somebody, in the order they were held. winner: key of the task's; of: see
-    `held_races`."""
+    """Of the finals of a task that timed somebody, in the order they were held. winner: key of the task's."""
     columns = (_t.contender, _t.protocol, *_FIGURE, _t.samples_us)
     found = []
-    for race in held_races(connection, run_id, task, *columns, of=of):
+    for race in held_races(connection, run_id, task, *columns):
         rows = [row for row in race.finalists if row.protocol != "hot" and row.ratio]
         won, figures = _confirmed(race, rows, winner), RaceFigures()
         for row in rows:

@@ -13,7 +13,6 @@ from evo.lineage import RunStatus
 from evo.lineage import models as m
 from evo.lineage.columns import key_range
 from evo.lineage.lookups import at_once
-from evo.lineage.losses import read_losses
 from evo.lineage.models import last_refusals, leader_key, winner_key
 from evo.lineage.runs import resolve_run
 from evo.lineage.store import Store
@@ -174,9 +173,6 @@ def _unnamed(task: Any, refused: int | None) -> str:
     """Why the finals have named nobody: `Best.finals`. Those of a run that is not finished are to come, or to go on."""
     if task.status != RunStatus.FINISHED.value:
         return "not held"
-    losses = read_losses(task.options)
-    if losses is not None and losses.finals_may_be:
-        return "lost"
     return "not held" if refused is None else NOBODY
 
 

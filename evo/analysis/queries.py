@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
@@ -21,8 +21,6 @@ from evo.evaluation import PASSED
 from evo.lineage import RunStatus
 from evo.lineage import models as m
 from evo.lineage.columns import key_range
-from evo.lineage.lookups import at_once
-from evo.lineage.losses import Losses, read_losses, without_losses
 from evo.lineage.models import last_refusals, leader_key, winner_key
 from evo.lineage.presence import gone
 from evo.lineage.rows import read_environment
@@ -45,13 +43,11 @@ __all__ = [
     "final_races",
     "has_run",
     "history",
-    "losses_of",
     "noise_floors",
     "noise_floors_of",
     "refused_finalists",
     "refused_in_finals",
     "run",
-    "run_name",
     "runs",
     "select_sql",
     "source",
@@ -112,7 +108,7 @@ def _summary(row: Any, by_status: dict[str, int], tasks: tuple[TaskSummary, ...]
         sampler=row.sampler,
         seed=row.seed,
         window=row.window,
-        options=without_losses(row.options),
+        options=row.options,
         budget=row.budget,
         status=RunStatus.INTERRUPTED.value if dead else row.status,
         stop_reason=GONE if dead else row.stop_reason,
@@ -125,7 +121,6 @@ def _summary(row: Any, by_status: dict[str, int], tasks: tuple[TaskSummary, ...]
         counts=by_status,
         tasks=tasks,
         environment=asdict(read_environment(row)),
-        salvaged=read_losses(row.options),
     )
 
 
@@ -165,13 +160,6 @@ def _tasks(connection: Connection, run_id: int | None) -> dict[int, list[TaskSum
     return found
 
 
-def run_name(store: Store, name: str) -> str:
-    """The whole name of the run that is named so. Raises as `run` does."""
-    with store.reading() as connection:
-        key = resolve_run(connection, name)
-        return connection.execute(select(m.Run.name).where(m.Run.id == key)).scalar_one()
-
-
 def tried_on(store: Store, name: str) -> dict[int, int]:
     """Candidates of a run by task. Raises as `run` does."""
     with store.reading() as connection:
@@ -179,19 +167,6 @@ def tried_on(store: Store, name: str) -> dict[int, int]:
         query = select(_c.task, func.count()).where(_c.run_id == key).group_by(_c.task)
         rows: Any = connection.execute(query).all()
         return dict(rows)
-
-
-def losses_of(store: Store, runs: Collection[str] | None = None) -> dict[str, Losses]:
-    """What runs have lost with a damaged file, by name; of those that have, among all if none are named."""
-    query = select(m.Run.name, m.Run.options).order_by(m.Run.id.desc())
-    queries = [query] if runs is None else [query.where(m.Run.name.in_(some)) for some in at_once(dict.fromkeys(runs))]
-    found = {}
-    with store.reading() as connection:
-        for one in queries:
-            for name, options in connection.execute(one):
-                if losses := read_losses(options):
-                    found[name] = losses
-    return found
 
 
 def counts(store: Store, run: str) -> dict[str, int]:

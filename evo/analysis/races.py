@@ -43,17 +43,17 @@ class HeldRace:
 
 
 def held_races(
-    connection: Connection, run_id: int, task: int, *columns: Any, of: Collection[int] = ()
+    connection: Connection, run_id: int, task: int, *columns: Any
 ) -> list[HeldRace]:
     """The finals of a task in the order they were held, with these columns of their timings besides `candidate_id`.
 
     A final is recorded in one transaction, its finalists before its baselines: by the order of their keys the next one
-    begins where a finalist follows a baseline. of: keys of candidates whose verdicts may be lost and their times be left.
+    begins where a finalist follows a baseline.
     """
     # In parts, each of which is found in the index: of all of a run's timings, few are of its finals.
     raced = select(m.Final.candidate_id).where(m.Final.candidate_id.between(*key_range(run_id)))
     of_finals = (_t.run_id == run_id, _t.task == task, _t.stage == Stage.FINAL.value)
-    parts = [_t.candidate_id.is_(None), _t.candidate_id.in_(raced), *(_t.candidate_id == key for key in of)]
+    parts = [_t.candidate_id.is_(None), _t.candidate_id.in_(raced)]
     query = select(_t.id, _t.candidate_id, *columns).where(*of_finals)
     rows = {row.id: row for whose in parts for row in connection.execute(query.where(whose))}
     found: list[HeldRace] = []
@@ -70,7 +70,7 @@ def final_races(store: Store, candidate: CandidateRecord) -> tuple[FinalRace, ..
     with store.reading() as connection:
         key, run_id = connection.execute(select(_c.id, _c.run_id).where(_c.public_id == candidate.id)).one()
         columns = (_t.task, _t.stage, _t.round, *TIMING_COLUMNS)
-        held = held_races(connection, run_id, candidate.task, *columns, of=(key,))
+        held = held_races(connection, run_id, candidate.task, *columns)
     # Its last race of each round.
     races = {row.round: race for race in held for row in race.finalists if row.candidate_id == key}
     found = []

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from evo.evaluation import PASSED
-from evo.lineage.losses import Losses
 from evo.problem.space import Value
 from evo.search.edits import Change
 
@@ -148,8 +147,7 @@ class Relative:
 class CandidateRecord:
     """All there is of one candidate.
 
-    digest: of the genome. source: sha256 of its text, for `queries.artefact`. winner: of its task. parents_lost: some or
-    all of them, with a damaged file.
+    digest: of the genome. source: sha256 of its text, for `queries.artefact`. winner: of its task.
     """
 
     id: str
@@ -184,7 +182,6 @@ class CandidateRecord:
     finals: tuple[FinalRecord, ...]
     parents: tuple[Relative, ...]
     children: tuple[Relative, ...]
-    parents_lost: bool = False
 
     @property
     def refusal(self) -> str:
@@ -203,7 +200,7 @@ class Step:
     change: against the first parent; empty for a root. gain: over the first parent, None where either has no time; tie: its
     interval holds 1, so that it may be chance, None where that is not known: as `evo.analysis.gains` has them. main_line:
     reached from the descendant through first parents only. median_us: of the search's cold timing, which the machine
-    code's first candidate may have had. parents_lost: some or all of them, with a damaged file.
+    code's first candidate may have had.
     """
 
     id: str
@@ -218,7 +215,6 @@ class Step:
     change: Change
     parameters: dict[str, Value]
     main_line: bool
-    parents_lost: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,7 +233,7 @@ class TaskSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
-    """A run at a glance. counts: candidates by status. salvaged: what it has lost with a damaged file, if it has."""
+    """A run at a glance. counts: candidates by status."""
 
     name: str
     kernel: str
@@ -261,7 +257,6 @@ class RunSummary:
     counts: dict[str, int]
     tasks: tuple[TaskSummary, ...]
     environment: dict[str, Any]
-    salvaged: Losses | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,7 +266,7 @@ class Best:
     score: what the search found. The times are of the last final round where `stage` is "final", else of the
     search; ratio: time over the reference baseline's. disturbed: something slowed the device down while they were
     taken, and they are not to be trusted. finals: what those of its run said for its workload: "confirmed" (it is the
-    winner), "nobody confirmed", "not held" (or not to their end), or "lost" with a damaged file, as the winner may be;
+    winner), "nobody confirmed", "not held" (or not to their end);
     refused_finalists: how many they refused.
     """
 

@@ -10,20 +10,12 @@ from sqlalchemy import Connection, select
 from evo.analysis.records import Relative
 from evo.errors import StoreError, UnknownNameError, UsageError
 from evo.lineage import models as m
-from evo.lineage.columns import ORDERS_PER_RUN
-from evo.lineage.losses import Orphans, read_orphans
 
-__all__ = ["RELATIVE_COLUMNS", "orphans_beside", "read_relative", "resolve_candidate"]
+__all__ = ["RELATIVE_COLUMNS", "read_relative", "resolve_candidate"]
 
 _c, _p = m.Candidate, m.Parentage
 RELATIVE_COLUMNS = (_c.public_id, _c.order, _p.role, _c.operator, _c.status, _c.score)
 _SHORTEST = 3  # digits that a mistyped id must have right for its neighbours to be offered
-
-
-def orphans_beside(connection: Connection, key: int) -> Orphans:
-    """Which candidates have lost parents, of the run of this one."""
-    options = connection.scalar(select(m.Run.options).where(m.Run.id == key // ORDERS_PER_RUN))
-    return read_orphans(options or {})
 
 
 def resolve_candidate(connection: Connection, prefix: str) -> int:

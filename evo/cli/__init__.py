@@ -35,7 +35,7 @@ _COMMANDS = {
     "measure": ("bench",),
     "check": ("check",),
     "sanitize": ("sanitize",),
-    "maintain": ("prune", "vacuum", "merge", "dump", "load"),
+    "maintain": ("prune", "vacuum", "merge", "backup"),
     "doctor": ("doctor",),
 }
 """By module, in the order in which help lists them: only the module of the command that runs is imported."""

@@ -26,7 +26,6 @@ from evo.cli.tables import (
     say,
     short_id,
     speedup,
-    tell_losses,
 )
 from evo.errors import UsageError
 
@@ -72,7 +71,6 @@ def operators(
     """Show what each operator was worth: trials, success, gain a second, and when."""
     with Lineage(db) as known:
         found = known.operators(run, windows=windows)
-        tell_losses(known.store, [run])
     if json:
         print_json(found)
         return
@@ -118,7 +116,6 @@ def importance(
     """Show which parameters matter for being fast, by workload (PED-ANOVA)."""
     with Lineage(db) as known:
         found = known.importance(run, quantile=quantile)
-        tell_losses(known.store, [run])
     if json:
         print_json(found)
         return
@@ -165,7 +162,6 @@ def compare(
         names = list(dict.fromkeys(row.run for row in found.rows))
         if len(names) < 2:
             raise UsageError(f"there is nothing to compare {', '.join(names) or 'it'} with; name two runs")
-        tell_losses(known.store, names)
     if json:
         print_json(found)
         return
@@ -251,7 +247,6 @@ def pareto(
     chosen = [axis.strip() for axis in axes.split(",") if axis.strip()]
     with Lineage(db) as known:
         found = known.pareto(run, chosen)
-        tell_losses(known.store, [run])
     if json:
         print_json(found)
         return

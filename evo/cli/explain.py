@@ -26,7 +26,7 @@ from evo.cli.options import (
     print_json,
 )
 from evo.cli.recorded import Recorded, named_candidate
-from evo.cli.tables import DISTURBED_NOTE, make_table, marked, print_table, say, short_id, tell_losses
+from evo.cli.tables import DISTURBED_NOTE, make_table, marked, print_table, say, short_id
 from evo.errors import UsageError
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload
@@ -72,7 +72,6 @@ def explain(
         of_template = from_ is not None and (from_ == _TEMPLATE or "=" in from_)
         space = _present_space(record) if of_template or measure else None
         found = _explanation(known, record, from_, space)
-        tell_losses(known.store, [record.run])
         digest = queries.run(known.store, record.run).kernel_digest if measure else ""
     ablation = None
     if measure and found.edits:

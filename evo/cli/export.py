@@ -140,11 +140,6 @@ def _unconfirmed(store: Store, record: CandidateRecord, db: str) -> str:
     some = queries.best(store, run=record.run, workload=record.workload)
     found = next((b for b in some if b.workload == record.workload), None)
     check = command_line(db, "check", name)
-    if found is not None and found.finals == "lost":
-        return (
-            f"{name}: what the finals of run {record.run} said for its workload may be lost with a damaged file: {own}; to"
-            f" gate it on fresh data: {check}"
-        )
     if found is None or not found.unconfirmed:
         state = f"no finals of run {record.run} have been held for its workload"
         if finalist or (found is not None and found.refused_finalists):

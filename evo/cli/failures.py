@@ -11,7 +11,7 @@ from evo.analysis.failures import FailureReport, FailureTotal
 from evo.analysis.lineage import Lineage
 from evo.cli.cells import cell, share
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, make_console, print_json
-from evo.cli.tables import make_table, print_table, say, short_id, tell_losses
+from evo.cli.tables import make_table, print_table, say, short_id
 from evo.errors import UsageError
 from evo.lineage import LATEST
 
@@ -44,11 +44,9 @@ def failures(
     with Lineage(db) as known:
         if all_:
             totals = known.failure_totals()
-            tell_losses(known.store, None)
             print_json(totals) if json else _print_totals(make_console(), totals)
             return
         report = known.failure_report(run or LATEST, template=template)
-        tell_losses(known.store, [report.run])
     if json:
         print_json(report)
         return

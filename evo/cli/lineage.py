@@ -9,7 +9,6 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from evo.analysis import queries
 from evo.analysis.descent import Family, Kin
 from evo.analysis.diff import Difference
 from evo.analysis.lineage import Lineage
@@ -22,10 +21,8 @@ from evo.cli.tables import (
     marked,
     print_table,
     say,
-    say_losses,
     short_id,
     speedup,
-    tell_losses,
 )
 
 __all__ = ["register"]
@@ -49,9 +46,8 @@ def lineage(
     with Lineage(db) as known:
         record = named_candidate(known.store, candidate, db)
         found = known.family(record.id, descendants=descendants, diff=diff)
-        losses = queries.losses_of(known.store, [record.run])
     if json:
-        print_json([asdict(member) | {"salvaged": losses.get(record.run)} for member in found.members])
+        print_json([asdict(member) for member in found.members])
         return
     console = make_console()
     ancestors = sum(member.relation == "ancestor" for member in found.members)
@@ -71,7 +67,7 @@ def lineage(
             f"{member.generation:+d}" if member.generation else "",
             f"{short_id(member.id)} #{member.order}",
             cell(f"{member.operator}: {_change(member)}"),
-            " ".join([*(f"#{p.order}" for p in member.parents), *(["lost"] if member.parents_lost else [])]) or "-",
+            " ".join(f"#{p.order}" for p in member.parents) or "-",
             marked(figure(member.median_us), member.disturbed),
             marked(speedup(member.score), member.disturbed) if member.score else cell(member.status),
             _gain(member),
@@ -80,7 +76,6 @@ def lineage(
         )
     print_table(console, table)
     _print_notes(console, found, record.id, db)
-    say_losses(console, losses)
     if diff:
         _print_diffs(console, found)
 
@@ -153,7 +148,6 @@ def diff(
     with Lineage(db) as known:
         first, second = (named_candidate(known.store, name, db) for name in (one, other))
         found = known.difference(first.id, second.id)
-        tell_losses(known.store, [first.run, second.run])
     if json:
         print_json(found)
         return

@@ -1,42 +1,36 @@
-"""evo prune, vacuum, merge, dump, load: looking after databases."""
+"""evo prune, vacuum, merge, backup: looking after databases."""
 
 from __future__ import annotations
 
-import os
-import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import shlex
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import IO, Annotated
+from typing import Annotated
 
 import typer
 
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, parse_duration, print_json
 from evo.errors import StoreError, UsageError
-from evo.lineage.database import check_file, locate, shown
-from evo.lineage.dump import dump_store
-from evo.lineage.load import load as load_dump
+from evo.lineage.backup import back_up
+from evo.lineage.database import locate, shown
+from evo.lineage.faults import translated
 from evo.lineage.merge import Merged
 from evo.lineage.merge import merge as merge_store
 from evo.lineage.pruning import Part, chosen_runs
 from evo.lineage.pruning import prune as prune_runs
-from evo.lineage.salvage import Salvaged, is_whole, salvage
 from evo.lineage.schema import OlderSchemaError
 from evo.lineage.store import Store
-from evo.lineage.upkeep import open_current
 from evo.lineage.upkeep import vacuum as vacuum_store
 
 __all__ = ["register"]
 
-_GZIP_MAGIC = b"\x1f\x8b"
 _LISTED = 5
 
 
 def register(app: typer.Typer) -> None:
-    for command in (prune, vacuum, merge, dump, load):
+    for command in (prune, vacuum, merge, backup):
         app.command(command.__name__)(command)
 
 
@@ -103,7 +97,7 @@ def merge(
     """Add the runs of another database to this one, all or none. Merging again changes nothing."""
     if _same_file(other, db):
         raise UsageError(f"{shown(other)} is the database itself; name another one to merge into it")
-    with open_current(other) as source, Store.open(db, write=True) as target:
+    with Store.open(other, write=False) as source, Store.open(db, write=True) as target:
         done = merge_store(target, source)
     if json:
         print_json(asdict(done))
@@ -113,86 +107,28 @@ def merge(
         f" {_number(done.candidates, 'candidate')} copied"
     )
     _tell_renamed(done)
-    _tell_left_aside(done)
 
 
-def dump(
-    out: Annotated[Path | None, typer.Option(help="The file to write; standard output if left out.")] = None,
+def backup(
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The file to make. If left out: one beside the database, named NAME.backup-TIME."),
+    ] = None,
     db: Db = DEFAULT_DB,
     json: Json = False,
 ) -> None:
-    """Save a whole database as one portable file; of a damaged one, what can still be read."""
-    if out is None and sys.stdout.isatty():
-        raise UsageError("a dump is no text for a terminal; write it to a file with --out FILE, or pipe it")
-    if out is None and json:
-        raise UsageError("--json goes to standard output, and so does the dump; give it a file with --out FILE")
-    saved: Salvaged | None = None
-    with _output(out) as file:
-        path = locate(db).path
-        if path is not None and path.is_file():
-            check_file(path, write=False)
-        if path is not None and path.is_file() and not is_whole(path):
-            saved = salvage(path, file)
-            written = saved.written
-        else:
-            with open_current(db) as store:
-                written = dump_store(store, file)
-    size = out.stat().st_size if out is not None else None
+    """Copy a SQLite database into one file, also while a search writes to it. The same is done before a migration."""
+    location = locate(db)
+    if location.path is None:
+        raise UsageError(f"{location} is on a server; back it up with: pg_dump --file FILE {shlex.quote(shown(db))}")
+    _must_be_a_database(db)
+    with translated(location):
+        made = back_up(location.path, out)
+    size = made.stat().st_size
     if json:
-        print_json({"rows": written, "bytes": size, "salvaged": None if saved is None else asdict(saved)})
+        print_json({"file": str(made), "bytes": size})
     else:
-        to = f" in {out} ({_bytes(size)})" if size is not None else ""
-        typer.echo(
-            f"{_number(written['run'], 'run')}, {_number(written['candidate'], 'candidate')}{to}", err=out is None
-        )
-    if saved is not None:
-        typer.echo(f"evo: {shown(db)} is damaged: {_losses(saved)}; what could be read was saved", err=True)
-        raise typer.Exit(1)
-
-
-def _losses(saved: Salvaged) -> str:
-    said = [f"{_number(n, 'stretch', 'stretches')} of {table!r} unreadable" for table, n in saved.gaps.items()]
-    said += [f"nothing of {table!r} left" for table in saved.unread]
-    said += [f"{_number(saved.spoilt, 'source or binary', 'sources or binaries')} spoilt"] if saved.spoilt else []
-    return ", ".join(said) or "its tables could all be read, its indices are broken"
-
-
-def load(
-    file: Annotated[Path, typer.Argument(help="A dump; - for standard input.")],
-    db: Db = DEFAULT_DB,
-    json: Json = False,
-) -> None:
-    """Add the runs of a dump to a database, all or none; it is made if it is not there."""
-    if str(file) == "-":
-        done = load_dump(sys.stdin.buffer, "standard input", db)
-    else:
-        try:
-            opened = file.open("rb")
-        except OSError as error:
-            raise StoreError(f"cannot read {file}: {error.strerror or error}") from error
-        with opened:
-            done = load_dump(opened, str(file), db)
-    merged = done.merged
-    if json:
-        print_json(asdict(done))
-        return
-    typer.echo(
-        f"{_number(len(merged.added), 'run')} added, {len(merged.continued)} continued, {len(merged.unchanged)} there"
-        f" already; {_number(merged.candidates, 'candidate')} loaded"
-    )
-    _tell_renamed(merged)
-    _tell_left_aside(merged)
-    if done.left_out:
-        lost = ", ".join(f"{_number(n, 'row')} of {table!r}" for table, n in done.left_out.items())
-        typer.echo(f"evo: left out, since they refer to what was lost: {lost}", err=True)
-    if done.stand_ins:
-        stood = ", ".join(f"{_number(n, 'row')} of {table!r}" for table, n in done.stand_ins.items())
-        typer.echo(f"evo: made up for candidates that passed, in place of what was lost: {stood}", err=True)
-    here = {name: losses for name, losses in done.losses.items() if name not in merged.unchanged}
-    for name, losses in list(here.items())[:_LISTED]:
-        typer.echo(f"evo: {(merged.renamed or {}).get(name, name)}: {losses}", err=True)
-    if len(here) > _LISTED:
-        typer.echo(f"evo: {len(here) - _LISTED} more runs have lost something; see: {command_line(db, 'runs')}", err=True)
+        typer.echo(f"{made}: {_bytes(size)}")
 
 
 def _tell_renamed(merged: Merged) -> None:
@@ -201,14 +137,6 @@ def _tell_renamed(merged: Merged) -> None:
         typer.echo(f"{name} is called {new} here: there is another run of its name")
     if len(renamed) > _LISTED:
         typer.echo(f"and so are {len(renamed) - _LISTED} more; --json lists them all")
-
-
-def _tell_left_aside(merged: Merged) -> None:
-    for name, aside in list((merged.left_aside or {}).items())[:_LISTED]:
-        kept = "the copy that came is newer and was taken" if name in merged.continued else "the copy here was kept"
-        typer.echo(f"evo: {name}: one of its two copies is salvaged; {kept}; left aside, of the other: {aside}", err=True)
-    if (more := len(merged.left_aside or ()) - _LISTED) > 0:
-        typer.echo(f"evo: of {more} more runs something was left aside; --json lists them all", err=True)
 
 
 def _must_be_a_database(db: str) -> None:
@@ -225,39 +153,6 @@ def _same_file(one: str, other: str) -> bool:
     if first.path is None or second.path is None:
         return first.url == second.url
     return first.path.exists() and second.path.exists() and first.path.samefile(second.path)
-
-
-@contextmanager
-def _output(out: Path | None) -> Iterator[IO[bytes]]:
-    """A file that appears under its name when all is written, or standard output."""
-    if out is None:
-        yield sys.stdout.buffer
-        sys.stdout.buffer.flush()
-        return
-    if out.is_dir():
-        raise UsageError(f"{out} is a folder; name a file in it")
-    if out.is_file() and out.stat().st_size:  # a slip of the keyboard must not cost a database
-        with out.open("rb") as there:
-            if there.read(2) != _GZIP_MAGIC:
-                raise UsageError(f"{out} is there and is not a dump; name another file")
-    try:
-        handle, name = tempfile.mkstemp(prefix=f".{out.name}.", dir=out.parent)
-    except OSError as error:
-        raise UsageError(f"cannot write in the folder {out.parent}: {error.strerror or error}") from error
-    try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(name).chmod(0o666 & ~umask)
-        Path(name).rename(out)
-    except OSError as error:
-        raise UsageError(f"cannot write {out}: {error.strerror or error}") from error
-    finally:
-        with suppress(OSError):
-            Path(name).unlink()
 
 
 def _number(n: int, one: str, many: str | None = None) -> str:

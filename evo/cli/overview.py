@@ -19,7 +19,6 @@ from evo.cli.tables import (
     marked,
     print_table,
     say,
-    say_losses,
     say_unconfirmed,
     short_id,
     short_workload,
@@ -90,7 +89,6 @@ def runs(db: Db = DEFAULT_DB, json: Json = False) -> None:
     console = make_console()
     print_table(console, table)
     console.print("passed: not refused, by the search or its finals; best: the run's highest speed-up", style="dim")
-    say_losses(console, {r.name: r.salvaged for r in found})
     if stopped := [r.name for r in found if r.status == RunStatus.INTERRUPTED]:
         more = "" if len(stopped) == 1 else f" (or another of the {len(stopped)} that were)"
         say(console, f"to continue what was interrupted:  {command_line(db, 'resume', stopped[0])}{more}", "dim")
@@ -128,12 +126,11 @@ def best(
                 raise UnknownNameError("kernel in this database", kernel, searched)
         devices = {r.device for r in queries.runs(store)} if device is not None and not found else set()
         noise = queries.noise_floors_of(store, [b.run for b in found])
-        losses = queries.losses_of(store, [b.run for b in found])
     floors = {b.id: noise.get((b.run, b.workload)) for b in found}
     if json:
         print_json(
             [
-                {"candidate": b.id, **asdict(b), "noise_floor": floors[b.id], "salvaged": losses.get(b.run)}
+                {"candidate": b.id, **asdict(b), "noise_floor": floors[b.id]}
                 for b in found
             ]
         )
@@ -166,7 +163,6 @@ def best(
             highlight=False,
             soft_wrap=True,
         )
-        say_losses(console, losses)
         say_unconfirmed(console, found, db)
         _explain_mark(console, any(b.disturbed for b in found))
     if not found:

@@ -15,7 +15,6 @@ from evo.cli.options import command_line
 from evo.cli.recorded import Recorded, source_remark
 from evo.cli.tables import short_id, short_workload
 from evo.lineage import Stage
-from evo.lineage.losses import LOST
 from evo.problem.kernel import load_kernel
 from evo.search.check import Onlooker, Trial, check_candidate
 from evo.search.run import RunSettings, default_builders, open_executor
@@ -60,8 +59,6 @@ def _verdicts(recorded: Recorded) -> Iterator[dict[str, Any]]:
     """What the database says, round by round, each with the seed that repeats it."""
     rounds = defaultdict(list)
     for check in recorded.record.checks:
-        if check.case == LOST:  # it says nothing of what there was
-            continue
         rounds[check.round, check.stage].append(check)
     for (round_, stage), checks in sorted(rounds.items()):
         yield {

@@ -18,11 +18,10 @@ from evo.cli.cells import visible
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, make_console, print_json
 from evo.cli.recorded import named_candidate, unknown
 from evo.cli.show_run import RunFinals, print_run, read_run, run_json
-from evo.cli.tables import DISTURBED_NOTE, make_table, marked, print_table, say_losses, short_id, speedup
+from evo.cli.tables import DISTURBED_NOTE, make_table, marked, print_table, short_id, speedup
 from evo.errors import UnknownNameError
 from evo.evaluation import AA_CONTROL, FINALIST
 from evo.lineage import Stage
-from evo.lineage.losses import LOST
 from evo.lineage.seeds import gate_seeds
 from evo.lineage.store import Store
 
@@ -56,7 +55,7 @@ def show(
         races = queries.final_races(store, record)
         noise = queries.noise_floors_of(store, [record.run]).get((record.run, record.workload))
     if json:
-        print_json(_record(record, races) | {"salvaged": run.salvaged} | ({"text": text} if source else {}))
+        print_json(_record(record, races) | ({"text": text} if source else {}))
         return
     console = make_console()
     if source:
@@ -70,7 +69,6 @@ def show(
         return
     _print_candidate(console, record, seeds, db)
     _print_timings(console, record, races, noise)
-    say_losses(console, {run.name: run.salvaged})
 
 
 def _named(store: Store, name: str) -> CandidateRecord | RunFinals:
@@ -116,17 +114,14 @@ def _print_candidate(console: Console, record: CandidateRecord, seeds: dict[Stag
     }
     if record.build:
         b = record.build
-        made = f"{b.status} in {b.seconds:.2f} s{' (cached)' if b.cached else ''}, {b.compiler}"
-        rows["build"] = f"{b.status}; all else of it was {LOST}" if b.log == LOST else made
+        rows["build"] = f"{b.status} in {b.seconds:.2f} s{' (cached)' if b.cached else ''}, {b.compiler}"
         if b.registers is not None:
             rows["resources"] = (
                 f"{b.registers} registers, {b.spill_bytes} bytes spilled, shared memory {b.smem_static_bytes} +"
                 f" {b.smem_dynamic_bytes} bytes" + (f", occupancy {b.occupancy:.0%}" if b.occupancy is not None else "")
             )
     failed = [c for c in record.checks if not c.passed]
-    known = [c for c in record.checks if c.case != LOST]
-    gate = [f"{len(known) - len(failed)} of {len(known)} cases passed"] if known or not record.checks else []
-    rows["gate"] = "; ".join(gate + ([f"those of the search were {LOST}"] if len(known) < len(record.checks) else []))
+    rows["gate"] = f"{len(record.checks) - len(failed)} of {len(record.checks)} cases passed"
     if log := "\n".join(filter(None, (record.log.strip(), last.log.strip() if last and refused else ""))):
         rows["log"] = log
     for name, value in rows.items():
@@ -142,8 +137,6 @@ def _print_candidate(console: Console, record: CandidateRecord, seeds: dict[Stag
 
 def _made_by(record: CandidateRecord) -> str:
     parents = " and ".join(f"{short_id(p.id)} (#{p.order}, {speedup(p.score)})" for p in record.parents)
-    if record.parents_lost:
-        parents = f"{parents} and others that are lost" if parents else "parents that are lost"
     return record.operator + (f" of {parents}" if parents else "")
 
 

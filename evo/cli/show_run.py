@@ -13,7 +13,7 @@ from evo.analysis.finalists import QUOTED, TWO_RACES, Finalist, WorkloadFinals, 
 from evo.analysis.records import Failure, RunSummary
 from evo.cli.cells import cell, factor, figure, interval
 from evo.cli.options import command_line
-from evo.cli.tables import DISTURBED_NOTE, Cells, make_table, marked, print_table, say, say_losses, short_id, speedup
+from evo.cli.tables import DISTURBED_NOTE, Cells, make_table, marked, print_table, say, short_id, speedup
 from evo.lineage import RunStatus
 from evo.lineage.store import Store
 
@@ -71,7 +71,6 @@ def print_run(console: Console, found: RunFinals, db: str) -> None:
     marks = [held.confirmed.disturbed for held in found.finals if held.confirmed is not None and held.one_race]
     if any(marks) or any(f.disturbed for f in everyone):
         console.print(DISTURBED_NOTE, style="bold red", highlight=False, soft_wrap=True)
-    say_losses(console, {run.name: run.salvaged})
 
 
 def _print_best(console: Console, found: RunFinals, held: WorkloadFinals, db: str) -> None:
@@ -81,14 +80,11 @@ def _print_best(console: Console, found: RunFinals, held: WorkloadFinals, db: st
     best = run.tasks[held.task].best
     shown = command_line(db, "show", short_id(best)) if best else ""
     left, style = "the best that they have not refused" if refused else "the best so far", ""
-    lost = run.salvaged is not None and run.salvaged.finals_may_be
     if not held.finalists and not refused:
-        reason = "no final race of a candidate is left" if lost else "no final has timed a candidate"
+        reason = "no final has timed a candidate"
         left = "its best so far"
     elif run.status != RunStatus.FINISHED:
         reason = "the finals are not over"
-    elif lost:
-        reason, left = "whom the finals confirmed may be lost", "the best that is left"
     else:
         reason, style = "the finals confirmed nobody", "bold red"
     say(console, f"{reason}{f'; {left}: {shown}' if shown else ''}", style)

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, Literal
 
-import typer
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.style import StyleType
 from rich.table import Table
 from rich.text import Text
 
-from evo.analysis import queries
 from evo.analysis.records import Best
 from evo.cli.cells import visible
 from evo.cli.options import command_line
 from evo.evaluation import Timing, within_noise
-from evo.lineage.losses import Losses
-from evo.lineage.store import Store
 
 __all__ = [
     "DISTURBED_NOTE", "UNCONFIRMED_NOTE", "Cells", "make_table", "marked", "print_table",
-    "say", "say_losses", "say_unconfirmed", "short_id", "short_workload", "speedup", "tell_losses", "timing_record",
+    "say", "say_unconfirmed", "short_id", "short_workload", "speedup", "timing_record",
 ]  # fmt: skip
 
 _WHOLE = frozenset({"behind", "best", "candidate", "gain", "id", "interval", "median us", "noise", "speed-up"})
@@ -110,30 +106,6 @@ def print_table(console: Console, table: Cells) -> None:
 def say(console: Console, text: str, style: str = "") -> None:
     """A line as wide as it is, in which nothing moves the cursor."""
     console.print(Text(visible(text), style=style), soft_wrap=True)
-
-
-def say_losses(console: Console, losses: Mapping[str, Losses | None]) -> None:
-    """What runs, by their names, have lost with a damaged file; nothing of those that have not."""
-    for line in _lines({name: lost for name, lost in losses.items() if lost}, "--json"):
-        say(console, line, "yellow")
-
-
-def tell_losses(store: Store, runs: Collection[str] | None) -> None:
-    """`say_losses` on stderr, for commands whose document has no place for it: what they say of such a run may be wrong.
-
-    runs: as they were named; None for all.
-    """
-    named = None if runs is None else [queries.run_name(store, name) for name in runs]
-    for line in _lines(queries.losses_of(store, named), "evo runs --json"):
-        typer.echo(f"evo: {visible(line)}", err=True)
-
-
-def _lines(losses: Mapping[str, Losses | None], everything: str) -> Iterable[str]:
-    """everything: what tells of the runs that are too many to be listed."""
-    known = [f"{name}: {lost}" for name, lost in losses.items()]
-    yield from known[:_LISTED]
-    if len(known) > _LISTED:
-        yield f"{len(known) - _LISTED} more runs were salvaged, too; {everything} has them all"
 
 
 def speedup(ratio: float | None, noise: float | None = None) -> str:

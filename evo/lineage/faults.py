@@ -5,11 +5,13 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Protocol
 
 from sqlalchemy.exc import DBAPIError, InvalidRequestError, SQLAlchemyError, StatementError
 
 from evo.errors import EngineError, StoreError
+from evo.lineage.backup import damage
 
 __all__ = ["Place", "first_line", "translated"]
 
@@ -21,7 +23,6 @@ _SQLITE = {
     6: "is being written by another program; wait until it is done, or close it",
     8: "cannot be written; check the permissions of the file and its folder",
     10: "cannot be read or written by the system (disk I/O error); check the disk and its free space",
-    _DAMAGED: "is damaged; restore a backup",
     13: "cannot grow because the disk is full; no half record was kept: free some space, then go on",
     14: "cannot be opened; check that its folder exists and may be written, and that the disk is not full",
     26: "is not a SQLite database; name another file with --db",
@@ -55,15 +56,16 @@ _UNREACHABLE = (
 
 
 class Place(Protocol):
-    """A database as sentences name it, with the commands that help it."""
+    """A database as sentences name it. path: the file of a SQLite one."""
 
     def __str__(self) -> str: ...
 
-    def command(self, *words: str) -> str: ...
+    @property
+    def path(self) -> Path | None: ...
 
 
 @contextmanager
-def translated(place: Place | str) -> Iterator[None]:
+def translated(place: Place) -> Iterator[None]:
     """Turns whatever the database objects to inside into a StoreError about `place`, or an EngineError where
     only evo itself can be at fault."""
     try:
@@ -88,13 +90,12 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def _explain(place: Place | str, error: BaseException, *, connected: bool) -> StoreError | EngineError:
+def _explain(place: Place, error: BaseException, *, connected: bool) -> StoreError | EngineError:
     code = getattr(error, "sqlite_errorcode", None)
+    if isinstance(code, int) and code & 0xFF == _DAMAGED and place.path is not None:
+        return damage(place.path)
     if isinstance(code, int) and code & 0xFF in _SQLITE:
-        rescue = ""
-        if code & 0xFF == _DAMAGED and not isinstance(place, str):
-            rescue = f", or save what can still be read with: {place.command('dump', '--out', 'FILE')}"
-        return StoreError(f"{place} {_SQLITE[code & 0xFF]}{rescue}")
+        return StoreError(f"{place} {_SQLITE[code & 0xFF]}")
     state = getattr(error, "sqlstate", None)
     if isinstance(state, str) and state in _POSTGRES:
         return StoreError(f"{place} {_POSTGRES[state]}")

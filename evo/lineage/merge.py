@@ -12,14 +12,12 @@ from typing import Any
 from sqlalchemy import Connection, Select, Table, insert, select, update
 
 from evo.errors import StoreError
-from evo.evaluation import Status
 from evo.lineage import RunStatus
 from evo.lineage import models as m
 from evo.lineage.bulk import insert_new, insert_rows
 from evo.lineage.columns import ORDERS_PER_RUN, key_range
 from evo.lineage.erasing import erase_run
 from evo.lineage.lookups import at_once
-from evo.lineage.losses import SALVAGED, counted, listed
 from evo.lineage.runs import read_run
 from evo.lineage.server import take_turns, write_alone
 from evo.lineage.store import Store
@@ -49,15 +47,13 @@ class Merged:
     """Names of runs, as the receiving database has them.
 
     renamed: what a run is called there, by the name it had, where that was taken.
-    unchanged: those that were there already, no less complete. left_aside: of runs of which one copy was salvaged from a
-    damaged file, what only the copy that was not taken, or not kept, has: as words, by name.
+    unchanged: those that were there already, no less complete.
     """
 
     added: tuple[str, ...] = ()
     continued: tuple[str, ...] = ()
     unchanged: tuple[str, ...] = ()
     renamed: dict[str, str] | None = None
-    left_aside: dict[str, str] | None = None
     candidates: int = 0
     artefacts: int = 0
 
@@ -80,7 +76,7 @@ def merge(target: Store, source: Store) -> Merged:
 class _Merging:
     def __init__(self, target: Store, ours: Connection, theirs: Connection) -> None:
         self._target, self._ours, self._theirs = target, ours, theirs
-        self.report = Merged(renamed={}, left_aside={})
+        self.report = Merged(renamed={})
 
     def add(self, key: int) -> None:
         """The run of this key in the source."""
@@ -122,28 +118,9 @@ class _Merging:
                 f"run {name!r} is in both databases and was searched on in each of them, so it cannot be merged;"
                 " nothing was changed"
             )
-        updated, options = self._ours.execute(select(m.Run.updated, m.Run.options).where(m.Run.id == known)).one()
-        later = row["updated"] > updated
-        here, there = SALVAGED in options, SALVAGED in row["options"]
-        if not here and not there:
-            return bool(more) or (not less and later)
-        theirs, ours = _outcome(self._theirs, key), _outcome(self._ours, known)
-        if here == there:
-            further = bool(more) or (not less and later)
-        elif (ours.within(theirs) and not less) if here else (theirs.within(ours) and not more):
-            further = here  # the copy that was never damaged, which has all that the salvaged one has
-        else:
-            further = later
-        self._leave_aside(name, less if further else more, (theirs, ours) if further else (ours, theirs))
-        return further
-
-    def _leave_aside(self, name: str, candidates: int, outcomes: tuple[_Outcome, _Outcome]) -> None:
-        """Notes what goes, or does not come. outcomes: of the copy that is kept, and of the other."""
-        kept, other = outcomes
-        parts = (counted(candidates, "candidate"), *kept.lacks(other))
-        if aside := [part for part in parts if part]:
-            assert self.report.left_aside is not None
-            self.report.left_aside[name] = listed(aside)
+        updated = self._ours.scalar(select(m.Run.updated).where(m.Run.id == known))
+        assert updated is not None
+        return bool(more) or (not less and row["updated"] > updated)
 
     def _copy(self, key: int, row: dict[str, Any], known: int | None) -> None:
         environment = _one(self._theirs, select(_ENVIRONMENT).where(_ENVIRONMENT.c.id == row["environment_id"]))
@@ -253,39 +230,8 @@ def _course(connection: Connection, run_id: int) -> Generator[tuple[Any, ...], N
     query = select(c.order, c.genome_digest, c.status, c.score, c.created).where(c.id.between(*key_range(run_id)))
     options: Any = {"yield_per": _ROWS_AT_ONCE}
     with connection.execute(query.order_by(c.id), execution_options=options) as found:
-        for order, digest, status, score, created in found:
-            # What is salvaged calls a candidate ok whose code's first candidate is lost.
-            yield order, digest, Status.OK if status == Status.SAME_CODE else status, score, created
-
-
-@dataclass(frozen=True)
-class _Outcome:
-    """What finals say of a run. finals: order and round of whom they timed or judged. winners: order, by task."""
-
-    finals: frozenset[tuple[int, int]]
-    winners: dict[int, int]
-
-    def within(self, other: _Outcome) -> bool:
-        return self.finals <= other.finals and self.winners.keys() <= other.winners.keys()
-
-    def lacks(self, other: _Outcome) -> list[str]:
-        """What the other has besides, in words."""
-        finals, winners = self.finals, self.winners.keys()
-        return [
-            counted(len(other.winners.keys() - winners), "winner"),
-            counted(len(other.finals - finals), "result of the finals", "results of the finals"),
-        ]
-
-
-def _outcome(connection: Connection, run_id: int) -> _Outcome:
-    f, t, i = m.Final, m.Timing, m.Task
-    judged = select(f.candidate_id, f.round).where(f.candidate_id.between(*key_range(run_id)))
-    timed = select(t.candidate_id, t.round).where(t.run_id == run_id, t.candidate_id.is_not(None), t.round > 0)
-    winners = connection.execute(select(i.number, i.winner_id).where(i.run_id == run_id, i.winner_id.is_not(None)))
-    return _Outcome(
-        finals=frozenset((key % ORDERS_PER_RUN, round_) for key, round_ in connection.execute(judged.union(timed))),
-        winners={number: key % ORDERS_PER_RUN for number, key in winners if key is not None},
-    )
+        for row in found:
+            yield tuple(row)
 
 
 def _differences(theirs: Iterator[tuple[Any, ...]], ours: Iterator[tuple[Any, ...]]) -> tuple[int, int, bool]:

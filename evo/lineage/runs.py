@@ -18,7 +18,6 @@ from evo.errors import StoreError, UnknownNameError, UsageError
 from evo.lineage import LATEST, Environment, RunSpec, RunStatus, StoredRun
 from evo.lineage import models as m
 from evo.lineage.database import command_line
-from evo.lineage.losses import without_losses
 from evo.lineage.rows import read_environment
 from evo.lineage.server import take_turns
 from evo.problem.kernel import Workload
@@ -166,7 +165,7 @@ def read_run(connection: Connection, run_id: int) -> StoredRun:
             seed=row.seed,
             window=row.window,
             workloads=tuple(_workloads(connection, run_id)),
-            options=without_losses(row.options),
+            options=row.options,
             budget=row.budget,
             name=row.name,
         ),

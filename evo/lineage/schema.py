@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 from sqlalchemy import Connection, Engine, inspect
 
 from evo.errors import StoreError
+from evo.lineage.backup import back_up
 from evo.lineage.database import Location
 from evo.lineage.server import take_turns
 
 if TYPE_CHECKING:
     from alembic.config import Config
 
-__all__ = ["OlderSchemaError", "alembic_config", "check_schema", "create_schema", "migrate", "revisions", "schema_of"]
+__all__ = ["OlderSchemaError", "alembic_config", "check_schema", "migrate", "revisions", "schema_of"]
 
 _OURS = frozenset({"alembic_version", "run", "candidate", "parentage"})
 
@@ -74,20 +75,15 @@ def schema_of(connection: Connection) -> str:
     return ", ".join(connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalars())
 
 
-def create_schema(connection: Connection, revision: str, source: str) -> None:
-    """The tables as they were at a revision, in an empty database. Raises StoreError for one that is not known."""
-    from alembic import command
-
-    if revision not in revisions():
-        raise StoreError(
-            f"{source} was written by a newer evo (schema {revision}, this one knows {revisions()[-1]}); upgrade evo"
-            " with pip"
-        )
-    command.upgrade(alembic_config(connection), revision)
-
-
 def migrate(engine: Engine, location: Location) -> None:
-    """Creates the tables, or brings them up to date, all in one transaction. Raises StoreError."""
+    """Creates the tables, or brings them up to date, all in one transaction; a file is backed up before.
+
+    Raises StoreError.
+    """
+    with engine.connect() as connection:
+        old = schema_of(connection)
+    if old and location.path is not None:
+        back_up(location.path)
     with engine.connect() as connection:
         if connection.dialect.name == "sqlite":
             # Alembic copies tables to alter them; with keys enforced, dropping the old copy deletes children.

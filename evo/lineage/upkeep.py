@@ -1,51 +1,16 @@
-"""Keeping a database small, and reading one of an older evo without changing it."""
+"""Keeping a database small."""
 
 from __future__ import annotations
 
-import sqlite3
-import tempfile
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from sqlalchemy import func, select
 
 from evo.errors import EngineError
-from evo.lineage.database import locate
 from evo.lineage.faults import translated
-from evo.lineage.schema import OlderSchemaError
 from evo.lineage.store import Store
 
-__all__ = ["Vacuumed", "open_current", "size_of", "vacuum"]
-
-
-@contextmanager
-def open_current(where: str | Path) -> Iterator[Store]:
-    """A database to be read whole, also one of an older evo: a copy of that file is brought up to date instead.
-
-    Raises StoreError as `Store.open` does, and for an older one on a server.
-    """
-    try:
-        store = Store.open(where, write=False)
-    except OlderSchemaError:
-        location = locate(where)
-        if location.path is None:
-            raise
-        with tempfile.TemporaryDirectory(prefix="evo-copy-") as folder:
-            copy = Path(folder) / location.path.name
-            with (
-                translated(location),
-                closing(sqlite3.connect(f"{location.path.as_uri()}?mode=ro", uri=True)) as old,
-                closing(sqlite3.connect(copy)) as new,
-            ):
-                old.backup(new)
-            Store.open(copy, write=True).close()
-            with Store.open(copy, write=False) as store:
-                yield store
-        return
-    with store:
-        yield store
+__all__ = ["Vacuumed", "size_of", "vacuum"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,7 +53,7 @@ class WorkloadData:
     leader: the winner, or else the best of the search, which no final has confirmed. race: what the leader's last final
     timed beside it. finalists: all whom that final timed, by the race that all of them ran in if `one_race`;
     confirmation: the winner in the race that confirmed it. steps: its ancestors and itself. disturbed: those of them whose
-    search timing was. finals_lost: a final race of it may be among what the run lost with a damaged file.
+    search timing was.
     reference: the name of the baseline that speed-ups are over, if a final timed it.
     """
 
@@ -73,7 +73,6 @@ class WorkloadData:
     roles: dict[str, str]
     one_race: bool = True
     confirmation: Confirmation | None = None
-    finals_lost: bool = False
 
     @property
     def number(self) -> int:
@@ -187,7 +186,6 @@ def read_run_data(store: Store, name: str, *, db: str | None = None) -> RunData:
                 refused=tuple(f for f in refused if f.task == task.number),
                 noise=noise.get(task.workload),
                 roles=dict(problem.roles),
-                finals_lost=run.salvaged is not None and run.salvaged.finals_may_be,
             )
         )
     return RunData(run=run, db=db, problem=problem, workloads=tuple(workloads))

@@ -102,8 +102,7 @@ def headline(data: WorkloadData) -> str:
     if data.tie:
         return f"A tie with {name}{mark}: the difference is within the noise floor."
     if not data.confirmed or timing.stage != "final":
-        finals = "what finals may have said of it is lost" if data.finals_lost else "not confirmed by finals"
-        return f"{times(ratio)} {name} by the search's own timing{mark}, {finals}."
+        return f"{times(ratio)} {name} by the search's own timing{mark}, not confirmed by finals."
     if ratio > 1:
         return f"Nothing faster than {name}{mark}: the best has {times(ratio)} of its speed."
     return f"{times(ratio)} the speed of {name}{mark}."
@@ -251,8 +250,10 @@ def remarks(data: WorkloadData) -> list[str]:
     if timing is None:
         return said
     if race is None:
-        finals = "No final race of this candidate is left" if data.finals_lost else "No finals have timed this candidate"
-        said.append(f"{finals}: the figure is the search's own, which is too good on average for the best of many.")
+        said.append(
+            "No finals have timed this candidate: the figure is the search's own, which is too good on average for the best"
+            " of many."
+        )
     elif not race.beside:
         said.append(
             "The baselines ran beside the run's winner, in the race after this candidate's own; only its speed-up compares"

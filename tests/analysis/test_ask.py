@@ -7,7 +7,6 @@ import io
 import json
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,15 +16,12 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from sqlalchemy import select, update
 
 import evo
 from evo.cli import run as run_command
 from evo.cli.tables import make_table, print_table
 from evo.errors import UnknownNameError, UsageError
 from evo.lineage.columns import public_id
-from evo.lineage.losses import SALVAGED
-from evo.lineage.models import Run
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from tests.ended import Ended
@@ -282,35 +278,6 @@ def test_what_has_no_rows_has_no_headings_and_says_why(ask: Any, tmp_path: Path,
         assert run_command([*words, "--db", str(path)]) == 0
         told = capsys.readouterr()
         assert (told.out, "has been recorded in this database yet" in told.err) == ("", True)
-
-
-def salvaged(db: str, tmp_path: Path) -> str:
-    """A copy of the database in which run "walk" lost something."""
-    copy = tmp_path / "salvaged.db"
-    shutil.copy(db, copy)
-    with Store.open(copy, write=True) as store, store.writing() as connection:
-        options = connection.execute(select(Run.options).where(Run.name == "walk")).scalar_one()
-        lost = {**options, SALVAGED: {"winners": 1}}
-        connection.execute(update(Run).where(Run.name == "walk").values(options=lost))
-    return str(copy)
-
-
-@pytest.mark.parametrize(
-    "command",
-    ["operators walk", "importance walk", "pareto walk", "failures walk", "failures --all", "compare first walk",
-     "explain {0}", "diff {0} {1}"],
-)  # fmt: skip
-def test_what_is_told_of_a_salvaged_run_says_that_it_was(
-    ask: Any, db: str, walk: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
-) -> None:
-    words = command.format(*walk).split()
-    asked = salvaged(db, tmp_path)
-    for more in ((), ("--json",)):
-        assert "salvaged" not in ask(*words, *more).err
-        assert run_command([*words, *more, "--db", asked]) == 0
-        ended = capsys.readouterr()
-        assert ended.err == "evo: walk: salvaged from a damaged file: 1 winner was lost\n"
-        assert not more or json.loads(ended.out)
 
 
 def test_no_interval_is_folded_on_a_terminal_of_a_hundred_columns(ask_narrow: Any, walk: list[str]) -> None:

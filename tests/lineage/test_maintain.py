@@ -1,4 +1,4 @@
-"""evo prune, vacuum, merge, dump and load, and what every command says of a damaged file and keeps of a password."""
+"""evo prune, vacuum, merge and backup, and what every command says of a damaged file and keeps of a password."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +17,7 @@ from evo.analysis import queries
 from evo.cli import run as run_command
 from evo.errors import DeviceError
 from evo.lineage import RunStatus
+from evo.lineage.backup import newest_backup
 from evo.lineage.store import Store
 from evo.targets import find_target
 from tests.toy_kernel import write_kernel
@@ -93,25 +92,43 @@ def test_no_upkeep_makes_a_database_of_an_empty_file(tmp_path: Path, capfd: pyte
     assert empty.stat().st_size == 0
 
 
-def test_dump_says_of_a_text_that_it_is_no_database(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    text = tmp_path / "notes.txt"
-    text.write_text("what I wanted to remember")
-    said = sentence(capfd, "dump", "--db", text, "--out", tmp_path / "my.dump")
-    assert f"{text} is not a SQLite database" in said
-
-
-def test_load_says_where_it_may_not_write(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_backup_is_made_beside_the_database_while_it_is_written(
+    path: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    fill(tmp_path / "a.db")
-    assert evo(capfd, "dump", "--db", tmp_path / "a.db", "--out", tmp_path / "a.dump")[0] == 0
+    fill(path)
+    with Store.open(path, write=True) as store:
+        expected = store.evaluations(store.run("mine"))
+        code, out, _ = evo(capfd, "backup", "--db", path)
+        s.new_run(store, "later")
+        second = json.loads(evo(capfd, "backup", "--json", "--db", path)[1])
+    assert code == 0
+    first = Path(out.partition(": ")[0])
+    assert re.fullmatch(path.stem + r"\.backup-\d{8}T\d{6}Z\.db", first.name)
+    assert (first.parent, newest_backup(path)) == (path.parent, Path(second["file"]))
+    assert second["bytes"] == Path(second["file"]).stat().st_size
+    with Store.open(first, write=False) as store:
+        assert store.evaluations(store.run("mine")) == expected
+        assert [r.name for r in queries.runs(store)] == ["mine"]
+    assert evo(capfd, "backup", "--out", tmp_path / "named.db", "--db", path)[0] == 0
+    with Store.open(tmp_path / "named.db", write=True) as store:
+        assert {r.name for r in queries.runs(store)} == {"mine", "later"}
+    assert not [p.name for p in tmp_path.rglob(".*")], "no half copy is left"
 
-    def refuse(**_: object) -> None:
-        raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("tempfile.TemporaryDirectory", refuse)
-    said = sentence(capfd, "load", tmp_path / "a.dump", "--db", tmp_path / "new.db")
-    assert said == f"evo: cannot write in the folder {tmp_path}: Permission denied; choose another with --db\n"
+def test_what_backup_refuses(where: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    if "://" in where:
+        said = sentence(capfd, "backup", "--db", where)
+        assert "is on a server; back it up with: pg_dump --file FILE " in said
+        return
+    fill(where)
+    before = Path(where).read_bytes()
+    assert "is there already" in sentence(capfd, "backup", "--db", where, "--out", where)
+    assert Path(where).read_bytes() == before
+    assert "cannot write in the folder" in sentence(capfd, "backup", "--db", where, "--out", tmp_path / "no" / "x")
+    assert "there is no database" in sentence(capfd, "backup", "--db", tmp_path / "no.db")
+    (tmp_path / "notes.txt").write_text("what I wanted to remember")
+    assert "is not a SQLite database" in sentence(capfd, "backup", "--db", tmp_path / "notes.txt")
+    assert not list(tmp_path.rglob("*.backup-*"))
 
 
 def test_merge_and_its_refusals(where: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -128,48 +145,6 @@ def test_merge_and_its_refusals(where: str, tmp_path: Path, capfd: pytest.Captur
     assert "is not a SQLite database" in sentence(capfd, "merge", tmp_path / "notes.txt", "--db", where)
 
 
-def test_dump_and_load_between_kinds_of_databases(
-    where: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    fill(where)
-    file, copy = tmp_path / "mine.dump", tmp_path / "copy" / "lineage.db"
-    code, out, _ = evo(capfd, "dump", "--db", where, "--out", file)
-    assert code == 0
-    assert out.startswith(f"1 run, 7 candidates in {file} (")
-    code, out, _ = evo(capfd, "load", file, "--db", copy)
-    assert (code, out) == (0, "1 run added, 0 continued, 0 there already; 7 candidates loaded\n")
-    assert sorted(p.name for p in copy.parent.iterdir()) == ["lineage.db", "lineage.db.lock"]
-    assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith(".")) == []
-    with Store.open(where, write=False) as one, Store.open(copy, write=False) as other:
-        assert one.evaluations(one.run("mine")) == other.evaluations(other.run("mine"))
-
-
-def test_a_dump_goes_through_a_pipe(path: Path, tmp_path: Path) -> None:
-    fill(path)
-    command = [sys.executable, "-m", "evo"]
-    with subprocess.Popen([*command, "dump", "--db", path], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as dump:
-        loaded = subprocess.run(
-            [*command, "load", "-", "--db", tmp_path / "copy.db"], stdin=dump.stdout, capture_output=True, text=True
-        )
-        assert dump.stderr is not None
-        assert dump.stderr.read() == b"1 run, 7 candidates\n"
-    assert loaded.stdout == "1 run added, 0 continued, 0 there already; 7 candidates loaded\n", loaded.stderr
-
-
-def test_what_dump_and_load_refuse(path: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    fill(path)
-    before = path.read_bytes()
-    assert "is there and is not a dump" in sentence(capfd, "dump", "--db", path, "--out", path)
-    assert path.read_bytes() == before
-    assert "is a folder" in sentence(capfd, "dump", "--db", path, "--out", tmp_path)
-    assert "cannot write in the folder" in sentence(capfd, "dump", "--db", path, "--out", tmp_path / "no" / "x")
-    assert "there is no database" in sentence(capfd, "dump", "--db", tmp_path / "no.db", "--out", tmp_path / "x")
-    assert not (tmp_path / "x").exists()
-    assert "--json goes to standard output" in sentence(capfd, "dump", "--db", path, "--json")
-    assert "cannot read" in sentence(capfd, "load", tmp_path / "none.dump", "--db", path)
-    assert "is not a dump of a lineage database" in sentence(capfd, "load", path, "--db", path)
-
-
 @pytest.fixture
 def half_copied(tmp_path: Path) -> Path:
     whole, half = tmp_path / "whole.db", tmp_path / "it's half.db"  # a name that a shell would cut
@@ -182,7 +157,7 @@ def half_copied(tmp_path: Path) -> Path:
 READERS = [
     ["runs"], ["best"], ["show", "abc"], ["lineage", "abc"], ["failures", "mine"], ["query", "SELECT 1"],
     ["export", "mine", "--out", "out"], ["resume", "mine"], ["check", "abcdef"], ["sanitize", "abcdef"],
-    ["prune", "mine"], ["prune", "mine", "--dry-run"], ["vacuum"], ["merge", "OTHER"], ["load", "DUMP"],
+    ["prune", "mine"], ["prune", "mine", "--dry-run"], ["vacuum"], ["merge", "OTHER"], ["backup"],
 ]  # fmt: skip
 
 
@@ -192,29 +167,24 @@ def test_every_command_says_that_a_file_is_half_copied(
 ) -> None:
     """And how to save what can be read of this very file, as a line for a shell."""
     fill(tmp_path / "other.db")
-    assert evo(capfd, "dump", "--db", tmp_path / "other.db", "--out", tmp_path / "other.dump")[0] == 0
-    names = {"OTHER": str(tmp_path / "other.db"), "DUMP": str(tmp_path / "other.dump"), "out": str(tmp_path / "out")}
+    names = {"OTHER": str(tmp_path / "other.db"), "out": str(tmp_path / "out")}
     words = [names.get(word, word) for word in command]
     said = sentence(capfd, *words, "--db", half_copied)
-    assert "is damaged; restore a backup, or save what can still be read with: " in said
-    rescue = shlex.split(said.rpartition("with: ")[2].replace("FILE", str(tmp_path / "rest.dump")))
-    assert rescue == ["evo", "dump", "--out", str(tmp_path / "rest.dump"), "--db", str(half_copied)]
-    assert evo(capfd, *rescue[1:])[0] == 1
-    assert (tmp_path / "rest.dump").stat().st_size
+    assert said == (
+        f"evo: the database {half_copied} is damaged; there is no backup beside it; what can still be read is saved by:"
+        f" sqlite3 {shlex.quote(str(half_copied))} .recover | sqlite3 NEW.db\n"
+    )
 
 
-def test_dump_saves_what_is_left_of_a_half_copied_file(
-    half_copied: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "rest.dump"
-    code, out, err = evo(capfd, "dump", "--db", half_copied, "--out", file)
-    assert code == 1  # not all of it was saved
-    assert re.match(r"1 run, \d+ candidates? in ", out)
-    assert re.fullmatch(r"evo: \S+ is damaged: .*; what could be read was saved\n", err.replace(str(half_copied), "X"))
-    assert evo(capfd, "load", file, "--db", tmp_path / "restored.db")[0] == 0
-    with Store.open(tmp_path / "restored.db", write=False) as store:
-        assert queries.runs(store)[0].name == "mine"
-        assert len(store.evaluations(store.run("mine"))) > 5
+def test_of_a_damaged_file_the_newest_backup_is_named(path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    fill(path, number=60)
+    assert evo(capfd, "backup", "--db", path)[0] == 0
+    (backup,) = path.parent.glob("*.backup-*")
+    with path.open("r+b") as file:  # a page of a table that is not read when the file is opened
+        file.seek(path.stat().st_size - 4096)
+        file.write(os.urandom(4096))
+    assert f"is damaged; its newest backup is {backup}; " in sentence(capfd, "backup", "--db", path)
+    assert list(path.parent.glob("*.backup-*")) == [backup]
 
 
 def test_no_password_is_printed_or_stored(
@@ -232,8 +202,8 @@ def test_no_password_is_printed_or_stored(
         ["search", kernel, "--target", "cpu", "--evaluations", "3", "--budget", "60s", "--name", "secret",
          "--export", tmp_path / "exported"],
         ["runs"], ["best"], ["resume", "secret"], ["show", "zzz"], ["doctor"], ["search", kernel, "--budget", "x"],
-        ["dump", "--out", tmp_path / "my.dump"], ["vacuum"], ["merge", "postgresql://me:hunter2@host:x/name"],
-        ["load", tmp_path / "my.dump"], ["prune", "nobody"], ["report", "secret", "--out", tmp_path / "page.html"],
+        ["backup"], ["vacuum"], ["merge", "postgresql://me:hunter2@host:x/name"],
+        ["prune", "nobody"], ["report", "secret", "--out", tmp_path / "page.html"],
         ["query", "SELEC"], ["query", "SELECT * FROM run"],
     ):  # fmt: skip
         for form in ([], ["--json"]):
@@ -244,11 +214,7 @@ def test_no_password_is_printed_or_stored(
     with Store.open(postgres_url, write=False) as store, store.reading() as connection:
         for table in ("run", "environment", "task", "candidate", "build", "timing"):
             said += str(connection.exec_driver_sql(f'SELECT * FROM "{table}"').all())
-    assert evo(capfd, "dump", "--db", postgres_url, "--out", tmp_path / "my.dump")[0] == 0
-    import gzip
-
     files = [p for p in tmp_path.rglob("*") if p.is_file()]
-    said += gzip.decompress((tmp_path / "my.dump").read_bytes()).decode()
     said += "".join(p.read_bytes().decode("latin-1") for p in files)
     assert "secret" in said
     assert "***" in said

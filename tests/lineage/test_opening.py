@@ -150,7 +150,7 @@ class TestRefusals:
     def test_a_truncated_file(self, tmp_path: Path, write: bool) -> None:
         path = filled(tmp_path / "lineage.db", candidates=50)
         os.truncate(path, path.stat().st_size // 2)
-        assert "is damaged; restore a backup" in refusal(path, write=write)
+        assert "is damaged; there is no backup beside it" in refusal(path, write=write)
 
     def test_a_page_of_noise(self, tmp_path: Path) -> None:
         path = filled(tmp_path / "lineage.db", candidates=300)
@@ -158,7 +158,7 @@ class TestRefusals:
             for page in range(path.stat().st_size // 8192, path.stat().st_size // 4096):
                 file.seek(page * 4096)
                 file.write(os.urandom(4096))
-        with Store.open(path, write=False) as store, pytest.raises(StoreError, match="is damaged; restore a backup"):
+        with Store.open(path, write=False) as store, pytest.raises(StoreError, match="is damaged; there is no backup"):
             store.evaluations(store.run("latest"))
 
     @pytest.mark.parametrize("path", ["/proc/lineage.db", "/proc/no/lineage.db"])

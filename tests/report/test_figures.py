@@ -20,7 +20,7 @@ from evo.report.data import RunData, read_run_data
 from evo.report.figures.convergence import draw_convergence
 from evo.report.figures.failures import failure_kinds
 from evo.report.figures.families import group_families
-from evo.report.figures.lineage import change_text, draw_lineage, shown_steps
+from evo.report.figures.lineage import draw_lineage, shown_steps
 from evo.report.figures.operators import credit_operators
 from evo.report.figures.pairs import map_pairs
 from evo.report.findings import hardly_tried
@@ -162,12 +162,6 @@ def test_values_of_what_mattered_that_were_hardly_or_never_tried_are_named(known
         assert space.is_legal(space.restricted({name: value}).default)
         assert f"{name}={value_text(value)}" in hardly_tried(one)[-1]
     assert not gone.importance.never, "nobody knows the space of a kernel that is gone"
-
-
-def test_an_ancestor_whose_parents_are_lost_is_not_the_first_of_its_line(known: dict[str, RunData]) -> None:
-    step = known["one"].workloads[0].steps[0]
-    assert change_text(step) == "the first of its line"
-    assert change_text(replace(step, parents_lost=True)) == "its parents are lost"
 
 
 def test_the_importance_of_few_candidates_is_not_guessed(known: dict[str, RunData]) -> None:

@@ -35,7 +35,7 @@ def gain_text(step: Step) -> str:
 
 def change_text(step: Step) -> str:
     if not step.parents:
-        return "its parents are lost" if step.parents_lost else "the first of its line"
+        return "the first of its line"
     parts = [f"{name}: {value_text(a)} → {value_text(b)}" for name, (a, b) in step.change.items()]
     return ", ".join(parts) or "nothing that the genome shows"
 

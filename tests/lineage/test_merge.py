@@ -1,0 +1,235 @@
+"""Merge: everything arrives, once, from either kind of database in either; nothing arrives by half."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import samples as s
+
+from evo.analysis import queries
+from evo.analysis.finalists import finals
+from evo.errors import StoreError
+from evo.evaluation import Parent, Status
+from evo.lineage import RunStatus, Stage
+from evo.lineage.columns import public_id
+from evo.lineage.merge import merge
+from evo.lineage.store import Store
+
+
+def record(store: Store, name: str | None, numbers: range, **final: float) -> None:
+    """A run, or more of it, with a record of every kind."""
+    try:
+        run = store.run(name or "")
+        store.set_status(run, RunStatus.RUNNING, elapsed_s=1.0)
+    except StoreError:
+        raise
+    except Exception:
+        run = s.new_run(store, name)
+        store.add_baselines(run, 0, [s.timing(contender="torch", ratio=1.0)])
+    for order in numbers:
+        parents = () if order == 0 else (Parent(order - 1, "parent"), Parent(order // 2, "mate"))
+        made = s.passed(order, 0.9 / (order + 1))
+        if order % 5 == 3:
+            made = s.same_code(order, order - 1)
+        elif order % 5 == 4:
+            made = s.refused(order)
+        store.add(run, s.ref(order, *parents), made, elapsed_s=float(order))
+    store.add_final(run, numbers[-1], s.final(0.1), elapsed_s=50.0)
+    store.set_winner(run, 0, numbers[-1])
+    store.set_status(run, RunStatus.FINISHED, reason="all done", elapsed_s=60.0)
+
+
+def contents(store: Store) -> dict[str, object]:
+    """All that can be asked of a database, without the keys in it."""
+    found: dict[str, object] = {}
+    for summary in queries.runs(store):
+        run = store.run(summary.name)
+        evaluations = store.evaluations(run)
+        found[run.uid] = (
+            replace(summary, name=""),
+            evaluations,
+            [queries.candidate(store, e.public_id) for e in evaluations],
+            [queries.build(store, e.public_id) for e in evaluations if e.evaluation.build],
+            queries.baselines(store, run.name),
+        )
+    return found
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Iterator[Store]:
+    """A SQLite database of two runs."""
+    with Store.open(tmp_path / "full.db", write=True) as store:
+        record(store, "first", range(12))
+        record(store, "second", range(6))
+        yield store
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def other(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A second database, of either kind."""
+    if request.param == "sqlite":
+        yield str(tmp_path / "other" / "lineage.db")
+        return
+    server = request.getfixturevalue("server")
+    name = server.create_database()
+    yield server.url(name)
+    server.drop_database(name)
+
+
+def test_everything_comes_from_any_database_to_any_other(where: str, other: str) -> None:
+    with Store.open(where, write=True) as source:
+        record(source, "first", range(12))
+        record(source, "second", range(6))
+        expected = contents(source)
+        with Store.open(other, write=True) as target:
+            done = merge(target, source)
+            assert (set(done.added), done.candidates) == ({"first", "second"}, 18)
+            assert contents(target) == expected
+            record(target, "third", range(4))  # and it goes on
+            assert merge(source, target).added == ("third",)
+            assert contents(source) == contents(target)
+
+
+def test_runs_of_both_are_there_with_everything(where: str, full: Store) -> None:
+    with Store.open(where, write=True) as target:
+        record(target, "mine", range(5))
+        before = contents(target)
+        done = merge(target, full)
+        assert done.added == ("first", "second")
+        assert (done.candidates, done.artefacts) == (18, 24 - 10)  # of the first five it had source and code
+        assert contents(target) == before | contents(full)
+
+
+def test_a_second_time_nothing_changes(where: str, full: Store) -> None:
+    with Store.open(where, write=True) as target:
+        merge(target, full)
+        expected = contents(target)
+        again = merge(target, full)
+        assert (again.added, again.continued, again.candidates) == ((), (), 0)
+        assert again.unchanged == ("first", "second")
+        assert contents(target) == expected
+
+
+def test_a_name_that_is_taken_is_made_another(where: str, full: Store) -> None:
+    with Store.open(where, write=True) as target:
+        record(target, "first", range(3))
+        uid = full.run("first").uid
+        done = merge(target, full)
+        assert done.renamed == {"first": f"first-{uid[:4]}"}
+        assert target.run(f"first-{uid[:4]}").uid == uid
+        assert merge(target, full).unchanged == (f"first-{uid[:4]}", "second")
+        assert len(queries.runs(target)) == 3
+
+
+def test_a_run_that_went_on_elsewhere_is_taken_from_there(where: str, full: Store) -> None:
+    with Store.open(where, write=True) as target:
+        merge(target, full)
+        target.set_winner(target.run("first"), 0, 2)
+    record(full, "first", range(12, 15))
+    with Store.open(where, write=True) as target:
+        done = merge(target, full)
+        assert (done.added, done.continued, done.unchanged) == ((), ("first",), ("second",))
+        assert contents(target) == contents(full)
+        if target.path is None:
+            return
+        with target.reading() as connection:
+            assert connection.exec_driver_sql("PRAGMA foreign_key_check").all() == []
+            leftovers = connection.exec_driver_sql("SELECT count(*) FROM sqlite_master WHERE name LIKE 'tmp%'")
+            assert leftovers.scalar() == 0
+
+
+def test_one_that_is_further_here_stays(where: str, full: Store) -> None:
+    with Store.open(where, write=True) as target:
+        merge(target, full)
+        record(target, "first", range(12, 15))
+        expected = contents(target)
+        assert merge(target, full).unchanged == ("first", "second")
+        assert contents(target) == expected
+
+
+def test_gaps_in_the_order_are_no_contradiction(where: str, tmp_path: Path) -> None:
+    """A database copied while candidate 1 was still being measured."""
+    with Store.open(tmp_path / "a.db", write=True) as source, Store.open(where, write=True) as target:
+        run = s.new_run(source, "run")
+        for order in (0, 2):
+            source.add(run, s.ref(order), s.passed(order), elapsed_s=1.0)
+        merge(target, source)
+        source.add(run, s.ref(1), s.same_code(1, 2), elapsed_s=2.0)  # refers to a later one
+        assert merge(target, source).continued == ("run",)
+        stored = target.evaluations(target.run("run"))
+        assert [e.ref.order for e in stored] == [0, 1, 2]
+        assert stored[1].evaluation.same_code_as == 2
+
+
+def test_one_that_went_on_in_both_is_refused_and_nothing_changes(where: str, full: Store) -> None:
+    with Store.open(where, write=True) as target:
+        merge(target, full)
+        record(target, "second", range(6, 8))
+        expected = contents(target)
+        record(full, "another", range(3))
+        record(full, "second", range(6, 9))
+        with pytest.raises(StoreError, match="run 'second' is in both databases and was searched on in each"):
+            merge(target, full)
+        assert contents(target) == expected
+
+
+def test_a_run_that_is_searched_is_an_interrupted_one_in_the_copy(where: str, full: Store) -> None:
+    full.set_status(full.run("first"), RunStatus.RUNNING, elapsed_s=1.0)
+    with Store.open(where, write=True) as target:
+        merge(target, full)
+        assert target.run("first").status is RunStatus.INTERRUPTED
+        assert target.run("first").stop_reason == "it was being searched when it was copied"
+
+
+def test_more_candidates_than_are_copied_at_once(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from evo.lineage import lookups
+    from evo.lineage import merge as module
+
+    monkeypatch.setattr(module, "_CANDIDATES_AT_ONCE", 7)
+    monkeypatch.setattr(lookups, "_AT_ONCE", 5)
+    with Store.open(tmp_path / "a.db", write=True) as source, Store.open(where, write=True) as target:
+        record(source, "run", range(33))
+        merge(target, source)
+        assert contents(target) == contents(source)
+
+
+def test_failures_without_a_build_are_copied_too(where: str, tmp_path: Path) -> None:
+    with Store.open(tmp_path / "a.db", write=True) as source, Store.open(where, write=True) as target:
+        run = s.new_run(source, "run")
+        for order, status in enumerate([Status.TIMEOUT, Status.CRASH]):
+            source.add(run, s.ref(order), s.failed(status), elapsed_s=1.0)
+        merge(target, source)
+        assert [e.evaluation.status for e in target.evaluations(target.run("run"))] == [
+            Status.TIMEOUT,
+            Status.CRASH,
+        ]
+
+
+def test_which_final_was_the_last_is_known_after_a_merge(where: str, tmp_path: Path) -> None:
+    with Store.open(tmp_path / "a.db", write=True) as source:
+        run = s.new_run(source, "one")
+        with source.transaction():
+            for order in range(4):
+                source.add(run, s.ref(order), s.passed(order), elapsed_s=0.0)
+        for turn, (one, other) in enumerate(((0, 1), (2, 3))):
+            with source.transaction():
+                source.add_final(run, one, s.final(0.4), elapsed_s=1.0)
+                source.add_final(run, other, s.final(0.5), elapsed_s=1.0)
+                beside = s.timing(ratio=1.0 + turn, contender="torch")
+                source.add_baselines(run, 0, (beside,), stage=Stage.FINAL)
+        source.set_winner(run, 0, 2)
+        source.set_status(run, RunStatus.FINISHED, elapsed_s=1.0)
+        with Store.open(where, write=True) as target:
+            merge(target, source)
+    for path in (tmp_path / "a.db", where):
+        with Store.open(path, write=False) as store:
+            assert [f.order for f in finals(store, "one")[0].finalists] == [2, 3]
+            for order, ratio in ((0, 1.0), (1, 1.0), (2, 2.0), (3, 2.0)):
+                candidate = queries.candidate(store, public_id(store.run("one").uid, order))
+                (race,) = queries.final_races(store, candidate)
+                assert [t.ratio for t in race.timings] == [ratio]
