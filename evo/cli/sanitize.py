@@ -12,7 +12,7 @@ from rich.console import Console
 from evo.cli.options import DEFAULT_DB, Db, Json, check_seed, make_console, print_json
 from evo.cli.recorded import Recorded, find_winners, source_remark
 from evo.cli.tables import short_id
-from evo.sanitizing import Sanitized, choose_tools, sanitize
+from evo.sanitize import Sanitized, choose_tools, sanitize
 
 __all__ = ["register"]
 

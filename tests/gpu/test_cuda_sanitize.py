@@ -15,7 +15,7 @@ from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload, load_kernel
 from evo.problem.space import Value
-from evo.sanitizing import Sanitized, choose_tools, find_compute_sanitizer, sanitize
+from evo.sanitize import Sanitized, choose_tools, find_compute_sanitizer, sanitize
 from evo.targets import find_target
 
 TOOLKITS = [Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "bin", Path("/usr/local/cuda/bin")]
