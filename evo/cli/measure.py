@@ -155,7 +155,7 @@ def _for_each(
         yield name, archs[0], genome
         for arch in archs[1:]:
             space = kernel.space(target, workload, find_target(target).limits(arch))
-            if starts := space.starting([genome.parameters]).starts:
+            if starts := space.with_initial_points([genome.parameters]).initial_points:
                 yield name, arch, Genome.of(starts[0])
                 continue
             broken = space.violations(space.complete({n: v for n, v in genome.parameters.items() if n in space.by_name}))

@@ -28,7 +28,7 @@ def read_starts(
     found: list[Mapping[str, Any]] = []
     for text in texts:
         points = [_written(text, spaces[0])] if "=" in text else _recorded(text, kernel, target, db)
-        fit = [point for point in points if any(space.starting([point]).starts for space in spaces)]
+        fit = [point for point in points if any(space.with_initial_points([point]).initial_points for space in spaces)]
         if not fit:
             broken = [v for p in points for space in spaces for v in space.violations(space.complete(_known(p, space)))]
             raise UsageError(

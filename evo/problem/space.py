@@ -109,7 +109,7 @@ class Space:
     parameters: tuple[Parameter, ...]
     constraints: tuple[Constraint, ...] = ()
     default: Point = field(default_factory=dict)
-    starts: tuple[Point, ...] = ()
+    initial_points: tuple[Point, ...] = ()
     """Legal points that a sampler tries first, behind the default."""
 
     def __post_init__(self) -> None:
@@ -301,15 +301,15 @@ class Space:
 
         yield from walk(self.parameters, {})
 
-    def starting(self, points: Sequence[Mapping[str, Value]]) -> Space:
-        """The same space with those of the points to start from that are legal in it. They may be of another workload or
+    def with_initial_points(self, points: Sequence[Mapping[str, Value]]) -> Space:
+        """The same space with those of `points` that are legal in it. They may be of another workload or
         architecture: a parameter that this space does not have is left out, one that they lack has its default."""
         found = []
         for given in points:
             point = self.complete({n: v for n, v in given.items() if n in self.by_name})
             if all(_is_one_of(v, self.by_name[n].values) for n, v in point.items()) and self.is_legal(point):
                 found.append(point)
-        return replace(self, starts=tuple(found))
+        return replace(self, initial_points=tuple(found))
 
     def require(self, name: str, value: Value) -> None:
         """Raises UnknownNameError or SpaceError for a name or value the space does not have."""

@@ -124,7 +124,7 @@ class Search:
             if config.fixed:
                 space = space.restricted(config.fixed)
             if config.initial_points:
-                space = space.starting(config.initial_points)
+                space = space.with_initial_points(config.initial_points)
             sampler = make_sampler(space, config.seed + 1_000_003 * number, config.sampler_options)
             self._tasks.append(_Task(workload=workload, sampler=sampler))
         self._open_tasks = list(range(len(self._tasks)))

@@ -71,7 +71,7 @@ class Surrogate:
     def ready(self) -> bool:
         return self._passed >= _ENOUGH and bool(self._codes)
 
-    def expect(self, genome: Genome) -> int:
+    def mark_pending(self, genome: Genome) -> int:
         """Says that `genome` is being evaluated; returns its row for `learn`."""
         row = len(self._points)
         self._points.append(self._encode(genome.parameters))

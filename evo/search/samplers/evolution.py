@@ -8,22 +8,21 @@ predicted improvement is largest is proposed (preselection: Jin 2011). Nothing w
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
-from dataclasses import dataclass
+from bisect import insort
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from evo.errors import EngineError
 from evo.evaluation import Parent, Proposal
+from evo.problem.genome import Genome
 from evo.problem.space import Space
-from evo.search.operators import find_operator, operator_names
-from evo.search.samplers import Result
-from evo.search.samplers._credit import Credit
-from evo.search.samplers._options import at_least, read_options
-from evo.search.samplers._population import Individual, Population
+from evo.search.operators import Operator, find_operator, operator_names
+from evo.search.samplers import Result, at_least, read_options
+from evo.search.samplers._points import Unseen
 from evo.search.samplers._surrogate import Surrogate
-from evo.search.samplers._unseen import Unseen
 from evo.search.samplers.tpe import TpeSampler
 
-__all__ = ["SAMPLER", "EvolutionConfig", "EvolutionSampler"]
+__all__ = ["SAMPLER", "Credit", "EvolutionConfig", "EvolutionSampler", "Individual", "Population"]
 
 _ROLES = {1: ("parent",), 2: ("first", "second")}
 _ATTEMPTS_PER_CHILD = 4
@@ -31,6 +30,11 @@ _RESTLESS_INJECTION = 0.1
 _RESTLESS_UNSCREENED = 0.5
 _WORTH_OF_BEST = 1.0
 _WORTH_OF_MEMBER = 0.3
+_ADAPTATION = 0.05
+"""Weight of the newest child against all earlier ones: a memory of about 20 children."""
+_LEAST_CREDIT = 0.1
+"""Credit that no operator falls below: what does not help now may later."""
+_PRIOR = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +63,64 @@ class EvolutionConfig:
         at_least(self, 0.0, "injection", high=1.0)
 
 
+@dataclass(frozen=True, kw_only=True, order=True)
+class Individual:
+    """A candidate that passed. Ordered by score, then by age."""
+
+    score: float
+    order: int
+    genome: Genome = field(compare=False)
+
+
+class Population:
+    """At most `capacity` individuals, best first."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._members: list[Individual] = []
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    @property
+    def best(self) -> Individual | None:
+        return self._members[0] if self._members else None
+
+    def add(self, individual: Individual) -> bool:
+        """Takes the individual in if it is among the best; whether it was."""
+        insort(self._members, individual)
+        if len(self._members) > self._capacity:
+            return self._members.pop() is not individual
+        return True
+
+    def select(self, rng: random.Random, tournament: int) -> Individual:
+        """The best of `tournament` drawn at random (with replacement)."""
+        return self._members[min(rng.randrange(len(self._members)) for _ in range(tournament))]
+
+    def shrink(self, survivors: int) -> None:
+        """Lets all but the best `survivors` go."""
+        del self._members[survivors:]
+
+
+class Credit:
+    """Probability matching (Thierens 2005): shares proportional to prior weight times quality, with a floor.
+
+    Deterministic: qualities are sums in the order of the rewards.
+    """
+
+    def __init__(self, operators: Sequence[Operator]) -> None:
+        self._operators = list(operators)
+        self._quality = {o.name: _PRIOR for o in operators}
+
+    def pick(self, rng: random.Random) -> Operator:
+        return rng.choices(self._operators, [o.weight * (_LEAST_CREDIT + self._quality[o.name]) for o in self._operators])[0]
+
+    def reward(self, name: str, worth: float) -> None:
+        """What a child of operator `name` was worth, 0 to 1; names of no operator are passed over."""
+        if name in self._quality:
+            self._quality[name] += _ADAPTATION * (worth - self._quality[name])
+
+
 class EvolutionSampler:
     def __init__(self, space: Space, seed: int, options: Mapping[str, object]) -> None:
         self._config = config = read_options("evolution", EvolutionConfig, options)
@@ -82,7 +144,7 @@ class EvolutionSampler:
         else:
             proposal = self._evolve()
         self._unseen.remember(proposal.genome)
-        self._rows[order] = self._surrogate.expect(proposal.genome)
+        self._rows[order] = self._surrogate.mark_pending(proposal.genome)
         self._made_by[order] = proposal.operator
         return proposal
 

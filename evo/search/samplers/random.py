@@ -9,10 +9,8 @@ from dataclasses import dataclass
 
 from evo.evaluation import Proposal
 from evo.problem.space import Space
-from evo.search.samplers import Result
-from evo.search.samplers._first import given_proposals
-from evo.search.samplers._options import read_options
-from evo.search.samplers._unseen import Unseen
+from evo.search.samplers import Result, read_options
+from evo.search.samplers._points import Unseen, given_proposals
 
 __all__ = ["SAMPLER", "RandomConfig", "RandomSampler"]
 

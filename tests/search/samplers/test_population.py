@@ -5,8 +5,7 @@ from collections import Counter
 
 from evo.problem.genome import Genome
 from evo.search.operators import find_operator, operator_names
-from evo.search.samplers._credit import Credit
-from evo.search.samplers._population import Individual, Population
+from evo.search.samplers.evolution import Credit, Individual, Population
 
 
 def individual(order: int, score: float) -> Individual:

@@ -17,7 +17,7 @@ def taught(space: Space, genomes: list[Genome], scores: list[float | None], seed
     for genome, score in zip(genomes, scores, strict=True):
         if surrogate.ready:
             surrogate.merits([genome])  # asked beside being taught, as in a search: it is then that it refits
-        surrogate.learn(surrogate.expect(genome), score)
+        surrogate.learn(surrogate.mark_pending(genome), score)
     return surrogate
 
 
@@ -66,7 +66,7 @@ def test_what_is_under_evaluation_has_little_left_to_gain() -> None:
     candidate, other = samples(space, 2, 4)
     before = surrogate.merits([candidate, other])
     near = Genome.of({**candidate.parameters, "ignored": "a" if candidate.parameters["ignored"] != "a" else "b"})
-    surrogate.expect(near)
+    surrogate.mark_pending(near)
     after = surrogate.merits([candidate, other])
     assert after[0] < before[0]
     assert before[0] - after[0] > abs(before[1] - after[1])
@@ -101,7 +101,7 @@ def test_its_algebra_stays_exact_as_points_come_and_go() -> None:
     for genome in samples(space, 220, 10):
         if surrogate.ready:
             surrogate.merits([genome])
-        surrogate.learn(surrogate.expect(genome), outcome(genome))
+        surrogate.learn(surrogate.mark_pending(genome), outcome(genome))
         if len(surrogate._basis) > 100:
             covariance = surrogate._correlation(surrogate._at) + 0.01 * np.eye(len(surrogate._basis))
             whitened = surrogate._whitening @ covariance @ surrogate._whitening.T

@@ -11,10 +11,10 @@ from evo.evaluation import Status
 from evo.problem.genome import Genome
 from evo.problem.space import Categorical, Ordinal, Space
 from evo.search.samplers import Result, SamplerFactory
-from evo.search.samplers._parzen import ParzenModel
 from evo.search.samplers.evolution import SAMPLER as EVOLUTION
 from evo.search.samplers.random import SAMPLER as RANDOM
 from evo.search.samplers.tpe import SAMPLER as TPE
+from evo.search.samplers.tpe import ParzenModel
 
 
 def test_the_default_comes_first_then_chance_then_the_estimator() -> None:
@@ -31,8 +31,8 @@ def test_given_points_come_first_and_once(sampler: SamplerFactory) -> None:
     space = tiled_space()
     rng = random.Random(3)
     points = [space.sample(rng) for _ in range(20)]
-    given = space.starting([*points, points[0], space.complete({})])
-    genomes = list(dict.fromkeys(map(Genome.of, given.starts)))
+    given = space.with_initial_points([*points, points[0], space.complete({})])
+    genomes = list(dict.fromkeys(map(Genome.of, given.initial_points)))
     first = [] if sampler is RANDOM else [Genome.of(space.complete({}))]
     proposals, _ = play(sampler(given, 1, {}), outcome, 40, window=3)
     expected = list(dict.fromkeys([*first, *genomes]))
@@ -45,7 +45,7 @@ def test_given_points_come_first_and_once(sampler: SamplerFactory) -> None:
 @pytest.mark.parametrize("sampler", [TPE, EVOLUTION])
 def test_given_points_take_no_random_ones_place(sampler: SamplerFactory) -> None:
     space, rng = tiled_space(), random.Random(3)
-    given = space.starting([space.sample(rng) for _ in range(20)])
+    given = space.with_initial_points([space.sample(rng) for _ in range(20)])
     proposals, _ = play(sampler(given, 1, {}), outcome, 60)
     operators = [p.operator for p in proposals]
     assert operators.count("start") >= 15
@@ -73,8 +73,8 @@ def test_its_history_is_bounded_and_keeps_the_best() -> None:
     model = ParzenModel(space, seed=0, history=16)
     points = list(space.points())
     for i, point in enumerate(points):
-        ticket = model.expect(point)
-        outstanding = model.expect(points[0]) if i == 20 else None
+        ticket = model.mark_pending(point)
+        outstanding = model.mark_pending(points[0]) if i == 20 else None
         model.learn(ticket, None if i % 5 == 4 else float(i))
         assert len(model._study.get_trials(deepcopy=False)) <= 26
         assert outstanding is None or outstanding == 21

@@ -8,7 +8,7 @@ from spaces import tight_space, tiny_space
 from evo.problem.genome import Genome
 from evo.problem.space import Constraint, Ordinal, Space
 from evo.search.samplers import Exhausted
-from evo.search.samplers._unseen import Unseen
+from evo.search.samplers._points import Unseen
 
 
 def drain(unseen: Unseen, rng: random.Random) -> list[Genome]:

@@ -1,4 +1,4 @@
-"""Points not proposed yet: the memory that keeps every sampler from repeating itself."""
+"""Points that every sampler starts with, and the memory that keeps it from repeating itself."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import random
 from collections.abc import Iterator
 
 from evo.errors import SpaceError
+from evo.evaluation import Proposal
 from evo.problem.genome import Genome
 from evo.problem.space import Point, Space
 from evo.search.operators._repair import repair
 from evo.search.samplers import Exhausted
 
-__all__ = ["Unseen"]
+__all__ = ["Unseen", "first_proposals", "given_proposals"]
 
 _RANDOM_ATTEMPTS = 256
 """Random points that must all be known before the rest of the space is walked instead."""
@@ -75,3 +76,17 @@ class Unseen:
             yield default
         for genome in self._sequence:  # grows while it is walked
             yield from self._space.neighbours(genome.parameters)
+
+
+def first_proposals(space: Space) -> list[Proposal]:
+    """The default, if it is legal, and what is given."""
+    default = space.complete(space.default)
+    if not space.is_legal(default):
+        return given_proposals(space)
+    first = Proposal(genome=Genome.of(default), operator="default")
+    return [first, *(p for p in given_proposals(space) if p.genome != first.genome)]
+
+
+def given_proposals(space: Space) -> list[Proposal]:
+    """Each point once."""
+    return [Proposal(genome=g, operator="start") for g in dict.fromkeys(Genome.of(p) for p in space.initial_points)]
