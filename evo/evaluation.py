@@ -102,8 +102,6 @@ class Binary:
     spill_bytes: int | None = None
     smem_static_bytes: int | None = None
     stack_bytes: int | None = None
-    variable_bytes: int | None = None
-    """Of arrays in a GPU's memory that live from call to call."""
     triggers_dependents: bool = False
     """Whether the code can let the kernel after it start before it has ended (griddepcontrol.launch_dependents)."""
 

@@ -56,11 +56,6 @@ _PROTOCOLS = {
 _EXAMINED_SHARE = 0.5
 """In a search on a GPU: see `evo.measure.in_race.Examination`."""
 
-_VARIABLES = (
-    "the code has {} bytes of variables that live from call to call: what it remembers there could pass for work; a"
-    " kernel that needs such variables says so (allows_device_globals)"
-)
-
 _RELEASES_NEXT = (
     "the code lets the kernel after it start before it has ended (griddepcontrol.launch_dependents): its calls would"
     " overlap where they are timed, one behind the other, and hardly anywhere else"
@@ -264,8 +259,6 @@ def _with_loaded(
 def _load(binary: Binary, kernel: Kernel, session: Session) -> Loaded:
     """binary: as a builder has made it, which knows what its code has in it; one that a database has does not, and is never
     loaded. Raises LaunchError, also for code that is not to be loaded."""
-    if binary.variable_bytes and not kernel.allows_device_globals:
-        raise LaunchError(_VARIABLES.format(binary.variable_bytes))
     if binary.triggers_dependents:
         raise LaunchError(_RELEASES_NEXT)
     return session.load(binary, kernel.entry)

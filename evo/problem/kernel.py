@@ -160,9 +160,6 @@ class Kernel:
     memory_order: Callable[[Workload, str], tuple[int, ...]] | None = None
     """None: in the order of the axes."""
     validate: Callable[[Workload], str] = lambda workload: ""
-    allows_device_globals: bool = False
-    """Whether candidates may have arrays of their own in the GPU's memory (__device__ variables). What a candidate
-    remembers there from call to call can pass for work, so those of other kernels are not loaded."""
     replaces: str = ""
     """The PyTorch function whose signature an export has, e.g. torch.nn.functional.layer_norm."""
     folder: Path = field(default=Path(), compare=False)

@@ -13,17 +13,13 @@ from io import BytesIO
 from typing import Any
 
 from elftools.common.exceptions import ELFError
-from elftools.elf.constants import SH_FLAGS
 from elftools.elf.elffile import ELFFile
 
 __all__ = [
     "elf_code_hash",
     "elf_triggers_dependents",
-    "elf_variable_bytes",
-    "library_variable_bytes",
     "ptx_code_hash",
     "ptx_triggers_dependents",
-    "ptx_variable_bytes",
 ]
 
 _EM_CUDA = 190
@@ -127,73 +123,6 @@ def ptx_code_hash(ptx: str) -> str:
     Names stay: registers are numbered in order, and other names come from the source.
     """
     return hashlib.sha256(" ".join(_PTX_NOISE.sub(" ", ptx).split()).encode()).hexdigest()
-
-
-_NO_NUMBER_BYTES = 16
-"""Variables larger than that count. Compilers put numbers that are compile-time constants among the variables, and do
-not say that they are never written; what is remembered of calls takes an array."""
-
-
-def elf_variable_bytes(elf: bytes) -> int:
-    """Bytes of a cubin's arrays in global memory (.nv.global, .nv.global.init): what a launch leaves there the next
-    one finds. 0 for something that is no ELF file."""
-    try:
-        file = ELFFile(BytesIO(elf))
-        places = {i for i, s in enumerate(file.iter_sections()) if s.name in (".nv.global", ".nv.global.init")}
-        symbols: Any = file.get_section_by_name(".symtab") if places else None
-        sizes = [s["st_size"] for s in symbols.iter_symbols() if s["st_shndx"] in places] if symbols else []
-    except (ELFError, ValueError, struct.error, UnicodeDecodeError):
-        return 0
-    return sum(size for size in sizes if size > _NO_NUMBER_BYTES)
-
-
-_OF_THE_COMPILER = re.compile(r"completed\.\d+|__dso_handle|__TMC_END__|DW\.ref\.__gxx_personality_v0|_ZStL8__ioinit")
-"""Variables that every shared library has, or that exceptions and <iostream> bring."""
-
-
-def library_variable_bytes(elf: bytes) -> int:
-    """Bytes of a shared library's variables: what a call leaves there the next one finds. On a CPU a pointer is enough to
-    remember everything. 0 for something that is no ELF file."""
-    try:
-        file = ELFFile(BytesIO(elf))
-        kept = {i: s for i, s in enumerate(file.iter_sections()) if _is_written(s)}
-        symbols: Any = file.get_section_by_name(".symtab")
-        if symbols is None:
-            return sum(s["sh_size"] for s in kept.values())
-        own, unnamed = 0, {i: s["sh_size"] - _PADDING_BYTES for i, s in kept.items()}
-        for symbol in symbols.iter_symbols():
-            if (place := symbol["st_shndx"]) in kept:
-                unnamed[place] -= symbol["st_size"]
-                own += 0 if _OF_THE_COMPILER.fullmatch(symbol.name) else symbol["st_size"]
-        return own + sum(size for size in unnamed.values() if size > 0)
-    except (ELFError, ValueError, struct.error, UnicodeDecodeError):
-        return 0
-
-
-_OF_THE_LOADER = re.compile(
-    r"\.data\.rel\.ro(\..*)?|\.(pre)?init_array|\.fini_array|\.[cd]tors|\.jcr|\.dynamic|\.got(\.plt)?|\.tm_clone_table"
-)
-"""Sections that are written while a library is loaded, and not by its code."""
-
-_PADDING_BYTES = 128
-"""Of a section, between variables: what no symbol names is more than that only if somebody made it so."""
-
-
-def _is_written(section: Any) -> bool:
-    flags = section["sh_flags"]
-    return bool(flags & SH_FLAGS.SHF_ALLOC and flags & SH_FLAGS.SHF_WRITE and not _OF_THE_LOADER.fullmatch(section.name))
-
-
-_PTX_VARIABLE = re.compile(
-    r"^\s*(?:\.(?:visible|weak|common)\s+)?\.global\s+(?:\.align\s+\d+\s+)?(?:\.v\d\s+)?\.[a-z](\d+)\s+[\w$%]+\[(\d+)\]",
-    re.MULTILINE,
-)
-
-
-def ptx_variable_bytes(ptx: str) -> int:
-    """Likewise of PTX."""
-    sizes = [int(bits) // 8 * int(count) for bits, count in _PTX_VARIABLE.findall(_PTX_NOISE.sub(" ", ptx))]
-    return sum(size for size in sizes if size > _NO_NUMBER_BYTES)
 
 
 _INSTRUCTION_BYTES, _OPCODE = 16, 0xFFF

@@ -19,7 +19,7 @@ from evo.problem.kernel import Launch, Limits
 from evo.problem.render import Source
 from evo.targets import DeviceInfo, Session, Target
 from evo.targets._cpu_compiler import build_library, check_arch, compiler_path, compiler_version, extra_features
-from evo.targets._machine_code import elf_code_hash, library_variable_bytes
+from evo.targets._machine_code import elf_code_hash
 
 __all__ = ["TARGET", "CpuTarget"]
 
@@ -65,9 +65,7 @@ class CpuTarget:
         path = compiler_path(self._compiler)
         check_arch(path, arch)
         code, log = build_library(source, arch, path, workdir)
-        return Binary(
-            code=code, code_hash=elf_code_hash(code), variable_bytes=library_variable_bytes(code), log=log
-        )
+        return Binary(code=code, code_hash=elf_code_hash(code), log=log)
 
     def occupancy(self, binary: Binary, launch: Launch, limits: Limits) -> float | None:
         return None

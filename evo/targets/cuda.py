@@ -22,10 +22,8 @@ from evo.targets._cuda_driver import device_arch, device_limits, device_record, 
 from evo.targets._machine_code import (
     elf_code_hash,
     elf_triggers_dependents,
-    elf_variable_bytes,
     ptx_code_hash,
     ptx_triggers_dependents,
-    ptx_variable_bytes,
 )
 from evo.targets._nvrtc import compiler_name, nvrtc_version, ptxas_figures, run_nvrtc
 
@@ -77,7 +75,6 @@ class CudaTarget:
                 code=output.code,
                 code_hash=ptx_code_hash(ptx),
                 log=output.log,
-                variable_bytes=ptx_variable_bytes(ptx),
                 triggers_dependents=ptx_triggers_dependents(ptx),
             )
         figures = ptxas_figures(output.log, source.entry)
@@ -86,7 +83,6 @@ class CudaTarget:
         return Binary(
             code=output.code,
             code_hash=elf_code_hash(output.code),
-            variable_bytes=elf_variable_bytes(output.code),
             triggers_dependents=elf_triggers_dependents(output.code),
             log=output.log,
             registers=figures.registers,

@@ -41,6 +41,5 @@ KERNEL = replace(
     space=_space,
     plan=_plan,
     inactive={},
-    allows_device_globals=True,
     compile_flags=lambda target, point: ("-O1",) if target == "cpu" else (),
 )

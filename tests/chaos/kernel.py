@@ -78,7 +78,6 @@ def workload(n):
 KERNEL = Kernel(
     name="chaos",
     title="Twice, or a disaster",
-    allows_device_globals=True,
     entry="twice",
     dimensions=(Dimension(name="n", low=0, high=1 << 24),),
     dtypes={"cpu": ("float32",), "cuda": ("float32",)},

@@ -41,7 +41,7 @@ def unset_fields(record: Any, path: str = "") -> list[str]:
 
 
 def test_the_sample_leaves_no_field_at_its_default() -> None:
-    of_binary = {"build.binary.variable_bytes", "build.binary.triggers_dependents"}
+    of_binary = {"build.binary.triggers_dependents"}
     for_executor = {*of_binary, "checks.data_changed", "data_changed", "device_lost"}
     assert set(unset_fields(s.same_code(5, original=2))) <= for_executor
     assert set(unset_fields(s.final(0.5))) <= {*for_executor, "load_seconds", "launch_seconds"}  # for the screen

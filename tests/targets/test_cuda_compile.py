@@ -55,15 +55,6 @@ def test_a_kernel_compiles_to_a_cubin_with_the_figures_of_ptxas() -> None:
     assert (binary.spill_bytes, binary.stack_bytes) == (0, 0)
 
 
-REMEMBERS = PLAIN.replace("extern", "__device__ float seen[512];\nextern", 1).replace("y[i] =", "y[i] = seen[i % 512] =", 1)
-
-
-@pytest.mark.parametrize("arch", ["sm_89", "compute_89"])
-def test_what_code_can_remember_from_call_to_call_is_counted(arch: str) -> None:
-    constant = PLAIN.replace("extern", "constexpr int BLOCK = 256;\nextern", 1).replace("256ll", "BLOCK", 1)
-    assert [compiled(text, arch=arch).variable_bytes for text in (PLAIN, constant, REMEMBERS)] == [0, 0, 2048]
-
-
 @pytest.mark.parametrize("arch", ["sm_90", "compute_90", "sm_100", "sm_120"])
 def test_that_code_lets_the_next_kernel_start_early_is_known(arch: str) -> None:
     waits = PLAIN.replace("{", '{ asm volatile("griddepcontrol.wait;" ::: "memory");', 1)

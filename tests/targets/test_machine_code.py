@@ -30,30 +30,6 @@ extern "C" void scale(const float* x, float* y, long long n) {
 """
 
 
-def variables(folder: Path, text: str) -> int | None:
-    folder.mkdir()
-    return find_target("cpu").compile(Source(text=text, target="cpu", entry="scale"), "native", folder).variable_bytes
-
-
-def test_what_lives_from_call_to_call_on_a_cpu_is_counted(tmp_path: Path) -> None:
-    assert variables(tmp_path / "none", CPU_TEXT) == 0
-    includes = "#include <iostream>\n#include <vector>\nstruct Scratch { std::vector<float> v; };\n"
-    uses = CPU_TEXT.replace("{\n    for", "{\n    Scratch s{std::vector<float>(n)};\n    for")
-    assert variables(tmp_path / "library's own", includes + uses) == 0
-    for i, (kind, size) in enumerate({"static long": 8, "static thread_local long": 8, "long": 8}.items()):
-        text = CPU_TEXT.replace("extern", f"{kind} calls;\nextern", 1).replace("{\n    for", "{\n    ++calls;\n    for")
-        assert variables(tmp_path / str(i), text) == size
-    remembers = "static const float* seen[64]; seen[n % 64] = x; if (seen[1] == y) return;"
-    inner = CPU_TEXT.replace("{\n    for", f"{{\n    {remembers}\n    for")
-    assert variables(tmp_path / "inner", inner) == 512
-    elsewhere = 'asm(".bss\\n kept: .skip 16384\\n .text");\nextern "C" int kept[];\n'
-    for i, declared in enumerate(('__attribute__((section("mine"))) int kept[4096];\n', elsewhere)):
-        hidden = declared + CPU_TEXT.replace("{\n    for", "{\n    kept[n % 4096] = n;\n    for")
-        counted = variables(tmp_path / f"hidden {i}", hidden)
-        assert counted is not None
-        assert counted > 16000
-
-
 @cache
 def gpu_hash(text: str = GPU_TEXT, arch: str = "sm_89", *flags: str) -> str:
     source = Source(text=text, target="cuda", entry="scale", flags=flags)
