@@ -11,7 +11,7 @@ import pytest
 
 from evo.cli import run
 from evo.cli.job import read_job
-from evo.importing import read_dataset, workloads_of
+from evo.export.flashinfer_bench import import_workloads
 from evo.problem.kernel import load_kernel
 
 KERNELS = [load_kernel("layernorm"), load_kernel("attention")]
@@ -64,12 +64,12 @@ def write(folder: Path, definition: Mapping[str, Any], *axes: Mapping[str, int],
 
 
 def keys(folder: Path, target: str = "cuda") -> list[str]:
-    taken, _ = workloads_of(read_dataset(folder), KERNELS, target)
+    taken, _ = import_workloads(folder, KERNELS, target)
     return [w.key for t in taken for w in t.workloads]
 
 
 def reasons(folder: Path, target: str = "cuda") -> list[str]:
-    _, refused = workloads_of(read_dataset(folder), KERNELS, target)
+    _, refused = import_workloads(folder, KERNELS, target)
     return [r.reason for r in refused]
 
 

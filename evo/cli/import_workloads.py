@@ -12,7 +12,8 @@ import typer
 from evo.cli.job import read_job
 from evo.cli.options import Json, print_json
 from evo.errors import UsageError
-from evo.importing import Refusal, Taken, read_dataset, workloads_of
+from evo.export.flashinfer_bench import Refusal, Taken
+from evo.export.flashinfer_bench import import_workloads as import_dataset
 from evo.problem.kernel import Workload, kernel_names, load_kernel
 
 __all__ = ["register"]
@@ -34,8 +35,7 @@ def import_workloads(
     if target not in ("cuda", "cpu"):
         raise UsageError(f"--target must be cuda or cpu, got {target!r}")
     kernels = [load_kernel(name) for name in dict.fromkeys(kernel or kernel_names())]
-    dataset = read_dataset(path)
-    taken, refused = workloads_of(dataset, kernels, target)
+    taken, refused = import_dataset(path, kernels, target)
     if not taken:
         raise UsageError(
             f"nothing in {path} can be searched for here: {_shorten([_text(r) for r in refused])}; evo needs definitions of "

@@ -1,4 +1,5 @@
-"""The folder an export is written to: complete or not at all, and nothing but an earlier export replaced."""
+"""The folder an export is written to: complete or not at all, and nothing but an earlier export replaced. And its manifest,
+for formats that have none of their own."""
 
 from __future__ import annotations
 
@@ -6,14 +7,27 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from evo import __version__
 from evo.errors import UsageError
+from evo.export import ExportRequest
 
-__all__ = ["MANIFEST", "WRITER", "check_replaceable", "file_digests", "publish"]
+__all__ = [
+    "MANIFEST",
+    "WRITER",
+    "check_replaceable",
+    "file_digests",
+    "place_package",
+    "publish",
+    "to_json",
+    "write_manifest",
+]
 
 MANIFEST = "manifest.json"
 WRITER = "evo"
@@ -56,6 +70,42 @@ def file_digests(folder: Path) -> dict[str, str]:
     """sha256 of every file below a folder, by its path there."""
     files = sorted(p for p in folder.rglob("*") if p.is_file())
     return {p.relative_to(folder).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+
+
+def place_package(request: ExportRequest, out: Path) -> dict[str, Any]:
+    """The package of format `module` as folder `out`, for formats that wrap it. Returns what its manifest has of the kernel,
+    the machines and the variants; raises what that exporter raises."""
+    from evo.export.module import ModuleExporter
+
+    ModuleExporter().export(replace(request, out=out))
+    manifest = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
+    return {name: manifest[name] for name in ("kernel", "measured_on", "exported_on", "variants")}
+
+
+def write_manifest(folder: Path, format: str, record: Mapping[str, Any]) -> None:
+    """Comes last, for it lists the files. record: what is particular to the export."""
+    manifest = {
+        "written_by": WRITER,
+        "format": format,
+        "format_version": 1,
+        "evo_version": __version__,
+        "exported_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        **record,
+        "files": file_digests(folder),
+    }
+    (folder / MANIFEST).write_text(to_json(manifest), encoding="utf-8")
+
+
+def to_json(record: Mapping[str, Any]) -> str:
+    """One text for one record, times in ISO 8601."""
+    return json.dumps(record, indent=1, default=_as_json) + "\n"
+
+
+def _as_json(value: object) -> object:
+    """What provenance may hold beside plain JSON data."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    return value.isoformat() if isinstance(value, datetime) else str(value)
 
 
 def check_replaceable(out: Path, format: str) -> None:

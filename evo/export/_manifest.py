@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -14,7 +13,7 @@ from typing import Any
 from evo import __version__
 from evo.export import ExportItem, ExportRequest
 from evo.export._building import BuiltVariant, LeftOut
-from evo.export._folder import WRITER
+from evo.export._folder import WRITER, to_json
 from evo.export._module import _processor
 from evo.problem.kernel import Kernel
 from evo.targets._cpu_compiler import FLAGS, LIBRARIES
@@ -76,11 +75,6 @@ def _compiled_in(kernel: Kernel) -> list[dict[str, Any]]:
     """Options that are constants of a binary. A module chooses by them as it does by sizes: off is 0, on is 1."""
     fixed = {name for names in kernel.compile_time_dims.values() for name in names}
     return [{"name": name, "low": 0, "high": 1} for name in kernel.options if name in fixed]
-
-
-def to_json(record: Mapping[str, Any]) -> str:
-    """One text for one record, times in ISO 8601."""
-    return json.dumps(record, indent=1, default=_as_json) + "\n"
 
 
 def _variant_record(kernel: Kernel, variant: BuiltVariant, variants: Sequence[BuiltVariant]) -> dict[str, Any]:
@@ -155,10 +149,3 @@ def _torch_version() -> str:
         return version("torch")
     except PackageNotFoundError:
         return "none"
-
-
-def _as_json(value: object) -> object:
-    """What provenance may hold beside plain JSON data."""
-    if isinstance(value, Mapping):
-        return dict(value)
-    return value.isoformat() if isinstance(value, datetime) else str(value)

@@ -1,21 +1,28 @@
 """FlashInfer-Bench's dataset layout: definitions/, workloads/, solutions/ and traces/ below one folder, which its
-TraceSet.from_path reads and its Benchmark evaluates.
+TraceSet.from_path reads and its Benchmark evaluates. Winners are exported as one; workloads are imported from one.
 
-A Definition for each group of winners that computes the same (dtype and compiled-in sizes), with a Workload for each of
-them, and one Solution: Python that launches the package of `module`, whose files are its sources. Machine code, which
-JSON cannot hold, is base64 there. A Trace has the search's own figures, under the status FlashInfer-Bench calls PASSED:
-what its own evaluation finds is appended to the same file.
+Exported: a Definition for each group of winners that computes the same (dtype and compiled-in sizes), with a Workload for
+each of them, and one Solution: Python that launches the package of `module`, whose files are its sources. Machine code,
+which JSON cannot hold, is base64 there. A Trace has the search's own times, under the status FlashInfer-Bench calls
+PASSED; its own evaluation appends to the same file.
+
+Imported: definitions/**/*.json and workloads/**/*.jsonl. The kernel's formats.toml, tables [[flashinfer-bench.accepts]],
+says which definitions it computes: by op_type, names and shapes of inputs and output. The definition's reference code is
+not run.
 Reference: flashinfer-bench 0.1.2, flashinfer_bench/data and compile/builders/python_builder.py.
 """
 
 from __future__ import annotations
 
+import ast
 import base64
 import json
+import math
 import re
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,15 +31,18 @@ from typing import Any
 from evo import __version__
 from evo.errors import UsageError
 from evo.export import Exporter, ExportItem, ExportRequest
-from evo.export._folder import publish
-from evo.export._wrapping import is_binary, place_package, speed_of, write_manifest
-from evo.problem.formats import check_fit, fill, format_table, values_of
-from evo.problem.kernel import Kernel, load_kernel
+from evo.export._folder import place_package, publish, write_manifest
+from evo.problem.formats import all_tables, check_fit, fill, format_table, values_of
+from evo.problem.kernel import Kernel, Workload, load_kernel
+from evo.problem.space import Value
 
-__all__ = ["EXPORTER", "FlashInferBenchExporter"]
+__all__ = ["EXPORTER", "FlashInferBenchExporter", "Refusal", "Taken", "import_workloads"]
 
+_TABLE = "flashinfer-bench"
+_BINARIES = (".cubin", ".so")
 _MAIN = '''"""{title}: found and written by evo {version}. The kernel and what launches it lie in {package}/."""
 
+import ast
 import base64
 from contextlib import suppress
 from pathlib import Path
@@ -64,7 +74,7 @@ def require_variant(key, *arguments):
 class FlashInferBenchExporter:
     """The methods are those of `evo.export.Exporter`."""
 
-    name = "flashinfer-bench"
+    name = _TABLE
 
     def export(self, request: ExportRequest) -> list[Path]:
         """Raises UsageError for a kernel that formats.toml does not describe, and what `ModuleExporter.export` raises."""
@@ -177,7 +187,7 @@ def _solution(
 
 def _source(place: Path, path: Path) -> dict[str, str]:
     relative = path.relative_to(place.parent).as_posix()
-    if is_binary(path.name):
+    if path.suffix in _BINARIES:
         return {"path": f"{relative}.b64", "content": base64.encodebytes(path.read_bytes()).decode()}
     return {"path": relative, "content": path.read_text(encoding="utf-8")}
 
@@ -191,22 +201,28 @@ def _workload(table: Mapping[str, Any], definition: Mapping[str, Any], item: Exp
 
 def _evaluation(request: ExportRequest, item: ExportItem) -> dict[str, Any] | None:
     """What the search measured; None where nothing was recorded."""
-    speed = speed_of(item.record)
-    if speed is None:
+    timings = [t for t in item.record.get("timings", ()) if t["protocol"] != "hot"]
+    own = next((t for t in timings if t["contender"] == "candidate" and t["ratio"] is not None), None)
+    beside = [*timings, *(t for t in item.record.get("baselines", ()) if t["protocol"] != "hot")]
+    reference = next((t for t in beside if t["ratio"] is None), None)
+    if own is None or reference is None:
         return None
-    own_us, reference_us = speed
+    own_us, reference_us = own["median_us"], reference["median_us"]
     errors = [float(c["error"]) for c in item.record.get("checks", ()) if c.get("error") is not None]
-    environment = request.environment
+    environment, created = request.environment, item.record.get("created")
     return {
         "status": "PASSED",
         "environment": {
             "hardware": str(item.record.get("device") or environment.get("device") or request.arch),
             "libs": {n: str(v) for n in ("torch", "cuda", "evo") if (v := environment.get(n))},
         },
-        "timestamp": _timestamp(item.record.get("created")),
+        "timestamp": created.isoformat() if isinstance(created, datetime) else str(created or _now()),
         "log": "Timed and judged by evo: cold caches, interleaved with PyTorch, which is the reference here; errors are "
         "the largest of its gate, against float64.",
-        "correctness": {"max_relative_error": 0.0, "max_absolute_error": _largest(errors)},
+        "correctness": {
+            "max_relative_error": 0.0,
+            "max_absolute_error": max((e for e in errors if math.isfinite(e)), default=0.0),
+        },
         "performance": {
             "latency_ms": own_us / 1e3,
             "reference_latency_ms": reference_us / 1e3,
@@ -215,14 +231,264 @@ def _evaluation(request: ExportRequest, item: ExportItem) -> dict[str, Any] | No
     }
 
 
-def _largest(errors: Iterable[float]) -> float:
-    return max((e for e in errors if e == e and e != float("inf")), default=0.0)
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _timestamp(created: object) -> str:
-    if isinstance(created, datetime):
-        return created.isoformat()
-    return str(created) if created else datetime.now(UTC).isoformat(timespec="seconds")
+class _NotServed(Exception):
+    """Why no kernel computes a definition, or a workload of it; the message follows a colon."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """A definition that a kernel computes, and what its workloads are there, each once."""
+
+    definition: str
+    kernel: str
+    workloads: tuple[Workload, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    definition: str
+    reason: str
+    workload: str = ""
+    """Its uuid, where the definition was taken and this workload was not."""
+
+
+def import_workloads(path: Path, kernels: Iterable[Kernel], target: str) -> tuple[list[Taken], list[Refusal]]:
+    """What these kernels compute of a dataset on a target, and why the rest was left out.
+
+    Raises UsageError, saying which file of the dataset is wrong, and where in it; KernelError.
+    """
+    definitions, records = _read_dataset(path)
+    taken, refused = [], []
+    usable = [kernel for kernel in kernels if target in kernel.targets and _TABLE in all_tables(kernel)]
+    for name, definition in definitions.items():
+        try:
+            kernel, match = _find_kernel(definition, usable)
+            if not records[name]:
+                raise _NotServed("it has no workloads (workloads/**/*.jsonl)")
+        except _NotServed as reason:
+            refused.append(Refusal(definition=name, reason=str(reason)))
+            continue
+        workloads: dict[Workload, None] = {}
+        for record in records[name]:
+            try:
+                workloads[_to_workload(kernel, match, definition, record, target)] = None
+            except _NotServed as reason:
+                refused.append(Refusal(definition=name, workload=str(record.get("uuid")), reason=str(reason)))
+        if workloads:
+            taken.append(Taken(definition=name, kernel=kernel.name, workloads=tuple(workloads)))
+    return taken, refused
+
+
+def _read_dataset(path: Path) -> tuple[dict[str, dict[str, Any]], dict[str, list[dict[str, Any]]]]:
+    """Definitions by name; of each its workloads, as the files have them."""
+    if not path.is_dir():
+        raise UsageError(f"{path} is not a folder; name one that holds definitions/ and workloads/ of FlashInfer-Bench")
+    definitions: dict[str, dict[str, Any]] = {}
+    for file in sorted((path / "definitions").rglob("*.json")):
+        definition = _parse(str(file), _read_text(file))
+        _check_definition(file, definition)
+        if definition["name"] in definitions:
+            raise UsageError(f"{file} states definition {definition['name']!r} a second time; remove one of the two")
+        definitions[definition["name"]] = definition
+    if not definitions:
+        raise UsageError(f"there is no definition (definitions/**/*.json) in {path}; name the dataset's own folder")
+    records: dict[str, list[dict[str, Any]]] = {name: [] for name in definitions}
+    for file in sorted((path / "workloads").rglob("*.jsonl")):
+        for number, line in enumerate(_read_text(file).split("\n"), 1):
+            if line.strip():
+                where = f"{file}, line {number}"
+                trace = _parse(where, line)
+                _check_trace(where, trace, definitions)
+                records[trace["definition"]].append(trace["workload"])
+    return definitions, records
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read ({error.strerror}); fix its rights, or remove it") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{file} is not UTF-8 ({error.reason} at byte {error.start}); mend or remove it") from None
+
+
+def _parse(where: str, text: str) -> dict[str, Any]:
+    def refuse_constant(name: str) -> float:
+        raise ValueError(f"{name} is no number of JSON's")
+
+    try:
+        record = json.loads(text, parse_constant=refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{where} is not JSON ({error}); mend or remove it") from None
+    if not isinstance(record, dict):
+        raise UsageError(f"{where} is {type(record).__name__}, where a JSON object is expected; mend or remove it")
+    return record
+
+
+def _check_definition(file: Path, definition: Mapping[str, Any]) -> None:
+    """That what is read of it later has the form that FlashInfer-Bench gives it."""
+    for key, kind in (("name", str), ("op_type", str), ("axes", dict), ("inputs", dict), ("outputs", dict)):
+        if not isinstance(definition.get(key), kind):
+            wanted = "a text" if kind is str else "an object"
+            raise UsageError(f"{file} is no definition: {key!r} must be {wanted}, got {definition.get(key)!r}")
+    axes = definition["axes"]
+    for axis, spec in axes.items():
+        if not isinstance(spec, dict) or (spec.get("type") != "var" and type(spec.get("value")) is not int):
+            raise UsageError(f'{file}: axis {axis!r} must be {{"type": "var"}} or have a whole "value", got {spec!r}')
+    for name, spec in (*definition["inputs"].items(), *definition["outputs"].items()):
+        shape: Any = spec.get("shape", 0) if isinstance(spec, dict) else 0
+        is_shape = shape is None or (isinstance(shape, list) and all(isinstance(axis, str) for axis in shape))
+        if not is_shape or not isinstance(spec.get("dtype"), str):
+            raise UsageError(f"{file}: tensor {name!r} must have a shape, of axes' names, and a dtype, got {spec!r}")
+        if unknown := [axis for axis in shape or () if axis not in axes]:
+            raise UsageError(f"{file}: tensor {name!r} names axis {unknown[0]!r}, which is not among its axes")
+
+
+def _check_trace(where: str, trace: Mapping[str, Any], definitions: Mapping[str, Any]) -> None:
+    """Likewise."""
+    workload = trace.get("workload")
+    if not isinstance(workload, dict) or not isinstance(workload.get("axes"), dict):
+        raise UsageError(f"{where} is no workload: it lacks an object 'workload' with 'axes'; mend or remove it")
+    if not isinstance(trace.get("definition"), str) or trace["definition"] not in definitions:
+        raise UsageError(f"{where} is for definition {trace.get('definition')!r}, which is not in definitions/")
+    if bad := [(axis, n) for axis, n in workload["axes"].items() if type(n) is not int or n < 0]:
+        raise UsageError(f"{where}: axis {bad[0][0]!r} must be a whole number from 0, got {bad[0][1]!r}")
+    if not isinstance(workload.get("inputs", {}), dict):
+        raise UsageError(f"{where}: 'inputs' must be an object, got {workload['inputs']!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Match:
+    """How a kernel computes a definition. axes: of each dimension those it is the product of. sizes: of dimensions that the
+    definition does not have. options: read from the definition itself. scalars: by option the input that gives it. dtype:
+    of all tensors."""
+
+    axes: Mapping[str, tuple[str, ...]]
+    sizes: Mapping[str, int]
+    options: Mapping[str, Value]
+    scalars: Mapping[str, str]
+    dtype: str
+
+
+def _find_kernel(definition: Mapping[str, Any], kernels: Iterable[Kernel]) -> tuple[Kernel, _Match]:
+    op_type, reasons = definition["op_type"], []
+    for kernel in kernels:
+        table = all_tables(kernel)[_TABLE]
+        if op_type in table.get("refuses", {}):
+            reasons.append(f"{op_type} is not what {kernel.name} computes: {table['refuses'][op_type]}")
+        for accept in table.get("accepts", ()):
+            if op_type in accept["op_types"]:
+                try:
+                    return kernel, _match(accept, definition)
+                except _NotServed as reason:
+                    reasons.append(f"{kernel.name} does not compute it: {reason}")
+    raise _NotServed("; ".join(dict.fromkeys(reasons)) or f"no kernel here computes op_type {op_type!r}")
+
+
+def _match(accept: Mapping[str, Any], definition: Mapping[str, Any]) -> _Match:
+    rest = dict(definition["inputs"])
+    axes: dict[str, tuple[str, ...]] = {}
+    optional: Mapping[str, str] = accept.get("optional", {})
+    options: dict[str, Value] = dict(accept.get("options", {}))
+    dtypes = set()
+    for name, pattern in accept["inputs"].items():
+        found = next((n for n in rest if n.lower() in accept["names"][name]), None)
+        if name in optional:
+            options[optional[name]] = found is not None
+        elif found is None:
+            raise _NotServed(f"none of its inputs is called {' or '.join(accept['names'][name])}")
+        if found is not None:
+            tensor = rest.pop(found)
+            dtypes.add(tensor["dtype"])
+            _bind(found, pattern, tensor["shape"], axes)
+    scalars = {}
+    for option, names in accept.get("scalars", {}).items():
+        given = next((n for n in rest if n.lower() in names and rest[n]["shape"] is None), None)
+        if given is not None:
+            scalars[option] = given
+            del rest[given]
+    if rest:
+        raise _NotServed(f"it has another input, {next(iter(rest))}, that this kernel knows nothing of")
+    outputs = definition["outputs"]
+    if len(outputs) != 1:
+        raise _NotServed(f"it asks for {len(outputs)} outputs ({', '.join(outputs)}), not for one")
+    for output, tensor in outputs.items():
+        dtypes.add(tensor["dtype"])
+        _bind(output, accept["output"], tensor["shape"], axes)
+    if len(dtypes) != 1:
+        raise _NotServed(f"its tensors are of several dtypes ({', '.join(sorted(dtypes))})")
+    words = re.split(r"[\W_]+", definition["name"].lower())
+    options |= {option: word in words for option, word in accept.get("named", {}).items()}
+    options |= _constants(accept, definition.get("reference"), scalars)
+    return _Match(axes=axes, sizes=accept.get("sizes", {}), options=options, scalars=scalars, dtype=dtypes.pop())
+
+
+def _bind(name: str, pattern: list[str], shape: list[str] | None, axes: dict[str, tuple[str, ...]]) -> None:
+    """Adds which axes the dimensions of a pattern are; a leading one with a star is all that the others leave."""
+    shape = shape or []
+    gathers = pattern[0].startswith("*")
+    if len(shape) < len(pattern) or (not gathers and len(shape) != len(pattern)):
+        wanted = " x ".join(pattern)
+        raise _NotServed(f"its {name} is {' x '.join(shape) or 'a number'}, where {wanted} is expected")
+    split = len(shape) - len(pattern) + 1 if gathers else 0
+    parts = [(pattern[0][1:], tuple(shape[:split]))] if gathers else []
+    parts += [(dim, (axis,)) for dim, axis in zip(pattern[len(parts) :], shape[split:], strict=True)]
+    for dim, found in parts:
+        if axes.setdefault(dim, found) != found:
+            raise _NotServed(f"its {name} has {' x '.join(found)} where other tensors have {' x '.join(axes[dim])}")
+
+
+def _constants(accept: Mapping[str, Any], reference: object, scalars: Mapping[str, str]) -> dict[str, Value]:
+    """Options that the reference code sets to a number: eps = 1e-6, or f(..., eps=1e-6)."""
+    wanted = {name: o for o, names in accept.get("constants", {}).items() if o not in scalars for name in names}
+    found: dict[str, set[float]] = {}
+    tree: ast.AST = ast.Module([], [])
+    with suppress(SyntaxError, TypeError):
+        tree = ast.parse(reference)  # type: ignore[call-overload]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            name, value = node.targets[0].id, node.value
+        elif isinstance(node, ast.keyword) and node.arg:
+            name, value = node.arg, node.value
+        else:
+            continue
+        if name in wanted and isinstance(value, ast.Constant) and isinstance(value.value, float):
+            found.setdefault(wanted[name], set()).add(value.value)
+    for option, values in found.items():
+        if len(values) > 1:
+            raise _NotServed(f"its reference uses several values of {option} ({', '.join(map(str, sorted(values)))})")
+    return {option: values.pop() for option, values in found.items()}
+
+
+def _to_workload(
+    kernel: Kernel, match: _Match, definition: Mapping[str, Any], record: Mapping[str, Any], target: str
+) -> Workload:
+    lengths = {axis: spec["value"] for axis, spec in definition["axes"].items() if spec.get("type") != "var"}
+    lengths |= record["axes"]
+    dims = dict(match.sizes)
+    for dim, axes in match.axes.items():
+        if missing := [axis for axis in axes if axis not in lengths]:
+            raise _NotServed(f"its workload does not say how long axis {missing[0]} is")
+        dims[dim] = math.prod(lengths[axis] for axis in axes)
+        if not dims[dim]:
+            raise _NotServed(f"it is empty ({' x '.join(axes)} is 0)")
+    options = dict(match.options)
+    for option, name in match.scalars.items():
+        given = record.get("inputs", {}).get(name)
+        value = given.get("value") if isinstance(given, dict) else None
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise _NotServed(f"its input {name} is no number that is given, and the kernel needs {option} to be one")
+        options[option] = value
+    parts = [*((d.name, dims[d.name]) for d in kernel.dimensions), ("dtype", match.dtype), *options.items()]
+    text = ",".join(f"{k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in parts)
+    try:
+        return kernel.workload(target, text)
+    except UsageError as error:
+        raise _NotServed(str(error)) from None
 
 
 EXPORTER: Exporter = FlashInferBenchExporter()

@@ -16,8 +16,7 @@ from typing import Any
 
 from evo.errors import UsageError
 from evo.export import Exporter, ExportRequest
-from evo.export._folder import file_digests, publish
-from evo.export._wrapping import place_package, write_manifest
+from evo.export._folder import file_digests, place_package, publish, write_manifest
 from evo.problem.formats import fill, format_table, values_of
 from evo.problem.kernel import Kernel, load_kernel
 

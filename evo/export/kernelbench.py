@@ -22,8 +22,7 @@ from typing import Any
 from evo import __version__
 from evo.errors import UsageError
 from evo.export import Exporter, ExportItem, ExportRequest
-from evo.export._folder import publish
-from evo.export._wrapping import place_package, write_manifest
+from evo.export._folder import place_package, publish, write_manifest
 from evo.problem.formats import check_fit, fill, format_table, values_of
 from evo.problem.kernel import Kernel, load_kernel
 

@@ -17,12 +17,10 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from evo import __version__
 from evo.errors import UsageError
 from evo.evaluation import Evaluation, Status, Timing
 from evo.export import ExportRequest, RunExporter
-from evo.export._folder import MANIFEST, WRITER, file_digests, publish
-from evo.export._manifest import to_json
+from evo.export._folder import publish, write_manifest
 from evo.lineage import StoredEvaluation, StoredRun
 
 __all__ = ["EXPORTER", "T4Exporter"]
@@ -74,15 +72,7 @@ class T4Exporter:
                 (folder / f"{stem}.t4.json").write_text(
                     json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8"
                 )
-            manifest = {
-                "written_by": WRITER,
-                "format": self.name,
-                "format_version": 1,
-                "evo_version": __version__,
-                "run": run.name,
-                "files": file_digests(folder),
-            }
-            (folder / MANIFEST).write_text(to_json(manifest), encoding="utf-8")
+            write_manifest(folder, self.name, {"run": run.name})
         return sorted(p for p in out.rglob("*") if p.is_file())
 
     def advice(self, out: Path) -> str:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from evo.errors import CompileError, UsageError
+from evo.evaluation import Binary
 from evo.export import Exporter, ExportItem, ExportRequest, RunExporter, exporter_names, find_exporter
 from evo.problem.genome import Genome
 from evo.problem.kernel import load_kernel
-from evo.targets import find_target
+from evo.problem.render import Source
+from evo.targets import Target, find_target
 
 KERNEL = load_kernel("layernorm")
 TARGETS = [("cuda", "sm_89"), ("cpu", "native")]
@@ -96,11 +99,17 @@ def test_what_is_not_an_export_is_left_alone(exporter: Exporter, request_to_expo
 
 
 def test_a_winner_that_no_longer_compiles_leaves_nothing_behind(
-    exporter: Exporter, request_to_export: ExportRequest
+    exporter: Exporter, request_to_export: ExportRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, arch = request_to_export.target, request_to_export.arch
-    flag = {"cuda": "--define-macro=COLS=1", "cpu": "-DROWS=1"}[target]  # a constant of that name is defined
-    broken = item(target, arch, 96, (flag,))
+    compiler = type(find_target(target))
+    compile_source = compiler.compile
+
+    def compile_all_but_96_columns(self: Target, source: Source, arch: str, workdir: Path) -> Binary:
+        broken = replace(source, text=re.sub(r"COLS = 96\b", "COLS = no_such_name", source.text))
+        return compile_source(self, broken, arch, workdir)
+
+    monkeypatch.setattr(compiler, "compile", compile_all_but_96_columns)
     with pytest.raises(CompileError):
-        exporter.export(replace(request_to_export, items=(*request_to_export.items, broken)))
+        exporter.export(replace(request_to_export, items=(*request_to_export.items, item(target, arch, 96))))
     assert not listing(request_to_export.out.parent)
