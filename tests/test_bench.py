@@ -11,8 +11,7 @@ from evo.analysis import queries
 from evo.budget import Budget
 from evo.cli.measure import _contenders, _for_each
 from evo.cli.recorded import is_of
-from evo.cli.setup import Setup, worker_settings
-from evo.cli.starts import read_starts
+from evo.cli.search import KernelContext, read_initial_points, worker_settings
 from evo.errors import UsageError
 from evo.evaluation import CandidateRef, Proposal
 from evo.lineage import Environment
@@ -73,7 +72,7 @@ def record(db: str, called: str, kernel: Kernel, *, device: str = HERE, mode: st
 
 
 def contenders(kernel: Kernel, db: str) -> list[str]:
-    setup = Setup(kernel=kernel, target="cpu", arch="native", workers=worker_settings("cpu", db))
+    setup = KernelContext(kernel=kernel, target="cpu", arch="native", workers=worker_settings("cpu", db))
     return [name for name, _ in _contenders(setup, kernel.example("cpu"), db)]
 
 
@@ -88,7 +87,7 @@ def test_what_was_recorded_of_a_kernel_is_timed_whatever_its_folder_was_called(
         name = record(db, called, kernel)
         assert contenders(kernel, db) == [name, "default"]
         space = kernel.space("cpu", kernel.example("cpu"), find_target("cpu").limits("native"))
-        assert read_starts([name], kernel, "cpu", [space], db) == ({"mode": "exact", "unroll": 2},)
+        assert read_initial_points([name], kernel, "cpu", [space], db) == ({"mode": "exact", "unroll": 2},)
     assert capsys.readouterr().err == ""
 
 
@@ -101,7 +100,7 @@ def test_a_kernel_of_the_same_name_is_another_one(tmp_path: Path, capsys: pytest
     assert capsys.readouterr().err == f"evo: {nothing}: the template's default is timed\n"
     space = kernel.space("cpu", kernel.example("cpu"), find_target("cpu").limits("native"))
     with pytest.raises(UsageError, match="is of kernel"):
-        read_starts([name], kernel, "cpu", [space], db)
+        read_initial_points([name], kernel, "cpu", [space], db)
 
 
 @pytest.mark.parametrize("called", ["toy", "./toy", "../b/toy"])
@@ -120,7 +119,7 @@ def test_a_kernel_at_the_same_relative_path_may_be_another_one(
     assert capsys.readouterr().err == f"evo: {said}: the template's default is timed\n"
     space = here.space("cpu", here.example("cpu"), find_target("cpu").limits("native"))
     with pytest.raises(UsageError, match=r"is of kernel .* found with other files"):
-        read_starts([name], here, "cpu", [space], db)
+        read_initial_points([name], here, "cpu", [space], db)
 
 
 def test_what_was_recorded_by_name_or_whole_path_stays_a_kernels_own_when_its_files_change(tmp_path: Path) -> None:

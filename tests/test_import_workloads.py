@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from evo.cli import run
-from evo.cli.job import read_job
+from evo.cli.search import read_job
 from evo.export.flashinfer_bench import import_workloads
 from evo.problem.kernel import load_kernel
 

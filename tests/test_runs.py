@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from evo.cli.job import read_job
 from evo.cli.options import parse_duration
+from evo.cli.search import read_job
 from evo.problem.kernel import load_kernel
 from evo.search.run import check_workloads
 from evo.search.samplers import sampler_names

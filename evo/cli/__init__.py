@@ -30,7 +30,6 @@ _COMMANDS = {
     "report": ("report",),
     "dashboard": ("dashboard",),
     "export": ("export",),
-    "renew": ("renew",),
     "import_workloads": ("import-workloads",),
     "measure": ("bench",),
     "check": ("check",),

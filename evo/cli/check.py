@@ -12,7 +12,7 @@ from rich.table import Table
 from evo.cli.options import DEFAULT_DB, Db, Json, TargetName, check_seed, make_console, print_json
 from evo.cli.recheck import print_recheck, recheck
 from evo.cli.recorded import find_candidate, may_be_candidate
-from evo.cli.setup import set_up
+from evo.cli.search import load_context
 from evo.cli.standing import StandingLines
 from evo.errors import DeviceError, KernelError, UnknownNameError, UsageError
 from evo.evaluation import Status
@@ -55,28 +55,28 @@ def check(
                 raise UsageError(f"{option} is recorded with candidate {kernel}: leave it out")
         _check_candidate(kernel, drawn, compile_only, db, json)
         return
-    setup = set_up(kernel, target, arch, db)
-    problem = setup.kernel
-    named = tuple(problem.workload(setup.target, w) for w in workload or ())
-    own, near = (named, ()) if named else check_workloads_of(problem, setup.target)
-    why_not = _why_not_here(setup.target, setup.arch)
+    context = load_context(kernel, target, arch, db)
+    problem = context.kernel
+    named = tuple(problem.workload(context.target, w) for w in workload or ())
+    own, near = (named, ()) if named else check_workloads_of(problem, context.target)
+    why_not = _why_not_here(context.target, context.arch)
     plan = BranchPlan(
         kernel_name=kernel,
         kernel=problem,
-        target=setup.target,
-        arch=setup.arch,
+        target=context.target,
+        arch=context.arch,
         workloads=(*own, *near),
         timed=frozenset(w for w in own if all(size for _, size in w.dims)),
         gate=not (why_not or compile_only),
         seed=drawn,
     )
-    with setup.open_executor() as executor:
+    with context.open_executor() as executor:
         branches, untimed = check_branches(executor, plan, unwatched if json else StandingLines("branches"))
     failed = [b for b in branches if not b.passed]
     if json:
         print_json(
             {
-                "arch": setup.arch,
+                "arch": context.arch,
                 "seed": drawn,
                 "branches": [_record(b) for b in branches],
                 "not_timed": [{"workload": w.key, "reason": reason} for w, reason in untimed.items()],

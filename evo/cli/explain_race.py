@@ -13,7 +13,7 @@ from rich.console import Console
 from evo.analysis.explanation import EditCredit, Explanation
 from evo.cli.cells import cell, change_text, factor, figure, interval
 from evo.cli.recorded import Recorded
-from evo.cli.setup import worker_settings
+from evo.cli.search import worker_settings
 from evo.cli.tables import DISTURBED_NOTE, make_table, marked, say, timing_record
 from evo.errors import UsageError
 from evo.evaluation import Timing

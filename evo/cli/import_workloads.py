@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from evo.cli.job import read_job
 from evo.cli.options import Json, print_json
+from evo.cli.search import read_job
 from evo.errors import UsageError
 from evo.export.flashinfer_bench import Refusal, Taken
 from evo.export.flashinfer_bench import import_workloads as import_dataset

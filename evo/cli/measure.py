@@ -26,7 +26,7 @@ from evo.cli.options import (
     print_json,
 )
 from evo.cli.recorded import is_of, may_have_been
-from evo.cli.setup import Setup, set_up
+from evo.cli.search import KernelContext, load_context
 from evo.cli.tables import DISTURBED_NOTE, marked, short_id, timing_record
 from evo.errors import EvoError, UsageError
 from evo.evaluation import Build, Timing
@@ -76,9 +76,9 @@ def bench(
             if value is not None and value != []:
                 raise UsageError(f"{kernel} is an exported module, which times its own variants: leave out {option}")
         raise typer.Exit(_bench_module(Path(kernel), json))
-    setup = set_up(kernel, target, arch[0] if arch else None, db)
-    problem, chosen = setup.kernel, setup.target
-    archs = [setup.arch, *(choose_arch(chosen, a) for a in (arch or [])[1:])]
+    context = load_context(kernel, target, arch[0] if arch else None, db)
+    problem, chosen = context.kernel, context.target
+    archs = [context.arch, *(choose_arch(chosen, a) for a in (arch or [])[1:])]
     for a in archs:
         if reason := find_target(chosen).runs(a):
             raise UsageError(f"code for {a} cannot be timed here: {reason}")
@@ -87,11 +87,11 @@ def bench(
     for name in names:
         problem.baseline(name)
     drawn = int.from_bytes(os.urandom(4)) if seed is None else seed
-    named = [_named(setup, w, genome or []) for w in workloads]
+    named = [_named(context, w, genome or []) for w in workloads]
     records = []
-    with setup.open_executor() as executor:
+    with context.open_executor() as executor:
         for w, extra in zip(workloads, named, strict=True):
-            contenders = [*_contenders(setup, w, db), *extra]
+            contenders = [*_contenders(context, w, db), *extra]
             asked = [
                 (f"{n} {a}" if len(archs) > 1 else n, g, executor.build(_request(kernel, chosen, a, g, w)))
                 for n, a, g in _for_each(contenders, problem, w, archs, chosen)
@@ -113,15 +113,15 @@ def bench(
             if not json:
                 _print(make_console(), problem, w, result.timings, result.refused)
     if json:
-        record = {"kernel": problem.name, "target": chosen, "arch": setup.arch, "archs": archs, "seed": drawn}
+        record = {"kernel": problem.name, "target": chosen, "arch": context.arch, "archs": archs, "seed": drawn}
         print_json({**record, "workloads": records})
 
 
-def _contenders(setup: Setup, workload: Workload, db: str) -> list[tuple[str, Genome]]:
+def _contenders(context: KernelContext, workload: Workload, db: str) -> list[tuple[str, Genome]]:
     """The template's default, and the best candidate that the database has for this workload and device. If it has one that
     is left out, or none, that is said."""
-    kernel, target = setup.kernel, setup.target
-    space = kernel.space(target, workload, find_target(target).limits(setup.arch))
+    kernel, target = context.kernel, context.target
+    space = kernel.space(target, workload, find_target(target).limits(context.arch))
     default = "default", Genome.of(space.complete(space.default))
     if "://" not in db and not Path(db).exists():
         return [default]
@@ -162,9 +162,9 @@ def _for_each(
             typer.echo(f"evo: {name} is not legal for {arch} ({'; '.join(broken)}): it is not timed there", err=True)
 
 
-def _named(setup: Setup, workload: Workload, texts: list[str]) -> list[tuple[str, Genome]]:
+def _named(context: KernelContext, workload: Workload, texts: list[str]) -> list[tuple[str, Genome]]:
     """The default with the values of each text. Raises UsageError for one that is not legal."""
-    space = setup.kernel.space(setup.target, workload, find_target(setup.target).limits(setup.arch))
+    space = context.kernel.space(context.target, workload, find_target(context.target).limits(context.arch))
     found = []
     for text in texts:
         values = parse_values(filter(None, text.split(",")), space, "--genome")

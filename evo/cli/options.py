@@ -35,6 +35,7 @@ __all__ = [
     "parse_fixed",
     "parse_values",
     "print_json",
+    "split_pair",
 ]
 
 Db = Annotated[
@@ -84,20 +85,13 @@ def command_line(db: str, *words: str) -> str:
 
 def named_db(db: str) -> str | None:
     """The database where commands have to name it; None where they take it by themselves."""
-    return None if db == _taken() else db
+    return None if db == (os.environ.get("EVO_DB") or DEFAULT_DB) else db
 
 
 def lasting_db(db: str) -> str | None:
     """`named_db` for what is read elsewhere or later, where EVO_DB may be another: None for the built-in default only."""
     return named_db(db) or (None if db == DEFAULT_DB else db)
 
-
-def _taken() -> str:
-    """The database that commands take by themselves."""
-    return os.environ.get("EVO_DB") or DEFAULT_DB
-
-
-database.taken = _taken  # for the hints of the store, which reads no environment
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d)?", re.IGNORECASE)
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -129,14 +123,20 @@ def parse_values(texts: Iterable[str], space: Space, option: str) -> dict[str, V
     """name=value pairs, each value one of the parameter's own. Raises UsageError, UnknownNameError or SpaceError."""
     fixed: dict[str, Value] = {}
     for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise UsageError(f"{option} {text!r} is not NAME=VALUE")
+        name, value = split_pair(text, option)
         parameter = space.by_name.get(name)
         match = next((v for v in parameter.values if _written(v) == value.lower()), None) if parameter else None
         fixed[name] = value if match is None else match
         space.require(name, fixed[name])
     return fixed
+
+
+def split_pair(text: str, option: str) -> tuple[str, str]:
+    """NAME=VALUE as two texts. Raises UsageError."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise UsageError(f"{option} {text!r} is not NAME=VALUE")
+    return name, value
 
 
 def _written(value: Value) -> str:

@@ -1,12 +1,14 @@
-"""evo search, evo resume."""
+"""evo search, evo resume; and what other commands that build and run candidates begin with."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,34 +19,40 @@ from rich.console import Console
 from evo.analysis import queries
 from evo.budget import Budget, StopReason
 from evo.cli.cells import format_duration
-from evo.cli.job import read_job
 from evo.cli.options import (
     DEFAULT_DB,
     Db,
     Json,
     TargetName,
+    cache_dir,
     check_seed,
+    choose_arch,
+    choose_target,
     command_line,
     make_console,
     parse_duration,
     parse_fixed,
+    parse_values,
     print_json,
+    split_pair,
 )
+from evo.cli.recorded import find_winners, is_of, may_have_been
 from evo.cli.results import outcome_record, print_outcome
 from evo.cli.screen import LiveScreen, PlainLines, Screen, SilentScreen
-from evo.cli.setup import Setup, set_up, worker_settings
-from evo.cli.starts import read_starts
 from evo.errors import DeviceError, StoreError, UsageError
 from evo.executors import Executor
 from evo.export._folder import check_replaceable
 from evo.lineage import RunStatus, StoredRun
 from evo.lineage.store import Store
+from evo.problem.kernel import Kernel, load_kernel
+from evo.problem.space import Space
 from evo.search.loop import Search, SearchConfig, default_max_in_flight
 from evo.search.run import (
     RunSettings,
     budget_of,
     check_default,
     check_workloads,
+    default_builders,
     describe_environment,
     execute,
     open_executor,
@@ -53,9 +61,10 @@ from evo.search.run import (
 from evo.search.samplers import find_sampler
 from evo.targets import find_target
 
-__all__ = ["register"]
+__all__ = ["KernelContext", "load_context", "read_initial_points", "read_job", "register", "worker_settings"]
 
 _DEFAULT_BUDGET = "60s"
+_CUDA_ARCH = re.compile(r"(sm|compute)_")
 
 
 def register(app: typer.Typer) -> None:
@@ -64,9 +73,43 @@ def register(app: typer.Typer) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Report:
-    """How the end of a search is told. `started`: when the command began, as time.time(). `resumed`: the run had begun
-    before."""
+class KernelContext:
+    """A kernel, and where its candidates are built and run."""
+
+    kernel: Kernel
+    target: str
+    arch: str
+    workers: RunSettings
+
+    def open_executor(self) -> AbstractContextManager[Executor]:
+        return open_executor(self.target, self.workers)
+
+
+def load_context(kernel: str, target: str | None, arch: str | None, db: str) -> KernelContext:
+    """The target and architecture named, else the best target present and the device's own architecture.
+
+    Raises UsageError for an unknown name, and for a kernel that has no template for the target; DeviceError if nothing
+    was named and nothing is present.
+    """
+    problem = load_kernel(kernel)
+    chosen = choose_target("cuda" if target is None and arch and _CUDA_ARCH.match(arch) else target)
+    problem.check_target(chosen)
+    return KernelContext(
+        kernel=problem, target=chosen, arch=choose_arch(chosen, arch), workers=worker_settings(chosen, db)
+    )
+
+
+def worker_settings(target: str, db: str) -> RunSettings:
+    """As many builders as the target leaves cores for, and the cache beside the database."""
+    return RunSettings(cache_dir=cache_dir(db), builders=default_builders(find_target(target)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Output:
+    """How a search is shown and where its winners go.
+
+    started: when the command began, as time.time(). resumed: the run had begun before.
+    """
 
     json: bool
     export: Path | None
@@ -86,6 +129,9 @@ def search(
     evaluations: Annotated[int | None, typer.Option(help="Stop after so many candidates.")] = None,
     patience: Annotated[int | None, typer.Option(help="Stop after so many candidates without a better one.")] = None,
     sampler: Annotated[str | None, typer.Option(help="evolution, tpe or random.")] = None,
+    sampler_option: Annotated[
+        list[str] | None, typer.Option(help="An option of the sampler: NAME=VALUE; repeat for more.")
+    ] = None,
     seed: Annotated[
         int | None,
         typer.Option(help="Same seed, --builders and measurements: same proposals.", callback=check_seed),
@@ -103,7 +149,7 @@ def search(
     json: Json = False,
 ) -> None:
     """Search for faster variants of a kernel."""
-    report = _Report(json=json, export=export, db=db, started=_process_started())
+    output = _Output(json=json, export=export, db=db, started=_process_started())
     job: dict[str, Any] = read_job(Path(kernel)) if kernel.endswith(".toml") else {"kernel": kernel}
     given: dict[str, Any] = {
         "target": target,
@@ -121,17 +167,18 @@ def search(
         "finalists": finalists,
     }
     job |= {k: v for k, v in given.items() if v is not None}
-    setup = set_up(job["kernel"], job.get("target"), job.get("arch"), db)
+    job["sampler_options"] = {**job.get("sampler_options", {}), **_parse_sampler_options(sampler_option or ())}
+    context = load_context(job["kernel"], job.get("target"), job.get("arch"), db)
     named = {k: job[k] for k in ("builders", "finalists") if job.get(k) is not None}
-    setup = replace(setup, workers=replace(setup.workers, **named))
-    config = _configure(job, setup, db)
+    context = replace(context, workers=replace(context.workers, **named))
+    config = _configure(job, context, db)
     if export is not None:
         check_replaceable(export, "module")  # before the budget is spent
-    with setup.open_executor() as executor, _open(db) as store:
+    with context.open_executor() as executor, Store.open(db, write=True) as store:
         environment = describe_environment(find_target(config.target))
-        check_default(executor, config, setup.kernel)
-        run = store.create_run(plan_run(config, setup.kernel, job.get("name")), environment)
-        _carry_out(store, run, executor, setup.workers, config.budget, report)
+        check_default(executor, config, context.kernel)
+        run = store.create_run(plan_run(config, context.kernel, job.get("name")), environment)
+        _carry_out(store, run, executor, context.workers, config.budget, output)
 
 
 def resume(
@@ -143,10 +190,10 @@ def resume(
     json: Json = False,
 ) -> None:
     """Continue a search that was interrupted."""
-    report = _Report(json=json, export=export, db=db, started=_process_started(), resumed=True)
+    output = _Output(json=json, export=export, db=db, started=_process_started(), resumed=True)
     if export is not None:
         check_replaceable(export, "module")  # before the budget is spent
-    with _open(db) as store:
+    with Store.open(db, write=True) as store:
         stored = store.run(run)
         longer = budget is not None or evaluations is not None
         if stored.status is RunStatus.FINISHED and not longer:
@@ -163,7 +210,7 @@ def resume(
             store.set_budget(stored, asdict(limit))
         workers = worker_settings(stored.spec.target, db)
         with open_executor(stored.spec.target, workers) as executor:
-            _carry_out(store, stored, executor, workers, limit, report)
+            _carry_out(store, stored, executor, workers, limit, output)
 
 
 def _check_larger(budget: Budget, run: StoredRun) -> None:
@@ -189,8 +236,8 @@ def _check_same_machine(run: StoredRun) -> None:
             )
 
 
-def _configure(job: dict[str, Any], setup: Setup, db: str) -> SearchConfig:
-    kernel, target, arch = setup.kernel, setup.target, setup.arch
+def _configure(job: dict[str, Any], context: KernelContext, db: str) -> SearchConfig:
+    kernel, target, arch = context.kernel, context.target, context.arch
     workloads = check_workloads(kernel, target, list(job.get("workloads") or ()))
     if reason := find_target(target).runs(arch):
         raise DeviceError(
@@ -200,9 +247,9 @@ def _configure(job: dict[str, Any], setup: Setup, db: str) -> SearchConfig:
     limits = find_target(target).limits(arch)
     fixed = parse_fixed(job.get("fix") or (), kernel.space(target, workloads[0], limits))
     spaces = [kernel.space(target, workload, limits).restricted(fixed) for workload in workloads]
-    starts = read_starts(job.get("start") or (), kernel, target, spaces, db)
+    initial_points = read_initial_points(job.get("start") or (), kernel, target, spaces, db)
     sampler = job.get("sampler") or "evolution"
-    find_sampler(sampler)
+    find_sampler(sampler)(spaces[0], 0, job["sampler_options"])  # refuses bad options before anything starts
     seconds = job.get("budget")
     limited = any(job.get(k) is not None for k in ("budget", "evaluations", "patience"))
     if not limited:
@@ -215,15 +262,134 @@ def _configure(job: dict[str, Any], setup: Setup, db: str) -> SearchConfig:
         workloads=workloads,
         sampler=sampler,
         seed=int.from_bytes(os.urandom(4)) if seed is None else int(seed),
-        max_in_flight=default_max_in_flight(setup.workers.builders),
+        max_in_flight=default_max_in_flight(context.workers.builders),
         budget=Budget(
             seconds=parse_duration(str(seconds)) if seconds is not None else None,
             evaluations=job.get("evaluations"),
             patience=job.get("patience"),
         ),
         fixed=fixed,
-        initial_points=starts,
+        sampler_options=job["sampler_options"],
+        initial_points=initial_points,
     )
+
+
+def _parse_sampler_options(texts: Sequence[str]) -> dict[str, object]:
+    """NAME=VALUE pairs; values are numbers where they can be read as such. The sampler checks names and values."""
+    options: dict[str, object] = {}
+    for text in texts:
+        name, value = split_pair(text, "--sampler-option")
+        options[name] = value
+        for read in (float, int):
+            with suppress(ValueError):
+                options[name] = read(value)
+    return options
+
+
+def read_initial_points(
+    texts: Sequence[str], kernel: Kernel, target: str, spaces: Sequence[Space], db: str
+) -> tuple[Mapping[str, Any], ...]:
+    """The points that the texts of --start name, in their order.
+
+    A text is NAME=VALUE,... (the default with these values), the name of a run (its winners) or a candidate.
+    spaces: of the workloads. A point is tried where it is legal; of each text at least one point must be legal somewhere.
+
+    Raises UsageError, UnknownNameError, SpaceError or StoreError.
+    """
+    found: list[Mapping[str, Any]] = []
+    for text in texts:
+        points = [_written_point(text, spaces[0])] if "=" in text else _recorded_points(text, kernel, target, db)
+        fit = [point for point in points if any(space.with_initial_points([point]).initial_points for space in spaces)]
+        if not fit:
+            broken = [v for p in points for space in spaces for v in space.violations(space.complete(_known(p, space)))]
+            raise UsageError(
+                f"--start {text!r} is legal for none of the workloads: {'; '.join(dict.fromkeys(broken)) or points}"
+            )
+        found += fit
+    return tuple(found)
+
+
+def _written_point(text: str, space: Space) -> Mapping[str, Any]:
+    parts = [part for part in text.split(",") if part]
+    values = parse_values(parts, space, "--start")
+    if len(values) < len(parts):
+        raise UsageError(f"--start {text!r} names a parameter twice")
+    point = space.complete({**space.default, **values})
+    if idle := [name for name in values if name not in point]:
+        raise UsageError(f"--start {text!r}: with these values {' and '.join(idle)} has no effect; leave it out")
+    return point
+
+
+def _recorded_points(text: str, kernel: Kernel, target: str, db: str) -> list[Mapping[str, Any]]:
+    records = [one.record for one in find_winners(db, text)]
+    with Store.open(db, write=False) as store:
+        for r in records:
+            if r.target != target or not is_of(store, r.kernel, r.run, kernel):
+                changed = r.target == target and may_have_been(r.kernel, kernel)
+                raise UsageError(
+                    f"--start {text!r} is of kernel {r.kernel!r} on {r.target}, and {kernel.name!r} on {target} is searched"
+                    + ("; it was found with other files: write its values (NAME=VALUE,...)" if changed else "")
+                )
+    return [r.parameters for r in records]
+
+
+def _known(point: Mapping[str, Any], space: Space) -> dict[str, Any]:
+    return {name: value for name, value in point.items() if name in space.by_name}
+
+
+def read_job(path: Path) -> dict[str, Any]:
+    """The [search] table of a job file, a TOML file; its keys are the options of `evo search`. Raises UsageError."""
+    try:
+        document = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise UsageError(f"job file {path} does not exist") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise UsageError(f"job file {path} cannot be read: {error}") from error
+    job = document.get("search")
+    if not isinstance(job, dict) or "kernel" not in job:
+        raise UsageError(f"job file {path} needs a table [search] with at least: kernel = \"layernorm\"")
+    for key, value in job.items():
+        if key not in _JOB_KEYS:
+            raise UsageError(f"job file {path}: unknown key {key!r}; known: {', '.join(sorted(_JOB_KEYS))}")
+        fits, wanted = _JOB_KEYS[key]
+        if not fits(value):
+            raise UsageError(f"job file {path}: {key} must be {wanted}, got {value!r}")
+    return job
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _is_texts(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
+
+
+def _is_whole(value: object) -> bool:
+    return type(value) is int
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value > 0
+
+
+_JOB_KEYS: dict[str, tuple[Callable[[object], bool], str]] = {
+    "kernel": (_is_text, 'a name or a folder, e.g. "layernorm"'),
+    "target": (_is_text, '"cuda" or "cpu"'),
+    "arch": (_is_text, 'an architecture, e.g. "sm_89"'),
+    "workloads": (_is_texts, 'a list, e.g. ["rows=4096,cols=8192,dtype=float16"]'),
+    "budget": (lambda v: _is_text(v) or _is_count(v), 'seconds, or a duration such as "10m"'),
+    "evaluations": (_is_whole, "a whole number"),
+    "patience": (_is_whole, "a whole number"),
+    "sampler": (_is_text, 'a name, e.g. "evolution"'),
+    "sampler_options": (lambda v: isinstance(v, dict), "a table [search.sampler_options], e.g. population = 30"),
+    "seed": (lambda v: type(v) is int and 0 <= v < 2**63, "a whole number from 0 to 2**63 - 1"),
+    "name": (_is_text, "a text"),
+    "fix": (_is_texts, 'a list, e.g. ["threads=1"]'),
+    "start": (_is_texts, 'a list of runs, candidates or points, e.g. ["threads=256,vectors=2"]'),
+    "builders": (_is_count, "a whole number above 0"),
+    "finalists": (_is_count, "a whole number above 0"),
+}
 
 
 def _carry_out(
@@ -232,18 +398,18 @@ def _carry_out(
     executor: Executor,
     settings: RunSettings,
     budget: Budget,
-    report: _Report,
+    output: _Output,
 ) -> None:
     console = make_console()
     kept = sum(queries.counts(store, run.name).values())
-    if report.resumed and not report.json:
+    if output.resumed and not output.json:
         console.print(
             f"run {run.name} is resumed: {kept} candidates and {format_duration(run.elapsed_s)} of searching are kept;"
             f" {_what_is_left(budget, kept, run.elapsed_s)}",
             highlight=False,
             soft_wrap=True,
         )
-    screen = _screen(console, run, budget, report.json)
+    screen = _screen(console, run, budget, output.json)
     with screen:
         screen.say(f"run {run.name}: {run.spec.kernel} on {run.environment.device}, seed {run.spec.seed}; starting …")
         try:
@@ -255,19 +421,19 @@ def _carry_out(
         except KeyboardInterrupt:
             interrupted = True
     if interrupted:
-        command = command_line(report.db, "resume", run.name)
+        command = command_line(output.db, "resume", run.name)
         typer.echo(f"evo: interrupted; everything finished is stored. Continue with: {command}", err=True)
         raise typer.Exit(130)
-    before = {"candidates": kept, "search_s": round(run.elapsed_s, 2)} if report.resumed else None
-    record = outcome_record(outcome, report.started, store, before)
-    if report.export is not None and outcome.has_winner:
+    before = {"candidates": kept, "search_s": round(run.elapsed_s, 2)} if output.resumed else None
+    record = outcome_record(outcome, output.started, store, before)
+    if output.export is not None and outcome.has_winner:
         from evo.cli.export import export_run
 
-        record["export"] = [str(p) for p in export_run(store, run.name, "module", report.export, report.db)]
-    if report.json:
+        record["export"] = [str(p) for p in export_run(store, run.name, "module", output.export, output.db)]
+    if output.json:
         print_json(record)
     else:
-        print_outcome(console, outcome, record, report.db)
+        print_outcome(console, outcome, record, output.db)
     if not outcome.has_winner:
         raise typer.Exit(1)
 
@@ -292,15 +458,6 @@ def _screen(console: Console, run: StoredRun, budget: Budget, json: bool) -> Scr
         title = f"evo search {run.spec.kernel} · {run.environment.device} · {run.name}"
         return LiveScreen(console, title, run.spec.workloads, budget)
     return PlainLines(console, run.spec.workloads)
-
-
-@contextmanager
-def _open(db: str) -> Iterator[Store]:
-    store = Store.open(db, write=True)
-    try:
-        yield store
-    finally:
-        store.close()
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from evo.export._module._variant import slower
 from evo.export._untuned import add_untuned
 from evo.problem.kernel import FRONTEND_FILE, Kernel, load_kernel
 
-__all__ = ["EXPORTER", "FORMAT", "ModuleExporter", "frontend_of", "is_of_launcher", "public_names", "write_launcher"]
+__all__ = ["EXPORTER", "FORMAT", "ModuleExporter", "frontend_of", "public_names", "write_launcher"]
 
 FORMAT = "module"
 
@@ -137,11 +137,6 @@ def _check_scalars(kernel: Kernel) -> None:
                 f"kernel {kernel.name!r}: scalar argument {argument.name!r} has dtype {argument.dtype!r}, and "
                 f"exported modules pass only {', '.join(_SCALARS)}"
             )
-
-
-def is_of_launcher(name: str) -> bool:
-    """Whether `write_launcher` wrote a file of a package, or may have."""
-    return name.startswith("native/") or name == _NATIVE_FRONTEND or (name.endswith(".py") and name != "__init__.py")
 
 
 def write_launcher(folder: Path, frontend: Path) -> None:

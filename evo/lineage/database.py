@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import sqlite3
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -43,22 +42,9 @@ class Location:
         return command_line(self.url, *words)
 
 
-taken: Callable[[], str] | None = None
-"""Tells which database commands take by themselves; who gives such commands sets it."""
-
-
 def command_line(where: str | URL | None, *words: str) -> str:
-    """A command to be typed next, quoted for a shell. It names the database, without its password; None, or the URL of
-    what is `taken`: the one that commands take by themselves."""
-    named = where is not None and not (isinstance(where, URL) and _is_taken(where))
-    return shlex.join(("evo", *words, *(("--db", _address(where)) if named and where is not None else ())))
-
-
-def _is_taken(url: URL) -> bool:
-    try:
-        return taken is not None and locate(taken()).url == url
-    except StoreError:
-        return False
+    """A command to be typed next, quoted for a shell. It names the database, without its password; None: it names none."""
+    return shlex.join(("evo", *words, *(("--db", _address(where)) if where is not None else ())))
 
 
 def _address(where: str | URL) -> str:
