@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import re
 import shutil
@@ -73,7 +74,7 @@ BAD = {
     "arch": (["search", "layernorm", "--target", "cpu", "--arch", "z80"], "knows no CPU architecture 'z80'"),
     "sampler": (["search", "layernorm", "--sampler", "luck"], "unknown sampler 'luck'; known: evolution, random, tpe"),
     "sampler option": (["search", "layernorm", "--sampler-option", "popluation=9"], "did you mean population?"),
-    "sampler value": (["search", "layernorm", "--sampler-option", "population=few"], "must be of type int, such as 20; got 'few'"),
+    "sampler value": (["search", "layernorm", "--sampler-option", "population=few"], "of type int, such as 20; got 'few'"),
     "sampler range": (["search", "layernorm", "--sampler-option", "injection=7"], "'injection' must be"),
     "sampler pair": (["search", "layernorm", "--sampler-option", "few"], "--sampler-option 'few' is not NAME=VALUE"),
     "option": (["search", "layernorm", "--bugdet", "1m"], "(see: evo search --help)"),
@@ -143,6 +144,8 @@ JOBS = {
     "no time": ('[search]\nkernel = "layernorm"\nbudget = "soon"\n', "'soon' is not a duration"),
     "fix": ('[search]\nkernel = "layernorm"\nfix = {threads = 1}\n', "fix must be a list"),
     "builders": ('[search]\nkernel = "layernorm"\nbuilders = 0\n', "builders must be a whole number above 0, got 0"),
+    "sampler options": ('[search]\nkernel = "layernorm"\nsampler_options = 3\n', "must be a table [search.sampler_options]"),
+    "sampler option": ('[search]\nkernel = "layernorm"\n[search.sampler_options]\nsize = 3\n', "unknown option of sampler"),
     "target": ('[search]\nkernel = "layernorm"\ntarget = 1\n', 'target must be "cuda" or "cpu", got 1'),
 }
 
@@ -323,6 +326,7 @@ def test_an_export_folder_in_use_is_refused_before_the_search(here: Any, tmp_pat
 def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
     folder = tmp_path_factory.mktemp("searched")
     arguments = ("--target", "cpu", "--workload", SMALL, "--evaluations", "12", "--seed", "3", "--name", "small")
+    arguments = (*arguments, "--sampler-option", "population=7", "--sampler-option", "injection=0.25")
     return folder, evo("search", "layernorm", *arguments, "--json", cwd=folder)
 
 
@@ -392,6 +396,13 @@ def test_a_name_is_given_to_one_run_only(asked: Any) -> None:
     assert ended.code == 2
     assert "small" in ended.sentence
     assert len(asked("runs", "--json").document) == 1
+
+
+def test_options_of_the_sampler_are_kept_with_the_run(searched: tuple[Path, Ended]) -> None:
+    with sqlite3.connect(searched[0] / "runs" / "lineage.db") as connection:
+        (options,) = connection.execute("select json_extract(options, '$.sampler') from run where name = 'small'").fetchone()
+    connection.close()
+    assert json.loads(options) == {"population": 7, "injection": 0.25}
 
 
 def test_a_finished_run_is_searched_on_when_given_more(asked: Any, searched: tuple[Path, Ended]) -> None:
