@@ -48,7 +48,7 @@ def main() -> None:
             integrity = sqlite3.connect(path).execute("PRAGMA integrity_check").fetchone()[0]
             with Store.open(path, write=False) as store:
                 found = store.evaluations(store.run(RUN))
-            now = {e.ref.order: _identity(e) for e in found}
+            now = {e.candidate.order: _identity(e) for e in found}
             lost = [o for o, identity in known.items() if now.get(o) != identity]
             print(f"kill {kill:2}: after {died_s:4.1f} s, {len(now):4} evaluations, integrity {integrity}, lost {len(lost)}")
             assert integrity == "ok"
@@ -59,7 +59,7 @@ def main() -> None:
         with Store.open(path, write=False) as store:
             run = store.run(RUN)
             evaluations = store.evaluations(run)
-        orders = [e.ref.order for e in evaluations]
+        orders = [e.candidate.order for e in evaluations]
         assert orders == list(range(len(orders))), "an order is missing or doubled"
         differing = _replay(run.spec.seed, run.spec.window, run.spec.sampler, evaluations)
         print(f"{len(evaluations)} evaluations, none missing or doubled; replayed proposals that differ: {differing}")
@@ -90,36 +90,36 @@ def _run_and_kill(path: Path, arguments: argparse.Namespace, *, first: bool, aft
 
 def _identity(e: StoredEvaluation) -> str:
     times = [t.samples_us for t in e.evaluation.timings]
-    return f"{e.public_id} {e.ref.proposal.genome.digest} {e.evaluation.status} {times}"
+    return f"{e.public_id} {e.candidate.proposal.genome.digest} {e.evaluation.status} {times}"
 
 
 def _replay(seed: int, window: int, sampler: str, evaluations: list[StoredEvaluation]) -> int:
     """How many recorded proposals a fresh sampler would not have made from the recorded measurements."""
-    first = evaluations[0].ref
+    first = evaluations[0].candidate
     kernel = load_kernel("layernorm")
     space = kernel.space("cpu", first.workload, find_target("cpu").limits("native"))
     made = find_sampler(sampler)(space, seed, {})
     differing, told_codes = 0, dict[str, int]()
-    scores = {e.ref.order: e.evaluation.score for e in evaluations}
+    scores = {e.candidate.order: e.evaluation.score for e in evaluations}
     for order, e in enumerate(evaluations):
         if order >= window:
             _tell(made, evaluations[order - window], told_codes, scores)
         proposal = made.ask(order)
-        differing += (proposal.genome, proposal.parents) != (e.ref.proposal.genome, e.ref.proposal.parents)
+        differing += (proposal.genome, proposal.parents) != (e.candidate.proposal.genome, e.candidate.proposal.parents)
     return differing
 
 
 def _tell(sampler: object, e: StoredEvaluation, told_codes: dict[str, int], scores: dict[int, float | None]) -> None:
     evaluation, same = e.evaluation, None
     if evaluation.build is not None and evaluation.build.binary is not None:
-        same = told_codes.setdefault(evaluation.build.binary.code_hash, e.ref.order)
+        same = told_codes.setdefault(evaluation.build.binary.code_hash, e.candidate.order)
     score = evaluation.score if evaluation.same_code_as is None else scores[evaluation.same_code_as]
     result = Result(
-        order=e.ref.order,
-        genome=e.ref.proposal.genome,
+        order=e.candidate.order,
+        genome=e.candidate.proposal.genome,
         status=Status.OK if evaluation.status is Status.SAME_CODE else evaluation.status,
         score=score,
-        same_code_as=same if same != e.ref.order else None,
+        same_code_as=same if same != e.candidate.order else None,
     )
     sampler.tell(result)  # type: ignore[attr-defined]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from evo.evaluation import (
     Binary,
     Build,
-    CandidateRef,
+    Candidate,
     Check,
     Evaluation,
     Measurement,
@@ -75,12 +75,12 @@ class Search:
         self.passed: list[list[int]] = [[] for _ in run.spec.workloads]
         self.source = "\n".join(f"  float v{i} = x[{i} * blockDim.x + threadIdx.x] * {i}.25f;" for i in range(350))
 
-    def candidates(self) -> Iterator[tuple[CandidateRef, Evaluation]]:
+    def candidates(self) -> Iterator[tuple[Candidate, Evaluation]]:
         for order in range(self.plan.candidates):
             task = order % len(self.run.spec.workloads)
             yield self._ref(order, task), self._evaluation(order, task)
 
-    def _ref(self, order: int, task: int) -> CandidateRef:
+    def _ref(self, order: int, task: int) -> Candidate:
         rng, elite = self.rng, self.elite[task]
         operator = rng.choice(_OPERATORS) if elite else "random"
         wanted = 0 if operator == "random" else 2 if operator == "crossover" else 1
@@ -97,7 +97,7 @@ class Search:
                 "serial": order,
             }
         )
-        return CandidateRef(
+        return Candidate(
             order=order,
             task=task,
             workload=self.run.spec.workloads[task],

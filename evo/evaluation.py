@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 
 from evo.errors import EngineError
 from evo.problem.genome import Genome
-from evo.problem.kernel import Workload
+from evo.problem.kernel import Launch, Workload
 
 __all__ = [
     "AA_CONTROL",
@@ -16,8 +16,9 @@ __all__ = [
     "PASSED",
     "Binary",
     "Build",
-    "CandidateRef",
+    "Candidate",
     "Check",
+    "Costs",
     "Evaluation",
     "Measurement",
     "Parent",
@@ -81,13 +82,46 @@ class Proposal:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CandidateRef:
-    """A proposal with its place in a run: global order from 0, and the workload (task) it is tried on."""
+class Costs:
+    """Seconds of work. build_seconds: of all builders together, which work in parallel. device_seconds: of the
+    device process; the last three are parts of it."""
+
+    build_seconds: float = 0.0
+    device_seconds: float = 0.0
+    load_seconds: float = 0.0
+    gate_seconds: float = 0.0
+    timing_seconds: float = 0.0
+
+    def __add__(self, other: Costs) -> Costs:
+        return Costs(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+
+
+@dataclass(kw_only=True)
+class Candidate:
+    """A proposal with its place in a run, and what the search loop knows of it from `ask` to `tell`.
+
+    order: in the run, from 0. task: number of the workload it is tried on. Two are equal if their proposal and place are.
+    """
 
     order: int
     task: int
     workload: Workload
     proposal: Proposal
+    build: Build | None = field(default=None, compare=False)
+    """While it is in flight; the binary of a finished candidate is not kept."""
+    code: tuple[str, Launch] | None = field(default=None, compare=False)
+    """Hash of the machine code, and how it is launched: equal code launched differently is not a duplicate."""
+    duplicates: list[Candidate] = field(default_factory=list, compare=False, repr=False)
+    """Later candidates with equal code, which wait for this one's result."""
+    remeasured: bool = field(default=False, compare=False)
+    """It has been measured a second time, because the first timing was disturbed."""
+    costs: Costs = field(default_factory=Costs, compare=False)
+    status: Status | None = field(default=None, compare=False)
+    """None while it is in flight."""
+    ratio: float | None = field(default=None, compare=False)
+    """Its cold time over the reference's."""
+    disturbed: bool = field(default=False, compare=False)
+    """Something slowed its timing down: the ratio cannot make it the best."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from evo.evaluation import Status, Timing
+from evo.evaluation import Costs, Status, Timing
 from evo.problem.genome import Genome
 from evo.problem.workload import Workload
 
-__all__ = ["Costs", "Improvement", "InFlight", "Observer", "Progress", "Waiting"]
+__all__ = ["Improvement", "InFlight", "Observer", "Progress", "Waiting"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,21 +49,6 @@ class Improvement:
     replayed: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class Costs:
-    """Seconds of work. build_seconds: of all builders together, which work beside each other. device_seconds: of the
-    device process; the last three are parts of it."""
-
-    build_seconds: float = 0.0
-    device_seconds: float = 0.0
-    load_seconds: float = 0.0
-    gate_seconds: float = 0.0
-    timing_seconds: float = 0.0
-
-    def __add__(self, other: Costs) -> Costs:
-        return Costs(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
-
-
 @dataclass(kw_only=True)
 class Progress:
     """What an onlooker sees of a running search. Owned by the search; read it, do not keep it.
@@ -83,8 +68,8 @@ class Progress:
     improvements: list[Improvement] = field(default_factory=list)
     waiting: Waiting | None = None
     """For what has been under way the longest."""
-    spent: Costs = Costs()
-    spent_on_finished: Costs = Costs()
+    spent: Costs = field(default_factory=Costs)
+    spent_on_finished: Costs = field(default_factory=Costs)
     """The part of it that went into candidates which have a result."""
     first_measured_s: float | None = None
     elapsed_s: float = 0.0

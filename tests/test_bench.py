@@ -13,7 +13,7 @@ from evo.cli.measure import _contenders, _for_each
 from evo.cli.recorded import is_of
 from evo.cli.search import KernelContext, read_initial_points, worker_settings
 from evo.errors import UsageError
-from evo.evaluation import CandidateRef, Proposal
+from evo.evaluation import Candidate, Proposal
 from evo.lineage import Environment
 from evo.lineage.columns import public_id
 from evo.lineage.store import Store
@@ -67,7 +67,7 @@ def record(db: str, called: str, kernel: Kernel, *, device: str = HERE, mode: st
         run = store.create_run(plan_run(config, kernel, None), Environment(device=device, arch="native"))
         proposal = Proposal(genome=Genome.of({"mode": mode, "unroll": 2}), operator="random")
         evaluation = replace(s.passed(0), timings=(s.timing(workload), s.timing(workload, 1.0, contender="torch")))
-        store.add(run, CandidateRef(order=0, task=0, workload=workload, proposal=proposal), evaluation, elapsed_s=1.0)
+        store.add(run, Candidate(order=0, task=0, workload=workload, proposal=proposal), evaluation, elapsed_s=1.0)
     return public_id(run.uid, 0)[:10]
 
 

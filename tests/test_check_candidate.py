@@ -12,7 +12,7 @@ import torch
 
 from evo import cli
 from evo.budget import Budget, StopReason
-from evo.evaluation import CandidateRef, Evaluation, Proposal, Status
+from evo.evaluation import Candidate, Evaluation, Proposal, Status
 from evo.executors import BuildRequest, ExecutorConfig, MeasureRequest
 from evo.executors.local import LocalExecutor
 from evo.lineage import Environment, RunSpec, Stage
@@ -96,7 +96,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
                     time=False,
                 )
                 measured = executor.measure(measure).result()
-                ref = CandidateRef(
+                ref = Candidate(
                     order=order,
                     task=0,
                     workload=request.workload,
@@ -258,7 +258,7 @@ def search(tmp_path: Path, gate_seed: int) -> tuple[list[str], set[int]]:
             assert loop.run() is StopReason.EVALUATIONS
         finally:
             executor.close()
-        return [e.ref.proposal.genome.to_json() for e in store.evaluations(run)], executor.seeds
+        return [e.candidate.proposal.genome.to_json() for e in store.evaluations(run)], executor.seeds
 
 
 def test_what_draws_the_data_does_not_decide_what_is_proposed(tmp_path: Path) -> None:

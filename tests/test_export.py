@@ -14,7 +14,7 @@ from evo.evaluation import (
     FINALIST,
     Binary,
     Build,
-    CandidateRef,
+    Candidate,
     Check,
     Evaluation,
     Measurement,
@@ -70,7 +70,7 @@ def add_candidate(store: Store, run: StoredRun, order: int, task: int | None = N
         binary=Binary(code=b"code", code_hash="0" * 64),
     )
     evaluation = Evaluation(status=Status.OK, build=built, checks=CHECKS, timings=(timing(workload, "cold"),))
-    ref = CandidateRef(
+    ref = Candidate(
         order=order, task=task, workload=workload, proposal=Proposal(genome=genome, operator="default")
     )
     with store.transaction():

@@ -11,7 +11,7 @@ import pytest
 
 from evo import cli
 from evo.analysis import queries
-from evo.evaluation import Binary, Build, CandidateRef, Check, Evaluation, Measurement, Proposal, Status, Timing
+from evo.evaluation import Binary, Build, Candidate, Check, Evaluation, Measurement, Proposal, Status, Timing
 from evo.lineage import Environment, RunSpec, RunStatus, StoredRun
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
@@ -73,7 +73,7 @@ def add(store: Store, run: StoredRun, order: int, score: float, values: dict[str
     with store.transaction():
         store.add(
             run,
-            CandidateRef(order=order, task=0, workload=workload, proposal=Proposal(genome=genome, operator="made")),
+            Candidate(order=order, task=0, workload=workload, proposal=Proposal(genome=genome, operator="made")),
             Evaluation(status=Status.OK, build=built, checks=CHECKS, timings=timed),
             elapsed_s=1.0,
         )

@@ -423,7 +423,7 @@ def test_a_figure_is_rounded_once() -> None:
     assert f"{found['median_us']:.2f}" == "1452.25"
     ref = s.ref(0)
     finals = Finals(
-        finalists=(Finalist(ref=ref, measurement=measured(timing)),), baselines=(), noise=0.0202546, claimed=0.64
+        finalists=(Finalist(candidate=ref, measurement=measured(timing)),), baselines=(), noise=0.0202546, claimed=0.64
     )
     winner = {"candidate": "abc", **found}
     table = race_table({"workload": "w", "winner": winner, "baselines": {}, "noise_floor": finals.noise}, finals)

@@ -11,7 +11,7 @@ import pytest
 from evo import cli
 from evo.budget import Budget
 from evo.errors import DeviceError, UnknownNameError
-from evo.evaluation import CandidateRef, Check, Evaluation, Proposal, Status
+from evo.evaluation import Candidate, Check, Evaluation, Proposal, Status
 from evo.executors import BuildRequest, ExecutorConfig
 from evo.executors.local import LocalExecutor
 from evo.lineage import Environment
@@ -187,7 +187,7 @@ def recorded(toy: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, l
                 request = BuildRequest(kernel=kernel, target="cpu", arch="native", genome=genome, workload=workload)
                 build = executor.build(request).result()
                 run = store.create_run(plan_run(config, problem, None), Environment(device="here", arch="native"))
-                ref = CandidateRef(
+                ref = Candidate(
                     order=0, task=0, workload=workload, proposal=Proposal(genome=genome, operator="default")
                 )
                 evaluation = Evaluation(status=Status.OK, build=build, checks=(Check(case="one", passed=True),))

@@ -80,7 +80,7 @@ def test_a_search_knows_which_candidate_it_waits_for(tmp_path: Path) -> None:
             executor.close()
         stored = store.evaluations(run)
     (waiting,) = {(w.order, w.work.stage, w.work.left_s): w for w in onlooker.waited_for}.values()
-    assert executor.measured[0] == stored[waiting.order].ref.proposal.genome.digest
+    assert executor.measured[0] == stored[waiting.order].candidate.proposal.genome.digest
     assert loop.progress.waiting is None
 
 

@@ -19,10 +19,10 @@ from evo.cli.cells import visible
 from evo.cli.options import command_line
 from evo.cli.screen import LONG_S, busy_share, doing
 from evo.cli.tables import marked, short_id, speedup, timing_record
-from evo.evaluation import AA_CONTROL, Timing
+from evo.evaluation import AA_CONTROL, Costs, Timing
 from evo.lineage.columns import public_id
 from evo.lineage.store import Store
-from evo.progress import Costs, Progress
+from evo.progress import Progress
 from evo.report.yardsticks import ceiling_note, ceiling_remark, regret_remark
 from evo.search.finals import Finalist, Finals
 from evo.search.run import Outcome
@@ -150,10 +150,10 @@ def _milestones(outcome: Outcome, task: int, before_search_s: float) -> dict[str
 
 def _finalist_record(outcome: Outcome, finalist: Finalist, timing: Timing | None) -> dict[str, Any]:
     record: dict[str, Any] = {
-        "candidate": public_id(outcome.run.uid, finalist.ref.order),
-        "order": finalist.ref.order,
-        "operator": finalist.ref.proposal.operator,
-        "genome": finalist.ref.proposal.genome.parameters,
+        "candidate": public_id(outcome.run.uid, finalist.candidate.order),
+        "order": finalist.candidate.order,
+        "operator": finalist.candidate.proposal.operator,
+        "genome": finalist.candidate.proposal.genome.parameters,
         "status": str(finalist.measurement.status),
         "log": finalist.measurement.log,
     }

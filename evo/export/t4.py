@@ -59,10 +59,10 @@ class T4Exporter:
         if not evaluations:
             raise UsageError(f"run {run.name!r} has no candidates yet: there is nothing to export")
         out = out.absolute()
-        own = {e.ref.order: e for e in evaluations}
+        own = {e.candidate.order: e for e in evaluations}
         with publish(out, self.name) as folder:
             for number, workload in enumerate(run.spec.workloads):
-                found = [e for e in evaluations if e.ref.task == number]
+                found = [e for e in evaluations if e.candidate.task == number]
                 document = {
                     "schema_version": _SCHEMA_VERSION,
                     "metadata": _metadata(run, workload.key),
@@ -102,7 +102,7 @@ def _metadata(run: StoredRun, workload: str) -> dict[str, Any]:
 
 
 def _result(run: StoredRun, stored: StoredEvaluation, others: Mapping[int, StoredEvaluation]) -> dict[str, Any]:
-    evaluation, genome = stored.evaluation, stored.ref.proposal.genome
+    evaluation, genome = stored.evaluation, stored.candidate.proposal.genome
     invalidity = _INVALIDITY.get(evaluation.status, "runtime")
     timing = _timing(evaluation, others)
     configuration: dict[str, Any] = dict(genome.parameters)
@@ -123,10 +123,10 @@ def _result(run: StoredRun, stored: StoredEvaluation, others: Mapping[int, Store
 
 
 def _own(stored: StoredEvaluation) -> dict[str, Any]:
-    evaluation, proposal = stored.evaluation, stored.ref.proposal
+    evaluation, proposal = stored.evaluation, stored.candidate.proposal
     record = {
         "candidate": stored.public_id,
-        "order": stored.ref.order,
+        "order": stored.candidate.order,
         "status": evaluation.status.value,
         "operator": proposal.operator,
         "parents": [p.order for p in proposal.parents],

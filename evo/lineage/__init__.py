@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from evo.evaluation import CandidateRef, Evaluation, Measurement, Status, Timing
+from evo.evaluation import Candidate, Evaluation, Measurement, Status, Timing
 from evo.problem.kernel import Workload
 
 __all__ = [
@@ -117,7 +117,7 @@ class StoredEvaluation:
     """
 
     public_id: str
-    ref: CandidateRef
+    candidate: Candidate
     evaluation: Evaluation
     elapsed_s: float
 
@@ -130,7 +130,7 @@ class StoredResult:
     """
 
     public_id: str
-    ref: CandidateRef
+    candidate: Candidate
     status: Status
     score: float | None
     same_code_as: int | None
@@ -153,7 +153,7 @@ class Recorder(Protocol):
         """By name, unique prefix of a name, or "latest". Raises UnknownNameError."""
         ...
 
-    def add(self, run: StoredRun, ref: CandidateRef, evaluation: Evaluation, *, elapsed_s: float) -> None:
+    def add(self, run: StoredRun, ref: Candidate, evaluation: Evaluation, *, elapsed_s: float) -> None:
         """Records one candidate. Orders may arrive in any sequence, but parents and `same_code_as` first."""
         ...
 

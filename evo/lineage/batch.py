@@ -10,7 +10,7 @@ from datetime import datetime
 from sqlalchemy import Connection, Table, select, update
 
 from evo.errors import EngineError
-from evo.evaluation import CandidateRef, Evaluation
+from evo.evaluation import Candidate, Evaluation
 from evo.lineage import Stage, StoredRun
 from evo.lineage import models as m
 from evo.lineage.bulk import insert_new, insert_rows
@@ -47,7 +47,7 @@ class Batch:
         return len(self._rows[_CANDIDATE])
 
     def add(
-        self, run: StoredRun, ref: CandidateRef, evaluation: Evaluation, *, elapsed_s: float, now: datetime
+        self, run: StoredRun, ref: Candidate, evaluation: Evaluation, *, elapsed_s: float, now: datetime
     ) -> None:
         """Raises EngineError for a candidate that contradicts its run."""
         candidate = candidate_row(run, ref, evaluation, elapsed_s=elapsed_s, created=now)

@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from evo.errors import EngineError
-from evo.evaluation import CandidateRef, Check, Evaluation, Parent, Proposal, Status, Timing
+from evo.evaluation import Candidate, Check, Evaluation, Parent, Proposal, Status, Timing
 from evo.lineage import StoredEvaluation, StoredResult, StoredRun
 from evo.lineage import models as m
 from evo.lineage.columns import ORDERS_PER_RUN, candidate_key, key_range
@@ -52,7 +52,7 @@ def read_results(connection: Connection, run: StoredRun) -> list[StoredResult]:
         return [
             StoredResult(
                 public_id=row[2],
-                ref=_read_ref(run, row, parents),
+                candidate=_read_ref(run, row, parents),
                 status=Status(status),
                 score=score,
                 same_code_as=None if same is None else same % ORDERS_PER_RUN,
@@ -86,7 +86,7 @@ def _read(connection: Connection, run: StoredRun, first: int, last: int) -> list
         return [
             StoredEvaluation(
                 public_id=row[2],
-                ref=_read_ref(run, row, parents),
+                candidate=_read_ref(run, row, parents),
                 evaluation=Evaluation(
                     status=Status(row[6]),
                     build=None if row[12] is None else read_build(row[12:]),
@@ -104,9 +104,9 @@ def _read(connection: Connection, run: StoredRun, first: int, last: int) -> list
         ]
 
 
-def _read_ref(run: StoredRun, row: Any, parents: dict[int, list[Parent]]) -> CandidateRef:
+def _read_ref(run: StoredRun, row: Any, parents: dict[int, list[Parent]]) -> Candidate:
     key, task, _, genome, operator = row[:5]
-    return CandidateRef(
+    return Candidate(
         order=key % ORDERS_PER_RUN,
         task=task,
         workload=run.spec.workloads[task],

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from evo.errors import EngineError
-from evo.evaluation import Binary, Build, CandidateRef, Check, Evaluation, Measurement, Status, Timing
+from evo.evaluation import Binary, Build, Candidate, Check, Evaluation, Measurement, Status, Timing
 from evo.lineage import Environment, Stage, StoredRun
 from evo.lineage import models as m
 from evo.lineage.columns import candidate_key, public_id
@@ -49,7 +49,7 @@ def _number(value: float | None) -> float | None:
 
 
 def candidate_row(
-    run: StoredRun, ref: CandidateRef, evaluation: Evaluation, *, elapsed_s: float, created: datetime
+    run: StoredRun, ref: Candidate, evaluation: Evaluation, *, elapsed_s: float, created: datetime
 ) -> Row:
     """The candidate itself, still without `source_sha`. Raises EngineError for an order that cannot be."""
     if not 0 <= ref.task < len(run.spec.workloads) or run.spec.workloads[ref.task] != ref.workload:
@@ -77,7 +77,7 @@ def candidate_row(
     }
 
 
-def parentage_rows(run: StoredRun, ref: CandidateRef) -> list[Row]:
+def parentage_rows(run: StoredRun, ref: Candidate) -> list[Row]:
     """Raises EngineError for a parent that is not earlier than its child."""
     child = candidate_key(run.id, ref.order)
     for parent in ref.proposal.parents:

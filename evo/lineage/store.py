@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Engine, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from evo.errors import EngineError, StoreError
-from evo.evaluation import CandidateRef, Evaluation, Measurement, Timing
+from evo.evaluation import Candidate, Evaluation, Measurement, Timing
 from evo.lineage import Environment, RunSpec, RunStatus, Stage, StoredEvaluation, StoredResult, StoredRun
 from evo.lineage import models as m
 from evo.lineage.batch import Batch
@@ -201,7 +201,7 @@ class Store:
         with self.reading() as connection:
             return read_run(connection, resolve_run(connection, name))
 
-    def add(self, run: StoredRun, ref: CandidateRef, evaluation: Evaluation, *, elapsed_s: float) -> None:
+    def add(self, run: StoredRun, ref: Candidate, evaluation: Evaluation, *, elapsed_s: float) -> None:
         """Records a candidate with its parents, build, checks, timings, source and code, all or nothing.
 
         Orders may come in any sequence; parents and `same_code_as` must be there before. Code that the

@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from evo.errors import EvoError
-from evo.evaluation import AA_CONTROL, FINALIST, Build, CandidateRef, Check, Measurement, Status, Timing
+from evo.evaluation import AA_CONTROL, FINALIST, Build, Candidate, Check, Measurement, Status, Timing
 from evo.executors import BuildRequest, Executor, MeasureRequest, RaceRequest
 from evo.measure.clock import noise_floor
 from evo.problem.genome import Genome
@@ -43,7 +43,7 @@ class Setting:
 class Finalist:
     """A finalist with what the finals found out about it."""
 
-    ref: CandidateRef
+    candidate: Candidate
     measurement: Measurement
 
     @property
@@ -98,7 +98,7 @@ class Finals:
 
 
 def hold_finals(
-    executor: Executor, setting: Setting, elites: list[CandidateRef], claims: Mapping[int, float] | None = None
+    executor: Executor, setting: Setting, elites: list[Candidate], claims: Mapping[int, float] | None = None
 ) -> Finals:
     """Gates and races the elites of one task. The device process must be fresh (`Executor.renew_device`).
 
@@ -107,23 +107,21 @@ def hold_finals(
     if not elites:
         return Finals(finalists=(), baselines=())
     workload = elites[0].workload
-    builds = {ref.order: _build(executor, setting, ref.proposal.genome, workload) for ref in elites}
-    near = {ref.order: _build_neighbours(executor, setting, ref.proposal.genome, workload) for ref in elites}
-    verdicts = {
-        ref.order: _gate(executor, setting, ref.proposal.genome, workload, builds[ref.order], near[ref.order])
-        for ref in elites
-    }
-    passed = [ref for ref in elites if verdicts[ref.order].status is Status.OK]
+    genomes = {c.order: c.proposal.genome for c in elites}
+    builds = {n: _build(executor, setting, genome, workload) for n, genome in genomes.items()}
+    near = {n: _build_neighbours(executor, setting, genome, workload) for n, genome in genomes.items()}
+    verdicts = {n: _gate(executor, setting, genomes[n], workload, builds[n], near[n]) for n in genomes}
+    passed = [candidate for candidate in elites if verdicts[candidate.order].status is Status.OK]
     ceilings = tuple(b.name for b in setting.kernel.baselines if b.role == "ceiling")
-    contenders = {str(r.order): (r.proposal.genome, builds[r.order].result()) for r in passed}
+    contenders = {str(c.order): (c.proposal.genome, builds[c.order].result()) for c in passed}
     refused: dict[str, str] = {}
     timings = _race(executor, setting, workload, contenders, ceilings, refused) if passed else ()
     winner, timings = _crown(executor, setting, workload, contenders, ceilings, timings, refused)
-    finalists = [_finalist(ref, verdicts[ref.order], timings, refused, winner) for ref in elites]
-    finalists.sort(key=lambda f: (str(f.ref.order) != winner, _ratio(f)))
-    orders = {str(ref.order) for ref in elites}
+    finalists = [_finalist(candidate, verdicts[candidate.order], timings, refused, winner) for candidate in elites]
+    finalists.sort(key=lambda f: (str(f.candidate.order) != winner, _ratio(f)))
+    orders = {str(candidate.order) for candidate in elites}
     baselines = tuple(t for t in timings if t.contender not in orders and t.contender != FINALIST)
-    champion = finalists[0] if finalists and winner == str(finalists[0].ref.order) else None
+    champion = finalists[0] if finalists and winner == str(finalists[0].candidate.order) else None
     bounds = [t for t in baselines if t.contender in ceilings and t.protocol != "hot"]
     noise = _noise(champion, baselines)
     return Finals(
@@ -131,7 +129,7 @@ def hold_finals(
         baselines=tuple(_with_noise(t, noise) for t in baselines),
         ceiling=min(bounds, key=lambda t: t.median_us).contender if bounds else "",
         noise=noise,
-        claimed=(claims or {}).get(champion.ref.order) if champion else None,
+        claimed=(claims or {}).get(champion.candidate.order) if champion else None,
         confirmed=champion is not None,
     )
 
@@ -253,9 +251,9 @@ def _request(
 
 
 def _finalist(
-    ref: CandidateRef, verdict: Measurement, timings: tuple[Timing, ...], refused: dict[str, str], winner: str
+    candidate: Candidate, verdict: Measurement, timings: tuple[Timing, ...], refused: dict[str, str], winner: str
 ) -> Finalist:
-    name = str(ref.order)
+    name = str(candidate.order)
     own = tuple(dataclasses.replace(t, contender="candidate") for t in timings if t.contender == name)
     own += tuple(t for t in timings if t.contender == FINALIST and name == winner)
     if name in refused:
@@ -265,7 +263,7 @@ def _finalist(
         )
     elif own:
         verdict = dataclasses.replace(verdict, timings=own)
-    return Finalist(ref=ref, measurement=verdict)
+    return Finalist(candidate=candidate, measurement=verdict)
 
 
 def _build(executor: Executor, setting: Setting, genome: Genome, workload: Workload) -> Future[Build]:

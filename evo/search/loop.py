@@ -20,14 +20,14 @@ from threadpoolctl import threadpool_limits
 
 from evo.budget import Budget, StopReason
 from evo.errors import StoreError
-from evo.evaluation import Build, CandidateRef, Evaluation, Measurement, Status, Timing
+from evo.evaluation import Build, Candidate, Costs, Evaluation, Measurement, Status, Timing
 from evo.executors import BuildRequest, Executor, Incumbent, MeasureRequest
 from evo.lineage import Recorder, StoredEvaluation, StoredRun
 from evo.problem.kernel import Kernel, Launch, Limits, Workload
-from evo.progress import Costs, Improvement, Observer, Progress, Waiting
+from evo.progress import Improvement, Observer, Progress, Waiting
 from evo.search.samplers import Exhausted, Result, Sampler, SamplerFactory
 
-__all__ = ["Candidate", "Search", "SearchConfig", "default_max_in_flight"]
+__all__ = ["Search", "SearchConfig", "default_max_in_flight"]
 
 _TICK_S = 0.2
 
@@ -58,40 +58,15 @@ class SearchConfig:
     """Draws the data of the gate and of the timings; not `seed`, which decides what is proposed."""
 
 
-_Code = tuple[str, Launch]
-"""Hash of the machine code, and how it is launched: equal code launched differently is not a duplicate."""
-
-
-@dataclass(kw_only=True)
-class Candidate:
-    """Everything the loop knows of one proposal, from `ask` to `tell`."""
-
-    ref: CandidateRef
-    build: Build | None = None
-    """While it is in flight; a finished candidate's binary is not kept."""
-    code: _Code | None = None
-    duplicates: list[Candidate] = field(default_factory=list)
-    """Later candidates with equal code, which wait for this one's result."""
-    remeasured: bool = False
-    """It has been measured a second time, because the first timing was disturbed."""
-    costs: Costs = field(default_factory=Costs)
-    status: Status | None = None
-    """None while it is in flight."""
-    ratio: float | None = None
-    """Its cold time over the reference's."""
-    disturbed: bool = False
-    """Something slowed its timing down: the ratio cannot make it the best."""
-
-
 @dataclass(kw_only=True)
 class _Task:
     """One workload of the search, with its own sampler."""
 
     workload: Workload
     sampler: Sampler
-    by_code: dict[_Code, Candidate] = field(default_factory=dict)
+    by_code: dict[tuple[str, Launch], Candidate] = field(default_factory=dict)
     """The first candidate that was built with this code: the others are its duplicates."""
-    told_by_code: dict[_Code, int] = field(default_factory=dict)
+    told_by_code: dict[tuple[str, Launch], int] = field(default_factory=dict)
     """Likewise, but the first that was told: this order does not depend on what finished first."""
     best_told: float | None = None
     incumbent: Incumbent | None = None
@@ -116,7 +91,7 @@ class Search:
     ) -> None:
         self._config, self._kernel, self._limits = config, kernel, limits
         self._executor, self._recorder, self._run, self._observer = executor, recorder, run, observer
-        self._recorded = {r.ref.order: r for r in recorded}
+        self._recorded = {r.candidate.order: r for r in recorded}
         self._last_recorded = max(self._recorded, default=-1)
         self._tasks: list[_Task] = []
         for number, workload in enumerate(config.workloads):
@@ -167,16 +142,16 @@ class Search:
                     return reason
                 self._wait()
 
-    def elites(self, task: int, first: int, count: int) -> list[CandidateRef]:
+    def elites(self, task: int, first: int, count: int) -> list[Candidate]:
         """The best candidates of a task with distinct machine code, best first, disturbed ones behind all others:
         `count` of them from place `first` on."""
-        found = [c for c in self._candidates if c.ref.task == task and c.status is Status.OK]
-        found.sort(key=lambda c: (c.disturbed, c.ratio if c.ratio is not None else float("inf"), c.ref.order))
-        return [c.ref for c in found[first : first + count]]
+        found = [c for c in self._candidates if c.task == task and c.status is Status.OK]
+        found.sort(key=lambda c: (c.disturbed, c.ratio if c.ratio is not None else float("inf"), c.order))
+        return found[first : first + count]
 
-    def ratios(self, refs: Sequence[CandidateRef]) -> dict[int, float]:
+    def ratios(self, candidates: Sequence[Candidate]) -> dict[int, float]:
         """By order, what the search measured of these candidates: their times over the reference's."""
-        return {r.order: ratio for r in refs if (ratio := self._candidates[r.order].ratio) is not None}
+        return {c.order: c.ratio for c in candidates if c.ratio is not None}
 
     # -- the schedule ---------------------------------------------------------------------------------------
 
@@ -220,8 +195,7 @@ class Search:
         except Exhausted:
             self._open_tasks.remove(number)
             return
-        ref = CandidateRef(order=order, task=number, workload=task.workload, proposal=proposal)
-        candidate = Candidate(ref=ref)
+        candidate = Candidate(order=order, task=number, workload=task.workload, proposal=proposal)
         self._candidates.append(candidate)
         self.progress.asked = len(self._candidates)
         if order in self._recorded:
@@ -234,7 +208,7 @@ class Search:
                 target=self._config.target,
                 arch=self._config.arch,
                 genome=proposal.genome,
-                workload=ref.workload,
+                workload=task.workload,
             )
         )
         self._when_done(future, lambda done: self._on_build(candidate, done.result()))
@@ -242,17 +216,19 @@ class Search:
     def _tell(self, candidate: Candidate) -> None:
         """Tells the sampler of a finished candidate. A disturbed one that would be the best so far has no score there,
         unless there is no best yet: some machines are never quiet."""
-        ref, task, ratio, status = candidate.ref, self._tasks[candidate.ref.task], candidate.ratio, candidate.status
+        task, ratio, status = self._tasks[candidate.task], candidate.ratio, candidate.status
         assert status is not None
-        first = task.told_by_code.setdefault(candidate.code, ref.order) if candidate.code is not None else ref.order
+        first = candidate.order
+        if candidate.code is not None:
+            first = task.told_by_code.setdefault(candidate.code, candidate.order)
         better = ratio is not None and (task.best_told is None or ratio < task.best_told)
         task.sampler.tell(
             Result(
-                order=ref.order,
-                genome=ref.proposal.genome,
+                order=candidate.order,
+                genome=candidate.proposal.genome,
                 status=Status.OK if status is Status.SAME_CODE else status,
                 score=None if candidate.disturbed and better and task.best_told is not None else ratio,
-                same_code_as=first if first != ref.order else None,
+                same_code_as=first if first != candidate.order else None,
             )
         )
         if better and not candidate.disturbed:
@@ -276,11 +252,11 @@ class Search:
 
     def _waited_for(self) -> Waiting | None:
         """The candidate that has been in flight the longest."""
-        unfinished = [c.ref for c in self._candidates[self._told :] if c.status is None]
+        unfinished = [c for c in self._candidates[self._told :] if c.status is None]
         for work in self._executor.in_flight() if unfinished else ():
-            for ref in unfinished:
-                if ref.workload == work.workload and ref.proposal.genome == work.genome:
-                    return Waiting(order=ref.order, work=work)
+            for candidate in unfinished:
+                if candidate.workload == work.workload and candidate.proposal.genome == work.genome:
+                    return Waiting(order=candidate.order, work=work)
         return None
 
     # -- results --------------------------------------------------------------------------------------------
@@ -292,8 +268,8 @@ class Search:
         if build.binary is None:
             self._finish(candidate, Evaluation(status=build.status, build=build, log=build.log))
             return
-        candidate.code = self._code(candidate.ref, build.binary.code_hash)
-        original = self._tasks[candidate.ref.task].by_code.setdefault(candidate.code, candidate)
+        candidate.code = self._code(candidate, build.binary.code_hash)
+        original = self._tasks[candidate.task].by_code.setdefault(candidate.code, candidate)
         if original is not candidate:
             if original.status is not None:
                 self._finish_duplicate(candidate, original)
@@ -311,11 +287,11 @@ class Search:
             MeasureRequest(
                 kernel=self._config.kernel,
                 target=self._config.target,
-                genome=candidate.ref.proposal.genome,
-                workload=candidate.ref.workload,
+                genome=candidate.proposal.genome,
+                workload=candidate.workload,
                 build=candidate.build,
                 seed=self._config.gate_seed,
-                incumbent=self._tasks[candidate.ref.task].incumbent,
+                incumbent=self._tasks[candidate.task].incumbent,
             )
         )
         self._when_done(future, lambda done: self._on_measure(candidate, done.result()))
@@ -328,7 +304,7 @@ class Search:
             timing_seconds=measured.timing_seconds,
         )
         self._spend(candidate, costs)
-        if self._claims_too_much(candidate.ref, measured):
+        if self._claims_too_much(candidate, measured):
             if not candidate.remeasured and self._disturbed_again < _DISTURBED_RETRIES:
                 candidate.remeasured = True
                 self._measure(candidate)
@@ -356,12 +332,12 @@ class Search:
         candidate.costs += costs
         self.progress.spent += costs
 
-    def _claims_too_much(self, ref: CandidateRef, measured: Measurement) -> bool:
+    def _claims_too_much(self, candidate: Candidate, measured: Measurement) -> bool:
         """Whether it would be the best so far, and something disturbed its timing."""
         timing = next((t for t in measured.timings if t.contender == "candidate"), None)
         if timing is None or timing.ratio is None or not timing.disturbed:
             return False
-        best = self.progress.best.get(ref.task)
+        best = self.progress.best.get(candidate.task)
         return best is None or timing.ratio < best.ratio
 
     def _finish_duplicate(self, candidate: Candidate, original: Candidate) -> None:
@@ -369,13 +345,13 @@ class Search:
         evaluation = Evaluation(
             status=Status.SAME_CODE if original.status.passed else original.status,
             build=candidate.build,
-            same_code_as=original.ref.order,
-            log=f"machine code and launch equal those of candidate {original.ref.order}",
+            same_code_as=original.order,
+            log=f"machine code and launch equal those of candidate {original.order}",
         )
         self._finish(candidate, evaluation)
 
     def _finish(self, candidate: Candidate, evaluation: Evaluation) -> None:
-        self._recorder.add(self._run, candidate.ref, evaluation, elapsed_s=self.elapsed_s)
+        self._recorder.add(self._run, candidate, evaluation, elapsed_s=self.elapsed_s)
         self._remember(candidate, evaluation, self.elapsed_s)
         candidate.build = None
         self.progress.spent_on_finished += candidate.costs
@@ -387,26 +363,26 @@ class Search:
             candidate.ratio, candidate.disturbed = self._figures(evaluation.same_code_as)
         elif timing is not None:
             candidate.ratio, candidate.disturbed = timing.ratio, timing.disturbed
-        progress, ref = self.progress, candidate.ref
+        progress = self.progress
         progress.finished += 1
         progress.by_status[evaluation.status] = progress.by_status.get(evaluation.status, 0) + 1
-        best = progress.best.get(ref.task)
+        best = progress.best.get(candidate.task)
         if evaluation.status is not Status.OK or timing is None or timing.ratio is None or timing.disturbed:
             return
         if (best is None or timing.ratio < best.ratio) and _beats_incumbent(timing, evaluation.timings):
             # A replayed candidate is an incumbent by its figure alone: the record has no machine code.
-            self._tasks[ref.task].incumbent = Incumbent(
-                genome=ref.proposal.genome, build=candidate.build, ratio=timing.ratio
+            self._tasks[candidate.task].incumbent = Incumbent(
+                genome=candidate.proposal.genome, build=candidate.build, ratio=timing.ratio
             )
-            progress.best[ref.task] = Improvement(
+            progress.best[candidate.task] = Improvement(
                 elapsed_s=elapsed_s,
-                task=ref.task,
-                order=ref.order,
+                task=candidate.task,
+                order=candidate.order,
                 ratio=timing.ratio,
                 timing=timing,
-                replayed=ref.order in self._recorded,
+                replayed=candidate.order in self._recorded,
             )
-            progress.improvements.append(progress.best[ref.task])
+            progress.improvements.append(progress.best[candidate.task])
 
     def _figures(self, order: int) -> tuple[float | None, bool]:
         """(ratio, disturbed) of a candidate. In a replay the original of a duplicate may come later than it: then they
@@ -417,24 +393,24 @@ class Search:
         return (timing.ratio, timing.disturbed) if timing is not None else (None, False)
 
     def _replay(self, candidate: Candidate) -> None:
-        ref, record = candidate.ref, self._recorded[candidate.ref.order]
-        evaluation, was = record.evaluation, record.ref
-        if was.proposal.genome != ref.proposal.genome or was.task != ref.task:
+        record = self._recorded[candidate.order]
+        evaluation, was = record.evaluation, record.candidate
+        if was.proposal.genome != candidate.proposal.genome or was.task != candidate.task:
             raise StoreError(
-                f"candidate {ref.order} of this run was proposed as {was.proposal.genome.digest[:12]}, and now"
-                f" the sampler proposes {ref.proposal.genome.digest[:12]}: the kernel, its search space or evo has"
+                f"candidate {candidate.order} of this run was proposed as {was.proposal.genome.digest[:12]}, and now"
+                f" the sampler proposes {candidate.proposal.genome.digest[:12]}: the kernel, its search space or evo has"
                 " changed since; start a new run"
             )
         if evaluation.build is not None and evaluation.build.binary is not None:
-            candidate.code = self._code(ref, evaluation.build.binary.code_hash)
+            candidate.code = self._code(candidate, evaluation.build.binary.code_hash)
             if evaluation.same_code_as is None:
-                self._tasks[ref.task].by_code[candidate.code] = candidate
+                self._tasks[candidate.task].by_code[candidate.code] = candidate
         self._remember(candidate, evaluation, record.elapsed_s)
         self.progress.replayed += 1
 
-    def _code(self, ref: CandidateRef, code_hash: str) -> _Code:
-        launch = self._kernel.launch(self._config.target, ref.proposal.genome.parameters, ref.workload, self._limits)
-        return code_hash, launch
+    def _code(self, candidate: Candidate, code_hash: str) -> tuple[str, Launch]:
+        point = candidate.proposal.genome.parameters
+        return code_hash, self._kernel.launch(self._config.target, point, candidate.workload, self._limits)
 
 
 def _beats_incumbent(own: Timing, timings: Sequence[Timing]) -> bool:

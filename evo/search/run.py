@@ -248,10 +248,10 @@ def _finals(
             finals = hold_finals(executor, setting, elites, search.ratios(elites))
             with recorder.transaction():
                 for finalist in finals.finalists:
-                    recorder.add_final(run, finalist.ref.order, finalist.measurement, elapsed_s=search.elapsed_s)
+                    recorder.add_final(run, finalist.candidate.order, finalist.measurement, elapsed_s=search.elapsed_s)
                 recorder.add_baselines(run, task, finals.baselines, stage=Stage.FINAL)
                 # None, too: who won finals that were held before has not won these.
-                recorder.set_winner(run, task, finals.winner.ref.order if finals.winner else None)
+                recorder.set_winner(run, task, finals.winner.candidate.order if finals.winner else None)
             if finals.winner or not finals.finalists:
                 break  # else all of these were refused, and the next best have their turn
         held.append(finals)

@@ -19,7 +19,7 @@ from sqlalchemy import MetaData, create_engine
 
 from evo.analysis import queries
 from evo.errors import EngineError, StoreError, UnknownNameError
-from evo.evaluation import Binary, Build, CandidateRef, Check, Evaluation, Measurement, Parent, Proposal, Status, Timing
+from evo.evaluation import Binary, Build, Candidate, Check, Evaluation, Measurement, Parent, Proposal, Status, Timing
 from evo.lineage import Environment, Recorder, RunSpec, RunStatus, Stage, StoredRun
 from evo.lineage.columns import public_id
 from evo.lineage.models import Base
@@ -68,13 +68,13 @@ def store(url: str) -> Iterator[Store]:
         yield opened
 
 
-def ref(order: int, *parents: int, task: int = 0) -> CandidateRef:
+def ref(order: int, *parents: int, task: int = 0) -> Candidate:
     proposal = Proposal(
         genome=Genome.of({"tile": order, "half": 0.5, "on": True, "mode": "µ"}),
         operator="crossover" if len(parents) > 1 else "mutation",
         parents=tuple(Parent(p, f"parent {i}") for i, p in enumerate(parents)),
     )
-    return CandidateRef(order=order, task=task, workload=WORKLOADS[task], proposal=proposal)
+    return Candidate(order=order, task=task, workload=WORKLOADS[task], proposal=proposal)
 
 
 def evaluation(order: int, ratio: float = 0.5, *, task: int = 0, log: str = "") -> Evaluation:
@@ -141,8 +141,8 @@ def test_a_run_is_continued_by_another_process_as_it_was_left(url: str) -> None:
         assert again.spec.options == SPEC.options
         assert (again.status, again.stop_reason, again.elapsed_s) == (RunStatus.INTERRUPTED, "signal", 2.5)
         read = store.evaluations(again)
-        assert [(e.ref, e.evaluation) for e in read] == [(r, lean(e)) for r, e in recorded]
-        assert [r.ref for r in store.results(again)] == [r for r, _ in recorded]
+        assert [(e.candidate, e.evaluation) for e in read] == [(r, lean(e)) for r, e in recorded]
+        assert [r.candidate for r in store.results(again)] == [r for r, _ in recorded]
         assert queries.build(store, read[0].public_id) == recorded[0][1].build
         store.set_status(again, RunStatus.RUNNING, elapsed_s=2.5)
         store.add(again, ref(5, 4), evaluation(5), elapsed_s=3.0)
@@ -213,8 +213,8 @@ def test_many_candidates_of_two_runs_do_not_mix(store: Store) -> None:
             store.add(first, ref(order, *([order - 1] if order else [])), evaluation(order), elapsed_s=0.0)
             if order % 7 == 0:
                 store.add(second, ref(order), failure(), elapsed_s=0.0)
-    assert [e.ref.order for e in store.results(first)] == list(range(700))
-    assert [e.ref.order for e in store.evaluations(second)] == list(range(0, 700, 7))
+    assert [e.candidate.order for e in store.results(first)] == list(range(700))
+    assert [e.candidate.order for e in store.evaluations(second)] == list(range(0, 700, 7))
     assert {e.evaluation.status for e in store.evaluations(second)} == {Status.WRONG}
     assert queries.counts(store, first.name) == {"ok": 700}
 

@@ -49,9 +49,9 @@ def test_a_search_ends_with_a_winner_whose_ancestry_is_known(
     assert BASELINES[kernel] <= set(workload["baselines"])
     with Store.open(db, write=False) as store:
         evaluations = store.evaluations(store.run("gpu"))
-    assert [e.ref.order for e in evaluations] == list(range(80))
+    assert [e.candidate.order for e in evaluations] == list(range(80))
     refused = [e for e in evaluations if not e.evaluation.status.passed]
-    assert not refused, [(e.evaluation.status, e.evaluation.log, str(e.ref.proposal.genome)) for e in refused]
+    assert not refused, [(e.evaluation.status, e.evaluation.log, str(e.candidate.proposal.genome)) for e in refused]
 
 
 @pytest.mark.parametrize("kernel", ["attention", "layernorm"])

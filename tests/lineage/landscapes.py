@@ -6,7 +6,7 @@ import math
 import random
 from dataclasses import replace
 
-from evo.evaluation import CandidateRef, Evaluation, Parent, Proposal, Timing
+from evo.evaluation import Candidate, Evaluation, Parent, Proposal, Timing
 from evo.lineage import RunStatus, StoredRun
 from evo.lineage.columns import public_id
 from evo.lineage.store import Store
@@ -50,8 +50,8 @@ def timed(order: int, value: float, *, task: int = 0) -> Evaluation:
     return replace(evaluation, timings=(own, *evaluation.timings[1:]))
 
 
-def ref(order: int, point: Point, *parents: int, operator: str = "mutation") -> CandidateRef:
-    return CandidateRef(
+def ref(order: int, point: Point, *parents: int, operator: str = "mutation") -> Candidate:
+    return Candidate(
         order=order,
         task=0,
         workload=s.SMALL,

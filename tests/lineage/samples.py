@@ -9,7 +9,7 @@ from pathlib import Path
 from evo.evaluation import (
     Binary,
     Build,
-    CandidateRef,
+    Candidate,
     Check,
     Evaluation,
     Measurement,
@@ -57,9 +57,9 @@ def genome(order: int, **parameters: bool | int | float | str) -> Genome:
     return Genome.of({"threads": order, "vector": 4, "path": "registers", "fast": True, **parameters})
 
 
-def ref(order: int, *parents: Parent | int, task: int = 0, operator: str = "mutation") -> CandidateRef:
+def ref(order: int, *parents: Parent | int, task: int = 0, operator: str = "mutation") -> Candidate:
     made_from = tuple(p if isinstance(p, Parent) else Parent(p) for p in parents)
-    return CandidateRef(
+    return Candidate(
         order=order,
         task=task,
         workload=SPEC.workloads[task],

@@ -91,13 +91,13 @@ def test_a_writer_killed_at_any_moment_leaves_whole_records_only(path: Path, siz
         with Store.open(path, write=False) as store:
             run = store.run("killed")
             read = store.evaluations(run)
-        assert [e.ref.order for e in read] == list(range(len(read)))
+        assert [e.candidate.order for e in read] == list(range(len(read)))
         assert len(read) % size == 0
         assert said <= len(read) <= said + size  # at most the transaction that it could not tell of
         assert len(read) > recorded  # the next writer went on where this one ended
         recorded = len(read)
         for stored in (read[0], read[2 if size > 2 else 0], read[-1]):
-            order = stored.ref.order
+            order = stored.candidate.order
             expected = s.same_code(order, order - 1) if order % 3 == 2 else s.passed(order)
             assert stored.evaluation == s.without_artefacts(expected)
     with Store.open(path, write=True) as store:
@@ -261,7 +261,7 @@ def test_a_full_disk_costs_the_candidate_in_flight_only(path: Path, small_disk: 
         assert store.run("large").elapsed_s == recorded - 1
         with pytest.raises(StoreError, match="the disk is full"):
             store.add(store.run("large"), s.ref(recorded), s.passed(recorded), elapsed_s=0.0)
-        assert [e.ref.order for e in store.evaluations(store.run("large"))] == list(range(recorded))
+        assert [e.candidate.order for e in store.evaluations(store.run("large"))] == list(range(recorded))
     with sqlite3.connect(path) as raw:
         assert raw.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
     raw.close()
@@ -289,11 +289,11 @@ def test_a_disk_that_is_really_full_is_survived_too(tmp_path: Path) -> None:
                         return order
                     order += 1
             first = record_until_full(0)
-            assert [r.ref.order for r in store.results(run)] == list(range(first)), first
+            assert [r.candidate.order for r in store.results(run)] == list(range(first)), first
             ballast.unlink()
             second = record_until_full(first)
         with Store.open(path, write=False) as store:
-            assert [r.ref.order for r in store.evaluations(run)] == list(range(second)), second
+            assert [r.candidate.order for r in store.evaluations(run)] == list(range(second)), second
         assert 3 < first < second, (first, second)
         """
     command = [*enter, *mount, sys.executable, "-c", PRELUDE + textwrap.dedent(script)]

@@ -160,7 +160,7 @@ def test_gaps_in_the_order_are_no_contradiction(where: str, tmp_path: Path) -> N
         source.add(run, s.ref(1), s.same_code(1, 2), elapsed_s=2.0)  # refers to a later one
         assert merge(target, source).continued == ("run",)
         stored = target.evaluations(target.run("run"))
-        assert [e.ref.order for e in stored] == [0, 1, 2]
+        assert [e.candidate.order for e in stored] == [0, 1, 2]
         assert stored[1].evaluation.same_code_as == 2
 
 

@@ -42,7 +42,7 @@ def holders(store: Store, run: str) -> tuple[set[int], set[int], set[int]]:
     stored = store.run(run)
     sources, codes, samples = set(), set(), set()
     for evaluation in store.evaluations(stored):
-        order = evaluation.ref.order
+        order = evaluation.candidate.order
         build = queries.build(store, evaluation.public_id)
         if build.source:
             sources.add(order)

@@ -46,7 +46,7 @@ def test_the_sample_leaves_no_field_at_its_default() -> None:
     assert set(unset_fields(s.same_code(5, original=2))) <= for_executor
     assert set(unset_fields(s.final(0.5))) <= {*for_executor, "load_seconds", "launch_seconds"}  # for the screen
     assert unset_fields(s.ENVIRONMENT) == []
-    assert unset_fields(s.ref(2, Parent(0, "mother"), Parent(1, "father"))) == []
+    assert unset_fields(s.ref(2, Parent(0, "mother"), Parent(1, "father")).proposal) == []
 
 
 def test_every_field_of_an_evaluation_comes_back(store: Store) -> None:
@@ -65,7 +65,7 @@ def test_every_field_of_an_evaluation_comes_back(store: Store) -> None:
     for elapsed, (ref, evaluation) in enumerate(recorded):
         store.add(run, ref, evaluation, elapsed_s=float(elapsed))
     read = store.evaluations(run)
-    assert [(e.ref, e.evaluation) for e in read] == [(r, s.without_artefacts(e)) for r, e in recorded]
+    assert [(e.candidate, e.evaluation) for e in read] == [(r, s.without_artefacts(e)) for r, e in recorded]
     assert [e.elapsed_s for e in read] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
     assert store.evaluation(run, 2) == read[2]
     assert store.run(run.name).elapsed_s == 5.0
@@ -83,7 +83,8 @@ def test_results_tell_the_same_as_evaluations(store: Store) -> None:
     for order, evaluation in enumerate((s.passed(0), s.refused(1), s.not_compiled(2), s.same_code(3, 0))):
         store.add(run, s.ref(order, *range(order)), evaluation, elapsed_s=order / 4)
     whole, brief = store.evaluations(run), store.results(run)
-    assert [(r.ref, r.public_id, r.elapsed_s) for r in brief] == [(e.ref, e.public_id, e.elapsed_s) for e in whole]
+    in_brief = [(r.candidate, r.public_id, r.elapsed_s) for r in brief]
+    assert in_brief == [(e.candidate, e.public_id, e.elapsed_s) for e in whole]
     for result, stored in zip(brief, whole, strict=True):
         build = stored.evaluation.build
         assert result.status is stored.evaluation.status
@@ -115,8 +116,8 @@ def test_any_genome_number_and_text_come_back(
     evaluation = Evaluation(status=Status.WRONG, build=s.build(0), checks=(check,), log=log)
     store.add(run, ref, evaluation, elapsed_s=0.0)
     (read,) = store.evaluations(run)
-    assert read.ref == ref
-    assert read.ref.proposal.genome.digest == ref.proposal.genome.digest
+    assert read.candidate == ref
+    assert read.candidate.proposal.genome.digest == ref.proposal.genome.digest
     assert read.evaluation == s.without_artefacts(evaluation)
 
 
@@ -164,7 +165,7 @@ def test_candidates_arrive_in_any_order_and_are_read_in_theirs(store: Store) -> 
     run = s.new_run(store)
     for order, parents in ((3, ()), (0, ()), (2, (0,)), (1, (0,)), (7, (3, 1))):
         store.add(run, s.ref(order, *parents), s.passed(order), elapsed_s=0.0)
-    assert [e.ref.order for e in store.evaluations(run)] == [0, 1, 2, 3, 7]
+    assert [e.candidate.order for e in store.evaluations(run)] == [0, 1, 2, 3, 7]
 
 
 def test_a_run_comes_back_as_it_was_set_up(store: Store) -> None:
@@ -338,7 +339,7 @@ class TestTransactions:
                     run, s.ref(order, *range(max(0, order - 2), order)), s.failed(Status.TIMEOUT), elapsed_s=order
                 )
         read = store.evaluations(run)
-        assert [e.ref for e in read] == [s.ref(o, *range(max(0, o - 2), o)) for o in range(1203)]
+        assert [e.candidate for e in read] == [s.ref(o, *range(max(0, o - 2), o)) for o in range(1203)]
         assert store.run(run.name).elapsed_s == 1202
 
     def test_all_is_lost_if_anything_fails(self, store: Store) -> None:
@@ -366,7 +367,7 @@ class TestTransactions:
                 wrong()
         with pytest.raises(KeyError):
             given_up()
-        assert [e.ref.order for e in store.evaluations(run)] == [0]
+        assert [e.candidate.order for e in store.evaluations(run)] == [0]
         assert rows(store, "SELECT count(*) FROM artefact") == [(2,)]
         store.add(run, s.ref(1), s.passed(1), elapsed_s=0.0)
 

@@ -202,7 +202,7 @@ class TestRunsAreAlive:
                     assert run.stop_reason == "its process ended without saying why"
                     store.set_status(run, RunStatus.RUNNING, elapsed_s=1.0)
                     store.add(run, s.ref(1, 0), s.passed(1), elapsed_s=2.0)
-                    assert [r.ref.order for r in store.results(run)] == [0, 1]
+                    assert [r.candidate.order for r in store.results(run)] == [0, 1]
                     return
             assert time.monotonic() < deadline
             time.sleep(0.1)
@@ -262,7 +262,7 @@ def test_ten_writers_at_once_lose_and_double_nothing(where: str) -> None:
         assert {r.evaluations for r in summaries.values()} == {CANDIDATES}
         for name in names:
             stored = store.evaluations(store.run(name))
-            assert [e.ref.order for e in stored] == list(range(CANDIDATES))
+            assert [e.candidate.order for e in stored] == list(range(CANDIDATES))
             assert stored[7].evaluation == s.without_artefacts(s.passed(7))
         with store.reading() as connection:
             counts = [

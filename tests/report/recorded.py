@@ -11,7 +11,7 @@ from evo.evaluation import (
     FINALIST,
     Binary,
     Build,
-    CandidateRef,
+    Candidate,
     Check,
     Evaluation,
     Measurement,
@@ -147,7 +147,7 @@ class Landscape:
     def step(self, store: Store, run: StoredRun, order: int, task: int, workload: Workload) -> None:
         proposal = self._sampler.ask(order)
         evaluation = self._evaluate(proposal.genome, workload)
-        ref = CandidateRef(order=order, task=task, workload=workload, proposal=proposal)
+        ref = Candidate(order=order, task=task, workload=workload, proposal=proposal)
         store.add(run, ref, evaluation, elapsed_s=0.25 * order + 1.5)
         self._sampler.tell(
             Result(order=order, genome=proposal.genome, status=evaluation.status, score=evaluation.score)

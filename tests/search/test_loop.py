@@ -20,7 +20,7 @@ from evo.analysis import queries
 from evo.budget import Budget, StopReason
 from evo.cli.results import evaluation_costs
 from evo.errors import StoreError, UsageError
-from evo.evaluation import AA_CONTROL, FINALIST, Build, CandidateRef, Measurement, Proposal, Status
+from evo.evaluation import AA_CONTROL, FINALIST, Build, Candidate, Measurement, Proposal, Status
 from evo.executors import BuildRequest, MeasureRequest, RaceRequest, RaceResult
 from evo.lineage import Environment, StoredEvaluation, StoredRun
 from evo.lineage.store import Store
@@ -83,8 +83,8 @@ def search(config: SearchConfig, store: Store, delays: int) -> tuple[Search, Sto
 
 def genomes(store: Store, run: StoredRun) -> list[tuple[int, int, str, tuple[int, ...]]]:
     return [
-        (e.ref.order, e.ref.task, e.ref.proposal.genome.to_json(), tuple(p.order for p in e.ref.proposal.parents))
-        for e in store.evaluations(run)
+        (c.order, c.task, c.proposal.genome.to_json(), tuple(p.order for p in c.proposal.parents))
+        for c in (e.candidate for e in store.evaluations(run))
     ]
 
 
@@ -112,25 +112,25 @@ def test_another_seed_gives_other_proposals(store: Store) -> None:
 def test_no_genome_is_built_twice_and_no_machine_code_measured_twice(store: Store) -> None:
     _, run, executor = search(configure(300), store, 3)
     assert len(executor.built) == len(set(executor.built)) == 300
-    genomes_of = [e.ref.proposal.genome for e in store.evaluations(run)]
+    genomes_of = [e.candidate.proposal.genome for e in store.evaluations(run)]
     codes = [code_of(g) for g in genomes_of if g.digest in executor.measured]
     assert len(codes) == len(set(codes))
     same = [e for e in store.evaluations(run) if e.evaluation.status is Status.SAME_CODE]
     assert same, "the landscape makes some genomes share their code"
     for e in same:
         original = store.evaluation(run, e.evaluation.same_code_as or 0)
-        assert code_of(original.ref.proposal.genome) == code_of(e.ref.proposal.genome)
+        assert code_of(original.candidate.proposal.genome) == code_of(e.candidate.proposal.genome)
         assert not e.evaluation.timings
 
 
 def test_every_verdict_is_recorded_as_it_was(store: Store) -> None:
     _, run, _ = search(configure(120), store, 4)
     for e in store.evaluations(run):
-        expected = status_of(e.ref.proposal.genome)
+        expected = status_of(e.candidate.proposal.genome)
         if e.evaluation.same_code_as is None:
             assert e.evaluation.status is expected
         if e.evaluation.status is Status.OK:
-            assert e.evaluation.score == pytest.approx(ratio_of(e.ref.proposal.genome))
+            assert e.evaluation.score == pytest.approx(ratio_of(e.candidate.proposal.genome))
 
 
 def test_an_interrupted_search_goes_on_as_if_it_had_not_been(store: Store) -> None:
@@ -174,7 +174,7 @@ def test_a_killed_search_loses_nothing_that_was_finished_and_doubles_nothing(tmp
         os.kill(process.pid, signal.SIGKILL)
         process.communicate()
         with Store.open(path, write=True) as store:
-            kept = {e.ref.order: e.ref.proposal.genome.digest for e in store.evaluations(store.run("killed"))}
+            kept = {e.candidate.order: e.candidate.proposal.genome.digest for e in store.evaluations(store.run("killed"))}
             assert kept.items() >= finished_before.items()
             finished_before = kept
     subprocess.run([sys.executable, "-m", "tests.search.test_loop", str(path)], check=True, stdout=subprocess.DEVNULL)
@@ -319,7 +319,7 @@ def test_without_a_finished_candidate_costs_are_no_average(store: Store) -> None
 
 def test_evolution_begins_after_suggestions_of_the_estimator(store: Store) -> None:
     _, run, _ = search(configure(60), store, 9)
-    operators = [e.ref.proposal.operator for e in store.evaluations(run)]
+    operators = [e.candidate.proposal.operator for e in store.evaluations(run)]
     assert operators[0] == "default"
     assert "tpe" in operators
     assert "mutation" in operators
@@ -348,7 +348,7 @@ def test_finals_name_the_fastest_finalist_and_keep_the_refused_ones_last(store: 
     finals = hold_finals(executor, setting, elites, {elites[0].order: 0.5})
     executor.close()
     assert finals.winner is not None
-    assert finals.winner.ref == elites[0]
+    assert finals.winner.candidate == elites[0]
     assert finals.ceiling == "copy"
     assert {t.contender for t in finals.baselines} == {"torch", "copy", "twin"}
     assert finals.noise is not None
@@ -366,7 +366,7 @@ def test_the_winner_keeps_its_time_in_the_race_that_it_won_beside_that_of_the_ra
 
     finals, elites = _finals_of(Untrusted(slower), store)
     assert finals.winner is not None
-    assert finals.winner.ref == elites[0]
+    assert finals.winner.candidate == elites[0]
     assert finals.winner.timing is not None
     assert finals.winner.raced is not None
     assert finals.winner.timing.ratio == pytest.approx(2 * ratio_of(elites[0].proposal.genome), rel=0.05)
@@ -398,7 +398,7 @@ def _refused(request: RaceRequest, found: RaceResult) -> RaceResult:
     return RaceResult(timings=others, refused=tuple((n, "y: 3 of 4096 elements are outside the tolerance") for n in names))
 
 
-def _finals_of(executor: LandscapeExecutor, store: Store) -> tuple[Finals, list[CandidateRef]]:
+def _finals_of(executor: LandscapeExecutor, store: Store) -> tuple[Finals, list[Candidate]]:
     found, _, _ = search(configure(60), store, 6)
     elites = found.elites(0, 0, 4)
     setting = Setting(
@@ -418,8 +418,8 @@ def test_a_winner_that_is_refused_when_it_runs_once_more_has_not_won_and_the_nex
     executor = Untrusted(lambda request, found, n: _refused(request, found) if n < 2 else found)
     finals, elites = _finals_of(executor, store)
     assert finals.winner is not None
-    assert finals.winner.ref == elites[2]
-    refused = {f.ref.order: f for f in finals.finalists if f.measurement.status is Status.WRONG}
+    assert finals.winner.candidate == elites[2]
+    refused = {f.candidate.order: f for f in finals.finalists if f.measurement.status is Status.WRONG}
     assert set(refused) == {elites[0].order, elites[1].order}
     assert all("to be confirmed" in f.measurement.log and f.timing is None for f in refused.values())
 
@@ -455,7 +455,7 @@ def test_a_last_race_that_dies_is_held_again(store: Store) -> None:
     executor = Untrusted(lambda request, found, n: found if n else RaceResult(log="it died", device_lost=True))
     finals, elites = _finals_of(executor, store)
     assert finals.winner is not None
-    assert finals.winner.ref == elites[0]
+    assert finals.winner.candidate == elites[0]
     assert executor.confirmations == 2
 
 
@@ -464,7 +464,7 @@ def test_there_is_no_winner_if_the_last_race_dies_again(store: Store) -> None:
     finals, elites = _finals_of(executor, store)
     assert (finals.winner, finals.noise, finals.regret) == (None, None, None)
     assert executor.confirmations == 2
-    (unconfirmed,) = (f for f in finals.finalists if f.ref == elites[0])
+    (unconfirmed,) = (f for f in finals.finalists if f.candidate == elites[0])
     assert "could not be confirmed: it died" in unconfirmed.measurement.log
 
 
@@ -510,7 +510,7 @@ def test_what_is_always_disturbed_is_neither_best_nor_first_in_the_finals(store:
     found, _ = _searched(Disturbed(9, of=_one_in_four), store)
     best = found.progress.best[0]
     assert best.ratio > 0.4
-    assert not _one_in_four(found._candidates[best.order].ref.proposal.genome.digest)
+    assert not _one_in_four(found._candidates[best.order].proposal.genome.digest)
     assert found.elites(0, 0, 1)[0].order == best.order
 
 
