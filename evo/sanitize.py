@@ -40,8 +40,7 @@ from evo.measure.gate import Expected, Gate, allocate_outputs, argument_values, 
 from evo.problem.kernel import Case, Kernel, Launch, load_kernel
 from evo.problem.render import Source, render
 from evo.targets import Loaded, Session, Target, find_target
-from evo.targets._cpu_compiler import compiler_path
-from evo.targets.cpu import CpuTarget
+from evo.targets.cpu import CpuTarget, compiler_path
 
 if TYPE_CHECKING:
     import torch

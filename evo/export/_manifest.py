@@ -16,7 +16,7 @@ from evo.export._building import BuiltVariant, LeftOut
 from evo.export._folder import WRITER, to_json
 from evo.export._module import _processor
 from evo.problem.kernel import Kernel
-from evo.targets._cpu_compiler import FLAGS, LIBRARIES
+from evo.targets.cpu import FLAGS, LIBRARIES
 
 __all__ = ["FORMAT_VERSION", "interface", "manifest_record", "to_json"]
 

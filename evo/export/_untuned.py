@@ -22,8 +22,7 @@ from evo.problem.kernel import Kernel, Limits, Workload
 from evo.problem.render import Source, render
 from evo.problem.space import Space
 from evo.targets import Target, find_target
-from evo.targets._cpu_compiler import FLAGS, LIBRARIES
-from evo.targets._nvrtc import nvrtc_options
+from evo.targets.cpu import FLAGS, LIBRARIES
 
 __all__ = ["add_untuned"]
 
@@ -236,8 +235,8 @@ def _recipe(target: str, flags: Sequence[str]) -> dict[str, list[str]]:
     """What the compiler is told beside the architecture."""
     if target == "cpu":
         return {"flags": [*FLAGS, *flags], "libraries": list(LIBRARIES)}
-    standard = () if any(f.startswith("--std") for f in nvrtc_options(flags)) else ("--std=c++17",)
-    return {"flags": [*standard, *nvrtc_options(flags)]}
+    standard = () if any(f.startswith("--std") for f in flags) else ("--std=c++17",)
+    return {"flags": [*standard, *flags]}
 
 
 def _listed(first: int, last: int) -> Iterator[int]:

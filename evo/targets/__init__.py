@@ -45,6 +45,7 @@ _CAUSES: tuple[tuple[Status, str], ...] = (
 instruction is reported as. What cannot be launched (LAUNCH_OUT_OF_RESOURCES, INVALID_VALUE) is left to the default.
 Source: CUDA driver API, "Data types used by CUDA driver", CUresult."""
 
+
 @dataclass(frozen=True, kw_only=True)
 class DeviceInfo:
     """A device as it is recorded beside every run."""

@@ -21,7 +21,6 @@ __all__ = [
     "NvrtcOutput",
     "PtxasFigures",
     "compiler_name",
-    "nvrtc_options",
     "nvrtc_version",
     "ptxas_figures",
     "run_nvrtc",
@@ -31,39 +30,6 @@ _SOURCE_NAME = "candidate.cu"
 """What the compiler's messages call the source: candidate.cu(12): error: ..."""
 
 _REMEDY = "install it with: pip install 'evo-kernels[cu13]' (or [cu12], for drivers older than 580)"
-
-_BOOLEAN, _NUMBER, _ANY = r"true|false", r"[1-9]\d*", r".+"
-_OPTIONS: dict[str, str] = {
-    "--define-macro": r"[A-Za-z_]\w*(=.*)?",
-    "--device-int128": "",
-    "--extra-device-vectorization": "",
-    "--fmad": _BOOLEAN,
-    "--ftz": _BOOLEAN,
-    "--generate-line-info": "",
-    "--maxrregcount": _NUMBER,
-    "--prec-div": _BOOLEAN,
-    "--prec-sqrt": _BOOLEAN,
-    "--ptxas-options": _ANY,
-    "--restrict": "",
-    "--std": r"c\+\+(11|14|17|20)",
-    "--use_fast_math": "",
-}
-"""Flags a candidate may ask for, and what values they take, if any. Paths and outputs are the engine's."""
-
-_ALIASES = {
-    "-Xptxas": "--ptxas-options",
-    "-extra-device-vectorization": "--extra-device-vectorization",
-    "-fmad": "--fmad",
-    "-ftz": "--ftz",
-    "-lineinfo": "--generate-line-info",
-    "-maxrregcount": "--maxrregcount",
-    "-prec-div": "--prec-div",
-    "-prec-sqrt": "--prec-sqrt",
-    "-restrict": "--restrict",
-    "-std": "--std",
-    "-use_fast_math": "--use_fast_math",
-}
-"""nvcc's other spellings of the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,24 +91,6 @@ def _header_dirs() -> tuple[Path, ...]:
     return (Path(found), Path(extra)) if extra and Path(extra).is_dir() else (Path(found),)
 
 
-def nvrtc_options(flags: Iterable[str]) -> tuple[str, ...]:
-    """A candidate's flags as NVRTC spells them. Raises CompileError for an unknown one or a bad value."""
-    options = []
-    for flag in flags:
-        if short := re.fullmatch(r"-D\s*(.+)", flag):
-            flag = f"--define-macro={short.group(1)}"
-        name, equals, value = re.sub(r"^-Xptxas[ ,]+", "-Xptxas=", flag).partition("=")
-        name = _ALIASES.get(name, name)
-        if name not in _OPTIONS:
-            raise CompileError(f"unknown compiler flag {flag!r} for target cuda; known: {', '.join(_OPTIONS)}")
-        pattern = _OPTIONS[name]
-        if bool(equals) != bool(pattern) or not re.fullmatch(pattern, value):
-            wanted = f"{name}={pattern}" if pattern else f"{name} without a value"
-            raise CompileError(f"compiler flag {flag!r}: expected {wanted}")
-        options.append(f"{name}{equals}{value}")
-    return tuple(options)
-
-
 def run_nvrtc(text: str, arch: str, flags: Iterable[str], include_dirs: Iterable[str] = ()) -> NvrtcOutput:
     """Compiles `text` to a cubin for sm_XX, to PTX for compute_XX.
 
@@ -150,7 +98,7 @@ def run_nvrtc(text: str, arch: str, flags: Iterable[str], include_dirs: Iterable
     know `arch`.
     """
     nvrtc = _nvrtc()
-    flags = nvrtc_options(flags)
+    flags = tuple(flags)
     _check_arch(nvrtc, arch)
     options = [
         f"--gpu-architecture={arch}",

@@ -6,10 +6,10 @@ the driver compiles when it loads it, for any GPU at least as new.
 
 from __future__ import annotations
 
-import importlib.util
-import runpy
+import re
 from dataclasses import replace
 from functools import cache
+from math import prod
 from pathlib import Path
 
 from evo.errors import CompileError, DeviceError
@@ -17,7 +17,6 @@ from evo.evaluation import Binary
 from evo.problem.kernel import Launch, Limits
 from evo.problem.render import Source
 from evo.targets import DeviceInfo, Session, Target
-from evo.targets._cuda_arch import arch_limits, parse_arch, resident_share, runs_on
 from evo.targets._cuda_driver import device_arch, device_limits, device_record, driver_version, version_advice
 from evo.targets._machine_code import (
     elf_code_hash,
@@ -27,7 +26,7 @@ from evo.targets._machine_code import (
 )
 from evo.targets._nvrtc import compiler_name, nvrtc_version, ptxas_figures, run_nvrtc
 
-__all__ = ["TARGET", "CudaTarget"]
+__all__ = ["TARGET", "CudaTarget", "arch_limits", "parse_arch", "resident_blocks", "resident_share", "runs_on"]
 
 
 class CudaTarget:
@@ -121,19 +120,6 @@ def device_info(index: int) -> DeviceInfo:
 
 
 @cache
-def _torch_build() -> tuple[str, str | None]:
-    """(version, CUDA version it is built for) of PyTorch, without its import, which takes seconds.
-
-    Raises DeviceError where it is not installed.
-    """
-    found = importlib.util.find_spec("torch")
-    if found is None or not found.submodule_search_locations:
-        raise DeviceError("PyTorch is not installed: pip install torch")
-    names = runpy.run_path(str(Path(found.submodule_search_locations[0]) / "version.py"))
-    return str(names["__version__"]), names["cuda"]
-
-
-@cache
 def _limits(arch: str) -> Limits:
     kind, number = parse_arch(arch)
     try:
@@ -147,6 +133,120 @@ def _limits(arch: str) -> Limits:
         own = device_limits(0, arch)
         return replace(own, smem_bytes_per_block=min(own.smem_bytes_per_block, promised.smem_bytes_per_block))
     return promised
+
+
+
+# What architectures offer, and how much of a kernel fits on a multiprocessor. Pure arithmetic.
+
+_KB = 1024
+
+# capability: (threads an SM, blocks an SM, KB of shared memory an SM, SMs, MB of L2, the GPU those two are
+# of). Source: CUDA C++ Programming Guide, table "Technical Specifications per Compute Capability"; SMs and L2
+# from the data sheet of the named GPU. On every one: 64 K registers an SM, 1,024 threads a block, 1 KB of
+# shared memory reserved a block, so that a block can have all but 1 KB of an SM's.
+_TABLE = {
+    80: (2048, 32, 164, 108, 40, "A100"),
+    86: (1536, 16, 100, 72, 6, "A10"),
+    87: (1536, 16, 164, 16, 4, "Jetson AGX Orin"),
+    89: (1536, 24, 100, 58, 48, "L4"),
+    90: (2048, 32, 228, 132, 50, "H100 SXM"),
+    100: (2048, 32, 228, 148, 126, "B200"),
+    120: (1536, 24, 100, 170, 96, "RTX 5090"),
+}
+
+
+def parse_arch(arch: str) -> tuple[str, int]:
+    """("sm", 89) of sm_89, ("compute", 89) of compute_89, ("sm", 90) of sm_90a. Raises DeviceError."""
+    found = re.fullmatch(r"(sm|compute)_(\d{2,3})([af]?)", arch)
+    if found is None:
+        raise DeviceError(
+            f"{arch!r} is no CUDA architecture; write sm_89 for machine code, compute_89 for PTX that the "
+            f"driver compiles"
+        )
+    return found.group(1), int(found.group(2))
+
+
+def runs_on(arch: str, present: str) -> bool:
+    """Whether code for `arch` runs on a GPU of architecture `present`. Raises DeviceError.
+
+    Machine code runs on its own major version from its minor on, PTX on everything as new or newer; what uses
+    a GPU's or a family's own instructions (sm_90a, compute_100f) there only. Source: CUDA C++ Programming Guide,
+    "Binary Compatibility", "PTX Compatibility", "Family-Specific Features".
+    """
+    (kind, number), here = parse_arch(arch), parse_arch(present)[1]
+    if arch.endswith("a"):
+        return number == here
+    same_major = number // 10 == here // 10
+    return number <= here and (same_major or (kind == "compute" and not arch.endswith("f")))
+
+
+def arch_limits(arch: str) -> Limits:
+    """What `arch` offers, with the multiprocessors and cache of one named GPU of it. Raises DeviceError."""
+    number = parse_arch(arch)[1]
+    if number not in _TABLE:
+        known = ", ".join(f"sm_{n} ({row[-1]})" for n, row in _TABLE.items())
+        raise DeviceError(
+            f"the limits of {arch!r} are not known without a GPU of that kind here; known anywhere: {known}"
+        )
+    threads, blocks, smem_kb, multiprocessors, cache_mb, _ = _TABLE[number]
+    return Limits(
+        arch=arch,
+        multiprocessors=multiprocessors,
+        threads_per_multiprocessor=threads,
+        smem_bytes_per_block=(smem_kb - 1) * _KB,
+        smem_bytes_per_multiprocessor=smem_kb * _KB,
+        blocks_per_multiprocessor=blocks,
+        cache_bytes=cache_mb * _KB * _KB,
+    )
+
+
+_WARP = 32
+_REGISTERS_PER_THREAD = 255
+_REGISTER_UNIT = 256
+"""Registers are given to a warp in multiples of this."""
+_SMEM_UNIT = 128
+_PARTITIONS = 4
+"""Of a multiprocessor; each holds a quarter of the registers, and a warp's registers lie in one of them."""
+
+
+def resident_blocks(registers: int, smem_static_bytes: int, launch: Launch, limits: Limits, barriers: int = 0) -> int:
+    """Blocks that a multiprocessor holds at once; 0 if not even one fits. `barriers`: named ones, bar.sync's.
+
+    The calculation of NVIDIA's cuda_occupancy.h for compute capability 8.0 and later, shared memory at its
+    largest carve-out.
+    """
+    threads = prod(launch.block)
+    smem = launch.smem_bytes + smem_static_bytes
+    if threads > limits.threads_per_block or smem > limits.smem_bytes_per_block or registers > _REGISTERS_PER_THREAD:
+        return 0
+    warps = -(-threads // _WARP)
+    per_warp = -(-max(registers, 1) * _WARP // _REGISTER_UNIT) * _REGISTER_UNIT
+    # The hardware checks a block as if its warps were spread over all partitions evenly.
+    if per_warp * -(-warps // _PARTITIONS) * _PARTITIONS > limits.registers_per_multiprocessor:
+        return 0
+    by_registers = limits.registers_per_multiprocessor // _PARTITIONS // per_warp * _PARTITIONS // warps
+    reserved = -(-(smem + limits.smem_bytes_reserved_per_block) // _SMEM_UNIT) * _SMEM_UNIT
+    by_smem = limits.smem_bytes_per_multiprocessor // reserved
+    by_threads = limits.threads_per_multiprocessor // _WARP // warps
+    by_barriers = _barriers(limits) // max(barriers, 1)
+    return min(by_registers, by_smem, by_threads, by_barriers, limits.blocks_per_multiprocessor)
+
+
+def _barriers(limits: Limits) -> int:
+    """Named barriers that the blocks of a multiprocessor share; before 9.0 every block has its own 16."""
+    if limits.capability < 90:
+        return 16 * limits.blocks_per_multiprocessor
+    return limits.blocks_per_multiprocessor * (2 if limits.capability in (90, 100) else 1)
+
+
+def resident_share(binary: Binary, launch: Launch, limits: Limits) -> float | None:
+    """Resident threads over the multiprocessor's limit, 0 to 1; None while registers are unknown (PTX)."""
+    if binary.registers is None:
+        return None
+    # bar.sync with a number that is not known to the compiler reserves all 16 barriers: on 9.0 that is four blocks.
+    barriers = max((int(n) for n in re.findall(r"used (\d+) barriers", binary.log)), default=0)
+    blocks = resident_blocks(binary.registers, binary.smem_static_bytes or 0, launch, limits, barriers)
+    return blocks * prod(launch.block) / limits.threads_per_multiprocessor
 
 
 TARGET: Target = CudaTarget()

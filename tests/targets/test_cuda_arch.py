@@ -14,7 +14,7 @@ from evo.evaluation import Binary
 from evo.problem.kernel import Launch, Limits
 from evo.problem.render import Source
 from evo.targets import find_target
-from evo.targets._cuda_arch import arch_limits, parse_arch, resident_blocks, resident_share, runs_on
+from evo.targets.cuda import arch_limits, resident_blocks, resident_share, runs_on
 
 KNOWN = ["sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_100", "sm_120"]
 
@@ -170,11 +170,6 @@ def test_limits_are_those_of_the_programming_guide(
 def test_an_architecture_without_known_limits_is_refused_with_those_there_are(arch: str, said: str) -> None:
     with pytest.raises(DeviceError, match=said):
         arch_limits(arch)
-
-
-def test_architectures_are_told_apart() -> None:
-    assert parse_arch("sm_90a") == ("sm", 90)
-    assert parse_arch("compute_120") == ("compute", 120)
 
 
 @pytest.mark.parametrize(

@@ -8,30 +8,49 @@ import sys
 
 import pytest
 
-from evo.targets._cuda_driver import version_advice
+from evo.targets._cuda_driver import strangers, version_advice
+
+ADVICE = [
+    ((13, 0), (13, 0), None),
+    ((12, 9), (13, 0), None),
+    ((12, 4), (12, 8), None),
+    (
+        (13, 0),
+        (12, 8),
+        "NVRTC 13.0 writes code that this driver (CUDA 12.8) does not load: pip install 'evo-kernels[cu12]', or update the"
+        " driver to one for CUDA 13",
+    ),
+    (
+        (13, 5),
+        (13, 0),
+        "NVRTC 13.5 is newer than this driver (CUDA 13.0): machine code (--arch sm_XX) runs, PTX (--arch compute_XX) does"
+        " not; for PTX pip install 'nvidia-cuda-nvrtc==13.0.*', or update the driver",
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    ("nvrtc", "driver"), [((13, 0), (13, 0)), ((12, 9), (13, 0)), ((12, 4), (12, 8)), ((13, 0), (13, 5))]
-)
-def test_a_compiler_no_newer_than_the_driver_needs_no_advice(nvrtc: tuple[int, int], driver: tuple[int, int]) -> None:
-    assert version_advice(nvrtc, driver) is None
+@pytest.mark.parametrize(("nvrtc", "driver", "advice"), ADVICE)
+def test_a_compiler_newer_than_the_driver_is_told_of_with_the_remedy(
+    nvrtc: tuple[int, int], driver: tuple[int, int], advice: str | None
+) -> None:
+    assert version_advice(nvrtc, driver) == advice
 
 
-def test_a_compiler_of_a_newer_major_version_names_the_extra_to_install() -> None:
-    advice = version_advice((13, 0), (12, 8))
-    assert advice == (
-        "NVRTC 13.0 writes code that this driver (CUDA 12.8) does not load: pip install 'evo-kernels[cu12]', or "
-        "update the driver to one for CUDA 13"
+def test_processes_of_the_same_command_are_no_strangers() -> None:
+    """Children of this test's parent cannot be made here: a process asks about itself and its sibling instead."""
+    script = (
+        "import os, sys\n"
+        "from evo.targets._cuda_driver import strangers\n"
+        "print(strangers([os.getpid(), int(sys.argv[1]), 1]))\n"  # 1 is the first process of all
     )
-
-
-def test_a_compiler_of_a_newer_minor_version_runs_machine_code_but_no_ptx() -> None:
-    advice = version_advice((13, 5), (13, 0))
-    assert advice is not None
-    assert "machine code (--arch sm_XX) runs, PTX (--arch compute_XX) does not" in advice
-    assert "pip install 'nvidia-cuda-nvrtc==13.0.*'" in advice
-    assert "pip install 'nvidia-cuda-nvrtc-cu12==12.4.*'" in (version_advice((12, 9), (12, 4)) or "")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as sibling:
+        command = [sys.executable, "-c", script, str(sibling.pid)]
+        found = subprocess.run(command, capture_output=True, text=True, check=True)
+        sibling.communicate(b"\n")
+    assert found.stdout.split() == ["1"]
+    assert strangers([]) == strangers([os.getpid()]) == 0
+    with pytest.raises(LookupError):  # numbers of another namespace
+        strangers([1])
 
 
 def test_a_machine_without_a_gpu_says_what_to_do_instead() -> None:

@@ -48,12 +48,10 @@ def test_comments_and_spacing_leave_the_hash_of_gpu_code(arch: str) -> None:
     assert gpu_hash(commented, arch) == gpu_hash(GPU_TEXT, arch)
 
 
-def test_line_tables_and_names_of_constants_leave_the_hash_of_a_cubin() -> None:
+def test_line_tables_names_and_launch_bounds_leave_the_hash_of_gpu_code() -> None:
     assert gpu_hash(GPU_TEXT, "sm_89", "-lineinfo") == gpu_hash()
     assert gpu_hash(GPU_TEXT.replace("table", "lut")) == gpu_hash()
-
-
-def test_line_tables_leave_the_hash_of_ptx() -> None:
+    assert gpu_hash(GPU_TEXT.replace("__global__", "__global__ __launch_bounds__(256)")) == gpu_hash()
     assert gpu_hash(GPU_TEXT, "compute_89", "-lineinfo") == gpu_hash(GPU_TEXT, "compute_89")
 
 
@@ -77,10 +75,6 @@ def test_a_cluster_shape_changes_the_hash_though_the_instructions_are_equal() ->
     assert len({gpu_hash(t, "sm_90a") for t in (GPU_TEXT, clustered, larger)}) == 3
 
 
-def test_launch_bounds_that_change_no_code_leave_the_hash() -> None:
-    assert gpu_hash(GPU_TEXT.replace("__global__", "__global__ __launch_bounds__(256)")) == gpu_hash()
-
-
 def test_calls_of_different_functions_differ_though_their_instructions_have_no_addresses_yet() -> None:
     text = """
     __device__ float pi = {0}, tau = {1};
@@ -91,19 +85,16 @@ def test_calls_of_different_functions_differ_though_their_instructions_have_no_a
     assert one != other
 
 
-def test_comments_leave_the_hash_of_a_shared_library(tmp_path: Path) -> None:
-    commented = "// another candidate\n" + CPU_TEXT.replace("    ", "  /* again */  ")
-    assert cpu_hash(tmp_path / "a", commented) == cpu_hash(tmp_path / "b")
-
-
-def test_other_code_data_or_flags_change_the_hash_of_a_shared_library(tmp_path: Path) -> None:
-    hashes = {
+def test_a_shared_librarys_hash_is_of_its_code_data_and_flags_and_not_of_comments(tmp_path: Path) -> None:
+    hashes = [
         cpu_hash(tmp_path / "plain"),
+        cpu_hash(tmp_path / "comment", "// another candidate\n" + CPU_TEXT.replace("    ", "  /* again */  ")),
         cpu_hash(tmp_path / "code", CPU_TEXT.replace("x[i] *", "x[i] +")),
         cpu_hash(tmp_path / "data", CPU_TEXT.replace("4.5f", "5.5f")),
         cpu_hash(tmp_path / "flags", CPU_TEXT, "-O0"),
-    }
-    assert len(hashes) == 4
+    ]
+    assert hashes[0] == hashes[1]
+    assert len({*hashes}) == 4
 
 
 def test_bytes_that_are_no_elf_file_are_hashed_whole() -> None:
