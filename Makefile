@@ -1,7 +1,8 @@
 # Two commands are all there is to know; both set up .venv first, and again only when something changed.
 #
 #   make demo    a real search on the best device here, compared with PyTorch, exported, imported and checked
-#   make test    every test this machine can run
+#   make test    the tests that protect a change, in minutes
+#   make test-all  those, and the slow ones: every test this machine can run
 #   make lint    ruff, mypy, import-linter
 #
 #   PYTHON=/path/to/python3.12   the interpreter to build .venv from (3.11 to 3.14)
@@ -17,7 +18,7 @@ BIN := $(VENV)/bin
 
 export PYTHON VENV CUDA BUDGET
 
-.PHONY: help env demo test lint ruff mypy imports
+.PHONY: help env demo test test-all lint ruff mypy imports
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -29,8 +30,13 @@ demo: env
 	@bash scripts/demo.sh
 
 # More than 8 workers only fight over memory; those on the GPU take turns where times matter (tests/conftest.py).
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadgroup
+
 test: env
-	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadgroup $(ARGS)
+	$(PYTEST) -m "not slow" $(ARGS)
+
+test-all: test # `make test test-all` runs nothing twice
+	$(PYTEST) -m slow $(ARGS)
 
 lint: ruff mypy imports # apart, so that `make --keep-going lint` reports all of them
 
