@@ -113,6 +113,8 @@ def test_a_kernel_without_a_description_is_refused(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("evo.problem.formats.FORMATS_FILE", "absent.toml")
     with pytest.raises(UsageError, match=r"no table \[flashinfer-bench\]"):
         EXPORTER.export(request_for("cpu", "native", tmp_path / "fib", LAYERNORM[0]))
+    with pytest.raises(UsageError, match="'width' is undefined"):
+        fill("{{ width }}", {"cols": 1})
 
 
 @pytest.mark.parametrize("extra", ["lse=true", "causal=true"])
@@ -120,11 +122,6 @@ def test_what_its_solution_could_not_serve_is_refused(tmp_path: Path, extra: str
     text = f"batch=1,heads=4,kv_heads=4,q_len=70,kv_len=80,head_dim=64,dtype=float32,{extra}"
     with pytest.raises(UsageError, match="flashinfer-bench has no place for"):
         EXPORTER.export(request_for("cpu", "native", tmp_path / "fib", text, kernel="attention"))
-
-
-def test_a_text_that_does_not_render_is_named() -> None:
-    with pytest.raises(UsageError, match="'width' is undefined"):
-        fill("{{ width }}", {"cols": 1})
 
 
 @pytest.mark.gpu
