@@ -35,8 +35,8 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadgrou
 test: env
 	$(PYTEST) -m "not slow" $(ARGS)
 
-test-all: test # `make test test-all` runs nothing twice
-	$(PYTEST) -m slow $(ARGS)
+test-all: env
+	$(PYTEST) $(ARGS)
 
 lint: ruff mypy imports # apart, so that `make --keep-going lint` reports all of them
 
