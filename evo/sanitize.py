@@ -36,7 +36,9 @@ from typing import TYPE_CHECKING
 from evo.errors import CompileError, DeviceError, EvoError, UnknownNameError
 from evo.evaluation import Binary
 from evo.executors import BuildRequest
-from evo.measure.gate import Expected, Gate, allocate_outputs, argument_values, case_seed, compare, extent
+from evo.measure.buffers import extent
+from evo.measure.gate import Gate, case_seed
+from evo.measure.reference import Expected, allocate_outputs, argument_values, compare
 from evo.problem.kernel import Case, Kernel, Launch, load_kernel
 from evo.problem.render import Source, render
 from evo.targets import Loaded, Session, Target, find_target

@@ -31,11 +31,6 @@ NAN, HUGE, ZERO = 0xFF, 0x6B, 0x00
 """Bytes that memory is filled with. As float16, bfloat16, float32 and float64 they make a NaN that no arithmetic makes;
 3798, 2.8e26, 2.8e26 and 1e209; and 0."""
 
-_NUDGES, _LEAST_NUDGES = 256, 8
-"""Of an output in all sets that are nudged together, and in each of them: who leaves a tenth of it undone escapes once in
-10^11 times."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Span:
     """Where a tensor lies, in bytes from the beginning."""
@@ -141,20 +136,14 @@ class Arena:
         sums = [_sums(self.bytes[first:last], s.start, _up(s.end)) for s in self.layout.spans if s.is_output]
         return torch.stack(sums, 1)
 
-    def fixed_sums(self, first: int, last: int) -> torch.Tensor:
-        """Likewise of all that a candidate must leave as it is: [last - first, pieces]."""
-        import torch
-
-        return torch.stack([_sums(self.bytes[first:last], start, end) for start, end in self.layout.fixed], 1)
-
-    def piece_sums(self) -> torch.Tensor:
-        """Likewise, finer, and of all sets: of each guard and each input, [sets, pieces]. For `changed`."""
+    def fixed_sums(self) -> torch.Tensor:
+        """Likewise of each guard and each input, in all sets: [sets, pieces]. For `changed`."""
         import torch
 
         return torch.stack([_sums(self.bytes, start, end) for start, end, _, _ in self._pieces()], 1)
 
     def changed(self, before: torch.Tensor, now: torch.Tensor) -> str:
-        """What differs between two `piece_sums`, in words; empty if nothing does."""
+        """What differs between two `fixed_sums`, in words; empty if nothing does."""
         differ = (before != now).any(0).tolist()
         inputs, beside = dict[str, None](), dict[str, None]()
         for (_, _, words, is_guard), differs in zip(self._pieces(), differ, strict=True):
@@ -162,31 +151,13 @@ class Arena:
                 (beside if is_guard else inputs)[words] = None
         return _complaint(list(inputs), list(beside))
 
-    def wipe(self, first: int, last: int, word: int) -> None:
-        """Writes one 64-bit word (signed) all over the outputs in those sets: what is left of them afterwards was
-        computed anew."""
+    def poison(self, first: int, last: int, byte: int) -> None:
+        """Fills the outputs in sets `first` to before `last` with that byte: what is left of it was not written."""
         for s in self.layout.spans:
-            if s.is_output and first < last:
+            if s.is_output:
                 words = words_of(self.bytes[first:last], s.start, s.end)
-                bits = 8 * words.element_size()
-                part = word & (1 << bits) - 1
-                words.fill_(part if words.element_size() == 1 or part >> bits - 1 == 0 else part - (1 << bits))
-
-    def nudge(self, first: int, last: int, generator: torch.Generator) -> None:
-        """Changes a few elements of each output in those sets, elsewhere in each, by a unit or so in the last place: what
-        is there still looks like a result, and its sum is another."""
-        import torch
-
-        for s in self.layout.spans:
-            if not s.is_output:
-                continue
-            end = s.end // 8 * 8 if s.end - s.start >= 8 else s.end
-            words = words_of(self.bytes[first:last], s.start, end)
-            shape = last - first, min(max(_LEAST_NUDGES, _NUDGES // (last - first)), words.shape[-1])
-            at = torch.randint(words.shape[-1], shape, device=words.device, generator=generator)
-            bits = 8 * min(s.like.element_size(), words.element_size())
-            lanes = torch.randint(8 * words.element_size() // bits, shape, device=words.device, generator=generator)
-            words.scatter_add_(1, at, (torch.ones_like(lanes) << lanes * bits).to(words.dtype))
+                pattern = bytes([byte]) * words.element_size()
+                words.fill_(int.from_bytes(pattern, "little", signed=words.element_size() > 1))
 
     def _pieces(self) -> list[tuple[int, int, str, bool]]:
         """(start, end, whose, whether it is a guard) of all but the outputs, in order."""

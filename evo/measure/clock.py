@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 __all__ = [
     "CLOSE",
     "COLD_CACHE_MULTIPLE",
-    "Examiner",
     "Protocol",
+    "SampleCheck",
     "Samples",
     "calls_for",
     "cold_calls",
@@ -78,15 +78,11 @@ class Protocol:
     warmup_rounds: int = 1
 
 
-class Examiner(Interface):
-    """Sees to it during a race that contenders do their work while they are timed. What it does is not timed."""
-
-    def warmed_up(self, name: str) -> None:
-        """After a contender's last sample that does not count."""
-        ...
+class SampleCheck(Interface):
+    """Looks, during a race, at what the samples of contenders do. What it does itself is not timed."""
 
     def before(self, name: str) -> None:
-        """Before a sample of a contender, and before the cache is filled with other data."""
+        """Before a sample of a contender, also one that is a warm-up, and before the cache is filled with other data."""
         ...
 
     def after(self, name: str) -> None:
@@ -134,7 +130,7 @@ def race(
     reference: str | None,
     *,
     incumbent: float | None = None,
-    examiner: Examiner | None = None,
+    check: SampleCheck | None = None,
     patient: bool = True,
 ) -> Samples:
     """Runs the contenders in interleaved rounds, a pair of rounds at a time, forth and back (ABBA).
@@ -151,19 +147,17 @@ def race(
             session.evict()
         return contenders[name].run_us()
 
-    def examined_us(name: str) -> float:
-        if examiner is None:
+    def checked_us(name: str) -> float:
+        if check is None:
             return sample_us(name)
-        examiner.before(name)
+        check.before(name)
         us = sample_us(name)
-        examiner.after(name)
+        check.after(name)
         return us
 
-    for left in reversed(range(protocol.warmup_rounds)):
+    for _ in range(protocol.warmup_rounds):
         for name in names:
-            sample_us(name)
-            if examiner is not None and not left:
-                examiner.warmed_up(name)
+            checked_us(name)
     session.synchronize()
     kept: list[list[float]] = []
     spoilt: list[list[float]] = []
@@ -172,7 +166,7 @@ def race(
         session.disturbance()  # whatever it was, it was before
         pair = []
         for order in (names, names[::-1]):  # whole pairs: else one contender would have run first more often
-            sample = {name: examined_us(name) for name in order}
+            sample = {name: checked_us(name) for name in order}
             pair.append([sample[name] for name in names])
         found = session.disturbance()
         disturbance = found or disturbance

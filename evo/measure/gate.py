@@ -25,12 +25,11 @@ from typing import TYPE_CHECKING
 
 from evo.errors import LaunchError
 from evo.evaluation import Check
-from evo.measure.buffers import HUGE, NAN, ZERO, Layout, Memory, bits, extent, same, sum_of
+from evo.measure.buffers import HUGE, NAN, ZERO, Layout, Memory, bits, same, sum_of
 from evo.measure.reference import (
     Expected,
     allocate_outputs,
     argument_values,
-    as_outputs,
     compare,
     expect,
     findings,
@@ -44,18 +43,8 @@ if TYPE_CHECKING:
 
     from evo.targets import Loaded, Session
 
-__all__ = [
-    "Expected",
-    "Gate",
-    "PreparedCase",
-    "allocate_outputs",
-    "argument_values",
-    "as_outputs",
-    "case_seed",
-    "compare",
-    "extent",
-    "poison",
-]
+__all__ = ["Gate", "PreparedCase", "case_seed"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Trial:

@@ -1,11 +1,14 @@
-"""What the device process keeps between candidates of one workload: buffers, references, baseline replays."""
+"""The timing harness: what a device process keeps between the candidates of one workload, to time them beside baselines.
+
+All contenders of a race walk over the same buffer sets. Between their samples, untimed, they are checked (`RaceCheck`): a
+kernel can be right in the gate and wrong where it is timed, at another size, behind other calls or by luck of a race.
+"""
 
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 
@@ -15,16 +18,23 @@ import torch
 from evo.errors import UsageError
 from evo.evaluation import Check, Timing
 from evo.measure import Incumbent
-from evo.measure._timed_data import TimedData
-from evo.measure.buffers import same
+from evo.measure.buffers import HUGE, NAN, Arena, Layout, same
 from evo.measure.clock import Protocol, Samples, calls_for, cold_calls, race, sets_for, summarise
-from evo.measure.gate import Gate, argument_values, as_outputs, compare
-from evo.measure.in_race import Examination, Examined
-from evo.measure.roofline import FloorGauge
-from evo.problem.kernel import Baseline, Kernel, Launch, Workload
+from evo.measure.gate import Gate
+from evo.measure.reference import (
+    Expected,
+    allocate_outputs,
+    argument_values,
+    as_outputs,
+    compare,
+    findings,
+    verdict,
+)
+from evo.measure.roofline import RooflineGauge
+from evo.problem.kernel import Baseline, Kernel, Launch, Tensors, Workload
 from evo.targets import Loaded, Replay, Session, find_target
 
-__all__ = ["Contender", "TimingHarness"]
+__all__ = ["Contender", "RaceCheck", "TimedData", "TimingHarness"]
 
 _WALK_BYTES = {False: 1 << 30, True: 1 << 28}
 """What the buffer sets hold at least, by whether the target shares its cores: a quarter of a millisecond at 4 TB/s,
@@ -34,18 +44,26 @@ _LONG_SAMPLE_US = 30_000.0
 """A sample on a CPU need not walk over three times the cache if that takes longer."""
 
 _PATIENCE = 3
-"""After so many searching races in a row in which too little was clean, disturbed rounds are no longer taken again: on a
-machine that is never quiet, each candidate would wait in vain. One clean race, and they are."""
+"""After so many races of a search in a row with too few undisturbed rounds, disturbed rounds are no longer taken again: on
+a machine that is never quiet, each candidate would wait in vain. After one undisturbed race, they are."""
 
-_WITNESS_ROUNDS = 8
-"""How often a finalist is called on the witnesses before a race, and after it."""
+_VERIFIED_CALLS = 9
+"""How often a finalist is called on the reference buffer before its race."""
 
 _REASON_CHARACTERS = 200
-"""Of what a baseline says that does not run."""
+"""At most, of the error of a baseline that does not run."""
 
 _REFERENCE_BYTES = 80
-"""Bytes an output element for the witnesses' references, their bounds and an error, in float64, and what is made on the
-way."""
+"""Bytes an output element for the reference buffer's two float64 references, their bounds and an error, and temporaries."""
+
+_SUMMED_BYTES = {"cuda": 256 << 20, "cpu": 32 << 20}
+"""Outputs that are summed after a sample: those of the reference buffer and of as many sets behind it."""
+
+_COMPARED_ELEMENTS = {"cuda": 1 << 62, "cpu": 1 << 18}
+"""Elements of an output that are compared with float64 in a race: on a GPU all, on a CPU those of some rows."""
+
+_CASE = "timed"
+"""The name of a race's check."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +75,169 @@ class Contender:
     owns_outputs: bool = True
     """Whether it writes the outputs of the buffer sets; a baseline returns others."""
     programmatic: bool = False
-    """Whether it may begin before what is ahead of it has ended."""
+    """Whether it may begin before the kernel ahead of it has ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rows:
+    """Some rows of an output, and what is expected there. at: indices of all dimensions but the last; None for all."""
+
+    expected: Expected
+    at: tuple[torch.Tensor, ...] | None
+
+    def findings(self, outputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+        output = outputs[self.expected.name]
+        return findings(output if self.at is None else output[self.at], self.expected)
+
+
+class TimedData:
+    """What is timed on: `count` buffer sets with random inputs of their own, all between guards.
+
+    Set 0 is the reference buffer: its outputs are known for two states of its inputs, `inputs[False]` and, while they are
+    exchanged, `inputs[True]`.
+    """
+
+    def __init__(self, kernel: Kernel, workload: Workload, session: Session, gate: Gate, count: int, seed: int) -> None:
+        self.device = session.device
+        generator = torch.Generator(device=self.device).manual_seed(seed % 2**63)
+
+        def draw() -> Tensors:
+            return kernel.inputs(workload, kernel.data[0], generator)
+
+        own = draw()
+        layout = Layout(own, allocate_outputs(kernel, workload, self.device))
+        self.arena = Arena(layout, count, self.device)
+        self.arena.bytes.fill_(NAN)
+        for i, memory in enumerate(self.arena.sets):
+            memory.write(draw() if i else own)
+        self.inputs = {False: own, True: draw()}
+        self.expected = {state: gate.expect(inputs, workload) for state, inputs in self.inputs.items()}
+        most = _COMPARED_ELEMENTS[self.device.type]
+        self.rows = {state: [_some_rows(e, most) for e in expected] for state, expected in self.expected.items()}
+        output_bytes = sum(s.end - s.start for s in layout.spans if s.is_output)
+        self.summed_sets = max(1, _SUMMED_BYTES[self.device.type] // max(1, output_bytes))
+        self._sums = self.arena.fixed_sums()
+
+    @property
+    def reference(self) -> Mapping[str, torch.Tensor]:
+        """The outputs of the reference buffer."""
+        return self.arena.sets[0].outputs
+
+    def exchange_inputs(self, state: bool) -> None:
+        """Writes one of the two states of the reference buffer's inputs."""
+        self.arena.sets[0].write(self.inputs[state])
+
+    def changed(self) -> str:
+        """Which inputs or guards of any set are not as they were, in words; empty if all are."""
+        return self.arena.changed(self._sums, self.arena.fixed_sums())
+
+
+def _some_rows(expected: Expected, most_elements: int) -> _Rows:
+    """Rows that hold about so many elements, spread evenly from the first to the last; or all of a small output."""
+    shape = expected.reference.shape
+    if expected.reference.numel() <= most_elements or len(shape) < 2:
+        return _Rows(expected=expected, at=None)
+    rows = expected.reference.numel() // shape[-1]
+    number = min(rows, max(2, most_elements // shape[-1]))
+    left = torch.linspace(0, rows - 1, number, dtype=torch.float64, device=expected.reference.device).long()
+    # Not torch.unravel_index, whose first call imports sympy: a third of a second.
+    places: list[torch.Tensor] = []
+    for size in reversed(shape[1:-1]):
+        places.insert(0, left % size)
+        left = left // size
+    at = (left, *places)
+    some = replace(
+        expected,
+        reference=expected.reference[at],
+        finite=expected.finite[at],
+        allowed=expected.allowed[at],
+    )
+    return _Rows(expected=some, at=at)
+
+
+@dataclass(kw_only=True)
+class _Progress:
+    """What is known of one contender in a race. Everything stays on the device until the verdict."""
+
+    sets: int
+    """How many of the sets its samples call."""
+    samples: int = 0
+    own: dict[bool, torch.Tensor] = field(default_factory=dict)
+    """Sums of the reference buffer's outputs, by the state of its inputs."""
+    others: torch.Tensor | None = None
+    """Sums of the outputs of the sets behind it."""
+    differs: list[torch.Tensor] = field(default_factory=list)
+    findings: list[tuple[Expected, torch.Tensor]] = field(default_factory=list)
+    check: Check | None = None
+
+
+class RaceCheck:
+    """Checks contenders while they race, between their samples and untimed: after the warm-up, and after the second sample
+    of each pair.
+
+    Before such a sample the outputs are poisoned, with NaN or with a huge number, and every other time the inputs of the
+    reference buffer are exchanged. Afterwards the outputs must have, bit for bit, the same sums as the first time on the
+    same inputs, and those of the reference buffer must be right in float64. In the end the inputs and guards of all sets
+    must be as they were.
+    """
+
+    def __init__(self, data: TimedData, sets: Mapping[str, int]) -> None:
+        """sets: by contender to be checked, how many of the sets a sample of it calls."""
+        self._data = data
+        self._progress = {name: _Progress(sets=count) for name, count in sets.items()}
+
+    def before(self, name: str) -> None:
+        """Before a sample of a contender."""
+        p = self._progress.get(name)
+        if p is None or p.samples % 2:
+            return
+        number = p.samples // 2
+        if exchanged := bool(number % 2):
+            self._data.exchange_inputs(exchanged)
+        self._data.arena.poison(0, p.sets, HUGE if number % 3 else NAN)
+
+    def after(self, name: str) -> None:
+        """After it. Leaves the inputs as they were before."""
+        p = self._progress.get(name)
+        if p is None:
+            return
+        p.samples += 1
+        if not p.samples % 2:
+            return
+        data, exchanged = self._data, bool(p.samples // 2 % 2)
+        sums = data.arena.output_sums(0, min(p.sets, data.summed_sets))
+        if exchanged in p.own:
+            p.differs.append((sums[0] != p.own[exchanged]).any())
+        else:
+            p.own[exchanged] = sums[0]
+            p.findings += [(r.expected, torch.stack(r.findings(data.reference))) for r in data.rows[exchanged]]
+        if p.others is not None:
+            p.differs.append((sums[1:] != p.others).any())
+        else:
+            p.others = sums[1:]
+        if exchanged:
+            data.exchange_inputs(False)
+
+    def verdict(self, name: str) -> Check:
+        """Whether a contender has done its work. Asked again it says the same."""
+        p = self._progress[name]
+        if p.check is None:
+            p.check = self._judge(p)
+        return p.check
+
+    def _judge(self, p: _Progress) -> Check:
+        check = Check(case=_CASE, passed=True)
+        if reason := self._data.changed():
+            return replace(check, passed=False, reason=f"{reason} (in a timed call)", data_changed=True)
+        for number, (e, found) in enumerate(p.findings):
+            error, reason = verdict(tuple(found.tolist()), None, e)
+            check = replace(check, error=error, allowed=e.largest_allowed, torch_error=e.torch_error)
+            if reason:
+                later = ", after its inputs had changed" if number >= len(self._data.rows[False]) else ""
+                return replace(check, passed=False, reason=f"{e.name}: {reason} (in a timed call{later})")
+        if p.differs and bool(torch.stack(p.differs).any()):
+            return replace(check, passed=False, reason="another result on the same data (in a timed call)")
+        return check
 
 
 class TimingHarness:
@@ -65,19 +245,15 @@ class TimingHarness:
 
     def __init__(self, kernel: Kernel, target: str, workload: Workload, session: Session, seed: int) -> None:
         self._kernel, self._target, self._workload, self._session = kernel, target, workload, session
-        self._gate = Gate(kernel, target, session, seed)
+        self._shares_cores = find_target(target).shares_cores
         self._seed = seed
-        self._random = random.Random(seed)
-        self.floor = FloorGauge(session)
-        self._replays: dict[tuple[str, int], tuple[Replay, tuple[int, ...]]] = {}
-        self._examination: Examination | None = None
-        self._incumbent: tuple[object, Loaded, Contender] | None = None
+        self.gate = Gate(kernel, target, session, seed)
+        self._roofline = RooflineGauge(session)
+        self._replays: dict[tuple[str, int], Replay] = {}
         self._call_us: dict[str, float] = {}
+        self._check: RaceCheck | None = None
+        self._incumbent: tuple[object, Loaded, Contender] | None = None
         self._in_vain = 0
-
-    @property
-    def gate(self) -> Gate:
-        return self._gate
 
     @cached_property
     def set_count(self) -> int:
@@ -94,8 +270,7 @@ class TimingHarness:
                 f"workload {self._workload.key} needs {needed / 2**30:.1f} GiB to be gated and timed, and"
                 f" {free / 2**30:.1f} GiB are free on {self._session.info.name}; choose a smaller one"
             )
-        walk_bytes = _WALK_BYTES[find_target(self._target).shares_cores]
-        return sets_for(set_bytes, self._session.limits.cache_bytes, memory, walk_bytes)
+        return sets_for(set_bytes, self._session.limits.cache_bytes, memory, _WALK_BYTES[self._shares_cores])
 
     @property
     def fits_cache(self) -> bool:
@@ -104,7 +279,13 @@ class TimingHarness:
 
     @cached_property
     def data(self) -> TimedData:
-        return TimedData(self._kernel, self._workload, self._session, self._gate, self.set_count, self._seed)
+        return TimedData(self._kernel, self._workload, self._session, self.gate, self.set_count, self._seed)
+
+    def prepare(self) -> None:
+        """Makes all that a race needs beside its contenders."""
+        self._session.evict()
+        assert self.data.arena.sets
+        self._roofline.refusal(math.inf, self._kernel.cost(self._workload), in_cache=False)  # measured when first asked
 
     def candidate(self, name: str, loaded: Loaded, launch: Launch) -> Contender:
         sets = self.data.arena.sets
@@ -133,59 +314,37 @@ class TimingHarness:
         )
         key = (incumbent.build.binary.code_hash, launch)
         if self._incumbent is None or self._incumbent[0] != key:
-            self.drop_incumbent()
+            if self._incumbent is not None:
+                self._incumbent[1].close()
+                self._incumbent = None
             loaded = self._session.load(incumbent.build.binary, self._kernel.entry)
             self._incumbent = (key, loaded, self.candidate("incumbent", loaded, launch))
         return self._incumbent[2]
-
-    def prepare(self) -> None:
-        """All that a race needs beside its contenders."""
-        self._session.evict()
-        assert self.data.witnesses
-        self.floor.refusal(math.inf, self._kernel.cost(self._workload), in_cache=False)  # it measures when asked
-
-    def drop_incumbent(self) -> None:
-        if self._incumbent is not None:
-            self._incumbent[1].close()
-            self._incumbent = None
 
     def time(
         self,
         entries: Sequence[Contender],
         protocol: Protocol,
         reference: str | None,
+        *,
         keep: frozenset[str] = frozenset(),
         sets: int | None = None,
         incumbent: float | None = None,
-        examined: Sequence[str] = (),
-        pick: int = 0,
-        share: float | None = None,
+        checked: Sequence[str] = (),
     ) -> tuple[Timing, ...]:
         """Races the entries over the first `sets` buffer sets: all of them (cold), or one (hot).
 
-        Replays of entries named in `keep` are kept for the next race. `incumbent`: see `clock.race`. `examined`: of
-        whom it is seen to, in the race itself, that they do their work; `complaint` then says whether they did. `pick`
-        decides when what is looked at, `share` how often (see `Examination`).
+        Replays of entries named in `keep` are kept for the next race. `incumbent`: see `clock.race`. The entries named in
+        `checked` are checked in the race; `complaint` then has the verdict.
         """
         entries = [replace(e, calls=e.calls[:sets]) for e in entries]
         replays: dict[str, Replay] = {}
         own: list[Replay] = []
-        orders = {}
-        self._examination = None
         try:
             for entry in entries:
-                replays[entry.name], orders[entry.name] = self._replay(entry, protocol, entry.name in keep, own)
-            watched = [
-                Examined(name=e.name, calls=e.calls, order=orders[e.name], judged=e.name in examined)
-                for e in entries
-                if e.owns_outputs
-            ]
-            if watched:
-                # Who is far behind an incumbent is let go after the first pair of rounds, and need not be examined in
-                # it.
-                self._examination = Examination(
-                    self.data, watched, self._seed ^ pick, share, spared=int(incumbent is not None)
-                )
+                replays[entry.name] = self._replay(entry, protocol, entry.name in keep, own)
+            called = {e.name: min(len(e.calls), replays[e.name].calls) for e in entries if e.name in checked}
+            self._check = RaceCheck(self.data, called)
             self._session.clocks()  # what it counts is counted from here
             samples = race(
                 self._session,
@@ -193,7 +352,7 @@ class TimingHarness:
                 protocol,
                 reference,
                 incumbent=incumbent,
-                examiner=self._examination,
+                check=self._check,
                 patient=self._in_vain < _PATIENCE or incumbent is None,
             )
             self._in_vain = self._in_vain + 1 if samples.disturbed else 0
@@ -205,47 +364,39 @@ class TimingHarness:
             for replay in own:
                 replay.close()
 
-    def complaint(self, name: str, *, ran_last: bool = True) -> Check:
-        """Whether a contender of the last race did its work in it. ran_last: whether the last of its calls were its."""
-        assert self._examination is not None
-        return self._examination.complaint(name, ran_last=ran_last)
+    def complaint(self, name: str) -> Check:
+        """Whether a contender of the last race did its work in it."""
+        assert self._check is not None
+        return self._check.verdict(name)
 
-    def try_witnesses(self, entry: Contender, pick: int) -> Check:
-        """A contender that is called on the witnesses alone, again and again, as a race does it but untimed."""
-        order = tuple(w.index for w in self.data.witnesses)
-        examination = Examination(
-            self.data, [Examined(name=entry.name, calls=entry.calls, order=order)], self._seed ^ pick
-        )
-
-        def call_all() -> None:
-            for i in order:
-                entry.calls[i]()
+    def verify(self, entry: Contender) -> Check:
+        """Checks a contender as a race does, untimed, by calls on the reference buffer alone; then `reads_early`. Raises
+        LaunchError."""
+        check = RaceCheck(self.data, {entry.name: 1})
+        for _ in range(_VERIFIED_CALLS):
+            check.before(entry.name)
+            entry.calls[0]()
             self._session.synchronize()
-
-        call_all()
-        examination.warmed_up(entry.name)
-        for _ in range(_WITNESS_ROUNDS):
-            examination.before(entry.name)
-            call_all()
-            examination.after(entry.name)
-        call_all()
-        return examination.complaint(entry.name, ran_last=True)
+            check.after(entry.name)
+        found = check.verdict(entry.name)
+        if found.passed and (reason := self.reads_early(entry)):
+            found = replace(found, passed=False, reason=reason)
+        return found
 
     def reads_early(self, entry: Contender) -> str:
-        """Whether one that may begin early waits for its inputs at this size, too: it is launched behind a kernel that
-        writes them late, where others are until then. Empty if it does; raises LaunchError."""
+        """Whether a contender that may begin early waits for its inputs at this size, too: it is launched behind a kernel
+        that writes them late, where others are until then. Empty if it does; raises LaunchError."""
         hazards = self._session.hazards if entry.programmatic else None
         if hazards is None:
             return ""
-        witness = self.data.witnesses[0]
-        memory, call = witness.memory, entry.calls[witness.index]
-        call()
+        data, memory = self.data, self.data.arena.sets[0]
+        entry.calls[0]()
         right = {n: o.clone() for n, o in memory.outputs.items()}
         image = memory.before_outputs.clone()
-        witness.versions[0].apply(memory)
-        self.data.arena.wipe(witness.index, witness.index + 1, self._random.getrandbits(63))
+        data.exchange_inputs(True)
+        data.arena.poison(0, 1, NAN)
         with hazards.write_late(memory.before_outputs, image):
-            call()
+            entry.calls[0]()
         self._session.synchronize()
         if all(same(memory.outputs[n], o) for n, o in right.items()):
             return ""
@@ -257,15 +408,14 @@ class TimingHarness:
         for t in timings:
             if t.contender != contender:
                 continue
-            if reason := self.floor.refusal(t.median_us, cost, in_cache=t.protocol == "hot"):
+            if reason := self._roofline.refusal(t.median_us, cost, in_cache=t.protocol == "hot"):
                 return reason
         return ""
 
     def check_baseline(self, baseline: Baseline) -> str:
         """Why a baseline cannot be raced: it does not run here, or its own result is not right; empty if it can."""
-        w = self.data.witnesses[0]
         try:
-            result = baseline.call(w.memory.inputs, self._workload)
+            result = baseline.call(self.data.arena.sets[0].inputs, self._workload)
             self._session.synchronize()
         except Exception as error:  # what another implementation lacks is no fault of the race
             if baseline.role == "reference":
@@ -273,46 +423,32 @@ class TimingHarness:
             reason = str(error).strip().partition("\n")[0]
             return f"it does not run here ({type(error).__name__}: {reason[:_REASON_CHARACTERS]})"
         got = as_outputs(self._kernel, self._workload, result)
-        for e in w.expected:
+        for e in self.data.expected[False]:
             _, reason = compare(got[e.name], e) if e.name in got else (None, "")
             if reason:
                 return reason
         return ""
 
-    def _replay(
-        self, entry: Contender, protocol: Protocol, keep: bool, own: list[Replay]
-    ) -> tuple[Replay, tuple[int, ...]]:
-        """Its calls, and the sets in the order that it walks over them."""
+    def _replay(self, entry: Contender, protocol: Protocol, keep: bool, own: list[Replay]) -> Replay:
+        """Its calls, one after another over the sets."""
         if entry.name not in self._call_us or not keep:
             self._call_us[entry.name] = self._session.estimate_us(entry.calls[0])
         calls = self._calls(len(entry.calls), self._call_us[entry.name], protocol)
         if (entry.name, calls) in self._replays:
             return self._replays[entry.name, calls]
-        order = self._walk(len(entry.calls), calls)
-        replay = self._session.record([entry.calls[order[i % len(order)]] for i in range(calls)])
+        replay = self._session.record([entry.calls[i % len(entry.calls)] for i in range(calls)])
         if keep:
-            self._replays[entry.name, calls] = replay, order
+            self._replays[entry.name, calls] = replay
         else:
             own.append(replay)
-        return replay, order
-
-    def _walk(self, sets: int, calls: int) -> tuple[int, ...]:
-        """Sets in an order of chance, no two walks alike: who could foresee the next call would fetch its data. The
-        witnesses are among them; the others are neighbours, of which many can be examined at a time."""
-        first = [w.index for w in self.data.witnesses if w.index < sets][:calls]
-        others = [i for i in range(sets) if i not in first]
-        count = max(1, min(calls, sets)) - len(first)
-        start = self._random.randrange(len(others) - count + 1)
-        order = [*first, *others[start : start + count]]
-        self._random.shuffle(order)
-        return tuple(order)
+        return replay
 
     def _calls(self, sets: int, call_us: float, protocol: Protocol) -> int:
         if not protocol.cold:
             return calls_for(call_us, protocol.sample_us, least=1, most=None)
         set_bytes = self._kernel.cost(self._workload).bytes
         least = cold_calls(sets, set_bytes, self._session.limits.cache_bytes)
-        if find_target(self._target).shares_cores:  # where arithmetic is slow, the cache cleared before a sample must do
+        if self._shares_cores:  # where arithmetic is slow, the cache cleared before a sample must do
             least = max(2, min(least, math.ceil(_LONG_SAMPLE_US / max(call_us, 1e-3))))
         return calls_for(call_us, protocol.sample_us, least=least, most=sets)
 

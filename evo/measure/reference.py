@@ -149,16 +149,18 @@ def findings(output: torch.Tensor, expected: Expected) -> list[torch.Tensor]:
     return [error.max(), beyond.sum().double(), (~agrees & ~expected.finite).sum().double()]
 
 
-def verdict(found: tuple[float, ...], output: torch.Tensor, expected: Expected) -> tuple[float | None, str]:
-    """(largest error, reason for refusal or "") from the values of `findings`."""
+def verdict(
+    found: tuple[float, ...], output: torch.Tensor | None, expected: Expected
+) -> tuple[float | None, str]:
+    """(largest error, reason for refusal or "") from the values of `findings`. output: None if it is no longer there."""
     measured, wrong, missing = found
     if missing:
         return None, f"{missing:.0f} of {int((~expected.finite).sum())} NaN or Inf of the reference are lost"
     if measured != measured:
-        count = int(output.isnan().sum())
-        return None, f"{count} of {output.numel()} elements are NaN or were never written"
+        some = f"{int(output.isnan().sum())} of {output.numel()}" if output is not None else "some"
+        return None, f"{some} elements are NaN or were never written"
     if wrong:
-        return measured, f"{wrong:.0f} of {output.numel()} elements are outside the tolerance"
+        return measured, f"{wrong:.0f} of {expected.reference.numel()} elements are outside the tolerance"
     if measured > expected.largest_allowed:
         allowed, own = expected.largest_allowed, expected.torch_error
         return measured, f"error {measured:.3g} exceeds {allowed:.3g} (PyTorch: {own:.3g})"

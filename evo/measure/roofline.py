@@ -18,11 +18,11 @@ from evo.problem.kernel import Cost
 if TYPE_CHECKING:
     from evo.targets import Session
 
-__all__ = ["Floor", "FloorGauge", "measure_floor"]
+__all__ = ["Roofline", "RooflineGauge", "measure_roofline"]
 
 _MARGIN = {"cuda": 0.9, "cpu": 0.5}
-"""Of a measured floor, what is still believed: the probes themselves may miss the device's best by as much, the more
-so on cores that others use."""
+"""The share of a measured bound that is still believed: the probes may miss the device's best by as much, the more so on
+cores that others use."""
 
 _DOUBTS = 4
 """So often the rates are measured again before a time is refused."""
@@ -35,17 +35,17 @@ _PRODUCT_SIZE = {"cuda": 4096, "cpu": 1024}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Floor:
-    """Best rates seen on a device, and the share of the floor below which a time is not believed."""
+class Roofline:
+    """Best rates seen on a device, and the share of the bound below which a time is not believed."""
 
     memory_bytes_per_s: float
     cache_bytes_per_s: float
     flops_per_s: float
     margin: float
 
-    def raised(self, other: Floor) -> Floor:
+    def raised(self, other: Roofline) -> Roofline:
         """The better of both rates each."""
-        return Floor(
+        return Roofline(
             memory_bytes_per_s=max(self.memory_bytes_per_s, other.memory_bytes_per_s),
             cache_bytes_per_s=max(self.cache_bytes_per_s, other.cache_bytes_per_s),
             flops_per_s=max(self.flops_per_s, other.flops_per_s),
@@ -68,31 +68,31 @@ class Floor:
         )
 
 
-class FloorGauge:
-    """Measures a device's floor when it is first asked for, and again whenever it would refuse a time: a probe that
+class RooflineGauge:
+    """Measures a device's rates when they are first needed, and again whenever they would refuse a time: a probe that
     something disturbed must not be held against a candidate."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._floor: Floor | None = None
+        self._roofline: Roofline | None = None
 
     def refusal(self, us: float, cost: Cost, *, in_cache: bool) -> str:
         """Why a time is impossible; empty if it is not."""
-        floor = self._floor or measure_floor(self._session)
+        roofline = self._roofline or measure_roofline(self._session)
         for _ in range(_DOUBTS):
-            if not floor.refusal(us, cost, in_cache=in_cache):
+            if not roofline.refusal(us, cost, in_cache=in_cache):
                 break
-            floor = floor.raised(measure_floor(self._session))
-        self._floor = floor
-        return floor.refusal(us, cost, in_cache=in_cache)
+            roofline = roofline.raised(measure_roofline(self._session))
+        self._roofline = roofline
+        return roofline.refusal(us, cost, in_cache=in_cache)
 
 
-def measure_floor(session: Session) -> Floor:
+def measure_roofline(session: Session) -> Roofline:
     """Takes some tens of milliseconds on a GPU, some hundreds on a CPU."""
     cache_bytes = session.limits.cache_bytes
     memory = _bandwidth(session, max(_MEMORY_MULTIPLE * cache_bytes, _LEAST_MEMORY_BYTES), repeats=1)
     cache = _bandwidth(session, max(cache_bytes // _CACHE_SHARE, 1 << 16), repeats=20)
-    return Floor(
+    return Roofline(
         memory_bytes_per_s=memory,
         cache_bytes_per_s=max(memory, cache),
         flops_per_s=_arithmetic(session),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -52,11 +52,7 @@ _PROTOCOLS = {
 }
 """By stage and by whether the target shares its cores with everything else (and is therefore noisier)."""
 
-
-_EXAMINED_SHARE = 0.5
-"""In a search on a GPU: see `evo.measure.in_race.Examination`."""
-
-_RELEASES_NEXT = (
+_TRIGGERS_DEPENDENTS = (
     "the code lets the kernel after it start before it has ended (griddepcontrol.launch_dependents): its calls would"
     " overlap where they are timed, one behind the other, and hardly anywhere else"
 )
@@ -141,7 +137,7 @@ def clock(request: MeasureRequest) -> Measurement:
 
 
 def race(request: RaceRequest) -> RaceResult:
-    """Times contenders and baselines interleaved; every output is verified, before the race and after it."""
+    """Times contenders and baselines interleaved. Each contender is verified before the race, and checked in it."""
     return _judged(lambda: _race(request), lambda status, log: RaceResult(log=f"{status}: {log}", device_lost=True))
 
 
@@ -257,10 +253,9 @@ def _with_loaded(
 
 
 def _load(binary: Binary, kernel: Kernel, session: Session) -> Loaded:
-    """binary: as a builder has made it, which knows what its code has in it; one that a database has does not, and is never
-    loaded. Raises LaunchError, also for code that is not to be loaded."""
+    """Raises LaunchError, also for code that must not be loaded."""
     if binary.triggers_dependents:
-        raise LaunchError(_RELEASES_NEXT)
+        raise LaunchError(_TRIGGERS_DEPENDENTS)
     return session.load(binary, kernel.entry)
 
 
@@ -307,19 +302,16 @@ def _time(request: MeasureRequest, kernel: Kernel, harness: TimingHarness, candi
     """Beside the reference; and again beside the incumbent too, if the candidate comes close to that."""
     reference = harness.baseline(kernel.reference_baseline)
     protocol, kept, incumbent = _protocol("search", request.target), frozenset({reference.name}), request.incumbent
-    pick = int(request.genome.digest[:8], 16)
-    share = None if find_target(request.target).shares_cores else _EXAMINED_SHARE
     timings = harness.time(
         [candidate, reference],
         protocol,
         reference.name,
         keep=kept,
         incumbent=incumbent.ratio if incumbent else None,
-        examined=("candidate",),
-        pick=pick,
-        share=share,
+        checked=("candidate",),
     )
-    if incumbent is None or (timings[0].ratio or 0.0) > CLOSE * incumbent.ratio or not harness.complaint("candidate").passed:
+    is_close = incumbent is not None and (timings[0].ratio or 0.0) <= CLOSE * incumbent.ratio
+    if incumbent is None or not is_close or not harness.complaint("candidate").passed:
         return timings
     try:
         other = harness.incumbent(incumbent)
@@ -329,15 +321,7 @@ def _time(request: MeasureRequest, kernel: Kernel, harness: TimingHarness, candi
         raise
     if other is None:
         return timings
-    return harness.time(
-        [candidate, other, reference],
-        protocol,
-        reference.name,
-        keep=kept,
-        examined=("candidate",),
-        pick=~pick,
-        share=share,
-    )
+    return harness.time([candidate, other, reference], protocol, reference.name, keep=kept, checked=("candidate",))
 
 
 def _race(request: RaceRequest) -> RaceResult:
@@ -346,35 +330,31 @@ def _race(request: RaceRequest) -> RaceResult:
     harness = _harness(request.kernel, request.target, request.workload, request.seed)
     reference = kernel.reference_baseline
     refused: dict[str, str] = {}
-    entries: list[Contender] = []
+    contenders: list[Contender] = []
     loaded_all: list[Loaded] = []
     data_changed = False
 
-    def accept(entry: Contender, check: Check) -> bool:
+    def result(timings: Sequence[Timing] = (), log: str = "") -> RaceResult:
+        return RaceResult(
+            timings=tuple(t for t in timings if t.contender not in refused),
+            refused=tuple(refused.items()),
+            log=log,
+            seconds=time.perf_counter() - started,
+            data_changed=data_changed,
+        )
+
+    def accept(name: str, check: Check) -> bool:
         nonlocal data_changed
         data_changed |= check.data_changed
         if not check.passed:
-            refused[entry.name] = check.reason
+            refused[name] = check.reason
         return check.passed
-
-    def verify(entry: Contender, pick: int) -> bool:
-        """Whether a contender is right. Raises LaunchError if the device is lost with it."""
-        try:
-            check = harness.try_witnesses(entry, pick ^ request.seed & 0xFFFF)
-            if check.passed and (reason := harness.reads_early(entry)):
-                check = replace(check, passed=False, reason=reason)
-        except LaunchError as error:
-            refused[entry.name] = str(error)
-            if _answers(session):
-                return False
-            raise
-        return accept(entry, check)
 
     def time_all(protocol: Protocol, sets: int | None = None) -> tuple[Timing, ...]:
         names = [c.name for c in contenders]
-        timings = harness.time(entries, protocol, reference.name, sets=sets, examined=names, pick=request.seed)
-        for entry in contenders:
-            accept(entry, harness.complaint(entry.name, ran_last=False))
+        timings = harness.time([*contenders, *baselines], protocol, reference.name, sets=sets, checked=names)
+        for name in names:
+            accept(name, harness.complaint(name))
         return timings
 
     try:
@@ -383,17 +363,16 @@ def _race(request: RaceRequest) -> RaceResult:
             launch = kernel.launch(request.target, genome.parameters, request.workload, session.limits)
             try:
                 loaded_all.append(_load(built.binary, kernel, session))
+                entry = harness.candidate(name, loaded_all[-1], launch)
+                if accept(name, harness.verify(entry)):
+                    contenders.append(entry)
             except LaunchError as error:
                 refused[name] = str(error)
-                continue
-            entry = harness.candidate(name, loaded_all[-1], launch)
-            if verify(entry, pick=int(genome.digest[:8], 16)):
-                entries.append(entry)
-            elif data_changed:  # nobody else can be judged any more
-                return RaceResult(
-                    log=_first(refused), refused=tuple(refused.items()), seconds=_since(started), data_changed=True
-                )
-        contenders = list(entries)
+                if not _answers(session):
+                    raise
+            if data_changed:  # nobody else can be judged any more
+                return result(log=refused[name])
+        baselines = []
         for name in dict.fromkeys((reference.name, *request.baselines)):
             baseline = kernel.baseline(name)
             if request.target not in baseline.targets:
@@ -402,42 +381,25 @@ def _race(request: RaceRequest) -> RaceResult:
             if reason and name != reference.name:
                 refused[name] = reason
             else:
-                entries.append(harness.baseline(baseline))
+                baselines.append(harness.baseline(baseline))
         protocol = _protocol("final", request.target)
         timings = list(time_all(protocol))
-        if request.hot and harness.fits_cache:
+        if request.hot and harness.fits_cache and not data_changed:
             timings += time_all(replace(protocol, name="hot", cold=False), sets=1)
+        if data_changed:  # by which of several, the race does not tell; each alone does
+            log = next(iter(refused.values()))
+            if len(contenders) > 1:
+                refused.clear()
+            return result(log=log)
         for entry in contenders:
-            if entry.name in refused or not verify(entry, pick=1):
-                continue
-            if reason := harness.impossible(timings, entry.name):
+            if entry.name not in refused and (reason := harness.impossible(timings, entry.name)):
                 refused[entry.name] = reason
+        return result(timings)
     except LaunchError as error:
-        return RaceResult(
-            log=str(error),
-            refused=tuple(refused.items()),
-            seconds=_since(started),
-            device_lost=not _answers(session),
-        )
+        return replace(result(log=str(error)), device_lost=not _answers(session))
     finally:
         for loaded in loaded_all:
             loaded.close()
-    if data_changed:  # by whom, a race of several does not tell; each alone does
-        blamed = tuple(refused.items()) if len(contenders) == 1 else ()
-        return RaceResult(log=_first(refused), refused=blamed, seconds=_since(started), data_changed=True)
-    return RaceResult(
-        timings=tuple(t for t in timings if t.contender not in refused),
-        refused=tuple(refused.items()),
-        seconds=_since(started),
-    )
-
-
-def _since(started: float) -> float:
-    return time.perf_counter() - started
-
-
-def _first(refused: dict[str, str]) -> str:
-    return next(iter(refused.values()), "")
 
 
 def _answers(session: Session) -> bool:

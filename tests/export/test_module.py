@@ -21,7 +21,8 @@ from evo.errors import CompileError, KernelError, UsageError
 from evo.export import ExportRequest, find_exporter
 from evo.export._folder import publish
 from evo.export._manifest import _needed_features
-from evo.measure.gate import Gate, compare
+from evo.measure.gate import Gate
+from evo.measure.reference import compare
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload, load_kernel
 from evo.targets import find_target

@@ -40,67 +40,37 @@ def arena() -> Arena:
     return arena
 
 
-def test_sums_tell_which_set_and_what_of_it_has_changed(arena: Arena) -> None:
-    fixed, pieces, outputs = arena.fixed_sums(0, 4), arena.piece_sums(), arena.output_sums(0, 4)
+def test_sums_tell_what_of_which_set_has_changed(arena: Arena) -> None:
+    fixed, outputs = arena.fixed_sums(), arena.output_sums(0, 4)
     arena.sets[2].outputs["y"].fill_(1)
-    assert torch.equal(arena.fixed_sums(0, 4), fixed)
     assert (arena.output_sums(0, 4) != outputs).tolist() == [[False] * 2, [False] * 2, [True, False], [False] * 2]
-    assert arena.changed(pieces, arena.piece_sums()) == ""
+    assert arena.changed(fixed, arena.fixed_sums()) == ""
     w = arena.sets[1].inputs["w"]
     assert w is not None
     w[2] += 1
-    assert (arena.fixed_sums(0, 4) != fixed).any(1).tolist() == [False, True, False, False]
-    assert arena.changed(pieces, arena.piece_sums()) == "input w was changed"
+    assert (arena.fixed_sums() != fixed).any(1).tolist() == [False, True, False, False]
+    assert arena.changed(fixed, arena.fixed_sums()) == "input w was changed"
 
 
 @pytest.mark.parametrize(("name", "offset"), [("y", -1), ("y", 35), ("tail", -1), ("tail", 3), ("tail", 900)])
 def test_what_is_written_beside_an_output_is_named(arena: Arena, name: str, offset: int) -> None:
-    pieces = arena.piece_sums()
+    fixed = arena.fixed_sums()
     output = arena.sets[3].outputs[name]
     output.as_strided((1,), (1,), output.storage_offset() + offset).fill_(7)
-    assert arena.changed(pieces, arena.piece_sums()) == f"memory outside output {name} was written"
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_a_nudge_changes_every_output_a_little_and_nothing_else(arena: Arena, seed: int) -> None:
-    for memory in arena.sets:
-        for output in memory.outputs.values():
-            output.fill_(1.0)
-    fixed, outputs = arena.fixed_sums(0, 4), arena.output_sums(0, 4)
-    arena.nudge(1, 3, torch.Generator().manual_seed(seed))
-    assert torch.equal(arena.fixed_sums(0, 4), fixed)
-    assert (arena.output_sums(0, 4) != outputs).all(1).tolist() == [False, True, True, False]
-    assert all((m.outputs["y"] - 1).abs().max() < 1e-6 for m in arena.sets)
-
-
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.float32, torch.float64])
-def test_no_element_is_out_of_reach_of_nudges(dtype: torch.dtype) -> None:
-    arena = Arena(Layout({"x": torch.zeros(5)}, {"y": torch.zeros(16, dtype=dtype)}), 2, CPU)
-    arena.bytes.fill_(0x35)
-    before = arena.sets[1].outputs["y"].clone()
-    changed = torch.zeros(16, dtype=torch.bool)
-    for seed in range(40):
-        arena.bytes.fill_(0x35)
-        arena.nudge(1, 2, torch.Generator().manual_seed(seed))
-        changed |= arena.sets[1].outputs["y"] != before
-    assert changed.all()
+    assert arena.changed(fixed, arena.fixed_sums()) == f"memory outside output {name} was written"
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("length", [1, 3, 8, 33])
-@pytest.mark.parametrize("word", [0, 1, 2**63 - 1, 0x7F80_FF00_8001_80FF])
-def test_a_wipe_leaves_nothing_of_the_outputs_and_all_of_the_rest(dtype: torch.dtype, length: int, word: int) -> None:
-    layout = Layout({"x": torch.zeros(5)}, {"y": torch.zeros(length, dtype=dtype)})
-    wiped = Arena(layout, 4, torch.device("cpu"))
-    wiped.bytes.fill_(0x5A)
-    fixed = wiped.fixed_sums(0, 4)
-    wiped.wipe(1, 3, word)
-    wiped.wipe(3, 3, word)  # no set at all
-    assert torch.equal(wiped.fixed_sums(0, 4), fixed)
-    span = layout.spans[-1]
-    found = wiped.bytes[:, span.start : span.end]
+@pytest.mark.parametrize("byte", [NAN, HUGE])
+def test_a_poison_leaves_nothing_of_the_outputs_and_all_of_the_rest(dtype: torch.dtype, length: int, byte: int) -> None:
+    arena = Arena(Layout({"x": torch.zeros(5)}, {"y": torch.zeros(length, dtype=dtype)}), 4, CPU)
+    arena.bytes.fill_(0x5A)
+    fixed = arena.fixed_sums()
+    arena.poison(1, 3, byte)
+    arena.poison(3, 3, byte)  # no set at all
+    assert torch.equal(arena.fixed_sums(), fixed)
+    span = arena.layout.spans[-1]
+    found = arena.bytes[:, span.start : span.end]
     assert (found[[0, 3]] == 0x5A).all()
-    assert torch.equal(found[1], found[2])
-    size = 8 if (span.end - span.start) % 8 == 0 else torch.zeros(0, dtype=dtype).element_size()
-    pattern = word.to_bytes(8, "little")[:size]
-    assert bytes(found[1].tolist())[: len(pattern)] == pattern
+    assert (found[[1, 2]] == byte).all()

@@ -268,13 +268,10 @@ def test_a_candidate_that_is_close_to_its_incumbent_runs_longer() -> None:
 
 
 class Noting:
-    """An examiner that notes when it is asked."""
+    """A check that notes when it is asked."""
 
     def __init__(self, log: list[str]) -> None:
         self.log = log
-
-    def warmed_up(self, name: str) -> None:
-        self.log.append(f"!{name}")
 
     def before(self, name: str) -> None:
         self.log.append(f"<{name}")
@@ -283,11 +280,11 @@ class Noting:
         self.log.append(f"{name}>")
 
 
-def test_contenders_are_examined_between_samples_and_before_the_cache_is_filled() -> None:
+def test_contenders_are_checked_between_samples_and_before_the_cache_is_filled() -> None:
     log: list[str] = []
     contenders = {name: Scripted(name, forever([1.0]), log) for name in "ab"}
-    race(Device(log), contenders, protocol(2, 2, warmup_rounds=2), "b", examiner=Noting(log))  # type: ignore[arg-type]
-    assert "".join(log) == "-a-b" + "-a!a-b!b" + "<a-aa>" + "<b-bb>" + "<b-bb>" + "<a-aa>"
+    race(Device(log), contenders, protocol(2, 2, warmup_rounds=1), "b", check=Noting(log))  # type: ignore[arg-type]
+    assert "".join(log) == "<a-aa>" + "<b-bb>" + "<a-aa>" + "<b-bb>" + "<b-bb>" + "<a-aa>"
 
 
 def test_the_noise_floor_is_what_a_kernel_seems_to_gain_over_itself() -> None:

@@ -15,7 +15,8 @@ import torch
 
 from evo.errors import CompileError, HangError, LaunchError
 from evo.evaluation import Binary, Check
-from evo.measure.gate import Expected, Gate, argument_values, case_seed, compare
+from evo.measure.gate import Gate, case_seed
+from evo.measure.reference import Expected, argument_values, compare
 from evo.problem.genome import Genome
 from evo.problem.kernel import Launch, Workload, load_kernel
 from evo.problem.render import Source, render

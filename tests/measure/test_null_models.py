@@ -9,7 +9,8 @@ from math import prod
 import pytest
 import torch
 
-from evo.measure.gate import Expected, Gate, compare
+from evo.measure.gate import Gate
+from evo.measure.reference import Expected, compare
 from evo.problem.kernel import Case, Kernel, Tensors, Workload, kernel_names, load_kernel
 from evo.targets import find_target
 

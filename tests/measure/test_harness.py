@@ -1,0 +1,265 @@
+"""What is right in the gate can be wrong where it is timed: races check what they time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+
+from evo.measure import harness
+from evo.measure.clock import Protocol
+from evo.measure.harness import TimingHarness
+from evo.problem.kernel import Launch, load_kernel
+from evo.targets import find_target
+
+KERNEL = load_kernel("layernorm")
+WORKLOAD = KERNEL.workload("cpu", "rows=64,cols=256,dtype=float32")
+LAUNCH = Launch(grid=(1, 1, 1), block=(1, 1, 1))
+PROTOCOL = Protocol(name="cold", min_rounds=4, max_rounds=4, sample_us=1.0, precision=1.0, limit_s=600.0)
+
+Work = Callable[[], None]
+Mistake = Callable[[torch.Tensor, torch.Tensor, Work], None]
+
+
+class Candidate:
+    """An entry point in Python. `mistake` is given x, y and what computes y from x."""
+
+    def __init__(self, mistake: Mistake) -> None:
+        self.mistake = mistake
+
+    def __call__(self, values: Sequence[object], launch: Launch) -> None:
+        x, weight, bias, y = values[:4]
+        assert isinstance(x, torch.Tensor)
+        assert isinstance(y, torch.Tensor)
+
+        def work() -> None:
+            y.copy_(torch.nn.functional.layer_norm(x, (256,), weight, bias, float(values[6])))  # type: ignore[arg-type]
+
+        self.mistake(x, y, work)
+
+    def close(self) -> None:
+        return None
+
+
+def right(x: torch.Tensor, y: torch.Tensor, work: Work) -> None:
+    work()
+
+
+def zeros(x: torch.Tensor, y: torch.Tensor, work: Work) -> None:
+    y.zero_()
+
+
+def leaves_the_last_row(x: torch.Tensor, y: torch.Tensor, work: Work) -> None:
+    kept = y[-1].clone()
+    work()
+    y[-1] = kept
+
+
+def keeps_the_larger(x: torch.Tensor, y: torch.Tensor, work: Work) -> None:
+    """A NaN is never the larger: with such poison alone it would seem right."""
+    before = y.clone()
+    work()
+    torch.fmax(before, y, out=y)
+
+
+def caches_by_pointer() -> Mistake:
+    results: dict[int, torch.Tensor] = {}
+
+    def cached(x: torch.Tensor, y: torch.Tensor, work: Work) -> None:
+        if x.data_ptr() in results:
+            y.copy_(results[x.data_ptr()])
+            return
+        work()
+        results[x.data_ptr()] = y.clone()
+
+    return cached
+
+
+def wrong_now_and_then(behind: int = 0) -> Mistake:
+    """Every fifth call, after the first `behind`."""
+    calls = [0]
+
+    def mistake(x: torch.Tensor, y: torch.Tensor, work: Work) -> None:
+        work()
+        calls[0] += 1
+        if calls[0] > behind and calls[0] % 5 == 0:
+            y[3, 3] += 1
+
+    return mistake
+
+
+def changes_x(x: torch.Tensor, y: torch.Tensor, work: Work) -> None:
+    work()
+    x[5, 5] = 0
+
+
+def writes_beside(count: int) -> Mistake:
+    def mistake(x: torch.Tensor, y: torch.Tensor, work: Work) -> None:
+        work()
+        y.as_strided((count,), (1,), y.storage_offset() + y.numel()).zero_()
+
+    return mistake
+
+
+MISTAKES: dict[str, tuple[Callable[[], Mistake], str]] = {
+    "writes zeros": (lambda: zeros, "outside the tolerance (in a timed call)"),
+    "leaves the last row": (lambda: leaves_the_last_row, "some elements are NaN or were never written (in a timed call)"),
+    "keeps the larger": (lambda: keeps_the_larger, "in a timed call"),
+    "caches by pointer": (caches_by_pointer, "outside the tolerance (in a timed call, after its inputs had changed)"),
+    "is wrong now and then": (wrong_now_and_then, "in a timed call"),
+    "changes x": (lambda: changes_x, "input x was changed (in a timed call)"),
+    "writes after y": (lambda: writes_beside(64), "memory outside output y was written"),
+    "writes far beyond y": (lambda: writes_beside(3000), "memory outside output y was written"),
+}
+
+
+@pytest.fixture
+def bench() -> Iterator[TimingHarness]:
+    with torch.no_grad():
+        made = TimingHarness(KERNEL, "cpu", WORKLOAD, find_target("cpu").open(), seed=3)
+        vars(made)["set_count"] = 40  # not the hundreds that a small problem gets
+        yield made
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_finalist_is_not_raced_that(bench: TimingHarness, mistake: str) -> None:
+    make, reason = MISTAKES[mistake]
+    check = bench.verify(bench.candidate("a", Candidate(make()), LAUNCH))
+    assert not check.passed
+    assert reason in check.reason
+    assert check.data_changed == (("written" in reason and "never" not in reason) or "changed (" in reason)
+
+
+@pytest.mark.parametrize("sets", [8, 1], ids=["cold", "hot"])
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_race_refuses_a_candidate_that(bench: TimingHarness, mistake: str, sets: int) -> None:
+    make, reason = MISTAKES[mistake]
+    entries = [
+        bench.candidate("candidate", Candidate(make()), LAUNCH),
+        bench.candidate("incumbent", Candidate(right), LAUNCH),  # whose right results are in the same outputs
+        bench.baseline(KERNEL.reference_baseline),
+    ]
+    bench.time(entries, PROTOCOL, "torch", sets=sets, checked=("candidate", "incumbent"))
+    check = bench.complaint("candidate")
+    assert not check.passed
+    assert reason in check.reason
+    assert bench.complaint("candidate") is check
+    if not check.data_changed:
+        assert bench.complaint("incumbent").passed
+
+
+def test_the_first_pair_of_rounds_is_enough_for_most_mistakes(bench: TimingHarness) -> None:
+    """After it a candidate that is far behind its incumbent is let go."""
+    for make in (lambda: leaves_the_last_row, lambda: keeps_the_larger, caches_by_pointer, lambda: changes_x):
+        entries = [bench.candidate("candidate", Candidate(make()), LAUNCH), bench.baseline(KERNEL.reference_baseline)]
+        bench.time(entries, replace(PROTOCOL, min_rounds=2, max_rounds=2), "torch", sets=12, checked=("candidate",))
+        assert not bench.complaint("candidate").passed
+
+
+def test_sets_that_are_not_compared_have_to_agree_bit_for_bit(
+    bench: TimingHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(harness, "_LONG_SAMPLE_US", 1e9)  # a sample calls all sets, however slow the machine is
+    calls = [0]
+
+    def last_bit_wanders(x: torch.Tensor, y: torch.Tensor, work: Work) -> None:
+        work()
+        calls[0] += 1
+        if x.data_ptr() != first and calls[0] % 3 == 0:
+            y.view(torch.int32)[7, 7] ^= 1
+
+    x = bench.data.arena.sets[0].inputs["x"]
+    assert x is not None
+    first = x.data_ptr()
+    entries = [
+        bench.candidate("candidate", Candidate(last_bit_wanders), LAUNCH),
+        bench.baseline(KERNEL.reference_baseline),
+    ]
+    bench.time(entries, PROTOCOL, "torch", checked=("candidate",))
+    assert bench.complaint("candidate").reason == "another result on the same data (in a timed call)"
+
+
+def test_a_candidate_that_is_right_is_not_refused(bench: TimingHarness) -> None:
+    entry = bench.candidate("candidate", Candidate(right), LAUNCH)
+    assert bench.verify(entry).passed
+    for sets in (8, 1):
+        bench.time([entry, bench.baseline(KERNEL.reference_baseline)], PROTOCOL, "torch", sets=sets, checked=("candidate",))
+        check = bench.complaint("candidate")
+        assert check.passed, check.reason
+        assert check.error is not None
+        assert check.allowed is not None
+        assert check.error <= check.allowed
+    assert bench.data.changed() == ""
+
+
+def test_of_a_large_output_rows_from_the_first_to_the_last_are_compared(
+    bench: TimingHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(harness, "_COMPARED_ELEMENTS", {"cpu": 256 * 8})
+
+    def wrong_at(row: int) -> Mistake:
+        def mistake(x: torch.Tensor, y: torch.Tensor, work: Work) -> None:
+            work()
+            y[row] += 1
+
+        return mistake
+
+    refused = [not bench.verify(bench.candidate("a", Candidate(wrong_at(r)), LAUNCH)).passed for r in range(64)]
+    assert refused[0]
+    assert refused[63]
+    assert sum(refused) == 8
+    assert not bench.verify(bench.candidate("a", Candidate(leaves_row_five), LAUNCH)).passed  # by its poison
+
+
+def leaves_row_five(x: torch.Tensor, y: torch.Tensor, work: Work) -> None:
+    kept = y[5].clone()
+    work()
+    y[5] = kept
+
+
+class LateWriter:
+    """In place of a GPU's: writes when the candidate waits for its inputs, or else when it has ended."""
+
+    def __init__(self) -> None:
+        self.written: list[Callable[[], object]] = []
+
+    @contextmanager
+    def write_late(self, to: torch.Tensor, source: torch.Tensor) -> Iterator[None]:
+        self.written.append(lambda: to.copy_(source))
+        yield
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_candidate_that_may_begin_early_has_to_wait_for_its_inputs_at_the_timed_size(
+    bench: TimingHarness, waits: bool
+) -> None:
+    writer = LateWriter()
+    bench._session.hazards = writer  # type: ignore[misc, assignment]
+
+    def begins_early(x: torch.Tensor, y: torch.Tensor, work: Work) -> None:
+        if not waits:
+            work()
+        while writer.written:
+            writer.written.pop()()
+        if waits:
+            work()
+
+    entry = bench.candidate("a", Candidate(begins_early), replace(LAUNCH, programmatic=True))
+    assert ("read an input before" in bench.verify(entry).reason) == (not waits)
+    assert bench.data.changed() == ""
+    assert bench.reads_early(replace(entry, programmatic=False)) == ""
+
+
+def test_timed_tensors_lie_between_guards(bench: TimingHarness) -> None:
+    tensors = [t for m in bench.data.arena.sets[:3] for t in (*m.inputs.values(), *m.outputs.values()) if t is not None]
+    spans = sorted((t.data_ptr(), t.data_ptr() + t.nbytes) for t in tensors)
+    assert all(start - end >= 16 << 10 for (_, end), (start, _) in pairwise(spans))
+
+
+def test_every_set_has_other_inputs(bench: TimingHarness) -> None:
+    sums = {float(m.inputs["x"].double().sum()) for m in bench.data.arena.sets}  # type: ignore[union-attr]
+    assert len(sums) == bench.set_count
