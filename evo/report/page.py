@@ -1,12 +1,16 @@
-"""A run as one HTML file that needs nothing else: styles, figures and the little program in it are inside."""
+"""A run as one HTML file that needs nothing else, and its figures as files.
+
+The styles, the figures and the small script of the page are inside. A file is there whole or not at all, and nothing that
+is not a report is replaced.
+"""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+import os
+import tempfile
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,36 +18,40 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from evo.report.data import RunData, WorkloadData
-from evo.report.figures.convergence import draw_convergence
-from evo.report.figures.failures import FailureKind, draw_failures, failure_kinds
-from evo.report.figures.families import draw_families, group_families
-from evo.report.figures.importance import draw_importance
-from evo.report.figures.lineage import change_text, draw_lineage, gain_text
-from evo.report.figures.operators import OperatorCredit, credit_operators, draw_operators
-from evo.report.figures.pairs import HeatMap, draw_heat_map, map_pairs
-from evo.report.findings import (
-    confirmation_sentences,
-    facts,
-    finalist_rows,
-    finalists_sentence,
-    hardly_tried,
-    headline,
-    race_rows,
-    remarks,
-    run_headline,
-    size,
+from evo.analysis.outcome import RunOutcome, WorkloadOutcome
+from evo.analysis.population import (
+    FailureKind,
+    HeatMap,
+    OperatorShare,
+    failure_kinds,
+    group_families,
+    map_pairs,
+    share_credit,
 )
-from evo.report.palette import DARK, LIGHT, figure_css, variables
-from evo.report.protocol import command, commands, environment_rows, measured_rows, protocol_words, setup_rows
-from evo.report.svg import Figure
-from evo.report.text import clean, counted, duration, micro, percent, short, times, value_text
-from evo.report.yardsticks import ceiling_note
+from evo.analysis.records import TimingRecord
+from evo.errors import UsageError
+from evo.evaluation import within_noise
+from evo.report import figures, sentences
+from evo.report.figures import DARK, LIGHT, Figure, change_text, gain_text, suspect_text
+from evo.report.sentences import run_headline, size
+from evo.report.text import clean, counted, duration, interval, micro, percent, short, times, value_text
 
-__all__ = ["GENERATOR", "Section", "figures_of", "render", "render_body", "render_page", "script", "sections", "style"]
+__all__ = [
+    "Section",
+    "check_replaceable",
+    "read_script",
+    "read_style",
+    "render",
+    "render_body",
+    "render_page",
+    "sections",
+    "write_figures",
+    "write_page",
+]
 
-GENERATOR = "evo report"
+_GENERATOR = "evo report"
 _FOLDER = Path(__file__).parent / "templates"
+_HEAD_BYTES = 400
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,42 +59,46 @@ class Section:
     """One workload's part of the report. figures: by name; heats: with what they were drawn from."""
 
     anchor: str
-    data: WorkloadData
+    data: WorkloadOutcome
     figures: dict[str, Figure]
     heats: tuple[tuple[HeatMap, Figure], ...]
     failures: tuple[FailureKind, ...]
-    operators: tuple[OperatorCredit, ...]
+    operators: tuple[OperatorShare, ...]
 
     @property
-    def all_figures(self) -> Iterator[Figure]:
-        return itertools.chain(self.figures.values(), (f for _, f in self.heats))
+    def race(self) -> list[TimingRecord]:
+        """The leader and what ran beside it, the fastest first."""
+        timing = self.data.timing
+        return sorted([timing, *self.data.baselines], key=lambda t: t.median_us) if timing is not None else []
 
 
-def sections(data: RunData) -> list[Section]:
+def sections(data: RunOutcome) -> list[Section]:
     """Everything that is drawn, workload by workload."""
-    return [_section(i, w) for i, w in enumerate(data.workloads, 1)]
+    return [_section(f"w{number}", w) for number, w in enumerate(data.workloads, 1)]
 
 
-def _section(number: int, data: WorkloadData) -> Section:
-    anchor = f"w{number}"
-    kinds, credits = failure_kinds(data), credit_operators(data)
+def _section(anchor: str, data: WorkloadOutcome) -> Section:
+    some, parameters = data.candidates, data.parameters
+    if some is None:
+        return Section(anchor=anchor, data=data, figures={}, heats=(), failures=(), operators=())
+    kinds, operators = failure_kinds(some, parameters, data.failures), share_credit(some)
+    heats = map_pairs(some, parameters, data.important)
     drawn = (
-        draw_convergence(data, "evaluations"),
-        draw_convergence(data, "seconds"),
-        draw_lineage(data, anchor=f"{anchor}-step-"),
-        draw_families(data, group_families(data)),
-        draw_importance(data.importance),
-        draw_failures(data, kinds),
-        draw_operators(data, credits),
+        figures.draw_convergence(data, "evaluations"),
+        figures.draw_convergence(data, "seconds"),
+        figures.draw_lineage(data, anchor=f"{anchor}-step-"),
+        figures.draw_families(data, group_families(some, parameters, data.important)),
+        figures.draw_importance(data),
+        figures.draw_failures(data, kinds),
+        figures.draw_operators(data, operators),
     )
-    heats = tuple((heat, draw_heat_map(heat)) for heat in map_pairs(data))
     return Section(
         anchor=anchor,
         data=data,
         figures={f.name: f for f in drawn if f is not None},
-        heats=heats,
+        heats=tuple(zip(heats, figures.draw_heat_maps(heats), strict=True)),
         failures=tuple(kinds),
-        operators=tuple(credits),
+        operators=tuple(operators),
     )
 
 
@@ -104,42 +116,50 @@ def _environment() -> Environment:
     )
     environment.filters |= {
         "change": change_text, "counted": counted, "duration": duration, "gain": gain_text, "micro": micro,
-        "percent": percent, "short": short, "size": size, "times": times, "value": value_text,
+        "percent": percent, "short": short, "size": size, "suspect": suspect_text, "times": times, "value": value_text,
     }  # fmt: skip
-    environment.globals |= {
-        "ceiling_note": ceiling_note, "command": command, "commands": commands,
-        "confirmation_sentences": confirmation_sentences, "environment_rows": environment_rows, "facts": facts,
-        "finalist_rows": finalist_rows, "finalists_sentence": finalists_sentence, "hardly_tried": hardly_tried,
-        "headline": headline,
-        "measured_rows": measured_rows, "protocol_words": protocol_words, "race_rows": race_rows, "remarks": remarks,
-        "run_headline": run_headline, "setup_rows": setup_rows,
-    }  # fmt: skip
+    environment.globals |= {name: getattr(sentences, name) for name in sentences.__all__}
+    environment.globals |= {"interval": interval, "speedup": _speedup}
     return environment
+
+
+def _speedup(ratio: float, noise: float | None) -> str:
+    return "tie" if within_noise(ratio, noise) else times(ratio)
 
 
 def render(template: str, **values: Any) -> str:
     return _environment().get_template(template).render(**values)
 
 
-def style() -> str:
+def read_style() -> str:
     """The style sheet of the report and of the live pages."""
     text = (_FOLDER / "style.css").read_text(encoding="utf-8")
-    return text.replace("/*LIGHT*/", variables(LIGHT)).replace("/*DARK*/", variables(DARK)) + figure_css()
+    for name, colours in (("/*LIGHT*/", LIGHT), ("/*DARK*/", DARK)):
+        text = text.replace(name, "".join(f"--{key}:{colour};" for key, colour in colours.items()))
+    return text
 
 
-def script(name: str = "tips") -> str:
-    """tips: shows what a mark of a figure means, beside the pointer or the focus. live: keeps a page up to date."""
+def read_script(name: str = "page") -> str:
+    """page: shows what a mark of a figure means, beside the pointer or the focus. live: keeps a page up to date."""
     return (_FOLDER / f"{name}.js").read_text(encoding="utf-8")
 
 
-def render_body(data: RunData, drawn: list[Section] | None = None, *, live: bool = False) -> str:
-    """What stands between the page's frame: also what a live page exchanges."""
-    return render("report.html.j2", data=data, run=data.run, sections=drawn or sections(data), live=live)
+def render_body(
+    data: RunOutcome,
+    drawn: list[Section] | None = None,
+    *,
+    live: bool = False,
+    studies: tuple[tuple[str, str], ...] = (),
+) -> str:
+    """What stands between the page's frame: also what a live page exchanges. studies: workloads, and where Optuna's
+    dashboard shows the trials of each."""
+    drawn = sections(data) if drawn is None else drawn
+    return render("report.html.j2", data=data, run=data.run, sections=drawn, live=live, studies=studies)
 
 
-def render_page(data: RunData, drawn: list[Section] | None = None) -> str:
+def render_page(data: RunOutcome, drawn: list[Section] | None = None) -> str:
     """The whole file. Its policy forbids browsers to load anything, and to run anything but its own script."""
-    css, program = style(), script()
+    css, program = read_style(), read_script()
     policy = (
         f"default-src 'none'; style-src '{_hash(css)}'; script-src '{_hash(program)}'; img-src data:; base-uri 'none';"
         " form-action 'none'"
@@ -147,7 +167,7 @@ def render_page(data: RunData, drawn: list[Section] | None = None) -> str:
     return render(
         "page.html.j2",
         title=run_headline(data),
-        generator=GENERATOR,
+        generator=_GENERATOR,
         policy=policy,
         style=Markup(css),
         script=Markup(program),
@@ -159,9 +179,67 @@ def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def figures_of(section: Section, several: bool) -> list[Figure]:
-    """For files: the same drawings, named apart where a run has several workloads, and without links into a page."""
-    found = list(section.all_figures)
-    plain = draw_lineage(section.data)
-    found = [plain if plain is not None and f.name == plain.name else f for f in found]
-    return [replace(f, name=f"{section.anchor}-{f.name}") for f in found] if several else found
+def check_replaceable(out: Path) -> None:
+    """Raises UsageError unless `out` can become a report: it is not there, or is one."""
+    if out.is_dir():
+        raise UsageError(f"--out {out} is a folder; name a file in it, such as {out / 'report.html'}")
+    if not out.is_file():  # nothing, or a pipe or device such as /dev/stdout
+        return
+    try:
+        with out.open("rb") as file:
+            head = file.read(_HEAD_BYTES)
+    except OSError as error:
+        raise UsageError(f"cannot read --out {out}: {error.strerror or error}") from error
+    if head and f'content="{_GENERATOR}"'.encode() not in head:
+        raise UsageError(f"--out {out} is there and is not a report of evo's; it is left as it is: name another file")
+
+
+def write_page(out: Path, page: str) -> None:
+    """Raises UsageError where the file cannot be written."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        _write(out, page.encode("utf-8", "replace"))
+    except OSError as error:
+        raise UsageError(f"cannot write {out}: {error.strerror or error}") from error
+
+
+def write_figures(folder: Path, drawn: list[Section]) -> list[Path]:
+    """Every figure as SVG and as PNG, named apart where a run has several workloads.
+
+    Raises UsageError where the folder cannot be written.
+    """
+    written = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for section in drawn:
+            for figure in (*section.figures.values(), *(f for _, f in section.heats)):
+                name = f"{section.anchor}-{figure.name}" if len(drawn) > 1 else figure.name
+                written += [folder / f"{name}.svg", folder / f"{name}.png"]
+                _write(written[-2], figure.document().encode())
+                _write(written[-1], figure.png())
+    except OSError as error:
+        raise UsageError(f"cannot write the figures to {folder}: {error.strerror or error}") from error
+    return written
+
+
+def _write(out: Path, content: bytes) -> None:
+    if out.exists() and not out.is_file():  # a device or a pipe is written to, never replaced
+        with out.open("wb") as file:
+            file.write(content)
+        return
+    out = out.resolve()
+    handle, name = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        Path(name).chmod(0o666 & ~_umask())
+        Path(name).replace(out)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask

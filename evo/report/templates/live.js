@@ -1,3 +1,4 @@
+// Asks the server for the page's part again and again, and exchanges it when it has changed.
 (() => {
   "use strict";
   const page = document.getElementById("page"), state = document.getElementById("state");

@@ -1,12 +1,14 @@
+// Shows what a mark of a figure means beside the pointer or the focus; opens what is linked to and, for paper, everything.
 (() => {
   "use strict";
+  const MARK = '.fig [role="graphics-symbol"][aria-label]';
   const tip = () => document.getElementById("tip");
   let shown = null;
   const show = (mark, x, y) => {
     const box = tip();
     if (!box) return;
     if (shown !== mark) {
-      box.textContent = mark.getAttribute("data-tip");
+      box.textContent = mark.getAttribute("aria-label");
       box.hidden = false;
       shown = mark;
     }
@@ -21,15 +23,19 @@
     if (box) box.hidden = true;
     shown = null;
   };
+  const focused = () => shown && document.activeElement.contains(shown) && document.activeElement.matches(".fig a");
   const beside = (mark) => {
     const box = mark.getBoundingClientRect();
     show(mark, box.left + box.width / 2, box.top + box.height / 2);
   };
-  const marked = (event) => (event.target instanceof Element ? event.target.closest("[data-tip]") : null);
+  const marked = (event) => {
+    const at = event.target instanceof Element ? event.target : null;
+    return at && (at.closest(MARK) || (at.closest(".fig a") && at.querySelector(MARK)));
+  };
   const over = (event) => {
     const mark = marked(event);
     if (mark) show(mark, event.clientX, event.clientY);
-    else if (shown && document.activeElement !== shown) hide();
+    else if (shown && !focused()) hide();
   };
   document.addEventListener("pointermove", over);
   document.addEventListener("pointerdown", over);
@@ -40,7 +46,7 @@
   });
   document.addEventListener("focusout", hide);
   // Focus scrolls its mark into view: what it shows goes along.
-  const moved = () => (shown && document.activeElement === shown ? beside(shown) : hide());
+  const moved = () => (focused() ? beside(shown) : hide());
   document.addEventListener("scroll", moved, { passive: true, capture: true });
   document.addEventListener("keydown", (event) => event.key === "Escape" && hide());
   // A link into a closed list opens it.
