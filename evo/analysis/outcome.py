@@ -13,7 +13,7 @@ from evo.analysis.population import Milestone, Population, TriedParameter, read_
 from evo.analysis.records import CandidateRecord, Failure, FinalRace, RunSummary, Step, TaskSummary, TimingRecord
 from evo.analysis.seldom import important
 from evo.errors import EvoError, SpaceError
-from evo.evaluation import TWIN, within_noise
+from evo.evaluation import AA_CONTROL, within_noise
 from evo.lineage.store import Store
 from evo.problem.kernel import find_kernel, kernel_digest, load_kernel, template_root
 from evo.problem.space import Space, Value
@@ -101,7 +101,7 @@ class WorkloadOutcome:
     def baselines(self) -> tuple[TimingRecord, ...]:
         """Of the leader's race, cold, without its twin."""
         timings = self.race.timings if self.race else ()
-        return tuple(t for t in timings if t.protocol != "hot" and t.contender != TWIN)
+        return tuple(t for t in timings if t.protocol != "hot" and t.contender != AA_CONTROL)
 
     @property
     def reference(self) -> TimingRecord | None:

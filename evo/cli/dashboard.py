@@ -6,7 +6,6 @@ import importlib.util
 import ipaddress
 import os
 import signal
-import threading
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,32 +36,33 @@ def dashboard(
     json: Json = False,
 ) -> None:
     """Serve the runs and their reports as live pages, and their trials in Optuna's dashboard."""
-    from evo.report.live.app import LiveApp
-    from evo.report.live.server import open_server
-    from evo.report.live.trials import TrialMirror
+    from evo.report.live import LivePages, open_server, server_url
+    from evo.report.trials import TrialMirror
 
     with Store.open(db, write=False):
         pass  # says at once what is wrong with it
-    stopped = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopped.set())
+        signal.signal(number, _end)
     installed = importlib.util.find_spec("optuna_dashboard") is not None
     trials = TrialMirror(db, optuna or _journal(db)) if installed or optuna is not None else None
     try:
-        shown = _optuna_app(trials) if installed and trials is not None else None
-        server = open_server(host, port, LiveApp(db, host, named=lasting_db(db), trials=trials, optuna=shown))
         os.nice(_NICENESS)
+        shown = _optuna_app(trials) if installed and trials is not None else None
+        pages = LivePages(db, host, named=lasting_db(db), trials=trials, optuna=shown)
+        server = open_server(host, port, pages)
         if trials is not None:
             trials.start()
-        _tell(server.url, trials, shown is not None, host, json=json)
-        thread = threading.Thread(target=server.serve_forever, name="pages", daemon=True)
-        thread.start()
-        stopped.wait()
-        server.shutdown()
-        server.server_close()
+        _tell(server_url(server), trials, shown is not None, host, json=json)
+        server.run()
+    except KeyboardInterrupt:  # between two steps; while it serves, the server sees to it
+        pass
     finally:
         if trials is not None:
             trials.stop()
+
+
+def _end(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
 
 
 def _journal(db: str) -> Path:

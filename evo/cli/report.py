@@ -28,25 +28,19 @@ def report(
     json: Json = False,
 ) -> None:
     """Write what a run found, and how, as one self-contained HTML file."""
-    from evo.report.data import read_run_data
-    from evo.report.export import NO_RASTERISER, check_replaceable, find_rasteriser, write_figures, write_page
-    from evo.report.findings import run_headline
-    from evo.report.page import render_page, sections
+    from evo.analysis.outcome import read_outcome
+    from evo.report.page import check_replaceable, render_page, sections, write_figures, write_page
+    from evo.report.sentences import run_headline
     from evo.report.text import clean
 
     started = time.monotonic()
     check_replaceable(out)
     with Store.open(db, write=False) as store:
-        data = read_run_data(store, run, db=lasting_db(db))
+        data = read_outcome(store, run, db=lasting_db(db))
     drawn = sections(data)
     page = render_page(data, drawn)
     write_page(out, page)
-    written: list[Path] = []
-    if figures is not None:
-        rasteriser = find_rasteriser()
-        written = write_figures(figures, drawn, rasteriser)
-        if rasteriser is None:
-            typer.echo(f"evo: {NO_RASTERISER}", err=True)
+    written = write_figures(figures, drawn) if figures is not None else []
     title, size = clean(run_headline(data)), len(page.encode())
     if json:
         print_json(

@@ -23,7 +23,7 @@ from evo.evaluation import AA_CONTROL, Costs, Timing
 from evo.lineage.columns import public_id
 from evo.lineage.store import Store
 from evo.progress import Progress
-from evo.report.yardsticks import ceiling_note, ceiling_remark, regret_remark
+from evo.report.sentences import ceiling_note, ceiling_remark, regret_remark
 from evo.search.finals import Finalist, Finals
 from evo.search.run import Outcome
 

@@ -18,7 +18,7 @@ from markupsafe import Markup, escape
 from numpy.typing import NDArray
 
 from evo.analysis.outcome import WorkloadOutcome
-from evo.analysis.population import Family, FailureKind, HeatMap, Milestone, OperatorShare
+from evo.analysis.population import FailureKind, Family, HeatMap, Milestone, OperatorShare
 from evo.analysis.records import Step
 from evo.report.text import clean, counted, duration, interval, percent, short, times, value_text
 
@@ -68,20 +68,23 @@ Spec = dict[str, Any]
 
 _INK, _MUTED, _GRID, _PAPER = "var(--ink)", "var(--muted)", "var(--grid)", "var(--paper)"
 _ACCENT, _WARN, _DOT, _BAND = "var(--accent)", "var(--warn)", "var(--dot)", "var(--band)"
+# Fonts are larger here than the page shows them on a desktop: its own font may be wider than the one that room is left for.
 _CONFIG: Spec = {
-    "font": "sans-serif",  # in a page its style's
+    "font": "sans-serif",
     "view": {"stroke": None},
-    "text": {"color": _INK, "fontSize": 11},
-    "title": {"color": _MUTED, "fontSize": 11, "fontWeight": "normal", "anchor": "start", "offset": 10},
+    "text": {"color": _INK, "fontSize": 13},
+    "circle": {"opacity": 1, "strokeWidth": 1},
+    "point": {"opacity": 1},
+    "title": {"color": _MUTED, "fontSize": 13, "fontWeight": "normal", "anchor": "start", "offset": 10},
     # Without aria: the figure's own words say what its axes are.
     "axis": {
         "aria": False, "labelColor": _MUTED, "titleColor": _MUTED, "titleFontWeight": "normal", "titleAnchor": "end",
-        "gridColor": _GRID, "domainColor": _MUTED, "tickColor": _MUTED, "labelFontSize": 11, "titleFontSize": 11,
+        "gridColor": _GRID, "domainColor": _MUTED, "tickColor": _MUTED, "labelFontSize": 13, "titleFontSize": 13,
         "titlePadding": 8,
     },
     "axisX": {"grid": False},
     "axisY": {"domain": False, "ticks": False, "labelPadding": 6},
-    "legend": {"aria": False, "labelColor": _INK, "labelFontSize": 11, "labelLimit": 480, "symbolType": "square"},
+    "legend": {"aria": False, "labelColor": _INK, "labelFontSize": 12, "labelLimit": 480, "symbolType": "square"},
 }  # fmt: skip
 
 
@@ -117,13 +120,16 @@ class Figure:
         return vl_convert.vegalite_to_png(self._spec_for_file(), scale=PNG_SCALE)
 
     def _spec(self, **shared: Any) -> Spec:
-        common = {"autosize": {"type": "fit", "contains": "padding"}, "padding": 2, "config": _CONFIG}
+        common: Spec = {"autosize": {"type": "fit", "contains": "padding"}, "padding": 2, "config": _CONFIG}
         return {**common, **_with_strings(self.spec, clean), **shared}
 
     def _spec_for_file(self) -> Spec:
         colours = {**LIGHT, "paper": "#ffffff"}
-        spec = self._spec(background="#ffffff")
-        return _with_strings(spec, lambda text: re.sub(r"^var\(--(\w+)\)$", lambda found: colours[found[1]], text))
+        spec: Spec = _with_strings(
+            self._spec(background="#ffffff"),
+            lambda text: re.sub(r"^var\(--(\w+)\)$", lambda found: colours[found[1]], text),
+        )
+        return spec
 
 
 _NEEDLESS = re.compile(
@@ -211,9 +217,9 @@ def draw_convergence(data: WorkloadOutcome, against: Literal["evaluations", "sec
         _layer(steps, "area", {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}}, interpolate="step-after",
                color=_BAND, opacity=0.75),
         _layer(steps, "line", {"x": x, "y": y}, interpolate="step-after", color=_ACCENT, strokeWidth=2,
-               **({"strokeDash": [5, 4]} if spoilt else {})),
+               strokeDash=[5, 4] if spoilt else []),
         _layer([_best_row(m, place[m.order]) for m in bests], "circle",
-               {"x": x, "y": y, "color": _as_is("fill"), "stroke": _as_is("stroke"), **_TIP}, size=55, strokeWidth=1, opacity=1),
+               {"x": x, "y": y, "color": _as_is("fill"), "stroke": _as_is("stroke"), **_TIP}, size=55),
         *_final(data, y),
     ]  # fmt: skip
     caption = (
@@ -262,10 +268,10 @@ def _dots(positions: NDArray[np.float64], speedup: NDArray[np.float64], x: Spec,
     """All in one path, for a million candidates must not make a million elements: a line that breaks after every point
     and has round ends is a row of dots."""
     rows = np.flatnonzero(np.isfinite(speedup))
-    points = []
+    points: list[Spec] = []
     for row in rows[:: max(1, -(-len(rows) // _MOST_DOTS))]:
         points += [{"x": float(positions[row]), "y": float(speedup[row])}, {"x": float(positions[row]), "y": None}]
-    values = [{"place": place, **point} for place, point in enumerate(points)]
+    values: list[Spec] = [{"place": place, **point} for place, point in enumerate(points)]
     return _layer(
         values, "line", {"x": x, "y": y, "order": {"field": "place"}},
         color=_DOT, strokeWidth=2.6, strokeCap="round", opacity=0.55, invalid="break-paths-filter-domains",
@@ -303,7 +309,7 @@ def _final(data: WorkloadOutcome, y: Spec) -> list[Spec]:
     beside = {"value": {"expr": "width + 14"}}
     return [
         _layer([row], "rule", {"x": beside, "y": {**y, "field": "low"}, "y2": {"field": "high"}}, color=_ACCENT, size=2),
-        _layer([row], "point", {"x": beside, "y": y, **_TIP}, shape="diamond", filled=True, color=_ACCENT, size=110, opacity=1),
+        _layer([row], "point", {"x": beside, "y": y, **_TIP}, shape="diamond", filled=True, color=_ACCENT, size=110),
         _layer([row], "text", {"x": beside, "y": y, "text": {"field": "text"}}, align="left", dx=-6, dy=-15,
                fontWeight=600),
         _layer([row], "text", {"x": beside, "y": y, "text": {"value": "final"}}, align="left", dx=-6, dy=17,
@@ -373,15 +379,15 @@ def draw_lineage(data: WorkloadOutcome, anchor: str) -> Figure | None:
     labelled = _labelled(main, place, len(steps), high - low)
     rows = [{**_step_row(s, place[s.id]), "href": f"#{anchor}{s.order}"} for s in steps]
     layers = [
-        _layer(_edges(steps, place, main=False), "line", curves, interpolate="basis", color=_DOT, strokeWidth=1, opacity=0.65),
+        _layer(_edges(steps, place, main=False), "line", curves, interpolate="basis", color=_DOT, strokeWidth=1,
+               opacity=0.65),
         _layer(_edges(steps, place, main=True), "line", curves, interpolate="basis", color=_ACCENT, strokeWidth=2.25),
         _layer([r for r, s in zip(rows, steps, strict=True) if not s.main_line], "circle", marks,
-               color=_PAPER, stroke=_DOT, strokeWidth=1.5, size=55, opacity=1),
+               color=_PAPER, stroke=_DOT, strokeWidth=1.5, size=55),
         _layer([r for r, s in zip(rows, steps, strict=True) if s.main_line], "circle", marks,
-               color=_ACCENT, stroke=_PAPER, strokeWidth=1, size=105, opacity=1),
-        _layer([{"x": place[s.id][0], "y": place[s.id][1], "text": gain_text(s)} for s in labelled], "text", written, dy=-13),
-        _layer([{"x": place[last.id][0], "y": place[last.id][1], "text": _speed(last)}], "text", written,
-               dy=-14, fontWeight=600),
+               color=_ACCENT, stroke=_PAPER, size=105),
+        _layer([{**_at(place[s.id]), "text": gain_text(s)} for s in labelled], "text", written, dy=-13),
+        _layer([{**_at(place[last.id]), "text": _speed(last)}], "text", written, dy=-14, fontWeight=600),
     ]  # fmt: skip
     left = len(data.steps) - len(steps)
     return Figure(
@@ -450,7 +456,11 @@ def _step_row(step: Step, place: tuple[float, float]) -> Spec:
     lines = [f"#{step.order} {short(step.id)}: {_speed(step)}, by {step.operator}", change_text(step)]
     if gain := gain_text(step):
         lines.append(f"gain over its first parent: {gain}")
-    return {"x": place[0], "y": place[1], "tip": "\n".join(lines)}
+    return {**_at(place), "tip": "\n".join(lines)}
+
+
+def _at(place: tuple[float, float]) -> Spec:
+    return {"x": place[0], "y": place[1]}
 
 
 # Families: what the population was made of as the search went on
@@ -474,8 +484,8 @@ def draw_families(data: WorkloadOutcome, families: Sequence[Family]) -> Figure |
     keys = [f"{len(f.rows):,} tried, best {times(f.best)}: {family_name(f)}" for f in families]
     rows = [
         {
-            "x": float(edges[b]), "x2": float(edges[b + 1]), "y": float(upper[i - 1, b]) if i else 0.0, "y2": float(upper[i, b]),
-            "key": keys[i],
+            "x": float(edges[b]), "x2": float(edges[b + 1]),
+            "y": float(upper[i - 1, b]) if i else 0.0, "y2": float(upper[i, b]), "key": keys[i],
             "tip": f"{family_name(family)}\n{counts[i, b]} of {counts[:, b].sum()} candidates from {int(edges[b]) + 1} on",
         }
         for i, family in enumerate(families)
@@ -515,7 +525,7 @@ _MOST_BARS, _LEAST_SHARE, _SURE_OF = 12, 0.005, 50
 def _bars(rows: Sequence[Spec], colour: str, bold: Sequence[str] = ()) -> Spec:
     """A bar for each row of name, value, text and tip."""
     weight = {"condition": {"test": {"field": "value", "oneOf": list(bold)}, "value": 600}, "value": 400}
-    y = _word("name", domain=False, labelLimit=150, labelColor=_INK, labelFontSize=12, labelFontWeight=weight)
+    y = _word("name", domain=False, labelLimit=150, labelColor=_INK, labelFontWeight=weight)
     x = {"field": "value", "type": "quantitative", "axis": None}
     return {
         "width": HALF_PX,
@@ -626,13 +636,13 @@ def draw_operators(data: WorkloadOutcome, shares: Sequence[OperatorShare]) -> Fi
     x = _number("x", "candidates evaluated", (0, data.number), tickCount=10)
     y = _number("y", None, (0, len(shares)), values=list(range(len(shares))), labels=False)
     lanes = [{"y": len(shares) - 1.0 - i, "name": s.name, "tried": f"{s.tried:,} tried"} for i, s in enumerate(shares)]
+    corners = {"x": x, "x2": {"field": "x2"}, "y": y, "y2": {"field": "y2"}}
     named = {"x": {"value": -10}, "y": y}
     layers = [
-        _layer(bars, "rect", {"x": x, "x2": {"field": "x2"}, "y": y, "y2": {"field": "y2"}, "color": _as_is("colour"), **_TIP},
-               stroke=_PAPER, strokeWidth=0.5),
+        _layer(bars, "rect", {**corners, "color": _as_is("colour"), **_TIP}, stroke=_PAPER, strokeWidth=0.5),
         _layer(firsts, "point", {"x": x, "y": y, **_TIP}, shape="diamond", filled=False, fill=_PAPER, stroke=_ACCENT,
-               strokeWidth=1.75, size=70, opacity=1),
-        _layer(lanes, "text", {**named, "text": {"field": "name"}}, align="right", dy=-13, fontSize=12, limit=130),
+               strokeWidth=1.75, size=70),
+        _layer(lanes, "text", {**named, "text": {"field": "name"}}, align="right", dy=-15, limit=150),
         _layer(lanes, "text", {**named, "text": {"field": "tried"}}, align="right", dy=1, color=_MUTED),
     ]  # fmt: skip
     return Figure(
@@ -700,7 +710,8 @@ def _draw_heat_map(heat: HeatMap, low: float, high: float) -> Figure:
     layers = [
         _layer(rows, "rect", {**place, "color": _as_is("fill"), **_TIP}, stroke=_GRID, strokeWidth=1, cornerRadius=2),
         _layer(with_time, "text", {**place, "text": {"field": "best"}, "color": ink}, dy=-7, fontSize=12, fontWeight=600),
-        _layer([row for row in rows if "rest" in row], "text", {**place, "text": {"field": "rest"}, "color": ink}, dy=9),
+        _layer([row for row in rows if "rest" in row], "text", {**place, "text": {"field": "rest"}, "color": ink},
+               dy=9, fontSize=11),
     ]
     return Figure(
         name=f"pair-{_slug(heat.down)}-{_slug(heat.across)}",

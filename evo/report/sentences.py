@@ -283,10 +283,10 @@ def protocol_words(data: WorkloadOutcome) -> list[str]:
     if leader is not None and leader.checks:
         latest = max(c.round for c in leader.checks)
         cases = [c for c in leader.checks if c.round == latest]
-        where = "the finals" if latest else "the search"
+        passed, where = sum(c.passed for c in cases), "the finals" if latest else "the search"
         said.append(
-            f"Right first: the leader passed {sum(c.passed for c in cases)} of {counted(len(cases), 'gate case')} in {where},"
-            " against a float64 reference, with an error of at most twice PyTorch's own plus rounding."
+            f"Right first: the leader passed {passed} of {counted(len(cases), 'gate case')} in {where}, against a float64"
+            " reference, with an error of at most twice PyTorch's own plus rounding."
         )
     search = next((t for t in (leader.timings if leader else ()) if t.round == 0 and t.protocol != "hot"), None)
     if search is not None:

@@ -1,0 +1,234 @@
+"""Runs as Optuna's studies, which Optuna's own tools open: one for each workload, named RUN/WORKLOAD.
+
+They are written to a journal file, Optuna's storage that takes a thousand trials a second. A trial's value is the
+candidate's score, its parameters are the genome's; what else is known is in its user attributes.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import warnings
+from collections.abc import Iterable
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock, Timeout
+from sqlalchemy import func, select
+from sqlalchemy.orm import aliased
+
+from evo.analysis import queries
+from evo.analysis.outcome import read_problem
+from evo.errors import EvoError, UsageError
+from evo.evaluation import PASSED
+from evo.lineage import RunStatus
+from evo.lineage import models as m
+from evo.lineage.columns import ORDERS_PER_RUN, key_range, public_id
+from evo.lineage.store import Store
+from evo.problem.genome import Genome
+from evo.problem.space import Value
+from evo.report.text import clean
+
+if TYPE_CHECKING:
+    from optuna.distributions import CategoricalDistribution
+    from optuna.storages import BaseStorage
+    from optuna.trial import FrozenTrial
+
+__all__ = ["MOST_TRIALS", "TrialMirror", "study_name"]
+
+MOST_TRIALS = 50_000
+"""Of one run; more than that no browser shows."""
+_PAUSE_S = 2.0
+_c, _p = m.Candidate, m.Parentage
+
+
+def study_name(run: str, workload: str) -> str:
+    return f"{run}/{workload}"
+
+
+class TrialMirror:
+    """Keeps the studies of the running, the latest and the asked-for runs up to date. `start` it, `stop` it.
+
+    Only one dashboard writes a journal; another one that has it shows what is there.
+    """
+
+    def __init__(self, db: str, journal: Path) -> None:
+        """Raises UsageError for a journal that cannot be written, or that is none."""
+        import optuna
+        from optuna.storages.journal import JournalFileBackend
+
+        _check_journal(journal)
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        self._db, self.journal = db, journal
+        self._lock = FileLock(f"{journal}.writer")
+        try:
+            self._lock.acquire(timeout=0)
+            self.writes = True
+        except Timeout:
+            self.writes = False
+        except OSError as error:
+            raise UsageError(
+                f"cannot write {journal}: {error.strerror or error}; name another file with --optuna"
+            ) from error
+        self.storage: BaseStorage = optuna.storages.JournalStorage(JournalFileBackend(str(journal)))
+        self._wanted: set[str] = set()
+        self._written: dict[str, set[int]] = {}
+        self._choices: dict[int, dict[str, CategoricalDistribution]] = {}
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="trials", daemon=True)
+
+    def start(self) -> None:
+        if self.writes:
+            self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=10)
+        self._lock.release()
+
+    def want(self, run: str) -> None:
+        """From now on the run's trials are kept up to date, too."""
+        self._wanted.add(run)
+
+    def study_ids(self, run: str, workloads: Iterable[str]) -> dict[str, int]:
+        """Of the studies that are there, by workload."""
+        known = {s.study_name: s._study_id for s in self.storage.get_all_studies()}
+        return {w: known[study_name(run, w)] for w in workloads if study_name(run, w) in known}
+
+    def _work(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                with Store.open(self._db, write=False) as store:
+                    for name in self._names(store):
+                        self.copy(store, name)
+            except (EvoError, OSError):  # a database that is being replaced, a disk that is full: later, perhaps
+                pass
+            self._stopping.wait(_PAUSE_S)
+
+    def _names(self, store: Store) -> set[str]:
+        with store.reading() as connection:
+            running = connection.scalars(select(m.Run.name).where(m.Run.status == RunStatus.RUNNING.value)).all()
+            latest = connection.scalars(select(m.Run.name).order_by(m.Run.id.desc()).limit(1)).all()
+        return {*running, *latest, *self._wanted}
+
+    def copy(self, store: Store, name: str) -> None:
+        """Writes the candidates of a run that are not written yet. Raises UnknownNameError."""
+        run = store.run(name)
+        written = self._written.setdefault(run.uid, set())
+        original = aliased(_c)
+        with store.reading() as connection:
+            number = connection.scalar(select(func.count()).where(_c.id.between(*key_range(run.id)))) or 0
+            if 0 < min(number, MOST_TRIALS) <= len(written):
+                return
+            rows = connection.execute(
+                select(_c.id, _c.task, _c.genome, _c.operator, _c.status, _c.created, _c.seconds)
+                # One whose machine code was known has the score of that, as the sampler is told.
+                .add_columns(func.coalesce(_c.score, original.score).label("score"))
+                .join_from(_c, original, original.id == _c.same_code_as_id, isouter=True)
+                .where(_c.id.between(*key_range(run.id)))
+                .order_by(_c.id)
+                .limit(MOST_TRIALS)
+            ).all()
+            parents: dict[int, list[str]] = {}
+            for child, parent in connection.execute(
+                select(_p.child_id, _p.parent_id)
+                .where(_p.child_id.between(*key_range(run.id)))
+                .order_by(_p.child_id, _p.position)
+            ):
+                parents.setdefault(child, []).append(public_id(run.uid, parent % ORDERS_PER_RUN))
+        studies = self._open_studies(store, run, rows)
+        for row in rows:
+            order = row.id % ORDERS_PER_RUN
+            if order not in written and not self._stopping.is_set():
+                study = studies[row.task]
+                about = {"candidate": public_id(run.uid, order), "order": order, "parents": parents.get(row.id, [])}
+                self.storage.create_new_trial(study, template_trial=_trial(row, about, self._choices[study]))
+                written.add(order)
+
+    def _open_studies(self, store: Store, run: Any, rows: Iterable[Any]) -> dict[int, int]:
+        """Keys of the studies by number of the task. A study of another run that had the name is replaced."""
+        import optuna
+        from optuna.distributions import CategoricalDistribution
+
+        summary = queries.run(store, run.name)
+        known = {s.study_name: s._study_id for s in self.storage.get_all_studies()}
+        found, spaces = {}, None
+        for task in summary.tasks:
+            name = study_name(run.name, task.workload)
+            key = known.get(name)
+            if key is not None and self.storage.get_study_user_attrs(key).get("run_uid") != run.uid:
+                self.storage.delete_study(key)
+                key = None
+            if key is None:
+                study = optuna.create_study(study_name=name, storage=self.storage, direction="minimize")
+                study.set_metric_names(["time over the reference's"])
+                facts = {
+                    "run_uid": run.uid, "run": run.name, "workload": task.workload, "kernel": summary.kernel,
+                    "device": summary.device, "sampler": summary.sampler, "seed": summary.seed,
+                }  # fmt: skip
+                for fact, value in facts.items():
+                    study.set_user_attr(fact, clean(value) if isinstance(value, str) else value)
+                key = study._study_id
+            if key not in self._choices:
+                spaces = read_problem(summary).spaces if spaces is None else spaces
+                space = spaces.get(task.number)
+                choices = {p.name: p.values for p in space.parameters} if space else _tried(rows, task.number)
+                self._choices[key] = {clean(n): CategoricalDistribution(some) for n, some in choices.items()}
+                trials = self.storage.get_all_trials(key, deepcopy=False)
+                self._written[run.uid].update(t.user_attrs["order"] for t in trials)
+            found[task.number] = key
+        return found
+
+
+def _check_journal(path: Path) -> None:
+    """Raises UsageError for a file that is something else than a journal of Optuna's."""
+    if path.is_dir():
+        raise UsageError(f"--optuna {path} is a folder; name a file in it, such as {path / 'optuna.log'}")
+    if not path.exists() or not path.stat().st_size:
+        return
+    try:
+        with path.open("rb") as file:
+            known = "op_code" in json.loads(file.readline(1 << 20))
+    except (OSError, ValueError, TypeError):
+        known = False
+    if not known:
+        raise UsageError(
+            f"{path} is there and is not a journal of Optuna's; it is left as it is: name another with --optuna"
+        )
+
+
+def _tried(rows: Iterable[Any], task: int) -> dict[str, tuple[Value, ...]]:
+    """Values by parameter as far as they are known, where the kernel is not."""
+    values: dict[str, dict[tuple[type, Value], Value]] = {}
+    for row in rows:
+        for name, value in Genome.from_json(row.genome).items if row.task == task else ():
+            values.setdefault(name, {})[type(value), value] = value
+    return {name: tuple(sorted(some.values(), key=str)) for name, some in values.items()}
+
+
+def _trial(row: Any, about: dict[str, Any], choices: dict[str, CategoricalDistribution]) -> FrozenTrial:
+    """A value that a study's parameter does not have, as of a kernel that has changed, is told under `elsewhere`."""
+    from optuna.trial import TrialState, create_trial
+
+    named = {clean(name): value for name, value in Genome.from_json(row.genome).items}
+    fitting = {n: v for n, v in named.items() if n in choices and v in choices[n].choices}
+    passed = row.status in PASSED and row.score is not None
+    trial = create_trial(
+        state=TrialState.COMPLETE if passed else TrialState.FAIL,
+        value=row.score if passed else None,
+        params=fitting,
+        distributions={n: choices[n] for n in fitting},
+        user_attrs={
+            **about,
+            "operator": clean(row.operator),
+            "status": row.status,
+            **({"speedup": round(1 / row.score, 4)} if passed else {}),
+            **({"elsewhere": {n: v for n, v in named.items() if n not in fitting}} if fitting != named else {}),
+        },
+    )
+    done = row.created.astimezone().replace(tzinfo=None)  # Optuna's times are local, and naive
+    trial.datetime_start, trial.datetime_complete = done - timedelta(seconds=max(row.seconds, 0.0)), done
+    return trial
