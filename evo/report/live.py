@@ -43,7 +43,7 @@ _REST = 10.0
 _LEAST_WAIT_S, _MOST_WAIT_S, _IDLE_WAIT_S = 2.0, 60.0, 15.0
 _THREADS = 8
 _OPTUNA = ("/dashboard", "/api/", "/static/", "/csv/", "/favicon.ico")
-_POLICY = (
+_POLICY = (  # of the own pages; Optuna's have one of theirs
     "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self' data:; base-uri 'none';"
     " form-action 'none'; frame-ancestors 'none'"
 )
@@ -54,20 +54,21 @@ _HEADERS = [
     ("Cross-Origin-Opener-Policy", "same-origin"),
     ("X-Frame-Options", "DENY"),
 ]
+_OWN_HEADERS = [*_HEADERS, ("Content-Security-Policy", _POLICY), ("Cache-Control", "no-cache")]
 
 
 def open_server(host: str, port: int, app: WSGIApplication) -> Any:
     """A server of waitress that listens, but does not serve yet. Raises UsageError where that cannot be had."""
     if not 0 <= port < 2**16:
         raise UsageError(f"--port {port} is not one from 0 to 65535")
-    logging.getLogger("waitress").setLevel(logging.ERROR)
     try:
-        return waitress.server.create_server(
-            app, host=host, port=port, threads=_THREADS, ipv4=":" not in host, ipv6=":" in host, ident=None
-        )
-    except (OSError, ValueError) as error:
-        said = (error.strerror if isinstance(error, OSError) else "") or "there is no such address"
-        raise UsageError(f"cannot serve at {host}, port {port}: {said}; choose another with --port or --host") from error
+        listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise UsageError(
+            f"cannot serve at {host}, port {port}: {error.strerror or error}; choose another with --port or --host"
+        ) from error
+    logging.getLogger("waitress").setLevel(logging.ERROR)
+    return waitress.server.create_server(app, sockets=[listening], threads=_THREADS, ident=None)
 
 
 def server_url(server: Any) -> str:
@@ -125,11 +126,13 @@ class LivePages:
         self._app.get("/run/<name>/body", callback=self._run)
         self._app.get("/assets/<name>", callback=self._asset)
         self._app.install(_explained)
-        self._app.default_error_handler = lambda error: f"{error.body}\n"
+        self._app.default_error_handler = _plain
 
     def __call__(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+        added = _OWN_HEADERS
+
         def begin(status: str, headers: list[tuple[str, str]], *rest: Any) -> Any:
-            return start(status, [*headers, *_HEADERS], *rest)
+            return start(status, [*headers, *added], *rest)
 
         refusal = ""
         if not is_own_host(environ.get("HTTP_HOST", ""), self._host):
@@ -138,6 +141,7 @@ class LivePages:
             refusal = "405 Method Not Allowed: nothing can be changed here"
         elif environ.get("PATH_INFO", "").startswith(_OPTUNA):
             if self._optuna is not None:
+                added = _HEADERS
                 return self._optuna(environ, begin)
             refusal = "404 Not Found: Optuna's dashboard is not installed"
         if refusal:
@@ -148,7 +152,7 @@ class LivePages:
 
     def _asset(self, name: str) -> str:
         if name not in self._assets:
-            raise HTTPError(404, "there is no such page")
+            raise HTTPError(404)
         response.content_type, text = self._assets[name]
         return text
 
@@ -244,8 +248,6 @@ def _explained(callback: Callable[..., str]) -> Callable[..., bytes]:
     """Bottle's way to wrap every page: an error that evo knows becomes a page that says it."""
 
     def answer(*args: Any, **kwargs: Any) -> bytes:
-        response.set_header("Content-Security-Policy", _POLICY)
-        response.set_header("Cache-Control", "no-cache")
         try:
             text = callback(*args, **kwargs)
         except EvoError as error:
@@ -254,6 +256,11 @@ def _explained(callback: Callable[..., str]) -> Callable[..., bytes]:
         return text.encode("utf-8", "replace")
 
     return answer
+
+
+def _plain(error: HTTPError) -> str:
+    response.content_type = "text/plain; charset=utf-8"
+    return "there is no such page\n" if error.status_code == 404 else f"{error.status_line}\n"
 
 
 def _index_row(store: Store, run: RunSummary) -> dict[str, Any]:

@@ -9,8 +9,8 @@ import pytest
 from browser import Browser, open_browser
 from recorded import PLANS, record_run
 
+from evo.analysis.outcome import RunOutcome, read_outcome
 from evo.lineage.store import Store
-from evo.report.data import RunData, read_run_data
 
 
 @pytest.fixture(scope="session")
@@ -24,10 +24,10 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def known(database: Path) -> dict[str, RunData]:
+def known(database: Path) -> dict[str, RunOutcome]:
     """What is read of each of them."""
     with Store.open(database, write=False) as store:
-        return {plan.name: read_run_data(store, plan.name) for plan in PLANS}
+        return {plan.name: read_outcome(store, plan.name) for plan in PLANS}
 
 
 @pytest.fixture(scope="session")

@@ -24,9 +24,8 @@ from evo.errors import UsageError
 from evo.evaluation import Status
 from evo.lineage import RunStatus
 from evo.lineage.store import Store
-from evo.report.live.app import LiveApp, is_own_host
-from evo.report.live.server import open_server
-from evo.report.live.trials import TrialMirror, check_journal, study_name
+from evo.report.live import LivePages, is_own_host, open_server
+from evo.report.trials import TrialMirror, study_name
 from tests.lineage import samples as s
 
 
@@ -46,12 +45,12 @@ class Client:
         } | {f"HTTP_{k.upper()}": v for k, v in headers.items()}  # fmt: skip
         answer: list[Any] = []
         body = b"".join(self.app(environ, lambda status, head, *rest: answer.extend((status, head))))
-        return int(answer[0].split()[0]), dict(answer[1]), body.decode()
+        return int(answer[0].split()[0]), {k.lower(): v for k, v in answer[1]}, body.decode()
 
 
 @pytest.fixture
 def client(database: Path) -> Client:
-    return Client(LiveApp(str(database), "127.0.0.1"))
+    return Client(LivePages(str(database), "127.0.0.1"))
 
 
 @pytest.mark.parametrize(
@@ -92,12 +91,12 @@ def test_nothing_can_be_changed(client: Client) -> None:
 def test_every_page_forbids_what_it_does_not_need(client: Client) -> None:
     for path in ("/", "/body", "/run/one", "/run/one/body", "/run/nobody", "/nothing", "/assets/live.js"):
         _, headers, _ = client.get(path)
-        policy = headers["Content-Security-Policy"]
+        policy = headers["content-security-policy"]
         assert policy.startswith("default-src 'none'")
         assert "unsafe" not in policy
-        assert headers["X-Content-Type-Options"] == "nosniff"
-        assert headers["X-Frame-Options"] == "DENY"
-        assert headers["Referrer-Policy"] == "no-referrer"
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["x-frame-options"] == "DENY"
+        assert headers["referrer-policy"] == "no-referrer"
 
 
 def test_the_index_lists_the_runs_the_latest_first_and_links_to_them(client: Client) -> None:
@@ -126,7 +125,7 @@ def test_the_index_marks_what_the_finals_did_not_confirm(tmp_path: Path) -> None
                 store.add_final(run, 2, s.final(0.5, task=1), elapsed_s=2.0)
                 store.set_winner(run, 1, 2)
             store.set_status(run, RunStatus.FINISHED, reason="time is up", elapsed_s=3.0)
-    body = Client(LiveApp(str(path), "127.0.0.1")).get("/body")[2]
+    body = Client(LivePages(str(path), "127.0.0.1")).get("/body")[2]
     half, vain = body[body.index("/run/half") : body.index("/run/vain")], body[body.index("/run/vain") :]
     assert "4.000" in vain
     assert "its finals confirmed nobody" in vain
@@ -137,8 +136,8 @@ def test_the_index_marks_what_the_finals_did_not_confirm(tmp_path: Path) -> None
 def test_a_page_that_has_not_changed_is_not_sent_again(client: Client) -> None:
     status, headers, body = client.get("/run/one/body")
     assert status == 200
-    assert float(headers["X-Wait-Seconds"]) >= 2
-    again = client.get("/run/one/body", if_none_match=headers["ETag"])
+    assert float(headers["x-wait-seconds"]) >= 2
+    again = client.get("/run/one/body", if_none_match=headers["etag"])
     assert (again[0], again[2]) == (304, "")
     assert client.get("/run/one/body")[2] == body
 
@@ -156,7 +155,7 @@ def test_what_is_not_there_is_one_sentence(client: Client) -> None:
 def test_a_database_that_goes_away_is_said_and_comes_back(database: Path, tmp_path: Path) -> None:
     path = tmp_path / "moved.db"
     path.write_bytes(database.read_bytes())
-    client = Client(LiveApp(str(path), "127.0.0.1"))
+    client = Client(LivePages(str(path), "127.0.0.1"))
     assert client.get("/run/one/body")[0] == 200
     path.rename(tmp_path / "elsewhere.db")
     status, _, body = client.get("/run/one/body")
@@ -190,8 +189,7 @@ def test_a_study_of_each_task_has_its_candidates_as_trials(mirrored: tuple[Store
     import optuna
 
     store, _, mirror = mirrored
-    while mirror.copy(store, "live"):
-        pass
+    mirror.copy(store, "live")
     task = queries.run(store, "live").tasks[1]
     study = optuna.load_study(study_name=study_name("live", task.workload), storage=mirror.storage)
     assert study.direction == optuna.study.StudyDirection.MINIMIZE
@@ -289,7 +287,7 @@ def test_what_is_not_a_journal_is_not_written_to(database: Path, tmp_path: Path)
     with pytest.raises(UsageError, match="is not a journal of Optuna's"):
         TrialMirror(str(database), database)
     with pytest.raises(UsageError, match="is a folder"):
-        check_journal(tmp_path)
+        TrialMirror(str(database), tmp_path)
     assert database.read_bytes() == before
 
 

@@ -12,17 +12,12 @@ from pathlib import Path
 import pytest
 from recorded import PLANS, Plan, record_run
 
+from evo.analysis.outcome import RunOutcome, read_outcome, read_problem
 from evo.lineage.store import Store
 from evo.problem.kernel import load_kernel, template_root
-from evo.report import parameters
-from evo.report.data import RunData, read_run_data
-from evo.report.figures.convergence import draw_convergence
-from evo.report.figures.operators import credit_operators, draw_operators
-from evo.report.findings import facts, finalist_rows, finalists_sentence, headline, race_rows
 from evo.report.page import render_page
-from evo.report.protocol import commands
+from evo.report.sentences import ceiling_remark, commands, facts, finalists_sentence, headline, regret_remark
 from evo.report.text import clean, duration, micro
-from evo.report.yardsticks import ceiling_remark, regret_remark
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 
@@ -61,7 +56,7 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def pages(known: dict[str, RunData]) -> dict[str, Page]:
+def pages(known: dict[str, RunOutcome]) -> dict[str, Page]:
     return {name: Page(render_page(data)) for name, data in known.items()}
 
 
@@ -102,7 +97,7 @@ def test_tables_name_their_rows_and_columns_and_figures_say_what_is_to_be_seen(p
     assert all(a["role"] in ("img", "group") and len(a["aria-label"] or "") > 20 for a in drawings)
 
 
-def test_what_a_database_holds_stays_text(known: dict[str, RunData]) -> None:
+def test_what_a_database_holds_stays_text(known: dict[str, RunOutcome]) -> None:
     for name in ("two", "gone"):
         text = render_page(known[name])
         assert "<script>alert" not in text
@@ -115,7 +110,7 @@ def test_characters_that_nobody_sees_are_shown() -> None:
 
 
 def test_a_finished_run_is_told_with_its_interval_its_noise_and_its_baselines(
-    known: dict[str, RunData], pages: dict[str, Page]
+    known: dict[str, RunOutcome], pages: dict[str, Page]
 ) -> None:
     data, text = known["one"].workloads[0], pages["one"].text
     timing = data.timing
@@ -123,10 +118,9 @@ def test_a_finished_run_is_told_with_its_interval_its_noise_and_its_baselines(
     assert timing.ratio is not None
     assert timing.stage == "final"
     assert headline(data) == f"{1 / timing.ratio:.3f}× the speed of PyTorch."
-    rows = {r.name: r for r in race_rows(data)}
-    assert set(rows) == {"torch", "copy", data.leader.id[:10] if data.leader else ""}
-    assert rows["copy"].role == "ceiling"
-    assert rows["copy"].share == "1.000"
+    assert data.leader is not None
+    assert re.search(r"copy ceiling [\d.]+ [\d.]+ to [\d.]+ [\d.]+× [\d.]+ to [\d.]+ 1.000 30", text)
+    assert re.search(rf"{data.leader.id[:10]} winner .* torch reference 31.0 30.9 to 31.1 1 ", text)
     for said in (
         "noise floor ±0.20%",
         "selection regret",
@@ -138,14 +132,14 @@ def test_a_finished_run_is_told_with_its_interval_its_noise_and_its_baselines(
         assert said in text, said
 
 
-def test_searching_again_keeps_the_number_of_candidates_in_flight(known: dict[str, RunData]) -> None:
+def test_searching_again_keeps_the_number_of_candidates_in_flight(known: dict[str, RunOutcome]) -> None:
     data = known["one"]
     for window, builders in ((8, "4"), (16, "8")):
         again = dict(commands(replace(data, run=replace(data.run, window=window))))["search again"]
         assert f"--builders {builders}" in again
 
 
-def test_when_the_winner_was_found_is_told_by_its_own_number(known: dict[str, RunData]) -> None:
+def test_when_the_winner_was_found_is_told_by_its_own_number(known: dict[str, RunOutcome]) -> None:
     one = known["one"].workloads[0]
     assert one.leader is not None
     name = f"{one.leader.id[:10]} #{one.leader.order}"
@@ -157,34 +151,29 @@ def test_when_the_winner_was_found_is_told_by_its_own_number(known: dict[str, Ru
     assert [f.note for f in facts(known["nofinals"].workloads[0]) if f.name == "best found after"]
 
 
-def test_a_page_numbers_candidates_as_the_commands_do(known: dict[str, RunData]) -> None:
+def test_a_page_numbers_candidates_as_the_commands_do(known: dict[str, RunOutcome]) -> None:
     """By their order in the run, from 0: also where a run has several workloads."""
     two = known["two"].workloads[1]
     last = two.milestones[-1]
     assert last.order == 2 * (last.evaluated - 1) + 1
-    convergence, drawn = draw_convergence(two, "evaluations"), draw_operators(two, credit_operators(two))
-    assert convergence is not None
-    assert drawn is not None
-    assert f"reached with #{last.order} after {last.evaluated} of 80 candidates" in convergence.alt
-    assert f"the best so far, #{last.order}" in drawn.body
-    assert not re.search(r"candidate \d", drawn.body + Page(render_page(known["two"])).text)
+    page = render_page(known["two"])
+    assert f"reached with #{last.order} after {last.evaluated} of 80 candidates" in page
+    assert f"the best so far, #{last.order}" in page
+    assert not re.search(r"candidate \d", page)
 
 
-def test_the_finalists_are_listed_with_who_ties(known: dict[str, RunData], pages: dict[str, Page]) -> None:
+def test_the_finalists_are_listed_with_who_ties(known: dict[str, RunOutcome], pages: dict[str, Page]) -> None:
     one = known["one"].workloads[0]
-    rows = finalist_rows(one)
-    assert [r.order for r in rows] == [f.order for f in one.finalists]
-    assert len(rows) == 3
-    assert (rows[0].behind, rows[0].leader) == ("winner", True)
+    text = pages["one"].text
     assert one.leader is not None
-    assert rows[0].order == one.leader.order
-    ties = [f.id[:10] for f in one.finalists if f.tie]
-    assert [r.name for r in rows if r.behind == "tie"] == ties
-    assert "behind: the winner's speed-up over this one's" in pages["one"].text
-    assert finalists_sentence(one) in pages["one"].text
+    assert [f.winner for f in one.finalists] == [True, False, False]
+    listed = re.search(r"in the search (\w{10}) #(\d+) .*? winner .*?(\w{10}) #(\d+) .*?(\w{10}) #(\d+)", text)
+    assert listed
+    assert listed.groups() == tuple(x for f in one.finalists for x in (f.id[:10], str(f.order)))
+    assert "behind: the winner's speed-up over this one's" in text
+    assert finalists_sentence(one) in text
     near = tuple(replace(f, tie=not f.winner) for f in one.finalists)
     assert finalists_sentence(replace(one, finalists=near)).startswith("2 finalists tie with the winner: ")
-    assert finalist_rows(known["nofinals"].workloads[0]) == []
     assert "The finalists" not in pages["nofinals"].text
 
 
@@ -193,15 +182,14 @@ def test_finalists_are_told_by_their_one_race_and_the_winner_by_the_one_that_con
     with Store.open(tmp_path / "lineage.db", write=True) as store:
         record_run(store, Plan(name="changed", evaluations=60, confirmed=1.2))
         record_run(store, Plan(name="older", evaluations=60, one_race=False))
-        changed, older = (read_run_data(store, name) for name in ("changed", "older"))
+        changed, older = (read_outcome(store, name) for name in ("changed", "older"))
     one = changed.workloads[0]
     assert one.timing is not None
     assert one.timing.ratio is not None
     assert one.leader is not None
-    rows = finalist_rows(one)
-    assert rows[0].speedup == f"{1 / (one.leader.score * 1.01):.3f}×"  # type: ignore[operator]
     assert min(f.behind for f in one.finalists if f.behind is not None) > 1
     text = Page(render_page(changed)).text
+    assert f"{1 / (one.leader.score * 1.01):.3f}×" in text, "the winner in the race of all finalists"  # type: ignore[operator]
     assert "All of them in one race" in text
     assert f"alone with the baselines, in a fresh process and on other data: {micro(one.timing.median_us)} µs" in text
     assert "That is the figure to quote." in text
@@ -226,7 +214,7 @@ def test_a_selection_regret_far_above_the_noise_floor_is_remarked_on(tmp_path: P
     assert regret_remark(0.02, 0.002) == regret_remark(0.2, 0.08) == regret_remark(0.2, None) == ""
     with Store.open(tmp_path / "lineage.db", write=True) as store:
         record_run(store, Plan(name="regret", evaluations=60, confirmed=1.2))
-        found = read_run_data(store, "regret")
+        found = read_outcome(store, "regret")
     text = Page(render_page(found)).text
     assert "The selection regret is 100 times the noise floor: search and final do not agree" in text
     assert "time over copy, the fastest baseline here that only moves the bytes" in text
@@ -240,13 +228,13 @@ def test_a_selection_regret_far_above_the_noise_floor_is_remarked_on(tmp_path: P
     assert ("times as long as copy" in text) is (share > 1.25)
 
 
-def test_a_gain_within_the_noise_floor_is_a_tie(known: dict[str, RunData], pages: dict[str, Page]) -> None:
+def test_a_gain_within_the_noise_floor_is_a_tie(known: dict[str, RunOutcome], pages: dict[str, Page]) -> None:
     assert known["tie"].workloads[0].tie
     assert "tie with PyTorch" in headline(known["tie"].workloads[0])
     assert "a tie with PyTorch" in pages["tie"].text
 
 
-def test_a_disturbed_figure_has_its_mark_wherever_it_stands(known: dict[str, RunData]) -> None:
+def test_a_disturbed_figure_has_its_mark_wherever_it_stands(known: dict[str, RunOutcome]) -> None:
     data = known["one"]
     one = data.workloads[0]
     assert one.leader is not None
@@ -266,7 +254,7 @@ def test_what_no_final_confirmed_is_said_to_be_the_searchs_own_figure(pages: dic
 
 
 def test_a_run_of_failures_tells_what_broke_and_draws_no_line(
-    known: dict[str, RunData], pages: dict[str, Page]
+    known: dict[str, RunOutcome], pages: dict[str, Page]
 ) -> None:
     said = "Nothing was found: of 30 candidates none passed the gate and its timed calls."
     assert headline(known["failures"].workloads[0]) == said
@@ -284,7 +272,7 @@ def test_a_kernel_that_is_gone_is_named_as_what_is_not_known(pages: dict[str, Pa
     assert "the kernel cannot be found here any more" in pages["gone"].text
 
 
-def test_records_that_are_missing_leave_their_sentences_out(known: dict[str, RunData]) -> None:
+def test_records_that_are_missing_leave_their_sentences_out(known: dict[str, RunOutcome]) -> None:
     data = known["one"]
     one = data.workloads[0]
     assert one.leader is not None
@@ -303,18 +291,18 @@ def test_several_workloads_have_a_section_each(pages: dict[str, Page]) -> None:
 
 def test_a_beginning_of_a_name_finds_the_run(database: Path) -> None:
     with Store.open(database, write=False) as store:
-        assert read_run_data(store, "nof").run.name == "nofinals"
+        assert read_outcome(store, "nof").run.name == "nofinals"
 
 
 def test_a_kernel_of_somebody_elses_is_not_run_unless_it_is_the_one_of_the_run(
-    known: dict[str, RunData], tmp_path: Path
+    known: dict[str, RunOutcome], tmp_path: Path
 ) -> None:
     folder = tmp_path / "kernel"
     shutil.copytree(template_root() / "layernorm", folder)
     run = replace(known["one"].run, kernel=str(folder), kernel_digest=load_kernel(str(folder)).digest)
-    assert parameters.read_problem(run).changed == ""
+    assert read_problem(run).changed == ""
     trap = tmp_path / "trap"
     trap.mkdir()
     (trap / "kernel.py").write_text(f"open({str(tmp_path / 'sprung')!r}, 'w')\n")
-    assert "has changed" in parameters.read_problem(replace(run, kernel=str(trap))).changed
+    assert "has changed" in read_problem(replace(run, kernel=str(trap))).changed
     assert not (tmp_path / "sprung").exists()

@@ -10,10 +10,9 @@ import pytest
 from browser import DESKTOP, PHONE, Browser
 from recorded import PLANS, Plan, Recording
 
+from evo.analysis.outcome import RunOutcome
 from evo.lineage.store import Store
-from evo.report.data import RunData
-from evo.report.live.app import LiveApp
-from evo.report.live.server import LiveServer, open_server
+from evo.report.live import LivePages, open_server, server_url
 from evo.report.page import render_page
 
 SIZES = pytest.mark.parametrize("size", [PHONE, DESKTOP], ids=["phone", "desktop"])
@@ -25,7 +24,7 @@ SHADES = "return [document.body, ...document.querySelectorAll('h1')].map(e => ge
 
 
 @pytest.fixture(scope="module")
-def folder(known: dict[str, RunData], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(known: dict[str, RunOutcome], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pages")
     for name, data in known.items():
         (folder / f"{name}.html").write_text(render_page(data), encoding="utf-8")
@@ -73,7 +72,7 @@ def test_focus_and_pointer_show_the_change_and_the_gain(browser: Browser, folder
     browser.open((folder / "one.html").as_uri())
     shown = "const t = document.getElementById('tip'); return t.hidden ? '' : t.textContent"
     assert browser.run(shown) == ""
-    link = "document.querySelector('.fig a[data-tip*=gain]')"
+    link = "document.querySelector('.fig a:has([aria-label*=gain])')"
     browser.run(f"{link}.focus()")
     told = browser.run(shown)
     assert "→" in told
@@ -82,7 +81,7 @@ def test_focus_and_pointer_show_the_change_and_the_gain(browser: Browser, folder
     assert 0 <= box[0] < box[1] <= size[0]
     browser.run(f"{link}.blur()")
     assert browser.run(shown) == ""
-    cell = "document.querySelector('.heat rect[data-tip]')"
+    cell = "document.querySelector('.heat [role=graphics-symbol]')"
     browser.run(f"{cell}.scrollIntoView({{block: 'center', behavior: 'instant'}})")
     browser.run("return new Promise(done => setTimeout(done, 200))")  # scrolling hides what was shown
     x, y = browser.run(f"const b = {cell}.getBoundingClientRect(); return [b.left + 5, b.top + 5]")
@@ -128,18 +127,17 @@ def test_print_shows_what_is_closed_on_the_screen(browser: Browser, folder: Path
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[tuple[Path, LiveServer]]:
-    """A database of its own, and a server of its pages on a port of its own."""
+def served(tmp_path: Path) -> Iterator[tuple[Path, str]]:
+    """A database of its own, and the address at which its pages are served."""
     path = tmp_path / "lineage.db"
     with Store.open(path, write=True):
         pass
-    server = open_server("127.0.0.1", 0, LiveApp(str(path), "127.0.0.1", rest=0.0))
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    server = open_server("127.0.0.1", 0, LivePages(str(path), "127.0.0.1", rest=0.0))
+    thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    yield path, server
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    yield path, server_url(server)
+    server.close()
+    thread.join(timeout=10)
 
 
 WAIT = """
@@ -152,18 +150,18 @@ look();
 @SCHEMES
 @SIZES
 def test_a_live_page_follows_the_search(
-    browser: Browser, served: tuple[Path, LiveServer], size: tuple[int, int], dark: bool
+    browser: Browser, served: tuple[Path, str], size: tuple[int, int], dark: bool
 ) -> None:
-    path, server = served
-    host = server.url.split("/")[2]
+    path, url = served
+    host = url.split("/")[2]
     browser.driver.set_script_timeout(200)
     with Store.open(path, write=True) as store:
         browser.view(size, dark=dark)
-        browser.open(server.url)
+        browser.open(url)
         assert browser.driver.execute_async_script(WAIT, "No run is recorded here")
         search = Recording(store, Plan(name="live", evaluations=90, failing={}))
         search.advance(30)
-        browser.open(f"{server.url}run/live")
+        browser.open(f"{url}run/live")
         assert browser.driver.execute_async_script(WAIT, "30 candidates")
         assert browser.overflow() <= 0
         browser.run("document.querySelector('details').open = true; document.querySelector('.fig a').focus()")
@@ -174,21 +172,21 @@ def test_a_live_page_follows_the_search(
         search.advance(30)
         search.finish()
         assert browser.driver.execute_async_script(WAIT, "the winner against its twin")
-        browser.open(server.url)
+        browser.open(url)
         assert browser.driver.execute_async_script(WAIT, "finished")
     assert browser.overflow() <= 0
     assert browser.foreign(host) == []
     assert browser.complaints() == []
 
 
-def test_updates_can_be_paused(browser: Browser, served: tuple[Path, LiveServer]) -> None:
-    path, server = served
+def test_updates_can_be_paused(browser: Browser, served: tuple[Path, str]) -> None:
+    path, url = served
     browser.driver.set_script_timeout(200)
     with Store.open(path, write=True) as store:
         search = Recording(store, Plan(name="live", evaluations=20, failing={}))
         search.advance(10)
         browser.view(DESKTOP)
-        browser.open(f"{server.url}run/live")
+        browser.open(f"{url}run/live")
         assert browser.driver.execute_async_script(WAIT, "10 candidates")
         browser.run("document.getElementById('pause').click()")
         search.advance(10)

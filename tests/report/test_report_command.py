@@ -7,7 +7,6 @@ import json
 import re
 import shlex
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -63,7 +62,6 @@ def test_every_command_of_a_report_names_its_database_unless_that_is_the_one_tak
 
 
 def test_figures_are_written_as_svg_and_as_png(database: Path, tmp_path: Path) -> None:
-    pytest.importorskip("resvg_py")
     assert evo("report", "two", "--db", database, "--out", tmp_path / "r.html", "--figures", tmp_path / "figures") == 0
     drawings = sorted(p.stem for p in (tmp_path / "figures").glob("*.svg"))
     assert {"w1-lineage", "w2-lineage", "w1-convergence-seconds", "w2-importance"} <= set(drawings)
@@ -73,15 +71,6 @@ def test_figures_are_written_as_svg_and_as_png(database: Path, tmp_path: Path) -
         content = picture.read_bytes()
         assert content.startswith(PNG)
         assert int.from_bytes(content[16:20], "big") > 600, "pixels across"
-
-
-def test_without_the_rasteriser_figures_are_svg_and_it_says_what_is_missing(
-    database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "resvg_py", None)
-    assert evo("report", "one", "--db", database, "--out", tmp_path / "r.html", "--figures", tmp_path / "f") == 0
-    assert "pip install 'evo-kernels[figures]'" in capsys.readouterr().err
-    assert {p.suffix for p in (tmp_path / "f").iterdir()} == {".svg"}
 
 
 def test_what_is_not_a_report_is_not_replaced(
