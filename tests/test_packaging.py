@@ -106,7 +106,7 @@ def test_source_and_wheel_carry_a_kernel_whole(shipping: Path, tmp_path: Path) -
 
     kernel = shipping / "kernels" / "layernorm"
     names = {p.relative_to(kernel).as_posix() for p in kernel.rglob("*") if p.is_file()}
-    assert {"manifest.json", "variant_0_float32_64x96.so", "native/table.h"} <= names
+    assert {"manifest.json", "variant_0_float32_64x96.so", "runtime/native.h"} <= names
     with zipfile.ZipFile(wheel_of(shipping, tmp_path)) as wheel:
         place = "evo/_assets/kernels/layernorm/"
         assert {n.removeprefix(place) for n in wheel.namelist() if n.startswith(place)} == names

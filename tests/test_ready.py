@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from evo.ready._shipped import _OF_EVERY_PACKAGE
 
 from evo.export.module import ModuleExporter
 from evo.problem.kernel import template_root
-from evo.ready._shipped import _OF_EVERY_PACKAGE
 from tests.export.exports import request_for
 
 ROOT = Path(__file__).parent.parent

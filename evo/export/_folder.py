@@ -32,6 +32,7 @@ __all__ = [
 MANIFEST = "manifest.json"
 WRITER = "evo"
 """`written_by` in a manifest: whose folder it is."""
+_WIDTH = 120
 
 
 @contextmanager
@@ -97,8 +98,29 @@ def write_manifest(folder: Path, format: str, record: Mapping[str, Any]) -> None
 
 
 def to_json(record: Mapping[str, Any]) -> str:
-    """One text for one record, times in ISO 8601."""
-    return json.dumps(record, indent=1, default=_as_json) + "\n"
+    """One text for one record, times in ISO 8601. Whatever fits on a line stands on one."""
+    plain = json.loads(json.dumps(record, default=_as_json))
+    return _lines(plain, 0) + "\n"
+
+
+def _lines(value: Any, depth: int, before: int = 0) -> str:
+    """JSON on as few lines as its width allows; `before`: what stands on its first line already."""
+    flat = json.dumps(value)
+    if not isinstance(value, dict | list) or depth + before + len(flat) < _WIDTH:
+        return flat
+    if isinstance(value, dict):
+        parts = [f"{json.dumps(name)}: {_lines(part, depth + 1, len(name) + 4)}" for name, part in value.items()]
+    else:
+        parts = [_lines(part, depth + 1) for part in value]
+    lines: list[str] = []
+    for part in parts:
+        if lines and "\n" not in lines[-1] + part and depth + len(lines[-1]) + len(part) + 4 < _WIDTH:
+            lines[-1] += f", {part}"
+        else:
+            lines.append(part)
+    opening, closing = "{}" if isinstance(value, dict) else "[]"
+    indent = "\n" + " " * depth
+    return f"{opening}{indent} {f',{indent} '.join(lines)}{indent}{closing}"
 
 
 def _as_json(value: object) -> object:

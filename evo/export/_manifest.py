@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -13,14 +13,14 @@ from typing import Any
 from evo import __version__
 from evo.export import ExportItem, ExportRequest
 from evo.export._building import BuiltVariant, LeftOut
-from evo.export._folder import WRITER, to_json
-from evo.export._module import _processor
+from evo.export._folder import WRITER
 from evo.problem.kernel import Kernel
+from evo.runtime import cpu
 from evo.targets.cpu import FLAGS, LIBRARIES
 
-__all__ = ["FORMAT_VERSION", "interface", "manifest_record", "to_json"]
+__all__ = ["FORMAT_VERSION", "manifest_record", "recipe", "sha256_of", "timing_of"]
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 _TRUE_ANYWHERE = ("run", "candidate", "order", "operator", "device", "created", "lineage")
 _PSABI = {
     "x86-64": "cx8 fpu fxsr mmx sse sse2",
@@ -30,7 +30,7 @@ _PSABI = {
 }
 """What each level adds, as Linux spells it. Source: x86-64 psABI, table "Micro-Architecture Levels"."""
 _UNTOLD = {"cx8", "fpu", "fxsr", "mmx"}
-"""Every x86-64 CPU has these, and _processor does not report them."""
+"""Every x86-64 CPU has these, and evo.runtime.cpu does not report them."""
 
 
 def manifest_record(
@@ -48,26 +48,20 @@ def manifest_record(
             "title": kernel.title,
             "replaces": kernel.replaces,
             "digest": kernel.digest,
-            **interface(kernel),
+            "entry": kernel.entry,
+            "dimensions": [*map(asdict, kernel.dimensions), *_compiled_in(kernel)],
+            "arguments": [{"name": a.name, "kind": a.kind, "dtype": a.dtype} for a in kernel.arguments],
             "tolerance": {dtype: asdict(tolerance) for dtype, tolerance in kernel.tolerance.items()},
         },
         "measured_on": [dict(part.environment) for part in parts],
         "exported_on": {
-            "machine": _processor.machine(),
+            "machine": cpu.machine(),
             "python": platform.python_version(),
             "torch": _torch_version(),
         },
         "variants": [_variant_record(kernel, v, variants) for v in variants],
+        "headers": {name: sha256_of(text) for v in variants for name, text in sorted(v.found.source.includes.items())},
         "left_out": [asdict(missing) for missing in left_out],
-    }
-
-
-def interface(kernel: Kernel) -> dict[str, Any]:
-    """What a package's launchers go by: the entry point, what it is called with, and what is asked of a problem."""
-    return {
-        "entry": kernel.entry,
-        "dimensions": [*map(asdict, kernel.dimensions), *_compiled_in(kernel)],
-        "arguments": [{"name": a.name, "kind": a.kind, "dtype": a.dtype} for a in kernel.arguments],
     }
 
 
@@ -77,12 +71,40 @@ def _compiled_in(kernel: Kernel) -> list[dict[str, Any]]:
     return [{"name": name, "low": 0, "high": 1} for name in kernel.options if name in fixed]
 
 
+def timing_of(record: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The one figure of a winner, out of its provenance: from its race with cold caches, beside the reference's median;
+    None without one."""
+    cold = [t for t in record.get("timings", ()) if t["protocol"] != "hot"]
+    own = next((t for t in cold if t["contender"] == "candidate" and t["ratio"] is not None), None)
+    if own is None:
+        return None
+    beside = [*cold, *(t for t in record.get("baselines", ()) if t["protocol"] != "hot")]
+    reference = next((t for t in beside if t["ratio"] is None), None)
+    figures = ("stage", "median_us", "low_us", "high_us", "ratio", "ratio_low", "ratio_high")
+    return {
+        **{name: own[name] for name in figures},
+        "torch_us": reference["median_us"] if reference else None,
+        "disturbed": bool((own["clocks"] or {}).get("disturbed")),
+    }
+
+
+def recipe(target: str, flags: Sequence[str]) -> dict[str, list[str]]:
+    """What the compiler is told beside the architecture."""
+    if target == "cpu":
+        return {"flags": [*FLAGS, *flags], "libraries": list(LIBRARIES)}
+    standard = () if any(f.startswith("--std") for f in flags) else ("--std=c++17",)
+    return {"flags": [*standard, *flags]}
+
+
+def sha256_of(data: str | bytes) -> str:
+    return hashlib.sha256(data.encode() if isinstance(data, str) else data).hexdigest()
+
+
 def _variant_record(kernel: Kernel, variant: BuiltVariant, variants: Sequence[BuiltVariant]) -> dict[str, Any]:
     found, target, arch = variant.found, variant.target, variant.arch
     item, source, binary = found.item, found.source, found.binary
     dims = dict(item.workload.dims)
     measured_code = item.record.get("code_hash") if variant.measured else None
-    same = next((n for n, v in enumerate(variants) if v.measured and v.found.item is item), None)
     record: dict[str, Any] = {
         "candidate": item.candidate,
         "target": target.name,
@@ -90,7 +112,6 @@ def _variant_record(kernel: Kernel, variant: BuiltVariant, variants: Sequence[Bu
         "standing": "measured" if variant.measured else "compiled",
         "measured_arch": variant.measured_arch,
         "measured_on": variant.part,
-        "measured_variant": same,
         "instead_of": dict(zip(("candidate", "reason"), variant.instead_of, strict=True)) if variant.instead_of else None,
         "workload": {
             "key": item.workload.key,
@@ -100,48 +121,43 @@ def _variant_record(kernel: Kernel, variant: BuiltVariant, variants: Sequence[Bu
             "options": dict(item.workload.options),
         },
         "fixed": list(kernel.compile_time_dims[target.name]),
-        "genome": {"parameters": found.genome.parameters},
+        "genome": found.genome.parameters,
         "source": variant.source_file,
-        "source_sha256": _sha256(source.text.encode()),
+        "source_sha256": sha256_of(source.text),
         "source_digest": source.digest,
-        "includes": {name: _sha256(text.encode()) for name, text in sorted(source.includes.items())},
-        "flags": list(source.flags),
+        "recipe": recipe(target.name, source.flags),
         "compiler": target.compiler(),
         "binary": variant.binary_file,
-        "binary_sha256": _sha256(binary.code),
+        "binary_sha256": sha256_of(binary.code),
         "code_hash": binary.code_hash,
         "same_code_as_measured": None if measured_code is None else measured_code == binary.code_hash,
         "registers": binary.registers,
         "spill_bytes": binary.spill_bytes,
         "smem_static_bytes": binary.smem_static_bytes,
         "launch": asdict(kernel.plan(target.name, found.genome.parameters, item.workload)),
-        "record": dict(item.record) if variant.measured else _record_elsewhere(item, told=same is not None),
+        "timing": timing_of(item.record) if variant.measured else None,
+        "record": dict(item.record) if variant.measured else _record_elsewhere(item, variants),
     }
     if target.name == "cpu":
-        record["needs"] = {"machine": _processor.machine(), "features": _needed_features(arch, source.flags)}
-        record["recipe"] = {"flags": [*FLAGS, *source.flags], "libraries": list(LIBRARIES)}
+        record["needs"] = {"machine": cpu.machine(), "features": _needed_features(arch, source.flags)}
     return record
 
 
-def _record_elsewhere(item: ExportItem, *, told: bool) -> dict[str, Any]:
+def _record_elsewhere(item: ExportItem, variants: Sequence[BuiltVariant]) -> dict[str, Any]:
     """The provenance of what was compiled for an architecture it was not measured on: without figures and verdicts, which
     would be taken for this architecture's. Without ancestors, too, if they are told beside its measured build."""
-    kept = {name: value for name, value in item.record.items() if name in _TRUE_ANYWHERE}
-    return {name: value for name, value in kept.items() if not (told and name == "lineage")}
+    told = any(v.measured and v.found.item is item for v in variants)
+    return {n: v for n, v in item.record.items() if n in _TRUE_ANYWHERE and not (told and n == "lineage")}
 
 
 def _needed_features(arch: str, flags: Iterable[str]) -> list[str] | None:
     """Instruction sets that code for -march=`arch` may use; None where that is not known: it is then built anew."""
     if arch == "native":
-        return sorted(_processor.features()) or None
+        return sorted(cpu.features()) or None
     if arch not in _PSABI or any(f.startswith("-m") for f in flags):
         return None
     levels = list(_PSABI)[: list(_PSABI).index(arch) + 1]
     return sorted({f for level in levels for f in _PSABI[level].split()} - _UNTOLD)
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 def _torch_version() -> str:

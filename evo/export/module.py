@@ -1,9 +1,9 @@
 """A Python package that stands alone: PyTorch's function, with tuned variants behind it where they apply.
 
-What lies in it: __init__.py with the public names of the kernel's frontend.py; the frontend; the run time
-(evo/export/_module, copied as it is); where the kernel has it, the source of the native launcher, frontend.cpp and
-native/; manifest.json, the provenance; for each variant, a winner built for one architecture, its readable source and its
-binary; sources for sizes that nothing was tuned for; the local headers that the sources include.
+What lies in it: __init__.py with the public names of the kernel's frontend.py; the frontend; the run time (evo/runtime, as
+it is); where the kernel has it, the source of the native launcher, frontend.cpp; manifest.json, the provenance; for each
+variant, a winner built for one architecture, its readable source and its binary; sources for sizes that nothing was tuned
+for; the local headers that the sources include.
 """
 
 from __future__ import annotations
@@ -17,21 +17,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from evo import __version__
+from evo import __version__, runtime
 from evo.errors import KernelError, UsageError
 from evo.export import Combining, ExportRequest
 from evo.export._building import BuiltVariant, build_variants, check_parts
-from evo.export._folder import MANIFEST, file_digests, publish
-from evo.export._manifest import manifest_record, to_json
-from evo.export._module._variant import slower
-from evo.export._untuned import add_untuned
+from evo.export._folder import MANIFEST, file_digests, publish, to_json
+from evo.export._jit import add_fallbacks
+from evo.export._manifest import manifest_record
 from evo.problem.kernel import FRONTEND_FILE, Kernel, load_kernel
+from evo.runtime.package import INIT, MAIN, slower
 
-__all__ = ["EXPORTER", "FORMAT", "ModuleExporter", "frontend_of", "public_names", "write_launcher"]
+__all__ = ["EXPORTER", "ModuleExporter"]
 
-FORMAT = "module"
-
-_RUNTIME = Path(__file__).parent / "_module"
+_RUNTIME = Path(runtime.__file__).parent
 _NATIVE_FRONTEND = "frontend.cpp"
 _SCALARS = ("int64", "int32", "float32", "float64")
 _TAKEN = frozenset({"evo", "torch", *sys.stdlib_module_names})
@@ -40,7 +38,7 @@ _TAKEN = frozenset({"evo", "torch", *sys.stdlib_module_names})
 class ModuleExporter:
     """The methods are those of `evo.export.Combining`."""
 
-    name = FORMAT
+    name = "module"
 
     def export(self, request: ExportRequest) -> list[Path]:
         """`out` becomes the package: its name is the one to import.
@@ -57,21 +55,31 @@ class ModuleExporter:
         out = parts[0].out.absolute()
         _check_package_name(out.name)
         kernel = load_kernel(parts[0].kernel)
-        frontend = frontend_of(kernel)
-        names = public_names(frontend)
+        frontend = _frontend_of(kernel)
         _check_scalars(kernel)
         check_parts(kernel, parts)
         with publish(out, self.name) as folder:
             variants, left_out = build_variants(kernel, parts)
-            write_launcher(folder, frontend)
             for variant in variants:
                 _write_variant(folder, variant)
-            (folder / "__init__.py").write_text(_init(kernel, names, variants), encoding="utf-8")
             manifest = manifest_record(kernel, parts, variants, left_out)
-            add_untuned(folder, kernel, manifest)
+            add_fallbacks(folder, kernel, manifest)
+            manifest = self._complete(folder, frontend, manifest)
             manifest["files"] = file_digests(folder)
             (folder / MANIFEST).write_text(to_json(manifest), encoding="utf-8")
         return sorted(p for p in out.rglob("*") if p.is_file())
+
+    def _complete(self, folder: Path, frontend: Path, manifest: dict[str, Any]) -> dict[str, Any]:
+        """Adds to sources and binaries what runs them; the manifest, less its list of files."""
+        (folder / "__init__.py").write_text(f'"""{_introduction(manifest)}"""\n\n{INIT}', encoding="utf-8")
+        (folder / "__main__.py").write_text(MAIN, encoding="utf-8")
+        (folder / "runtime").mkdir()
+        for path in (p for p in _RUNTIME.iterdir() if p.suffix in (".py", ".h")):
+            (folder / "runtime" / path.name).write_bytes(path.read_bytes())
+        for path in (frontend, frontend.with_name(_NATIVE_FRONTEND)):
+            if path.is_file():
+                (folder / path.name).write_bytes(path.read_bytes())
+        return manifest
 
     def summary(self, out: Path) -> list[str]:
         number = Counter((v["arch"], v["standing"]) for v in _manifest(out)["variants"])
@@ -107,27 +115,22 @@ def _check_package_name(name: str) -> None:
         raise UsageError(f"a module called {name!r} would hide the one of that name: choose another --out")
 
 
-def frontend_of(kernel: Kernel) -> Path:
-    """Raises UsageError if it has none."""
+def _frontend_of(kernel: Kernel) -> Path:
+    """Raises UsageError if it has none, KernelError if it does not say what is public (__all__; it is read and not run)."""
     path = kernel.folder / FRONTEND_FILE
     if not path.is_file():
         raise UsageError(
             f"kernel {kernel.name!r} has no {FRONTEND_FILE} in {kernel.folder}, the function that PyTorch code would "
             f"call: write one, or choose another --format"
         )
-    return path
-
-
-def public_names(frontend: Path) -> list[str]:
-    """__all__ of the frontend, which is read and not run. Raises KernelError."""
     try:
-        for node in ast.parse(frontend.read_text(encoding="utf-8")).body:
-            targets = node.targets if isinstance(node, ast.Assign) else []
-            if any(isinstance(t, ast.Name) and t.id == "__all__" for t in targets):
-                return [str(name) for name in ast.literal_eval(node.value)]  # type: ignore[attr-defined]
+        body = ast.parse(path.read_text(encoding="utf-8")).body
     except (SyntaxError, ValueError) as error:
-        raise KernelError(f"{frontend} cannot be read ({error})") from error
-    raise KernelError(f"{frontend} does not say what is public: define __all__ = [...]")
+        raise KernelError(f"{path} cannot be read ({error})") from error
+    assigned = [t.id for node in body if isinstance(node, ast.Assign) for t in node.targets if isinstance(t, ast.Name)]
+    if "__all__" not in assigned:
+        raise KernelError(f"{path} does not say what is public: define __all__ = [...]")
+    return path
 
 
 def _check_scalars(kernel: Kernel) -> None:
@@ -137,20 +140,6 @@ def _check_scalars(kernel: Kernel) -> None:
                 f"kernel {kernel.name!r}: scalar argument {argument.name!r} has dtype {argument.dtype!r}, and "
                 f"exported modules pass only {', '.join(_SCALARS)}"
             )
-
-
-def write_launcher(folder: Path, frontend: Path) -> None:
-    """The run time, the Python function and, where the kernel has it, the native launcher: <kernel>/frontend.cpp, and what
-    it includes."""
-    for path in sorted(p for p in _RUNTIME.glob("*.py") if p.name != "__init__.py"):
-        (folder / path.name).write_bytes(path.read_bytes())
-    (folder / FRONTEND_FILE).write_bytes(frontend.read_bytes())
-    native = frontend.with_name(_NATIVE_FRONTEND)
-    if native.is_file():
-        (folder / native.name).write_bytes(native.read_bytes())
-        (folder / "native").mkdir()
-        for header in sorted((_RUNTIME / "native").glob("*.h")):
-            (folder / "native" / header.name).write_bytes(header.read_bytes())
 
 
 def _write_variant(folder: Path, variant: BuiltVariant) -> None:
@@ -165,20 +154,20 @@ def _write_variant(folder: Path, variant: BuiltVariant) -> None:
         path.write_bytes(text.encode())
 
 
-def _init(kernel: Kernel, names: list[str], variants: Sequence[BuiltVariant]) -> str:
+def _introduction(manifest: dict[str, Any]) -> str:
     tuned: dict[str, list[str]] = {}
-    for v in variants:
-        tuned.setdefault(v.found.item.workload.key, []).append(v.arch if v.measured else f"{v.arch} (compiled)")
+    for v in manifest["variants"]:
+        arch = v["arch"] if v["standing"] == "measured" else f"{v['arch']} (compiled)"
+        tuned.setdefault(v["workload"]["key"], []).append(arch)
     lines = "\n".join(f"    {key}:  {', '.join(archs)}" for key, archs in tuned.items())
+    kernel = manifest["kernel"]
     return (
-        f'"""{kernel.title} for PyTorch, in place of {kernel.replaces or "its own"}.\n\n'
+        f"{kernel['title']} for PyTorch, in place of {kernel['replaces'] or 'its own'}.\n\n"
         f"Tuned for\n{lines}\n"
         f"Everything else is left to PyTorch. Found and written by evo {__version__}; {MANIFEST} tells how.\n\n"
         f"    python -m PACKAGE build     build the native launcher: cheaper calls\n"
         f"    python -m PACKAGE check     compare with PyTorch and float64\n"
-        f'    python -m PACKAGE bench     time beside PyTorch\n"""\n\n'
-        f"from .frontend import {', '.join(names)}\n\n"
-        f"__all__ = {json.dumps(names)}\n"
+        f"    python -m PACKAGE bench     time beside PyTorch\n"
     )
 
 

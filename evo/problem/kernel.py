@@ -264,7 +264,7 @@ class Kernel:
         )
 
     def launch(self, target: str, point: Mapping[str, Value], workload: Workload, limits: Limits) -> Launch:
-        return self.plan(target, point, workload).at(dict(workload.dims), limits.multiprocessors)
+        return Launch.of(self.plan(target, point, workload), dict(workload.dims), limits.multiprocessors)
 
     def legal_neighbours(
         self, target: str, point: Mapping[str, Value], workload: Workload, limits: Limits

@@ -1,5 +1,5 @@
 // scaled_dot_product_attention as Python and PyTorch's dispatcher call it: frontend.py in C++, with gradients. See
-// native/module.h.
+// runtime/native.h.
 //
 // The forward pass is a variant's, or PyTorch's where none serves. For the backward pass PyTorch computes its own forward
 // pass again, and differentiates that. The operator takes what variants may serve: four dimensions, no mask, no dropout.
@@ -11,7 +11,7 @@
 
 #include <optional>
 
-#include "native/module.h"
+#include "runtime/native.h"
 
 namespace {
 

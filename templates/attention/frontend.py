@@ -9,7 +9,8 @@ GPU the nearest variant is compiled for another head size when that is first met
 launched from Python, which takes longer than a small kernel. It also makes the function an operator of PyTorch's
 dispatcher, with gradients and for torch.compile, which `also_serve` turns on.
 
-This file is copied into exported modules; what it is written against is told in _launcher.py there.
+This file is copied into exported packages, and found here by those that are shipped; what it is written against is told
+in evo/runtime/__init__.py.
 """
 
 from __future__ import annotations
@@ -24,9 +25,8 @@ from torch.nn.functional import (
     scaled_dot_product_attention as torch_attention,  # as it is now: it may be replaced later
 )
 
-from ._launcher import Call, Dispatch, Table, Trial, addresses, variants
-from ._native import Native
-from ._patch import Patch
+from . import PACKAGE
+from .runtime import Call, Dispatch, Native, Patch, Table, Trial, addresses
 
 __all__ = ["also_serve", "build", "explain", "patch", "scaled_dot_product_attention", "variants"]
 
@@ -346,5 +346,6 @@ class _Draw:
         return memory.copy_(tensor)
 
 
-DISPATCH = Dispatch(Trial(cases, _served, ORIGINAL, exact))
+DISPATCH = Dispatch(PACKAGE, Trial(cases, _served, ORIGINAL, exact))
 NATIVE = Native(DISPATCH, "scaled_dot_product_attention", _fake, _use)
+variants = DISPATCH.variants

@@ -1,4 +1,4 @@
-// layer_norm as Python and PyTorch's dispatcher call it: frontend.py in C++, with gradients. See native/module.h.
+// layer_norm as Python and PyTorch's dispatcher call it: frontend.py in C++, with gradients. See runtime/native.h.
 //
 // The forward pass is a variant's, or PyTorch's where none serves. The backward pass is PyTorch's own: a variant gives no
 // mean and no reciprocal deviation, so native_layer_norm computes them again.
@@ -12,7 +12,7 @@
 
 #include <optional>
 
-#include "native/module.h"
+#include "runtime/native.h"
 
 namespace {
 

@@ -9,7 +9,8 @@ nearest variant is compiled for another number of columns when that is first met
 launched from Python, which takes longer than a small kernel. It also makes the function an operator of PyTorch's
 dispatcher, with gradients and for torch.compile, which `also_serve` turns on.
 
-This file is copied into exported modules; what it is written against is told in _launcher.py there.
+This file is copied into exported packages, and found here by those that are shipped; what it is written against is told
+in evo/runtime/__init__.py.
 """
 
 from __future__ import annotations
@@ -22,9 +23,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm as torch_layer_norm  # as it is now: it may be replaced by ours later
 
-from ._launcher import Call, Dispatch, Table, Trial, addresses, variants
-from ._native import Native
-from ._patch import Patch
+from . import PACKAGE
+from .runtime import Call, Dispatch, Native, Patch, Table, Trial, addresses
 
 __all__ = ["LayerNorm", "also_serve", "build", "explain", "layer_norm", "patch", "variants"]
 
@@ -313,5 +313,6 @@ class _Draw:
         return x
 
 
-DISPATCH = Dispatch(Trial(cases, _served, torch_layer_norm, exact))
+DISPATCH = Dispatch(PACKAGE, Trial(cases, _served, torch_layer_norm, exact))
 NATIVE = Native(DISPATCH, "layer_norm", _fake, _use)
+variants = DISPATCH.variants

@@ -1,4 +1,4 @@
-// Exercises native/driver.h beside cuda.h: the layouts agree, and launches ask the driver for what they should. Linked as
+// Exercises driver.h beside cuda.h: the layouts agree, and launches ask the driver for what they should. Linked as
 // three files: the program, a libcuda.so.1 that records (-DDRIVER) and a libtorch_cuda.so that has a stream (-DTORCH).
 #include <cstddef>
 #include <cstdint>
@@ -40,7 +40,7 @@ extern "C" std::int32_t aoti_torch_get_current_cuda_stream(std::int32_t device, 
 #else
 #include <cstdlib>
 
-#include "native/driver.h"
+#include "driver.h"
 
 static_assert(sizeof(LaunchAttribute) == sizeof(CUlaunchAttribute));
 static_assert(offsetof(LaunchAttribute, value) == offsetof(CUlaunchAttribute, value));

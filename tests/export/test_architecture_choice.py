@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 import subprocess
@@ -19,11 +18,11 @@ from torch.nn import functional
 
 from evo.errors import DeviceError
 from evo.export.module import ModuleExporter
+from evo.runtime.choice import rank_on_gpu
 from evo.targets import find_target
 from evo.targets.cpu import compiler_path, extra_features
 
 MODULE = ModuleExporter()
-RUNTIME = importlib.import_module("evo.export._module._choice")
 SHIPPED = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "compute_80", "compute_90", "compute_90a", "compute_100f")
 
 
@@ -42,7 +41,7 @@ SHIPPED = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "compute_80", "compute_
     ],
 )
 def test_a_gpu_takes_its_own_code_then_its_generations_then_ptx(capability: tuple[int, int], order: str) -> None:
-    ranks = {arch: RUNTIME.rank_on_gpu(arch, capability) for arch in SHIPPED}
+    ranks = {arch: rank_on_gpu(arch, capability) for arch in SHIPPED}
     runs = [arch for arch in SHIPPED if ranks[arch] is not None]
     assert sorted(runs, key=lambda arch: ranks[arch]) == order.split()
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -54,7 +55,7 @@ def test_the_files_are_readable_sources_binaries_and_what_runs_them(exported: Pa
         "variant_2_bfloat16_64x256.cpp",
         "variant_2_bfloat16_64x256.so",
     ]
-    assert {"__init__.py", "__main__.py", "frontend.py", "_launcher.py", "manifest.json"} <= set(names)
+    assert {"__init__.py", "__main__.py", "frontend.py", "runtime/dispatch.py", "manifest.json"} <= set(names)
     for name in names:
         if name.endswith(".py"):
             text = (exported / name).read_text()
@@ -63,11 +64,21 @@ def test_the_files_are_readable_sources_binaries_and_what_runs_them(exported: Pa
             compile(text, name, "exec")
 
 
+FIGURES = ("stage", "median_us", "low_us", "high_us", "ratio", "ratio_low", "ratio_high")
+
+
+def final_of(contender: str, median_us: float, **ratios: float) -> dict[str, Any]:
+    """A timing as the database has it."""
+    common = dict.fromkeys(FIGURES) | {"stage": "final", "protocol": "final", "clocks": {"disturbed": 0.0}}
+    return common | {"contender": contender, "median_us": median_us, "low_us": 0.9 * median_us, "high_us": 2 * median_us} | ratios
+
+
 def test_the_manifest_tells_where_everything_comes_from(tmp_path: Path) -> None:
     found = datetime(2026, 3, 1, 12, tzinfo=UTC)
     record = {
         "run": "demo",
-        "timings": [{"median_us": 1.5, "ratio": 0.7, "ratio_low": 0.69, "ratio_high": 0.71}],
+        "timings": [own := final_of("candidate", 1.5, ratio=0.7, ratio_low=0.69, ratio_high=0.71)],
+        "baselines": [final_of("torch", 2.0)],
         "lineage": [{"id": "demo/0"}],
         "created": found,
         "code_hash": "another",
@@ -86,7 +97,8 @@ def test_the_manifest_tells_where_everything_comes_from(tmp_path: Path) -> None:
     assert variant["compiler"] == find_target("cpu").compiler()
     assert variant["candidate"] == "test/0"
     assert variant["record"] == {**record, "created": found.isoformat()}
-    assert variant["genome"]["parameters"] == request.items[0].genome.parameters
+    assert variant["timing"] == {n: own[n] for n in FIGURES} | {"torch_us": 2.0, "disturbed": False}
+    assert variant["genome"] == request.items[0].genome.parameters
     assert variant["workload"]["dims"] == {"rows": 8, "cols": 32}
     assert variant["same_code_as_measured"] is False
     assert set(manifest["files"]) | {"manifest.json"} == set(listing(tmp_path / "one"))
@@ -256,7 +268,7 @@ def test_cuda_variants_are_exported_without_a_gpu(tmp_path: Path, use: Callable[
         assert variant["fixed"] == ["cols"]
         assert 32 <= variant["launch"]["threads"] <= limits.threads_per_block
         source = (out / variant["source"]).read_text()
-        again = run_nvrtc(source, "sm_89", tuple(variant["flags"]), (str(out),))  # the headers are there, too
+        again = run_nvrtc(source, "sm_89", tuple(variant["recipe"]["flags"]), (str(out),))  # the headers are there, too
         assert again.code.startswith(b"\x7fELF")
     assert [v["source"] for v in manifest["variants"]] == ["variant_0_float16_1024.cu", "variant_1_float32_769.cu"]
     module = use(out)
@@ -276,7 +288,7 @@ def test_the_module_accepts_what_the_gate_accepts(
 ) -> None:
     """The largest element is moved by quarters of a unit in the last place of its size, far beyond what is allowed."""
     use(exported)
-    trial = importlib.import_module(f"{exported.name}._trial")
+    trial = importlib.import_module(f"{exported.name}.runtime.trial")
     tolerance = json.loads((exported / "manifest.json").read_text())["kernel"]["tolerance"]
     kernel = load_kernel("layernorm")
     workload = Workload.of({"rows": 9, "cols": 96}, dtype, kernel.options)

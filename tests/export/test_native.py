@@ -63,9 +63,9 @@ def test_calls_go_through_it_and_say_so(native: ModuleType) -> None:
 
 
 def test_every_variant_passes_its_own_check_through_it(native: ModuleType) -> None:
-    check = import_module(f"{native.__name__}._check").check
+    verdicts_of = import_module(f"{native.__name__}.runtime.trial").verdicts
     for index in range(len(native.variants())):
-        verdicts = list(check(native.frontend, native.frontend.DISPATCH, index, seed=3))
+        verdicts = list(verdicts_of(native.frontend, index, seed=3))
         assert [v for v in verdicts if v.reason] == []
         assert sum(v.on_variant for v in verdicts) >= 20
         assert all(f"variant {index} " in v.path for v in verdicts if v.on_variant)

@@ -109,9 +109,9 @@ def test_what_is_left_to_pytorch(
 
 
 def test_every_variant_passes_its_own_check_through_it(attention: ModuleType) -> None:
-    check = import_module(f"{attention.__name__}._check").check
+    verdicts_of = import_module(f"{attention.__name__}.runtime.trial").verdicts
     for index in range(len(attention.variants())):
-        verdicts = list(check(attention.frontend, attention.frontend.DISPATCH, index, seed=3))
+        verdicts = list(verdicts_of(attention.frontend, index, seed=3))
         assert [v for v in verdicts if v.reason] == []
         assert sum(v.on_variant for v in verdicts) >= 15
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from evo import export as exporters
+from evo import runtime
 
-RUNTIME = Path(exporters.__file__).parent / "_module"
+RUNTIME = Path(runtime.__file__).parent
 
 
 def headers() -> str:

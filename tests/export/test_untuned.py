@@ -141,7 +141,7 @@ def test_tracing_compiles_nothing(
     torch.compiler.reset()
     own = torch.compile(attention.scaled_dot_product_attention, backend="eager", fullgraph=True)(*args)
     torch.testing.assert_close(own, torchs(*args), rtol=1e-4, atol=1e-4)
-    assert not list(cache.glob("untuned-*"))
+    assert not list(cache.glob("compiled-*"))
     assert not attention.frontend.DISPATCH
 
 
@@ -158,7 +158,7 @@ def test_the_native_launcher_and_the_operator_serve_it(
     torch.testing.assert_close(own, torchs(*args), rtol=1e-4, atol=1e-4)
     with torch.autocast("cpu", torch.bfloat16):  # the trial is not under it
         assert "bfloat16 is not a dtype" in attention.explain(*args)
-    index = attention.frontend.DISPATCH._untuned._built[-1].index
+    index = attention.frontend.DISPATCH._jit._fallbacks[-1].index
     attention.frontend.DISPATCH.retire(index, -1, "a launch failed")
     assert "a launch failed" in attention.explain(*args)
     assert torch.equal(attention.scaled_dot_product_attention(*args), torchs(*args))

@@ -43,7 +43,7 @@ def test_without_a_compiler_it_is_pytorchs_and_said(
 ) -> None:
     monkeypatch.setenv("CXX", str(tmp_path / "no_compiler"))
     attention.also_serve(untuned=True)
-    assert "compiling one for them fails: there is no C++ compiler" in refused(attention, 32)
+    assert "compiling it on this machine fails: there is no C++ compiler" in refused(attention, 32)
 
 
 def test_what_does_not_compile_is_not_tried_again(
@@ -101,7 +101,7 @@ def test_a_source_that_was_changed_is_not_compiled(
 def test_one_process_compiles_only_so_many_sizes(
     attention: ModuleType, cache: Path, compilations: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(importlib.import_module(f"{attention.__name__}._untuned"), "_MOST_SIZES", 1)
+    monkeypatch.setattr(importlib.import_module(f"{attention.__name__}.runtime.jit"), "_MOST_SIZES", 1)
     attention.also_serve(untuned=True)
     served(attention, 32)
     assert "1 sizes were compiled in this process" in refused(attention, 96)
@@ -113,7 +113,7 @@ def test_a_fault_in_the_trial_leaves_the_call_to_pytorch(
     attention: ModuleType, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attention.also_serve(untuned=True)
-    trial = importlib.import_module(f"{attention.__name__}._trial")
+    trial = importlib.import_module(f"{attention.__name__}.runtime.trial")
 
     def no_memory(*_: Any) -> Any:
         raise torch.OutOfMemoryError("no memory is left")

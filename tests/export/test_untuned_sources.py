@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import math
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -60,7 +59,7 @@ def an_h200(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sources(module: ModuleType, dtype: str, cols: int, rows: int = 64) -> list[Any]:
-    found: list[Any] = module.frontend.DISPATCH._untuned._sources_for(0, dtype, {"rows": rows, "cols": cols})
+    found: list[Any] = module.frontend.DISPATCH._jit._sources_for(0, dtype, {"rows": rows, "cols": cols})
     return found
 
 
@@ -73,39 +72,35 @@ def test_a_source_is_what_is_rendered_for_the_size_and_legal_there(module: Modul
         found = sources(module, dtype, cols)
         assert found, cols
         for source in found:
-            parameters = source.record["genome"]["parameters"]
+            parameters, package = source.variant.record["genome"], module.PACKAGE
             expected = render(KERNEL, "cuda", Genome.of(parameters), binding, "sm_90")
-            assert source.text() == expected.text.encode()
-            assert source.headers() == {name: text.encode() for name, text in expected.includes.items()}
+            assert source.text(package) == expected.text.encode()
+            assert package.headers().items() >= {name: text.encode() for name, text in expected.includes.items()}.items()
             assert space.violations(parameters) == []
-            assert source.launch == json.loads(json.dumps(asdict(KERNEL.plan("cuda", parameters, workload))))
-            launches.add(source.launch["smem_bytes"])
+            assert source.variant.record["launch"] == json.loads(json.dumps(asdict(KERNEL.plan("cuda", parameters, workload))))
+            launches.add(source.variant.plan.smem_bytes)
     assert dtype == "float32" or len(launches) > 2  # the staged one needs more for more columns
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_every_number_of_columns_has_a_source(module: ModuleType, dtype: str) -> None:
     (dimension,) = (d for d in KERNEL.dimensions if d.name == "cols")
-    untuned = importlib.import_module(f"{module.__name__}._untuned")
-    general = [r for r in untuned_records(module) if r["workload"]["dtype"] == dtype and "candidate" not in r]
-    left = [n for n in range(1, dimension.high + 1) if not any(untuned._launch_at(r, n) for r in general)]
+    jit = importlib.import_module(f"{module.__name__}.runtime.jit")
+    general = [r for r in module.PACKAGE.manifest["general"] if r["workload"]["dtype"] == dtype]
+    left = [n for n in range(1, dimension.high + 1) if not any(jit._launch_at(r, n) for r in general)]
     assert left == []
-
-
-def untuned_records(module: ModuleType) -> list[Any]:
-    return [record for record, _, _ in module.frontend.DISPATCH._untuned._sources]
 
 
 def test_the_nearest_variant_that_is_legal_comes_first(module: ModuleType) -> None:
     def first(cols: int, rows: int = 64) -> str:
-        return str(sources(module, "float16", cols, rows)[0].origin)
+        return str(sources(module, "float16", cols, rows)[0].variant)
 
     assert first(1000).startswith("variant 0 ")
     assert first(1536).startswith("variant 0 ")
     assert first(6144).startswith("variant 2 ")
     assert first(1001).startswith("variant for any size")  # no whole vectors: it is legal for none of them
     assert first(64).startswith("variant for any size")
-    assert math.prod(sources(module, "float16", 6144)[0].launch["tiles"][0][1:]) >= 1
+    assert sources(module, "float16", 6144)[0].variant.plan.threads >= 32
 
 
 def test_a_source_needs_an_architecture_as_new_as_its_own(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,27 +111,26 @@ def test_a_source_needs_an_architecture_as_new_as_its_own(module: ModuleType, mo
 
 
 def test_its_machine_code_is_what_evo_makes_of_it(module: ModuleType) -> None:
-    compiler = importlib.import_module(f"{module.__name__}._nvrtc").compiler()
+    compiler = importlib.import_module(f"{module.__name__}.runtime.cuda").compiler()
     assert compiler.arch_for((9, 0)) == "sm_90"
     assert compiler.arch_for((99, 0)).startswith("compute_")
     for dtype, cols in (("float16", 1000), ("float16", 1001), ("float16", 6144), ("float32", 300)):
         source = sources(module, dtype, cols)[0]
-        flags = source.record["untuned"]["recipe"]["flags"]
-        code = compiler.compile(source.text(), source.headers(), flags, "sm_90")
+        flags, package = source.variant.record["recipe"]["flags"], module.PACKAGE
+        code = compiler.compile(source.text(package), package.headers(), flags, "sm_90")
         workload = KERNEL.workload("cuda", f"rows=64,cols={cols},dtype={dtype}")
-        genome = Genome.of(source.record["genome"]["parameters"])
+        genome = Genome.of(source.variant.record["genome"])
         expected = render(KERNEL, "cuda", genome, KERNEL.binding("cuda", workload), "sm_90")
         theirs = run_nvrtc(expected.text, "sm_90", expected.flags, expected.include_dirs)
         assert elf_code_hash(code) == elf_code_hash(theirs.code)
-        ptx = compiler.compile(source.text(), source.headers(), flags, "compute_90")
+        ptx = compiler.compile(source.text(package), package.headers(), flags, "compute_90")
         assert b".entry layernorm(" in ptx
 
 
 def test_what_the_compiler_refuses_is_quoted(module: ModuleType) -> None:
-    package = importlib.import_module(f"{module.__name__}._nvrtc")
-    variant = importlib.import_module(f"{module.__name__}._variant")
-    with pytest.raises(variant.Unavailable, match=r"refuses it \(untuned.cu\(1\): error"):
-        package.compiler().compile(b"int x = ;", {}, [], "sm_90")
+    cuda = importlib.import_module(f"{module.__name__}.runtime.cuda")
+    with pytest.raises(cuda.Unavailable, match=r"refuses it \(variant.cu\(1\): error"):
+        cuda.compiler().compile(b"int x = ;", {}, [], "sm_90")
 
 
 def test_a_size_that_the_template_computes_with_is_not_exchanged(tmp_path: Path) -> None:
@@ -152,7 +146,7 @@ def test_a_size_that_the_template_computes_with_is_not_exchanged(tmp_path: Path)
         find_exporter("module").export(request)
     (kernel / "formats.toml").unlink()
     manifest = manifest_of(request)
-    assert manifest["variants"][0]["untuned"] is None
+    assert manifest["variants"][0]["jit"] is None
     assert manifest["general"] == []
 
 
@@ -181,7 +175,7 @@ def manifest_of(request: ExportRequest) -> dict[str, Any]:
 
 
 def test_a_kernel_that_compiles_in_no_size_needs_none_of_it(exported_cpu: dict[str, Any]) -> None:
-    assert [v["untuned"] for v in exported_cpu["variants"]] == [None, None, None]
+    assert [v["jit"] for v in exported_cpu["variants"]] == [None, None, None]
     assert exported_cpu["general"] == []
 
 

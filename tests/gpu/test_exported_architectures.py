@@ -80,8 +80,8 @@ def test_ptx_of_an_older_architecture_is_right_on_this_gpu(folder: Path, use: Ca
     module, arch = use(folder), find_target("cuda").device().arch
     with module.frontend.DISPATCH.only(4):
         assert way_of(module).startswith(f"variant 4 (cuda compute_80, float16, tuned for 64x1024 on {arch})")
-    check = importlib.import_module(f"{module.__name__}._check").check
-    verdicts = list(check(module.frontend, module.frontend.DISPATCH, 4, seed=7))
+    verdicts_of = importlib.import_module(f"{module.__name__}.runtime.trial").verdicts
+    verdicts = list(verdicts_of(module.frontend, 4, seed=7))
     assert [v for v in verdicts if v.reason] == []
     assert sum(v.on_variant for v in verdicts) >= 20
 

@@ -132,9 +132,9 @@ def on_variant(module: ModuleType, args: Any) -> torch.Tensor:
 
 
 def test_every_variant_passes_its_own_check(module: ModuleType) -> None:
-    check = importlib.import_module(f"{module.__name__}._check").check
+    verdicts_of = importlib.import_module(f"{module.__name__}.runtime.trial").verdicts
     for index, variant in enumerate(module.variants()):
-        verdicts = list(check(module.frontend, module.frontend.DISPATCH, index, seed=7))
+        verdicts = list(verdicts_of(module.frontend, index, seed=7))
         assert [v for v in verdicts if v.reason] == [], variant["workload"]["key"]
         assert sum(v.on_variant for v in verdicts) >= 20
 

@@ -133,7 +133,7 @@ SIZES = [1, 5, 31, 64, 96, 100, 769, 1000, 1001, 1025, 1536, 2047, 4097, 5120, 8
 
 
 def test_any_size_is_served_and_right(module: ModuleType) -> None:
-    importlib.import_module(f"{module.__name__}._untuned")._MOST_SIZES = 1000
+    importlib.import_module(f"{module.__name__}.runtime.jit")._MOST_SIZES = 1000
     if is_layernorm(module):
         for dtype in (torch.float16, torch.bfloat16, torch.float32):
             for cols in SIZES:
@@ -214,9 +214,9 @@ def test_compiling_beside_another_threads_capture_breaks_neither(module: ModuleT
 PROCESS = """
 import importlib, json, sys, time, torch
 module = importlib.import_module({name!r})
-nvrtc = importlib.import_module({name!r} + "._nvrtc")
-compile, calls = nvrtc.Compiler.compile, []
-nvrtc.Compiler.compile = lambda self, *args: (calls.append(1), compile(self, *args))[1]
+cuda = importlib.import_module({name!r} + ".runtime.cuda")
+compile, calls = cuda.Compiler.compile, []
+cuda.Compiler.compile = lambda self, *args: (calls.append(1), compile(self, *args))[1]
 make = lambda *shape: torch.randn(*shape, device="cuda", dtype=torch.float16)
 args = (make(70, 1000), (1000,)) if hasattr(module, "layer_norm") else tuple(make(2, 4, 70, 128) for _ in range(3))
 torch.cuda.synchronize()
@@ -250,9 +250,9 @@ def test_a_later_process_finds_it_on_disk(folder: Path, tmp_path: Path) -> None:
 
 
 def test_without_the_compiler_it_is_pytorchs(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    nvrtc = importlib.import_module(f"{module.__name__}._nvrtc")
-    monkeypatch.setattr(nvrtc, "_places", lambda: iter(()))
-    nvrtc.compiler.cache_clear()
+    cuda = importlib.import_module(f"{module.__name__}.runtime.cuda")
+    monkeypatch.setattr(cuda, "_places", lambda: iter(()))
+    cuda.compiler.cache_clear()
     args = arguments(module, a_size(module))
     assert "NVRTC is not found" in module.explain(*args)
     assert torch.equal(own(module)(*args), theirs(module)(*args))
@@ -261,12 +261,12 @@ def test_without_the_compiler_it_is_pytorchs(module: ModuleType, monkeypatch: py
 def test_a_wrong_result_is_never_given(module: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The compiler makes something else of the source."""
     monkeypatch.setenv("EVO_KERNELS_CACHE", str(tmp_path / "empty"))
-    package = importlib.import_module(f"{module.__name__}._untuned")
+    package = importlib.import_module(f"{module.__name__}.runtime.jit")
     text = package._Source.text
     before, after = (b"rsqrtf(a)", b"rsqrtf(a * 1.1f)") if is_layernorm(module) else (b"1.4426950408889634f", b"1.5f")
 
-    def changed(self: Any) -> bytes:
-        found: bytes = text(self)
+    def changed(self: Any, package: Any) -> bytes:
+        found: bytes = text(self, package)
         assert before in found
         return found.replace(before, after)
 
@@ -274,7 +274,7 @@ def test_a_wrong_result_is_never_given(module: ModuleType, monkeypatch: pytest.M
     args = arguments(module, a_size(module))
     assert torch.equal(own(module)(*args), theirs(module)(*args))
     assert "its results are not PyTorch's" in module.explain(*args)
-    assert not list((tmp_path / "empty").glob("untuned-*"))
+    assert not list((tmp_path / "empty").glob("compiled-*"))
 
 
 def test_the_callers_stream_and_random_numbers_are_left_alone(module: ModuleType, tmp_path: Path) -> None:

@@ -1,0 +1,81 @@
+"""What lies in kernels/: of a package of `module`, the manifest and the sources. It is for this repository: `evo.ready`
+finds it there, takes the frontend and the headers from the templates, and has the sources compiled where they run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from difflib import SequenceMatcher
+from pathlib import Path
+from typing import Any
+
+from evo.export import Combining
+from evo.export.module import ModuleExporter
+from evo.runtime.package import source_text
+
+__all__ = ["EXPORTER", "share_sources", "without_bulk"]
+
+_KEPT_OF_RECORD = ("run", "order", "operator", "device", "created")
+_OF_BINARY = ("binary", "binary_sha256", "same_code_as_measured")
+_MOST_EDITED = 24
+"""Up to so many lines and line numbers, a source is told by how it differs from one that is stored."""
+
+
+class ShippedExporter(ModuleExporter):
+    """As the exporter of `module`, of which this is a part."""
+
+    name = "shipped"
+
+    def _complete(self, folder: Path, frontend: Path, manifest: dict[str, Any]) -> dict[str, Any]:
+        for name in manifest["headers"]:
+            (folder / name).unlink()
+        for v in manifest["variants"]:
+            (folder / v["binary"]).unlink()
+        texts = {p.name: p.read_text(encoding="utf-8") for p in folder.iterdir() if p.is_file()}
+        manifest = without_bulk(manifest)
+        stored = share_sources(texts, [*manifest["variants"], *manifest["general"]])
+        for name in texts.keys() - stored:
+            (folder / name).unlink()
+        for empty in sorted((p for p in folder.rglob("*") if p.is_dir()), reverse=True):
+            empty.rmdir()
+        return manifest
+
+
+def without_bulk(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The manifest without PTX (a source is compiled for newer GPUs, too), binaries, and what the database tells better."""
+    variants = []
+    for v in manifest["variants"]:
+        if not v["arch"].startswith("compute_"):
+            kept = {name: value for name, value in v.items() if name not in _OF_BINARY}
+            variants.append(kept | {"record": {n: v["record"][n] for n in _KEPT_OF_RECORD if n in v["record"]}})
+    return {**manifest, "variants": variants, "headers": dict.fromkeys(manifest["headers"])}
+
+
+def share_sources(texts: Mapping[str, str], records: Sequence[dict[str, Any]]) -> set[str]:
+    """Has records whose sources are almost the same name one of them, with the lines that differ as `edits`; the names of
+    those that are left."""
+    stored: dict[str, list[str]] = {}
+    for record in records:
+        lines = texts[record["source"]].split("\n")
+        known = ((_edits(others, lines), name) for name, others in stored.items())
+        edits, nearest = min(known, default=([], ""), key=lambda pair: _size(pair[0]))
+        if not nearest or _size(edits) > _MOST_EDITED:
+            stored[record["source"]] = lines
+            continue
+        record["source"] = nearest
+        if edits:
+            record["edits"] = edits
+        assert source_text("\n".join(stored[nearest]), record) == "\n".join(lines)
+    return set(stored)
+
+
+def _edits(before: list[str], after: list[str]) -> list[list[Any]]:
+    """As `source_text` reads them."""
+    changes = SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
+    return [[i, j - i, *after[k:m]] for what, i, j, k, m in reversed(changes) if what != "equal"]
+
+
+def _size(edits: list[list[Any]]) -> int:
+    return sum(len(edit) for edit in edits)
+
+
+EXPORTER: Combining = ShippedExporter()

@@ -1,0 +1,303 @@
+"""Kernels that were searched, measured and shipped, ready to call in place of PyTorch's functions.
+
+    from evo.ready import layer_norm         the function, with PyTorch's signature; its modules, such as LayerNorm, too
+    from evo.ready import layernorm          the package it is from: layernorm.explain, .patch, .build, .variants, ...
+    evo.ready.kernels()                      what there is, for which devices, and where it comes from
+    python -m evo.ready                      the same, for people
+    python -m evo.ready.layernorm check      what every exported package can do
+
+What is shipped is a manifest and sources, compiled for a device when they are first used on it. A package is imported when
+something of it is first asked for; it takes its frontend and headers from the templates, and evo.runtime runs it. On a
+machine that none of its variants is for, its functions are PyTorch's, and its `explain` says so. Nothing of the search
+engine is imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from importlib.abc import InspectLoader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_loader
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from evo.runtime.package import INIT, MAIN, MANIFEST, slower
+
+__all__ = ["ReadyKernel", "ReadyVariant", "kernels"]
+
+_NAME = "evo.ready"
+_OF_EVERY_PACKAGE = frozenset({"also_serve", "build", "explain", "patch", "variants"})
+"""Public names by which a package is told what to do; the others are what it is for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadyVariant:
+    """One problem built for one architecture.
+
+    standing: "measured" where it was timed on `arch`, "compiled" where what was found on another one was built for it.
+    run, candidate, device: where it was found; None where that is not recorded. speedup: over PyTorch on that device, from
+    the search's own race with cold caches; None unless it was measured. slower: all of that figure's interval lies below 1,
+    and the package leaves such problems to PyTorch.
+    """
+
+    target: str
+    arch: str
+    standing: str
+    dtype: str
+    shape: dict[str, int]
+    workload: str
+    candidate: str
+    run: str | None
+    device: str | None
+    speedup: float | None
+    slower: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadyKernel:
+    """A shipped package: `import evo.ready.NAME`. replaces: the function of PyTorch that it stands in for."""
+
+    name: str
+    title: str
+    replaces: str
+    functions: tuple[str, ...]
+    folder: Path
+    exported_at: str
+    evo_version: str
+    variants: tuple[ReadyVariant, ...]
+
+    @property
+    def archs(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(v.arch for v in self.variants))
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(v.dtype for v in self.variants))
+
+    @property
+    def shapes(self) -> tuple[dict[str, int], ...]:
+        return tuple({tuple(v.shape.items()): v.shape for v in self.variants}.values())
+
+
+def kernels() -> tuple[ReadyKernel, ...]:
+    """What is shipped, by name. Raises ImportError for a folder whose manifest cannot be read."""
+    return tuple(_read(folder) for folder in _folders())
+
+
+def _assets(name: str) -> Path:
+    """A folder of files that are no code: in the installed package, else in the checkout."""
+    package = Path(__file__).resolve().parent
+    installed = package / "_assets" / name
+    return installed if installed.is_dir() else package.parent / name
+
+
+def _folders() -> list[Path]:
+    found = (path.parent for path in _assets("kernels").glob(f"*/{MANIFEST}"))
+    return sorted(folder for folder in found if folder.name.isidentifier())
+
+
+def _template(folder: Path) -> Path:
+    """The folder of the kernel's frontend. Raises ImportError."""
+    return _assets("templates") / str(_manifest(folder)["kernel"]["name"])
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    path = folder / MANIFEST
+    try:
+        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if manifest["kernel"]["name"] and manifest["variants"]:
+            return manifest
+        raise ValueError("it has no variants")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ImportError(f"{path} is no manifest of an export ({type(error).__name__}: {error})") from error
+
+
+def _functions(folder: Path) -> tuple[str, ...]:
+    """__all__ of its frontend, which is read and not run, less what every package has. Raises ImportError."""
+    path = _template(folder) / "frontend.py"
+    try:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets):
+                return tuple(name for name in ast.literal_eval(node.value) if name not in _OF_EVERY_PACKAGE)
+    except (OSError, SyntaxError, ValueError, TypeError) as error:
+        raise ImportError(f"{path} cannot be read ({error})") from error
+    raise ImportError(f"{path} does not say what is public")
+
+
+def _read(folder: Path) -> ReadyKernel:
+    manifest = _manifest(folder)
+    try:
+        return ReadyKernel(
+            name=folder.name,
+            title=manifest["kernel"]["title"],
+            replaces=manifest["kernel"]["replaces"],
+            functions=_functions(folder),
+            folder=folder,
+            exported_at=manifest["exported_at"],
+            evo_version=manifest["evo_version"],
+            variants=tuple(map(_variant, manifest["variants"])),
+        )
+    except (KeyError, TypeError) as error:
+        raise ImportError(f"{folder / MANIFEST} is no manifest of an export ({type(error).__name__}: {error})") from error
+
+
+def _variant(record: dict[str, Any]) -> ReadyVariant:
+    origin, workload, timing = record["record"], record["workload"], record["timing"]
+    return ReadyVariant(
+        target=record["target"],
+        arch=record["arch"],
+        standing=record["standing"],
+        dtype=workload["dtype"],
+        shape=workload["dims"],
+        workload=workload["key"],
+        candidate=record["candidate"],
+        run=origin.get("run"),
+        device=origin.get("device"),
+        speedup=1 / timing["ratio"] if timing else None,
+        slower=bool(slower(record)),
+    )
+
+
+class _Shipped(MetaPathFinder, InspectLoader):
+    """Imports each folder of shipped kernels as a package: its own files, those of its template, and the run time."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        parent, _, name = fullname.rpartition(".")
+        if name == "__main__" and self._folder(parent):
+            return spec_from_loader(fullname, self)
+        folder = self._folder(fullname)
+        if folder is None:
+            return None
+        spec = spec_from_loader(fullname, self, origin=str(folder), is_package=True)
+        assert spec is not None
+        spec.submodule_search_locations = [str(p) for p in (folder, _template(folder), _assets("templates"))]
+        return spec
+
+    def get_source(self, fullname: str) -> str:
+        return MAIN if fullname.endswith(".__main__") else INIT
+
+    def exec_module(self, module: ModuleType) -> None:
+        # One run time for all of them, under the name by which an exported package knows its own.
+        sys.modules.setdefault(f"{module.__name__}.runtime", import_module("evo.runtime"))
+        super().exec_module(module)
+
+    def _folder(self, fullname: str) -> Path | None:
+        parent, _, name = fullname.rpartition(".")
+        return next((f for f in _folders() if f.name == name), None) if parent == _NAME else None
+
+
+def _claims() -> dict[str, list[Path]]:
+    """The folders that lay claim to each name: packages to their own, and to those of their functions and modules. One that
+    cannot be read claims its own alone, and keeps nobody from using the others."""
+    found: dict[str, list[Path]] = {}
+    for folder in _folders():
+        names = [folder.name]
+        with suppress(ImportError):
+            names += _functions(folder)
+        for name in names:
+            found.setdefault(name, []).append(folder)
+    return found
+
+
+def __getattr__(name: str) -> Any:
+    """A shipped package, or a function or module of one. Raises ImportError where two of them claim the name."""
+    if name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    owners = _claims().get(name, [])
+    if not owners:
+        known = ", ".join(sorted(_claims())) or "nothing yet"
+        raise AttributeError(f"no kernel that is shipped with this evo is or has {name!r}; there are: {known}")
+    folder = owners[0]
+    if owners.count(folder) > 1:
+        raise ImportError(f"{folder} is called like a function that is in it: give the folder another name")
+    if len(owners) > 1:
+        raise ImportError(
+            f"{name!r} is in {' and in '.join(map(str, owners))}: keep one of them, or export both to one package, which "
+            f"takes all dtypes and devices of a function"
+        )
+    package = import_module(f"{_NAME}.{folder.name}")
+    found = package if name == folder.name else getattr(package, name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *_claims()})
+
+
+def main() -> int:
+    """Exit code 0; 1 where something that is shipped cannot be read."""
+    parser = argparse.ArgumentParser(prog="python -m evo.ready", description="Kernels that are shipped, ready to call.")
+    parser.add_argument("--json", action="store_true", help="for programs")
+    options = parser.parse_args()
+    try:
+        found = kernels()
+    except ImportError as error:
+        print(f"evo: {error}", file=sys.stderr)
+        return 1
+    if options.json:
+        print(json.dumps([asdict(kernel) for kernel in found], indent=1, default=str))
+        return 0
+    for kernel in found:
+        _print_kernel(kernel)
+    if any(v.standing == "compiled" for kernel in found for v in kernel.variants):
+        print("compiled: what was found on another architecture, built for this one and never timed on it")
+    if found:
+        print(f"what of it runs on this machine: python -m evo.ready.{found[0].name} check")
+    if not found:
+        print("no kernel is shipped with this evo")
+    return 0
+
+
+def _print_kernel(kernel: ReadyKernel) -> None:
+    print(f"{kernel.name}: {kernel.title}, in place of {kernel.replaces}")
+    print(f"  from evo.ready import {', '.join(kernel.functions)}")
+    builds: dict[str, list[str]] = {}
+    for variant in kernel.variants:
+        builds.setdefault(variant.workload, []).append(_build(variant))
+    names = _told_apart(list(builds))
+    width = max(map(len, names), default=0)
+    for name, told in zip(names, builds.values(), strict=True):
+        print(f"  {name.ljust(width)}  {', '.join(told)}")
+
+
+def _told_apart(problems: list[str]) -> list[str]:
+    """Sizes and dtype, and of the options behind them those in which the problems differ."""
+    parts = [problem.split(",") for problem in problems]
+    shared = set.intersection(*map(set, parts)) if len(parts) > 1 else set()
+    kept = []
+    for own in parts:
+        dtype = next((i for i, part in enumerate(own) if part.startswith("dtype=")), len(own))
+        kept.append(",".join(part for i, part in enumerate(own) if i <= dtype or part not in shared))
+    return kept
+
+
+def _build(variant: ReadyVariant) -> str:
+    if variant.standing == "compiled":
+        return f"{variant.arch} (compiled)"
+    if variant.speedup is None:
+        return variant.arch
+    left = ", so left to it" if variant.slower else ""
+    return f"{variant.arch} ({variant.speedup:.2f} times PyTorch's speed on {variant.device}{left})"
+
+
+if __name__ == "__main__":
+    try:
+        code = main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # who reads has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    sys.exit(code)
+else:
+    __path__: list[str] = []  # a package, too: `import evo.ready.NAME`
+    sys.meta_path.insert(0, _Shipped())

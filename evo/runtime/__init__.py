@@ -1,0 +1,54 @@
+"""Dispatches and launches kernels that were exported or shipped: PyTorch and the standard library are all it needs.
+
+`evo export` copies this folder into every package it writes, so imports in it are relative. The engine uses single files of
+it. A kernel's frontend.py, the function with PyTorch's signature, is written against these names:
+
+    DISPATCH = Dispatch(PACKAGE, trial)       the variants of a package; trial: a Trial, how to find out whether code that
+                                              was compiled on this machine is right
+    found = DISPATCH[device, dtype, *sizes]   device: index of the GPU, -1 for the CPU; dtype: torch's; sizes: in the order
+                                              of the kernel's dimensions. As cheap as a dict
+    found is a str                            why no variant serves this problem: leave it to PyTorch
+    found(*values) -> bool                    otherwise a Call. values: the entry point's arguments in order, addresses as
+                                              int (0: left out), numbers. True: enqueued on the GPU's current stream (CPU:
+                                              done). False: nothing ran: leave it to PyTorch
+    found.sizes, str(found.variant)           the sizes of the key; the variant, for people
+    Table                                     the type of DISPATCH, and of what stands in for it in a trial
+    NATIVE = Native(DISPATCH, name, fake, use)  the launcher in C++, frontend.cpp, once it is built
+    Patch                                     puts functions in the place of PyTorch's, and takes them away again
+    addresses(*tensors) -> tuple | str        where they lie, 0 for None; or why they must be left to PyTorch
+
+What a frontend passes must be memory of that device and dtype, laid out as the kernel expects. Beside its public names
+(__all__), a frontend defines, for `python -m PACKAGE check` and `bench`:
+
+    SUBJECT, ORIGINAL                         the function of this package, and PyTorch's that it stands in for
+    explain(*args)                            the way a call takes: starts with "variant" or "PyTorch"
+    exact(*args)                              the result in float64
+    cases(sizes, dtype, device, seed)         yields (name, args): random and edge-case calls around a variant's sizes
+    timed(sizes, dtype, device, seed)         args of a call of exactly these sizes
+    NATIVE, build()                           where there is a frontend.cpp
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+_PROVIDERS = {
+    "Call": "trial",
+    "Dispatch": "dispatch",
+    "Native": "native",
+    "Package": "package",
+    "Patch": "frontend",
+    "Table": "trial",
+    "Trial": "trial",
+    "addresses": "frontend",
+    "main": "commands",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imported when first asked for: the engine uses parts of this without PyTorch."""
+    if name not in _PROVIDERS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(f".{_PROVIDERS[name]}", __name__), name)
+    return found

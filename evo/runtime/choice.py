@@ -1,0 +1,97 @@
+"""Which variant a problem takes, and of its builds (machine code for several architectures, PTX, a source), which one.
+
+On a GPU: machine code of its very architecture, else of an earlier one of its generation (sm_80 runs on 8.6), the latest
+such; else PTX or a source, the latest that it runs. On a CPU: code that uses the most of its instructions.
+Reference: CUDA C++ Programming Guide, "Binary Compatibility", "PTX Compatibility", "Family-Specific Features".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from . import cpu
+from .package import Variant, slower
+
+__all__ = ["builds_of_nearest", "factors", "in_order", "rank_of_source", "rank_on_cpu", "rank_on_gpu", "slower_there"]
+
+_NEAR = 4.0
+"""Doublings, summed over the dimensions."""
+
+_PTX = 100
+"""Any machine code comes before any PTX, and before sources, which are compiled where they are to run."""
+
+
+def rank_on_gpu(arch: str, capability: tuple[int, int]) -> int | None:
+    """The place of code for `arch` (sm_89, compute_89, sm_90a) on a GPU of a compute capability; 0 is the best. None: it
+    does not run there."""
+    kind, _, digits = arch.partition("_")
+    suffix = digits[-1] if digits[-1] in "af" else ""
+    number = int(digits.rstrip("af"))
+    older = 10 * capability[0] + capability[1] - number
+    if older < 0 or (suffix == "a" and older):
+        return None
+    if number // 10 != capability[0] and (kind == "sm" or suffix == "f"):
+        return None
+    return older + (_PTX if kind == "compute" else 0)
+
+
+def rank_of_source(arch: str, capability: tuple[int, int]) -> int | None:
+    """Of a source for `arch`: it is right for that and all later ones, as PTX is."""
+    return rank_on_gpu("compute_" + arch.partition("_")[2], capability)
+
+
+def rank_on_cpu(needs: Mapping[str, object]) -> int:
+    """The place of a library that needs this of a CPU; 0 and above: it does not run on this one as it is."""
+    features = needs["features"]
+    if not isinstance(features, list) or needs["machine"] != cpu.machine():
+        return 0
+    return 0 if set(features) - cpu.features() else -len(features) - 1
+
+
+def in_order(variants: Iterable[Variant], device: int) -> list[Variant]:
+    """Those that run on a device (index of the GPU, -1: the CPU), the one to be taken first."""
+    if device < 0:
+        return sorted((v for v in variants if v.target == "cpu"), key=lambda v: rank_on_cpu(v.record["needs"]))
+    capability = torch.cuda.get_device_capability(device)
+    ranked = []
+    for v in variants:
+        if v.target == "cuda":
+            rank = (rank_of_source if v.binary is None else rank_on_gpu)(v.arch, capability)
+            if rank is not None:
+                ranked.append((rank, v))
+    return [v for _, v in sorted(ranked, key=lambda pair: pair[0])]
+
+
+def builds_of_nearest(variants: Iterable[Variant], sizes: Mapping[str, int], device: int) -> list[Variant]:
+    """Of those that are right for a problem, the ones tuned nearest to its sizes, in order."""
+    known = list(variants)
+    nearest = min(known, key=lambda v: _distance(v, sizes))  # of equally near ones, that with the nearest last dimension
+    return in_order((v for v in known if v.tuned_as(nearest)), device)
+
+
+def slower_there(record: Mapping[str, Any], sizes: Mapping[str, int], device: int) -> str:
+    """What `slower` says of a record of the manifest, where that tells something of a problem on a device: of sizes that
+    are near, and measured on its very architecture; a CPU must be the same model. Empty otherwise."""
+    near = sum(factors(record["workload"]["dims"], sizes).values()) <= _NEAR
+    return slower(record) if near and _was_measured_on(record, device) else ""
+
+
+def factors(own: Mapping[str, int], sizes: Mapping[str, int]) -> dict[str, float]:
+    """How far sizes are from a variant's own, by dimension: in doublings."""
+    return {d: abs(math.log2(max(n, 1) / max(sizes[d], 1))) for d, n in own.items()}
+
+
+def _was_measured_on(record: Mapping[str, Any], device: int) -> bool:
+    if device < 0:
+        return bool(record.get("record", {}).get("device") == cpu.model())
+    return rank_on_gpu(record["arch"], torch.cuda.get_device_capability(device)) == 0
+
+
+def _distance(variant: Variant, sizes: Mapping[str, int]) -> tuple[float, ...]:
+    """Summed over the dimensions; then of each, the last first: what is dense in memory matters most."""
+    each = factors(variant.sizes, sizes)
+    return (round(sum(each.values()), 6), *reversed(each.values()))

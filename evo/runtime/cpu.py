@@ -1,0 +1,224 @@
+"""CPU variants: what instructions this CPU has, one OpenMP runtime with PyTorch, the C++ compiler, libraries to call.
+
+Nothing is run that this CPU may not understand: the instruction sets that a library was built for are compared with
+those of this CPU before it is loaded. PyTorch is imported where it is needed: the engine uses single functions of this.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from .package import Package, Unavailable, Variant
+
+__all__ = [
+    "CpuCall",
+    "Library",
+    "compile_library",
+    "compiler",
+    "features",
+    "keep_freed_memory",
+    "load_shipped",
+    "machine",
+    "model",
+    "open_library",
+    "share_openmp_runtime",
+]
+
+_RELEVANT = re.compile(
+    r"(sse|ssse|avx|amx|fma|bmi|sve|sme)\w*"
+    r"|pni|f16c|abm|lzcnt|tbm|xop|popcnt|movbe|v?aes|v?pclmulqdq|gfni|sha\w*|sm[34]|adx|lahf_lm|cx16|cldemote|serialize"
+    r"|rdrand|rdseed|clwb|clflushopt|movdiri|movdir64b|prefetchi|apx\w*"
+    r"|fp|fphp|asimd\w*|atomics|crc32|pmull|lrcpc|dcpop|jscvt|fcma|flagm\w*|frint|i8mm|bf16|dgh|rng|bti|mte\w*|mops|lse\w*"
+)
+"""Instruction sets that a compiler may use, as Linux spells them; not what tells of the kernel or of a hypervisor."""
+
+_TYPES: dict[str, Any] = {
+    "P": ctypes.c_void_p,
+    "q": ctypes.c_int64,
+    "i": ctypes.c_int32,
+    "f": ctypes.c_float,
+    "d": ctypes.c_double,
+}
+_COMPILERS = ("g++", "c++", "clang++")
+_BUILD_TIMEOUT_S = 300
+_OPENMP_SYMBOL = "GOMP_parallel"
+
+
+def machine() -> str:
+    """linux-x86_64."""
+    return f"{platform.system()}-{platform.machine()}".lower()
+
+
+@cache
+def model() -> str:
+    """What Linux calls this CPU."""
+    found = re.search(r"^(?:model name|Model|Processor)\s*:\s*(.+)$", _cpuinfo(), re.MULTILINE)
+    return found.group(1).strip() if found else platform.processor() or platform.machine()
+
+
+@cache
+def features() -> frozenset[str]:
+    """Instruction sets of this CPU; empty where /proc/cpuinfo does not tell."""
+    # A process may move between cores: what counts is what all of them have.
+    cores = [set(flags.split()) for flags in re.findall(r"^(?:flags|Features)\s*:(.*)$", _cpuinfo(), re.MULTILINE)]
+    common = set.intersection(*cores) if cores else set()
+    return frozenset(f for f in common if _RELEVANT.fullmatch(f))
+
+
+def _cpuinfo() -> str:
+    with suppress(OSError):
+        return Path("/proc/cpuinfo").read_text(errors="replace")
+    return ""
+
+
+class _SymbolInfo(ctypes.Structure):
+    """Dl_info of dlfcn.h."""
+
+    _fields_ = (
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("symbol", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    )
+
+
+@cache
+def share_openmp_runtime() -> str:
+    """One pool of threads for PyTorch and the kernels, which torch.set_num_threads rules.
+
+    Kernels are linked against no OpenMP library. Their GOMP_* and omp_* symbols bind, when they are loaded, to what the
+    dynamic linker's global scope offers; here PyTorch's own runtime is put into it. GNU's runtime has the GOMP names, and
+    so have LLVM's and Intel's. Returns the path of the runtime: PyTorch's, whatever its file is called, else the
+    system's. Raises OSError if none is found.
+    """
+    import torch
+
+    runtime = None
+    for name in ("libtorch_cpu.so", "libtorch.so"):
+        path = Path(torch.__file__).parent / "lib" / name
+        with suppress(OSError):
+            runtime = runtime or _owner(ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD | os.RTLD_LAZY))
+    ctypes.CDLL(runtime or "libgomp.so.1", mode=os.RTLD_GLOBAL | os.RTLD_LAZY | (os.RTLD_NOLOAD if runtime else 0))
+    return runtime or "libgomp.so.1"
+
+
+def _owner(library: ctypes.CDLL) -> str | None:
+    """Path of the shared object in which OpenMP's symbols resolve, seen from `library` and what it was linked with."""
+    try:
+        address = ctypes.cast(getattr(library, _OPENMP_SYMBOL), ctypes.c_void_p)
+    except AttributeError:
+        return None
+    info = _SymbolInfo()
+    find = ctypes.CDLL(None).dladdr
+    find.argtypes = [ctypes.c_void_p, ctypes.POINTER(_SymbolInfo)]
+    return os.fsdecode(info.file) if find(address, ctypes.byref(info)) and info.file else None
+
+
+@cache
+def keep_freed_memory() -> None:
+    """Has malloc keep large freed blocks, for the rest of this process, as an allocator for models does.
+
+    glibc hands blocks above 32 MiB back and maps them afresh, so that PyTorch pays a page fault for every 4 KiB of every
+    new output: up to ten times what the computation takes, in some processes and not in others. Where there is no
+    mallopt, nothing happens.
+    """
+    with suppress(AttributeError):
+        set_option = ctypes.CDLL(None).mallopt
+        for option, value in ((-4, 0), (-1, 2**31 - 1), (-2, 64 << 20)):  # M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD
+            set_option(option, value)
+
+
+@dataclass(frozen=True, eq=False)
+class Library:
+    """A loaded entry point."""
+
+    function: Any
+
+
+class CpuCall:
+    """An entry point that is done when it returns. May be called by several threads at once."""
+
+    def __init__(self, variant: Variant, library: Library, sizes: Mapping[str, int]) -> None:
+        self.variant, self.sizes = variant, tuple(sizes.values())
+        self._function = library.function
+
+    def described(self) -> tuple[int, int, int, tuple[int, int, int], int, int, int, bool, int]:
+        """As CudaCall.described; without a context."""
+        return ctypes.cast(self._function, ctypes.c_void_p).value or 0, 0, 0, (1, 1, 1), 1, 0, 1, False, 1
+
+    def __call__(self, *values: float) -> bool:
+        self._function(*values)
+        return True
+
+
+def load_shipped(package: Package, variant: Variant) -> Library:
+    """A variant's own library. Raises Unavailable, also where this CPU has not every instruction set it may use."""
+    name, needs = variant.record["binary"], variant.record["needs"]
+    if needs["machine"] != machine():
+        raise Unavailable(f"{name} is for {needs['machine']}, this is {machine()}")
+    if needs["features"] is None:
+        raise Unavailable(f"what {name} needs of a CPU is not known")
+    if missing := set(needs["features"]) - features():
+        raise Unavailable(f"{name} needs {', '.join(sorted(missing))}, which this CPU lacks")
+    package.read(name, variant.record["binary_sha256"])
+    return open_library(package.path(name), variant)
+
+
+def open_library(path: Path, variant: Variant) -> Library:
+    """Raises Unavailable."""
+    if not machine().startswith("linux-"):
+        raise Unavailable("CPU variants run on Linux only")
+    try:
+        share_openmp_runtime()
+        # RTLD_LOCAL: variants share symbol names. RTLD_NOW: an undefined symbol shows here, not in a call.
+        function = ctypes.CDLL(str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)[variant.entry]
+    except (OSError, AttributeError) as error:
+        raise Unavailable(f"{path.name} does not load ({error})") from error
+    function.restype = None
+    function.argtypes = [_TYPES[code] for code in variant.arguments]
+    return Library(function)
+
+
+def compiler() -> tuple[list[str], str]:
+    """$CXX or the first compiler there is, as a command, and its version. Raises Unavailable."""
+    wanted = os.environ.get("CXX", "")
+    for command in [shlex.split(wanted)] if wanted else [[name] for name in _COMPILERS]:
+        if command and shutil.which(command[0]):
+            return command, _run([*command, "--version"]).partition("\n")[0].strip()
+    raise Unavailable(f"there is no C++ compiler ({wanted or ', '.join(_COMPILERS)})")
+
+
+def compile_library(
+    source: bytes, path: Path, flags: Sequence[str], libraries: Sequence[str], include: Sequence[str]
+) -> None:
+    """For this very CPU. Raises Unavailable."""
+    command, version = compiler()
+    text = path.with_suffix(".cpp")
+    text.write_bytes(source)
+    libraries = () if "clang" in version else libraries  # clang's OpenMP calls need its own runtime
+    _run([*command, *flags, "-march=native", *include, str(text), "-o", str(path), *libraries])
+
+
+def _run(command: list[str]) -> str:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_BUILD_TIMEOUT_S, check=True
+        )
+    except subprocess.CalledProcessError as error:
+        reason = (error.stderr.strip() or "no message").splitlines()[0]
+        raise Unavailable(f"{command[0]} refuses ({reason})") from error
+    except (OSError, subprocess.SubprocessError) as error:
+        raise Unavailable(f"{command[0]} does not run ({error})") from error
+    return done.stdout

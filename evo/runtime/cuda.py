@@ -1,0 +1,394 @@
+"""Compiles CUDA C++, loads cubins (or PTX) and launches them on PyTorch's streams: NVRTC and the CUDA driver, by ctypes.
+
+Both libraries are those that PyTorch itself uses. References: CUDA Driver API, sections Module Management and Execution
+Control; NVRTC documentation, https://docs.nvidia.com/cuda/nvrtc/
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .launch import LaunchPlan
+from .package import Busy, Package, Unavailable, Variant
+
+__all__ = [
+    "Compiler",
+    "CudaCall",
+    "Function",
+    "beside_captures",
+    "compiler",
+    "driver_version",
+    "load_image",
+    "load_shipped",
+    "refuse_while_capturing",
+]
+
+_SMEM_WITHOUT_OPT_IN = 48 * 1024
+_PORTABLE_CLUSTER = 8
+_LARGEST_GRID, _LARGEST_AXIS = 2**31 - 1, 65_535
+_STATIC_SMEM, _REGISTERS, _DYNAMIC_SMEM, _LARGE_CLUSTER = 1, 4, 8, 14  # CUfunction_attribute
+_CLUSTER_DIMENSION, _PROGRAMMATIC = 4, 6  # CUlaunchAttributeID
+_NO_CONTEXT, _NEWER_PTX = 201, 222
+_CAPTURE_ERRORS = range(900, 920)
+_RELAXED = 2  # CUstreamCaptureMode
+
+_WORDS = {"P": "Q", "q": "q", "d": "d", "i": "i4x", "f": "f4x"}
+"""How struct writes an argument into 8 bytes."""
+
+# torch's public ways to ask these make objects first, which takes longer than the launch.
+_current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+_current_stream: Callable[[int], int] = getattr(
+    torch._C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream
+)
+
+
+class _LaunchAttribute(ctypes.Structure):
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_uint * 16))
+
+
+class _LaunchConfig(ctypes.Structure):
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("smem_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_LaunchAttribute)),
+        ("attribute_count", ctypes.c_uint),
+    )
+
+
+@cache
+def _driver() -> Any:
+    """Raises Unavailable."""
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise Unavailable(f"there is no CUDA driver ({error})") from error
+    pointer = ctypes.c_void_p
+    library.cuModuleLoadData.argtypes = [pointer, ctypes.c_char_p]
+    library.cuModuleGetFunction.argtypes = [pointer, pointer, ctypes.c_char_p]
+    library.cuFuncGetAttribute.argtypes = [pointer, ctypes.c_int, pointer]
+    library.cuFuncSetAttribute.argtypes = [pointer, ctypes.c_int, ctypes.c_int]
+    library.cuDevicePrimaryCtxRetain.argtypes = [pointer, ctypes.c_int]
+    library.cuCtxPushCurrent_v2.argtypes = [pointer]
+    if not hasattr(library, "cuLaunchKernelEx"):
+        raise Unavailable("the CUDA driver is older than CUDA 11.8")
+    library.cuLaunchKernelEx.argtypes = [pointer, pointer, pointer, pointer]
+    _expect(library, library.cuInit(0), "the CUDA driver does not start")
+    return library
+
+
+def driver_version() -> int:
+    """13010 of one for CUDA 13.1. Raises Unavailable."""
+    version = ctypes.c_int()
+    _expect(_driver(), _driver().cuDriverGetVersion(ctypes.byref(version)), "the CUDA driver does not tell its version")
+    return version.value
+
+
+def _error_text(driver: Any, error: int) -> str:
+    name = ctypes.c_char_p()
+    driver.cuGetErrorName(error, ctypes.byref(name))
+    return f"{(name.value or b'CUDA error').decode()} ({error})"
+
+
+def _expect(driver: Any, error: int, doing: str) -> None:
+    if error:
+        raise Unavailable(f"{doing}: {_error_text(driver, error)}")
+
+
+@dataclass(frozen=True, eq=False)
+class Function:
+    """An entry point loaded into the primary context of one GPU, the one that PyTorch uses.
+
+    `unaligned`: the one for addresses that are no multiples of the launch's alignment; 0 where that is 1.
+    """
+
+    handle: int
+    unaligned: int
+    context: int
+    index: int
+    multiprocessors: int
+
+
+@contextmanager
+def _context(driver: Any, context: int) -> Iterator[None]:
+    _expect(driver, driver.cuCtxPushCurrent_v2(context), "the GPU's context cannot be used")
+    try:
+        yield
+    finally:
+        driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+
+
+def load_shipped(package: Package, variant: Variant, index: int) -> Function:
+    """A variant's own binary. Raises Unavailable; Busy while a CUDA graph is being captured, which loading code could
+    break."""
+    if torch.version.cuda is None:
+        raise Unavailable("this PyTorch is not built for CUDA")
+    refuse_while_capturing(index)
+    record = variant.record
+    return load_image(variant, package.read(record["binary"], record["binary_sha256"]), index)
+
+
+def refuse_while_capturing(index: int) -> None:
+    """Raises Busy while this thread's stream on a GPU is being captured into a CUDA graph."""
+    with torch.cuda.device(index):
+        if torch.cuda.is_current_stream_capturing():
+            raise Busy("it was not used before the capture of this CUDA graph began; call it once beforehand")
+
+
+@contextmanager
+def beside_captures() -> Iterator[None]:
+    """Another thread may be capturing a graph: only in this mode may code be loaded and memory allocated meanwhile. Raises
+    Unavailable."""
+    driver, mode = _driver(), ctypes.c_int(_RELAXED)
+    driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    try:
+        yield
+    finally:
+        driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+
+
+def load_image(variant: Variant, image: bytes, index: int) -> Function:
+    """Code of a variant's, a cubin or PTX. Raises Unavailable."""
+    driver = _driver()
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    _expect(driver, driver.cuDeviceGet(ctypes.byref(device), index), "the GPU does not answer")
+    _expect(
+        driver, driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "the GPU's context cannot be had"
+    )
+    assert context.value is not None
+    with beside_captures(), _context(driver, context.value):
+        handle, unaligned = _load_functions(driver, image, variant)
+    properties = torch.cuda.get_device_properties(index)
+    return Function(handle, unaligned, context.value, index, properties.multi_processor_count)
+
+
+def _load_functions(driver: Any, image: bytes, variant: Variant) -> tuple[int, int]:
+    module = ctypes.c_void_p()
+    name, plan = variant.record["binary"], variant.plan
+    # The terminating NUL that ctypes sees to is what PTX needs; a cubin knows its own length.
+    error = driver.cuModuleLoadData(ctypes.byref(module), image)
+    if error == _NEWER_PTX:
+        raise Unavailable(f"{name} is PTX of a newer compiler than the driver knows; install a newer driver")
+    _expect(driver, error, f"{name} does not load")
+    found = ctypes.c_int()
+
+    def look_up(entry: str) -> ctypes.c_void_p:
+        function = ctypes.c_void_p()
+        error = driver.cuModuleGetFunction(ctypes.byref(function), module, entry.encode())
+        _expect(driver, error, f"{name} has no entry point {entry}")
+        # Also has a driver that loads lazily load the code now, and not amid a later capture.
+        error = driver.cuFuncGetAttribute(ctypes.byref(found), _REGISTERS, function)
+        _expect(driver, error, f"{name} does not load")
+        return function
+
+    unaligned = look_up(f"{variant.entry}_unaligned").value if plan.alignment > 1 else 0
+    function = look_up(variant.entry)
+    _expect(driver, driver.cuFuncGetAttribute(ctypes.byref(found), _STATIC_SMEM, function), f"{name} does not load")
+    if plan.smem_bytes + found.value > _SMEM_WITHOUT_OPT_IN:
+        error = driver.cuFuncSetAttribute(function, _DYNAMIC_SMEM, plan.smem_bytes)
+        _expect(driver, error, f"{name} needs {plan.smem_bytes} bytes of shared memory a block")
+    if plan.cluster > _PORTABLE_CLUSTER:
+        error = driver.cuFuncSetAttribute(function, _LARGE_CLUSTER, 1)
+        _expect(driver, error, f"{name} needs clusters of {plan.cluster} blocks")
+    assert function.value is not None
+    assert unaligned is not None
+    return function.value, unaligned
+
+
+def _grid(plan: LaunchPlan, sizes: Mapping[str, int], multiprocessors: int) -> tuple[int, int, int]:
+    """Raises Unavailable where a launch would be more than a grid can have."""
+    x, y, z = plan.grid(sizes, multiprocessors)
+    if x > _LARGEST_GRID or max(y, z) > _LARGEST_AXIS:
+        raise Unavailable(f"it would need a grid of {x} x {y} x {z} blocks")
+    return x, y, z
+
+
+class _Frame:
+    """One launch as the driver wants it: geometry, and the arguments, which it has copied when the launch returns.
+
+    cuLaunchKernelEx takes four parameters, where cuLaunchKernel takes eleven that ctypes would convert every time.
+    """
+
+    def __init__(self, blocks: tuple[int, int, int], plan: LaunchPlan, arguments: int, *, aligned: bool) -> None:
+        self.words = ctypes.create_string_buffer(8 * arguments)
+        base = ctypes.addressof(self.words)
+        self._pointers = (ctypes.c_void_p * arguments)(*(base + 8 * i for i in range(arguments)))
+        attributes = []
+        if aligned and plan.cluster > 1:
+            attributes.append(_LaunchAttribute(id=_CLUSTER_DIMENSION, value=(plan.cluster, 1, 1)))
+        if aligned and plan.programmatic:
+            attributes.append(_LaunchAttribute(id=_PROGRAMMATIC, value=(1,)))
+        self._attributes = (_LaunchAttribute * len(attributes))(*attributes)
+        self.config = _LaunchConfig(
+            grid=blocks,
+            block=(plan.threads, 1, 1),
+            smem_bytes=plan.smem_bytes if aligned else 0,
+            attributes=ctypes.cast(self._attributes, ctypes.POINTER(_LaunchAttribute)),
+            attribute_count=len(attributes),
+        )
+        self.address = ctypes.c_void_p(ctypes.addressof(self.config))
+        self.arguments = ctypes.c_void_p(ctypes.addressof(self._pointers))
+
+
+class CudaCall:
+    """A function with its launch geometry. May be called by several threads at once."""
+
+    def __init__(
+        self,
+        variant: Variant,
+        function: Function,
+        sizes: Mapping[str, int],
+        retire: Callable[[Variant, int, str], None],
+    ) -> None:
+        self.variant, self.sizes = variant, tuple(sizes.values())
+        self._blocks = _grid(variant.plan, sizes, function.multiprocessors)
+        self._pack = struct.Struct("=" + "".join(_WORDS[code] for code in variant.arguments)).pack_into
+        self._addresses = [i for i, code in enumerate(variant.arguments) if code == "P"]
+        self._misaligned = variant.plan.alignment - 1
+        self._aligned_frames: list[_Frame] = []  # list.append and list.pop are atomic
+        self._unaligned_frames: list[_Frame] = []
+        self._driver, self._function, self._retire = _driver(), function, retire
+        self._launch, self._index = self._driver.cuLaunchKernelEx, function.index
+        self._handle, self._unaligned = ctypes.c_void_p(function.handle), ctypes.c_void_p(function.unaligned)
+
+    def described(self) -> tuple[int, int, int, tuple[int, int, int], int, int, int, bool, int]:
+        """For the native launcher: entry points, context, grid, threads, shared memory, cluster, programmatic, alignment."""
+        f, plan = self._function, self.variant.plan
+        numbers = plan.threads, plan.smem_bytes, plan.cluster, plan.programmatic, plan.alignment
+        return f.handle, f.unaligned, f.context, self._blocks, *numbers
+
+    def __call__(self, *values: float) -> bool:
+        bits = 0
+        for i in self._addresses:
+            bits |= values[i]  # type: ignore[operator]
+        if bits & self._misaligned:
+            return self._run(values, self._unaligned, self._unaligned_frames)
+        return self._run(values, self._handle, self._aligned_frames)
+
+    def _run(self, values: tuple[float, ...], handle: ctypes.c_void_p, frames: list[_Frame]) -> bool:
+        try:
+            frame = frames.pop()
+        except IndexError:
+            aligned = frames is self._aligned_frames
+            frame = _Frame(self._blocks, self.variant.plan, len(self.variant.arguments), aligned=aligned)
+        self._pack(frame.words, 0, *values)
+        frame.config.stream = _current_stream(self._index)
+        error = _NO_CONTEXT
+        if _current_device() == self._index:
+            error = self._launch(frame.address, handle, frame.arguments, None)
+        if error == _NO_CONTEXT:  # another GPU is the current one, or this thread has not used CUDA yet
+            with suppress(Unavailable), _context(self._driver, self._function.context):
+                error = self._launch(frame.address, handle, frame.arguments, None)
+        frames.append(frame)
+        if not error:
+            return True
+        if error not in _CAPTURE_ERRORS:
+            self._retire(self.variant, self._index, f"a launch failed: {_error_text(self._driver, error)}")
+        return False
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """`version`: of the CUDA release it belongs to."""
+
+    library: Any
+    version: tuple[int, int]
+
+    def __str__(self) -> str:
+        return f"nvrtc {self.version[0]}.{self.version[1]}"
+
+    def arch_for(self, capability: tuple[int, int]) -> str:
+        """Machine code of a GPU, or PTX if it is newer than this compiler. Raises Unavailable."""
+        here, count = 10 * capability[0] + capability[1], ctypes.c_int()
+        self._expect(self.library.nvrtcGetNumSupportedArchs(ctypes.byref(count)), "does not tell what it knows")
+        known = (ctypes.c_int * count.value)()
+        self._expect(self.library.nvrtcGetSupportedArchs(known), "does not tell what it knows")
+        if here in known:
+            return f"sm_{here}"
+        older = [n for n in known if n < here]
+        if not older:
+            raise Unavailable(f"{self} does not compile for this GPU (compute capability {here / 10})")
+        return f"compute_{max(older)}"
+
+    def compile(self, source: bytes, headers: Mapping[str, bytes], flags: Iterable[str], arch: str) -> bytes:
+        """A cubin for sm_XX, PTX for compute_XX. `headers`: what the source includes, by name. Raises Unavailable."""
+        names = (ctypes.c_char_p * len(headers))(*(name.encode() for name in headers))
+        texts = (ctypes.c_char_p * len(headers))(*headers.values())
+        program, options = ctypes.c_void_p(), [f"--gpu-architecture={arch}".encode(), *(f.encode() for f in flags)]
+        error = self.library.nvrtcCreateProgram(
+            ctypes.byref(program), source, b"variant.cu", len(headers), texts, names
+        )
+        self._expect(error, "refuses the source")
+        try:
+            error = self.library.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
+            if error:
+                lines = self._fetch("ProgramLog", program).decode(errors="replace").splitlines()
+                telling = [line.strip() for line in lines if "error" in line] or [self._name(error)]
+                raise Unavailable(f"{self} refuses it ({telling[0]})")
+            return self._fetch("CUBIN" if arch.startswith("sm_") else "PTX", program)
+        finally:
+            self.library.nvrtcDestroyProgram(ctypes.byref(program))
+
+    def _fetch(self, what: str, program: ctypes.c_void_p) -> bytes:
+        size = ctypes.c_size_t()
+        self._expect(getattr(self.library, f"nvrtcGet{what}Size")(program, ctypes.byref(size)), "gives no result")
+        buffer = ctypes.create_string_buffer(size.value)
+        self._expect(getattr(self.library, f"nvrtcGet{what}")(program, buffer), "gives no result")
+        return buffer.raw if what == "CUBIN" else buffer.value  # the others are text, and end with a NUL
+
+    def _expect(self, error: int, failing: str) -> None:
+        if error:
+            raise Unavailable(f"{self} {failing} ({self._name(error)})")
+
+    def _name(self, error: int) -> str:
+        return (self.library.nvrtcGetErrorString(error) or b"unknown error").decode()
+
+
+@cache
+def compiler() -> Compiler:
+    """Raises Unavailable where there is none."""
+    for place in _places():
+        try:
+            library = ctypes.CDLL(place)
+            major, minor = ctypes.c_int(), ctypes.c_int()
+            if library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)):
+                continue
+            library.nvrtcGetErrorString.restype = ctypes.c_char_p
+            pointer = ctypes.c_void_p
+            library.nvrtcCreateProgram.argtypes = [
+                pointer, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int, pointer, pointer,
+            ]  # fmt: skip
+            library.nvrtcCompileProgram.argtypes = [pointer, ctypes.c_int, pointer]
+            for what in ("ProgramLog", "CUBIN", "PTX"):
+                getattr(library, f"nvrtcGet{what}Size").argtypes = [pointer, pointer]
+                getattr(library, f"nvrtcGet{what}").argtypes = [pointer, pointer]
+        except (OSError, AttributeError):
+            continue
+        return Compiler(library, (major.value, minor.value))
+    raise Unavailable("CUDA's compiler library NVRTC is not found beside PyTorch")
+
+
+def _places() -> Iterator[str]:
+    """Where PyTorch has it from: linked into a library of its own, among NVIDIA's wheels, or on the system."""
+    own = Path(torch.__file__).parent / "lib"
+    yield str(own / "libcaffe2_nvrtc.so")
+    major = (torch.version.cuda or "").partition(".")[0]
+    found: list[Path] = []
+    with suppress(ImportError, ValueError):
+        spec = importlib.util.find_spec("nvidia")
+        roots = (spec.submodule_search_locations or ()) if spec else ()
+        found = [p for root in roots for p in Path(root).glob("*/lib/libnvrtc.so.*")]
+    yield from map(str, sorted(found, key=lambda p: (p.suffix != f".{major}", str(p))))
+    yield from map(str, sorted(p for p in own.glob("libnvrtc*.so*") if "builtins" not in p.name))
+    yield f"libnvrtc.so.{major}"

@@ -1,0 +1,120 @@
+"""What frontends share: where the memory of tensors lies, if a kernel may have it; putting functions in PyTorch's place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+from torch.overrides import has_torch_function
+
+__all__ = ["Patch", "addresses"]
+
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+_STRIDED = torch.strided
+_is_tracing: Callable[[], bool] = torch.jit.is_tracing  # type: ignore[attr-defined]
+_is_grad_enabled = torch.is_grad_enabled
+# Private to PyTorch. Without the first, a mode is still noticed where it makes the output something else than a plain
+# tensor; without the second, the public question is asked every time, which takes longer.
+_count_dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
+_is_any_autocast_enabled = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
+
+
+def addresses(*tensors: torch.Tensor | None) -> tuple[int, ...] | str:
+    """Where the tensors lie in memory (0 for None), or why that must not be handed to a kernel.
+
+    If it may, the tensors are plain and have the device and the dtype of the first. Asked at every call of the
+    module: what costs time here is worth a look.
+    """
+    if _is_tracing():
+        return "torch.jit.trace must see the operation"
+    if has_torch_function(tensors):
+        return "a tensor subclass or a torch function mode (such as torch.set_default_device) is involved"
+    if _count_dispatch_modes():
+        return "a torch dispatch mode is active"
+    if getattr(forward_ad, "_current_level", 0) >= 0:  # should PyTorch rename it, all is left to PyTorch
+        return "forward-mode differentiation is active"
+    recording = _is_grad_enabled()
+    device = dtype = None
+    found = []
+    for t in tensors:
+        if t is None:
+            found.append(0)
+            continue
+        if type(t) not in _PLAIN:
+            return f"an argument is a {type(t).__name__}, not a plain tensor"
+        if recording and t.requires_grad:
+            return "gradients are being recorded"
+        if t.is_nested or t.layout is not _STRIDED:
+            return "an argument is not laid out as a plain array"
+        if device is None:
+            device, dtype = t.device, t.dtype
+        elif t.dtype is not dtype:
+            return "the arguments have different dtypes"
+        elif t.device != device:
+            return "the arguments are on different devices"
+        if t.is_neg():
+            return "an argument is a view that negates what it reads"
+        try:
+            address = t.data_ptr()
+        except RuntimeError:  # functorch's wrappers have no storage
+            address = 0
+        # A view into a released storage has an address, too: its offset from nothing.
+        if not address or ((offset := t.storage_offset()) and t.untyped_storage().nbytes() <= offset * t.itemsize):
+            return "an argument holds no memory (it is empty, released, on meta, or a functorch wrapper)"
+        found.append(address)
+    if device is not None and _is_any_autocast_enabled() and torch.is_autocast_enabled(device.type):
+        return "autocast is enabled"
+    return tuple(found)
+
+
+class Patch:
+    """In force from the moment it is made until `undo`, or until the end of the block that it opens with `with`.
+
+    functions: what torch.nn.functional is to have under these names. For the whole process: modules of PyTorch and models
+    that call torch.nn.functional.NAME meet them, in every thread; who has imported the function itself does not.
+    classes: for the modules of `model` that are exactly of a class, the class they are to have.
+    Raises TypeError for a model that is none.
+    """
+
+    def __init__(
+        self,
+        functions: Mapping[str, Callable[..., Any]] | None = None,
+        model: torch.nn.Module | None = None,
+        classes: Mapping[type, type] | None = None,
+    ) -> None:
+        if model is not None and not isinstance(model, torch.nn.Module):
+            raise TypeError(f"a model is a torch.nn.Module, got {type(model).__name__}; without one, functions are patched")
+        self._before = {name: getattr(torch.nn.functional, name) for name in functions or {}}
+        self._after = dict(functions or {})
+        for name, function in self._after.items():
+            setattr(torch.nn.functional, name, function)
+        self._modules: list[tuple[torch.nn.Module, type]] = []
+        for module in model.modules() if model is not None else ():
+            wanted = (classes or {}).get(type(module))
+            if wanted is not None:
+                self._modules.append((module, type(module)))
+                module.__class__ = wanted
+
+    def __len__(self) -> int:
+        """How many functions and modules are replaced."""
+        return len(self._before) + len(self._modules)
+
+    def undo(self) -> None:
+        """All as it was. What somebody else has replaced since then stays. Once is enough."""
+        for name, function in self._before.items():
+            if getattr(torch.nn.functional, name) is self._after[name]:
+                setattr(torch.nn.functional, name, function)
+        for module, kind in self._modules:
+            module.__class__ = kind
+        self._before, self._modules = {}, []
+
+    def __enter__(self) -> Patch:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.undo()

@@ -1,0 +1,204 @@
+"""The native launcher: frontend.cpp, built once on this machine by PyTorch's own extension builder, and loaded from then on.
+
+It needs a C++ compiler, ninja and Python's headers when it is built, and no CUDA toolkit. What was built is kept for each
+version of PyTorch and Python. A package for which there is none launches from Python instead.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import importlib.machinery
+import importlib.util
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .cpu import compiler, machine
+from .dispatch import Dispatch
+from .package import CACHE_VARIABLE, Unavailable, cache_folder, digest
+
+__all__ = ["Native"]
+
+_SOURCE = "frontend.cpp"
+_HEADERS = ("driver.h", "native.h")
+_RUNTIME = Path(__file__).resolve().parent
+_FLAGS = ("-O2", "-fvisibility=hidden")
+_MODULE = "evo_native"
+_TIMEOUT_S = 900
+_BUILD = "import json, sys; from torch.utils.cpp_extension import load; load(**json.load(sys.stdin))"
+"""In a process of its own: the builder takes half a second to import, and loads what it builds."""
+
+_DTYPES = {"Half": torch.float16, "BFloat16": torch.bfloat16, "Float": torch.float32, "Double": torch.float64}
+
+_Answer = tuple[int, str, bool, int, int, int, tuple[int, int, int], int, int, int, bool, int]
+"""What native.h reads: variant (-1: none), for people, whether it lasts, entry points, context, grid, threads, shared
+memory, cluster, programmatic, alignment."""
+
+
+class _Unused(Unavailable):
+    """It is there, but this machine has no use for it."""
+
+
+class Native:
+    """The native launcher of one package.
+
+    operator: its name among torch.ops. fake: what the operator gives for tensors without data. use(call): told the
+    function to call, once there is one: the arguments by position; None: leave it to PyTorch.
+    """
+
+    def __init__(
+        self, dispatch: Dispatch, operator: str, fake: Callable[..., Any], use: Callable[[Native], None]
+    ) -> None:
+        self.call: Callable[..., Any] | None = None
+        self.explain: Callable[..., str] | None = None
+        self.operator: Any = None
+        self.reason = ""
+        """Why there is none; empty if there is one."""
+        self._dispatch, self._package, self._name, self._fake, self._use = dispatch, dispatch.package, operator, fake, use
+        self._extension: Any = None
+        try:
+            library = self._library(create=False)
+            if library.is_file():
+                self._load(library)
+            else:
+                self.reason = f"it is not built; build it with: python -m {self._package.name} build"
+        except Unavailable as reason:
+            self.reason = str(reason)
+
+    def build(self) -> Path:
+        """Builds it, unless that was done before, and has this process use it from here on: half a minute. Returns the
+        library. Raises RuntimeError, with what is missing here; a GPU is not, so that it can be built for elsewhere."""
+        try:
+            library = self._library(create=True)
+            if not library.is_file():
+                with _locked(library.with_suffix(".lock")):
+                    if not library.is_file():  # nobody else has built it meanwhile
+                        _build(library, self._package.path(_SOURCE))
+            if self.call is None:
+                self._load(library)
+        except _Unused as reason:
+            self.reason = str(reason)
+        except Unavailable as reason:
+            self.reason = str(reason)
+            raise RuntimeError(f"the native launcher cannot be built: {reason}; calls are launched from Python") from None
+        return library
+
+    def serve_gradients(self, wanted: bool) -> None:
+        if self._extension is not None:
+            self._extension.serve_gradients(wanted)
+
+    def _library(self, create: bool) -> Path:
+        """Where the library for this machine lies, or will. Raises Unavailable."""
+        if not machine().startswith("linux-"):
+            raise Unavailable("it runs on Linux only")
+        folder = cache_folder(create)
+        if folder is None:
+            raise Unavailable(f"there is no folder of this user's alone to keep it in; name one in {CACHE_VARIABLE}")
+        if not self._package.path(_SOURCE).is_file():
+            raise Unavailable("this package has none")
+        exported: dict[str, str] = self._package.manifest.get("files", {})
+        texts = [self._package.read(_SOURCE, exported.get(_SOURCE)), *((_RUNTIME / h).read_bytes() for h in _HEADERS)]
+        abi = getattr(torch._C, "_GLIBCXX_USE_CXX11_ABI", True)
+        made_for = (torch.__version__, torch.version.git_version, str(abi), sysconfig.get_config_var("SOABI"), machine())
+        return folder / f"{self._name}-{digest(*texts, *map(str, made_for), *_FLAGS)[:20]}.so"
+
+    def _load(self, library: Path) -> None:
+        """Raises Unavailable."""
+        loader = importlib.machinery.ExtensionFileLoader(_MODULE, str(library))
+        try:
+            spec = importlib.util.spec_from_loader(_MODULE, loader)
+            assert spec is not None
+            module = importlib.util.module_from_spec(spec)
+            loader.exec_module(module)
+        except (ImportError, OSError) as error:
+            raise Unavailable(f"{library} does not load ({error})") from error
+        only_gpus = all(v.target == "cuda" for v in self._package.variants)
+        if only_gpus and not module.has_driver():
+            raise _Unused("there is no CUDA driver, or this PyTorch does not tell of its streams")
+        space = "evo_" + self._package.name.replace(".", "_")
+        self._extension, is_new = module.attach(space, self._resolve, self._dispatch.retire)
+        if is_new:
+            torch.library.register_fake(f"{space}::{self._name}", self._fake)
+        self.operator = getattr(getattr(torch.ops, space), self._name).default
+        self._dispatch.native = self._extension
+        self.call, self.explain, self.reason = self._extension.call, self._extension.explain, ""
+        self._use(self)
+
+    def _resolve(self, device: int, dtype: str, *sizes: int) -> _Answer:
+        key = (device, _DTYPES.get(dtype, dtype), *sizes)
+        found = self._dispatch[key]
+        lasting = key in self._dispatch
+        if isinstance(found, str):
+            return -1, found, lasting, 0, 0, 0, (1, 1, 1), 1, 0, 1, False, 1
+        return found.variant.index, str(found.variant), lasting, *found.described()
+
+
+def _build(library: Path, source: Path) -> None:
+    """Raises Unavailable."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="build-", dir=library.parent, ignore_cleanup_errors=True) as folder:
+            request = {
+                "name": _MODULE,
+                "sources": [str(source)],
+                "extra_include_paths": [str(_RUNTIME.parent)],  # #include "runtime/native.h"
+                "extra_cflags": list(_FLAGS),
+                "build_directory": folder,
+                "with_cuda": False,
+            }
+            _run([sys.executable, "-W", "ignore", "-c", _BUILD], json.dumps(request), folder)
+            (Path(folder) / f"{_MODULE}.so").replace(library)
+    except OSError as error:
+        raise Unavailable(f"no room to build in ({error.strerror})") from error
+
+
+def _run(command: list[str], request: str, folder: str) -> None:
+    environment = _environment()
+    try:
+        done = subprocess.run(
+            command, input=request, cwd=folder, env=environment, capture_output=True, text=True, errors="replace",
+            timeout=_TIMEOUT_S, check=False,
+        )  # fmt: skip
+    except subprocess.SubprocessError as error:
+        raise Unavailable(f"building takes longer than {_TIMEOUT_S} s") from error
+    if done.returncode:
+        lines = [line.strip() for line in (done.stdout + "\n" + done.stderr).splitlines() if line.strip()]
+        telling = [line for line in lines if "error:" in line] or lines[-1:] or [f"exit code {done.returncode}"]
+        raise Unavailable(f"the compiler refuses ({telling[0]})")
+
+
+def _environment() -> dict[str, str]:
+    """Of the builder: with a compiler named, and ninja on the path. Raises Unavailable, saying what to install."""
+    command, _ = compiler()
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    if not header.is_file():
+        raise Unavailable(f"Python's headers are missing ({header}): install python3-dev")
+    places = [str(Path(sys.executable).parent)]  # of a virtual environment that was not activated
+    with suppress(ImportError, AttributeError):
+        places.append(importlib.import_module("ninja").BIN_DIR)
+    path = os.pathsep.join([*places, os.environ.get("PATH", "")])
+    if shutil.which("ninja", path=path) is None:
+        raise Unavailable("ninja is missing: pip install ninja")
+    return {**os.environ, "PATH": path, "CXX": shlex.join(command)}
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One process at a time. The system lets go of it when a process ends, however it ends."""
+    try:
+        with path.open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+    except OSError as error:
+        raise Unavailable(f"{path} cannot be locked ({error.strerror})") from error

@@ -1,0 +1,258 @@
+"""A package of variants: its files, its manifest; and the user's cache, where what is built on this machine is kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from .launch import LaunchPlan
+
+__all__ = [
+    "CACHE_VARIABLE",
+    "INIT",
+    "MAIN",
+    "MANIFEST",
+    "Busy",
+    "Package",
+    "Unavailable",
+    "Variant",
+    "cache_folder",
+    "digest",
+    "keep",
+    "kept",
+    "slower",
+    "source_text",
+]
+
+MANIFEST = "manifest.json"
+CACHE_VARIABLE = "EVO_KERNELS_CACHE"
+
+INIT = """\
+from .runtime import Package
+
+PACKAGE = Package(__name__, __path__)
+
+from .frontend import *
+from .frontend import __all__
+"""
+"""__init__.py of a package, less its docstring."""
+
+MAIN = """\
+import sys
+
+from . import PACKAGE, frontend
+from .runtime import main
+
+if __name__ == "__main__":
+    sys.exit(main(PACKAGE, frontend))
+"""
+"""__main__.py of a package."""
+
+_CODES = {"int64": "q", "int32": "i", "float32": "f", "float64": "d"}
+
+
+class Unavailable(Exception):
+    """A variant does not run here; the message is the reason."""
+
+
+class Busy(Unavailable):
+    """Not at this moment, but perhaps later."""
+
+
+class Package:
+    """name: what it is imported by. folders: where its files lie; the manifest and the sources are in the first."""
+
+    def __init__(self, name: str, folders: Iterable[str]) -> None:
+        self.name = name
+        self.folders = tuple(Path(folder).resolve() for folder in folders)
+        self.manifest: dict[str, Any] = json.loads((self.folders[0] / MANIFEST).read_text(encoding="utf-8"))
+        self.kernel: dict[str, Any] = self.manifest["kernel"]
+        self.dimensions: list[dict[str, Any]] = self.kernel["dimensions"]
+        self.tolerance: dict[str, Any] = self.kernel["tolerance"]
+        arguments = self.kernel["arguments"]
+        self.arguments = "".join("P" if a["kind"] != "scalar" else _CODES[a["dtype"]] for a in arguments)
+        self.variants = tuple(self.variant(i, record) for i, record in enumerate(self.manifest["variants"]))
+
+    def variant(
+        self,
+        index: int,
+        record: Mapping[str, Any],
+        *,
+        sizes: Mapping[str, int] | None = None,
+        launch: Mapping[str, Any] | None = None,
+        fallback: str = "",
+    ) -> Variant:
+        """That of a record; or, for other sizes than its own, what is made of it."""
+        workload = record["workload"]
+        return Variant(
+            index=index,
+            target=record["target"],
+            arch=record["arch"],
+            dtype=workload["dtype"],
+            sizes=sizes or workload["dims"],
+            fixed=frozenset(record["fixed"]),
+            entry=self.kernel["entry"],
+            arguments=self.arguments,
+            record={**record, "launch": launch, "standing": "compiled"} if launch else record,
+            fallback=fallback,
+        )
+
+    def path(self, name: str) -> Path:
+        """Of a file of the package; it need not exist."""
+        return next((p for p in (folder / name for folder in self.folders) if p.is_file()), self.folders[0] / name)
+
+    def read(self, name: str, sha256: str | None = None) -> bytes:
+        """A file's bytes. Raises Unavailable if it is missing or, where a digest is given, not the one exported."""
+        try:
+            data = self.path(name).read_bytes()
+        except OSError as error:
+            raise Unavailable(f"{name} cannot be read ({error.strerror})") from error
+        return _checked(name, data, sha256)
+
+    def source(self, record: Mapping[str, Any]) -> bytes:
+        """The text that a record was exported with. Raises Unavailable if it is another one."""
+        text = source_text(self.read(record["source"]).decode(errors="replace"), record)
+        return _checked(record["source"], text.encode(), record["source_sha256"])
+
+    def headers(self) -> dict[str, bytes]:
+        """What sources include, by the name they do so. Raises Unavailable."""
+        return {name: self.read(name, sha256) for name, sha256 in self.manifest["headers"].items()}
+
+    @property
+    def include_dirs(self) -> list[str]:
+        return [f"-I{folder}" for folder in self.folders]
+
+
+def source_text(text: str, record: Mapping[str, Any]) -> str:
+    """A record's source, of the text in its file. Several that are almost the same share one; a record's `edits` then say
+    what stands instead of certain lines: [first, number, *lines], from the last to the first, counted from 0."""
+    lines = text.split("\n")
+    for first, number, *instead in record.get("edits", ()):
+        lines[first : first + number] = instead
+    return "\n".join(lines)
+
+
+def _checked(name: str, data: bytes, sha256: str | None) -> bytes:
+    if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
+        raise Unavailable(f"{name} is not the file that was exported (its sha256 differs from the manifest's)")
+    return data
+
+
+@dataclass(frozen=True, eq=False)
+class Variant:
+    """One build of a winner: for `arch`. `sizes`: the workload it was tuned for, by dimension. `fixed`: those of them that
+    are compiled in. The record's `standing`: "measured", or "compiled" from what was measured on `measured_arch` alone.
+
+    `arguments`: the entry point's parameters in order: P an address, q an int64, i an int32, f a float, d a double.
+    `fallback`: of one that was compiled here for sizes that nothing was tuned for, whose source it is, for people.
+    """
+
+    index: int
+    target: str
+    arch: str
+    dtype: str
+    sizes: Mapping[str, int]
+    fixed: frozenset[str]
+    entry: str
+    arguments: str
+    record: Mapping[str, Any]
+    fallback: str = ""
+
+    def __str__(self) -> str:
+        if self.fallback:
+            return self.fallback
+        tuned = "x".join(map(str, self.sizes.values()))
+        if self.record.get("standing") == "compiled":
+            tuned += f" on {self.record['measured_arch']}"
+        return f"variant {self.index} ({self.target} {self.arch}, {self.dtype}, tuned for {tuned})"
+
+    @cached_property
+    def plan(self) -> LaunchPlan:
+        return LaunchPlan(**self.record["launch"])
+
+    @property
+    def binary(self) -> str | None:
+        """Its file; None: it is compiled from its source where it is to run."""
+        found: str | None = self.record.get("binary")
+        return found
+
+    def tuned_as(self, other: Variant) -> bool:
+        """Whether both are builds for the same problem."""
+        return (self.target, self.dtype, self.sizes) == (other.target, other.dtype, other.sizes)
+
+
+def slower(record: Mapping[str, Any]) -> str:
+    """By what PyTorch was faster where a build was measured, in words, from its record in the manifest: by all of the
+    interval of a final that nothing disturbed. Empty if it was not, or is not known."""
+    timing = record.get("timing")
+    if timing is None or timing["stage"] != "final" or timing["disturbed"] or timing["ratio_low"] <= 1.0:
+        return ""
+    sizes = "x".join(map(str, record["workload"]["dims"].values()))
+    where = record["record"].get("device") or record["arch"]
+    return f"measured to be faster at {sizes} on {where}, where a variant has {1 / timing['ratio']:.2f} times its speed"
+
+
+def cache_folder(create: bool = True) -> Path | None:
+    """$EVO_KERNELS_CACHE, else evo-kernels/ in $XDG_CACHE_HOME (~/.cache). A folder of this user's alone, since what lies
+    in it is executed; None if there is none. Need not exist where it is not to be created."""
+    try:
+        base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+        wanted = os.environ.get(CACHE_VARIABLE)
+        users = base if base.is_absolute() else Path.home() / ".cache"
+        folder = Path(wanted).absolute() if wanted else users / "evo-kernels"
+        if create:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        elif not folder.exists():
+            return folder
+        status = folder.stat()
+    except (OSError, RuntimeError):  # read-only, or no home
+        return None
+    return folder if status.st_uid == os.getuid() and not status.st_mode & 0o022 else None
+
+
+def keep(name: str, data: bytes, facts: Mapping[str, Any]) -> None:
+    """Writes a file, and what is known of it beside it, for `kept` of this and other processes: whole or not at all.
+    Without a cache folder, or room in it, nothing."""
+    folder = cache_folder()
+    if folder is None:
+        return
+    told = json.dumps({"sha256": hashlib.sha256(data).hexdigest(), **facts}, indent=1)
+    with suppress(OSError):
+        for path, content in ((folder / name, data), (folder / f"{name}.json", told.encode())):
+            descriptor, part = tempfile.mkstemp(dir=folder, prefix="part-")
+            try:
+                with open(descriptor, "wb") as file:  # noqa: PTH123 - a descriptor
+                    file.write(content)
+                Path(part).replace(path)
+            except OSError:
+                Path(part).unlink(missing_ok=True)
+                raise
+
+
+def kept(name: str) -> bytes | None:
+    """What `keep` wrote under that name; None if there is nothing, or it is not as it was written."""
+    folder = cache_folder(create=False)
+    if folder is None:
+        return None
+    try:
+        facts, data = json.loads((folder / f"{name}.json").read_bytes()), (folder / name).read_bytes()
+    except (OSError, ValueError):
+        return None
+    same = isinstance(facts, dict) and facts.get("sha256") == hashlib.sha256(data).hexdigest()
+    return data if same else None
+
+
+def digest(*parts: str | bytes) -> str:
+    found = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        found.update(len(data).to_bytes(8, "little") + data)
+    return found.hexdigest()[:40]

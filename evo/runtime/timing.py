@@ -1,0 +1,239 @@
+"""How long does a call take, and another beside it? Interleaved rounds, over buffers that together exceed the caches.
+
+On a GPU `compare` measures twice: as a CUDA graph, which is the kernels' own time, and as calls from Python, one after
+another.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from .cpu import keep_freed_memory
+
+__all__ = ["Race", "Sample", "Timing", "compare", "race", "watch"]
+
+_FOOTPRINT_BYTES = 256 << 20
+_MOST_SETS = 64
+_SAMPLE_S = 2e-3
+"""At least so long is one sample, so that reading the clock costs nothing."""
+_WAITED_SHARE = 0.02
+_SLOWDOWNS = 0x08 | 0x20 | 0x40 | 0x80
+"""NVML's bits for clocks held down by the hardware, by heat or by a power brake; a power cap is none."""
+
+Sample = Callable[[int], tuple[float, ...]]
+"""So many calls, one after another: seconds by each of the clocks that are read."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Median in microseconds a call. `ratio`: over a reference's time in the same round, median; `low` and `high`: the
+    ranks that enclose it with 95% confidence. `disturbed`: other programs or throttled clocks slowed down more than half
+    of the rounds, and all were used."""
+
+    us: float
+    ratio: float
+    low: float
+    high: float
+    disturbed: bool
+
+    def __str__(self) -> str:
+        return f"{self.us:10.2f} us  {self.gain}"
+
+    @property
+    def gain(self) -> str:
+        mark = " !" if self.disturbed else ""
+        return f"{1 / self.ratio:.3f}x ({1 / self.high:.3f} to {1 / self.low:.3f}){mark}"
+
+
+@dataclass(frozen=True)
+class Race:
+    """Seconds a call of each contender in each round, by each clock."""
+
+    rounds: list[dict[str, tuple[float, ...]]]
+    disturbed: bool
+
+    def timing(self, name: str, reference: str, clock: int = 0) -> Timing:
+        ratios = sorted(r[name][clock] / r[reference][clock] for r in self.rounds)
+        reach = 0.98 * len(ratios) ** 0.5  # of the ranks around the middle: n/2 -+ 0.98 sqrt(n)
+        low, high = max(0, int(len(ratios) / 2 - reach)), min(len(ratios) - 1, int(len(ratios) / 2 + reach))
+        return Timing(
+            us=1e6 * median(r[name][clock] for r in self.rounds),
+            ratio=median(ratios),
+            low=ratios[low],
+            high=ratios[high],
+            disturbed=self.disturbed,
+        )
+
+
+def race(
+    contenders: Mapping[str, Sample],
+    rounds: int,
+    disturbed: Callable[[], bool],
+    sample_s: float = _SAMPLE_S,
+    most: int = 1 << 20,
+) -> Race:
+    """Rounds of one sample each, forth and back in turns; the first pair warms up, disturbed ones are taken again where
+    half of them are not. A sample is of at least `sample_s`, but of at most `most` calls. disturbed: whether something
+    slowed the timing down since it was last asked."""
+    repeats = {}
+    for name, sample in contenders.items():
+        sample(1)
+        repeats[name] = max(1, min(most, round(sample_s / max(sample(1)[-1], 1e-7))))
+
+    def once(names: Sequence[str]) -> dict[str, tuple[float, ...]]:
+        return {name: tuple(s / repeats[name] for s in contenders[name](repeats[name])) for name in names}
+
+    order = list(contenders)
+    for names in (order, order[::-1]):
+        once(names)
+    kept: list[dict[str, tuple[float, ...]]] = []
+    spoilt: list[dict[str, tuple[float, ...]]] = []
+    while len(kept) < rounds and len(spoilt) < rounds:
+        disturbed()  # whatever it was, it was before
+        pair = [once(order), once(order[::-1])]
+        (spoilt if disturbed() else kept).extend(pair)
+    enough = bool(kept) and 2 * len(kept) >= rounds
+    return Race(kept if enough else kept + spoilt, not enough)
+
+
+def compare(frontend: Any, index: int, rounds: int) -> dict[str, tuple[float, Timing]]:
+    """PyTorch's microseconds, and the variant's timing over PyTorch's, at the sizes it was tuned for: of "call" and, on a
+    GPU, of "graph". Raises Unavailable."""
+    dispatch, variant = frontend.DISPATCH, frontend.DISPATCH.package.variants[index]
+    device = dispatch.device_of(index)
+    place = torch.device("cpu") if device < 0 else torch.device("cuda", device)
+    dtype, sizes = getattr(torch, variant.dtype), dict(variant.sizes)
+    with dispatch.only(index), torch.inference_mode():
+        args = [frontend.timed(sizes, dtype, place, 0)]
+        sets = min(_MOST_SETS, max(1, _FOOTPRINT_BYTES // (2 * _bytes(args[0]))))
+        args += [frontend.timed(sizes, dtype, place, seed) for seed in range(1, sets)]
+        walks = {"own": _walk(frontend.SUBJECT, args), "torch": _walk(frontend.ORIGINAL, args)}
+        if device < 0:
+            keep_freed_memory()
+            races = {"call": race({n: _wall(w) for n, w in walks.items()}, rounds, watch(place))}
+        else:
+            with torch.cuda.device(device):
+                graphs = {n: _device_time(_graph(w)) for n, w in walks.items()}
+                calls = {n: _wall(w, torch.cuda.synchronize) for n, w in walks.items()}
+                races = {"graph": race(graphs, rounds, _throttled(place)), "call": race(calls, rounds, watch(place))}
+    found = {}
+    for how, raced in races.items():
+        own, original = (raced.timing(name, "torch") for name in ("own", "torch"))
+        own = Timing(own.us / sets, own.ratio, own.low, own.high, own.disturbed)
+        found[how] = (original.us / sets, own)
+    return found
+
+
+def watch(place: torch.device) -> Callable[[], bool]:
+    """Whether other programs, or clocks held down, slowed down what runs here since that was last asked."""
+    since = time.perf_counter(), _waited_s()
+    throttled = _throttled(place) if place.type == "cuda" else lambda: False
+
+    def found() -> bool:
+        nonlocal since
+        (began, before), since = since, (time.perf_counter(), _waited_s())
+        now, waited = since
+        return throttled() or waited - before > _WAITED_SHARE * (now - began)
+
+    return found
+
+
+def _waited_s() -> float:
+    """Seconds that the threads of this process were ready to run and have waited for a core, all together; 0 where Linux
+    does not tell."""
+    waited_ns = 0
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        with suppress(OSError, ValueError, IndexError):  # a thread that has just ended
+            waited_ns += int(path.read_text().split()[1])
+    return waited_ns / 1e9
+
+
+def _throttled(place: torch.device) -> Callable[[], bool]:
+    """Whether the GPU's clocks are held down. Never where nvidia-ml-py is not installed, or NVML does not tell."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(place).uuid}".encode())
+    except Exception:  # a courtesy: whatever is missing, the timing needs none of it
+        return lambda: False
+
+    def found() -> bool:
+        with suppress(pynvml.NVMLError):
+            return bool(int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)) & _SLOWDOWNS)
+        return False
+
+    return found
+
+
+def _bytes(args: tuple[Any, ...]) -> int:
+    return sum(a.numel() * a.element_size() for a in args if isinstance(a, torch.Tensor))
+
+
+def _walk(function: Callable[..., torch.Tensor], args: list[tuple[Any, ...]]) -> Callable[[], object]:
+    """One call with each set of arguments. A result lives until the next one takes its place, as in a model that runs
+    again and again: freed all at once, their memory would go back to the system, and a call be the time of getting it.
+    """
+    kept: list[object] = [None] * len(args)
+
+    def run() -> object:
+        for i, a in enumerate(args):
+            kept[i] = function(*a)
+        return kept
+
+    return run
+
+
+def _graph(walk: Callable[[], object]) -> Callable[[], object]:
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        walk()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = walk()
+
+    def replay() -> object:
+        graph.replay()
+        return kept
+
+    return replay
+
+
+def _wall(run: Callable[[], object], synchronize: Callable[[], object] = lambda: None) -> Sample:
+    """By the wall clock."""
+
+    def seconds(repeats: int) -> tuple[float]:
+        synchronize()
+        begin = time.perf_counter()
+        for _ in range(repeats):
+            run()
+        synchronize()
+        return (time.perf_counter() - begin,)
+
+    return seconds
+
+
+def _device_time(run: Callable[[], object]) -> Sample:
+    """By the GPU's own clock."""
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+
+    def seconds(repeats: int) -> tuple[float]:
+        begin.record()
+        for _ in range(repeats):
+            run()
+        end.record()
+        end.synchronize()
+        milliseconds: float = begin.elapsed_time(end)
+        return (milliseconds / 1e3,)
+
+    return seconds
