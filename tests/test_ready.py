@@ -1,7 +1,10 @@
-"""`evo.ready`: shipped kernels are found by their folders and imported when they are asked for, without the engine."""
+"""`evo.ready`: shipped kernels are found by their folders and imported when they are asked for, without the engine.
+
+On a CPU, whose C++ compiler stands for NVRTC: a source is compiled when it is first used, tried, and kept."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -12,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evo.ready._shipped import _OF_EVERY_PACKAGE
 
-from evo.export.module import ModuleExporter
+from evo.export import find_exporter
 from evo.problem.kernel import template_root
+from evo.ready import _OF_EVERY_PACKAGE
+from evo.runtime.package import source_text
 from tests.export.exports import request_for
 
 ROOT = Path(__file__).parent.parent
@@ -33,8 +37,9 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("shipped")
     cpu = request_for("cpu", "native", folder / "layernorm", LAYERNORM, "rows=8,cols=256,dtype=bfloat16", **RECORD)
     gpu = request_for("cuda", "sm_90", folder / "layernorm", "rows=64,cols=1024,dtype=float16", **RECORD)
-    ModuleExporter().export_together([replace(gpu, builds=("sm_90", "sm_89", "compute_89")), cpu])
-    ModuleExporter().export(request_for("cpu", "native", folder / "attention", ATTENTION, kernel="attention"))
+    shipped = find_exporter("shipped")
+    shipped.export_together([replace(gpu, builds=("sm_90", "sm_89", "compute_89")), cpu])
+    shipped.export(request_for("cpu", "native", folder / "attention", ATTENTION, kernel="attention"))
     return folder
 
 
@@ -42,8 +47,11 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def checkout(tmp_path: Path) -> Path:
     """A checkout without its engine and without a kernel."""
     (tmp_path / "evo").mkdir()
-    shutil.copy(ROOT / "evo" / "__init__.py", tmp_path / "evo")
-    shutil.copytree(ROOT / "evo" / "ready", tmp_path / "evo" / "ready", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("__init__.py", "ready.py"):
+        shutil.copy(ROOT / "evo" / name, tmp_path / "evo")
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "evo" / "runtime", tmp_path / "evo" / "runtime", ignore=ignored)
+    shutil.copytree(ROOT / "templates", tmp_path / "templates", ignore=ignored)
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels" / "README.md").write_text("what lies here\n")
     return tmp_path
@@ -116,7 +124,9 @@ def test_importing_one_kernel_imports_no_other_and_nothing_of_the_engine(exporte
     first, second, third = told(
         checkout,
         "import sys\n"
-        "def of_evo(): return sorted(m for m in sys.modules if m.startswith('evo.') and m.count('.') < 3)\n"
+        "of = ('evo.ready', 'evo.runtime')\n"
+        "known = lambda m: m in of or (m.startswith('evo.ready.') and m.count('.') == 2)\n"
+        "def of_evo(): return sorted(m for m in sys.modules if known(m) or m.startswith('evo.') and not m.startswith(of))\n"
         "import evo.ready\n"
         f"first = [of_evo(), [m for m in ('torch', *{UNWANTED}) if m in sys.modules]]\n"
         "import torch\n"
@@ -127,9 +137,9 @@ def test_importing_one_kernel_imports_no_other_and_nothing_of_the_engine(exporte
         "from evo.ready import scaled_dot_product_attention\n"
         "print(json.dumps([first, second, of_evo()]))",
     )
-    assert first == [["evo.ready", "evo.ready._shipped"], []]
-    assert second == [["evo.ready", "evo.ready._shipped", "evo.ready.layernorm"], []]
-    assert third == ["evo.ready", "evo.ready._shipped", "evo.ready.attention", "evo.ready.layernorm"]
+    assert first == [["evo.ready", "evo.runtime"], []]
+    assert second == [["evo.ready", "evo.ready.layernorm", "evo.runtime"], []]
+    assert third == ["evo.ready", "evo.ready.attention", "evo.ready.layernorm", "evo.runtime"]
 
 
 def test_a_new_kernel_is_found_without_a_change_to_any_file(exported: Path, checkout: Path) -> None:
@@ -174,13 +184,13 @@ def test_a_folder_called_like_its_function_is_refused(exported: Path, checkout: 
 def test_what_cannot_be_read_keeps_nobody_from_the_other_kernels(exported: Path, checkout: Path) -> None:
     ship(exported, checkout, "layernorm")
     broken = ship(exported, checkout, "attention")
-    (broken / "__init__.py").write_text("def (:\n")
+    (broken / "manifest.json").write_text("{")
     (checkout / "kernels" / "notes").mkdir()
     assert told(checkout, "from evo.ready import layer_norm\nprint(json.dumps(layer_norm.__name__))") == "layer_norm"
-    assert f"{broken}/__init__.py cannot be read" in refused(checkout, "import evo.ready; evo.ready.kernels()")
+    assert f"{broken}/manifest.json is no manifest" in refused(checkout, "import evo.ready; evo.ready.kernels()")
     done = python(checkout, "-m", "evo.ready")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith(f"evo: {broken}/__init__.py cannot be read")
+    assert done.stderr.startswith(f"evo: {broken}/manifest.json is no manifest")
 
 
 def test_what_is_not_shipped_is_an_attribute_error_that_says_what_is(exported: Path, checkout: Path) -> None:
@@ -206,7 +216,7 @@ def test_the_list_of_kernels_tells_what_each_is_for_and_where_it_is_from(exporte
     assert not imported
     assert (kernel["name"], kernel["functions"]) == ("layernorm", ["LayerNorm", "layer_norm"])
     assert kernel["replaces"] == "torch.nn.functional.layer_norm"
-    assert kernel["archs"] == ["sm_90", "native", "sm_89", "compute_89"]
+    assert kernel["archs"] == ["sm_90", "native", "sm_89"]
     assert kernel["dtypes"] == ["float16", "float32", "bfloat16"]
     assert kernel["shapes"] == [{"rows": r, "cols": c} for r, c in ((64, 1024), (64, 96), (8, 256))]
     assert [(v["arch"], v["standing"]) for v in kernel["variants"]] == [
@@ -214,9 +224,8 @@ def test_the_list_of_kernels_tells_what_each_is_for_and_where_it_is_from(exporte
         ("native", "measured"),
         ("native", "measured"),
         ("sm_89", "compiled"),
-        ("compute_89", "compiled"),
     ]
-    assert [v["candidate"] for v in kernel["variants"]] == ["test/0", "test/0", "test/1", "test/0", "test/0"]
+    assert [v["candidate"] for v in kernel["variants"]] == ["test/0", "test/0", "test/1", "test/0"]
     assert {(v["run"], v["device"]) for v in kernel["variants"]} == {("demo", "a device")}
 
 
@@ -225,9 +234,9 @@ def test_the_list_is_printed_for_people_and_for_programs(exported: Path, checkou
     ship(exported, checkout, "layernorm")
     text = python(checkout, "-m", "evo.ready").stdout
     assert "  from evo.ready import LayerNorm, layer_norm\n" in text
-    assert "  rows=64,cols=1024,dtype=float16  sm_90, sm_89 (compiled), compute_89 (compiled)\n" in text
+    assert "  rows=64,cols=1024,dtype=float16  sm_90, sm_89 (compiled)\n" in text
     [record] = json.loads(python(checkout, "-m", "evo.ready", "--json").stdout)
-    assert len(record["variants"]) == 5
+    assert len(record["variants"]) == 4
 
 
 def test_a_shipped_package_checks_itself(exported: Path, checkout: Path) -> None:
@@ -235,6 +244,54 @@ def test_a_shipped_package_checks_itself(exported: Path, checkout: Path) -> None
     done = python(checkout, "-W", "ignore", "-m", "evo.ready.attention", "check", "--seed", "1")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "  right: " in done.stdout
+
+
+def test_what_is_shipped_is_a_manifest_and_sources_and_is_compiled_once(exported: Path, checkout: Path) -> None:
+    folder = ship(exported, checkout, "layernorm")
+    assert {path.suffix for path in folder.iterdir()} == {".json", ".cu", ".cpp"}
+    cache = checkout / "cache" / "evo-kernels"
+    program = (
+        "import time, torch\n"
+        "from evo.ready import layernorm\n"
+        "x = torch.randn(64, 96)\n"
+        "print(json.dumps(layernorm.explain(x, (96,))))"
+    )
+    first = told(checkout, program)
+    assert first.startswith("variant 1 (cpu native, float32, tuned for 64x96)")
+    kept = {path: path.stat().st_mtime_ns for path in cache.iterdir()}
+    assert sorted(path.suffix for path in kept) == [".json", ".so"]
+    assert told(checkout, program) == first
+    assert {path: path.stat().st_mtime_ns for path in cache.iterdir()} == kept
+
+
+def test_a_long_pause_for_a_compiler_is_told_once(exported: Path, checkout: Path) -> None:
+    ship(exported, checkout, "layernorm")
+    program = (
+        "import torch\n"
+        "from evo.ready import layernorm\n"
+        "import evo.runtime.jit as jit\n"
+        "jit._TOLD_AFTER_S = {after}\n"
+        "layernorm.layer_norm(torch.randn(64, 96), (96,))\n"
+        "layernorm.layer_norm(torch.randn(8, 256).bfloat16(), (256,))\n"
+    )
+    done = python(checkout, "-c", program.format(after=0.0))
+    [line] = done.stderr.splitlines()
+    assert line.startswith("evo.ready.layernorm: compiling variant 1 ")
+    assert line.endswith(f"later processes find it in {checkout / 'cache' / 'evo-kernels'}")
+    assert python(checkout, "-c", program.format(after=60.0)).stderr == ""
+
+
+def test_sources_that_are_almost_the_same_are_stored_once(exported: Path) -> None:
+    manifest = json.loads((exported / "layernorm" / "manifest.json").read_text())
+    by_arch = {v["arch"]: v for v in manifest["variants"]}
+    ninety, eighty_nine = by_arch["sm_90"], by_arch["sm_89"]
+    assert ninety["source"] == eighty_nine["source"]
+    assert "edits" not in ninety
+    text = (exported / "layernorm" / ninety["source"]).read_text()
+    other = source_text(text, eighty_nine)
+    assert other == text.replace("sm_90", "sm_89") != text
+    for record, source in ((ninety, text), (eighty_nine, other)):
+        assert hashlib.sha256(source.encode()).hexdigest() == record["source_sha256"]
 
 
 def test_no_two_kernels_would_ship_one_name() -> None:

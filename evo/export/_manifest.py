@@ -82,9 +82,9 @@ def timing_of(record: Mapping[str, Any]) -> dict[str, Any] | None:
     reference = next((t for t in beside if t["ratio"] is None), None)
     figures = ("stage", "median_us", "low_us", "high_us", "ratio", "ratio_low", "ratio_high")
     return {
-        **{name: own[name] for name in figures},
+        **{name: own.get(name) for name in figures},
         "torch_us": reference["median_us"] if reference else None,
-        "disturbed": bool((own["clocks"] or {}).get("disturbed")),
+        "disturbed": bool((own.get("clocks") or {}).get("disturbed")),
     }
 
 

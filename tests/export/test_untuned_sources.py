@@ -77,7 +77,8 @@ def test_a_source_is_what_is_rendered_for_the_size_and_legal_there(module: Modul
             assert source.text(package) == expected.text.encode()
             assert package.headers().items() >= {name: text.encode() for name, text in expected.includes.items()}.items()
             assert space.violations(parameters) == []
-            assert source.variant.record["launch"] == json.loads(json.dumps(asdict(KERNEL.plan("cuda", parameters, workload))))
+            plan = asdict(KERNEL.plan("cuda", parameters, workload))
+            assert source.variant.record["launch"] == json.loads(json.dumps(plan))
             launches.add(source.variant.plan.smem_bytes)
     assert dtype == "float32" or len(launches) > 2  # the staged one needs more for more columns
 
