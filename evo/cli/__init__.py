@@ -32,8 +32,7 @@ _COMMANDS = {
     "export": ("export",),
     "import_workloads": ("import-workloads",),
     "measure": ("bench",),
-    "check": ("check",),
-    "sanitize": ("sanitize",),
+    "check": ("check", "sanitize"),
     "maintain": ("prune", "vacuum", "merge", "backup"),
     "doctor": ("doctor",),
 }

@@ -22,12 +22,14 @@ __all__ = [
     "CandidateName",
     "Db",
     "Json",
+    "Seed",
     "TargetName",
     "cache_dir",
     "check_seed",
     "choose_arch",
     "choose_target",
     "command_line",
+    "draw_seed",
     "lasting_db",
     "make_console",
     "named_db",
@@ -46,6 +48,10 @@ _FILE_WIDTH = 200
 DEFAULT_DB = "runs/lineage.db"
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document for programs.")]
 CandidateName = Annotated[str, typer.Argument(help="A candidate's identifier, or a unique beginning of it.")]
+Seed = Annotated[
+    int | None,
+    typer.Option("--seed", help="Draws the data; random if left out.", callback=lambda seed: check_seed(seed)),
+]
 TargetName = Annotated[str | None, typer.Option("--target", help="cuda or cpu; the best present if left out.")]
 
 
@@ -102,6 +108,11 @@ def check_seed(seed: int | None) -> int | None:
     if seed is not None and not 0 <= seed < 2**63:
         raise UsageError(f"--seed must be a whole number from 0 to {2**63 - 1}, got {seed}")
     return seed
+
+
+def draw_seed(seed: int | None) -> int:
+    """The seed given, else a random one."""
+    return int.from_bytes(os.urandom(4)) if seed is None else seed
 
 
 def parse_duration(text: str, option: str = "--budget") -> float:

@@ -6,6 +6,7 @@ import time
 from types import TracebackType
 from typing import Protocol
 
+import typer
 from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
@@ -18,8 +19,9 @@ from evo.cli.cells import format_duration
 from evo.evaluation import Status
 from evo.problem.kernel import Workload
 from evo.progress import Improvement, InFlight, Progress
+from evo.search.check import CheckProgress
 
-__all__ = ["LONG_S", "LiveScreen", "PlainLines", "Screen", "SilentScreen", "doing", "told"]
+__all__ = ["LONG_S", "CheckLines", "LiveScreen", "PlainLines", "Screen", "SilentScreen", "doing", "told"]
 
 _LINE_EVERY_S = 5.0
 
@@ -158,6 +160,32 @@ class LiveScreen:
             left_s = progress.elapsed_s * (1 / share - 1) if share > 0 else 0.0
             return min(1.0, share), f"{progress.finished} of {budget.evaluations}, about {format_duration(left_s)} left"
         return 0.0, f"until {budget.patience} in a row bring nothing better"
+
+
+class CheckLines:
+    """How far a check is, on stderr: a line every few seconds, and one for whatever takes long.
+
+    what: is counted, in the plural.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._last = time.monotonic()
+        self._named: tuple[object, ...] = ()
+
+    def __call__(self, progress: CheckProgress) -> None:
+        work = progress.work
+        due = time.monotonic() - self._last >= _LINE_EVERY_S
+        long = work is not None and work.seconds >= LONG_S
+        named = (work.genome, work.workload, work.stage, work.again) if work is not None and long else ()
+        if not due and (not long or named == self._named):
+            return
+        self._last, self._named = time.monotonic(), named
+        text = f"{progress.done} of {progress.count} {self._what} done"
+        if work is not None and long:
+            changes = " ".join(f"{k}={v}" for k, v in progress.changes.items())
+            text += f"; waiting for {work.workload}{changes and f' with {changes}'}: {told(work)}"
+        typer.echo(f"evo: {text}", err=True)
 
 
 def _interval(found: Improvement) -> str:

@@ -12,7 +12,7 @@ from evo.problem.kernel import load_kernel
 from evo.search.run import check_workloads
 from evo.search.samplers import sampler_names
 
-JOBS = sorted((Path(__file__).parent.parent / "runs").glob("*.toml"))
+JOBS = sorted((Path(__file__).parents[2] / "runs").glob("*.toml"))
 
 
 @pytest.mark.parametrize("path", JOBS, ids=lambda p: p.stem)

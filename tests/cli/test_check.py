@@ -1,8 +1,10 @@
-"""A recorded candidate is built anew and gated again: on fresh data, or on those of the verdict to be repeated."""
+"""evo check: every branch of a kernel as a search would meet it; and a recorded candidate, built anew and gated again on
+fresh data, or on those of the verdict to be repeated."""
 
 from __future__ import annotations
 
 import json
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,9 @@ import torch
 
 from evo import cli
 from evo.budget import Budget, StopReason
-from evo.evaluation import Candidate, Evaluation, Proposal, Status
+from evo.cli.screen import CheckLines
+from evo.errors import UsageError
+from evo.evaluation import Candidate, Evaluation, Measurement, Proposal, Status
 from evo.executors import BuildRequest, ExecutorConfig, MeasureRequest
 from evo.executors.local import LocalExecutor
 from evo.lineage import Environment, RunSpec, Stage
@@ -22,13 +26,149 @@ from evo.lineage.store import Store
 from evo.measure.gate import case_seed
 from evo.problem.genome import Genome
 from evo.problem.kernel import load_kernel
-from evo.progress import Progress
+from evo.progress import InFlight, Progress
+from evo.search.check import CheckProgress, branch_requests, check_candidate, check_kernel
 from evo.search.loop import Search, SearchConfig
 from evo.search.run import plan_run
 from evo.search.samplers import find_sampler
 from evo.targets import find_target
-from tests.landscape import LandscapeExecutor
+from tests.landscape import Hanging, LandscapeExecutor
 from tests.toy_kernel import write_kernel
+
+KERNEL = load_kernel("layernorm")
+OWN = KERNEL.example("cpu")
+
+# -- the branches of a kernel ---------------------------------------------------------------------------------
+
+BRANCHES = """
+extern "C" void twice(const float* x, float* y, long long n) {
+    for (long long i = 0; i < n; ++i) y[i] = 2 * x[i];
+{% if p.mode == "wrong" %}
+    y[n - 1] = 3;
+{% elif p.mode == "wrong_when_timed" %}
+    if (n == 4096) for (int i = 0; i < n; ++i) y[i] = 3;
+{% elif p.mode == "breaks_when_timed" %}
+    if (n == 4096) __builtin_trap();
+{% endif %}
+}
+"""
+MODES = ("honest", "wrong", "wrong_when_timed", "breaks_when_timed")
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_kernel(tmp_path_factory.mktemp("check") / "toy", MODES, template=BRANCHES)
+
+
+def check_toy(kernel: Path, *more: str) -> int:
+    return cli.run(["check", str(kernel), "--target", "cpu", "--db", str(kernel.parent / "lineage.db"), *more])
+
+
+def test_a_branch_is_refused_for_what_it_does_at_the_size_that_is_timed(
+    kernel: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert check_toy(kernel, "--json") == 1
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    document: dict[str, Any] = json.loads(captured.out)
+    found = {b["changes"].get("mode", "honest"): (b["gate"], b["cases"], b["timed"]) for b in document["branches"]}
+    assert found == {
+        "honest": ("ok", 3, "ok"),
+        "wrong": ("wrong", 1, "not run"),
+        "wrong_when_timed": ("ok", 3, "wrong"),
+        "breaks_when_timed": ("ok", 3, "trap"),
+    }
+    assert document["not_timed"] == []
+    assert check_toy(kernel) == 1
+    out = capsys.readouterr().out
+    (line,) = [line for line in out.splitlines() if " mode=wrong_when_timed " in line]
+    assert line.split()[-3:] == ["3", "ok", "wrong"]
+    assert "4 of 4 branches compiled, 3 of 4 passed the gate, 1 of 4 at the size that is timed (seed " in out
+
+
+class Small(LandscapeExecutor):
+    """On whose machine the data of no timing fit."""
+
+    asked: list[bool]
+
+    def measure(self, request: MeasureRequest) -> Future[Measurement]:
+        self.asked.append(request.time)
+        if not request.time:
+            return super().measure(request)
+        refused: Future[Measurement] = Future()
+        refused.set_exception(UsageError("the data do not fit"))
+        return refused
+
+
+def test_a_workload_whose_data_do_not_fit_is_gated_all_the_same() -> None:
+    requests = branch_requests("layernorm", KERNEL, "cpu", "native", [OWN])
+    executor = Small(1)
+    executor.asked = []
+    try:
+        branches, untimed = check_kernel(executor, KERNEL, requests, timed=frozenset({OWN}), gate=True, seed=1)
+    finally:
+        executor.close()
+    assert untimed == {OWN: "the data do not fit"}
+    assert executor.asked == [True, *[False] * sum(b.measurement is not None for b in branches)]
+    assert not any(b.timed for b in branches)
+
+# -- what it waits for ----------------------------------------------------------------------------------------
+
+
+class Told:
+    def __init__(self, executor: Hanging) -> None:
+        self._executor, self.waited_for = executor, list[CheckProgress]()
+
+    def __call__(self, progress: CheckProgress) -> None:
+        if progress.work is not None:
+            self.waited_for.append(progress)
+            self._executor.seen.set()
+
+
+def test_a_check_of_a_kernel_knows_which_branch_it_waits_for() -> None:
+    requests = branch_requests("layernorm", KERNEL, "cpu", "native", [OWN])
+    executor = Hanging()
+    tell = Told(executor)
+    try:
+        check_kernel(executor, KERNEL, requests, timed=frozenset({OWN}), gate=True, seed=1, observe=tell)
+    finally:
+        executor.close()
+    (progress,) = tell.waited_for
+    assert progress.work is not None
+    assert (progress.work.genome, progress.changes) in [(request.genome, changes) for request, changes in requests]
+    assert progress.work.genome.digest == executor.measured[0]
+    assert progress.count == len(requests)
+    assert progress.done < progress.count
+
+
+def test_a_check_of_a_candidate_knows_what_it_waits_for() -> None:
+    request, _ = branch_requests("layernorm", KERNEL, "cpu", "native", [OWN])[0]
+    executor = Hanging()
+    tell = Told(executor)
+    try:
+        check_candidate(executor, KERNEL, request, gate=True, seed=1, observe=tell)
+    finally:
+        executor.close()
+    assert [s.work.workload for s in tell.waited_for if s.work] == [OWN]
+
+
+def test_what_a_check_waits_for_is_said_on_stderr_once_it_takes_long(capsys: pytest.CaptureFixture[str]) -> None:
+    request, changes = branch_requests("layernorm", KERNEL, "cpu", "native", [OWN])[1]
+    tell = CheckLines("branches")
+    for seconds in (0.5, 2.5, 3.5, 4.0):
+        work = InFlight(genome=request.genome, workload=OWN, stage="gate", seconds=seconds, left_s=30 - seconds)
+        tell(CheckProgress(done=3, count=18, work=work, changes=changes))
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    branch = " ".join(f"{k}={v}" for k, v in changes.items())
+    assert captured.err == (
+        f"evo: 3 of 18 branches done; waiting for {OWN} with {branch}: in the gate for 4 s; ended if there is no result"
+        " within 26 s more\n"
+    )
+
+
+# -- a recorded candidate -------------------------------------------------------------------------------------
 
 TEMPLATE = """
 extern "C" void twice(const float* x, float* y, long long n) {
@@ -176,10 +316,10 @@ def test_a_wrong_candidate_is_exit_code_1_with_the_reason_and_what_was_not_run(
 ) -> None:
     code, record = check(recorded, "wrong", capsys)
     assert code == 1
-    (trial,) = record["workloads"]
-    assert [c["passed"] for c in trial["cases"]] == [False]
-    assert "y: " in trial["cases"][0]["reason"]
-    assert trial["not_run"] == ["normal 64", "normal 1001"]
+    (result,) = record["workloads"]
+    assert [c["passed"] for c in result["cases"]] == [False]
+    assert "y: " in result["cases"][0]["reason"]
+    assert result["not_run"] == ["normal 64", "normal 1001"]
 
 
 def test_a_template_that_changed_since_is_said_in_a_line(

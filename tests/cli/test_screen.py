@@ -1,20 +1,28 @@
-"""What a running search shows."""
+"""What a running search shows, and what it waits for."""
 
 from __future__ import annotations
 
 import io
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from evo.budget import Budget
+from evo.budget import Budget, StopReason
 from evo.cli.results import unfinished
 from evo.cli.screen import LiveScreen, PlainLines, busy_share
 from evo.evaluation import Timing
+from evo.lineage import Environment
+from evo.lineage.store import Store
 from evo.problem.genome import Genome
-from evo.problem.kernel import Workload
+from evo.problem.kernel import Workload, load_kernel
 from evo.progress import Improvement, InFlight, Progress, Waiting
+from evo.search.loop import Search, SearchConfig
+from evo.search.run import plan_run
+from evo.search.samplers import find_sampler
+from evo.targets import find_target
+from tests.landscape import Hanging
 
 WORKLOADS = (Workload.of({"n": 4096}, "float32"),)
 
@@ -93,3 +101,41 @@ def test_the_end_of_a_search_says_whom_it_still_waited_for() -> None:
 def test_a_candidate_that_is_not_finished_keeps_the_device_busy() -> None:
     assert busy_share(held_up(10.0)) == 1.0
     assert busy_share(held_up(10.0, "build")) == 0.0
+
+
+class Looking:
+    def __init__(self, executor: Hanging) -> None:
+        self._executor, self.waited_for = executor, list[Waiting]()
+
+    def update(self, progress: Progress) -> None:
+        if progress.waiting is not None:
+            self.waited_for.append(progress.waiting)
+            self._executor.seen.set()
+
+
+def test_a_search_knows_which_candidate_it_waits_for(tmp_path: Path) -> None:
+    kernel = load_kernel("layernorm")
+    config = SearchConfig(
+        kernel="layernorm",
+        target="cpu",
+        arch="native",
+        workloads=kernel.workloads["cpu"][:1],
+        sampler="random",
+        seed=5,
+        max_in_flight=8,
+        budget=Budget(evaluations=20),
+    )
+    executor = Hanging()
+    observer = Looking(executor)
+    with Store.open(tmp_path / "lineage.db", write=True) as store:
+        run = store.create_run(plan_run(config, kernel, None), Environment(device="a landscape", arch="none"))
+        try:
+            limits = find_target("cpu").limits("native")
+            loop = Search(config, kernel, limits, find_sampler("random"), executor, store, run, observer)
+            assert loop.run() is StopReason.EVALUATIONS
+        finally:
+            executor.close()
+        stored = store.evaluations(run)
+    (waiting,) = {(w.order, w.work.stage, w.work.left_s): w for w in observer.waited_for}.values()
+    assert executor.measured[0] == stored[waiting.order].candidate.proposal.genome.digest
+    assert loop.progress.waiting is None
