@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -89,18 +87,10 @@ def measured(timing: Timing) -> Measurement:
 @pytest.mark.parametrize("command", ["runs", "best", "show"])
 def test_a_disturbed_final_is_marked_wherever_its_figure_is_printed(record: Record, command: str) -> None:
     recorded = record(BUSY)
-    ended = recorded.ask(command, *([recorded.ids[0]] if command == "show" else []))
-    assert ended.out.count(MARK) == 1
-    marked = [line for line in ended.out.splitlines() if " !  " in line]
+    told = recorded.ask(command, *([recorded.ids[0]] if command == "show" else []))
+    assert told.out.count(MARK) == 1
+    marked = [line for line in told.out.splitlines() if " !  " in line]
     assert len(marked) == (4 if command == "show" else 1)
-
-
-@pytest.mark.parametrize("command", ["runs", "best", "show"])
-def test_a_calm_final_is_not_marked(record: Record, command: str) -> None:
-    recorded = record(CALM)
-    ended = recorded.ask(command, *([recorded.ids[0]] if command == "show" else []))
-    assert ended.code == 0
-    assert "!" not in ended.out
 
 
 @pytest.mark.parametrize(("clocks", "disturbed"), [(BUSY, True), (CALM, False)])
@@ -109,11 +99,11 @@ def test_programs_are_told_of_disturbance_too(record: Record, clocks: dict[str, 
     (best,) = recorded.document("best")
     (run,) = recorded.document("runs")
     shown = recorded.document("show", recorded.ids[0])
-    assert best["disturbed"] is disturbed
-    assert run["best"][0]["disturbed"] is disturbed
+    assert best["disturbed"] is run["best"][0]["disturbed"] is disturbed
     assert [t["disturbed"] for t in shown["timings"]] == [False, False, disturbed]
     assert [t["disturbed"] for t in shown["final_races"][0]["timings"]] == [disturbed] * 3
     assert [step["disturbed"] for step in recorded.document("lineage", recorded.ids[1])] == [False, False]
+    assert ("!" in recorded.ask("best").out) is disturbed
 
 
 def test_a_candidate_that_was_disturbed_in_the_search_is_marked_by_lineage_and_pareto(record: Record) -> None:
@@ -131,22 +121,15 @@ def test_a_candidate_that_was_disturbed_in_the_search_is_marked_by_lineage_and_p
     assert [found["disturbed"] for found in recorded.document("pareto", "mine", "--axes", "time")] == [True]
 
 
-def test_the_winner_is_shown_beside_what_ran_in_its_race(record: Record) -> None:
+def test_a_finalist_is_shown_beside_the_winners_race(record: Record) -> None:
     recorded = record(CALM)
     lines = [line.split() for line in recorded.ask("show", recorded.ids[0]).out.splitlines()]
-    rows = [line[2] for line in lines if line[:2] == ["final", "cold"]]
-    assert rows == ["candidate", "twin", "torch", "copy"]
-    (race,) = recorded.document("show", recorded.ids[0])["final_races"]
-    assert race["beside"] is True
-
-
-def test_another_finalist_is_shown_beside_the_winners_race_which_is_said(record: Record) -> None:
-    recorded = record(CALM)
+    assert [line[2] for line in lines if line[:2] == ["final", "cold"]] == ["candidate", "twin", "torch", "copy"]
     out = recorded.ask("show", recorded.ids[1]).out
     assert out.count("final, winner's race  cold") == 3
     assert "the winner ran once more, without this candidate" in out
-    (race,) = recorded.document("show", recorded.ids[1])["final_races"]
-    assert race["beside"] is False
+    beside = [recorded.document("show", name)["final_races"][0]["beside"] for name in recorded.ids[:2]]
+    assert beside == [True, False]
 
 
 def test_each_of_several_finals_has_its_own_baselines(record: Record) -> None:
@@ -192,42 +175,6 @@ def test_a_run_where_a_candidate_is_wanted_is_answered_with_the_command_to_use(r
     )
 
 
-def with_a_tie(recorded: Recorded) -> str:
-    """One more finalist, as fast as the winner, and a final of all of them anew. Its identifier."""
-    with Store.open(recorded.db, write=True) as store:
-        run = store.run("mine")
-        store.add(run, s.ref(3, 0), s.passed(3, 0.53), elapsed_s=4.0)
-        for order, ratio in ((0, 0.52), (1, 0.62), (3, 0.525)):
-            store.add_final(run, order, measured(final("candidate", ratio, CALM)), elapsed_s=5.0)
-        store.add_baselines(run, 0, [final("twin", 0.52, {**CALM, "noise_floor": 0.004})], stage=Stage.FINAL)
-        return public_id(run.uid, 3)
-
-
-def test_the_finalists_of_a_run_are_shown_with_who_ties(record: Record) -> None:
-    recorded = record(CALM)
-    tied = with_a_tie(recorded)
-    ended = recorded.ask("show", "mine")
-    assert ended.code == 0
-    rows = [line.split() for line in ended.out.splitlines() if " #" in line]
-    assert [row[:2] for row in rows] == [
-        [recorded.ids[0][:10], "#0"], [tied[:10], "#3"], [recorded.ids[1][:10], "#1"], ["finalist", recorded.ids[2][:10]]
-    ]  # fmt: skip
-    assert "winner" in rows[0]
-    assert "tie" in rows[1]
-    assert "1.192x" in rows[2]
-    assert "was refused: wrong" in ended.out
-    (held,) = recorded.document("show", "mi")["finals"]
-    assert (held["winner"], held["noise_floor"]) == (recorded.ids[0], 0.004)
-    assert [(f["order"], f["winner"], f["tie"]) for f in held["finalists"]] == [
-        (0, True, None), (3, False, True), (1, False, False)
-    ]  # fmt: skip
-    for f in held["finalists"][1:]:
-        between = recorded.document("diff", f["id"], recorded.ids[0])
-        assert [f["behind"], f["behind_low"], f["behind_high"], f["tie"]] == [
-            between[name] for name in ("gain", "gain_low", "gain_high", "tie")
-        ]
-
-
 def in_one_race(ratios: dict[int, float], confirmed: float) -> dict[int, Measurement]:
     """By order: measurements of a race of forty rounds, of which the first won; it was confirmed at another ratio, in a race
     in which everything took twice as long."""
@@ -244,12 +191,12 @@ def in_one_race(ratios: dict[int, float], confirmed: float) -> dict[int, Measure
     return found
 
 
-def raced_anew(recorded: Recorded, confirmed: float = 0.7) -> list[str]:
-    """A final of 0, 1 and 3, of which 3 is a thousandth behind 0. Identifiers of them."""
+def raced_anew(recorded: Recorded, confirmed: float = 0.7, near: float = 0.52052) -> list[str]:
+    """A final of 0, 1 and 3, of which 3 is a little behind 0. Identifiers of them."""
     with Store.open(recorded.db, write=True) as store:
         run = store.run("mine")
         store.add(run, s.ref(3, 0), s.passed(3, 0.53), elapsed_s=4.0)
-        for order, measurement in in_one_race({0: 0.52, 1: 0.62, 3: 0.52052}, confirmed).items():
+        for order, measurement in in_one_race({0: 0.52, 1: 0.62, 3: near}, confirmed).items():
             store.add_final(run, order, measurement, elapsed_s=5.0)
         store.add_baselines(run, 0, [final("twin", confirmed, {**EARLIER, "noise_floor": 0.004})], stage=Stage.FINAL)
         return [public_id(run.uid, order) for order in (0, 1, 3)]
@@ -259,23 +206,42 @@ def test_finalists_are_compared_by_the_race_that_all_of_them_ran_in(record: Reco
     """The machine had changed when the winner was confirmed: its figure there is no worse for the others."""
     recorded = record(CALM)
     winner, last, near = raced_anew(recorded)
-    (held,) = recorded.document("show", "mine")["finals"]
-    assert [(f["id"], f["ratio"]) for f in held["finalists"]] == [(winner, 0.52), (near, 0.52052), (last, 0.62)]
-    assert held["one_race"] is True
+    (held,) = recorded.document("show", "mi")["finals"]
+    assert (held["winner"], held["one_race"]) == (winner, True)
+    assert [(f["id"], f["order"], f["ratio"]) for f in held["finalists"]] == [
+        (winner, 0, 0.52), (near, 3, 0.52052), (last, 1, 0.62)
+    ]  # fmt: skip
     assert (held["confirmed"]["ratio"], held["confirmed"]["median_us"]) == (0.7, pytest.approx(28.14))
     by_id = {f["id"]: f for f in held["finalists"]}
     assert by_id[last]["behind"] == pytest.approx(0.62 / 0.52)
     assert by_id[near]["behind"] == pytest.approx(1.001)
     assert by_id[near]["tie"] is False, "round by round it is behind in all of them, whatever the rounds have in common"
+    for f in held["finalists"][1:]:
+        between = recorded.document("diff", f["id"], recorded.ids[0])
+        assert [f["behind"], f["behind_low"], f["behind_high"], f["tie"]] == [
+            between[name] for name in ("gain", "gain_low", "gain_high", "tie")
+        ]
     out = recorded.ask("show", "mine").out
     rows = [line.split() for line in out.splitlines() if " #" in line]
+    assert [row[:2] for row in rows[:3]] == [[winner[:10], "#0"], [near[:10], "#3"], [last[:10], "#1"]]
     assert rows[0][2] == "10.45"
+    assert "winner" in rows[0]
+    assert f"finalist {recorded.ids[2][:10]} #2" in out
+    assert "was refused: wrong" in out
     assert "round by round in the race of all finalists" in out
     (told,) = (line for line in out.splitlines() if line.startswith("confirmed: "))
-    assert "28.14 us" in told
-    assert "1.429x" in told
-    assert "the figure to quote" in told
+    for said in ("28.14 us", "1.429x", "the figure to quote"):
+        assert said in told
     assert "the winner's two races do not agree" in out
+
+
+def test_a_finalist_whose_interval_holds_the_winner_ties(record: Record) -> None:
+    recorded = record(CALM)
+    _, _, near = raced_anew(recorded, near=0.52)
+    (held,) = recorded.document("show", "mine")["finals"]
+    assert {f["id"]: f["tie"] for f in held["finalists"]}[near] is True
+    row = next(line for line in recorded.ask("show", "mine").out.splitlines() if line.startswith(near[:10]))
+    assert "tie" in row.split()
 
 
 def test_two_finalists_differ_by_the_race_that_both_ran_in(record: Record) -> None:
@@ -307,63 +273,6 @@ def test_a_winner_is_shown_in_both_of_its_races(record: Record) -> None:
     other = recorded.ask("show", last).out
     assert "final 2, all finalists  cold   candidate" in other
     assert "final 2, winner's race  cold   twin" in other
-
-
-@pytest.mark.parametrize("kept", ["the winner in the race of all", "nothing cold of a loser", "no cold baseline"])
-def test_a_candidate_is_shown_whatever_of_its_finals_was_lost(record: Record, kept: str) -> None:
-    recorded = record(CALM)
-    winner, last, _ = raced_anew(recorded)
-    statement = {
-        "the winner in the race of all": "DELETE FROM timing WHERE round = 2 AND contender = 'candidate' AND"
-        " candidate_id % 4294967296 = 0",
-        "nothing cold of a loser": "UPDATE timing SET protocol = 'hot' WHERE round = 1 AND candidate_id % 4294967296 = 1",
-        "no cold baseline": "UPDATE timing SET protocol = 'hot' WHERE stage = 'final' AND candidate_id IS NULL",
-    }[kept]
-    name, beside = {
-        "the winner in the race of all": (winner, {1: True, 2: True}),
-        "nothing cold of a loser": (last, {2: False}),
-        "no cold baseline": (winner, {2: True}),
-    }[kept]
-    with closing(sqlite3.connect(recorded.db)) as raw, raw:
-        assert raw.execute(statement).rowcount
-    ended = recorded.ask("show", name)
-    assert (ended.code, ended.err) == (0, "")
-    assert "final 2, all finalists" in ended.out
-    assert {race["round"]: race["beside"] for race in recorded.document("show", name)["final_races"]} == beside
-
-
-def test_of_a_winner_whose_time_in_the_common_race_was_not_kept_it_is_said(record: Record) -> None:
-    """As evo recorded them before: what there is is shown, and what it is."""
-    recorded = record(CALM)
-    with_a_tie(recorded)
-    (held,) = recorded.document("show", "mine")["finals"]
-    assert held["one_race"] is False
-    assert held["confirmed"]["ratio"] == 0.52
-    out = recorded.ask("show", "mine").out
-    assert "two races put together" in out
-    assert "confirmed: " not in out
-    winner, _, other = (f["id"] for f in held["finalists"])
-    assert recorded.document("diff", winner, other)["one_race"] is False
-    assert "in a race of its own" in recorded.ask("diff", winner, other, "--no-source").out
-
-
-def test_of_several_older_finals_each_has_its_own_winner(record: Record) -> None:
-    """Who won the last one was a finalist like the others before; what confirmed the winner of that time stays apart."""
-    recorded = record(CALM)
-    with Store.open(recorded.db, write=True) as store:
-        run = store.run("mine")
-        store.add(run, s.ref(3, 0), s.passed(3, 0.53), elapsed_s=4.0)
-        for finalists in (((0, 0.52), (1, 0.62), (3, 0.6)), ((1, 0.5), (2, 0.6))):
-            for order, ratio in finalists:
-                store.add_final(run, order, measured(final("candidate", ratio, CALM)), elapsed_s=5.0)
-            store.add_baselines(run, 0, [final("twin", 0.52, {**CALM, "noise_floor": 0.004})], stage=Stage.FINAL)
-        store.set_winner(run, 0, 1)
-        third = public_id(run.uid, 3)
-    first, second, fourth = *recorded.ids[:2], third
-    for one, other, together in ((fourth, first, False), (second, first, False), (fourth, second, True)):
-        between = recorded.document("diff", one, other)
-        assert (between["timed_in"], between["one_race"]) == ("final", together)
-    assert "round by round in one race" not in recorded.ask("diff", fourth, first, "--no-source").out
 
 
 def test_of_several_finals_the_last_is_shown(record: Record) -> None:
@@ -469,6 +378,7 @@ def test_a_candidate_of_a_run_whose_finals_confirmed_nobody_is_marked(record: Re
         assert out.count("?") == 2, command
         assert note in out, command
         assert "evo show vain" in out, command
+    assert "the candidate of all runs with the highest speed-up" in recorded.ask("best").out
     (found,) = recorded.document("best", "--run", "vain")
     assert (found["id"], found["winner"]) == (left, False)
     assert (found["finals"], found["refused_finalists"]) == ("nobody confirmed", 2)
@@ -479,13 +389,8 @@ def test_a_candidate_of_a_run_whose_finals_confirmed_nobody_is_marked(record: Re
     assert "the finals confirmed nobody; the best that they have not refused: evo show " + left[:10] in (
         recorded.ask("show", "vain").out
     )
-
-
-def test_what_finals_confirmed_goes_before_what_is_left_of_a_run_whose_finals_confirmed_nobody(record: Record) -> None:
-    recorded = record(CALM)
-    unconfirmed(recorded)
-    (found,) = recorded.document("best")
-    assert (found["run"], found["finals"]) == ("mine", "confirmed")
+    (first,) = recorded.document("best")
+    assert (first["run"], first["finals"]) == ("mine", "confirmed"), "what is confirmed goes before"
     assert "?" not in recorded.ask("best").out
 
 
@@ -505,27 +410,20 @@ def test_compare_ranks_whom_nothing_confirmed_last_and_marks_it(record: Record) 
     assert "?" not in recorded.ask("compare", "soon", "mine").out
 
 
-def test_a_run_whose_finals_are_still_to_come_is_not_marked(record: Record) -> None:
-    recorded = record(CALM)
-    with Store.open(recorded.db, write=True) as store:
-        run = store.create_run(replace(s.SPEC, name="soon", workloads=(s.SMALL,)), s.ENVIRONMENT)
-        store.add(run, s.ref(0), s.passed(0, 0.4), elapsed_s=1.0)
-        store.set_status(run, RunStatus.INTERRUPTED, reason="interrupted", elapsed_s=2.0)
-    (found,) = recorded.document("best", "--run", "soon")
-    assert (found["finals"], found["refused_finalists"]) == ("not held", 0)
-    assert "?" not in recorded.ask("best", "--run", "soon").out
-
-
 @pytest.mark.parametrize("status", [RunStatus.RUNNING, RunStatus.INTERRUPTED])
 def test_a_run_whose_finals_are_not_over_has_not_confirmed_nobody(record: Record, status: RunStatus) -> None:
-    """A batch of them was refused, and the next best have their turn."""
+    """None was held yet, or a batch of finalists was refused and the next best have their turn."""
     recorded = record(CALM)
     left = unconfirmed(recorded)
     with Store.open(recorded.db, write=True) as store:
-        store.set_status(store.run("vain"), status, elapsed_s=3.0)
-        (found,) = recorded.document("best", "--run", "vain")
-        assert (found["id"], found["finals"], found["refused_finalists"]) == (left, "not held", 2)
-        assert "?" not in recorded.ask("best", "--run", "vain").out
+        soon = store.create_run(replace(s.SPEC, name="soon", workloads=(s.SMALL,)), s.ENVIRONMENT)
+        store.add(soon, s.ref(0), s.passed(0, 0.4), elapsed_s=1.0)
+        for name in ("soon", "vain"):
+            store.set_status(store.run(name), status, elapsed_s=3.0)
+        for name, refused in (("soon", 0), ("vain", 2)):
+            (found,) = recorded.document("best", "--run", name)
+            assert (found["finals"], found["refused_finalists"]) == ("not held", refused)
+            assert "?" not in recorded.ask("best", "--run", name).out
         out = recorded.ask("show", "vain").out
     assert "confirmed nobody" not in out
     assert "the finals are not over; the best that they have not refused: evo show " + left[:10] in out
@@ -552,10 +450,6 @@ def test_commands_to_be_typed_next_name_the_database(record: Record) -> None:
     repeated = [line for line in lines if line.startswith("to repeat the ")]
     assert len(repeated) == 2
     assert all(line.endswith(f" --db {recorded.db}") for line in repeated)
-
-
-def test_best_says_what_it_ranks_by(record: Record) -> None:
-    assert "the candidate of all runs with the highest speed-up" in record(CALM).ask("best").out
 
 
 def test_texts_out_of_a_database_are_no_markup_and_move_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:

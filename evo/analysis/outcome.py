@@ -44,7 +44,7 @@ class WorkloadOutcome:
 
     parameters: those that were tried. milestones: the new bests. leader: the winner, or else the best of the search, which
     no final has confirmed. race: what the leader's last final timed beside it. finalists: all candidates that this final
-    timed, by the race that all of them ran in if `one_race`; confirmation: the winner in the race that confirmed it. steps:
+    timed, by the race that all of them ran in; confirmation: the winner in the race that confirmed it. steps:
     the leader's ancestors and itself; disturbed: those of them whose search timing was. failures: of the search, as far as
     their reasons were read; refused: by the finals. noise: the noise floor. importance: of every parameter, the most
     important first; untried: legal values of the most important ones that no candidate had, as far as the space is known.
@@ -57,7 +57,6 @@ class WorkloadOutcome:
     leader: CandidateRecord | None
     race: FinalRace | None
     finalists: tuple[Finalist, ...]
-    one_race: bool
     confirmation: Confirmation | None
     steps: tuple[Step, ...]
     disturbed: frozenset[str]
@@ -169,7 +168,6 @@ def read_outcome(store: Store, name: str, *, db: str | None = None) -> RunOutcom
                 leader=leader,
                 race=races[-1] if races else None,
                 finalists=held[task.number].finalists,
-                one_race=held[task.number].one_race,
                 confirmation=held[task.number].confirmed,
                 steps=steps,
                 disturbed=queries.disturbed(store, [s.id for s in steps]),

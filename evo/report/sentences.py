@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from evo.analysis.finalists import QUOTED, TWO_RACES, shift_sentence
+from evo.analysis.finalists import QUOTED, shift_sentence
 from evo.analysis.outcome import RunOutcome, WorkloadOutcome
 from evo.analysis.records import CandidateRecord, RunSummary, TimingRecord
 from evo.analysis.seldom import tried_least
@@ -157,8 +157,8 @@ def finalists_sentence(data: WorkloadOutcome) -> str:
 def confirmation_sentences(data: WorkloadOutcome) -> list[str]:
     """The figure to quote, and what sets it apart from those of the finalists' race."""
     again = data.confirmation
-    if again is None or not data.one_race:
-        return [] if again is None else _sentences(TWO_RACES)
+    if again is None:
+        return []
     value = "a tie" if within_noise(again.ratio, data.noise) else times(again.ratio)
     took = f"{micro(again.median_us)} µs" if again.median_us is not None else "no time"
     said = [

@@ -35,6 +35,7 @@ class Browser:
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.cdp("Emulation.setEmulatedMedia", features=[scheme])
+        self.cdp("Emulation.setFocusEmulationEnabled", enabled=True)  # as if the window were the one in front
 
     def open(self, url: str) -> None:
         self.driver.get_log("browser"), self.driver.get_log("performance")

@@ -61,8 +61,6 @@ class Plan:
     disturbed: float = 0.0
     confirmed: float = 1.01
     """The winner's ratio in the race that confirmed it, over that of the search."""
-    one_race: bool = True
-    """Whether the winner's time in the race of all finalists is kept."""
 
 
 PLANS = (
@@ -230,7 +228,7 @@ def _hold_finals(store: Store, run: StoredRun, task: int, workload: Workload, se
         timings = [timing(workload, search.scores[order] * 1.01, protocol="final")]
         if order == best[0]:
             raced = replace(timings[0], contender=FINALIST)
-            timings = [timing(workload, ratio, protocol="final"), *([raced] if plan.one_race else [])]
+            timings = [timing(workload, ratio, protocol="final"), raced]
         measurement = Measurement(status=Status.OK, checks=(check,), timings=tuple(timings))
         store.add_final(run, order, measurement, elapsed_s=run.elapsed_s)
     beside = [
