@@ -1,13 +1,11 @@
 """The finals: the best candidates of a search, gated anew and timed against each other in a fresh process.
 
-A search picks its best by many noisy timings, so the best of them is partly lucky (the winner's curse). Here the
-finalists meet new data and a new seed in a process that has seen none of them, are also compiled and gated for
-neighbouring sizes, and then run interleaved with PyTorch and with a copy of the same size. The fastest of them
-runs once more in another fresh process beside those alone, on other data again: only that figure is reported, and who
-fails there has not won. It has
-company of its own: a second copy of it, its twin, runs in the same race, and what one seems to gain over the other
-is the noise floor (A/A). Finalists are compared with each other by the race that all of them ran in, of which the winner
-keeps its time, too.
+A search picks its best by many noisy timings, so the best of them is partly lucky (the winner's curse). The finals use
+new data in a process that has seen none of the finalists. Each is also compiled and gated for neighbouring sizes; those
+that pass run interleaved with PyTorch and with a copy of the same size. The fastest runs once more, in another fresh
+process and on other data, beside these baselines and a second copy of itself: what one copy seems to gain over the other
+is the noise floor (A/A control). Only this confirming figure is reported, and a candidate that fails there has not won.
+Finalists are compared with each other by the race that all of them ran in; the winner keeps its time in that race, too.
 """
 
 from __future__ import annotations
@@ -24,12 +22,15 @@ from evo.measure.clock import noise_floor
 from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel, Limits, Workload
 
-__all__ = ["Finalist", "Finals", "Setting", "hold_finals"]
+__all__ = ["Finalist", "Finals", "FinalsConfig", "hold_finals"]
+
+_CONFIRMATIONS = 2
+"""How often a race is held that died without naming a contender, before its contender counts as refused."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
-    """What stays the same over all finals of a run."""
+class FinalsConfig:
+    """What stays the same over all finals of a run. seed: draws the data."""
 
     kernel: Kernel
     kernel_name: str
@@ -98,7 +99,7 @@ class Finals:
 
 
 def hold_finals(
-    executor: Executor, setting: Setting, elites: list[Candidate], claims: Mapping[int, float] | None = None
+    executor: Executor, config: FinalsConfig, elites: list[Candidate], claims: Mapping[int, float] | None = None
 ) -> Finals:
     """Gates and races the elites of one task. The device process must be fresh (`Executor.renew_device`).
 
@@ -106,148 +107,164 @@ def hold_finals(
     """
     if not elites:
         return Finals(finalists=(), baselines=())
-    workload = elites[0].workload
-    genomes = {c.order: c.proposal.genome for c in elites}
-    builds = {n: _build(executor, setting, genome, workload) for n, genome in genomes.items()}
-    near = {n: _build_neighbours(executor, setting, genome, workload) for n, genome in genomes.items()}
-    verdicts = {n: _gate(executor, setting, genomes[n], workload, builds[n], near[n]) for n in genomes}
-    passed = [candidate for candidate in elites if verdicts[candidate.order].status is Status.OK]
-    ceilings = tuple(b.name for b in setting.kernel.baselines if b.role == "ceiling")
-    contenders = {str(c.order): (c.proposal.genome, builds[c.order].result()) for c in passed}
-    refused: dict[str, str] = {}
-    timings = _race(executor, setting, workload, contenders, ceilings, refused) if passed else ()
-    winner, timings = _crown(executor, setting, workload, contenders, ceilings, timings, refused)
-    finalists = [_finalist(candidate, verdicts[candidate.order], timings, refused, winner) for candidate in elites]
+    race = _Race(executor, config, elites[0].workload)
+    builds = [race.build(c.proposal.genome) for c in elites]
+    verdicts = [race.gate(c.proposal.genome, built) for c, built in zip(elites, builds, strict=True)]
+    for candidate, verdict, built in zip(elites, verdicts, builds, strict=True):
+        if verdict.status is Status.OK:
+            race.contenders[str(candidate.order)] = (candidate.proposal.genome, built[0][1].result())
+    timings = race.hold() if race.contenders else ()
+    winner, timings = race.confirm(timings)
+    finalists = [_finalist(c, v, timings, race.refused, winner) for c, v in zip(elites, verdicts, strict=True)]
     finalists.sort(key=lambda f: (str(f.candidate.order) != winner, _ratio(f)))
-    orders = {str(candidate.order) for candidate in elites}
+    best = finalists[0] if winner else None
+    orders = {str(c.order) for c in elites}
     baselines = tuple(t for t in timings if t.contender not in orders and t.contender != FINALIST)
-    champion = finalists[0] if finalists and winner == str(finalists[0].candidate.order) else None
-    bounds = [t for t in baselines if t.contender in ceilings and t.protocol != "hot"]
-    noise = _noise(champion, baselines)
+    bounds = [t for t in baselines if t.contender in race.bounds and t.protocol != "hot"]
+    noise = _noise(best, baselines)
     return Finals(
         finalists=tuple(finalists),
         baselines=tuple(_with_noise(t, noise) for t in baselines),
         ceiling=min(bounds, key=lambda t: t.median_us).contender if bounds else "",
         noise=noise,
-        claimed=(claims or {}).get(champion.candidate.order) if champion else None,
-        confirmed=champion is not None,
+        claimed=(claims or {}).get(best.candidate.order) if best else None,
+        confirmed=best is not None,
     )
 
 
+class _Race:
+    """The builds, gates and races of one task's finals."""
+
+    def __init__(self, executor: Executor, config: FinalsConfig, workload: Workload) -> None:
+        self._executor, self._config, self._workload = executor, config, workload
+        self.bounds = tuple(b.name for b in config.kernel.baselines if b.role == "ceiling")
+        self.contenders: dict[str, tuple[Genome, Build]] = {}
+        """By name, the order as text: those that passed the gate."""
+        self.refused: dict[str, str] = {}
+        """By name: why a race refused it."""
+
+    def build(self, genome: Genome) -> list[tuple[Workload, Future[Build]]]:
+        """For the workload, and for the neighbours that the genome is legal for."""
+        config = self._config
+        near = config.kernel.legal_neighbours(config.target, genome.parameters, self._workload, config.limits)
+        request = BuildRequest(
+            kernel=config.kernel_name, target=config.target, arch=config.arch, genome=genome, workload=self._workload
+        )
+        return [(w, self._executor.build(dataclasses.replace(request, workload=w))) for w in (self._workload, *near)]
+
+    def gate(self, genome: Genome, builds: list[tuple[Workload, Future[Build]]]) -> Measurement:
+        """One verdict over the workload and its neighbours, up to the first refusal."""
+        total = Measurement(status=Status.OK)
+        for workload, future in builds:
+            built = future.result()
+            if built.binary is None:
+                log = f"for {workload}: {built.log}"
+                return dataclasses.replace(total, status=built.status, checks=(), log=log)
+            found = self._executor.measure(
+                MeasureRequest(
+                    kernel=self._config.kernel_name,
+                    target=self._config.target,
+                    genome=genome,
+                    workload=workload,
+                    build=built,
+                    seed=self._config.seed,
+                    time=False,
+                )
+            ).result()
+            total = dataclasses.replace(
+                found,
+                checks=total.checks + found.checks,
+                seconds=total.seconds + found.seconds,
+                gate_seconds=total.gate_seconds + found.gate_seconds,
+            )
+            if found.status is not Status.OK:
+                return dataclasses.replace(total, log=f"for {workload}: {found.log}")
+        return total
+
+    def hold(self) -> tuple[Timing, ...]:
+        """Timings of all that can be timed. A contender that breaks the race is refused, and the others race again.
+
+        Raises EvoError if not even the baselines can be timed.
+        """
+        for _ in range(len(self.contenders) + 1):
+            entered = [name for name in self.contenders if name not in self.refused]
+            outcome = self._executor.race(self._request(*entered)).result()
+            self.refused |= {n: reason for n, reason in outcome.refused if n in self.contenders}
+            if outcome.timings:
+                return outcome.timings
+            if not any(n in entered for n, _ in outcome.refused):
+                # The process died without naming a contender: each races alone beside the reference.
+                for name in entered:
+                    alone = self._executor.race(self._request(name, bounds=False)).result()
+                    if not alone.timings:
+                        self.refused[name] = alone.log
+        raise EvoError(f"the finals of {self._workload} could not be timed: {outcome.log}; resume the run to try again")
+
+    def confirm(self, timings: tuple[Timing, ...]) -> tuple[str, tuple[Timing, ...]]:
+        """Runs the fastest once more, beside a second copy of itself and the baselines, on other data in a fresh process,
+        cold and hot. If it is refused there, the next one runs.
+
+        Returns the winner's name, and all timings with these in place of those of the first race; of that one the winner's
+        stays, as `FINALIST`. There is no winner ("") if none passes, or if a race dies twice without naming a contender.
+        """
+        own = [t for t in timings if t.contender in self.contenders and t.ratio is not None]
+        for first in sorted(own, key=lambda t: t.ratio or 0.0):
+            name = first.contender
+            if name in self.refused:
+                continue
+            request = self._request(name, confirming=True)
+            for _ in range(_CONFIRMATIONS):
+                self._executor.renew_device()
+                outcome = self._executor.race(request).result()
+                reasons = [reason for n, reason in outcome.refused if n in (name, AA_CONTROL)]
+                if outcome.data_changed:  # by one of the two, which are the same
+                    reasons.append(outcome.log)
+                timed = {t.contender for t in outcome.timings}
+                if reasons or name in timed:
+                    break
+            if reasons:
+                self.refused[name] = f"{reasons[0]} (when its time was to be confirmed)"
+            elif name in timed:
+                kept = (t for t in timings if t.contender not in timed)
+                return name, (*kept, *outcome.timings, dataclasses.replace(first, contender=FINALIST))
+            else:
+                self.refused[name] = f"its time could not be confirmed: {outcome.log}"
+                break  # the device is not to be trusted either
+        return "", timings
+
+    def _request(self, *names: str, bounds: bool = True, confirming: bool = False) -> RaceRequest:
+        contenders = tuple((name, *self.contenders[name]) for name in names)
+        if confirming:
+            contenders += tuple((AA_CONTROL, *self.contenders[name]) for name in names)
+        return RaceRequest(
+            kernel=self._config.kernel_name,
+            target=self._config.target,
+            workload=self._workload,
+            contenders=contenders,
+            baselines=self.bounds if bounds else (),
+            seed=self._config.seed + confirming,
+            hot=confirming,
+        )
+
+
 def _with_noise(timing: Timing, noise: float | None) -> Timing:
-    """The twin's time carries the noise floor into the record."""
+    """The A/A control's time carries the noise floor into the record."""
     if timing.contender != AA_CONTROL or timing.protocol == "hot" or noise is None:
         return timing
     return dataclasses.replace(timing, clocks={**timing.clocks, "noise_floor": noise})
 
 
-def _noise(champion: Finalist | None, baselines: tuple[Timing, ...]) -> float | None:
-    own = champion.timing if champion else None
-    twin = next((t for t in baselines if t.contender == AA_CONTROL and t.protocol != "hot"), None)
-    if own is None or twin is None or len(own.samples_us) != len(twin.samples_us):
+def _noise(winner: Finalist | None, baselines: tuple[Timing, ...]) -> float | None:
+    own = winner.timing if winner else None
+    control = next((t for t in baselines if t.contender == AA_CONTROL and t.protocol != "hot"), None)
+    if own is None or control is None or len(own.samples_us) != len(control.samples_us):
         return None
-    return noise_floor(own.samples_us, twin.samples_us)
+    return noise_floor(own.samples_us, control.samples_us)
 
 
 def _ratio(finalist: Finalist) -> float:
     timing = finalist.timing
     return timing.ratio if timing and timing.ratio is not None else float("inf")
-
-
-_Contenders = dict[str, tuple[Genome, Build]]
-
-_CONFIRMATIONS = 2
-"""How often a race that died without saying at whom is held before its contender counts as refused."""
-
-
-def _race(
-    executor: Executor,
-    setting: Setting,
-    workload: Workload,
-    contenders: _Contenders,
-    ceilings: tuple[str, ...],
-    refused: dict[str, str],
-) -> tuple[Timing, ...]:
-    """Timings of all that can be timed. Who breaks the race is added to `refused`, and the others race again.
-
-    Raises EvoError if not even the baselines can be timed.
-    """
-    for _ in range(len(contenders) + 1):
-        entered = {n: c for n, c in contenders.items() if n not in refused}
-        outcome = executor.race(_request(setting, workload, entered, ceilings)).result()
-        refused |= {n: reason for n, reason in outcome.refused if n in contenders}
-        if outcome.timings:
-            return outcome.timings
-        if not any(n in entered for n, _ in outcome.refused):  # the process died without saying at whom
-            refused |= _failing_alone(executor, setting, workload, entered)
-    raise EvoError(f"the finals of {workload} could not be timed: {outcome.log}; resume the run to try again")
-
-
-def _failing_alone(
-    executor: Executor, setting: Setting, workload: Workload, contenders: _Contenders
-) -> dict[str, str]:
-    """Each contender against the reference only: the reasons of those that fail."""
-    found = {}
-    for name, contender in contenders.items():
-        outcome = executor.race(_request(setting, workload, {name: contender}, ())).result()
-        if not outcome.timings:
-            found[name] = outcome.log
-    return found
-
-
-def _crown(
-    executor: Executor,
-    setting: Setting,
-    workload: Workload,
-    contenders: _Contenders,
-    ceilings: tuple[str, ...],
-    timings: tuple[Timing, ...],
-    refused: dict[str, str],
-) -> tuple[str, tuple[Timing, ...]]:
-    """The winner of the race, who runs once more, beside its twin and the baselines only and on fresh data in a fresh
-    process, cold and hot. Who is refused there is added to `refused`, and the next one runs.
-
-    Its name, and all timings, with these in place of those of the first race; of that one the winner's stays, as
-    `FINALIST`. The fastest of several is partly
-    lucky again, so the figures of the race it won are not the ones to report. There is no winner if nobody passes, or if
-    the race dies twice without saying at whom.
-    """
-    own = sorted((t for t in timings if t.contender in contenders and t.ratio is not None), key=lambda t: t.ratio or 0.0)
-    for name in (t.contender for t in own if t.contender not in refused):
-        request = _request(setting, workload, {name: contenders[name], AA_CONTROL: contenders[name]}, ceilings)
-        request = dataclasses.replace(request, seed=setting.seed + 1, hot=True)
-        for _ in range(_CONFIRMATIONS):
-            executor.renew_device()
-            outcome = executor.race(request).result()
-            reasons = [reason for n, reason in outcome.refused if n in (name, AA_CONTROL)]
-            if outcome.data_changed:  # by one of the two, which are the same
-                reasons.append(outcome.log)
-            if reasons or any(t.contender == name for t in outcome.timings):
-                break
-        if reasons:
-            refused[name] = f"{reasons[0]} (when its time was to be confirmed)"
-        elif any(t.contender == name for t in outcome.timings):
-            again = {t.contender for t in outcome.timings}
-            first = next(t for t in own if t.contender == name)
-            kept = (t for t in timings if t.contender not in again)
-            return name, (*kept, *outcome.timings, dataclasses.replace(first, contender=FINALIST))
-        else:
-            refused[name] = f"its time could not be confirmed: {outcome.log}"
-            break  # the device is not to be trusted either
-    return "", timings
-
-
-def _request(
-    setting: Setting, workload: Workload, contenders: _Contenders, ceilings: tuple[str, ...]
-) -> RaceRequest:
-    return RaceRequest(
-        kernel=setting.kernel_name,
-        target=setting.target,
-        workload=workload,
-        contenders=tuple((name, genome, build) for name, (genome, build) in contenders.items()),
-        baselines=ceilings,
-        seed=setting.seed,
-    )
 
 
 def _finalist(
@@ -264,55 +281,3 @@ def _finalist(
     elif own:
         verdict = dataclasses.replace(verdict, timings=own)
     return Finalist(candidate=candidate, measurement=verdict)
-
-
-def _build(executor: Executor, setting: Setting, genome: Genome, workload: Workload) -> Future[Build]:
-    return executor.build(
-        BuildRequest(
-            kernel=setting.kernel_name, target=setting.target, arch=setting.arch, genome=genome, workload=workload
-        )
-    )
-
-
-def _build_neighbours(
-    executor: Executor, setting: Setting, genome: Genome, workload: Workload
-) -> list[tuple[Workload, Future[Build]]]:
-    legal = setting.kernel.legal_neighbours(setting.target, genome.parameters, workload, setting.limits)
-    return [(near, _build(executor, setting, genome, near)) for near in legal]
-
-
-def _gate(
-    executor: Executor,
-    setting: Setting,
-    genome: Genome,
-    workload: Workload,
-    build: Future[Build],
-    near: list[tuple[Workload, Future[Build]]],
-) -> Measurement:
-    """One verdict over the workload and its neighbours, up to the first refusal."""
-    checks: tuple[Check, ...] = ()
-    seconds = gate_seconds = 0.0
-    for size, future in [(workload, build), *near]:
-        built = future.result()
-        if built.binary is None:
-            log = f"for {size}: {built.log}"
-            return Measurement(status=built.status, checks=(), log=log, seconds=seconds, gate_seconds=gate_seconds)
-        measured = executor.measure(
-            MeasureRequest(
-                kernel=setting.kernel_name,
-                target=setting.target,
-                genome=genome,
-                workload=size,
-                build=built,
-                seed=setting.seed,
-                time=False,
-            )
-        ).result()
-        checks += measured.checks
-        seconds += measured.seconds
-        gate_seconds += measured.gate_seconds
-        if measured.status is not Status.OK:
-            return dataclasses.replace(
-                measured, checks=checks, log=f"for {size}: {measured.log}", seconds=seconds, gate_seconds=gate_seconds
-            )
-    return Measurement(status=Status.OK, checks=checks, seconds=seconds, gate_seconds=gate_seconds)

@@ -26,7 +26,7 @@ from evo.lineage.seeds import gate_seeds
 from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel, Workload, load_kernel
 from evo.progress import Observer
-from evo.search.finals import Finals, Setting, hold_finals
+from evo.search.finals import Finals, FinalsConfig, hold_finals
 from evo.search.loop import Search, SearchConfig
 from evo.search.samplers import find_sampler
 from evo.targets import Target, find_target
@@ -219,7 +219,7 @@ def execute(
             recorder.set_status(run, RunStatus.INTERRUPTED, reason=reason, elapsed_s=search.elapsed_s)
             return Outcome(run=run, reason=reason, search=search)
         on_finals()
-        setting = Setting(
+        finals_config = FinalsConfig(
             kernel=kernel,
             kernel_name=spec.kernel,
             target=spec.target,
@@ -227,7 +227,7 @@ def execute(
             limits=limits,
             seed=seeds[Stage.FINAL],
         )
-        finals = _finals(executor, setting, search, recorder, run, settings.finalists)
+        finals = _finals(executor, finals_config, search, recorder, run, settings.finalists)
         recorder.set_status(run, RunStatus.FINISHED, reason=reason, elapsed_s=search.elapsed_s)
         return Outcome(run=run, reason=reason, search=search, finals=finals)
     except BaseException:
@@ -236,7 +236,7 @@ def execute(
 
 
 def _finals(
-    executor: Executor, setting: Setting, search: Search, recorder: Recorder, run: StoredRun, count: int
+    executor: Executor, config: FinalsConfig, search: Search, recorder: Recorder, run: StoredRun, count: int
 ) -> tuple[Finals, ...]:
     executor.renew_device()
     held = []
@@ -244,13 +244,13 @@ def _finals(
         for batch in range(_FINALS_BATCHES):
             elites = search.elites(task, batch * count, count)
             if batch and not elites:
-                break  # nobody is left: it stays with those who were refused
-            finals = hold_finals(executor, setting, elites, search.ratios(elites))
+                break  # no candidate is left
+            finals = hold_finals(executor, config, elites, search.ratios(elites))
             with recorder.transaction():
                 for finalist in finals.finalists:
                     recorder.add_final(run, finalist.candidate.order, finalist.measurement, elapsed_s=search.elapsed_s)
                 recorder.add_baselines(run, task, finals.baselines, stage=Stage.FINAL)
-                # None, too: who won finals that were held before has not won these.
+                # Also None: the winner of earlier finals has not won these.
                 recorder.set_winner(run, task, finals.winner.candidate.order if finals.winner else None)
             if finals.winner or not finals.finalists:
                 break  # else all of these were refused, and the next best have their turn

@@ -27,7 +27,7 @@ from evo.lineage.store import Store
 from evo.problem.kernel import load_kernel
 from evo.problem.space import Space
 from evo.progress import Costs, Progress
-from evo.search.finals import Finals, Setting, hold_finals
+from evo.search.finals import Finals, FinalsConfig, hold_finals
 from evo.search.loop import Search, SearchConfig
 from evo.search.run import _finals, plan_run
 from evo.search.samplers import Sampler, find_sampler
@@ -337,7 +337,7 @@ def test_finals_name_the_fastest_finalist_and_keep_the_refused_ones_last(store: 
     elites = found.elites(0, 0, 5)
     assert [ratio_of(e.proposal.genome) for e in elites] == sorted(ratio_of(e.proposal.genome) for e in elites)
     executor = LandscapeExecutor(3)
-    setting = Setting(
+    config = FinalsConfig(
         kernel=KERNEL,
         kernel_name="layernorm",
         target="cpu",
@@ -345,7 +345,7 @@ def test_finals_name_the_fastest_finalist_and_keep_the_refused_ones_last(store: 
         limits=find_target("cpu").limits("native"),
         seed=5,
     )
-    finals = hold_finals(executor, setting, elites, {elites[0].order: 0.5})
+    finals = hold_finals(executor, config, elites, {elites[0].order: 0.5})
     executor.close()
     assert finals.winner is not None
     assert finals.winner.candidate == elites[0]
@@ -401,7 +401,7 @@ def _refused(request: RaceRequest, found: RaceResult) -> RaceResult:
 def _finals_of(executor: LandscapeExecutor, store: Store) -> tuple[Finals, list[Candidate]]:
     found, _, _ = search(configure(60), store, 6)
     elites = found.elites(0, 0, 4)
-    setting = Setting(
+    config = FinalsConfig(
         kernel=KERNEL,
         kernel_name="layernorm",
         target="cpu",
@@ -409,7 +409,7 @@ def _finals_of(executor: LandscapeExecutor, store: Store) -> tuple[Finals, list[
         limits=find_target("cpu").limits("native"),
         seed=5,
     )
-    finals = hold_finals(executor, setting, elites, {})
+    finals = hold_finals(executor, config, elites, {})
     executor.close()
     return finals, elites
 
@@ -432,7 +432,7 @@ def test_there_is_no_winner_if_all_are_refused_when_they_run_once_more(store: St
 
 def test_who_won_finals_that_are_held_anew_and_confirm_nobody_has_not_won(store: Store) -> None:
     found, run, _ = search(configure(60), store, 6)
-    setting = Setting(
+    config = FinalsConfig(
         kernel=KERNEL,
         kernel_name="layernorm",
         target="cpu",
@@ -445,7 +445,7 @@ def test_who_won_finals_that_are_held_anew_and_confirm_nobody_has_not_won(store:
         (lambda request, found, n: _refused(request, found), False),
     ):
         executor = Untrusted(fate)
-        held = _finals(executor, setting, found, store, run, 4)
+        held = _finals(executor, config, found, store, run, 4)
         executor.close()
         assert [f.winner is not None for f in held] == [wins]
         assert [task.winner is not None for task in queries.run(store, run.name).tasks] == [wins]
