@@ -16,7 +16,7 @@ from evo.errors import EvoError
 __all__ = ["main", "run"]
 
 _WORKING = frozenset({"search", "resume", "check", "bench"})
-"""Commands that need worker processes; these start to get ready before anything else is imported."""
+"""Commands that need worker processes; their server starts before anything else is imported."""
 
 _COMMANDS = {
     "search": ("search", "resume"),
@@ -27,8 +27,7 @@ _COMMANDS = {
     "failures": ("failures",),
     "analysis": ("operators", "importance", "compare", "pareto"),
     "query": ("query",),
-    "report": ("report",),
-    "dashboard": ("dashboard",),
+    "report": ("report", "dashboard"),
     "export": ("export",),
     "import_workloads": ("import-workloads",),
     "measure": ("bench",),
@@ -36,7 +35,7 @@ _COMMANDS = {
     "maintain": ("prune", "vacuum", "merge", "backup"),
     "doctor": ("doctor",),
 }
-"""By module, in the order in which help lists them: only the module of the command that runs is imported."""
+"""The commands of each module, in the order of `evo --help`. Only the module of the command that runs is imported."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -45,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     0 done, 1 the work failed, 2 bad usage, 130 interrupted with the state saved.
     """
     code = run(arguments)
-    gc.freeze()  # the process ends: Python would otherwise look through all there is for garbage, for a sixth of its time
+    gc.freeze()  # the process ends: a last collection would take a sixth of the time of a short command
     sys.exit(code)
 
 
@@ -53,7 +52,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; its exit code. A user's mistake is one sentence on stderr, never a traceback."""
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if words[0] in _WORKING or (words[0] == "explain" and "--measure" in words):
-        from evo.executors._server import start_server  # others need no part of it
+        from evo.executors._server import start_server  # other commands do not need it
 
         start_server()
     try:
@@ -66,7 +65,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         print("evo: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
+    except BrokenPipeError:  # the reader of the output, such as `head`, has ended
         sys.stderr.close()
         return 0
     except EvoError as error:
@@ -75,7 +74,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _command(words: Sequence[str]) -> Any:
-    """The group of all commands, or one with only those that lie beside the one named."""
+    """The group of all commands, or only those of the module with the command that is named."""
     named = tuple(module for module, names in _COMMANDS.items() if words[0] in names)
     return _group(named or tuple(_COMMANDS))
 
@@ -90,14 +89,14 @@ def _group(modules: tuple[str, ...]) -> Any:
         rich_markup_mode=None,
     )
     app.callback()(lambda: None)  # a group, even of one command
-    gc.disable()  # a tenth of a short command's time: what imports make is looked over again and again, and all of it stays
+    gc.disable()  # saves a tenth of a short command's time: nothing that imports make is garbage
     try:
         for module in modules:
             import_module(f"evo.cli.{module}").register(app)
     finally:
         gc.enable()
     group: Any = typer.main.get_command(app)
-    for command in group.commands.values():  # whole sentences in the list of commands: left to itself, it cuts them short
+    for command in group.commands.values():  # whole sentences in the list of commands, which would be cut short
         command.short_help = " ".join((command.help or "").partition("\n\n")[0].split())
     return group
 

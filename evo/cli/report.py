@@ -1,10 +1,14 @@
-"""evo report."""
+"""evo report, evo dashboard: a run as one HTML file, and all runs as live pages."""
 
 from __future__ import annotations
 
+import importlib.util
+import ipaddress
+import os
+import signal
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,9 +17,13 @@ from evo.lineage.store import Store
 
 __all__ = ["register"]
 
+_NICENESS = 10
+"""A search that runs at the same time needs the cores more."""
+
 
 def register(app: typer.Typer) -> None:
     app.command("report")(report)
+    app.command("dashboard")(dashboard)
 
 
 def report(
@@ -58,3 +66,77 @@ def report(
     typer.echo(f"{out}: {size / 1e3:,.0f} kB, one file that needs no network")
     if figures is not None:
         typer.echo(f"{figures}: {len(written)} files of {sum(p.suffix == '.svg' for p in written)} figures")
+
+
+def dashboard(
+    port: Annotated[int, typer.Option(help="Port to serve at; 0 for any that is free.")] = 8765,
+    host: Annotated[
+        str, typer.Option(help="Address to serve at. Everyone who can reach another address can read all.")
+    ] = "127.0.0.1",
+    optuna: Annotated[
+        Path | None, typer.Option(help="Journal file for Optuna's studies; beside the database if left out.")
+    ] = None,
+    db: Db = DEFAULT_DB,
+    json: Json = False,
+) -> None:
+    """Serve the runs and their reports as live pages, and their trials in Optuna's dashboard."""
+    from evo.report.live import LivePages, open_server, server_url
+    from evo.report.trials import TrialMirror
+
+    with Store.open(db, write=False):
+        pass  # a database that cannot be opened is refused at once
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _end)
+    installed = importlib.util.find_spec("optuna_dashboard") is not None
+    trials = TrialMirror(db, optuna or _journal(db)) if installed or optuna is not None else None
+    try:
+        os.nice(_NICENESS)
+        optuna_app = _optuna_app(trials) if installed and trials is not None else None
+        pages = LivePages(db, host, named=lasting_db(db), trials=trials, optuna=optuna_app)
+        server = open_server(host, port, pages)
+        if trials is not None:
+            trials.start()
+        _print_addresses(server_url(server), trials, optuna_app is not None, host, json=json)
+        server.run()
+    except KeyboardInterrupt:  # the signal came between two steps; while it serves, the server handles it
+        pass
+    finally:
+        if trials is not None:
+            trials.stop()
+
+
+def _end(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _journal(db: str) -> Path:
+    """runs/lineage.optuna.log for runs/lineage.db."""
+    if "://" in db and not db.startswith("sqlite:///"):
+        return Path("runs/lineage.optuna.log")
+    return Path(db.removeprefix("sqlite:///")).with_suffix(".optuna.log")
+
+
+def _optuna_app(trials: Any) -> Any:
+    import optuna_dashboard
+
+    return optuna_dashboard.wsgi(trials.storage)
+
+
+def _print_addresses(url: str, trials: Any, has_optuna: bool, host: str, *, json: bool) -> None:
+    journal = str(trials.journal) if trials is not None else None
+    if json:
+        print_json({"url": url, "optuna": f"{url}dashboard" if has_optuna else None, "journal": journal})
+        return
+    typer.echo(f"serving {url}  (Ctrl-C ends it)")
+    if has_optuna:
+        typer.echo(f"trials in Optuna's dashboard: {url}dashboard; its storage: {journal}")
+    else:
+        typer.echo(
+            "Optuna's dashboard is not installed, so trials are not shown; with it: pip install 'evo-kernels[dashboard]'"
+        )
+    try:
+        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = False
+    if not loopback:
+        typer.echo(f"evo: everyone who can reach {host} can read the whole database; there is no password", err=True)
