@@ -1,4 +1,4 @@
-"""Bad input gives one clear sentence and the documented exit code; nothing that was finished is lost."""
+"""evo search and evo resume: what they end with, what is asked of it afterwards; nothing that was finished is lost."""
 
 from __future__ import annotations
 
@@ -30,14 +30,6 @@ SMALL = "rows=64,cols=256,dtype=float32"
 PATIENCE_S = 200.0
 
 
-@pytest.fixture(scope="module", autouse=True)
-def waiting_threads_sleep() -> Iterator[None]:
-    """OpenMP threads that wait spin, and on a machine with more to do than cores that takes the others' turns."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_WAIT_POLICY", "passive")
-        yield
-
-
 def evo_process(*arguments: str, **options: Any) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "evo", *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
@@ -48,134 +40,6 @@ def evo(*arguments: str, **options: Any) -> Ended:
     process = evo_process(*arguments, **options)
     out, err = process.communicate(timeout=PATIENCE_S)
     return Ended(process.returncode, out, err)
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Runs a command in this process, in an empty folder; its database is runs/lineage.db there."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "500")
-
-    def run(*arguments: str) -> Ended:
-        capsys.readouterr()
-        code = run_command(arguments)
-        captured = capsys.readouterr()
-        assert "Traceback" not in captured.err
-        return Ended(code, captured.out, captured.err)
-
-    return run
-
-
-# -- bad requests -------------------------------------------------------------------------------------------
-
-BAD = {
-    "kernel": (["search", "layernrm"], "unknown kernel 'layernrm'; did you mean layernorm?"),
-    "target": (["search", "layernorm", "--target", "cpx"], "unknown target 'cpx'"),
-    "arch": (["search", "layernorm", "--target", "cpu", "--arch", "z80"], "knows no CPU architecture 'z80'"),
-    "sampler": (["search", "layernorm", "--sampler", "luck"], "unknown sampler 'luck'; known: evolution, random, tpe"),
-    "sampler option": (["search", "layernorm", "--sampler-option", "popluation=9"], "did you mean population?"),
-    "sampler value": (["search", "layernorm", "--sampler-option", "population=few"], "of type int, such as 20; got 'few'"),
-    "sampler range": (["search", "layernorm", "--sampler-option", "injection=7"], "'injection' must be"),
-    "sampler pair": (["search", "layernorm", "--sampler-option", "few"], "--sampler-option 'few' is not NAME=VALUE"),
-    "option": (["search", "layernorm", "--bugdet", "1m"], "(see: evo search --help)"),
-    "parameter": (["search", "layernorm", "--fix", "treads=1"], "unknown parameter 'treads'; did you mean threads"),
-    "value": (["search", "layernorm", "--fix", "simd_bits=7"], "no value '7'; choose one of 128, 256, 512"),
-    "fix": (["search", "layernorm", "--fix", "threads"], "--fix 'threads' is not NAME=VALUE"),
-    "start value": (["search", "layernorm", "--start", "threads=1,unroll=3"], "unroll has no value '3'"),
-    "start name": (["search", "layernorm", "--start", "treads=1"], "unknown parameter 'treads'"),
-    "start twice": (["search", "layernorm", "--start", "threads=1,threads=2"], "names a parameter twice"),
-    "start idle": (["search", "layernorm", "--start", "threads=1,schedule=dynamic"], "schedule has no effect; leave it out"),
-    "start": (["search", "layernorm", "--start", "nobody"], "there is no database"),
-    "start and fix": (
-        ["search", "layernorm", "--start", "simd_bits=128", "--fix", "simd_bits=256"],
-        "simd_bits has no value '128'",
-    ),
-    "part": (["search", "layernorm", "--workload", "row=1,cols=2,dtype=float32"], "'row'; did you mean rows?"),
-    "dtype": (["search", "layernorm", "--workload", "rows=1,cols=2,dtype=int8"], "'int8'; known: bfloat16, float32"),
-    "no dtype": (["search", "layernorm", "--workload", "rows=1,cols=2"], "lacks dtype; e.g. rows="),
-    "range": (["search", "layernorm", "--workload", "rows=1,cols=99999999,dtype=float32"], "cols must be 1 to 65,536"),
-    "number": (["search", "layernorm", "--workload", "rows=1,cols=x,dtype=float32"], "cols must be a whole number"),
-    "twice": (["search", "layernorm", "--workload", "rows=1,rows=2,cols=2,dtype=float32"], "gives 'rows' twice"),
-    "same": (["search", "layernorm", "--workload", SMALL, "--workload", SMALL], "a workload is named twice"),
-    "empty": (["search", "layernorm", "--workload", "rows=0,cols=2,dtype=float32"], "is empty: there is nothing"),
-    "eps": (["search", "layernorm", "--workload", f"{SMALL},eps=much"], "eps must be a float such as 1e-05"),
-    "no budget": (["search", "layernorm", "--budget", "0"], "a budget of 0 time leaves nothing to do"),
-    "minus": (["search", "layernorm", "--budget", "-5"], "--budget '-5' is not a duration; write e.g. 60s"),
-    "words": (["search", "layernorm", "--budget", "abc"], "--budget 'abc' is not a duration; write e.g. 60s"),
-    "evaluations": (["search", "layernorm", "--evaluations", "0"], "a budget of 0 evaluations leaves nothing to do"),
-    "builders": (["search", "layernorm", "--builders", "0"], "'--builders'"),
-    "job": (["search", "missing.toml"], "job file missing.toml does not exist"),
-    "run": (["resume", "nobody"], "nobody"),
-    "candidate": (["show", "abcdef"], ""),
-    "format": (["export", "x", "--format", "fortran", "--out", "x"], "unknown export format 'fortran'"),
-    "command": (["serach"], "serach"),
-    "genome value": (["bench", "layernorm", "--genome", "threads=1,unroll=3"], "unroll has no value '3'"),
-    "genome": (["bench", "layernorm", "--genome", "threads"], "--genome 'threads' is not NAME=VALUE"),
-    "archs": (["bench", "layernorm", "--arch", "native", "--arch", "z80"], "knows no CPU architecture 'z80'"),
-    "baseline": (["bench", "layernorm", "--against", "tensorflow"], "unknown baseline 'tensorflow'"),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_a_bad_request_is_one_sentence_and_exit_code_2(here: Any, tmp_path: Path, name: str) -> None:
-    arguments, sentence = BAD[name]
-    arguments = list(arguments)
-    if arguments[0] in ("search", "bench") and "--target" not in arguments and "missing.toml" not in arguments:
-        arguments += ["--target", "cpu"]
-    ended = here(*arguments)
-    assert ended.code == 2
-    assert sentence in ended.sentence
-    assert ended.out == ""
-    assert not (tmp_path / "runs" / "lineage.db").exists() or arguments[0] == "resume"
-
-
-JOBS = {
-    "not TOML": ("[search\n", "cannot be read"),
-    "no table": ('kernel = "layernorm"\n', "needs a table [search]"),
-    "no kernel": ("[search]\nseed = 1\n", "needs a table [search] with at least: kernel"),
-    "unknown key": ('[search]\nkernel = "layernorm"\nsed = 1\n', "unknown key 'sed'; known: arch, budget"),
-    "kernel": ("[search]\nkernel = 7\n", "kernel must be a name or a folder"),
-    "seed": ('[search]\nkernel = "layernorm"\nseed = "x"\n', "seed must be a whole number from 0 to 2**63 - 1, got 'x'"),
-    "true": ('[search]\nkernel = "layernorm"\nseed = true\n', "seed must be a whole number from 0 to 2**63 - 1, got True"),
-    "workloads": ('[search]\nkernel = "layernorm"\nworkloads = "abc"\n', "workloads must be a list"),
-    "workload": ('[search]\nkernel = "layernorm"\nworkloads = [7]\n', "workloads must be a list"),
-    "evaluations": ('[search]\nkernel = "layernorm"\nevaluations = 1.5\n', "must be a whole number, got 1.5"),
-    "budget": ('[search]\nkernel = "layernorm"\nbudget = []\n', "budget must be seconds, or a duration"),
-    "no time": ('[search]\nkernel = "layernorm"\nbudget = "soon"\n', "'soon' is not a duration"),
-    "fix": ('[search]\nkernel = "layernorm"\nfix = {threads = 1}\n', "fix must be a list"),
-    "builders": ('[search]\nkernel = "layernorm"\nbuilders = 0\n', "builders must be a whole number above 0, got 0"),
-    "sampler options": ('[search]\nkernel = "layernorm"\nsampler_options = 3\n', "must be a table [search.sampler_options]"),
-    "sampler option": ('[search]\nkernel = "layernorm"\n[search.sampler_options]\nsize = 3\n', "unknown option of sampler"),
-    "target": ('[search]\nkernel = "layernorm"\ntarget = 1\n', 'target must be "cuda" or "cpu", got 1'),
-}
-
-
-@pytest.mark.parametrize("name", JOBS)
-def test_a_bad_job_file_is_named_with_what_is_wrong_in_it(here: Any, tmp_path: Path, name: str) -> None:
-    text, sentence = JOBS[name]
-    (tmp_path / "job.toml").write_text(text)
-    ended = here("search", "job.toml")
-    assert ended.code == 2
-    assert sentence in ended.sentence
-    assert not (tmp_path / "runs").exists()
-
-
-def test_a_constraint_that_leaves_nothing_is_named(here: Any, tmp_path: Path) -> None:
-    write_kernel(
-        tmp_path / "toy", constraints='Constraint(name="never", holds=lambda p: p["unroll"] > 8, reason="on purpose"),'
-    )
-    ended = here("search", "./toy", "--target", "cpu", "--evaluations", "3")
-    assert ended.code == 2
-    assert "never: on purpose" in ended.sentence
-
-
-def test_a_parameter_that_can_only_be_illegal_is_refused(here: Any, tmp_path: Path) -> None:
-    write_kernel(
-        tmp_path / "toy", constraints='Constraint(name="small", holds=lambda p: p["unroll"] < 8, reason="on purpose"),'
-    )
-    ended = here("search", "./toy", "--target", "cpu", "--evaluations", "3", "--fix", "unroll=8")
-    assert ended.code == 2
-    assert "small" in ended.sentence
 
 
 def test_a_misspelt_name_in_a_template_ends_the_search_with_file_and_line(here: Any, tmp_path: Path) -> None:

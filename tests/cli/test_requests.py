@@ -1,0 +1,229 @@
+"""Bad input gives one clear sentence and exit code 2, before anything is spent on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evo import cli
+from evo.cli.options import parse_duration
+from evo.cli.search import read_job
+from evo.errors import DeviceError
+from evo.lineage.store import Store
+from evo.problem.kernel import load_kernel
+from evo.search.run import check_workloads
+from evo.search.samplers import sampler_names
+from evo.targets import find_target
+from tests.ended import Ended
+from tests.lineage.samples import new_run
+from tests.toy_kernel import write_kernel
+
+SMALL = "rows=64,cols=256,dtype=float32"
+
+BAD = {
+    "kernel": (["search", "layernrm"], "unknown kernel 'layernrm'; did you mean layernorm?"),
+    "target": (["search", "layernorm", "--target", "cpx"], "unknown target 'cpx'"),
+    "arch": (["search", "layernorm", "--target", "cpu", "--arch", "z80"], "knows no CPU architecture 'z80'"),
+    "sampler": (["search", "layernorm", "--sampler", "luck"], "unknown sampler 'luck'; known: evolution, random, tpe"),
+    "sampler option": (["search", "layernorm", "--sampler-option", "popluation=9"], "did you mean population?"),
+    "sampler value": (["search", "layernorm", "--sampler-option", "population=few"], "of type int, such as 20; got 'few'"),
+    "sampler range": (["search", "layernorm", "--sampler-option", "injection=7"], "'injection' must be"),
+    "sampler pair": (["search", "layernorm", "--sampler-option", "few"], "--sampler-option 'few' is not NAME=VALUE"),
+    "option": (["search", "layernorm", "--bugdet", "1m"], "(see: evo search --help)"),
+    "parameter": (["search", "layernorm", "--fix", "treads=1"], "unknown parameter 'treads'; did you mean threads"),
+    "value": (["search", "layernorm", "--fix", "simd_bits=7"], "no value '7'; choose one of 128, 256, 512"),
+    "fix": (["search", "layernorm", "--fix", "threads"], "--fix 'threads' is not NAME=VALUE"),
+    "start value": (["search", "layernorm", "--start", "threads=1,unroll=3"], "unroll has no value '3'"),
+    "start name": (["search", "layernorm", "--start", "treads=1"], "unknown parameter 'treads'"),
+    "start twice": (["search", "layernorm", "--start", "threads=1,threads=2"], "names a parameter twice"),
+    "start idle": (["search", "layernorm", "--start", "threads=1,schedule=dynamic"], "schedule has no effect; leave it out"),
+    "start": (["search", "layernorm", "--start", "nobody"], "there is no database"),
+    "start and fix": (
+        ["search", "layernorm", "--start", "simd_bits=128", "--fix", "simd_bits=256"],
+        "simd_bits has no value '128'",
+    ),
+    "part": (["search", "layernorm", "--workload", "row=1,cols=2,dtype=float32"], "'row'; did you mean rows?"),
+    "dtype": (["search", "layernorm", "--workload", "rows=1,cols=2,dtype=int8"], "'int8'; known: bfloat16, float32"),
+    "no dtype": (["search", "layernorm", "--workload", "rows=1,cols=2"], "lacks dtype; e.g. rows="),
+    "range": (["search", "layernorm", "--workload", "rows=1,cols=99999999,dtype=float32"], "cols must be 1 to 65,536"),
+    "number": (["search", "layernorm", "--workload", "rows=1,cols=x,dtype=float32"], "cols must be a whole number"),
+    "twice": (["search", "layernorm", "--workload", "rows=1,rows=2,cols=2,dtype=float32"], "gives 'rows' twice"),
+    "same": (["search", "layernorm", "--workload", SMALL, "--workload", SMALL], "a workload is named twice"),
+    "empty": (["search", "layernorm", "--workload", "rows=0,cols=2,dtype=float32"], "is empty: there is nothing"),
+    "eps": (["search", "layernorm", "--workload", f"{SMALL},eps=much"], "eps must be a float such as 1e-05"),
+    "no budget": (["search", "layernorm", "--budget", "0"], "a budget of 0 time leaves nothing to do"),
+    "minus": (["search", "layernorm", "--budget", "-5"], "--budget '-5' is not a duration; write e.g. 60s"),
+    "words": (["search", "layernorm", "--budget", "abc"], "--budget 'abc' is not a duration; write e.g. 60s"),
+    "evaluations": (["search", "layernorm", "--evaluations", "0"], "a budget of 0 evaluations leaves nothing to do"),
+    "builders": (["search", "layernorm", "--builders", "0"], "'--builders'"),
+    "job": (["search", "missing.toml"], "job file missing.toml does not exist"),
+    "run": (["resume", "nobody"], "nobody"),
+    "candidate": (["show", "abcdef"], ""),
+    "format": (["export", "x", "--format", "fortran", "--out", "x"], "unknown export format 'fortran'"),
+    "command": (["serach"], "serach"),
+    "genome value": (["bench", "layernorm", "--genome", "threads=1,unroll=3"], "unroll has no value '3'"),
+    "genome": (["bench", "layernorm", "--genome", "threads"], "--genome 'threads' is not NAME=VALUE"),
+    "archs": (["bench", "layernorm", "--arch", "native", "--arch", "z80"], "knows no CPU architecture 'z80'"),
+    "seed search": (["search", "layernorm", "--seed", "-1"], f"--seed must be a whole number from 0 to {2**63 - 1}, got -1"),
+    "seed check": (["check", "layernorm", "--seed", str(2**63)], f"--seed must be a whole number from 0 to {2**63 - 1}"),
+    "seed bench": (["bench", "layernorm", "--seed", "-1"], f"--seed must be a whole number from 0 to {2**63 - 1}, got -1"),
+    "baseline": (["bench", "layernorm", "--against", "tensorflow"], "unknown baseline 'tensorflow'"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_request_is_one_sentence_and_exit_code_2(here: Any, tmp_path: Path, name: str) -> None:
+    arguments, sentence = BAD[name]
+    arguments = list(arguments)
+    if arguments[0] in ("search", "bench", "check") and "--target" not in arguments and "missing.toml" not in arguments:
+        arguments += ["--target", "cpu"]
+    ended = here(*arguments)
+    assert ended.code == 2
+    assert sentence in ended.sentence
+    assert ended.out == ""
+    assert not (tmp_path / "runs" / "lineage.db").exists() or arguments[0] == "resume"
+
+
+JOBS = {
+    "not TOML": ("[search\n", "cannot be read"),
+    "no table": ('kernel = "layernorm"\n', "needs a table [search]"),
+    "no kernel": ("[search]\nseed = 1\n", "needs a table [search] with at least: kernel"),
+    "unknown key": ('[search]\nkernel = "layernorm"\nsed = 1\n', "unknown key 'sed'; known: arch, budget"),
+    "kernel": ("[search]\nkernel = 7\n", "kernel must be a name or a folder"),
+    "seed": ('[search]\nkernel = "layernorm"\nseed = "x"\n', "seed must be a whole number from 0 to 2**63 - 1, got 'x'"),
+    "negative": ('[search]\nkernel = "layernorm"\nseed = -1\n', "seed must be a whole number from 0 to 2**63 - 1, got -1"),
+    "true": ('[search]\nkernel = "layernorm"\nseed = true\n', "seed must be a whole number from 0 to 2**63 - 1, got True"),
+    "workloads": ('[search]\nkernel = "layernorm"\nworkloads = "abc"\n', "workloads must be a list"),
+    "workload": ('[search]\nkernel = "layernorm"\nworkloads = [7]\n', "workloads must be a list"),
+    "evaluations": ('[search]\nkernel = "layernorm"\nevaluations = 1.5\n', "must be a whole number, got 1.5"),
+    "budget": ('[search]\nkernel = "layernorm"\nbudget = []\n', "budget must be seconds, or a duration"),
+    "no time": ('[search]\nkernel = "layernorm"\nbudget = "soon"\n', "'soon' is not a duration"),
+    "fix": ('[search]\nkernel = "layernorm"\nfix = {threads = 1}\n', "fix must be a list"),
+    "builders": ('[search]\nkernel = "layernorm"\nbuilders = 0\n', "builders must be a whole number above 0, got 0"),
+    "sampler options": ('[search]\nkernel = "layernorm"\nsampler_options = 3\n', "must be a table [search.sampler_options]"),
+    "sampler option": ('[search]\nkernel = "layernorm"\n[search.sampler_options]\nsize = 3\n', "unknown option of sampler"),
+    "target": ('[search]\nkernel = "layernorm"\ntarget = 1\n', 'target must be "cuda" or "cpu", got 1'),
+}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_bad_job_file_is_named_with_what_is_wrong_in_it(here: Any, tmp_path: Path, name: str) -> None:
+    text, sentence = JOBS[name]
+    (tmp_path / "job.toml").write_text(text)
+    ended = here("search", "job.toml")
+    assert ended.code == 2
+    assert sentence in ended.sentence
+    assert not (tmp_path / "runs").exists()
+
+
+SHIPPED = sorted((Path(__file__).parents[2] / "runs").glob("*.toml"))
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda p: p.stem)
+def test_a_shipped_job_is_one_that_can_be_searched(path: Path) -> None:
+    job = read_job(path)
+    kernel = load_kernel(job["kernel"])
+    assert len(check_workloads(kernel, job["target"], job["workloads"])) == len(job["workloads"])
+    assert job["sampler"] in sampler_names()
+    assert parse_duration(job["budget"]) > 0
+
+
+def test_a_constraint_that_leaves_nothing_is_named(here: Any, tmp_path: Path) -> None:
+    write_kernel(
+        tmp_path / "toy", constraints='Constraint(name="never", holds=lambda p: p["unroll"] > 8, reason="on purpose"),'
+    )
+    ended = here("search", "./toy", "--target", "cpu", "--evaluations", "3")
+    assert ended.code == 2
+    assert "never: on purpose" in ended.sentence
+
+
+def test_a_parameter_that_can_only_be_illegal_is_refused(here: Any, tmp_path: Path) -> None:
+    write_kernel(
+        tmp_path / "toy", constraints='Constraint(name="small", holds=lambda p: p["unroll"] < 8, reason="on purpose"),'
+    )
+    ended = here("search", "./toy", "--target", "cpu", "--evaluations", "3", "--fix", "unroll=8")
+    assert ended.code == 2
+    assert "small" in ended.sentence
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The sentence that a bad request is answered with."""
+    capsys.readouterr()
+    code = cli.run(list(arguments))
+    ended = Ended(code, *capsys.readouterr())
+    assert (ended.code, ended.out) == (2, "")
+    return ended.sentence
+
+
+def foreign_arch() -> tuple[str, str]:
+    """(target, an architecture it compiles for and that does not run here); skips where there is none."""
+    for target, arch in (("cuda", "sm_87"), ("cpu", "sapphirerapids")):
+        try:
+            if find_target(target).runs(arch):
+                return target, arch
+        except DeviceError:
+            continue
+    pytest.skip("everything that compiles here runs here")
+
+
+@pytest.mark.parametrize("command", ["check", "search", "bench"])
+def test_a_folder_that_is_no_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
+    folder = tmp_path / "nothing"
+    folder.mkdir()
+    sentence = refused(capsys, command, str(folder), "--target", "cpu", "--db", str(tmp_path / "db"))
+    assert sentence.startswith(f"evo: {folder} is a folder, but no kernel's: it has no kernel.py; ")
+    for said in ("template", "cpu.cpp.j2", "docs/writing-a-kernel.md"):
+        assert said in sentence
+
+
+def test_a_search_for_code_that_does_not_run_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target, arch = foreign_arch()
+    db = tmp_path / "lineage.db"
+    sentence = refused(capsys, "search", "layernorm", "--target", target, "--arch", arch, "--db", str(db))
+    assert f"code for {arch} does not run here" in sentence
+    assert sentence.endswith(f"evo check layernorm --arch {arch} --target {target}")
+    assert not db.exists()
+
+
+def test_the_advised_check_compiles_and_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target, arch = foreign_arch()
+    if target != "cpu":
+        pytest.skip("the kernel to check is one for the CPU")
+    write_kernel(tmp_path / "toy")
+    code = cli.run(["check", str(tmp_path / "toy"), "--target", target, "--arch", arch, "--db", str(tmp_path / "db")])
+    printed = capsys.readouterr().out
+    assert code == 0, printed
+    assert f"for {arch}: 1 of 1 branches compiled\n" in printed
+    assert "compiled only: this is " in printed
+
+
+@pytest.mark.parametrize("eps", ["nan", "inf", "-inf", "-1", "-1e-5"])
+def test_an_option_that_is_no_number_to_compute_with(capsys: pytest.CaptureFixture[str], eps: str) -> None:
+    sentence = refused(capsys, "search", "layernorm", "--target", "cpu", "--workload", f"{SMALL},eps={eps}")
+    assert "eps must be " in sentence
+    assert eps in sentence
+
+
+def test_an_option_at_its_least_is_accepted() -> None:
+    assert load_kernel("layernorm").workload("cpu", f"{SMALL},eps=0").option("eps") == 0.0
+
+
+@pytest.mark.parametrize("more", [["--workload", SMALL], ["--against", "torch"], ["--seed", "0"], ["--target", "cpu"]])
+def test_options_that_an_exported_module_would_ignore(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str]
+) -> None:
+    (tmp_path / "manifest.json").write_text("{}")
+    (tmp_path / "__main__.py").write_text("raise SystemExit('it ran')")
+    assert refused(capsys, "bench", str(tmp_path), *more).endswith(f"leave out {more[0]}")
+
+
+def test_an_export_folder_in_use_before_a_run_is_continued(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    db = tmp_path / "lineage.db"
+    with Store.open(db, write=True) as store:
+        new_run(store, "mine")
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "notes.txt").write_text("mine")
+    sentence = refused(capsys, "resume", "mine", "--export", str(tmp_path / "taken"), "--db", str(db))
+    assert str(tmp_path / "taken") in sentence
