@@ -1,6 +1,6 @@
-"""What does an eager call of an exported package cost, beside PyTorch's, before and after the first?
+"""What does an eager call of an exported or shipped package cost, beside PyTorch's, before and after the first?
 
-    python benchmarks/eager_cost.py --package exported/layernorm [--package exported/attention] [--workload TEXT]...
+    python benchmarks/eager_cost.py --package exported/layernorm [--package kernels/attention] [--workload TEXT]...
                                     [--rounds 30] [--processes 7] [--json]
 
 Calls, one after another on the same tensors, in inference mode and as a user writes them (arguments that have their
@@ -10,7 +10,8 @@ finished, too. Contenders take turns: PyTorch's function, the package with its n
 PACKAGE build) and with the Python launcher, and of attention each of PyTorch's back ends, forced.
 
 Processes: in fresh ones, importing the package after PyTorch, its first and second call on a GPU that has made the
-arguments, and then PyTorch's first call. Median and range of `--processes`; 0 leaves them out.
+arguments, and then PyTorch's first call. Median and range of `--processes`; 0 leaves them out. What is shipped is compiled
+at its first call: that is timed with what was compiled before in the cache, and with an empty one.
 
 Exit code: 0 measured; 1 a variant's own sizes were not served by a variant, so that what was timed is PyTorch.
 """
@@ -47,13 +48,13 @@ import json, sys, time
 begin = time.perf_counter()
 import torch
 after = time.perf_counter()
-parent, name, index, benchmarks = sys.argv[1:]
-sys.path.insert(0, parent)
+folder, name, index, benchmarks = sys.argv[1:]
+sys.path.insert(0, str(__import__("pathlib").Path(folder).parent))
 __import__(name)
 imported = time.perf_counter()
-sys.path.append(benchmarks)
+sys.path[0] = benchmarks
 from eager_cost import first_calls
-calls = first_calls(parent, name, int(index))
+calls = first_calls(folder, int(index))
 print(json.dumps({"PyTorch's own import": after - begin, "import": imported - after, **calls}))
 """
 
@@ -167,7 +168,7 @@ def calls(package: Package, index: int, place: torch.device, rounds: int) -> dic
                 within = lambda name=name: sdpa_kernel(getattr(SDPBackend, name))  # noqa: E731
                 contenders[name] = sample(lambda: theirs(*args, **named), place, within)
         refused = [way for way in ways.values() if not way.startswith("variant")]
-        raced = race(contenders, rounds, SAMPLE_S, watch(package, place), MOST_CALLS)
+        raced = race(contenders, rounds, watch(place), SAMPLE_S, MOST_CALLS)
     found: dict[str, Any] = {"ways": ways, "left_out": left_out, "contenders": {}}
     for name in contenders:
         by_clock = {clock: raced.timing(name, "PyTorch", i) for i, clock in enumerate(CLOCKS)}
@@ -217,21 +218,26 @@ def processes(package: Package, index: int, count: int) -> dict[str, Any]:
     """Milliseconds: median and range."""
     ms: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory(prefix="no-launcher-") as nothing:
-        launchers: dict[str, str | None] = {"native": None} if package.frontend._call is not None else {}
-        launchers["Python"] = nothing
-        for _ in range(count):
-            for launcher, cache in launchers.items():  # in turns
-                for name, seconds in fresh(package, index, cache).items():
-                    key = name if "PyTorch" in name else f"{name}, {launcher} launcher"
+        ways: dict[str, str | None] = {"native launcher": None} if package.frontend._call is not None else {}
+        ways["Python launcher"] = nothing
+        if package.is_shipped:
+            fresh(package, index, nothing)  # fills it
+            ways["Python launcher, empty cache"] = ""
+        for n in range(count):
+            for way, cache in ways.items():  # in turns
+                place = cache if cache != "" else str(Path(nothing) / f"empty-{n}")
+                for name, seconds in fresh(package, index, place).items():
+                    key = name if "PyTorch" in name else f"{name}, {way}"
                     ms.setdefault(key, []).append(1e3 * seconds)
     found = {name: {"median": median(v), "low": min(v), "high": max(v)} for name, v in ms.items()}
     return {"package": package.folder.name, "workload": workload(package, index), "ms": found}
 
 
 def fresh(package: Package, index: int, cache: str | None) -> dict[str, float]:
-    """Seconds, of a process of its own. `cache`: where it is to look for the native launcher."""
-    words = [str(package.folder.parent), package.folder.name, str(index), str(Path(__file__).parent)]
-    environment = {**os.environ, "EVO_KERNELS_CACHE": cache} if cache else dict(os.environ)
+    """Seconds, of a process of its own. `cache`: where it is to look for the native launcher, and for compiled code."""
+    words = [str(package.folder), package.name, str(index), str(Path(__file__).parent)]
+    own = {"EVO_KERNELS_CACHE": cache, "CUDA_CACHE_PATH": f"{cache}/driver"} if cache else {}  # NVRTC looks into the latter
+    environment = {**os.environ, **own}
     command = [sys.executable, "-W", "ignore", "-c", FRESH, *words]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
@@ -240,9 +246,9 @@ def fresh(package: Package, index: int, cache: str | None) -> dict[str, float]:
     return seconds
 
 
-def first_calls(parent: str, name: str, index: int) -> dict[str, float]:
+def first_calls(folder: str, index: int) -> dict[str, float]:
     """Seconds until the result is there, on a device that has been used: it made the arguments."""
-    package = load(Path(parent) / name)
+    package = load(Path(folder))
     package.serve_all()
     place = place_of(package, index)
     own, theirs = getattr(package.module, package.function), getattr(torch.nn.functional, package.function)
@@ -256,7 +262,7 @@ def first_calls(parent: str, name: str, index: int) -> dict[str, float]:
 def tell_processes(record: dict[str, Any]) -> None:
     print(f"{record['package']} {record['workload']}, in fresh processes, after PyTorch was imported")
     for name, ms in record["ms"].items():
-        print(f"  {name:36} {ms['median']:8.2f} ms  ({ms['low']:.2f} to {ms['high']:.2f})")
+        print(f"  {name:44} {ms['median']:8.2f} ms  ({ms['low']:.2f} to {ms['high']:.2f})")
 
 
 if __name__ == "__main__":

@@ -159,7 +159,7 @@ def speeds(shape: gpt.Shape, packages: list[Package], options: argparse.Namespac
         if talk:
             tell_calls(found, what)
         if "timing" not in options.without:
-            raced = race(contenders, options.rounds, SAMPLE_S, watch(packages[0], shape.place))
+            raced = race(contenders, options.rounds, watch(shape.place), SAMPLE_S)
             found["timings"][what] = [
                 {"way": name, "over": over, **asdict(raced.timing(name, over))} for name, over in pairs(contenders)
             ]
