@@ -3,6 +3,7 @@ this machine is tried before it serves a call, and `python -m PACKAGE check` ask
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from . import tolerance as tolerance_rule
 from .cpu import CpuCall
 from .cuda import CudaCall
 from .package import Busy, Unavailable, Variant
@@ -133,33 +135,12 @@ def verdicts(frontend: Any, index: int, seed: int) -> Iterator[Verdict]:
 def compare(
     own: torch.Tensor, original: torch.Tensor, exact: torch.Tensor, tolerances: Mapping[str, Any]
 ) -> tuple[float, float, str]:
-    """(largest error, PyTorch's largest error, why `own` is refused): the rule that evo's gate accepts by."""
-    if (own.shape, own.dtype, own.device, own.stride()) != (
-        original.shape,
-        original.dtype,
-        original.device,
-        original.stride(),
-    ):
+    """(largest error, PyTorch's largest error, why `own` is refused)."""
+    forms = [(t.shape, t.dtype, t.device, t.stride()) for t in (own, original)]
+    if forms[0] != forms[1]:
         return 0.0, 0.0, f"{own.dtype} {tuple(own.shape)} is not the form of PyTorch's result"
-    if not own.numel():
-        return 0.0, 0.0, ""
     tolerance = tolerances[str(own.dtype).removeprefix("torch.")]
-    rounded = exact.to(own.dtype).double()
-    finite, wide = rounded.isfinite(), own.double()
-    lost = ~finite & ~((wide == rounded) | (wide.isnan() & rounded.isnan()))
-    magnitude = torch.where(finite, exact.abs(), 0.0)
-    error = torch.where(finite, (wide - exact).abs(), 0.0)
-    both = finite & original.isfinite()
-    torch_error = float(torch.where(both, (original.double() - exact).abs(), 0.0).max())
-    allowed = (tolerance["atol"] + tolerance["rtol"] * magnitude).clamp(min=2 * torch_error)
-    roundings = 2.0 if own.dtype.itemsize > 2 else 0.5
-    limit = tolerance["torch_factor"] * torch_error + roundings * torch.finfo(own.dtype).eps * float(magnitude.max())
-    largest = float(error.nan_to_num(nan=float("inf")).max())
-    if lost.any():
-        return largest, torch_error, f"{int(lost.sum())} NaN or Inf are lost"
-    wrong = int((~(error <= allowed)).sum())
-    if wrong:
-        return largest, torch_error, f"{wrong} of {own.numel()} elements are outside the tolerance"
-    if largest > max(limit, torch.finfo(own.dtype).smallest_normal):
-        return largest, torch_error, f"the largest error exceeds {limit:.3g}"
-    return largest, torch_error, ""
+    numbers = (tolerance["atol"], tolerance["rtol"], tolerance["torch_factor"])
+    wanted = tolerance_rule.expected("result", exact, original, own.dtype, numbers)
+    error, reason = tolerance_rule.compare(own, wanted)
+    return math.inf if error is None else error, wanted.torch_error, reason

@@ -18,9 +18,9 @@ import torch
 from evo.errors import DeviceError, EngineError, LaunchError
 from evo.evaluation import Binary
 from evo.problem.kernel import Launch, Limits
+from evo.runtime.cpu import keep_freed_memory, share_openmp_runtime
 from evo.scheduling import waited_s
 from evo.targets import EVICTION_MULTIPLE, DeviceInfo, Hazards
-from evo.targets._openmp import keep_freed_memory, share_openmp_runtime
 
 __all__ = ["CpuLoaded", "CpuReplay", "CpuSession"]
 
@@ -111,7 +111,10 @@ class CpuSession:
         self._waited = time.perf_counter(), waited_s() or 0.0
         self._other_data: torch.Tensor | None = None
         keep_freed_memory()
-        share_openmp_runtime()
+        try:
+            share_openmp_runtime()
+        except OSError as error:
+            raise DeviceError(f"no OpenMP runtime to run kernels with ({error}): apt install libgomp1") from error
 
     def load(self, binary: Binary, entry: str) -> CpuLoaded:
         """Raises LaunchError with the dynamic linker's words, DeviceError if there is no room for the file."""

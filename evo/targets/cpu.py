@@ -20,6 +20,7 @@ from evo.errors import CompileError, DeviceError, UsageError
 from evo.evaluation import Binary
 from evo.problem.kernel import Launch, Limits
 from evo.problem.render import Source
+from evo.runtime.cpu import model
 from evo.targets import DeviceInfo, Session, Target
 from evo.targets._machine_code import elf_code_hash
 
@@ -53,7 +54,7 @@ class CpuTarget:
     def device(self) -> DeviceInfo:
         limits = _machine("native")
         details = {"cores": str(limits.multiprocessors), "cache_bytes": str(limits.cache_bytes)}
-        return DeviceInfo(name=_processor(), arch="native", driver=platform.release(), details=details)
+        return DeviceInfo(name=model(), arch="native", driver=platform.release(), details=details)
 
     def limits(self, arch: str) -> Limits:
         """Cores this process may use, and their last-level cache. Raises DeviceError for an unknown arch."""
@@ -65,11 +66,11 @@ class CpuTarget:
         check_arch(path, arch)
         if not (extra := extra_features(path, arch)):
             return ""
-        return f"this is {_processor()} without {', '.join(extra)}; code for {arch} does not run here"
+        return f"this is {model()} without {', '.join(extra)}; code for {arch} does not run here"
 
     def compiler(self) -> str:
         """With the processor: what -march=native means depends on it."""
-        return f"{compiler_version(compiler_path(self._compiler))}, on {_processor()} [{_features_digest()}]"
+        return f"{compiler_version(compiler_path(self._compiler))}, on {model()} [{_features_digest()}]"
 
     def compile(self, source: Source, arch: str, workdir: Path) -> Binary:
         """Raises CompileError; DeviceError for no compiler or an unknown arch; UsageError for a full disk."""
@@ -131,11 +132,6 @@ def _cpuinfo() -> str:
         return Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
     except OSError:
         return ""
-
-
-def _processor() -> str:
-    found = re.search(r"^(?:model name|Model|Processor)\s*:\s*(.+)$", _cpuinfo(), re.MULTILINE)
-    return found.group(1).strip() if found else platform.processor() or platform.machine()
 
 
 @cache

@@ -19,8 +19,8 @@ from evo.errors import CompileError, DeviceError, EngineError, LaunchError
 from evo.evaluation import Binary
 from evo.problem.kernel import Launch
 from evo.problem.render import Source
+from evo.runtime.cpu import share_openmp_runtime
 from evo.targets import cpu, find_target
-from evo.targets._openmp import share_openmp_runtime
 from evo.targets.cpu import CpuTarget
 
 CPU = find_target("cpu")
@@ -248,6 +248,7 @@ def test_compiling_loads_no_torch(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 from evo.problem.render import Source
+from evo.runtime.cpu import share_openmp_runtime
 from evo.targets import cpu, find_target
 source = Source(text={SCALE!r}, target="cpu", entry="scale")
 assert find_target("cpu").compile(source, "native", Path({str(tmp_path)!r})).code

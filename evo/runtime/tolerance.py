@@ -1,0 +1,111 @@
+"""Whether a result is right: the rule by which the engine's gate, exported packages and their checks judge.
+
+A result is compared elementwise, within a tolerance, with a reference in float64, and its largest error with the largest
+error of PyTorch's own result on the same input: at most `torch_factor` times that (the rule FlashAttention tests by, Dao
+et al. 2022), plus what rounding alone may do. Where the reference is not finite the result must agree exactly; where it is
+finite the result must be.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Expected", "compare", "expected", "findings", "verdict"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """What one output should be, and how far from it PyTorch's own result is."""
+
+    name: str
+    reference: torch.Tensor
+    """float64, on the device."""
+    finite: torch.Tensor
+    """Where the reference, rounded to the output's dtype, is finite."""
+    allowed: torch.Tensor
+    """Elementwise bound on |output - reference|."""
+    torch_error: float
+    largest_allowed: float
+    all_finite: bool
+
+
+def expected(
+    name: str,
+    reference: torch.Tensor,
+    own: torch.Tensor | None,
+    dtype: torch.dtype,
+    tolerance: tuple[float, float, float],
+) -> Expected:
+    """own: PyTorch's result; None if it has none to compare with. dtype: of the output. tolerance: atol, rtol and
+    torch_factor."""
+    import torch
+
+    atol, rtol, torch_factor = tolerance
+    finite = reference.to(dtype).isfinite()
+    magnitude = torch.where(finite, reference.abs(), 0.0)
+    torch_error = 0.0
+    if own is not None and reference.numel():
+        both = finite & own.isfinite()
+        torch_error = float(torch.where(both, (own.double() - reference).abs(), 0.0).max())
+    scale = float(magnitude.max()) if reference.numel() else 0.0
+    # PyTorch may be lucky on a case: float32 results of equal merit differ by some roundings of the last place, 16-bit
+    # ones (computed in float32, rounded once) by one.
+    roundings = 2.0 if dtype.itemsize > 2 else 0.5
+    limit = torch_factor * torch_error + roundings * torch.finfo(dtype).eps * scale
+    if own is None:
+        limit = atol + rtol * scale
+    return Expected(
+        name=name,
+        reference=reference,
+        finite=finite,
+        allowed=torch.clamp(atol + rtol * magnitude, min=2 * torch_error),
+        torch_error=torch_error,
+        largest_allowed=max(limit, torch.finfo(dtype).smallest_normal),
+        all_finite=bool(finite.all()),
+    )
+
+
+def findings(output: torch.Tensor, expected: Expected) -> list[torch.Tensor]:
+    """Largest error, elements beyond their bound, NaN or Inf of the reference that are lost: float64, left on the
+    device, for `verdict`."""
+    import torch
+
+    error = (output.double() - expected.reference).abs_()  # not in place: a float64 tensor is its own double()
+    if expected.all_finite:
+        return [error.max(), (~(error <= expected.allowed)).sum().double(), error.new_zeros(())]
+    wide = output.double()
+    agrees = (wide == expected.reference.to(output.dtype).double()) | (expected.reference.isnan() & wide.isnan())
+    error = torch.where(expected.finite, error, 0.0)
+    beyond = ~(error <= expected.allowed) & expected.finite
+    return [error.max(), beyond.sum().double(), (~agrees & ~expected.finite).sum().double()]
+
+
+def verdict(
+    found: tuple[float, ...], output: torch.Tensor | None, expected: Expected
+) -> tuple[float | None, str]:
+    """(largest error, reason for refusal or "") from the values of `findings`. output: None if it is no longer there."""
+    measured, wrong, missing = found
+    if missing:
+        return None, f"{missing:.0f} of {int((~expected.finite).sum())} NaN or Inf of the reference are lost"
+    if measured != measured:
+        some = f"{int(output.isnan().sum())} of {output.numel()}" if output is not None else "some"
+        return None, f"{some} elements are NaN or were never written"
+    if wrong:
+        return measured, f"{wrong:.0f} of {expected.reference.numel()} elements are outside the tolerance"
+    if measured > expected.largest_allowed:
+        allowed, own = expected.largest_allowed, expected.torch_error
+        return measured, f"error {measured:.3g} exceeds {allowed:.3g} (PyTorch: {own:.3g})"
+    return measured, ""
+
+
+def compare(output: torch.Tensor, expected: Expected) -> tuple[float | None, str]:
+    """(largest error, reason for refusal or ""). One pass on the device, one synchronisation."""
+    import torch
+
+    if not output.numel():
+        return 0.0, ""
+    return verdict(tuple(torch.stack(findings(output, expected)).tolist()), output, expected)
