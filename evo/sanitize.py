@@ -1,4 +1,4 @@
-"""Sanitizes a candidate: runs it under the tools that see what a gate cannot, accesses out of bounds, races, undefined
+"""Sanitizes a candidate: runs it under tools that find what the gate cannot see: accesses out of bounds, races, undefined
 behaviour, memory that was never written.
 
 The candidate is compiled anew. A process that the tool watches (`make_calls`) calls it on small cases of its gate; the
@@ -59,8 +59,8 @@ _TOOLS = {
 class Report:
     """What one tool found.
 
-    errors: its own count where it counts. messages: what it said, one line each. wrong: cases whose output the
-    gate refuses. command: what was run; files it names are gone.
+    errors: the tool's own count, if it has one. messages: one line for each finding. wrong: cases whose output the gate
+    refuses. command: what was run; its files are removed.
     """
 
     tool: str
@@ -77,7 +77,7 @@ class Report:
 
 @dataclass(frozen=True, kw_only=True)
 class Sanitized:
-    """source_digest: of what was rendered. cases: what was called, under every tool."""
+    """source_digest: of the rendered source. cases: names of the calls, the same under every tool."""
 
     source_digest: str
     cases: tuple[str, ...]
@@ -91,7 +91,7 @@ class Sanitized:
 def choose_tools(target: str, wanted: str) -> tuple[str, ...]:
     """The tool named, or for "all" every one that the target has. Raises UnknownNameError, DeviceError."""
     if target not in _TOOLS:
-        raise DeviceError(f"there is no sanitizer for target {target}; there are some for: {', '.join(_TOOLS)}")
+        raise DeviceError(f"there is no sanitizer for target {target}; targets that have one: {', '.join(_TOOLS)}")
     if wanted == "all":
         return _TOOLS[target]
     if wanted not in _TOOLS[target]:
@@ -116,7 +116,7 @@ def sanitize(
 ) -> Sanitized:
     """Builds the candidate for each tool and runs it; findings are data.
 
-    toolkits: folders beside the PATH that may hold compute-sanitizer. limit_s: for each process.
+    toolkits: folders, in addition to PATH, in which to look for compute-sanitizer. limit_s: for each process.
     Raises DeviceError where a tool, the compiler or the GPU is missing, TemplateError or EvoError for a candidate
     that cannot be built.
     """
@@ -147,7 +147,7 @@ def sanitize(
 _SMALL_BYTES = 8 << 20
 _SMALLEST_CASES = 4
 _LEAD_BYTE = b"\xa5"
-"""What lies before a tensor that does not start at an aligned address."""
+"""Fills the memory before a tensor that does not start at an aligned address."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,9 +172,9 @@ class _Call:
 
 
 def _small_cases(kernel: Kernel, request: BuildRequest) -> list[Case]:
-    """Gate cases worth running a hundred times slower: every small problem and alignment once, whatever its data.
+    """Gate cases that are small enough to run a hundred times slower: every problem and alignment once, whatever its data.
 
-    Small is what moves at most 8 MiB; the smallest four are always taken.
+    They move at most 8 MiB; the smallest four are always included.
     """
     distinct: dict[tuple[object, int], Case] = {}
     for case in kernel.cases(request.target, request.workload):
@@ -187,8 +187,8 @@ def _small_cases(kernel: Kernel, request: BuildRequest) -> list[Case]:
 
 
 def _draw_calls(kernel: Kernel, request: BuildRequest, session: Session, seed: int) -> Iterator[_Call]:
-    """Each case with the data that the gate draws for it, launched as on this device; and, where the grid depends on the
-    device, as on one of a single multiprocessor, where every block has to come back for more work."""
+    """Each case with the data that the gate draws for it, launched as on this device. If the grid depends on the device, the
+    case is launched again as on a single multiprocessor, where every block has to loop over more work."""
     import torch
 
     gate = Gate(kernel, request.target, session, seed)
@@ -201,7 +201,7 @@ def _draw_calls(kernel: Kernel, request: BuildRequest, session: Session, seed: i
         outputs = {}
         for place, (argument, value) in enumerate(zip(kernel.arguments, values, strict=True)):
             if isinstance(value, torch.Tensor):
-                # From its first element to its last, and what lies between them.
+                # From its first element to its last, with the gaps between them.
                 flat, is_input = value.as_strided((extent(value),), (1,)), argument.kind == "input"
                 data = flat.cpu().view(torch.uint8).numpy().tobytes() if is_input else None
                 values[place] = _Memory(lead_bytes=case.offset * value.itemsize, size_bytes=flat.nbytes, data=data)
@@ -219,8 +219,8 @@ def _draw_calls(kernel: Kernel, request: BuildRequest, session: Session, seed: i
 class _Process:
     """A watched process that has ended.
 
-    command: as it could be typed. code: the exit code, negative for a signal; None if it took too long. results: of each
-    call that has ended, in order, what its tensors' allocations hold, by place among the arguments.
+    command: for a shell. code: the exit code, negative for a signal; None if it took too long. results: for each call that
+    has returned, in order, the contents of its tensors' allocations, by place among the arguments.
     """
 
     command: str
@@ -231,7 +231,7 @@ class _Process:
 
     @property
     def where(self) -> str:
-        """The case that it was at."""
+        """The case that it was running."""
         cases = re.findall(r"^evo: case (.*)$", self.output, re.MULTILINE)
         return f" at case {cases[-1]}" if cases else ""
 
@@ -288,7 +288,7 @@ class _Job:
         )
 
     def _refusal(self, call: _Call, result: Mapping[int, bytes]) -> str:
-        """What the gate has against the result of a call; empty if nothing."""
+        """Why the gate refuses the result of a call; empty if it does not."""
         import torch
 
         for place, found in result.items():
@@ -308,7 +308,7 @@ class _Job:
         return ""
 
     def _with_source_line(self, message: str) -> str:
-        """The message with the text of the first line of the candidate's source that it points to."""
+        """The message, followed by the first line of the candidate's source that it refers to."""
         found = re.search(r"candidate\.(?:cpp|cu):(\d+)", message)
         lines = self.source.text.splitlines()
         number = int(found.group(1)) if found else 0
@@ -364,7 +364,7 @@ def make_calls(name: str) -> int:
                     data = memory.data if memory.data is not None or fill is None else bytes([fill]) * memory.size_bytes
                     content = bytearray(_LEAD_BYTE * memory.lead_bytes + (data or b""))
                     held[place] = torch.empty(size, dtype=torch.uint8, device=session.device)
-                    if content:  # a copy from the host, and no fill_, which would be a kernel of PyTorch's
+                    if content:  # copied from the host: fill_ would run a kernel of PyTorch's
                         held[place][: len(content)].copy_(torch.frombuffer(content, dtype=torch.uint8))
             tensors = {place: held[place][values[place].lead_bytes :] for place in held}
             loaded([tensors.get(place, value) for place, value in enumerate(values)], replace(launch, programmatic=False))
@@ -381,7 +381,7 @@ _NAN_BYTE = 255
 """NaN in every dtype."""
 _ERRORS_FOUND = 86
 _OPTIONS = {
-    # Calls that the driver refuses are no fault of the candidate, unless they end the process, which says so.
+    # A call that the driver refuses is not a fault of the candidate, unless it ends the process, which reports it.
     # Padding keeps an access beyond one allocation from falling into the next.
     "memcheck": ("--report-api-errors", "no", "--padding", "512"),
     "racecheck": ("--racecheck-report", "analysis"),
@@ -425,14 +425,14 @@ _NOT_FOUND = (
     "Target application",
     "Warning: Error buffer overflow",
 )
-"""How lines begin that are no reports."""
+"""Beginnings of lines that are not reports."""
 
 
 def read_report(output: str) -> tuple[int | None, list[str]]:
-    """Errors by compute-sanitizer's own count, None if it never came to counting; and one line for each kind of report:
-    its title, where, the thread it was first seen in, and what was accessed.
+    """compute-sanitizer's own count of errors, None if its output has none; and one line for each kind of report: its title,
+    the place, the first thread, and the access.
 
-    Warnings, for races that a programmer may have meant (warps in step), are not errors.
+    Warnings are not errors: they report races that may be intended (between warps in step).
     """
     total = _RACES.search(output) or _SUMMARY.search(output)
     first: dict[tuple[str, ...], list[str]] = {}
@@ -447,7 +447,7 @@ def read_report(output: str) -> tuple[int | None, list[str]]:
 
 
 def _reports(output: str) -> Iterator[list[str]]:
-    """The lines of each report: a title, and what is set in under it."""
+    """The lines of each report: a title, and the indented lines below it."""
     report: list[str] = []
     for line in output.splitlines():
         if not line.startswith("========="):
@@ -489,7 +489,7 @@ def _under_gcc(job: _Job, tool: str) -> Report:
 
 def _compare_fills(job: _Job) -> tuple[list[_Process], list[str]]:
     """The processes, and which outputs depend on what unset memory holds."""
-    # Unoptimised: the optimiser takes a variable that is unset on one path for whatever it is on the other.
+    # Unoptimised: the optimiser may give a variable that is unset on one path its value on the other path.
     builds = {
         fill: job.compile(CpuTarget(_COMPILER), "-O0", f"-ftrivial-auto-var-init={name}")
         for fill, name in ((0, "zero"), (_PATTERN_BYTE, "pattern"))
@@ -524,7 +524,7 @@ def _runtime(name: str) -> str:
             f"{path} has no {name}, which sanitizing on a CPU needs: install it (apt install g++ brings it;"
             " dnf install libasan libubsan), or leave --tool out"
         )
-    return str(found.resolve())  # not the linker's name of it, which may be a text file
+    return str(found.resolve())  # the linker's name for it may be a text file
 
 
 _ADDRESS = re.compile(r"ERROR: AddressSanitizer:? (?P<kind>[\w-]+)")
@@ -554,7 +554,7 @@ def _undefined_errors(output: str) -> Iterator[str]:
 
 
 def _failure(job: _Job, process: _Process) -> str:
-    """Why the process did not come to its end; empty if it did."""
+    """Why the process did not finish; empty if it did."""
     if process.code == 0 and len(process.results) == len(job.calls):
         return ""
     if process.code is None:

@@ -135,7 +135,7 @@ def test_what_a_kernel_does_not_compute_is_refused_with_the_reason(
 
 def test_what_only_a_workload_or_only_a_target_lacks_is_refused_there(tmp_path: Path) -> None:
     write(tmp_path, PREFILL, {"qo_len": 1, "kv_len": 1}, inputs={"sm_scale": {"type": "random"}})
-    assert "input sm_scale is no number that is given" in reasons(tmp_path)[0]
+    assert "input sm_scale is not a given number" in reasons(tmp_path)[0]
     write(tmp_path, NORM, {"batch_size": 7})
     assert keys(tmp_path, "cpu") == []
     assert "float16" in reasons(tmp_path, "cpu")[0]
@@ -191,8 +191,8 @@ DAMAGED = [
     ("definitions/bad.json", "[" * 100_000, "bad.json is not JSON"),
     ("definitions/bad.json", "[]", "bad.json is list, where a JSON object is expected"),
     ("definitions/bad.json", '{"name": 3}', "'name' must be a text, got 3"),
-    ("definitions/bad.json", '{"name": NaN}', "NaN is no number of JSON's"),
-    ("workloads/bad.jsonl", "\n{}\n", "bad.jsonl, line 2 is no workload"),
+    ("definitions/bad.json", '{"name": NaN}', "NaN is not a JSON number"),
+    ("workloads/bad.jsonl", "\n{}\n", "bad.jsonl, line 2 is not a workload"),
     ("workloads/bad.jsonl", '{"definition": "other", "workload": {"axes": {}}}', "line 1 is for definition 'other'"),
     ("workloads/bad.jsonl", '{"definition": [], "workload": {"axes": {}}}', "is for definition [], which"),
     (

@@ -1,4 +1,4 @@
-"""Exporters: winners in a form that others import. One format a module, found by its name; it defines
+"""Exporters: winners in a form that other programs import. One format a module, found by its name; a module defines
 `EXPORTER`."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class ExportItem:
-    """One winner: what to render and compile again, and what is known of it."""
+    """One winner: what to render and compile again, and its provenance."""
 
     workload: Workload
     genome: Genome
@@ -38,12 +38,12 @@ class ExportItem:
     record: Mapping[str, Any] = field(default_factory=dict)
     """Provenance as plain JSON data: run, order, timings with intervals, checks passed, ancestry."""
     alternatives: Iterable[ExportItem] = field(default=(), compare=False, repr=False)
-    """Other candidates for the same workload, the best first: for architectures that this one cannot be built for."""
+    """Other candidates for the same workload, best first: for architectures that this one cannot be built for."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportRequest:
-    """Winners of one kernel on one target and architecture, at most one a workload."""
+    """Winners of one kernel on one target and architecture, at most one for each workload."""
 
     kernel: str
     target: str
@@ -51,7 +51,7 @@ class ExportRequest:
     items: tuple[ExportItem, ...]
     out: Path
     environment: Mapping[str, Any] = field(default_factory=dict)
-    """What they were measured on and with."""
+    """The machine and the versions that they were measured with."""
     builds: tuple[str, ...] = ()
     """Architectures to build for, where the exporter is `Combining`; empty: `arch`, on which they were measured."""
 
@@ -72,21 +72,21 @@ class Combining(Exporter, Protocol):
     """An exporter that builds for several architectures, and holds winners of several targets together."""
 
     def export_together(self, parts: Sequence[ExportRequest]) -> list[Path]:
-        """As `export`, of requests for one kernel and one `out`."""
+        """As `export`, for requests of one kernel with the same `out`."""
         ...
 
     def summary(self, out: Path) -> list[str]:
-        """What an export was built for: a phrase for each architecture."""
+        """What an export was built for, a phrase for each architecture."""
         ...
 
     def remarks(self, out: Path) -> list[str]:
-        """What is not in an export as it was asked for, and why: a sentence each."""
+        """What was requested and is missing or replaced in an export, with the reason, a sentence each."""
         ...
 
 
 @runtime_checkable
 class RunExporter(Exporter, Protocol):
-    """Of a format that holds all candidates of a run: `export`, which is given winners, raises UsageError."""
+    """A format that holds all candidates of a run. Its `export`, which is given winners, raises UsageError."""
 
     def export_run(self, run: StoredRun, evaluations: Sequence[StoredEvaluation], out: Path) -> list[Path]:
         """Writes the files and returns their paths. `out` as in `Exporter.export`. Raises UsageError."""
@@ -95,15 +95,15 @@ class RunExporter(Exporter, Protocol):
 
 @runtime_checkable
 class Advising(Protocol):
-    """An exporter that can tell what to do with what it wrote."""
+    """An exporter that can say how to use its files."""
 
     def advice(self, out: Path) -> str:
-        """One line for people."""
+        """One line for the terminal."""
         ...
 
 
 def exporter_names() -> list[str]:
-    """As they are typed: flashinfer-bench is the module flashinfer_bench."""
+    """As users type them: flashinfer-bench is the module flashinfer_bench."""
     return [name.replace("_", "-") for name in plugin_names(sys.modules[__name__])]
 
 

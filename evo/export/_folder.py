@@ -1,5 +1,4 @@
-"""The folder an export is written to: complete or not at all, and nothing but an earlier export replaced. And its manifest,
-for formats that have none of their own."""
+"""The folder that an export is written to: complete or not at all; it replaces nothing but an earlier export."""
 
 from __future__ import annotations
 
@@ -31,13 +30,13 @@ __all__ = [
 
 MANIFEST = "manifest.json"
 WRITER = "evo"
-"""`written_by` in a manifest: whose folder it is."""
+"""`written_by` in a manifest marks a folder as an export."""
 _WIDTH = 120
 
 
 @contextmanager
 def publish(out: Path, format: str) -> Iterator[Path]:
-    """A new folder beside `out` that takes its place when the block ends well, and vanishes when it does not.
+    """A new folder next to `out`, which replaces `out` when the block ends, and is removed if the block raises.
 
     The block must leave a manifest there with `written_by`, `format` and `files`. Raises UsageError if `out` is
     neither absent, nor empty, nor an earlier export of the same format, or cannot be written to.
@@ -68,14 +67,14 @@ def publish(out: Path, format: str) -> Iterator[Path]:
 
 
 def file_digests(folder: Path) -> dict[str, str]:
-    """sha256 of every file below a folder, by its path there."""
+    """sha256 of every file below a folder, by its relative path."""
     files = sorted(p for p in folder.rglob("*") if p.is_file())
     return {p.relative_to(folder).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
 
 
 def place_package(request: ExportRequest, out: Path) -> dict[str, Any]:
-    """The package of format `module` as folder `out`, for formats that wrap it. Returns what its manifest has of the kernel,
-    the machines and the variants; raises what that exporter raises."""
+    """Writes the package of format `module` to folder `out`, for formats that wrap it. Returns what its manifest says about
+    the kernel, the machines and the variants. Raises what that exporter raises."""
     from evo.export.module import ModuleExporter
 
     ModuleExporter().export(replace(request, out=out))
@@ -84,7 +83,7 @@ def place_package(request: ExportRequest, out: Path) -> dict[str, Any]:
 
 
 def write_manifest(folder: Path, format: str, record: Mapping[str, Any]) -> None:
-    """Comes last, for it lists the files. record: what is particular to the export."""
+    """Writes the manifest, after all other files, which it lists. record: what is particular to the export."""
     manifest = {
         "written_by": WRITER,
         "format": format,
@@ -124,7 +123,7 @@ def _lines(value: Any, depth: int, before: int = 0) -> str:
 
 
 def _as_json(value: object) -> object:
-    """What provenance may hold beside plain JSON data."""
+    """Values of provenance that are not plain JSON data."""
     if isinstance(value, Mapping):
         return dict(value)
     return value.isoformat() if isinstance(value, datetime) else str(value)

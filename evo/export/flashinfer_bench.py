@@ -60,7 +60,7 @@ _served = set()
 
 
 def require_variant(key, *arguments):
-    """The package leaves to PyTorch what it was not tuned for; here that would be another solution's figure."""
+    """The package leaves to PyTorch what it was not tuned for, which would be timed as this solution here."""
     if key not in _served:
         way = {package}.explain(*arguments)
         if not way.startswith("variant"):
@@ -236,12 +236,12 @@ def _now() -> str:
 
 
 class _NotServed(Exception):
-    """Why no kernel computes a definition, or a workload of it; the message follows a colon."""
+    """Why no kernel computes a definition, or one workload of it. The message follows a colon."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """A definition that a kernel computes, and what its workloads are there, each once."""
+    """A definition that a kernel computes, with its workloads, each once."""
 
     definition: str
     kernel: str
@@ -259,7 +259,7 @@ class Refusal:
 def import_workloads(path: Path, kernels: Iterable[Kernel], target: str) -> tuple[list[Taken], list[Refusal]]:
     """What these kernels compute of a dataset on a target, and why the rest was left out.
 
-    Raises UsageError, saying which file of the dataset is wrong, and where in it; KernelError.
+    Raises UsageError, which names the wrong file of the dataset and the place in it; KernelError.
     """
     definitions, records = _read_dataset(path)
     taken, refused = [], []
@@ -313,28 +313,28 @@ def _read_text(file: Path) -> str:
     except OSError as error:
         raise UsageError(f"{file} cannot be read ({error.strerror}); fix its rights, or remove it") from None
     except UnicodeDecodeError as error:
-        raise UsageError(f"{file} is not UTF-8 ({error.reason} at byte {error.start}); mend or remove it") from None
+        raise UsageError(f"{file} is not UTF-8 ({error.reason} at byte {error.start}); correct or remove it") from None
 
 
 def _parse(where: str, text: str) -> dict[str, Any]:
     def refuse_constant(name: str) -> float:
-        raise ValueError(f"{name} is no number of JSON's")
+        raise ValueError(f"{name} is not a JSON number")
 
     try:
         record = json.loads(text, parse_constant=refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{where} is not JSON ({error}); mend or remove it") from None
+        raise UsageError(f"{where} is not JSON ({error}); correct or remove it") from None
     if not isinstance(record, dict):
-        raise UsageError(f"{where} is {type(record).__name__}, where a JSON object is expected; mend or remove it")
+        raise UsageError(f"{where} is {type(record).__name__}, where a JSON object is expected; correct or remove it")
     return record
 
 
 def _check_definition(file: Path, definition: Mapping[str, Any]) -> None:
-    """That what is read of it later has the form that FlashInfer-Bench gives it."""
+    """Raises UsageError unless the parts that are used have the form that FlashInfer-Bench defines."""
     for key, kind in (("name", str), ("op_type", str), ("axes", dict), ("inputs", dict), ("outputs", dict)):
         if not isinstance(definition.get(key), kind):
             wanted = "a text" if kind is str else "an object"
-            raise UsageError(f"{file} is no definition: {key!r} must be {wanted}, got {definition.get(key)!r}")
+            raise UsageError(f"{file} is not a definition: {key!r} must be {wanted}, got {definition.get(key)!r}")
     axes = definition["axes"]
     for axis, spec in axes.items():
         if not isinstance(spec, dict) or (spec.get("type") != "var" and type(spec.get("value")) is not int):
@@ -349,10 +349,10 @@ def _check_definition(file: Path, definition: Mapping[str, Any]) -> None:
 
 
 def _check_trace(where: str, trace: Mapping[str, Any], definitions: Mapping[str, Any]) -> None:
-    """Likewise."""
+    """As `_check_definition`."""
     workload = trace.get("workload")
     if not isinstance(workload, dict) or not isinstance(workload.get("axes"), dict):
-        raise UsageError(f"{where} is no workload: it lacks an object 'workload' with 'axes'; mend or remove it")
+        raise UsageError(f"{where} is not a workload: it has no object 'workload' with 'axes'; correct or remove it")
     if not isinstance(trace.get("definition"), str) or trace["definition"] not in definitions:
         raise UsageError(f"{where} is for definition {trace.get('definition')!r}, which is not in definitions/")
     if bad := [(axis, n) for axis, n in workload["axes"].items() if type(n) is not int or n < 0]:
@@ -412,7 +412,7 @@ def _match(accept: Mapping[str, Any], definition: Mapping[str, Any]) -> _Match:
             scalars[option] = given
             del rest[given]
     if rest:
-        raise _NotServed(f"it has another input, {next(iter(rest))}, that this kernel knows nothing of")
+        raise _NotServed(f"it has another input, {next(iter(rest))}, which this kernel does not have")
     outputs = definition["outputs"]
     if len(outputs) != 1:
         raise _NotServed(f"it asks for {len(outputs)} outputs ({', '.join(outputs)}), not for one")
@@ -428,7 +428,8 @@ def _match(accept: Mapping[str, Any], definition: Mapping[str, Any]) -> _Match:
 
 
 def _bind(name: str, pattern: list[str], shape: list[str] | None, axes: dict[str, tuple[str, ...]]) -> None:
-    """Adds which axes the dimensions of a pattern are; a leading one with a star is all that the others leave."""
+    """Adds to `axes` which axes each dimension of a pattern consists of; a leading one with a star takes all that the others
+    leave."""
     shape = shape or []
     gathers = pattern[0].startswith("*")
     if len(shape) < len(pattern) or (not gathers and len(shape) != len(pattern)):
@@ -481,7 +482,7 @@ def _to_workload(
         given = record.get("inputs", {}).get(name)
         value = given.get("value") if isinstance(given, dict) else None
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise _NotServed(f"its input {name} is no number that is given, and the kernel needs {option} to be one")
+            raise _NotServed(f"its input {name} is not a given number, and the kernel needs one for {option}")
         options[option] = value
     parts = [*((d.name, dims[d.name]) for d in kernel.dimensions), ("dtype", match.dtype), *options.items()]
     text = ",".join(f"{k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in parts)

@@ -1,8 +1,8 @@
-"""A kernel for Hugging Face's `kernels`: a folder that get_local_kernel loads and whose layers kernelize takes; uploaded
-to the Hub it is what get_kernel loads.
+"""A kernel for Hugging Face's `kernels`: a folder that get_local_kernel loads, with layers for kernelize. Uploaded to the
+Hub, it is loaded by get_kernel.
 
-build/torch-cuda/ (or torch-cpu/) is the variant that needs no particular PyTorch: metadata.json, layers.py with modules
-that have no state of their own, and the package of `module`, which does the work, below it.
+build/torch-cuda/ (or torch-cpu/) is the variant that works with any PyTorch: metadata.json, layers.py with modules
+without state, and the package of `module`, which does the work.
 Reference: https://huggingface.co/docs/kernels, "Kernel requirements"; kernels 0.17.2.
 """
 
@@ -41,8 +41,8 @@ class HuggingFaceExporter:
         name = out.name.lower().replace("_", "-")
         if not _NAME.fullmatch(name):
             raise UsageError(
-                f"the folder's name becomes the kernel's, and `kernels` takes none called {out.name!r}: use letters, digits "
-                f"and -, starting with a letter, two at least"
+                f"the folder's name becomes the kernel's, and `kernels` does not accept {out.name!r}: use two or more "
+                f"letters, digits and -, starting with a letter"
             )
         with publish(out, self.name) as folder:
             variant = folder / "build" / f"torch-{request.target}"
@@ -62,7 +62,7 @@ class HuggingFaceExporter:
 
 
 def _metadata(name: str, request: ExportRequest, files: dict[str, str]) -> dict[str, Any]:
-    """id names the module in sys.modules: another content must have another one."""
+    """id is the module's name in sys.modules: other content must have another id."""
     digest = hashlib.sha256("".join(files.values()).encode()).hexdigest()[:12]
     backend: dict[str, Any] = {"type": request.target}
     if found := re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", request.arch):
@@ -90,7 +90,7 @@ def _card(kernel: Kernel, name: str, request: ExportRequest, layer: str) -> str:
     tuned = "\n".join(f"- {item.workload.key} (candidate {item.candidate})" for item in request.items)
     return (
         f"---\nlicense: mit\ntags:\n- kernels\n---\n\n"
-        f"# {name}\n\n{kernel.title}, in place of `{kernel.replaces}`. Found by evo; `manifest.json` tells how.\n\n"
+        f"# {name}\n\n{kernel.title}, in place of `{kernel.replaces}`. Found by evo; `manifest.json` has its provenance.\n\n"
         f"Tuned for {request.target} {request.arch}:\n\n{tuned}\n\nWhat these do not serve is left to PyTorch.\n\n"
         f"```python\nfrom pathlib import Path\nfrom kernels import LocalLayerRepository, Mode, get_local_kernel\n\n"
         f'kernel = get_local_kernel(Path("{name}"))\n'

@@ -1,6 +1,6 @@
-"""KernelBench's ModelNew: one file for each winner, which stands alone, and the problem of the same form beside it.
+"""KernelBench's ModelNew: for each winner one file, which stands alone, and the problem in the same form.
 
-NAME_new.py has the kernel's source to be read, its machine code, and a launcher that PyTorch builds when the file is
+NAME_new.py has the kernel's source for readers, its machine code, and a launcher that PyTorch builds when the file is
 loaded. NAME.py is KernelBench's problem at the size that was tuned: the sizes of its own are beyond what these kernels
 are for (LayerNorm over 4,194,304 columns, heads of 1024 channels). eval_kernel_against_ref takes the two texts. It
 evaluates on GPUs only, so winners of other targets are refused.

@@ -1,9 +1,9 @@
-"""A run as T4, the results format of the auto-tuning community: every configuration that was evaluated, with its times, and
-those that failed with the kind of failure.
+"""A run as T4, the results format of the auto-tuning community: every evaluated configuration with its times, or with the
+kind of its failure.
 
-One file for each workload of the run, NAME.t4.json, because times of different problems do not compare. Times are in
-milliseconds. The objective is the median of the search's timing with cold caches; `ratio`, the time over PyTorch's beside
-it, is a measurement, too. What T4 has no place for (candidate, operator, parents, evo's own status) is under "evo".
+One file for each workload of the run, NAME.t4.json, because times of different problems cannot be compared. Times are in
+milliseconds. The objective is the median of the search's timing with cold caches. `ratio`, the time over PyTorch's in the
+same race, is another measurement. Data without a place in T4 (candidate, operator, parents, status) are under "evo".
 Reference: TuningSchema, T4 results schema 1.0.0 (https://github.com/odgaard/TuningSchema), as Kernel Tuner ships it. The
 schema calls the time to compile compilation_time, and the tools that read it compilation: both are written.
 """
@@ -36,14 +36,14 @@ _INVALIDITY = {
     Status.WRONG: "correctness",
     Status.IMPOSSIBLE: "correctness",
 }
-"""Everything else fails when it runs. T4 knows timeout, compile, runtime, correctness, constraints and correct."""
+"""All others are "runtime". T4 has timeout, compile, runtime, correctness, constraints and correct."""
 _VALUES = {
     "compile": "CompilationFailedConfig",
     "runtime": "RuntimeFailedConfig",
     "timeout": "RuntimeFailedConfig",
     "correctness": "RuntimeFailedConfig",
 }
-"""What stands where a time would, in the words of Kernel Tuner."""
+"""Values in place of a time, as Kernel Tuner writes them."""
 
 
 class T4Exporter:
@@ -138,7 +138,7 @@ def _own(stored: StoredEvaluation) -> dict[str, Any]:
 
 
 def _timing(evaluation: Evaluation, others: Mapping[int, StoredEvaluation]) -> Timing | None:
-    """The search's own with cold caches; of one whose machine code was there before, that one's."""
+    """The search's timing with cold caches; for a duplicate binary, the timing of the original."""
     if not evaluation.status.passed:
         return None
     if evaluation.same_code_as is not None and evaluation.same_code_as in others:
@@ -148,7 +148,7 @@ def _timing(evaluation: Evaluation, others: Mapping[int, StoredEvaluation]) -> T
 
 
 def _times(evaluation: Evaluation, timing: Timing | None) -> dict[str, Any]:
-    """framework: what of the evaluation was neither compiling, nor checking, nor timing."""
+    """framework: the rest of the evaluation, without compiling, checking and timing."""
     build_s = evaluation.build.seconds if evaluation.build else 0.0
     rest_s = evaluation.seconds - build_s - evaluation.gate_seconds - evaluation.timing_seconds
     times: dict[str, Any] = {
@@ -164,7 +164,7 @@ def _times(evaluation: Evaluation, timing: Timing | None) -> dict[str, Any]:
 
 
 def _timestamp(created: str, elapsed_s: float) -> str:
-    """When it was recorded, if the run was never interrupted: a run's clock stands still while it does not run."""
+    """When it was recorded, if the run was never interrupted: elapsed time does not count interruptions."""
     return (datetime.fromisoformat(created) + timedelta(seconds=elapsed_s)).isoformat()
 
 

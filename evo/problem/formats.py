@@ -1,6 +1,6 @@
-"""What a kernel says of itself for other people's formats: <kernel>/formats.toml, a table for each format.
+"""A kernel's description for other projects' formats: <kernel>/formats.toml, a table for each format.
 
-Texts in it are Jinja templates over the dimensions and options of a workload, its dtype, and what the format adds.
+Texts in it are Jinja templates over the dimensions, options and dtype of a workload, and what the format adds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FORMATS_FILE = "formats.toml"
 
 
 def format_table(kernel: Kernel, format: str) -> Mapping[str, Any]:
-    """What the kernel's file has under the name of a format. Raises UsageError if it has nothing, KernelError."""
+    """The table of a format in the kernel's file. Raises UsageError if there is none, KernelError."""
     table = all_tables(kernel).get(format)
     if not isinstance(table, dict):
         raise UsageError(
@@ -33,7 +33,7 @@ def format_table(kernel: Kernel, format: str) -> Mapping[str, Any]:
 
 
 def all_tables(kernel: Kernel) -> Mapping[str, Any]:
-    """Empty without the file. Raises KernelError if it cannot be read."""
+    """Empty if there is no such file. Raises KernelError if it cannot be read."""
     path = kernel.folder / FORMATS_FILE
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -48,7 +48,7 @@ def values_of(workload: Workload) -> dict[str, Any]:
 
 
 def fill(text: str, values: Mapping[str, Any]) -> str:
-    """Raises KernelError, with what is undefined or wrong in it."""
+    """The rendered text. Raises KernelError, which names what is undefined or wrong."""
     try:
         return _environment().from_string(text).render(values)
     except jinja2.TemplateError as error:
@@ -56,7 +56,7 @@ def fill(text: str, values: Mapping[str, Any]) -> str:
 
 
 def check_fit(table: Mapping[str, Any], format: str, candidate: str, workload: Workload) -> None:
-    """Raises UsageError if the workload is one of those that the table's `unfit` tells, as pairs of a condition and a
+    """Raises UsageError if the workload meets one of the conditions in the table's `unfit`, pairs of a condition and a
     reason."""
     for condition, reason in table.get("unfit", ()):
         if fill(f"{{{{ 1 if {condition} }}}}", values_of(workload)):

@@ -1,7 +1,7 @@
-"""Targets: where candidates are compiled for, loaded and run. One module each, found by its name.
+"""Targets: the kinds of machine that candidates are compiled for and run on. One module each, found by its name.
 
-A module defines `TARGET`, an object of protocol `Target`. Compilation must work on a machine without the
-device; `open` is called in a process of its own, which may die with a candidate.
+A module defines `TARGET`, an object of protocol `Target`. Compilation works on a machine without the
+device; `open` is called in a separate process, which may die with a candidate.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Source: CUDA driver API, "Data types used by CUDA driver", CUresult."""
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceInfo:
-    """A device as it is recorded beside every run."""
+    """A device as every run records it."""
 
     name: str
     arch: str
@@ -79,15 +79,15 @@ class Loaded(Protocol):
 
 
 class Hazards(Protocol):
-    """Conditions that a candidate has to stand in the gate, where the device has such."""
+    """Adverse conditions that the gate creates for a candidate, on devices that have them."""
 
     def scrub(self, byte: int) -> None:
-        """Fills with `byte` what a launch finds uncleared on the chip: shared memory."""
+        """Fills shared memory, which a launch finds uncleared, with `byte`."""
         ...
 
     def write_late(self, to: torch.Tensor, source: torch.Tensor) -> AbstractContextManager[None]:
-        """Enqueues a kernel that has the next programmatic launch, made within, start at once, then gives it time, and
-        then copies `source` to `to`: uint8, of one size, at multiples of 16 bytes. Raises LaunchError."""
+        """Enqueues a kernel that lets the next programmatic launch, made within the block, start at once. The kernel
+        waits, and then copies `source` to `to`: uint8, of one size, at multiples of 16 bytes. Raises LaunchError."""
         ...
 
 
@@ -100,7 +100,7 @@ class Session(Protocol):
 
     @property
     def hazards(self) -> Hazards | None:
-        """None where there are none. Raises what making them raises: a gate without them would be another gate."""
+        """None if the device has none. Raises what creating them raises: the gate does not run without them."""
         ...
 
     def load(self, binary: Binary, entry: str) -> Loaded:
@@ -124,16 +124,16 @@ class Session(Protocol):
         ...
 
     def record(self, calls: Sequence[Callable[[], object]]) -> Replay:
-        """Prepares calls to be replayed in order. What they return is kept alive with the replay, so that each finds other
-        memory for it; but where all are one and the same call, it is dropped each time, so that the next finds it again."""
+        """Prepares calls to be replayed in order. Their results stay alive with the replay, so that each call gets fresh
+        memory. If all are the same call, a result is dropped each time, so that the next call gets the same memory."""
         ...
 
     def clocks(self) -> dict[str, float]:
-        """Clocks (MHz), temperature (C), power (W), other users at this moment, as far as the device tells."""
+        """Clocks (MHz), temperature (C), power (W), other processes on it now, as far as the device reports them."""
         ...
 
     def disturbance(self) -> str:
-        """What has slowed the device down since the last call of this, in a few words; empty if nothing did."""
+        """What has slowed the device down since this was last called, in a few words; empty if nothing has."""
         ...
 
     def close(self) -> None: ...
@@ -149,7 +149,7 @@ class Target(Protocol):
     """True where building and timing compete for the same cores and must take turns."""
 
     def device(self) -> DeviceInfo:
-        """The device present. Raises DeviceError, with the remedy, if there is none."""
+        """The device of this machine. Raises DeviceError, with the remedy, if there is none."""
         ...
 
     def limits(self, arch: str) -> Limits:
@@ -170,7 +170,7 @@ class Target(Protocol):
         ...
 
     def occupancy(self, binary: Binary, launch: Launch, limits: Limits) -> float | None:
-        """Predicted resident threads over the multiprocessor's limit; None where it means nothing."""
+        """Predicted resident threads over the multiprocessor's limit; None where there is no such limit."""
         ...
 
     def open(self, index: int = 0) -> Session:

@@ -25,7 +25,7 @@ _FORMAT = 3
 
 
 class CachedBinary(NamedTuple):
-    """`seconds` are those of the compilation, also where that was another time."""
+    """seconds: what the compilation took, also where it was an earlier one."""
 
     binary: Binary
     seconds: float
@@ -35,16 +35,16 @@ class CachedBinary(NamedTuple):
 class BuildCache:
     """A folder of entries, one file each, that any number of processes may share.
 
-    An entry is written beside its place and moved there in one step, so that readers see it whole or not at
-    all; of two processes that build the same, the later replaces equal with equal. What a crash or a bad disk
-    left behind does not match its checksum and is built again.
+    An entry is written to a temporary file and renamed, so that readers see all of it or nothing. If two processes
+    build the same, the later one replaces equal with equal. An entry that a crash or a bad disk has damaged does not
+    match its checksum and is built again.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def get_or_build(self, target: Target, source: Source, arch: str, workdir: Path | None = None) -> CachedBinary:
-        """The binary of `source` for `arch`, compiled in `workdir` (or a temporary folder) if not yet here.
+        """The binary of `source` for `arch`, compiled in `workdir` (or a temporary folder) if it is not in the cache.
 
         Raises CompileError from the target; UsageError if the folder cannot be written to.
         """

@@ -71,8 +71,9 @@ class CpuLoaded:
 
 
 class CpuReplay:
-    """Calls made one after another. What they return is kept until the next run, so that a call which makes its own output
-    finds cold memory, as one that is given its output does; of one and the same call it is dropped, for the same reason."""
+    """Calls made one after another. Their results are kept until the next run, so that a call that allocates its output
+    finds cold memory, as a call that is given its output does. If all are the same call, results are dropped, so that each
+    finds the same memory."""
 
     def __init__(self, calls: Sequence[Callable[[], object]]) -> None:
         if not calls:
@@ -155,8 +156,8 @@ class CpuSession:
         return CpuReplay(calls)
 
     def clocks(self) -> dict[str, float]:
-        """cpu_mhz, the mean over the cores; load, the runnable processes of the last minute; preemptions_per_s,
-        how often since the last call other programs took a core from this one."""
+        """cpu_mhz, the mean over the cores; load, the runnable processes of the last minute; preemptions_per_s, how
+        often other programs took a core from this process since the last call."""
         now, preempted = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
         since, before = self._looked
         self._looked = now, preempted
@@ -170,9 +171,9 @@ class CpuSession:
         return found
 
     def disturbance(self) -> str:
-        """Other programs, if threads of this process were ready to run and waited for a core for longer than
-        `_WAITED_SHARE` of the time. A team of threads waits for the one that lost its core: a wait of a hundredth
-        can be a slowdown of a tenth."""
+        """Other programs, if threads of this process were ready to run and waited for a core for more than
+        `_WAITED_SHARE` of the time. A team of threads waits for the one that lost its core: one percent of waiting
+        can slow a call by ten."""
         (since, before), self._waited = self._waited, (time.perf_counter(), waited_s() or 0.0)
         now, waited = self._waited
         return "other programs took the cores" if waited - before > _WAITED_SHARE * (now - since) else ""

@@ -1,7 +1,7 @@
-"""The CUDA driver and NVML, as far as evo asks them: errors by name, the device's figures, its clocks.
+"""Queries to the CUDA driver and to NVML: errors by name, the device's properties, its clocks.
 
-Nothing here makes a context, so that asking costs no device memory; but a process that has asked cannot fork
-a child that uses the GPU: device processes must be spawned.
+Nothing here creates a context, so that a query costs no device memory. But a process that has initialised the driver
+cannot fork a child that uses the GPU: device processes must be spawned.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def error_text(api: Any, error: Any) -> str:
 
 
 def expect(result: tuple[Any, ...], doing: str) -> Any:
-    """What a driver call returned beside its status. Raises LaunchError: `doing`, and CUDA's own words."""
+    """The value of a driver call's result, which begins with a status. Raises LaunchError: `doing` and CUDA's message."""
     error, *values = result
     if error:
         raise LaunchError(f"{doing}: {error_text(driver(), error)}")
@@ -66,9 +66,9 @@ def expect(result: tuple[Any, ...], doing: str) -> Any:
 
 
 def _ask(result: tuple[Any, ...], what: str) -> Any:
-    """Likewise for questions about the device. Raises DeviceError."""
+    """As `expect`, for queries about the device. Raises DeviceError."""
     try:
-        return expect(result, f"the CUDA driver does not tell {what}")
+        return expect(result, f"the CUDA driver does not report {what}")
     except LaunchError as error:
         raise DeviceError(f"{error}; {_REMEDY}") from error
 
@@ -121,7 +121,7 @@ def device_arch(index: int) -> str:
 
 
 def device_limits(index: int, arch: str) -> Limits:
-    """The device's own figures, under the name `arch`. Raises DeviceError."""
+    """The device's own properties, under the name `arch`. Raises DeviceError."""
     return Limits(
         arch=arch,
         multiprocessors=_attribute(index, "MULTIPROCESSOR_COUNT"),
@@ -169,13 +169,13 @@ _THROTTLES = {
     0x40: "hardware thermal slowdown",
     0x80: "power brake",
 }
-"""NVML's reasons for lower clocks that spoil a measurement (nvmlClocksThrottleReasons). A power cap is none: on cards
-that are bought for it, it is how they run."""
+"""NVML's reasons for lower clocks that spoil a measurement (nvmlClocksThrottleReasons). A power cap is not among them:
+for some cards it is the normal state."""
 
 
 def strangers(processes: Sequence[int]) -> int:
-    """How many of the processes are not of this command: what it has beside this one was started by the same server. Raises
-    LookupError if the numbers are those of another namespace."""
+    """How many of the processes belong to other commands: those of this command have the same parent as this process.
+    Raises LookupError if the identifiers are of another namespace."""
     if processes and os.getpid() not in processes:
         raise LookupError
     found = 0
@@ -188,7 +188,7 @@ def strangers(processes: Sequence[int]) -> int:
 
 
 class Clocks:
-    """Reads a device's clocks through NVML; says nothing where NVML is missing or refuses."""
+    """Reads a device's clocks through NVML; returns nothing where NVML is missing or refuses."""
 
     def __init__(self, index: int) -> None:
         self._nvml: Any = None
@@ -201,8 +201,8 @@ class Clocks:
             self._nvml = pynvml
 
     def read(self) -> dict[str, float]:
-        """sm_mhz, memory_mhz, temperature_c, power_w, other_processes that have a context on the GPU (not told within a
-        container that numbers processes in its own way), and throttle_reasons: NVML's bits, 0 for none."""
+        """sm_mhz, memory_mhz, temperature_c, power_w, other_processes that have a context on the GPU (not in a container
+        with its own process identifiers), and throttle_reasons: NVML's bits, 0 for none."""
         nvml, found = self._nvml, dict[str, float]()
         if nvml is None:
             return found
@@ -220,7 +220,7 @@ class Clocks:
         return found
 
     def throttled(self) -> str:
-        """Why the clocks are held down now, other than for being idle or as someone set them; empty if they are not."""
+        """Why the clocks are lower now, except for an idle GPU or a limit that a user has set; empty if they are not."""
         nvml = self._nvml
         if nvml is None:
             return ""

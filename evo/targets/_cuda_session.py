@@ -27,15 +27,14 @@ __all__ = ["CudaHazards", "CudaLoaded", "CudaReplay", "CudaSession"]
 
 
 _QUEUE_EVICTIONS = 3
-"""They last some 150 microseconds, in which the host can launch two calls of any kind."""
+"""These take about 150 us, in which the host can launch two calls of any kind."""
 
 
 class CudaReplay:
-    """A CUDA graph of calls in order, with what they read, wrote and returned kept alive; of one call that is repeated, what
-    the last returned: each then writes where the one before did.
+    """A CUDA graph of calls in order. It keeps alive what they read, write and return. If all are the same call, it keeps
+    only the last result: each call then writes to the same memory.
 
-    Its first and last nodes record events, so that a run is timed from node to node: the time that the host
-    takes to launch the graph is not in it.
+    Its first and last nodes record events: the time that the host takes to launch the graph is not part of a run.
     """
 
     def __init__(self, session: CudaSession, calls: Sequence[Callable[[], object]]) -> None:
@@ -106,22 +105,22 @@ class CudaSession:
         expect(self._driver.cuCtxSynchronize(), "the GPU reports")
 
     def await_launch(self, limit_s: float) -> None:
-        """Looks again and again, as the driver does when it synchronises. Raises LaunchError, HangError."""
+        """Polls the stream, as the driver does when it synchronises. Raises LaunchError, HangError."""
         stream, deadline = torch.cuda.current_stream().cuda_stream, time.monotonic() + limit_s
         not_ready = self._driver.CUresult.CUDA_ERROR_NOT_READY
         late = False
         while (result := self._driver.cuStreamQuery(stream))[0] == not_ready:
             if late:
                 raise HangError(
-                    f"a launch did not end within {limit_s:.3g} s; it hangs, or has a fault that the device takes longer"
-                    " to name, as it does a trap"
+                    f"a launch did not end within {limit_s:.3g} s; it hangs, or has a fault, such as a trap, that the"
+                    " device takes longer to report"
                 )
-            late = time.monotonic() >= deadline  # looked at once more: this process may have had no core for a while
+            late = time.monotonic() >= deadline  # polled once more: this process may have been without a core
         expect(result, "the GPU reports")
 
     def evict(self) -> None:
-        """The other data are written, so that a sample begins as it ends: with a cache of data still to be written
-        back. Lines that a kernel asked to keep for longer become ordinary ones first. Raises LaunchError."""
+        """Writes other data, so that a sample begins as it ends: with a cache full of modified lines. Lines that a kernel
+        marked as persisting are reset first. Raises LaunchError."""
         expect(self._driver.cuCtxResetPersistingL2Cache(), "clearing the cache")
         if self._other_data is None:
             size = EVICTION_MULTIPLE * self.limits.cache_bytes
@@ -129,7 +128,7 @@ class CudaSession:
         self._other_data.zero_()
 
     def estimate_us(self, call: Callable[[], object]) -> float:
-        """Of two calls that wait behind other work while the host queues them. Takes a fifth of the time of a replay."""
+        """The mean of two calls, queued behind other work. Takes a fifth of the time of a replay."""
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         with self.blamed("estimating a time"):
             for _ in range(_QUEUE_EVICTIONS):
@@ -142,7 +141,7 @@ class CudaSession:
             return float(begin.elapsed_time(end)) * 1e3 / 2
 
     def record(self, calls: Sequence[Callable[[], object]]) -> CudaReplay:
-        """The first call is also made once beforehand, for what a first call sets up. Raises LaunchError."""
+        """Makes the first call once beforehand, because a first call may set things up. Raises LaunchError."""
         return CudaReplay(self, calls)
 
     def clocks(self) -> dict[str, float]:
@@ -155,24 +154,24 @@ class CudaSession:
 
     @cached_property
     def hazards(self) -> Hazards | None:
-        """For the gate. Raises EngineError if they cannot be made: an AttributeError would pass for having none."""
+        """Raises EngineError if they cannot be created: an AttributeError would look like a session without hazards."""
         try:
             return CudaHazards(self)
         except AttributeError as error:
-            raise EngineError(f"the gate's own kernels cannot be made: {error}") from error
+            raise EngineError(f"the gate's own kernels cannot be created: {error}") from error
 
     def close(self) -> None:
         self._clocks.close()
 
     @contextmanager
     def blamed(self, doing: str) -> Iterator[None]:
-        """Turns PyTorch's errors into LaunchErrors that carry CUDA's name for what happened."""
+        """Turns PyTorch's errors into LaunchErrors with CUDA's name of the error."""
         try:
             yield
         except RuntimeError as error:
             if isinstance(error, torch.cuda.OutOfMemoryError):
                 raise LaunchError(f"{doing}: CUDA_ERROR_OUT_OF_MEMORY (2): {error}") from error
-            self.synchronize()  # an error of the context stays, and has its name
+            self.synchronize()  # an error of the context is sticky: this raises it under its name
             raise LaunchError(f"{doing}: {error}") from error
 
     def capture(
@@ -180,13 +179,13 @@ class CudaSession:
     ) -> tuple[torch.cuda.CUDAGraph, list[object]]:
         """A graph of `calls` between two event records, and what the calls returned.
 
-        Not by torch.cuda.graph: it collects garbage and empties the allocator's cache first, which takes
-        longer than the capture.
+        torch.cuda.graph is not used: it collects garbage and empties the allocator's cache first, which takes longer
+        than the capture.
         """
         graph = torch.cuda.CUDAGraph()
         self._side.wait_stream(torch.cuda.current_stream())
         collecting = gc.isenabled()
-        gc.disable()  # freeing a graph or an event amid a capture breaks it
+        gc.disable()  # freeing a graph or an event during a capture breaks it
         try:
             with torch.cuda.stream(self._side):
                 calls[0]()
@@ -224,19 +223,19 @@ _MOST_ARGUMENTS = 64
 
 
 class CudaLoaded:
-    """An entry point in a module of its own. One buffer holds the arguments of every call: the driver
-    copies them when a call is enqueued or captured."""
+    """A loaded entry point: packs arguments and launches on PyTorch's current stream. One buffer holds the arguments of
+    every call: the driver copies them when a call is enqueued or captured."""
 
     def __init__(self, module: Any, entry: str, limits: Limits, index: int) -> None:
         self._driver = driver()
         self._index = index
-        # What torch.cuda.current_stream() asks, without the object that it makes: 3 us a launch.
+        # As torch.cuda.current_stream(), without the object that it creates: saves 3 us a launch.
         self._current_stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
         self._module, self._entry, self._limits = module, entry, limits
         self._function = expect(self._driver.cuModuleGetFunction(module, entry.encode()), f"looking up {entry!r}")
         self._unaligned: Any = None
         attribute = self._driver.CUfunction_attribute
-        # Reading attributes also has a lazily loading driver load the code now, not amid a graph's capture.
+        # Reading attributes makes a lazily loading driver load the code now, and not during a graph's capture.
         self.registers = self._attribute(attribute.CU_FUNC_ATTRIBUTE_NUM_REGS)
         self.smem_static_bytes = self._attribute(attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)
         self._sizes = self._parameter_sizes()
@@ -277,8 +276,8 @@ class CudaLoaded:
             error, found = self._driver.cuModuleGetFunction(self._module, entry.encode())
             if error:
                 raise LaunchError(
-                    f"an address is no multiple of {launch.alignment} bytes, which {self._entry!r} asks for, and there "
-                    f"is no entry point {entry!r}"
+                    f"an address is not a multiple of {launch.alignment} bytes, which {self._entry!r} requires, and "
+                    f"there is no entry point {entry!r}"
                 )
             self._unaligned = found
         stream = self._current_stream(self._index)
@@ -310,7 +309,7 @@ class CudaLoaded:
         return int(expect(self._driver.cuFuncGetAttribute(attribute, self._function), f"loading {self._entry!r}"))
 
     def _parameter_sizes(self) -> tuple[int, ...] | None:
-        """Bytes of each parameter of the entry point; None where the driver cannot tell (before 12.4)."""
+        """Bytes of each parameter of the entry point; None where the driver does not report them (before 12.4)."""
         sizes: list[int] = []
         try:
             while True:
@@ -324,7 +323,7 @@ class CudaLoaded:
     def _pack(self, values: Sequence[object]) -> int:
         """Writes the arguments, 8 bytes apart: addresses and integers as 64 bits, floats as 32.
 
-        Returns all addresses or-ed together: what they are multiples of.
+        Returns the bitwise or of all addresses, from which their common alignment follows.
         """
         codes, words, addresses = [], list[float](), 0
         for value in values:
@@ -351,7 +350,7 @@ class CudaLoaded:
         return addresses
 
     def _check(self, codes: list[str]) -> None:
-        # A wrong count or size would have the driver read past the buffer: a crash that blames nobody.
+        # With a wrong count or size the driver would read past the buffer and crash.
         if len(codes) > _MOST_ARGUMENTS:
             raise LaunchError(f"{self._entry!r} is given {len(codes)} arguments; at most {_MOST_ARGUMENTS} are passed")
         if self._sizes is None:
@@ -365,7 +364,7 @@ class CudaLoaded:
                 raise LaunchError(f"parameter {i} of {self._entry!r} has {size} bytes; {kind} is passed as {passed}")
 
     def _opt_in(self, launch: Launch) -> None:
-        """Asks for what goes beyond the defaults: shared memory over 48 KB, clusters over 8 blocks."""
+        """Requests what goes beyond the defaults: shared memory over 48 KB, clusters over 8 blocks."""
         attribute = self._driver.CUfunction_attribute
         total = launch.smem_bytes + self.smem_static_bytes
         if total > self._limits.smem_bytes_per_block:
@@ -412,26 +411,26 @@ class CudaLoaded:
 
 
 _NAPS = 64
-"""Of a microsecond or so, from the candidate's launch on: its blocks start, and read what they do not wait for."""
+"""Of about a microsecond, from the candidate's launch on: its blocks start, and read any input that they do not wait for."""
 
 _MOST_NAPS = 1 << 24
-"""A host that is stopped does not keep the GPU waiting for ever: half a minute. What it launches then goes unexamined."""
+"""A host that has stopped does not keep the GPU waiting for ever: half a minute. What it launches then is not checked."""
 
 _THREADS = 256
 """Few, and without shared memory: blocks of the candidate must fit beside one of these on every multiprocessor."""
 
 SOURCE = """
-// Shared memory keeps what the block before left in it. A block of all the shared memory that a block can have, one on
-// each multiprocessor, overwrites it.
+// Shared memory keeps the contents that an earlier block left. One block on each multiprocessor, with all the shared memory
+// that a block can have, overwrites them.
 extern "C" __global__ void __launch_bounds__(1024) scrub(long long word, long long count) {
     extern __shared__ volatile long long memory[];
     for (long long i = threadIdx.x; i < count; i += blockDim.x) memory[i] = word;
 }
 
-// Lets the next kernel start before this one has done anything, as far as that kernel asks for it.
-// CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization". The host says when that kernel is
-// launched; from then on naps are counted, and not the time: where others share the GPU, that also passes while none of
-// this context's kernels can start.
+// Lets the next kernel, if it is a programmatic launch, start before this one has done anything.
+// CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization". The host signals the launch of that
+// kernel; from then on naps are counted. Clock time is not: on a shared GPU it also passes while no kernel of this context
+// can start.
 extern "C" __global__ void write_late(
     longlong2* to, const longlong2* from, long long count, const volatile int* launched, long long naps, long long most
 ) {
@@ -450,8 +449,7 @@ extern "C" __global__ void write_late(
 
 
 class CudaHazards:
-    """The methods are those of `evo.targets.Hazards`. Compiled for the GPU at hand when it is made, in a tenth of a
-    second."""
+    """The methods are those of `evo.targets.Hazards`. Its kernels are compiled when it is created, in 0.1 s."""
 
     def __init__(self, session: CudaSession) -> None:
         self._multiprocessors = session.limits.multiprocessors
@@ -476,7 +474,7 @@ class CudaHazards:
         count = to.nbytes // 16
         blocks = min(self._multiprocessors, -(-count // _THREADS))
         launch = Launch(grid=(blocks, 1, 1), block=(_THREADS, 1, 1))
-        self._session.synchronize()  # the last one has seen its signal
+        self._session.synchronize()  # an earlier one has seen its signal
         self._launched.zero_()
         self._write_late((to, source, count, self._launched.data_ptr(), _NAPS, _MOST_NAPS), launch)
         try:

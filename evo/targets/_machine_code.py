@@ -1,6 +1,6 @@
-"""A hash of machine code itself, so that candidates that compile to the same code are timed once.
+"""A hash of the machine code alone, so that candidates that compile to the same code are timed once.
 
-Whole binaries differ even for equal code: they carry symbol tables, line tables, notes and compiler options.
+Whole binaries differ even for equal code: they contain symbol tables, line tables, notes and compiler options.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = [
 _EM_CUDA = 190
 
 # Sections of a host library and of a cubin that decide what the code does. A cubin's .nv.constant0 is left
-# out: it is the launch parameters' blank space.
+# out: it only reserves space for the launch parameters.
 _CODE = re.compile(
     r"\.text|\.rodata|\.data\b|\.data\.rel\.ro|\.init_array|\.nv\.constant[1-9]|\.nv\.global\.init|\.nv\.uft"
 )
@@ -47,7 +47,7 @@ def elf_code_hash(elf: bytes) -> str:
 
     Counted: instructions, constants, the targets of relocations, the sizes of static memory and, for a cubin,
     registers a thread and the cluster shape. Not counted: names of sections' neighbours, debug information,
-    notes. Something that is no ELF file is hashed whole: equal only to an identical copy.
+    notes. Bytes that are not an ELF file are hashed whole.
     """
     try:
         file = ELFFile(BytesIO(elf))
@@ -131,8 +131,8 @@ _PREEXIT = 0x82D
 
 
 def elf_triggers_dependents(elf: bytes) -> bool:
-    """Whether a cubin has the instruction by which a kernel lets the next one start. False for something that is no ELF
-    file."""
+    """Whether a cubin has the instruction by which a kernel lets the next one start. False for bytes that are not
+    an ELF file."""
     try:
         texts = [s.data() for s in ELFFile(BytesIO(elf)).iter_sections() if s.name.startswith(".text")]
     except (ELFError, ValueError, struct.error, UnicodeDecodeError):
@@ -145,5 +145,5 @@ def elf_triggers_dependents(elf: bytes) -> bool:
 
 
 def ptx_triggers_dependents(ptx: str) -> bool:
-    """Likewise of PTX."""
+    """As `elf_triggers_dependents`, of PTX."""
     return "launch_dependents" in _PTX_NOISE.sub(" ", ptx)

@@ -1,7 +1,7 @@
 """CUDA C++ to machine code in this process, by NVRTC: needs neither a CUDA toolkit nor a GPU.
 
-The compiler and the headers come as wheels (nvidia-cuda-nvrtc, nvidia-cuda-runtime); where only a toolkit is
-installed, its own are found. Reference: NVRTC documentation, https://docs.nvidia.com/cuda/nvrtc/
+The compiler and the headers come as wheels (nvidia-cuda-nvrtc, nvidia-cuda-runtime), or from an installed toolkit.
+Reference: NVRTC documentation, https://docs.nvidia.com/cuda/nvrtc/
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def nvrtc_version() -> tuple[int, int]:
     """(major, minor) of the CUDA release NVRTC belongs to. Raises DeviceError."""
     error, major, minor = _nvrtc().nvrtcVersion()
     if error:
-        raise DeviceError(f"NVRTC does not tell its version ({error!s}); {_REMEDY}")
+        raise DeviceError(f"NVRTC does not report its version ({error!s}); {_REMEDY}")
     return int(major), int(minor)
 
 

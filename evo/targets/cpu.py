@@ -69,7 +69,7 @@ class CpuTarget:
         return f"this is {model()} without {', '.join(extra)}; code for {arch} does not run here"
 
     def compiler(self) -> str:
-        """With the processor: what -march=native means depends on it."""
+        """With the processor, on which the meaning of -march=native depends."""
         return f"{compiler_version(compiler_path(self._compiler))}, on {model()} [{_features_digest()}]"
 
     def compile(self, source: Source, arch: str, workdir: Path) -> Binary:
@@ -103,8 +103,8 @@ def _usable_cores() -> frozenset[int]:
 
 
 def _cache_bytes(cores: frozenset[int]) -> int:
-    """The last-level caches of `cores`, each counted once; on a virtual machine no more than its cores' likely share,
-    for there the host's whole cache is reported, which others fill."""
+    """The last-level caches of `cores`, each counted once; on a virtual machine at most its cores' likely share, because
+    it reports the host's whole cache, which other machines use, too."""
     found = _reported_cache_bytes(cores) or _CACHE_WHERE_UNKNOWN
     virtual = re.search(r"^flags\s*:.*\bhypervisor\b", _cpuinfo(), re.MULTILINE)
     return min(found, _VIRTUAL_CACHE_PER_CORE * len(cores)) if virtual else found
@@ -136,7 +136,7 @@ def _cpuinfo() -> str:
 
 @cache
 def _features_digest() -> str:
-    """Eight hexadecimal digits that stand for the instruction set."""
+    """Eight hexadecimal digits that identify the instruction set."""
     found = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", _cpuinfo(), re.MULTILINE)
     flags = sorted(found.group(1).split()) if found else [platform.machine(), platform.processor()]
     return hashlib.sha256(" ".join(flags).encode()).hexdigest()[:8]
@@ -147,8 +147,8 @@ def _features_digest() -> str:
 _CANDIDATES = ("g++", "c++", "clang++")
 _REMEDY = "install one (apt install g++, dnf install gcc-c++, xcode-select --install)"
 
-# IEEE semantics stay (no -ffast-math, which also sets a mode bit of the whole process): errno and traps are
-# not looked at, and a*b+c may be fused, as CUDA does by default.
+# IEEE semantics (no -ffast-math, which also sets a mode bit of the whole process), except that errno and traps are
+# ignored, and a*b+c may be fused, as CUDA does by default.
 FLAGS = (
     "-std=c++17",
     "-O3",
@@ -166,13 +166,13 @@ FLAGS = (
     "-pipe",
 )
 
-# -fopenmp at the link would tie a candidate to libgomp beside PyTorch's own copy: two pools of threads that
-# fight for the cores. So the libraries are named, without it; the session offers PyTorch's runtime instead.
+# Linked with -fopenmp, a candidate would load libgomp in addition to PyTorch's own copy: two pools of threads that
+# compete for the cores. So libraries are named without it; the session provides PyTorch's runtime instead.
 LIBRARIES = ("-nodefaultlibs", "-Wl,--as-needed", "-Wl,--build-id=none", "-lstdc++", "-lm", "-lgcc_s", "-lgcc", "-lc")
 
 
 _SECONDS_OF_CPU = 600
-"""A compiler that outlives the process that wanted its result ends after this much work."""
+"""Ends a compiler that outlives the process that started it."""
 
 _SOURCE, _LIBRARY = "candidate.cpp", "candidate.so"
 
@@ -206,7 +206,7 @@ def check_arch(path: str, arch: str) -> None:
         known = subprocess.run(command, capture_output=True, timeout=30, check=False).returncode == 0
     if not known:
         raise DeviceError(
-            f"{compiler_version(path)} knows no CPU architecture {arch!r}: use native, or such as x86-64-v3"
+            f"{compiler_version(path)} knows no CPU architecture {arch!r}: use native, or one such as x86-64-v3"
         )
 
 
@@ -215,7 +215,7 @@ _FEATURE = re.compile(
     r"|ARM_FEATURE_\w+)(?:__)? ",
     re.MULTILINE,
 )
-"""Macros that stand for instructions a compiler may choose by itself."""
+"""Macros of instruction sets that a compiler may use on its own."""
 
 
 @cache

@@ -42,9 +42,9 @@ class CudaTarget:
         return device_info(0)
 
     def limits(self, arch: str) -> Limits:
-        """The GPU's own figures where `arch` runs on it, else those of the architecture's table.
+        """The GPU's own properties if `arch` runs on it, else those of the architecture's table.
 
-        PTX may run on a GPU with more shared memory than its architecture promises: only what is promised
+        PTX may run on a GPU with more shared memory than its architecture guarantees: only the guaranteed size
         counts.
         """
         return _limits(arch)
@@ -60,7 +60,7 @@ class CudaTarget:
         return compiler_name()
 
     def compile(self, source: Source, arch: str, workdir: Path) -> Binary:
-        """In memory: nothing is written to `workdir`. Registers, spills and the rest are None for compute_XX."""
+        """Writes nothing to `workdir`. Registers, spills and the like are None for compute_XX."""
         kind, _ = parse_arch(arch)
         output = run_nvrtc(source.text, arch, source.flags, source.include_dirs)
         missing = CompileError(
@@ -101,7 +101,7 @@ class CudaTarget:
         return CudaSession(index, info, device_limits(index, info.arch))
 
     def advice(self) -> str | None:
-        """What this compiler and this driver cannot do together, and the remedy; None if nothing.
+        """What this compiler and this driver cannot do together, and the remedy; None if all is well. Raises
         DeviceError."""
         return version_advice(nvrtc_version(), driver_version())
 
@@ -160,7 +160,7 @@ def parse_arch(arch: str) -> tuple[str, int]:
     found = re.fullmatch(r"(sm|compute)_(\d{2,3})([af]?)", arch)
     if found is None:
         raise DeviceError(
-            f"{arch!r} is no CUDA architecture; write sm_89 for machine code, compute_89 for PTX that the "
+            f"{arch!r} is not a CUDA architecture; write sm_89 for machine code, compute_89 for PTX that the "
             f"driver compiles"
         )
     return found.group(1), int(found.group(2))
@@ -206,7 +206,7 @@ _REGISTER_UNIT = 256
 """Registers are given to a warp in multiples of this."""
 _SMEM_UNIT = 128
 _PARTITIONS = 4
-"""Of a multiprocessor; each holds a quarter of the registers, and a warp's registers lie in one of them."""
+"""Of a multiprocessor. Each holds a quarter of the registers; a warp's registers lie in one of them."""
 
 
 def resident_blocks(registers: int, smem_static_bytes: int, launch: Launch, limits: Limits, barriers: int = 0) -> int:
@@ -243,7 +243,7 @@ def resident_share(binary: Binary, launch: Launch, limits: Limits) -> float | No
     """Resident threads over the multiprocessor's limit, 0 to 1; None while registers are unknown (PTX)."""
     if binary.registers is None:
         return None
-    # bar.sync with a number that is not known to the compiler reserves all 16 barriers: on 9.0 that is four blocks.
+    # bar.sync with a number that the compiler does not know reserves all 16 barriers: on 9.0 that allows four blocks.
     barriers = max((int(n) for n in re.findall(r"used (\d+) barriers", binary.log)), default=0)
     blocks = resident_blocks(binary.registers, binary.smem_static_bytes or 0, launch, limits, barriers)
     return blocks * prod(launch.block) / limits.threads_per_multiprocessor
