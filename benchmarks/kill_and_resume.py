@@ -61,7 +61,7 @@ def main() -> None:
             evaluations = store.evaluations(run)
         orders = [e.candidate.order for e in evaluations]
         assert orders == list(range(len(orders))), "an order is missing or doubled"
-        differing = _replay(run.spec.seed, run.spec.window, run.spec.sampler, evaluations)
+        differing = _replay(run.spec.seed, run.spec.max_in_flight, run.spec.sampler, evaluations)
         print(f"{len(evaluations)} evaluations, none missing or doubled; replayed proposals that differ: {differing}")
         assert differing == 0
 

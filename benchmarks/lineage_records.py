@@ -56,7 +56,7 @@ def spec_of(number: int) -> tuple[RunSpec, Environment]:
         arch=arch,
         sampler="evolution",
         seed=number,
-        window=32,
+        max_in_flight=32,
         workloads=workloads,
         options={"sampler": {"population": 24}, "fixed": {}, "gate_seed": number},
         budget={"seconds": 600.0, "evaluations": None},

@@ -32,8 +32,8 @@ from sqlalchemy import func, select
 from evo.errors import StoreError
 from evo.lineage import RunStatus
 from evo.lineage import models as m
-from evo.lineage.columns import public_id
 from evo.lineage.database import shown
+from evo.lineage.models import public_id
 from evo.lineage.store import Store
 
 # A new command is one more line. {run}, {other}: runs; {candidate}, {cousin}: candidates far down in a run's lineage.

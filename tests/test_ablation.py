@@ -15,7 +15,7 @@ from evo.errors import UsageError
 from evo.evaluation import Build, Candidate, Measurement, Proposal, Status, Timing
 from evo.executors import BuildRequest, ExecutorConfig, MeasureRequest, RaceRequest, RaceResult
 from evo.executors.local import LocalExecutor
-from evo.lineage.columns import public_id
+from evo.lineage.models import public_id
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel, Workload, load_kernel

@@ -23,7 +23,7 @@ from evo.evaluation import (
     Timing,
 )
 from evo.lineage import Environment, RunSpec, RunStatus, StoredRun
-from evo.lineage.columns import public_id
+from evo.lineage.models import public_id
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload, load_kernel
@@ -40,7 +40,7 @@ SPEC = RunSpec(
     arch="native",
     sampler="random",
     seed=1,
-    window=8,
+    max_in_flight=8,
     workloads=WORKLOADS,
     options={},
     budget={"evaluations": 2},

@@ -17,7 +17,7 @@ from evo.cli.results import race_table
 from evo.cli.tables import make_table, timing_record
 from evo.evaluation import Measurement, Timing, within_noise
 from evo.lineage import RunStatus, Stage
-from evo.lineage.columns import public_id
+from evo.lineage.models import public_id
 from evo.lineage.store import Store
 from evo.search.finals import Finalist, Finals
 from tests.ended import Ended
@@ -427,21 +427,6 @@ def test_a_run_whose_finals_are_not_over_has_not_confirmed_nobody(record: Record
         out = recorded.ask("show", "vain").out
     assert "confirmed nobody" not in out
     assert "the finals are not over; the best that they have not refused: evo show " + left[:10] in out
-
-
-def test_a_winner_that_the_last_finals_refused_is_none(record: Record) -> None:
-    """An older evo left it standing where finals that were held anew confirmed nobody."""
-    recorded = record(CALM)
-    with Store.open(recorded.db, write=True) as store:
-        store.add_final(store.run("mine"), 0, s.refused_final(), elapsed_s=5.0)
-    (found,) = recorded.document("best")
-    assert (found["id"], found["winner"], found["finals"]) == (recorded.ids[1], False, "nobody confirmed")
-    assert "? no result" in recorded.ask("best").out
-    (run,) = recorded.document("runs")
-    assert [(task["winner"], task["best"]) for task in run["tasks"]] == [(None, recorded.ids[1])]
-    assert recorded.document("show", recorded.ids[0])["winner"] is False
-    assert "winner of its run" not in recorded.ask("show", recorded.ids[0]).out
-    assert "the finals confirmed nobody" in recorded.ask("show", "mine").out
 
 
 def test_commands_to_be_typed_next_name_the_database(record: Record) -> None:

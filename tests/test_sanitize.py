@@ -15,7 +15,7 @@ from evo.evaluation import Candidate, Check, Evaluation, Proposal, Status
 from evo.executors import BuildRequest, ExecutorConfig
 from evo.executors.local import LocalExecutor
 from evo.lineage import Environment
-from evo.lineage.columns import public_id
+from evo.lineage.models import public_id
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import load_kernel

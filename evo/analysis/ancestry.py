@@ -11,7 +11,7 @@ from evo.analysis.gains import gain_between
 from evo.analysis.records import Relative, Step
 from evo.analysis.relatives import RELATIVE_COLUMNS, read_relative, resolve_candidate
 from evo.lineage import models as m
-from evo.lineage.columns import ORDERS_PER_RUN
+from evo.lineage.models import ORDERS_PER_RUN
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.search.edits import Change

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, select
 
 from evo.errors import EngineError
 from evo.lineage import models as m
-from evo.lineage.lookups import at_once
+from evo.lineage.read import at_once
 
 __all__ = ["read_artefacts", "read_texts", "unpack"]
 

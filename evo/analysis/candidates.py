@@ -17,21 +17,19 @@ from evo.analysis.records import (
     FinalRecord,
     Relative,
     TimingRecord,
-    read_timing_record,
 )
 from evo.analysis.relatives import RELATIVE_COLUMNS, read_relative, resolve_candidate
 from evo.errors import EngineError, StoreError, UnknownNameError
 from evo.evaluation import Build, Status
 from evo.lineage import models as m
-from evo.lineage.models import winner_key
-from evo.lineage.rows import BUILD_COLUMNS, CHECK_COLUMNS, TIMING_COLUMNS, read_build
-from evo.lineage.runs import iso
+from evo.lineage.read import BUILD_COLUMNS, CHECK_COLUMNS, TIMING_COLUMNS, columns_of, iso, read_build
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 
 __all__ = ["ancestry", "artefact", "build", "candidate", "source"]
 
 _c, _p = m.Candidate, m.Parentage
+_BUILD_RECORD = columns_of(m.Build, BuildRecord, "remarks", "binary")
 
 
 def candidate(store: Store, prefix: str) -> CandidateRecord:
@@ -52,7 +50,7 @@ def candidate(store: Store, prefix: str) -> CandidateRecord:
                 i.dims,
                 i.dtype,
                 i.options,
-                winner_key().label("winner"),
+                m.Task.winner_id.label("winner"),
                 r.name.label("run"),
                 r.kernel,
                 r.target,
@@ -104,28 +102,15 @@ def candidate(store: Store, prefix: str) -> CandidateRecord:
 
 def _build_record(connection: Connection, key: int) -> BuildRecord | None:
     b = m.Build
-    row = connection.execute(select(b.binary_sha, *BUILD_COLUMNS).where(b.candidate_id == key)).one_or_none()
+    query = select(b.binary_sha, b.binary_log, *_BUILD_RECORD).where(b.candidate_id == key)
+    row = connection.execute(query).mappings().one_or_none()
     if row is None:
         return None
-    made = read_build(row[1:])
-    known = made.binary
+    remarks = row["log"] if row["binary_log"] is None else row["binary_log"]
     return BuildRecord(
-        status=made.status.value,
-        arch=made.arch,
-        compiler=made.compiler,
-        seconds=made.seconds,
-        cached=made.cached,
-        log=made.log,
-        remarks=known.log if known else "",
-        source_digest=made.source_digest,
-        registers=known.registers if known else None,
-        spill_bytes=known.spill_bytes if known else None,
-        smem_static_bytes=known.smem_static_bytes if known else None,
-        smem_dynamic_bytes=made.smem_dynamic_bytes,
-        stack_bytes=known.stack_bytes if known else None,
-        occupancy=made.occupancy,
-        code_hash=known.code_hash if known else None,
-        binary=row[0],
+        remarks=remarks if row["status"] == Status.OK else "",
+        binary=row["binary_sha"],
+        **{column.key: row[column.key] for column in _BUILD_RECORD},
     )
 
 
@@ -144,7 +129,7 @@ def _timings(connection: Connection, run_id: int, key: int) -> tuple[TimingRecor
         .where(t.run_id == run_id, t.candidate_id == key)
         .order_by(t.id)
     )
-    return tuple(read_timing_record(row._mapping) for row in rows)
+    return tuple(TimingRecord(**row._mapping) for row in rows)
 
 
 def _finals(connection: Connection, key: int) -> tuple[FinalRecord, ...]:

@@ -16,9 +16,9 @@ from evo.analysis.records import NOBODY, Best
 from evo.evaluation import PASSED
 from evo.lineage import RunStatus, StoredRun
 from evo.lineage import models as m
-from evo.lineage.columns import key_range
-from evo.lineage.presence import gone
-from evo.lineage.runs import read_run, resolve_run
+from evo.lineage.liveness import gone
+from evo.lineage.models import key_range
+from evo.lineage.read import read_run, resolve_run
 from evo.lineage.store import Store
 
 __all__ = ["MILESTONES", "ComparedRun", "Comparison", "Setting", "compare"]
@@ -240,7 +240,7 @@ def _setup(run: StoredRun) -> dict[str, Any]:
         "arch": spec.arch,
         "sampler": spec.sampler,
         "seed": spec.seed,
-        "window": spec.window,
+        "window": spec.max_in_flight,
         "workloads": [w.key for w in spec.workloads],
         "budget": dict(spec.budget),
         "options": dict(spec.options),

@@ -14,8 +14,8 @@ from evo.analysis.rules import spent
 from evo.errors import UsageError
 from evo.evaluation import PASSED, Status
 from evo.lineage import models as m
-from evo.lineage.columns import key_range
-from evo.lineage.runs import resolve_run
+from evo.lineage.models import key_range
+from evo.lineage.read import resolve_run
 from evo.lineage.store import Store
 
 __all__ = ["OperatorCredit", "Trial", "operators", "read_disturbed", "read_parents", "trials"]

@@ -17,8 +17,8 @@ from evo.analysis.gains import Gain, gain_between
 from evo.analysis.records import Relative
 from evo.analysis.relatives import RELATIVE_COLUMNS, read_relative, resolve_candidate
 from evo.lineage import models as m
-from evo.lineage.columns import ORDERS_PER_RUN, Key
-from evo.lineage.lookups import rows_of
+from evo.lineage.models import ORDERS_PER_RUN, Key
+from evo.lineage.read import rows_of
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.space import Value

@@ -16,7 +16,7 @@ from evo.analysis.relatives import resolve_candidate
 from evo.errors import StoreError
 from evo.evaluation import PASSED, holds_one
 from evo.lineage import models as m
-from evo.lineage.columns import key_range
+from evo.lineage.models import key_range
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.space import Value

@@ -14,8 +14,8 @@ from sqlalchemy import Connection, func, select
 from evo.analysis.rules import Rule, Tried, Violations, find_rules, spent
 from evo.evaluation import PASSED
 from evo.lineage import models as m
-from evo.lineage.columns import key_range
-from evo.lineage.runs import resolve_run
+from evo.lineage.models import key_range
+from evo.lineage.read import resolve_run
 from evo.lineage.store import Store
 from evo.problem.space import Value
 

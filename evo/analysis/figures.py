@@ -12,7 +12,7 @@ from evo.analysis.gains import Figure
 from evo.analysis.races import HeldRace, held_races
 from evo.evaluation import AA_CONTROL, FINALIST, Status
 from evo.lineage import models as m
-from evo.lineage.lookups import rows_of
+from evo.lineage.read import rows_of
 
 __all__ = ["RaceFigures", "final_figures", "search_figures"]
 

@@ -12,9 +12,8 @@ from evo.analysis.figures import RaceFigures, final_figures
 from evo.analysis.gains import Figure, Gain, gain_between, gain_within
 from evo.analysis.races import noise_floors
 from evo.lineage import models as m
-from evo.lineage.lookups import rows_of
 from evo.lineage.models import unrefused
-from evo.lineage.runs import resolve_run
+from evo.lineage.read import resolve_run, rows_of
 from evo.lineage.store import Store
 
 __all__ = ["QUOTED", "TWO_RACES", "Confirmation", "Finalist", "WorkloadFinals", "finals", "shift_sentence"]

@@ -12,8 +12,8 @@ from sqlalchemy.orm import aliased
 from evo.errors import UsageError
 from evo.evaluation import PASSED
 from evo.lineage import models as m
-from evo.lineage.columns import key_range
-from evo.lineage.runs import resolve_run
+from evo.lineage.models import key_range
+from evo.lineage.read import resolve_run
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.space import Value

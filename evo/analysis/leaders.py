@@ -11,10 +11,8 @@ from sqlalchemy import ColumnElement, Connection, and_, case, func, select
 from evo.analysis.records import NOBODY, Best
 from evo.lineage import RunStatus
 from evo.lineage import models as m
-from evo.lineage.columns import key_range
-from evo.lineage.lookups import at_once
-from evo.lineage.models import last_refusals, leader_key, winner_key
-from evo.lineage.runs import resolve_run
+from evo.lineage.models import key_range, last_refusals, leader_key
+from evo.lineage.read import at_once, resolve_run
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 
@@ -85,7 +83,7 @@ def _leaders(connection: Connection, *conditions: ColumnElement[bool]) -> list[B
     e = m.Environment
     tasks: Any = connection.execute(
         select(_i.run_id, _i.number, _i.workload, _i.dtype, _r.name, _r.kernel, _r.target, _r.arch, e.device)
-        .add_columns(_r.status, _r.options, winner_key().label("winner"), leader_key().label("leader"))
+        .add_columns(_r.status, _r.options, m.Task.winner_id.label("winner"), leader_key().label("leader"))
         .join_from(_i, _r, _r.id == _i.run_id)
         .join(e, e.id == _r.environment_id)
         .where(*conditions)

@@ -12,8 +12,8 @@ from sqlalchemy import Connection, and_, func, select
 from evo.analysis.credit import read_disturbed
 from evo.errors import UnknownNameError, UsageError
 from evo.lineage import models as m
-from evo.lineage.columns import key_range
-from evo.lineage.runs import resolve_run
+from evo.lineage.models import key_range
+from evo.lineage.read import resolve_run
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.space import Value

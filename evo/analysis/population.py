@@ -21,7 +21,7 @@ from evo.analysis.figures import search_figures
 from evo.analysis.records import Failure
 from evo.evaluation import PASSED
 from evo.lineage import models as m
-from evo.lineage.columns import ORDERS_PER_RUN, key_range, public_id
+from evo.lineage.models import ORDERS_PER_RUN, key_range, public_id
 from evo.lineage.store import Store
 from evo.problem.space import Value
 

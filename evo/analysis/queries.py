@@ -20,12 +20,9 @@ from evo.analysis.sql import select_sql
 from evo.evaluation import PASSED
 from evo.lineage import RunStatus
 from evo.lineage import models as m
-from evo.lineage.columns import key_range
-from evo.lineage.models import last_refusals, leader_key, winner_key
-from evo.lineage.presence import gone
-from evo.lineage.rows import read_environment
-from evo.lineage.runs import iso, resolve_run
-from evo.lineage.server import GONE
+from evo.lineage.liveness import GONE, gone
+from evo.lineage.models import key_range, last_refusals, leader_key
+from evo.lineage.read import ENVIRONMENT_COLUMNS, iso, read_environment, resolve_run
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 
@@ -82,12 +79,7 @@ def _summaries(
     keys = list(keys)
     by_status = _counts(connection, None if every else keys[0])
     tasks = _tasks(connection, None if every else keys[0])
-    e = m.Environment
-    query = select(
-        *m.Run.__table__.c,
-        *(c for c in e.__table__.c if c.name not in ("id", "digest", "arch")),
-        e.arch.label("environment_arch"),
-    ).join_from(m.Run, e, m.Run.environment_id == e.id)
+    query = select(*m.Run.__table__.c, *ENVIRONMENT_COLUMNS).join_from(m.Run, m.Environment)
     rows = connection.execute(query if every else query.where(m.Run.id == keys[0]))
     by_key = {row.id: row for row in rows}
     dead = gone(store, connection, {key: row.status for key, row in by_key.items()})
@@ -104,10 +96,10 @@ def _summary(row: Any, by_status: dict[str, int], tasks: tuple[TaskSummary, ...]
         kernel_digest=row.kernel_digest,
         target=row.target,
         arch=row.arch,
-        device=row.device,
+        device=row.environment_device,
         sampler=row.sampler,
         seed=row.seed,
-        window=row.window,
+        max_in_flight=row.max_in_flight,
         options=row.options,
         budget=row.budget,
         status=RunStatus.INTERRUPTED.value if dead else row.status,
@@ -120,7 +112,7 @@ def _summary(row: Any, by_status: dict[str, int], tasks: tuple[TaskSummary, ...]
         passed=sum(n for status, n in by_status.items() if status in PASSED),
         counts=by_status,
         tasks=tasks,
-        environment=asdict(read_environment(row)),
+        environment=asdict(read_environment(row._mapping)),
     )
 
 
@@ -139,7 +131,7 @@ def _tasks(connection: Connection, run_id: int | None) -> dict[int, list[TaskSum
     query = (
         select(_i, leader.public_id.label("best"), leader.score.label("score"), winner.public_id.label("winner"))
         .join_from(_i, leader, leader.id == leader_key(), isouter=True)
-        .join(winner, winner.id == winner_key(), isouter=True)
+        .join(winner, winner.id == m.Task.winner_id, isouter=True)
         .order_by(_i.run_id, _i.number)
     )
     found: dict[int, list[TaskSummary]] = defaultdict(list)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import Connection, and_, select
 
-from evo.analysis.records import CandidateRecord, FinalRace, TimingRecord, read_timing_record
+from evo.analysis.records import CandidateRecord, FinalRace, TimingRecord
 from evo.evaluation import FINALIST
 from evo.lineage import Stage
 from evo.lineage import models as m
-from evo.lineage.columns import key_range
-from evo.lineage.lookups import at_once
-from evo.lineage.rows import TIMING_COLUMNS
-from evo.lineage.runs import resolve_run
+from evo.lineage.models import key_range
+from evo.lineage.read import TIMING_COLUMNS, at_once, resolve_run
 from evo.lineage.store import Store
 
 __all__ = ["HeldRace", "baselines", "disturbed", "final_races", "held_races", "noise_floors", "noise_floors_of"]
@@ -31,7 +29,7 @@ def baselines(store: Store, run: str) -> tuple[TimingRecord, ...]:
             .where(_t.run_id == resolve_run(connection, run), _t.candidate_id.is_(None))
             .order_by(_t.id)
         )
-        return tuple(read_timing_record(row._mapping) for row in rows)
+        return tuple(TimingRecord(**row._mapping) for row in rows)
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,7 @@ def final_races(store: Store, candidate: CandidateRecord) -> tuple[FinalRace, ..
 
 def _timing_of(row: Any, round_: int) -> TimingRecord:
     values = {k: v for k, v in row._mapping.items() if k not in ("id", "candidate_id")}
-    return replace(read_timing_record(values), round=round_)
+    return TimingRecord(**values | {"round": round_})
 
 
 def _cold(timings: Iterable[TimingRecord], round_: int) -> TimingRecord | None:

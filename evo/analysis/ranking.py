@@ -8,7 +8,7 @@ from sqlalchemy import select
 
 from evo.lineage import models as m
 from evo.lineage.models import unrefused
-from evo.lineage.runs import resolve_run
+from evo.lineage.read import resolve_run
 from evo.lineage.store import Store
 
 __all__ = ["ranked"]

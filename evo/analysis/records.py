@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from evo.evaluation import PASSED
+from evo.evaluation import PASSED, Timing
 from evo.problem.space import Value
 from evo.search.edits import Change
 
@@ -29,42 +29,19 @@ __all__ = [
     "Step",
     "TaskSummary",
     "TimingRecord",
-    "read_timing_record",
 ]
 
 NOBODY = "nobody confirmed"
 """`Best.finals` of a run whose finals were held to their end, and named no winner."""
 
+
 @dataclass(frozen=True, kw_only=True)
-class TimingRecord:
-    """A contender's time; see `evo.evaluation.Timing`. stage: search or final; round: 0, or the final's."""
+class TimingRecord(Timing):
+    """A contender's time. stage: search or final; round: 0, or the final's."""
 
     task: int
     stage: str
     round: int
-    contender: str
-    workload: str
-    protocol: str
-    median_us: float
-    low_us: float
-    high_us: float
-    ratio: float | None
-    ratio_low: float | None
-    ratio_high: float | None
-    calls_per_sample: int
-    sets: int
-    samples_us: tuple[float, ...]
-    clocks: dict[str, float]
-
-    @property
-    def disturbed(self) -> bool:
-        """Whether rounds are among the samples that something slowed down: the figure is not to be trusted."""
-        return bool(self.clocks.get("disturbed"))
-
-
-def read_timing_record(values: Any) -> TimingRecord:
-    """From a mapping of `evo.lineage.rows.TIMING_COLUMNS` with task, stage and round."""
-    return TimingRecord(**{**values, "samples_us": tuple(values["samples_us"])})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,7 +220,7 @@ class RunSummary:
     device: str
     sampler: str
     seed: int
-    window: int
+    max_in_flight: int
     options: dict[str, Any]
     budget: dict[str, Any]
     status: str

@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError
 
 from evo.analysis.records import Selection
 from evo.errors import EngineError, UsageError
-from evo.lineage.faults import first_line
+from evo.lineage.database import first_line
 from evo.lineage.store import Store
 
 __all__ = ["select_sql"]

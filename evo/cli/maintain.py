@@ -14,15 +14,14 @@ import typer
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, parse_duration, print_json
 from evo.errors import StoreError, UsageError
 from evo.lineage.backup import back_up
-from evo.lineage.database import locate, shown
-from evo.lineage.faults import translated
+from evo.lineage.database import locate, shown, translated
 from evo.lineage.merge import Merged
 from evo.lineage.merge import merge as merge_store
-from evo.lineage.pruning import Part, chosen_runs
-from evo.lineage.pruning import prune as prune_runs
+from evo.lineage.prune import Part, chosen_runs
+from evo.lineage.prune import prune as prune_runs
+from evo.lineage.prune import vacuum as vacuum_store
 from evo.lineage.schema import OlderSchemaError
 from evo.lineage.store import Store
-from evo.lineage.upkeep import vacuum as vacuum_store
 
 __all__ = ["register"]
 

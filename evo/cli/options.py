@@ -164,7 +164,7 @@ def print_json(record: Any) -> None:
     typer.echo(json.dumps(record, indent=2, default=_plain))
 
 
-CONTRACT_KEYS = {"task": "island", "tasks": "islands"}
+CONTRACT_KEYS = {"task": "island", "tasks": "islands", "max_in_flight": "window"}
 """Keys of --json that scripts rely on, by the names of the records' fields."""
 
 

@@ -13,8 +13,7 @@ from evo.analysis.records import CandidateRecord
 from evo.cli.options import command_line
 from evo.cli.tables import short_id
 from evo.errors import StoreError, UnknownNameError, UsageError
-from evo.lineage import Stage
-from evo.lineage.seeds import gate_seeds
+from evo.lineage import Stage, gate_seeds
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel, Workload, kernel_names, template_root

@@ -20,7 +20,7 @@ from evo.cli.options import command_line
 from evo.cli.screen import LONG_S, busy_share, doing
 from evo.cli.tables import marked, short_id, speedup, timing_record
 from evo.evaluation import AA_CONTROL, Costs, Timing
-from evo.lineage.columns import public_id
+from evo.lineage.models import public_id
 from evo.lineage.store import Store
 from evo.progress import Progress
 from evo.report.sentences import ceiling_note, ceiling_remark, regret_remark

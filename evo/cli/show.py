@@ -21,8 +21,7 @@ from evo.cli.show_run import RunFinals, print_run, read_run, run_json
 from evo.cli.tables import DISTURBED_NOTE, make_table, marked, print_table, short_id, speedup
 from evo.errors import UnknownNameError
 from evo.evaluation import AA_CONTROL, FINALIST
-from evo.lineage import Stage
-from evo.lineage.seeds import gate_seeds
+from evo.lineage import Stage, gate_seeds
 from evo.lineage.store import Store
 
 __all__ = ["register"]

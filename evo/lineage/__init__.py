@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
-from evo.evaluation import Candidate, Evaluation, Measurement, Status, Timing
+from evo.evaluation import Candidate, Evaluation, Measurement, Timing
 from evo.problem.kernel import Workload
 
 __all__ = [
@@ -24,8 +24,8 @@ __all__ = [
     "RunStatus",
     "Stage",
     "StoredEvaluation",
-    "StoredResult",
     "StoredRun",
+    "gate_seeds",
 ]
 
 LATEST = "latest"
@@ -69,7 +69,7 @@ class RunSpec:
     """How a run is set up: all that is needed, beside its evaluations, to continue it.
 
     workloads: task i searches workloads[i].
-    window: candidates in flight at most before the sampler waits for the oldest.
+    max_in_flight: candidates in flight at most before the sampler waits for the oldest.
     options, budget: JSON-able.
     name: None for a generated one, such as layernorm-20261121-3.
     """
@@ -80,7 +80,7 @@ class RunSpec:
     arch: str
     sampler: str
     seed: int
-    window: int
+    max_in_flight: int
     workloads: tuple[Workload, ...]
     options: Mapping[str, object] = field(default_factory=dict)
     budget: Mapping[str, object] = field(default_factory=dict)
@@ -122,20 +122,17 @@ class StoredEvaluation:
     elapsed_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoredResult:
-    """A recorded candidate in brief: what a sampler is told again, for runs too large to be read back whole.
+_FINAL_STEP = 7_919
+"""Finals draw their data with the seed of the search's gate plus this."""
 
-    code_hash: of its machine code; None if it did not compile. `evaluation(run, order)` has the rest.
+
+def gate_seeds(options: Mapping[str, Any], seed: int) -> dict[Stage, int]:
+    """What a run's data are drawn with, by stage: a verdict is replayed with `evo check CANDIDATE --seed` of these.
+
+    options, seed: the run's own. A run whose options have no gate_seed draws its data with `seed`.
     """
-
-    public_id: str
-    candidate: Candidate
-    status: Status
-    score: float | None
-    same_code_as: int | None
-    code_hash: str | None
-    elapsed_s: float
+    drawn = int(options.get("gate_seed", seed))
+    return {Stage.SEARCH: drawn, Stage.FINAL: drawn + _FINAL_STEP}
 
 
 class Recorder(Protocol):
@@ -170,14 +167,10 @@ class Recorder(Protocol):
     def set_status(self, run: StoredRun, status: RunStatus, *, reason: str = "", elapsed_s: float) -> None: ...
 
     def evaluations(self, run: StoredRun) -> list[StoredEvaluation]:
-        """Everything added so far, sorted by order, with every check and sample; `results` has less."""
+        """Everything added so far, sorted by order, with every check and sample."""
         ...
 
     def evaluation(self, run: StoredRun, order: int) -> StoredEvaluation: ...
-
-    def results(self, run: StoredRun) -> list[StoredResult]:
-        """Everything added so far in brief, sorted by order."""
-        ...
 
     def transaction(self) -> AbstractContextManager[None]:
         """Everything recorded inside is one transaction; faster by far for many candidates at once."""

@@ -4,30 +4,28 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Generator, Iterable, Iterator
-from contextlib import closing
-from dataclasses import dataclass, replace
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
-from sqlalchemy import Connection, Select, Table, insert, select, update
+from sqlalchemy import Connection, Select, Table, delete, insert, select, text, update
 
 from evo.errors import StoreError
 from evo.lineage import RunStatus
 from evo.lineage import models as m
-from evo.lineage.bulk import insert_new, insert_rows
-from evo.lineage.columns import ORDERS_PER_RUN, key_range
-from evo.lineage.erasing import erase_run
-from evo.lineage.lookups import at_once
-from evo.lineage.runs import read_run
-from evo.lineage.server import take_turns, write_alone
+from evo.lineage.liveness import take_turns, write_alone
+from evo.lineage.models import ORDERS_PER_RUN, key_range
+from evo.lineage.read import at_once, read_run
 from evo.lineage.store import Store
+from evo.lineage.write import Row, insert_new, insert_rows
 
 __all__ = ["Merged", "merge"]
 
 _CANDIDATES_AT_ONCE = 2000
 _ROWS_AT_ONCE = 200
 
-_RUN, _ISLAND, _ENVIRONMENT, _CANDIDATE, _ARTEFACT, _TIMING = (
+_RUN, _TASK, _ENVIRONMENT, _CANDIDATE, _ARTEFACT, _TIMING = (
     m.Base.metadata.tables[name] for name in ("run", "task", "environment", "candidate", "artefact", "timing")
 )
 # What belongs to candidates, with the columns that hold keys of them. Timings are copied by themselves.
@@ -53,7 +51,7 @@ class Merged:
     added: tuple[str, ...] = ()
     continued: tuple[str, ...] = ()
     unchanged: tuple[str, ...] = ()
-    renamed: dict[str, str] | None = None
+    renamed: dict[str, str] = field(default_factory=dict)
     candidates: int = 0
     artefacts: int = 0
 
@@ -76,7 +74,7 @@ def merge(target: Store, source: Store) -> Merged:
 class _Merging:
     def __init__(self, target: Store, ours: Connection, theirs: Connection) -> None:
         self._target, self._ours, self._theirs = target, ours, theirs
-        self.report = Merged(renamed={})
+        self.report = Merged()
 
     def add(self, key: int) -> None:
         """The run of this key in the source."""
@@ -94,14 +92,13 @@ class _Merging:
             self.report = replace(self.report, unchanged=(*self.report.unchanged, name))
             return
         self._target.claim(read_run(self._ours, known))
-        erase_run(self._ours, known)
+        _erase_run(self._ours, known)
         self._copy(key, row | {"name": name}, known)
         self.report = replace(self.report, continued=(*self.report.continued, name))
 
     def _free_name(self, name: str, uid: str) -> str:
         if self._ours.scalar(select(m.Run.id).where(m.Run.name == name)) is None:
             return name
-        assert self.report.renamed is not None
         for digits in range(4, len(uid) + 1):
             other = f"{name[: 63 - digits]}-{uid[:digits]}"
             if self._ours.scalar(select(m.Run.id).where(m.Run.name == other)) is None:
@@ -109,7 +106,7 @@ class _Merging:
         self.report.renamed[name] = other
         return other
 
-    def _is_further(self, key: int, row: dict[str, Any], known: int, name: str) -> bool:
+    def _is_further(self, key: int, row: Row, known: int, name: str) -> bool:
         """Whether the source has more of a run than the target. Raises StoreError if each has what the other lacks."""
         with closing(_course(self._theirs, key)) as their, closing(_course(self._ours, known)) as our:
             more, less, differ = _differences(their, our)
@@ -122,7 +119,7 @@ class _Merging:
         assert updated is not None
         return bool(more) or (not less and row["updated"] > updated)
 
-    def _copy(self, key: int, row: dict[str, Any], known: int | None) -> None:
+    def _copy(self, key: int, row: Row, known: int | None) -> None:
         environment = _one(self._theirs, select(_ENVIRONMENT).where(_ENVIRONMENT.c.id == row["environment_id"]))
         values = {**row, "environment_id": self._environment(environment)}
         if known is None:
@@ -133,18 +130,17 @@ class _Merging:
             new = known
             values["id"] = new
             self._ours.execute(update(_RUN).where(_RUN.c.id == new), values)
-        tasks = _rows(self._theirs, select(_ISLAND).where(_ISLAND.c.run_id == key).order_by(_ISLAND.c.number))
-        winners = {task["number"]: task["winner_id"] for task in tasks}
-        self._ours.execute(insert(_ISLAND), [{**task, "run_id": new, "winner_id": None} for task in tasks])
         shift = (new - key) * ORDERS_PER_RUN
+        tasks = _rows(self._theirs, select(_TASK).where(_TASK.c.run_id == key).order_by(_TASK.c.number))
+        for task in tasks:
+            task["run_id"] = new
+            if task["winner_id"] is not None:
+                task["winner_id"] += shift
+        insert_rows(self._ours, _TASK, tasks)
         self._candidates(key, new, shift)
         self._timings(key, new, shift)
-        for number, winner in winners.items():
-            if winner is not None:
-                where = (_ISLAND.c.run_id == new, _ISLAND.c.number == number)
-                self._ours.execute(update(_ISLAND).where(*where), {"winner_id": winner + shift})
 
-    def _environment(self, row: dict[str, Any]) -> int:
+    def _environment(self, row: Row) -> int:
         known = self._ours.scalar(select(_ENVIRONMENT.c.id).where(_ENVIRONMENT.c.digest == row["digest"]))
         if known is None:
             known = self._ours.scalar(insert(_ENVIRONMENT).returning(_ENVIRONMENT.c.id), _without(row, "id"))
@@ -181,7 +177,7 @@ class _Merging:
         for candidate_id, same in later:
             self._ours.execute(update(_CANDIDATE).where(_CANDIDATE.c.id == candidate_id), {"same_code_as_id": same})
 
-    def _part(self, table: Table, column: str, first: int, last: int) -> list[dict[str, Any]]:
+    def _part(self, table: Table, column: str, first: int, last: int) -> list[Row]:
         query = select(table).where(table.c[column].between(first, last))
         return _rows(self._theirs, query.order_by(table.c[column], *table.primary_key.columns))
 
@@ -209,15 +205,40 @@ class _Merging:
             self.report = replace(self.report, artefacts=self.report.artefacts + len(rows))
 
 
-def _one(connection: Connection, query: Select[Any]) -> dict[str, Any]:
+def _erase_run(connection: Connection, run_id: int) -> None:
+    """Takes away all that belongs to a run but the run itself and the artefacts."""
+    first, last = key_range(run_id)
+    connection.execute(delete(m.Timing).where(m.Timing.run_id == run_id))
+    for column in (m.Parentage.child_id, m.Build.candidate_id, m.Check.candidate_id, m.Final.candidate_id):
+        connection.execute(delete(column.class_).where(column.between(first, last)))
+    with _indexed(connection, ("timing", "candidate_id"), ("candidate", "same_code_as_id")):
+        connection.execute(delete(m.Candidate).where(m.Candidate.id.between(first, last)))
+    connection.execute(delete(m.Task).where(m.Task.run_id == run_id))
+
+
+@contextmanager
+def _indexed(connection: Connection, *columns: tuple[str, str]) -> Iterator[None]:
+    """Indices of (table, column) for the time of this block, within its transaction.
+
+    For each row that goes the database looks for rows that refer to it, and without them reads whole tables; to
+    keep them would cost every candidate ever recorded some 300 bytes.
+    """
+    for table, column in columns:
+        connection.execute(text(f"CREATE INDEX tmp_{table}_{column} ON {table} ({column})"))
+    yield
+    for table, column in columns:
+        connection.execute(text(f"DROP INDEX tmp_{table}_{column}"))
+
+
+def _one(connection: Connection, query: Select[Any]) -> Row:
     return dict(connection.execute(query).mappings().one())
 
 
-def _rows(connection: Connection, query: Select[Any]) -> list[dict[str, Any]]:
+def _rows(connection: Connection, query: Select[Any]) -> list[Row]:
     return [dict(row) for row in connection.execute(query).mappings()]
 
 
-def _stream(connection: Connection, query: Select[Any], order: Any) -> Iterator[dict[str, Any]]:
+def _stream(connection: Connection, query: Select[Any], order: Any) -> Iterator[Row]:
     options: Any = {"yield_per": _ROWS_AT_ONCE}
     with connection.execute(query.order_by(order), execution_options=options) as found:
         for row in found.mappings():
@@ -251,5 +272,5 @@ def _differences(theirs: Iterator[tuple[Any, ...]], ours: Iterator[tuple[Any, ..
     return more, less, False
 
 
-def _without(row: dict[str, Any], name: str) -> dict[str, Any]:
+def _without(row: Row, name: str) -> Row:
     return {key: value for key, value in row.items() if key != name}

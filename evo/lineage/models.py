@@ -1,4 +1,4 @@
-"""The tables. Portable types only: the same models and migrations serve SQLite and PostgreSQL.
+"""The tables and views. Portable types only: the same models and migrations serve SQLite and PostgreSQL.
 
 A candidate's key is `run_id * 2**32 + order` (held by a constraint): a parent's key follows from its order
 without a look-up, a run's candidates lie together, and no second index is needed for (run, order). In SQL
@@ -7,15 +7,18 @@ written by hand, `order`, `check` and `case` are words of the language: put them
 
 from __future__ import annotations
 
-from datetime import datetime
+import hashlib
+from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 from sqlalchemy import (
+    DDL,
     JSON,
     BigInteger,
     CheckConstraint,
     ColumnElement,
-    Connection,
+    DateTime,
+    Dialect,
     Double,
     ForeignKey,
     ForeignKeyConstraint,
@@ -25,40 +28,82 @@ from sqlalchemy import (
     MetaData,
     String,
     Text,
+    TypeDecorator,
     UniqueConstraint,
     and_,
-    case,
     event,
     func,
     select,
-    text,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, aliased, mapped_column
 
+from evo.errors import EngineError
 from evo.evaluation import PASSED
-from evo.lineage.columns import ORDERS_PER_RUN, PUBLIC_ID_DIGITS, Digest, JsonObject, Key, UtcDateTime
 
 __all__ = [
-    "Artefact",
-    "Base",
-    "Build",
-    "Candidate",
-    "Check",
-    "Environment",
-    "Final",
-    "Parentage",
-    "Run",
-    "Task",
-    "Timing",
-    "last_refusals",
-    "leader_key",
+    "ORDERS_PER_RUN", "PASSED_VALUES", "VIEWS", "Artefact", "Base", "Build", "Candidate", "Check", "Environment", "Final",
+    "Key", "Parentage", "Run", "Task", "Timing", "candidate_key", "key_range", "last_refusals", "leader_key", "public_id",
     "unrefused",
-    "winner_key",
-]
+]  # fmt: skip
+
+ORDERS_PER_RUN = 2**32
+PASSED_VALUES = ", ".join(f"'{status}'" for status in PASSED)
+"""For SQL that is written out: the status of a candidate is among them if it passed."""
+PUBLIC_ID_DIGITS = 16
+"""64 bits: among a million candidates, two share an id with a chance of 3e-8, and are refused if they do."""
 
 
-_WHERE = "where"
-_STORED_SOURCE, _STORED_BINARY = "source_sha IS NOT NULL", "binary_sha IS NOT NULL"
+def candidate_key(run_id: int, order: int) -> int:
+    """The primary key of a candidate. Raises EngineError for an order outside 0 to 2**32 - 1."""
+    if not 0 <= order < ORDERS_PER_RUN:
+        raise EngineError(f"candidate order {order} is outside 0 to {ORDERS_PER_RUN - 1}")
+    return run_id * ORDERS_PER_RUN + order
+
+
+def key_range(run_id: int) -> tuple[int, int]:
+    """The first and last primary key that candidates of a run may have."""
+    return candidate_key(run_id, 0), candidate_key(run_id, ORDERS_PER_RUN - 1)
+
+
+def public_id(run_uid: str, order: int) -> str:
+    """What people call a candidate by: hexadecimal, the same for the same run and order."""
+    return hashlib.sha256(f"{run_uid}:{order}".encode()).hexdigest()[:PUBLIC_ID_DIGITS]
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """An aware time, kept as UTC; SQLite, which has no time zones, gets it without one."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise EngineError(f"the time {value.isoformat()} has no time zone; record aware times only")
+        value = value.astimezone(UTC)
+        return value.replace(tzinfo=None) if dialect.name == "sqlite" else value
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+class Numbers(TypeDecorator[tuple[float, ...]]):
+    """Several numbers as a JSON array."""
+
+    impl = JSON
+    cache_ok = True
+
+    def process_result_value(self, value: list[float] | None, dialect: Dialect) -> tuple[float, ...] | None:
+        return None if value is None else tuple(value)
+
+
+# SQLite makes a column its row id, which needs no index of its own, only if the type reads INTEGER.
+Key = BigInteger().with_variant(Integer, "sqlite")
+Digest = String(64)
+JsonObject = dict[str, Any]
 
 
 class Base(DeclarativeBase):
@@ -76,16 +121,8 @@ class Base(DeclarativeBase):
         float: Double(),
         str: Text(),
         JsonObject: JSON(),
+        tuple[float, ...]: Numbers(),
     }
-
-
-@event.listens_for(Base.metadata, "before_create")
-def _keep_partial(metadata: MetaData, connection: Connection, **_: object) -> None:
-    """To name an option of PostgreSQL in an index is to import all there is for PostgreSQL, which the readers of a file do
-    without."""
-    if connection.dialect.name == "postgresql":
-        for index in (i for table in metadata.tables.values() for i in table.indexes if _WHERE in i.info):
-            index.dialect_options["postgresql"]["where"] = text(index.info[_WHERE])
 
 
 class Environment(Base):
@@ -128,7 +165,7 @@ class Run(Base):
     arch: Mapped[str]
     sampler: Mapped[str]
     seed: Mapped[int] = mapped_column(BigInteger)
-    window: Mapped[int]
+    max_in_flight: Mapped[int]
     options: Mapped[JsonObject]
     budget: Mapped[JsonObject]
     status: Mapped[str]
@@ -141,14 +178,13 @@ class Run(Base):
 
 
 class Task(Base):
-    """One workload of a run, searched for itself. `number` is its place in the run, from 0."""
+    """One workload of a run, searched for itself. `number` is its place in the run, from 0.
+
+    `winner_id` is the key of one of its candidates; it is no foreign key, since candidates refer to their task by one.
+    """
 
     __tablename__ = "task"
-    # A candidate belongs to a task, and a task names its winner: one of the keys is added afterwards.
-    __table_args__ = (
-        ForeignKeyConstraint(["winner_id"], ["candidate.id"], use_alter=True, name="fk_task_winner_id_candidate"),
-        Index(None, "workload"),
-    )
+    __table_args__ = (Index(None, "workload"),)
 
     run_id: Mapped[int] = mapped_column(ForeignKey("run.id"), primary_key=True)
     number: Mapped[int] = mapped_column(primary_key=True)
@@ -185,8 +221,7 @@ class Candidate(Base):
         CheckConstraint(f'id = run_id * {ORDERS_PER_RUN} + "order"', name="key"),
         Index(None, "run_id", "status"),
         Index(None, "run_id", "task", "score"),
-        # Who refers to an artefact, asked when one is to go.
-        Index(None, "source_sha", sqlite_where=text(_STORED_SOURCE), info={_WHERE: _STORED_SOURCE}),
+        Index(None, "source_sha"),  # who refers to an artefact, asked when one is to go
     )
 
     id: Mapped[int] = mapped_column(Key, primary_key=True, autoincrement=False)
@@ -225,7 +260,7 @@ class Build(Base):
     """The compilation of a candidate. `binary_log` is NULL where the binary's remarks are those in `log`."""
 
     __tablename__ = "build"
-    __table_args__ = (Index(None, "binary_sha", sqlite_where=text(_STORED_BINARY), info={_WHERE: _STORED_BINARY}),)
+    __table_args__ = (Index(None, "binary_sha"),)
 
     candidate_id: Mapped[int] = mapped_column(Key, ForeignKey("candidate.id"), primary_key=True, autoincrement=False)
     arch: Mapped[str]
@@ -310,7 +345,7 @@ class Timing(Base):
     ratio_high: Mapped[float | None]
     calls_per_sample: Mapped[int]
     sets: Mapped[int]
-    samples_us: Mapped[list[float]] = mapped_column(JSON)
+    samples_us: Mapped[tuple[float, ...]]
     clocks: Mapped[JsonObject]
 
 
@@ -328,13 +363,6 @@ def unrefused() -> ColumnElement[bool]:
     return ~refused.correlate(Candidate).exists()
 
 
-def winner_key() -> ColumnElement[int | None]:
-    """Key of a task's winner. Whom the last of its finals refused is none: an older evo left it standing where finals
-    that were held anew confirmed nobody."""
-    refused = select(Final.candidate_id).where(Final.candidate_id == Task.winner_id, last_refusals()).correlate(Task)
-    return case((~refused.exists(), Task.winner_id))
-
-
 def leader_key() -> ColumnElement[int | None]:
     """Key of a task's winner, or else of its candidate with the lowest score that no final has refused."""
     lowest = (
@@ -345,4 +373,128 @@ def leader_key() -> ColumnElement[int | None]:
         .correlate(Task)
         .scalar_subquery()
     )
-    return func.coalesce(winner_key(), lowest)
+    return func.coalesce(Task.winner_id, lowest)
+
+
+# The views: what a database shows to those who open it with other programs. Their names and columns are stable: columns
+# may be added at the end, and none is renamed or taken away. They are made anew by every migration (SQLite cannot alter
+# a table that a view reads), so a change here needs a revision, if an empty one. `docs/database.md` describes them; the
+# SQL is understood by SQLite, PostgreSQL and DuckDB alike.
+
+# The winner of a task, or else its candidate with the lowest score that its last final, if any, has not refused.
+_LEADER = f"""
+    COALESCE(i.winner_id, (
+        SELECT c.id
+        FROM candidate c
+        WHERE c.run_id = i.run_id AND c.task = i.number AND c.score IS NOT NULL
+            AND NOT EXISTS (
+                SELECT 1
+                FROM final f
+                WHERE f.candidate_id = c.id AND f.status NOT IN ({PASSED_VALUES})
+                    AND f.round = (SELECT MAX(l.round) FROM final l WHERE l.candidate_id = c.id)
+            )
+        ORDER BY c.score, c.id
+        LIMIT 1
+    ))"""
+
+# CROSS JOIN: SQLite then keeps to this order, and does not begin with every timing there is.
+_V_BEST = f"""
+CREATE VIEW v_best AS
+SELECT
+    kernel, target, device, arch, workload, dtype, run, candidate, "order", operator, is_winner, stage, protocol,
+    median_us, low_us, high_us, speedup, speedup_low, speedup_high, score, genome, created
+FROM (
+    SELECT
+        measured.*,
+        ROW_NUMBER() OVER (
+            PARTITION BY kernel, target, device, workload ORDER BY ratio, "order", candidate
+        ) AS place
+    FROM (
+        SELECT
+            r.kernel, r.target, e.device, r.arch, i.workload, i.dtype, r.name AS run, c.public_id AS candidate,
+            c."order", c.operator, CASE WHEN i.winner_id = c.id THEN 1 ELSE 0 END AS is_winner,
+            t.stage, t.protocol, t.median_us, t.low_us, t.high_us, COALESCE(t.ratio, c.score) AS ratio,
+            1.0 / NULLIF(COALESCE(t.ratio, c.score), 0) AS speedup,
+            1.0 / NULLIF(t.ratio_high, 0) AS speedup_low,
+            1.0 / NULLIF(t.ratio_low, 0) AS speedup_high,
+            c.score, c.genome, c.created,
+            ROW_NUMBER() OVER (
+                PARTITION BY c.id
+                ORDER BY t.round DESC, CASE t.protocol WHEN 'final' THEN 2 WHEN 'cold' THEN 1 ELSE 0 END DESC, t.id
+            ) AS recency
+        FROM (SELECT i.*, {_LEADER} AS leader_id FROM task i) i
+        CROSS JOIN candidate c
+        CROSS JOIN timing t
+        CROSS JOIN run r
+        CROSS JOIN environment e
+        WHERE c.id = i.leader_id AND t.run_id = i.run_id AND t.candidate_id = c.id
+            AND t.contender = 'candidate' AND t.workload = i.workload
+            AND r.id = i.run_id AND e.id = r.environment_id
+    ) measured
+    WHERE recency = 1
+) ranked
+WHERE place = 1
+"""
+
+_V_LINEAGE = """
+CREATE VIEW v_lineage AS
+SELECT
+    r.name AS run,
+    r.kernel,
+    i.workload,
+    c.public_id AS child,
+    c."order" AS child_order,
+    c.operator,
+    p.position,
+    p.role,
+    o.public_id AS parent,
+    o."order" AS parent_order,
+    c.status AS child_status,
+    c.score AS child_score,
+    o.score AS parent_score,
+    o.score / NULLIF(c.score, 0) AS gain,
+    c.genome AS child_genome,
+    o.genome AS parent_genome
+FROM candidate c
+JOIN run r ON r.id = c.run_id
+JOIN task i ON i.run_id = c.run_id AND i.number = c.task
+LEFT JOIN parentage p ON p.child_id = c.id
+LEFT JOIN candidate o ON o.id = p.parent_id
+"""
+
+_V_TIMINGS = """
+CREATE VIEW v_timings AS
+SELECT
+    r.name AS run,
+    r.kernel,
+    r.target,
+    r.arch,
+    e.device,
+    t.workload,
+    c.public_id AS candidate,
+    c."order",
+    t.contender,
+    t.stage,
+    t.round,
+    t.protocol,
+    t.median_us,
+    t.low_us,
+    t.high_us,
+    t.ratio,
+    t.ratio_low,
+    t.ratio_high,
+    t.calls_per_sample,
+    t.sets,
+    t.samples_us,
+    t.clocks
+FROM timing t
+JOIN run r ON r.id = t.run_id
+JOIN environment e ON e.id = r.environment_id
+LEFT JOIN candidate c ON c.id = t.candidate_id
+"""
+
+VIEWS = {"v_best": _V_BEST, "v_lineage": _V_LINEAGE, "v_timings": _V_TIMINGS}
+"""By name, as the statement that makes it."""
+
+for _statement in VIEWS.values():
+    event.listen(Base.metadata, "after_create", DDL(_statement))  # type: ignore[no-untyped-call]

@@ -1,7 +1,8 @@
-"""The schema's version: what is found in a database, and bringing an older one up to date with alembic.
+"""The schema's version: what is found in a database, and bringing an older one up to date.
 
-Alembic takes a fifth of a second to import, more than most commands take for their answer. It is imported where a
-schema changes, and not to find out that one is up to date: that is told by the names of the migrations' files.
+A new database is made from the models and marked with the newest revision; alembic brings older ones up to date. It takes
+a fifth of a second to import, more than most commands take for their answer, so it is imported where a schema changes, and
+not to find out that one is up to date: the names of the migrations' files tell that.
 """
 
 from __future__ import annotations
@@ -9,19 +10,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sqlalchemy import Connection, Engine, inspect
+from sqlalchemy import Column, Connection, Engine, MetaData, String, Table, inspect
 
 from evo.errors import StoreError
 from evo.lineage.backup import back_up
 from evo.lineage.database import Location
-from evo.lineage.server import take_turns
+from evo.lineage.liveness import take_turns
+from evo.lineage.models import Base
 
 if TYPE_CHECKING:
     from alembic.config import Config
 
 __all__ = ["OlderSchemaError", "alembic_config", "check_schema", "migrate", "revisions", "schema_of"]
 
-_OURS = frozenset({"alembic_version", "run", "candidate", "parentage"})
+_OURS = frozenset({"alembic_version", "run", "task", "candidate", "parentage"})
+_VERSION = Table("alembic_version", MetaData(), Column("version_num", String(32), primary_key=True))
 
 
 class OlderSchemaError(StoreError):
@@ -49,7 +52,7 @@ def revisions() -> tuple[str, ...]:
 def check_schema(connection: Connection, location: Location) -> bool:
     """Whether the schema is up to date; False for an older one and for an empty database.
 
-    Raises StoreError if the tables are not evo's, or are of a newer evo.
+    Raises StoreError if the tables are not evo's, or are of a schema that is not known here.
     """
     tables = set(inspect(connection).get_table_names())
     if not tables:
@@ -62,8 +65,8 @@ def check_schema(connection: Connection, location: Location) -> bool:
     found, known = schema_of(connection), revisions()
     if found not in known:
         raise StoreError(
-            f"{location} was written by a newer evo (schema {found}, this one knows {known[-1]}); upgrade evo with pip,"
-            " or name another with --db"
+            f"{location} has the schema {found}, which this evo does not know (its own is {known[-1]}); upgrade evo with"
+            " pip, or name another with --db"
         )
     return found == known[-1]
 
@@ -76,7 +79,7 @@ def schema_of(connection: Connection) -> str:
 
 
 def migrate(engine: Engine, location: Location) -> None:
-    """Creates the tables, or brings them up to date, all in one transaction; a file is backed up before.
+    """Creates the tables, or brings them up to date, all in one transaction; an older file is backed up before.
 
     Raises StoreError.
     """
@@ -103,7 +106,13 @@ def migrate(engine: Engine, location: Location) -> None:
 
 
 def _upgrade(connection: Connection, location: Location) -> None:
-    from alembic import command
+    if check_schema(connection, location):  # asked again: somebody else may have been faster
+        return
+    if schema_of(connection):
+        from alembic import command
 
-    if not check_schema(connection, location):  # asked again: somebody else may have been faster
         command.upgrade(alembic_config(connection), "head")
+        return
+    Base.metadata.create_all(connection)
+    _VERSION.create(connection)
+    connection.execute(_VERSION.insert(), {"version_num": revisions()[-1]})

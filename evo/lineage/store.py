@@ -7,31 +7,25 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sqlalchemy import Connection, Engine, func, insert, select, update
+from sqlalchemy import Connection, Engine, func, select, update
 from sqlalchemy.exc import IntegrityError
 
 from evo.errors import EngineError, StoreError
 from evo.evaluation import Candidate, Evaluation, Measurement, Timing
-from evo.lineage import Environment, RunSpec, RunStatus, Stage, StoredEvaluation, StoredResult, StoredRun
+from evo.lineage import Environment, RunSpec, RunStatus, Stage, StoredEvaluation, StoredRun
 from evo.lineage import models as m
-from evo.lineage.batch import Batch
-from evo.lineage.columns import candidate_key
-from evo.lineage.database import Location, connect, locate, make_folder
-from evo.lineage.faults import translated
-from evo.lineage.history import read_evaluation, read_evaluations, read_results
-from evo.lineage.rows import check_rows, clean_text, final_row, timing_rows
-from evo.lineage.runs import insert_run, read_run, resolve_run
+from evo.lineage.database import Location, connect, locate, make_folder, translated
+from evo.lineage.liveness import Claims, WriterLock, release_dead_runs
+from evo.lineage.read import read_evaluation, read_evaluations, read_run, resolve_run
 from evo.lineage.schema import OlderSchemaError, check_schema, migrate, schema_of
-from evo.lineage.server import Claims, release_dead_runs
-
-if TYPE_CHECKING:
-    from evo.lineage.lock import WriterLock
+from evo.lineage.write import Batch, check_rows, clean_text, final_row, insert_rows, insert_run, timing_rows
 
 __all__ = ["Store"]
 
 _BATCH_SIZE = 500  # candidates of one transaction that wait in memory
+_FINAL, _CHECK, _TIMING = (m.Base.metadata.tables[name] for name in ("final", "check", "timing"))
 
 
 class Store:
@@ -66,8 +60,6 @@ class Store:
                     check_schema(connection, location)
             finally:
                 engine.dispose()
-        from evo.lineage.lock import WriterLock  # not for readers, who need no lock
-
         make_folder(location.path)
         lock = WriterLock(location.path.resolve())
         try:
@@ -209,7 +201,7 @@ class Store:
         Raises EngineError for a second candidate of the same order, or one that refers to an unknown one.
         """
         with self.writing() as connection:
-            self._batch.add(run, ref, evaluation, elapsed_s=elapsed_s, now=datetime.now(UTC))
+            self._batch.add(run, ref, evaluation, elapsed_s=elapsed_s)
             if len(self._batch) >= _BATCH_SIZE:
                 self._batch.flush(connection)
 
@@ -219,7 +211,7 @@ class Store:
         """Records times of baselines that were not taken beside a candidate."""
         if timings:
             with self.writing() as connection:
-                connection.execute(insert(m.Timing), timing_rows(run, task, None, timings, stage, 0))
+                insert_rows(connection, _TIMING, timing_rows(run, task, None, timings, stage, 0))
 
     def add_final(self, run: StoredRun, order: int, measurement: Measurement, *, elapsed_s: float) -> None:
         """Records a finalist's re-timing. A further one of a candidate stands beside it; the last counts.
@@ -233,12 +225,9 @@ class Store:
             key, task = self._find(connection, run, order)
             past = connection.scalar(select(func.max(m.Final.round)).where(m.Final.candidate_id == key))
             round_ = (past or 0) + 1
-            connection.execute(insert(m.Final), final_row(key, measurement, round_=round_, created=datetime.now(UTC)))
-            if measurement.checks:
-                connection.execute(insert(m.Check), check_rows(key, measurement.checks, Stage.FINAL, round_))
-            if measurement.timings:
-                timings = timing_rows(run, task, key, measurement.timings, Stage.FINAL, round_)
-                connection.execute(insert(m.Timing), timings)
+            insert_rows(connection, _FINAL, [final_row(key, measurement, round_)])
+            insert_rows(connection, _CHECK, check_rows(key, measurement.checks, Stage.FINAL, round_))
+            insert_rows(connection, _TIMING, timing_rows(run, task, key, measurement.timings, Stage.FINAL, round_))
             self._touch(connection, run, elapsed_s=elapsed_s)
 
     def claim(self, run: StoredRun) -> None:
@@ -286,15 +275,10 @@ class Store:
         with self.reading() as connection:
             return read_evaluation(connection, run, order)
 
-    def results(self, run: StoredRun) -> list[StoredResult]:
-        """Everything added so far in brief, sorted by order: many times faster and smaller."""
-        with self.reading() as connection:
-            return read_results(connection, run)
-
     def _find(self, connection: Connection, run: StoredRun, order: int) -> tuple[int, int]:
         """Key and task of a candidate, among those still waiting to be inserted too."""
         self._batch.flush(connection)
-        key = candidate_key(run.id, order)
+        key = m.candidate_key(run.id, order)
         task = connection.scalar(select(m.Candidate.task).where(m.Candidate.id == key))
         if task is None:
             raise EngineError(f"run {run.name!r} has no candidate {order}")

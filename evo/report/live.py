@@ -29,8 +29,8 @@ from evo.evaluation import within_noise
 from evo.lineage import RunStatus
 from evo.lineage import models as m
 from evo.lineage.database import command_line
-from evo.lineage.presence import gone
-from evo.lineage.runs import resolve_run
+from evo.lineage.liveness import gone
+from evo.lineage.read import resolve_run
 from evo.lineage.store import Store
 from evo.report.page import read_script, read_style, render, render_body
 from evo.report.trials import TrialMirror

@@ -347,7 +347,7 @@ def setup_rows(run: RunSummary) -> list[tuple[str, str]]:
         ("target", f"{run.target}, {run.arch}"),
         ("sampler", run.sampler),
         ("seed", str(run.seed)),
-        ("candidates in flight", str(run.window)),
+        ("candidates in flight", str(run.max_in_flight)),
         *((f"budget, {name}", value) for name, value in _flat(run.budget)),
         *_flat(run.options),
         ("status", f"{run.status}{f': {run.stop_reason}' if run.stop_reason else ''}"),
@@ -392,8 +392,8 @@ def commands(data: RunOutcome) -> list[tuple[str, str]]:
             again += [f"--{name}", str(budget[name])]
     for name, value in (run.options.get("fixed") or {}).items():
         again += ["--fix", f"{name}={str(value).lower() if isinstance(value, bool) else value}"]
-    if run.window % 2 == 0:  # two a builder, but eight at least; another machine would take another number of them
-        again += ["--builders", str(run.window // 2)]
+    if run.max_in_flight % 2 == 0:  # two a builder, but eight at least; another machine would take another number of them
+        again += ["--builders", str(run.max_in_flight // 2)]
     found = [("search again", command(data, *again))]
     for w in data.workloads:
         if w.leader is not None:

@@ -24,7 +24,7 @@ from evo.errors import EvoError, UsageError
 from evo.evaluation import PASSED
 from evo.lineage import RunStatus
 from evo.lineage import models as m
-from evo.lineage.columns import ORDERS_PER_RUN, key_range, public_id
+from evo.lineage.models import ORDERS_PER_RUN, key_range, public_id
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.space import Value

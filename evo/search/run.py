@@ -21,8 +21,7 @@ from evo.errors import EvoError, StoreError, TemplateError, UsageError
 from evo.evaluation import Status
 from evo.executors import BuildRequest, Executor, ExecutorConfig
 from evo.executors.local import LocalExecutor
-from evo.lineage import Environment, Recorder, RunSpec, RunStatus, Stage, StoredEvaluation, StoredRun
-from evo.lineage.seeds import gate_seeds
+from evo.lineage import Environment, Recorder, RunSpec, RunStatus, Stage, StoredEvaluation, StoredRun, gate_seeds
 from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel, Workload, load_kernel
 from evo.progress import Observer
@@ -84,7 +83,7 @@ def plan_run(config: SearchConfig, kernel: Kernel, name: str | None) -> RunSpec:
         arch=config.arch,
         sampler=config.sampler,
         seed=config.seed,
-        window=config.max_in_flight,
+        max_in_flight=config.max_in_flight,
         workloads=config.workloads,
         options={
             "sampler": dict(config.sampler_options),
@@ -191,7 +190,7 @@ def execute(
         workloads=spec.workloads,
         sampler=spec.sampler,
         seed=spec.seed,
-        max_in_flight=spec.window,
+        max_in_flight=spec.max_in_flight,
         budget=_search_part(total, len(spec.workloads)),
         sampler_options=options.get("sampler", {}),
         fixed=options.get("fixed", {}),

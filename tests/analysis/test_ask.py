@@ -21,7 +21,7 @@ import evo
 from evo.cli import run as run_command
 from evo.cli.tables import make_table, print_table
 from evo.errors import UnknownNameError, UsageError
-from evo.lineage.columns import public_id
+from evo.lineage.models import public_id
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from tests.ended import Ended
@@ -375,7 +375,7 @@ def test_a_database_of_a_newer_evo_is_not_read(tmp_path: Path, capsys: pytest.Ca
     connection.close()
     for words in (["query", "SELECT 1"], ["failures"], ["compare", "a", "b"]):
         assert run_command([*words, "--db", str(path)]) == 2
-        assert "was written by a newer evo (schema v9999" in capsys.readouterr().err
+        assert "has the schema v9999, which this evo does not know" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

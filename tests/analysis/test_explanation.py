@@ -74,7 +74,7 @@ def test_the_range_tells_that_an_edit_depends_on_another(store: Store) -> None:
     values = {(): 0.9, ("vector",): 0.8, ("threads",): 0.88, ("threads", "vector"): 0.4}
     for order, (edits, value) in enumerate(values.items()):
         store.add(run, land.ref(order, between(*edits)), land.timed(order, value), elapsed_s=0.0)
-    found = explain(store, store.results(run)[-1].public_id)
+    found = explain(store, store.evaluations(run)[-1].public_id)
     vector = next(e for e in found.edits if "vector" in e.change)
     assert vector.low == pytest.approx(0.9 / 0.8, rel=0.01)
     assert vector.high == pytest.approx(0.88 / 0.4, rel=0.01)
@@ -99,11 +99,11 @@ def test_what_has_no_time_or_is_another_problem_is_refused(store: Store) -> None
     run = store.run("small")
     store.add(run, land.ref(1, between("path"), 0), s.refused(1), elapsed_s=0.0)
     with pytest.raises(StoreError, match="has no time, so there is no gain to explain"):
-        explain(store, store.results(run)[1].public_id)
+        explain(store, store.evaluations(run)[1].public_id)
     other = store.create_run(replace(s.SPEC, name="other", kernel="softmax"), s.ENVIRONMENT)
     store.add(other, s.ref(0), s.passed(0), elapsed_s=0.0)
     with pytest.raises(StoreError, match="there is no way from one to the other"):
-        explain(store, ids[0], store.results(other)[0].public_id)
+        explain(store, ids[0], store.evaluations(other)[0].public_id)
 
 
 def test_a_space_says_what_a_conditional_parameter_comes_with() -> None:
@@ -134,7 +134,7 @@ def test_an_edit_that_leaves_the_machine_code_as_it_is_gains_nothing_for_certain
     store.add(run, land.ref(0, between()), land.timed(0, 0.9), elapsed_s=0.0)
     store.add(run, land.ref(1, between("hints"), 0), replace(s.same_code(1, 0), timings=()), elapsed_s=0.0)
     store.add(run, land.ref(2, between("hints", "vector"), 1), land.timed(2, 0.6), elapsed_s=0.0)
-    ids = [result.public_id for result in store.results(run)]
+    ids = [result.public_id for result in store.evaluations(run)]
     found = {next(iter(e.change)): e for e in explain(store, ids[2]).edits}
     hints = found["hints"]
     assert (hints.gain, hints.low, hints.high, hints.tie, hints.same_code, hints.pairs) == (1, 1, 1, True, True, 1)

@@ -12,7 +12,7 @@ from evo.analysis.diff import diff
 from evo.analysis.machine_code import code_statistics
 from evo.errors import StoreError, UnknownNameError
 from evo.evaluation import Parent
-from evo.lineage.columns import public_id
+from evo.lineage.models import public_id
 from evo.lineage.store import Store
 from tests.lineage import landscapes as land
 from tests.lineage import samples as s

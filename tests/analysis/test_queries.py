@@ -12,7 +12,7 @@ from evo.analysis import queries
 from evo.errors import EngineError, StoreError, UnknownNameError, UsageError
 from evo.evaluation import Parent, Status
 from evo.lineage import RunStatus, StoredRun
-from evo.lineage.columns import public_id
+from evo.lineage.models import public_id
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from tests.lineage import samples as s

@@ -15,7 +15,7 @@ from evo.cli.search import KernelContext, read_initial_points, worker_settings
 from evo.errors import UsageError
 from evo.evaluation import Candidate, Proposal
 from evo.lineage import Environment
-from evo.lineage.columns import public_id
+from evo.lineage.models import public_id
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel, load_kernel

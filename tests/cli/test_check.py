@@ -19,9 +19,8 @@ from evo.errors import UsageError
 from evo.evaluation import Candidate, Evaluation, Measurement, Proposal, Status
 from evo.executors import BuildRequest, ExecutorConfig, MeasureRequest
 from evo.executors.local import LocalExecutor
-from evo.lineage import Environment, RunSpec, Stage
-from evo.lineage.columns import public_id
-from evo.lineage.seeds import gate_seeds
+from evo.lineage import Environment, RunSpec, Stage, gate_seeds
+from evo.lineage.models import public_id
 from evo.lineage.store import Store
 from evo.measure.gate import case_seed
 from evo.problem.genome import Genome

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from evo.evaluation import Candidate, Evaluation, Parent, Proposal, Timing
 from evo.lineage import RunStatus, StoredRun
-from evo.lineage.columns import public_id
+from evo.lineage.models import public_id
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.space import Value

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sqlalchemy import Engine, event
 
-from evo.lineage.columns import public_id
+from evo.lineage.models import public_id
 from evo.lineage.store import Store
 
 LARGE = ("candidate", "parentage", "build", "check", "timing", "artefact")

@@ -23,7 +23,7 @@ from sqlalchemy import Engine, event
 from evo.analysis import queries
 from evo.errors import StoreError
 from evo.lineage import RunStatus
-from evo.lineage.presence import gone
+from evo.lineage.liveness import gone
 from evo.lineage.store import Store
 
 PRELUDE = f"""
@@ -41,7 +41,7 @@ with Store.open(path, write=True) as store:
         run = store.run("killed")
     except Exception:
         run = s.new_run(store, "killed")
-    order = len(store.results(run))
+    order = len(store.evaluations(run))
     while True:
         with store.transaction():
             for order in range(order, order + size):
@@ -226,7 +226,7 @@ def test_a_reader_sees_one_state_while_a_writer_goes_on(store: Store, where: str
             assert connection.exec_driver_sql(count).scalar() == 1
             store.add(run, s.ref(1), s.passed(1), elapsed_s=0.0)
             assert connection.exec_driver_sql(count).scalar() == 1
-        assert len(reader.results(run)) == 2
+        assert len(reader.evaluations(run)) == 2
 
 
 @pytest.fixture
@@ -289,7 +289,7 @@ def test_a_disk_that_is_really_full_is_survived_too(tmp_path: Path) -> None:
                         return order
                     order += 1
             first = record_until_full(0)
-            assert [r.candidate.order for r in store.results(run)] == list(range(first)), first
+            assert [r.candidate.order for r in store.evaluations(run)] == list(range(first)), first
             ballast.unlink()
             second = record_until_full(first)
         with Store.open(path, write=False) as store:

@@ -14,8 +14,8 @@ from evo.analysis.finalists import finals
 from evo.errors import StoreError
 from evo.evaluation import Parent, Status
 from evo.lineage import RunStatus, Stage
-from evo.lineage.columns import public_id
 from evo.lineage.merge import merge
+from evo.lineage.models import public_id
 from evo.lineage.store import Store
 
 
@@ -187,11 +187,11 @@ def test_a_run_that_is_searched_is_an_interrupted_one_in_the_copy(where: str, fu
 def test_more_candidates_than_are_copied_at_once(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from evo.lineage import lookups
     from evo.lineage import merge as module
+    from evo.lineage import read
 
     monkeypatch.setattr(module, "_CANDIDATES_AT_ONCE", 7)
-    monkeypatch.setattr(lookups, "_AT_ONCE", 5)
+    monkeypatch.setattr(read, "_AT_ONCE", 5)
     with Store.open(tmp_path / "a.db", write=True) as source, Store.open(where, write=True) as target:
         record(source, "run", range(33))
         merge(target, source)

@@ -84,7 +84,7 @@ def test_an_empty_file_becomes_a_database_when_written(tmp_path: Path) -> None:
     assert "is empty; run a search first" in refusal(path, write=False)
     filled(path)
     with Store.open(path, write=False) as store:
-        assert len(store.results(store.run("latest"))) == 3
+        assert len(store.evaluations(store.run("latest"))) == 3
 
 
 def test_the_file_is_in_wal_mode_and_enforces_keys(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ class TestRefusals:
         with sqlite3.connect(path) as raw:
             raw.execute("UPDATE alembic_version SET version_num = '9999'")
         raw.close()
-        assert "was written by a newer evo (schema 9999, this one knows" in refusal(path, write=write)
+        assert "has the schema 9999, which this evo does not know" in refusal(path, write=write)
 
     @pytest.mark.parametrize("write", [False, True])
     def test_a_truncated_file(self, tmp_path: Path, write: bool) -> None:

@@ -78,22 +78,6 @@ def test_a_failure_of_every_kind_is_stored_whole(store: Store, status: Status) -
     assert store.evaluations(run)[0].evaluation == s.failed(status)
 
 
-def test_results_tell_the_same_as_evaluations(store: Store) -> None:
-    run = s.new_run(store)
-    for order, evaluation in enumerate((s.passed(0), s.refused(1), s.not_compiled(2), s.same_code(3, 0))):
-        store.add(run, s.ref(order, *range(order)), evaluation, elapsed_s=order / 4)
-    whole, brief = store.evaluations(run), store.results(run)
-    in_brief = [(r.candidate, r.public_id, r.elapsed_s) for r in brief]
-    assert in_brief == [(e.candidate, e.public_id, e.elapsed_s) for e in whole]
-    for result, stored in zip(brief, whole, strict=True):
-        build = stored.evaluation.build
-        assert result.status is stored.evaluation.status
-        assert result.score == stored.evaluation.score
-        assert result.same_code_as == stored.evaluation.same_code_as
-        assert result.code_hash == (build.binary.code_hash if build and build.binary else None)
-    assert [r.score for r in brief] == [0.5, None, None, 0.5]
-
-
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     parameters=st.dictionaries(
@@ -219,7 +203,7 @@ def test_equal_environments_are_one_row(store: Store) -> None:
 def test_public_ids_follow_from_the_run_and_the_order_alone(store: Store) -> None:
     run = s.new_run(store)
     store.add(run, s.ref(1), s.passed(1), elapsed_s=0.0)
-    from evo.lineage.columns import public_id
+    from evo.lineage.models import public_id
 
     assert store.evaluations(run)[0].public_id == public_id(run.uid, 1)
     ids = {public_id(run.uid, order) for order in range(5000)}

@@ -121,7 +121,7 @@ class TestReaching:
             assert "\n" not in str(caught.value)
             assert PASSWORD not in str(caught.value)
             store.add(run, s.ref(0), s.passed(0), elapsed_s=0.0)  # the next one connects anew
-            assert len(store.results(run)) == 1
+            assert len(store.evaluations(run)) == 1
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ class TestRunsAreAlive:
                     assert run.stop_reason == "its process ended without saying why"
                     store.set_status(run, RunStatus.RUNNING, elapsed_s=1.0)
                     store.add(run, s.ref(1, 0), s.passed(1), elapsed_s=2.0)
-                    assert [r.candidate.order for r in store.results(run)] == [0, 1]
+                    assert [r.candidate.order for r in store.evaluations(run)] == [0, 1]
                     return
             assert time.monotonic() < deadline
             time.sleep(0.1)

@@ -98,7 +98,7 @@ class Recording:
             arch=ARCH,
             sampler="evolution",
             seed=plan.seed,
-            window=16,
+            max_in_flight=16,
             workloads=self._workloads,
             options={"sampler": {}, "fixed": {}, "gate_seed": 11},
             budget={"seconds": 600.0, "evaluations": plan.evaluations, "patience": None},

@@ -135,7 +135,7 @@ def test_a_finished_run_is_told_with_its_interval_its_noise_and_its_baselines(
 def test_searching_again_keeps_the_number_of_candidates_in_flight(known: dict[str, RunOutcome]) -> None:
     data = known["one"]
     for window, builders in ((8, "4"), (16, "8")):
-        again = dict(commands(replace(data, run=replace(data.run, window=window))))["search again"]
+        again = dict(commands(replace(data, run=replace(data.run, max_in_flight=window))))["search again"]
         assert f"--builders {builders}" in again
 
 

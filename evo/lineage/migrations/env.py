@@ -5,8 +5,7 @@ from __future__ import annotations
 from alembic import context
 from sqlalchemy import Connection, create_engine
 
-from evo.lineage.models import Base
-from evo.lineage.views import VIEWS
+from evo.lineage.models import VIEWS, Base
 
 
 def run() -> None:

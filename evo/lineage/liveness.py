@@ -1,0 +1,187 @@
+"""Who writes, and which runs are alive.
+
+A SQLite file has one writer, which holds a lock file beside it. A PostgreSQL database has several, which agree by
+advisory locks. The system or the server frees either lock when the process that holds it is gone.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sqlalchemy import Connection, Engine, func, select, text, update
+
+from evo.errors import StoreError
+from evo.lineage import RunStatus, StoredRun
+from evo.lineage import models as m
+
+if TYPE_CHECKING:
+    from evo.lineage.store import Store
+
+__all__ = ["GONE", "Claims", "WriterLock", "gone", "release_dead_runs", "take_turns", "write_alone", "write_beside"]
+
+# Any numbers that other users of PostgreSQL's advisory locks will not take.
+_NAMES = 0x65766F  # "evo": names of runs and environments are given out one after another
+_ARTEFACTS = 0x65766F01
+_RUNS = 0x65766F02  # the first of two numbers, the second being the run's id
+_TRIES, _PAUSE_S = 5, 0.1
+_LOOKED_AT_S = 0.2  # readers that look whether the lock file is held have it for far less
+
+GONE = "its process ended without saying why"
+"""Why a run stopped whose process could not tell."""
+
+
+def _is_server(connection: Connection) -> bool:
+    return connection.dialect.name == "postgresql"
+
+
+def _lock_path(database: Path) -> Path:
+    return database.with_name(database.name + ".lock")
+
+
+class WriterLock:
+    """The lock of the one writer of a SQLite file, held from construction to `release`.
+
+    Raises StoreError if another process holds it, or it cannot be made. The file stays when released:
+    deleting it would let two processes lock two files of one name.
+    """
+
+    def __init__(self, database: Path) -> None:
+        from filelock import FileLock, Timeout  # not for readers, which need no lock
+
+        self.path = _lock_path(database)
+        self._lock = FileLock(self.path)
+        holder = self._holder()  # first: older releases of filelock empty the file when they try
+        try:
+            self._lock.acquire(timeout=_LOOKED_AT_S, poll_interval=0.02)
+        except Timeout:
+            if not self.path.exists():  # filelock takes any file that cannot be made for one that is being made
+                raise StoreError(f"cannot write in the folder {database.parent}; choose another with --db") from None
+            raise StoreError(
+                f"another search (pid {holder}) writes to this database ({database}); wait for it to end,"
+                " or use --db FILE for a second one"
+            ) from None
+        except OSError as error:
+            raise StoreError(
+                f"cannot write in the folder {database.parent}: {error.strerror or error}; choose another with --db"
+            ) from error
+        with suppress(OSError):  # only for the other one's message; the lock is held without it
+            self.path.write_text(f"{os.getpid()}\n")
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def _holder(self) -> str:
+        try:
+            return self.path.read_text().strip() or "unknown"
+        except OSError:
+            return "unknown"
+
+
+def take_turns(connection: Connection) -> None:
+    """Until its transaction ends, others wait here; for what two writers must not decide at once."""
+    if _is_server(connection):
+        connection.execute(select(func.pg_advisory_xact_lock(_NAMES)))
+
+
+def write_beside(connection: Connection) -> None:
+    """For a transaction that stores artefacts in one go, sorted by digest.
+
+    Two of them that store the same ones wait for each other in one direction only.
+    """
+    if _is_server(connection):
+        connection.execute(select(func.pg_advisory_xact_lock_shared(_ARTEFACTS)))
+
+
+def write_alone(connection: Connection) -> None:
+    """For a transaction that stores artefacts in several goes, or deletes some: until it ends, no other does.
+
+    Two such at once could each wait for what the other has stored, and one would be told of a deadlock.
+    """
+    if _is_server(connection):
+        connection.execute(select(func.pg_advisory_xact_lock(_ARTEFACTS)))
+
+
+class Claims:
+    """The runs that this process is searching, on a server. A connection of their own holds them: they end with the
+    process."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._connection: Connection | None = None
+        self._held: set[int] = set()
+
+    def take(self, run: StoredRun) -> None:
+        """Raises StoreError if another process searches the run."""
+        if run.id in self._held or self._engine.dialect.name != "postgresql":
+            return
+        if self._connection is None:
+            self._connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+        for _ in range(_TRIES):  # somebody may only be looking whether the run is alive
+            if self._connection.scalar(select(func.pg_try_advisory_lock(_RUNS, run.id))):
+                self._held.add(run.id)
+                return
+            time.sleep(_PAUSE_S)
+        raise StoreError(
+            f"run {run.name!r} is being searched by another process, perhaps on another machine; wait for it to"
+            " end, or start a run of your own"
+        )
+
+    def release(self) -> None:
+        if self._connection is not None:
+            self._connection.invalidate()  # closed and not pooled: a pooled one would keep its locks
+            self._connection.close()
+            self._connection = None
+        self._held.clear()
+
+
+def release_dead_runs(connection: Connection) -> None:
+    """Records that runs with the status running whose process is gone are interrupted. For a writer."""
+    running = connection.scalars(select(m.Run.id).where(m.Run.status == RunStatus.RUNNING.value)).all()
+    if _is_server(connection):
+        # Until this transaction ends nobody can claim what is found to be nobody's.
+        running = [key for key in running if connection.scalar(select(func.pg_try_advisory_xact_lock(_RUNS, key)))]
+    if running:
+        interrupted = {"status": RunStatus.INTERRUPTED.value, "stop_reason": GONE}
+        connection.execute(update(m.Run).where(m.Run.id.in_(running)), interrupted)
+
+
+def gone(store: Store, connection: Connection, recorded: Mapping[int, str]) -> frozenset[int]:
+    """The keys of runs that are recorded as running and whose process is known to have ended. For readers, which cannot
+    record it as `release_dead_runs` does. recorded: the status of runs by their keys."""
+    running = frozenset(key for key, status in recorded.items() if status == RunStatus.RUNNING)
+    if not running:
+        return running
+    if store.path is None:
+        return running - _claimed(connection)
+    return frozenset() if store.writes or not _is_free(_lock_path(store.path.resolve())) else running
+
+
+def _claimed(connection: Connection) -> frozenset[int]:
+    """Keys of the runs of a server's database that a process holds."""
+    held = connection.execute(
+        text(
+            "SELECT objid FROM pg_locks WHERE locktype = 'advisory' AND classid = :runs AND granted AND database ="
+            " (SELECT oid FROM pg_database WHERE datname = current_database())"
+        ),
+        {"runs": _RUNS},
+    )
+    return frozenset(int(key) for key in held.scalars())
+
+
+def _is_free(lock: Path) -> bool:
+    """Whether no process holds it. It is taken for that, for a moment and beside others that only look; a writer that
+    comes at that moment waits for it."""
+    try:
+        with lock.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return True
+    except OSError:  # held, or not to be looked at
+        return False
+    return True
