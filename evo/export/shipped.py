@@ -47,7 +47,7 @@ def without_bulk(manifest: Mapping[str, Any]) -> dict[str, Any]:
         if not v["arch"].startswith("compute_"):
             kept = {name: value for name, value in v.items() if name not in _OF_BINARY}
             variants.append(kept | {"record": {n: v["record"][n] for n in _KEPT_OF_RECORD if n in v["record"]}})
-    return {**manifest, "variants": variants, "headers": dict.fromkeys(manifest["headers"])}
+    return {**manifest, "variants": variants, "headers": {}}
 
 
 def share_sources(texts: Mapping[str, str], records: Sequence[dict[str, Any]]) -> set[str]:

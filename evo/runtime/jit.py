@@ -223,7 +223,8 @@ class Jit:
     def _compiled(self, source: _Source, device: int) -> Compiled:
         """Compiled, tried and kept; or what was kept before. Raises Unavailable."""
         package, record = self._package, source.variant.record
-        text, headers, flags = source.text(package), package.headers(), record["recipe"]["flags"]
+        text, flags = source.text(package), record["recipe"]["flags"]
+        headers = package.headers(text)
         if device < 0:
             command, version = cpu.compiler()
             made_by, suffix, how = version, "so", [*command, cpu.machine(), *sorted(cpu.features())]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -56,6 +57,7 @@ if __name__ == "__main__":
 """
 """__main__.py of a package."""
 
+_INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
 _CODES = {"int64": "q", "int32": "i", "float32": "f", "float64": "d"}
 
 
@@ -122,9 +124,17 @@ class Package:
         text = source_text(self.read(record["source"]).decode(errors="replace"), record)
         return _checked(record["source"], text.encode(), record["source_sha256"])
 
-    def headers(self) -> dict[str, bytes]:
-        """What sources include, by the name they do so. Raises Unavailable."""
-        return {name: self.read(name, sha256) for name, sha256 in self.manifest["headers"].items()}
+    def headers(self, source: bytes) -> dict[str, bytes]:
+        """What a source includes of the package's files, by the name it does so; what is shipped takes them from the
+        templates. Raises Unavailable for one that is not as it was exported."""
+        found: dict[str, bytes] = {}
+        waiting = [source]
+        while waiting:
+            for name in (n.decode(errors="replace") for n in _INCLUDE.findall(waiting.pop())):
+                if name not in found and self.path(name).is_file():
+                    found[name] = self.read(name, self.manifest["headers"].get(name))
+                    waiting.append(found[name])
+        return found
 
     @property
     def include_dirs(self) -> list[str]:
