@@ -37,6 +37,7 @@ CHEATS = (
     Cheat(name="constant"),
     Cheat(name="copies_input"),
     Cheat(name="fixed_statistics"),
+    Cheat(name="sample_variance"),
     Cheat(name="statistics_of_row_0"),
     Cheat(name="row_0_for_all"),
     Cheat(name="ignores_weight"),
