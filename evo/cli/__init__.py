@@ -52,7 +52,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; its exit code. A user's mistake is one sentence on stderr, never a traceback."""
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if words[0] in _WORKING or (words[0] == "explain" and "--measure" in words):
-        from evo.executors._server import start_server  # other commands do not need it
+        from evo.executors._processes import start_server  # other commands do not need it
 
         start_server()
     try:

@@ -1,22 +1,39 @@
-"""Executors: where work runs. Builds go wide over a pool of processes; one candidate at a time is timed
-on a device, in a process that dies with the one that breaks it."""
+"""Executors: where work runs. One module each, found by its name; it defines `EXECUTOR`, a function of target and
+configuration that opens one.
+
+Builds go wide over a pool of processes; one candidate at a time is measured on a device, in a process that dies with the one
+that breaks it.
+"""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 import psutil
 
+from evo.discovery import find_plugin
 from evo.evaluation import Build, Measurement
 from evo.measure import Incumbent, MeasureRequest, RaceRequest, RaceResult
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload
 from evo.progress import InFlight
 
-__all__ = ["BuildRequest", "Executor", "ExecutorConfig", "Incumbent", "MeasureRequest", "RaceRequest", "RaceResult"]
+__all__ = [
+    "BuildRequest",
+    "Executor",
+    "ExecutorConfig",
+    "Incumbent",
+    "MeasureRequest",
+    "OpenExecutor",
+    "RaceRequest",
+    "RaceResult",
+    "find_executor",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,9 +47,9 @@ class ExecutorConfig:
     """At most, for the gate and for the timing. What has taken twenty times as long as the median of its kind is ended
     before, but not earlier than after its floor."""
     build_floor_s: float = 2.0
-    gate_floor_s: float | None = None
-    """None: 0.5 where candidates share the cores with everything else, 0.3 where they do not. A GPU may take a second to
-    name a trap: with less it counts as a timeout."""
+    gate_floor_s: float = 1.0
+    """Half of the gate's limit is that of a single launch on a GPU, which may take a second to name a trap: with less a trap
+    counts as a timeout."""
     timing_floor_s: float = 10.0
     build_memory_bytes: int = field(default_factory=lambda: max(2 << 30, psutil.virtual_memory().total // 8))
     """Of a builder, and of each compiler that it starts."""
@@ -54,6 +71,8 @@ class BuildRequest:
 
 
 class Executor(Protocol):
+    """Safe to use from several threads."""
+
     def expect(self, kernel: str, target: str, workload: Workload, seed: int) -> None:
         """Candidates of this workload will be measured with that seed: what that takes may be made ready while they are
         still being built. Returns at once; what goes wrong is told to the first of them."""
@@ -83,3 +102,12 @@ class Executor(Protocol):
     def close(self) -> None:
         """Ends every process; outstanding futures are cancelled."""
         ...
+
+
+OpenExecutor = Callable[[str, ExecutorConfig], Executor]
+"""Opens an executor for a target by name. Its processes start at once."""
+
+
+def find_executor(name: str) -> OpenExecutor:
+    """Raises UnknownNameError."""
+    return cast(OpenExecutor, find_plugin(sys.modules[__name__], "executor", name))

@@ -1,184 +1,297 @@
-"""A device process and its replacement. Whoever is given one finds it open, computing, and holding its data."""
+"""The device worker: a process that gates and times candidates one after another, and dies with the one that breaks it.
+
+A candidate that loses its process is tried once more, alone, in a fresh one; if that is lost too, the candidate is to blame.
+In the first process others have run before it, and may have broken what it stumbled over, and the incumbent runs beside it
+where it is timed. Only a fault that the device itself names is the candidate's own at once.
+"""
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
-from threading import Lock
+from concurrent.futures import CancelledError, Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from evo.errors import DeviceError
-from evo.executors import _device_tasks as tasks
-from evo.executors._device_tasks import SetUp
-from evo.executors._worker import Worker, WorkerDied, WorkerStalled
+from evo.errors import DeviceError, EngineError
+from evo.evaluation import Measurement, Status
+from evo.executors import ExecutorConfig, MeasureRequest, RaceRequest, RaceResult
+from evo.executors import _tasks as tasks
+from evo.executors._limits import AdaptiveTimeout
+from evo.executors._tasks import Data
+from evo.executors._worker import Worker, WorkerLost
+from evo.problem.kernel import Workload
+from evo.progress import InFlight
 
-__all__ = ["Device"]
+__all__ = ["Device", "Job", "deliver"]
 
-_OPEN_S = 180.0
-_PROBE_S = 30.0
-_SET_UP_S = 600.0
+_OPENING_S = 180.0
+_READY_S = 600.0
+"""For making the data that candidates are judged with, which no candidate takes part in."""
+
+_LAUNCH_SHARE = 0.5
+"""Of the gate's limit is that of a single launch on a GPU: the process itself sees that it hangs."""
+
 _ATTEMPTS = 2
+"""Of a candidate, and of the device to get ready."""
 
-_ROOM = 0.5
-"""Of the device's memory has to be free where more than one spare is kept: each takes about half a gigabyte."""
+_HINT = "; it hangs, or has a fault that the device takes longer to name, as it does a trap"
+
+_JUDGED = frozenset({"gate", "timing", "race"})
+"""Stages in which candidates run."""
+
+_NAMED_FAULTS = frozenset({Status.ILLEGAL_ADDRESS, Status.MISALIGNED_ADDRESS, Status.TRAP})
 
 
 @dataclass(kw_only=True)
-class _Process:
-    worker: Worker
-    due: deque[SetUp | None] = field(default_factory=deque)
-    """What it was told to do and has not been asked about: open the device (None), make data."""
-    ready: set[SetUp] = field(default_factory=set)
-    spare: bool = True
-    """No candidate has run in it."""
+class Job:
+    """A request, and the future that waits for its result. Of `Data`: make it ready, nobody waits."""
 
-    def prepare(self, wanted: SetUp) -> None:
-        if wanted not in self.ready and wanted not in self.due:
-            self.worker.memory_limit = 0
-            if self.spare:  # it would hold up the timings for as long as it takes to get ready
-                self.worker.post(tasks.set_up, wanted)
-            else:
-                self.worker.post(tasks.sharing, tasks.set_up, wanted)
-            self.due.append(wanted)
+    request: MeasureRequest | RaceRequest | Data
+    future: Future[Any] | None = None
+    fresh: bool = False
+    """It is to be done in a process that has not been used."""
+    attempts: int = 0
+    """Those that have come to nothing."""
+    lost_s: dict[str, float] = field(default_factory=dict)
+    """What they have cost, by stage."""
+
+    @property
+    def data(self) -> Data:
+        r = self.request
+        return Data(kernel=r.kernel, target=r.target, workload=r.workload, seed=r.seed)
 
 
 class Device:
-    """`start` makes a device process. `spares`: how many others to keep ready after the first loss, where opening takes
-    longer than a measurement. Used by one thread; `close` and `kill` are for any."""
+    """Jobs are posted, the next before the last is finished, and finished in the same order: the process need not wait for
+    the command between two candidates. After a first loss another process is kept ready (a spare), where opening the device
+    takes longer than a measurement. Used by one thread; `in_flight` is for any.
 
-    def __init__(self, start: Callable[[], Worker], *, spares: int) -> None:
-        self._start, self._spares = start, spares
-        self._process: _Process | None = None
-        self._waiting: list[_Process] = []
-        self._wanted: SetUp | None = None
-        self._room = 1.0
-        self._losses = 0
-        self._closed = False
-        self._lock = Lock()
-        self._ending: deque[Future[int]] = deque()
-        self._reaper = ThreadPoolExecutor(max_workers=1, thread_name_prefix="evo-reaper")
-        self._process = self._begin()
+    start: makes a device process. Raises CancelledError when no more are to be made.
+    host_code: candidates run in the process itself, and share the cores with it.
+    """
 
-    def expect(self, wanted: SetUp) -> None:
-        """Has the present process make its data, if it has not, and those to come: `ready` will ask for them."""
-        self._wanted = wanted
-        for process in (self._process, *self._waiting):
-            if process is not None:
-                process.prepare(wanted)
+    def __init__(self, start: Callable[[], Worker], config: ExecutorConfig, *, host_code: bool) -> None:
+        self._start, self._config, self._host_code = start, config, host_code
+        self._worker: Worker | None = None
+        self._spare: Worker | None = None
+        self._lost_any = False
+        self._failures = 0
+        """Processes in a row that were lost before a candidate ran in them."""
+        self._posted: deque[Job] = deque()
+        self._timeouts: dict[tuple[str, Workload], tuple[AdaptiveTimeout, AdaptiveTimeout]] = {}
+        self._current: Job | None = None
 
-    def ready(self, wanted: SetUp) -> Worker:
-        """The device process, with the data of `wanted`. Raises DeviceError if the device does not answer, in a fresh
-        process either; UsageError if the data do not fit it; CancelledError when closed."""
-        self._wanted = wanted
-        for attempt in range(_ATTEMPTS):
-            try:
-                return self._made_ready(wanted)
-            except (WorkerDied, WorkerStalled, DeviceError) as error:
-                self.lose()
-                if self._closed:
-                    raise CancelledError from None
-                if attempt + 1 == _ATTEMPTS:
-                    if isinstance(error, DeviceError):
-                        raise
-                    reason = f"its process {error}" if isinstance(error, WorkerDied) else "it gives no answer"
-                    raise DeviceError(
-                        f"the device cannot be used ({reason}), in a fresh process either, before any candidate ran in it;"
-                        " what was found so far is kept: see that the device works, then resume"
-                    ) from error
-        raise AssertionError
+    @property
+    def posted(self) -> int:
+        return len(self._posted)
 
-    def lose(self, *, idle: bool = False) -> None:
-        """Ends the present process; the next one asked for is another. `idle`: nothing of it can be running on the
-        device any more, so that nobody has to wait for its end. Raises DeviceError if it, or one before, cannot be
-        ended."""
-        with self._lock:
-            process, self._process = self._process, None
-        while self._ending and self._ending[0].done():
-            self._ending.popleft().result()
-        if process is None:
+    def open(self) -> None:
+        """Has a process started, if that is possible: then it is there when it is needed."""
+        if self._worker is None:
+            with suppress(CancelledError, OSError):
+                self._worker = self._start()
+                self._worker.post(tasks.open_device, answered=False)
+
+    def post(self, job: Job) -> None:
+        """Behind those posted before, of which there may be none if the job needs a fresh process."""
+        if isinstance(job.request, Data):
+            self.open()
+            if self._worker is not None:
+                self._worker.post(tasks.make_ready, job.request, answered=False)
             return
-        self._losses += 1
-        if idle:
-            process.worker.kill()
-            self._ending.append(self._reaper.submit(process.worker.end))
-        else:
-            process.worker.end()
+        self._posted.append(job)
+        if self._worker is not None and not job.fresh:
+            self._send(job)
 
-    def renew(self) -> None:
-        """Likewise, but nothing went wrong."""
-        losses = self._losses
-        self.lose()
-        self._losses = losses
+    def finish(self) -> None:
+        """Waits for the result of the first job that was posted, and tells its future; what breaks evo itself, too."""
+        job = self._posted[0]
+        result: Measurement | RaceResult | BaseException | None = None
+        try:
+            while result is None:
+                result = self._attempt(job)
+        except BaseException as error:
+            result = error
+            with suppress(DeviceError):  # it cannot be ended, which is told already
+                self._end_worker()
+        self._current = None
+        self._posted.popleft()
+        deliver(job.future, result)
 
-    @property
-    def closed(self) -> bool:
-        return self._closed
-
-    @property
-    def worker(self) -> Worker | None:
-        """The present process, if there is one."""
-        return self._process.worker if self._process is not None else None
-
-    def kill(self) -> None:
-        """No process from now on; whoever waits for one sees it die."""
-        with self._lock:
-            self._closed = True
-            processes = [p for p in (self._process, *self._waiting) if p is not None]
-        for process in processes:
-            process.worker.kill()
+    def in_flight(self) -> InFlight | None:
+        """The candidate that is being gated or timed; or that waits for the device, and the data, to be ready."""
+        job, worker = self._current, self._worker
+        if job is None or not isinstance(job.request, MeasureRequest):
+            return None
+        now, stage = time.monotonic(), worker.stage if worker is not None else ""
+        limited = worker is not None and stage in ("gate", "timing")
+        return InFlight(
+            genome=job.request.genome,
+            workload=job.request.workload,
+            stage=stage if limited else "ready",
+            seconds=now - worker.since_s if worker is not None else 0.0,
+            left_s=max(0.0, worker.ends_at_s - now) if limited and worker is not None else None,
+            again=job.attempts > 0,
+        )
 
     def close(self) -> None:
-        self.kill()
-        for process in (self._process, *self._waiting):
-            if process is not None:
-                process.worker.end()
-        self._process = None
-        self._waiting.clear()
-        self._reaper.shutdown()
+        """Ends its processes."""
+        for worker in (self._worker, self._spare):
+            if worker is not None:
+                worker.end()
+        self._worker = self._spare = None
 
-    def _made_ready(self, wanted: SetUp) -> Worker:
-        if self._process is not None and not self._process.worker.alive:
-            self.lose()  # between two candidates: neither is to blame
-        process = self._process or self._replace()
-        process.prepare(wanted)
-        while process.due:
-            self._settle(process)
-        if process.spare:
-            # It was made ready before the candidate ran that broke its predecessor, and perhaps the device.
-            process.worker.call(tasks.sharing, tasks.probe, limit_s=_PROBE_S)
-            process.spare = False
-        return process.worker
+    # -- one attempt ------------------------------------------------------------------------------------------------
 
-    def _settle(self, process: _Process) -> None:
-        """Waits for the first thing that a process was told to do."""
-        told = process.due.popleft()
-        if told is None:
-            self._room = process.worker.collect(_OPEN_S)
+    def _attempt(self, job: Job) -> Measurement | RaceResult | None:
+        """A result, or None if the job is to be tried again. Leaves a process behind that is fit for the next candidate, or
+        none. Raises DeviceError if the device does not answer in a fresh process either, UsageError if the data do not
+        fit."""
+        self._current = job
+        if job.fresh:
+            job.fresh = False
+            self._end_worker()
+        if self._worker is None:
+            self._worker = self._next_worker(job.data)
+            for posted in self._posted:
+                self._send(posted)
+        worker = self._worker
+        try:
+            result: Measurement | RaceResult = worker.collect(self._limits_s(job))
+        except WorkerLost as loss:
+            if not _JUDGED & worker.spent_s.keys():
+                self._fail(f"its process {loss}")
+                return None
+            hint = _HINT if loss.status is Status.TIMEOUT and not self._host_code else ""
+            return self._lost(job, worker, loss.status, f"the device process {loss}{hint}")
+        except DeviceError as error:
+            self._fail(str(error), error)
+            return None
+        except EngineError as error:
+            if not _JUDGED & worker.spent_s.keys():
+                raise
+            # Where a candidate ran, nothing can be said to be evo's own fault.
+            return self._lost(job, worker, Status.CRASH, f"in its process {str(error).partition(chr(10))[0]}")
+        self._failures = 0
+        status = result.status if isinstance(result, Measurement) else Status.CRASH
+        if result.device_lost or status is Status.OUT_OF_MEMORY:
+            words = worker.last_words()
+            log = f"{result.log}: {words}" if words else result.log
+            return self._lost(job, worker, status, log, named=status in _NAMED_FAULTS)
+        if result.data_changed:  # the verdict stands
+            self._end_worker()
         else:
-            process.worker.memory_limit = process.worker.collect(_SET_UP_S)
-            process.ready.add(told)
+            self._note(job, result)
+        return replace(result, seconds=result.seconds + sum(job.lost_s.values()))
 
-    def _replace(self) -> _Process:
-        process = None
-        while process is None and self._waiting:
-            process = self._waiting.pop(0)
-            if not process.worker.alive:
-                process.worker.end()
-                process = None
-        self._process = process = process or self._begin()
-        wanted = self._spares if self._room > _ROOM else min(1, self._spares)
-        while self._losses and len(self._waiting) < wanted:
-            self._waiting.append(self._begin())
-        return process
+    def _fail(self, reason: str, error: DeviceError | None = None) -> None:
+        """A process was lost before a candidate ran in it. Raises DeviceError if that was the second in a row."""
+        self._end_worker()
+        self._failures += 1
+        if self._failures < _ATTEMPTS:
+            return
+        self._failures = 0
+        raise error or DeviceError(
+            f"the device cannot be used ({reason}), in a fresh process either, before any candidate ran in it; what was"
+            " found so far is kept: see that the device works, then resume"
+        )
 
-    def _begin(self) -> _Process:
-        with self._lock:
-            if self._closed:
-                raise CancelledError
-            worker = self._start()
-        worker.post(tasks.open_and_probe)
-        process = _Process(worker=worker, due=deque([None]))
-        if self._wanted is not None:
-            process.prepare(self._wanted)
-        return process
+    def _lost(
+        self, job: Job, worker: Worker, status: Status, log: str, *, named: bool = False
+    ) -> Measurement | RaceResult | None:
+        """The result of a candidate that has cost the process, or None if it is to be tried again. named: the device itself
+        has named the fault."""
+        self._failures, self._lost_any = 0, True
+        self._end_worker()
+        job.attempts += 1
+        for stage in _JUDGED & worker.spent_s.keys():
+            job.lost_s[stage] = job.lost_s.get(stage, 0.0) + worker.spent_s[stage]
+        request = job.request
+        beside = isinstance(request, MeasureRequest) and request.incumbent is not None and "timing" in worker.spent_s
+        if job.attempts < _ATTEMPTS and (beside or not named):
+            if isinstance(request, MeasureRequest):
+                job.request = replace(request, incumbent=None)  # alone
+            return None
+        if job.attempts > 1:
+            log += " (and again, alone in a fresh process)"
+        seconds = sum(job.lost_s.values())
+        if isinstance(request, RaceRequest):
+            return RaceResult(log=f"{status}: {log}", seconds=seconds, device_lost=True)
+        return Measurement(
+            status=status,
+            log=log,
+            seconds=seconds,
+            gate_seconds=job.lost_s.get("gate", 0.0),
+            timing_seconds=job.lost_s.get("timing", 0.0),
+            device_lost=True,
+        )
+
+    def _next_worker(self, data: Data) -> Worker:
+        """The spare, if there is one."""
+        worker, self._spare = self._spare, None
+        worker = worker or self._start()
+        if self._lost_any and not self._host_code:
+            self._spare = self._start()
+            self._spare.post(tasks.make_ready, data, answered=False)
+        return worker
+
+    def _end_worker(self) -> None:
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.end()
+
+    # -- time limits ------------------------------------------------------------------------------------------------
+
+    def _send(self, job: Job) -> None:
+        assert self._worker is not None
+        if isinstance(job.request, RaceRequest):
+            self._worker.post(tasks.race, job.request)
+        elif isinstance(job.request, MeasureRequest):
+            gate, _ = self._adaptive(job.request)
+            request = replace(
+                job.request,
+                build=replace(job.request.build, source="", log=""),  # a message ahead has to fit the pipe
+                launch_limit_s=_LAUNCH_SHARE * gate.limit_s(),
+            )
+            self._worker.post(tasks.measure, request)
+
+    def _limits_s(self, job: Job) -> dict[str, float]:
+        limits_s = {"opening": _OPENING_S, "ready": _READY_S}
+        if isinstance(job.request, RaceRequest):
+            runs = len(job.request.contenders) + len(job.request.baselines) + 1
+            return limits_s | {"race": self._config.measure_timeout_s * runs}
+        gate, timing = self._adaptive(job.request)
+        return limits_s | {"gate": gate.limit_s(), "timing": timing.limit_s()}
+
+    def _adaptive(self, request: MeasureRequest | Data) -> tuple[AdaptiveTimeout, AdaptiveTimeout]:
+        """For the gate and for the timing: a race waits for a quiet machine, up to its own limit."""
+        key, config = (request.kernel, request.workload), self._config
+        if key not in self._timeouts:
+            self._timeouts[key] = (
+                AdaptiveTimeout(floor_s=config.gate_floor_s, ceiling_s=config.measure_timeout_s),
+                AdaptiveTimeout(floor_s=config.timing_floor_s, ceiling_s=config.measure_timeout_s),
+            )
+        return self._timeouts[key]
+
+    def _note(self, job: Job, result: Measurement | RaceResult) -> None:
+        if isinstance(job.request, MeasureRequest) and isinstance(result, Measurement) and result.status is Status.OK:
+            gate, timing = self._adaptive(job.request)
+            gate.note(result.load_seconds + result.gate_seconds)
+            if job.request.time:
+                timing.note(result.timing_seconds + result.gate_seconds)
+
+
+def deliver(future: Future[Any] | None, result: object) -> None:
+    """Tells a result, or an exception."""
+    if future is None:
+        return
+    with suppress(InvalidStateError):  # it was cancelled meanwhile
+        if isinstance(result, CancelledError):
+            future.cancel()
+        elif isinstance(result, BaseException):
+            future.set_exception(result)
+        else:
+            future.set_result(result)

@@ -1,4 +1,4 @@
-"""What a worker may do to the machine: memory, files, network, the terminal. Called in the worker itself.
+"""What a worker may take: time, memory, files, network, the terminal. All but the first is called in the worker itself.
 
 These limits hold accidents, not attackers: a candidate is code that runs as the user.
 """
@@ -10,8 +10,11 @@ import os
 import resource
 import shutil
 import signal
+import statistics
 import sys
 import tempfile
+import threading
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,15 +22,17 @@ import psutil
 
 __all__ = [
     "SCRATCH",
-    "Conduct",
+    "AdaptiveTimeout",
+    "SideEffectCheck",
     "adopt_orphans",
     "confine_builder",
     "confine_candidate",
-    "data_bytes",
     "discard_output",
     "drop_stale_scratch",
+    "identity",
     "limit_data",
     "oom_kills",
+    "reap_child",
     "write_output_to",
 ]
 
@@ -41,12 +46,41 @@ _BUILT_BYTES = 1 << 30
 """The largest file that a compiler may write."""
 
 _OOM_SCORE = 500
-"""Whom the kernel ends first when memory runs out: a worker, before the command and the user's own programs."""
+"""When memory runs out, the system ends a worker before the command and the user's own programs."""
 
 _NEW_USER_SPACE, _NEW_NETWORK = 0x10000000, 0x40000000
 _SET_CHILD_SUBREAPER = 36
 _ANY_CHILD = 0x40000000
 """__WALL: also children that were not made by fork."""
+
+
+_FACTOR = 20.0
+"""A candidate that takes this many times the median of those that passed is not worth waiting for."""
+
+_REMEMBERED = 64
+
+
+class AdaptiveTimeout:
+    """How long something may take: 20 times the median of what has passed, so that a hang costs little. Never less than
+    `floor_s`, for the machine may be busy; `ceiling_s` at most, and before anything is known. Safe to use from several
+    threads."""
+
+    def __init__(self, *, floor_s: float, ceiling_s: float) -> None:
+        self._floor_s, self._ceiling_s = floor_s, ceiling_s
+        self._seconds: deque[float] = deque(maxlen=_REMEMBERED)
+        self._lock = threading.Lock()
+
+    def note(self, seconds: float) -> None:
+        """Of something that went well."""
+        with self._lock:
+            self._seconds.append(seconds)
+
+    def limit_s(self) -> float:
+        with self._lock:
+            if not self._seconds:
+                return self._ceiling_s
+            median_s = statistics.median(self._seconds)
+        return min(self._ceiling_s, max(self._floor_s, _FACTOR * median_s))
 
 
 def discard_output() -> None:
@@ -58,7 +92,7 @@ def discard_output() -> None:
 
 
 def write_output_to(path: Path) -> None:
-    """Likewise, at a file, which holds what was said since `Conduct.begin`."""
+    """Likewise, at a file."""
     target = os.open(path, os.O_CREAT | os.O_RDWR | os.O_APPEND | os.O_CLOEXEC, 0o600)
     for descriptor in (1, 2):
         os.dup2(target, descriptor)
@@ -80,14 +114,11 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def confine_builder(scratch: Path, memory_bytes: int) -> int:
-    """For a builder and the compilers it starts: `memory_bytes` each, files in `scratch`, no network.
-
-    Returns the limit of the data segment, 0 where there is none.
-    """
+def confine_builder(scratch: Path, memory_bytes: int) -> None:
+    """For a builder and the compilers it starts: `memory_bytes` each, files in `scratch`, no network."""
     _confine(scratch, network=False)
     _limit(resource.RLIMIT_FSIZE, _BUILT_BYTES)
-    return limit_data(memory_bytes)
+    limit_data(memory_bytes)
 
 
 def confine_candidate(scratch: Path, *, host_code: bool) -> None:
@@ -126,22 +157,20 @@ def _leave_network() -> None:
             Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
 
 
-def limit_data(further_bytes: int) -> int:
-    """Lets this process, and each of its children, have `further_bytes` beyond what it holds now.
+def limit_data(further_bytes: int, *, times_held: int = 1) -> None:
+    """Lets this process, and each of its children, have `further_bytes` beyond so many times what it holds now.
 
-    Data, not address space: mapped libraries are gigabytes that nobody pays for. Returns the limit; 0 where there is
-    none to be had (not Linux).
+    Data, not address space: mapped libraries are gigabytes that nobody pays for. There is no limit where the system does not
+    tell what a process holds (not Linux).
     """
-    held = data_bytes()
-    if not held:
-        return 0
-    return held + further_bytes if _limit(resource.RLIMIT_DATA, held + further_bytes) else 0
+    if held := _data_bytes():
+        _limit(resource.RLIMIT_DATA, times_held * held + further_bytes)
 
 
-def data_bytes(pid: int | None = None) -> int:
-    """Private memory that a process has asked for, touched or not; 0 where it cannot be known, or is gone."""
+def _data_bytes() -> int:
+    """Private memory that this process has asked for, touched or not; 0 where it cannot be known."""
     with suppress(OSError, ValueError, IndexError):
-        status = Path(f"/proc/{pid or 'self'}/status").read_text()
+        status = Path("/proc/self/status").read_text()
         return int(status.partition("VmData:")[2].split(None, 1)[0]) << 10
     return 0
 
@@ -162,43 +191,32 @@ def _limit(what: int, value: int) -> bool:
     return False
 
 
-class Conduct:
-    """What a candidate must leave as it found it. Watches the process it is made in.
+class SideEffectCheck:
+    """What a candidate that runs in its process must leave as it found it: the standard descriptors and `pipe`, the working
+    directory, and no processes. Made in the process that it watches."""
 
-    descriptors: open ones to be watched beside the standard three.
-    """
-
-    def __init__(self, *descriptors: int) -> None:
+    def __init__(self, pipe: int) -> None:
         self._folder = Path.cwd().stat()
-        self._files = {d: _identity(d) for d in (0, 1, 2, *descriptors)}
+        self._files = {d: identity(d) for d in (0, 1, 2, pipe)}
 
-    def begin(self) -> None:
-        """Forgets what was written to the standard output and error."""
-        with suppress(OSError):
-            os.ftruncate(2, 0)
-
-    def intact(self, descriptor: int) -> bool:
-        return _identity(descriptor) == self._files[descriptor]
-
-    def complaint(self) -> str:
+    def found(self) -> str:
         """What was done that no computation does, in a few words; empty if nothing was. Ends no process."""
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError, AttributeError):
                 stream.flush()
-        if closed := [str(d) for d in self._files if not self.intact(d)]:
-            return f"it closed file descriptor {', '.join(closed)} of its process"
+        if closed := [str(d) for d, file in self._files.items() if identity(d) != file]:
+            return f"closed file descriptor {', '.join(closed)} of its process"
         try:
             moved = not os.path.samestat(Path.cwd().stat(), self._folder)
         except OSError:
             moved = True
         if moved:
-            return "it changed the working directory of its process"
-        if count := _living_children():
-            return f"it left {count} {'process' if count == 1 else 'processes'} running"
-        return ""
+            return "changed the working directory of its process"
+        return "started another process" if reap_child() else ""
 
 
-def _identity(descriptor: int) -> tuple[int, int] | None:
+def identity(descriptor: int) -> tuple[int, int] | None:
+    """Which file an open descriptor stands for; None if it is closed."""
     try:
         found = os.fstat(descriptor)
     except OSError:
@@ -206,18 +224,14 @@ def _identity(descriptor: int) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _living_children() -> int:
-    try:
-        while os.waitpid(-1, os.WNOHANG | _ANY_CHILD)[0]:
+def reap_child() -> bool:
+    """Whether this process has a child, running or just ended; one that has ended is taken note of."""
+    for options in (os.WNOHANG | _ANY_CHILD, os.WNOHANG):
+        try:
+            os.waitpid(-1, options)
+            return True
+        except ChildProcessError:
+            return False
+        except OSError:  # not Linux: without the first option
             continue
-    except ChildProcessError:  # the usual case, and quicker than a look at every thread
-        return 0
-    except OSError:  # not Linux
-        with suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                continue
-    children: set[str] = set()
-    for path in Path("/proc/self/task").glob("*/children"):
-        with suppress(OSError):  # a thread that has just ended
-            children.update(path.read_text().split())
-    return len(children)
+    return False

@@ -1,4 +1,4 @@
-"""One worker process: it is given tasks over a pipe, one at a time, and can be ended at any moment.
+"""One worker process: it runs the tasks that come over its pipe, one after another, and can be ended at any moment.
 
 Written for processes that break: a worker's death shows at once, whatever its exit code; it is killed with all that it
 started; what it printed last is kept; and an answer that cannot be read counts as a death.
@@ -7,48 +7,41 @@ started; what it printed last is kept; and an answer that cannot be read counts 
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import pickle
+import re
+import select
+import signal
 import struct
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from enum import Enum
-from multiprocessing import connection, forkserver, resource_tracker
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import connection
 from multiprocessing.connection import Connection
-from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
 from evo.errors import DeviceError, EngineError, EvoError
 from evo.evaluation import Status
-from evo.executors._faults import exit_status, exit_text, ran_out_of_memory
-from evo.executors._limits import Conduct, data_bytes, oom_kills, write_output_to
-from evo.executors._stall import account, cause_of
-from evo.executors._strays import STARTING, end_strays, end_tree, known_workers
+from evo.executors._limits import SideEffectCheck, identity, oom_kills, write_output_to
+from evo.executors._processes import STARTING, end_strays, end_tree, known_workers, leave_server, worker_context
+from evo.targets import classify
 
-__all__ = ["Worker", "WorkerDied", "WorkerStalled", "not_counted"]
-
-_LOOK_S = 0.1
-"""How often the memory of a worker is looked at."""
-
-_NEAR = 0.75
-"""A worker that held this share of what it may hold and died did so of the next allocation."""
-
-_UNWATCHED = 0.25
-"""Of a limit: most answers come before, and cost no look at what the process does."""
+__all__ = ["Worker", "WorkerLost", "enter_stage", "exit_status", "exit_text", "ran_out_of_memory"]
 
 _STARTING_S = 60.0
-
-_WAITING_S = 600.0
-"""How long a worker may wait for others, all of which have limits of their own."""
 
 _ENDING_S = 60.0
 """How long a killed process may take: a driver first ends what runs on the device."""
 
+_DYING_S = 0.1
+"""A process's pipe is closed a moment before the process is gone."""
+
 _LAST_WORDS = 2000
+"""Bytes of what a worker printed that a log repeats."""
 
 _CANNOT_ANSWER = 97
 """Exit code of a worker whose pipe is gone."""
@@ -59,165 +52,116 @@ _CHUNK_BYTES = 1 << 20
 
 _numbers = itertools.count()
 
+_SIGNALS = {
+    "SIGSEGV": Status.ILLEGAL_ADDRESS,
+    "SIGBUS": Status.ILLEGAL_ADDRESS,
+    "SIGABRT": Status.TRAP,
+    "SIGILL": Status.TRAP,
+    "SIGFPE": Status.TRAP,
+    "SIGTRAP": Status.TRAP,
+}
 
-class WorkerDied(Exception):
-    """The process ended, or answered rubbish. `str()` says how; `status` is what that stands for."""
+
+class WorkerLost(Exception):
+    """The process died, hung or did what no task may do, and has been ended. `str()` says how; `status` is what that
+    stands for."""
 
     def __init__(self, status: Status, text: str) -> None:
         super().__init__(text)
         self.status = status
 
 
-class WorkerStalled(Exception):
-    """No answer within the limit. `certain`: it hangs, and was not waiting for a core or for another process."""
-
-    def __init__(self, limit_s: float, certain: bool) -> None:
-        super().__init__(f"no answer within {limit_s:.3g} s")
-        self.limit_s, self.certain = limit_s, certain
+class _SideEffectError(Exception):
+    """In a worker: a candidate did what no computation does. `str()` says what."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Answer:
     value: Any = None
     error: BaseException | None = None
-    complaint: str = ""
+    side_effect: str = ""
 
 
-class _Wait(Enum):
-    """Sent while a task runs."""
+@dataclass(frozen=True, kw_only=True)
+class _Stage:
+    """Sent while a task runs: its next stage begins."""
 
-    BEGINS = 0
-    ENDS = 1
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Task:
+    run: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    answered: bool
 
 
 class Worker:
-    """`prepare` is called in the process first, with `arguments`; what it returns is the process's memory limit. `gone`
-    is called when the process is."""
+    """`prepare` is called in the process first, with `arguments`. `candidates`: they run in the process itself, so each task
+    is followed by a look at what it has done to the process."""
 
     def __init__(
-        self,
-        context: BaseContext,
-        scratch: Path,
-        prepare: Callable[..., int],
-        arguments: tuple[Any, ...],
-        gone: Callable[[], None] = lambda: None,
+        self, scratch: Path, prepare: Callable[..., None], arguments: tuple[Any, ...], *, candidates: bool = False
     ) -> None:
         self._output = scratch / f"output-{os.getpid()}-{next(_numbers)}"
+        context = worker_context()
         self._connection, theirs = context.Pipe()
-        self.complaint = ""
-        """What the last task did to its process that it should not have; empty if nothing."""
-        self.memory_limit = 0
-        self.ends_at_s: float | None = None
-        """When it will be given up, by time.monotonic(), if it does not answer; None while it may take what it likes."""
-        self.waited_s = 0.0
-        """How much of the time of the last task was `not_counted`."""
-        self._gone = gone
-        self._prepared = False
-        self._received = bytearray()
+        self.stage = ""
+        """That of the task whose answer is waited for."""
+        self.since_s = time.monotonic()
+        """When it began, by time.monotonic()."""
+        self.ends_at_s = math.inf
+        """When the process will be given up, if there is no answer."""
+        self.spent_s: dict[str, float] = {}
+        """By stage, what the last task took until its answer or its process's end."""
+        self._started = False
+        self._outgoing, self._received = bytearray(), bytearray()
         self._kills_before = oom_kills()
         with STARTING:
             self._process = context.Process(  # type: ignore[attr-defined]
-                target=_serve, args=(theirs, self._output, prepare, arguments), name="evo-worker", daemon=True
+                target=_serve, args=(theirs, self._output, prepare, arguments, candidates), name="evo-worker", daemon=True
             )
             self._process.start()
             self.pid: int = self._process.pid
             known_workers.add(self.pid)
         theirs.close()
+        os.set_blocking(self._connection.fileno(), False)
         self._exitcode: int | None = None
 
-    def post(self, task: Callable[..., Any], *arguments: Any) -> None:
-        """Hands over a task, behind those posted before. Whether the worker takes it shows in `collect`."""
-        self._kills_before = oom_kills()
-        with suppress(OSError):
-            self._connection.send((task, arguments))
+    def post(self, task: Callable[..., Any], *arguments: Any, answered: bool = True) -> None:
+        """Hands over a task, behind those posted before; never waits. Whether the worker takes it shows in `collect`.
 
-    def collect(self, limit_s: float, patience: int = 0, *, sleeps: bool = False) -> Any:
-        """The result of the first task whose result has not been collected. `patience`: how often the limit is granted
-        again to a process that lacked what it needs; `sleeps`: see `evo.executors._stall.cause_of`. The limit begins
-        anew after a time that is `not_counted`.
-
-        Raises what the task raised, WorkerDied or WorkerStalled.
+        answered: otherwise it has no answer, and what it raises is dropped.
         """
-        if not self._prepared:
-            self.memory_limit = self._receive(_STARTING_S).value
-            self._prepared = True
-        self.waited_s = 0.0
-        answer = self._receive(limit_s, patience, sleeps)
-        self.complaint = answer.complaint
-        if answer.error is not None:
-            raise answer.error
-        return answer.value
+        message = _Task(run=task, arguments=arguments, answered=answered)
+        self._kills_before = oom_kills()
+        self._outgoing += _framed(message)
+        self._send()
 
-    def _receive(self, limit_s: float, patience: int = 0, sleeps: bool = False) -> Any:
-        """The next answer."""
-        try:
-            message = self._message(limit_s, patience, sleeps, shown=True)
-            while isinstance(message, _Wait):
-                if message is _Wait.BEGINS:
-                    since = time.monotonic()
-                    message = self._message(_WAITING_S, sleeps=True)
-                    self.waited_s += time.monotonic() - since
-                else:
-                    message = self._message(limit_s, patience, sleeps, shown=True)
-        finally:
-            self.ends_at_s = None
-        return message
+    def collect(self, limits_s: Mapping[str, float]) -> Any:
+        """The answer to the first task that has not been answered.
 
-    def _message(self, limit_s: float, patience: int = 0, sleeps: bool = False, *, shown: bool = False) -> Any:
-        """The next message. Not by `Connection.recv`, which waits for as many bytes as rubbish announces. `shown`: the
-        limit is that of the task."""
-        watched_from = time.monotonic() + _UNWATCHED * limit_s
-        deadline = watched_from + (1 - _UNWATCHED) * limit_s
-        self.ends_at_s = deadline if shown else None
-        first = before = None
-        received, largest = self._received, 0
-        while (end := _message_end(received)) is None or len(received) < end:
-            now = time.monotonic()
-            if before is None and now >= watched_from:
-                first = before = account(self.pid)
-            elif first is not None and before is not None and now >= deadline:
-                after = account(self.pid)
-                cause = cause_of(before, after, sleeps=sleeps)
-                if not cause.starved or patience <= 0:
-                    has_had_it = after.computed_s - first.computed_s >= limit_s
-                    raise WorkerStalled(limit_s, cause.certain or has_had_it)
-                patience, before = patience - 1, after
-                deadline = now + limit_s
-                self.ends_at_s = deadline if shown else None
-            left = max(0.0, (watched_from if before is None else deadline) - now)
-            look = min(left, _LOOK_S) if self.memory_limit else left
-            ready = connection.wait([self._connection, self._process.sentinel], look)
-            chunk = b""
-            if self._connection in ready:
-                with suppress(OSError):
-                    chunk = os.read(self._connection.fileno(), _CHUNK_BYTES)
-            if ready and not chunk:
-                raise self._death(near_limit=largest > _NEAR * self.memory_limit > 0)
-            received += chunk
-            if _message_end(received) == 0:
-                raise self._death(near_limit=False)
-            largest = max(largest, data_bytes(self.pid)) if self.memory_limit else 0
-        message = bytes(received[_HEADER.size : end])
-        del received[:end]
-        try:
-            return pickle.loads(message)
-        except Exception:  # rubbish behind a header that is right
-            raise self._death(near_limit=False) from None
-
-    def call(self, task: Callable[..., Any], *arguments: Any, limit_s: float) -> Any:
-        self.post(task, *arguments)
-        return self.collect(limit_s)
+        limits_s: by stage, how long it may take. A task begins in the first, and goes on to others by `enter_stage`.
+        Raises what the task raised, WorkerLost; DeviceError if the process cannot be ended.
+        """
+        if not self._started:
+            self._receive(time.monotonic() + _STARTING_S)
+            self._started = True
+        self.spent_s = {}
+        self._enter(next(iter(limits_s)), limits_s)
+        while isinstance(message := self._receive(self.ends_at_s), _Stage):
+            self._enter(message.name, limits_s)
+        self._leave()
+        if message.side_effect:
+            self.end()
+            raise WorkerLost(Status.CRASH, f"was ended: the candidate {message.side_effect}")
+        if message.error is not None:
+            raise message.error
+        return message.value
 
     @property
-    def alive(self) -> bool:
-        return self._exitcode is None and not connection.wait([self._process.sentinel], 0)
-
-    def last_words(self) -> str:
-        """The end of what it wrote to its standard output and error."""
-        with suppress(OSError), self._output.open("rb") as file:
-            file.seek(max(0, self._output.stat().st_size - _LAST_WORDS))
-            return file.read().decode(errors="replace").strip()
-        return ""
+    def ended(self) -> bool:
+        return self._exitcode is not None
 
     def kill(self) -> None:
         """From any thread: whoever waits for it sees it die."""
@@ -244,23 +188,84 @@ class Worker:
             end_strays()
             self._connection.close()
             self._output.unlink(missing_ok=True)
-            self._gone()
         return self._exitcode
 
-    def _death(self, *, near_limit: bool) -> WorkerDied:
-        connection.wait([self._process.sentinel], _LOOK_S)  # its pipe is closed a moment before it is gone
+    def last_words(self) -> str:
+        """The end of what it wrote to its standard output and error."""
+        with suppress(OSError), self._output.open("rb") as file:
+            file.seek(max(0, self._output.stat().st_size - _LAST_WORDS))
+            return file.read().decode(errors="replace").strip()
+        return ""
+
+    def _enter(self, stage: str, limits_s: Mapping[str, float]) -> None:
+        self._leave()
+        self.stage, self.since_s = stage, time.monotonic()
+        self.ends_at_s = self.since_s + limits_s[stage]
+
+    def _leave(self) -> None:
+        if self.stage:
+            self.spent_s[self.stage] = self.spent_s.get(self.stage, 0.0) + time.monotonic() - self.since_s
+        self.stage, self.ends_at_s = "", math.inf
+
+    def _send(self) -> None:
+        """As much of what waits to be sent as the pipe takes now. What is wrong with it shows in `_receive`."""
+        with suppress(OSError):
+            while self._outgoing:
+                del self._outgoing[: os.write(self._connection.fileno(), self._outgoing)]
+
+    def _receive(self, ends_at_s: float) -> Any:
+        """The next message. Not by `Connection.recv`, which waits for as many bytes as rubbish announces."""
+        received = self._received
+        pipe, sentinel = self._connection.fileno(), self._process.sentinel
+        poll = select.poll()
+        poll.register(sentinel, select.POLLIN)
+        while (end := _message_end(received)) is None or len(received) < end:
+            left_s = ends_at_s - time.monotonic()
+            if left_s <= 0:
+                limit_s = ends_at_s - self.since_s
+                self._leave()
+                self.end()
+                raise WorkerLost(Status.TIMEOUT, f"gave no result within {limit_s:.3g} s")
+            poll.register(pipe, select.POLLIN | (select.POLLOUT if self._outgoing else 0))
+            ready = dict(poll.poll(None if left_s == math.inf else math.ceil(1000 * left_s)))
+            chunk = b""
+            if ready.get(pipe, 0) & select.POLLOUT:
+                self._send()
+            if ready.get(pipe, 0) & ~select.POLLOUT:
+                with suppress(OSError):
+                    chunk = os.read(pipe, _CHUNK_BYTES)
+                if not chunk:
+                    raise self._death()
+            elif sentinel in ready and pipe not in ready:
+                raise self._death()
+            received += chunk
+            if _message_end(received) == 0:
+                raise self._death()
+        message = bytes(received[_HEADER.size : end])
+        del received[:end]
+        try:
+            return pickle.loads(message)
+        except Exception:  # rubbish behind a header that is right
+            raise self._death() from None
+
+    def _death(self) -> WorkerLost:
+        self._leave()
+        answered_rubbish = not connection.wait([self._process.sentinel], _DYING_S)
         words = self.last_words()
-        answered_rubbish = self.alive
         exitcode = self.end()
         if answered_rubbish:
-            return WorkerDied(Status.CRASH, "wrote into the pipe of its answers")
-        status = exit_status(exitcode)
-        text = f"died ({exit_text(exitcode)})"
+            return WorkerLost(Status.CRASH, "wrote into the pipe of its answers")
+        status, text = exit_status(exitcode), f"died ({exit_text(exitcode)})"
         if exitcode == _CANNOT_ANSWER:
             text = "died (its file descriptors were closed)"
-        if near_limit or ran_out_of_memory(words) or oom_kills() > self._kills_before:
+        if ran_out_of_memory(words) or oom_kills() > self._kills_before:
             status, text = Status.OUT_OF_MEMORY, f"ran out of memory and {text}"
-        return WorkerDied(status, f"{text}: {words}" if words else text)
+        return WorkerLost(status, f"{text}: {words}" if words else text)
+
+
+def _framed(message: object) -> bytes:
+    body = pickle.dumps(message)
+    return _HEADER.pack(_MAGIC, len(body)) + body
 
 
 def _message_end(received: bytearray) -> int | None:
@@ -271,69 +276,116 @@ def _message_end(received: bytearray) -> int | None:
     return _HEADER.size + int(length) if magic == _MAGIC else 0
 
 
-class _Life:
-    """A worker, seen from inside."""
+# -- how a process ended ------------------------------------------------------------------------------------------
 
-    def __init__(self, conn: Connection) -> None:
-        self._connection, self._own, self._pipe = conn, os.getpid(), conn.fileno()
-        self._conduct = Conduct(self._pipe)
 
-    def run(self, task: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-        self._conduct.begin()
+def ran_out_of_memory(words: str) -> bool:
+    """Whether a compiler's or a process's last words are about memory."""
+    killed = r"Killed signal terminated program|virtual memory exhausted|MemoryError"
+    return re.search(killed, words) is not None or classify(words, Status.OK) is Status.OUT_OF_MEMORY
+
+
+def exit_status(exitcode: int) -> Status:
+    """The status that the end of the device process stands for. `exitcode`: negative for a signal."""
+    return _SIGNALS.get(_signal_name(exitcode), Status.CRASH)
+
+
+def exit_text(exitcode: int) -> str:
+    """SIGSEGV, or exit code 3."""
+    return _signal_name(exitcode) or f"exit code {exitcode}"
+
+
+def _signal_name(exitcode: int) -> str:
+    with suppress(ValueError):
+        return signal.Signals(-exitcode).name if exitcode < 0 else ""
+    return f"signal {-exitcode}"
+
+
+# -- inside the process -------------------------------------------------------------------------------------------
+
+
+class _Inside:
+    """The worker's own end of the pipe, and of what it does between two messages."""
+
+    def __init__(self, descriptor: int, *, candidates: bool) -> None:
+        self._pipe, self._identity, self._pid = descriptor, identity(descriptor), os.getpid()
+        self._check = SideEffectCheck(descriptor) if candidates else None
+
+    def run(self, task: _Task) -> None:
+        with suppress(OSError):
+            os.ftruncate(2, 0)  # what earlier tasks printed
         try:
-            answer = _Answer(value=task(*arguments))
+            answer = _Answer(value=task.run(*task.arguments))
+            self.check()
+        except _SideEffectError as error:
+            answer = _Answer(side_effect=str(error))
         except EvoError as error:
             answer = _Answer(error=error)
         except BaseException as error:  # of a class that the other side may not know
             text = "".join(traceback.format_exception(error))
             answer = _Answer(error=EngineError(f"{type(error).__name__}: {error}\n{text}"))
-        if os.getpid() != self._own:
-            os._exit(0)  # a candidate forked, and this is the other one
-        self.send(replace(answer, complaint=self._conduct.complaint()))
+        if task.answered:
+            self.send(answer)
+
+    def check(self) -> None:
+        """Raises _SideEffectError."""
+        self._end_copy()
+        if self._check is not None and (found := self._check.found()):
+            raise _SideEffectError(found)
 
     def send(self, message: object) -> None:
-        if not self._conduct.intact(self._pipe):
+        self._end_copy()
+        if identity(self._pipe) != self._identity:
             os._exit(_CANNOT_ANSWER)
-        body = pickle.dumps(message)
-        data = memoryview(_HEADER.pack(_MAGIC, len(body)) + body)
+        data = memoryview(_framed(message))
         while data:
             data = data[os.write(self._pipe, data) :]
 
+    def receive(self) -> _Task:
+        magic, length = _HEADER.unpack(self._read(_HEADER.size))
+        task = pickle.loads(self._read(length)) if magic == _MAGIC else None
+        if not isinstance(task, _Task):
+            raise EOFError
+        return task
 
-_life: list[_Life] = []
+    def _read(self, count: int) -> bytes:
+        found = bytearray()
+        while len(found) < count:
+            chunk = os.read(self._pipe, count - len(found))
+            if not chunk:
+                raise EOFError
+            found += chunk
+        return bytes(found)
+
+    def _end_copy(self) -> None:
+        """A candidate that forks goes on in two processes."""
+        if os.getpid() != self._pid:
+            os._exit(0)
 
 
-@contextmanager
-def not_counted() -> Iterator[None]:
-    """In a task that waits for other processes: no limit of time counts it."""
-    for life in _life:
-        life.send(_Wait.BEGINS)
-    yield
-    for life in _life:
-        life.send(_Wait.ENDS)
+_inside: list[_Inside] = []
 
 
-def _serve(conn: Connection, output: Path, prepare: Callable[..., int], arguments: tuple[Any, ...]) -> None:
+def enter_stage(name: str) -> None:
+    """In a task: its next stage begins, with a time limit of its own. A candidate that has harmed the process so far gets
+    no further."""
+    for inside in _inside:
+        inside.check()
+        inside.send(_Stage(name=name))
+
+
+def _serve(
+    conn: Connection, output: Path, prepare: Callable[..., None], arguments: tuple[Any, ...], candidates: bool
+) -> None:
     """What a worker does from beginning to end."""
-    _let_go_of_the_server()
+    leave_server()
     write_output_to(output)
-    life = _Life(conn)
-    _life[:] = [life]
+    prepare(*arguments)
+    inside = _Inside(conn.fileno(), candidates=candidates)
+    _inside[:] = [inside]
     try:
-        life.run(prepare, arguments)
+        inside.send(_Answer())
         while True:
-            life.run(*conn.recv())
+            inside.run(inside.receive())
     except (OSError, EOFError):
         os._exit(_CANNOT_ANSWER)
-
-
-def _let_go_of_the_server() -> None:
-    """Closes what the standard library has every worker inherit. Workers would keep the server that they come from
-    alive, when the command is gone; and nothing that a candidate writes to should reach another process."""
-    for holder, name in (
-        (forkserver._forkserver, "_forkserver_alive_fd"),
-        (resource_tracker._resource_tracker, "_fd"),
-    ):
-        with suppress(AttributeError, TypeError, OSError):
-            os.close(getattr(holder, name))
-            setattr(holder, name, None)

@@ -1,54 +1,47 @@
-"""Runs work on this machine: builders, and two disposable processes on the device, for the gate and for timing.
+"""Runs work on this machine: builders, and a device worker that gates and times one candidate after another.
 
-What is decided here is the order of things: measurements one behind the other, each timed while the next is gated, races
-alone, and turns where building and timing would share cores.
+What is decided here is the order of things: measurements one behind the other, and turns where building and timing would
+share cores. Each builder has a thread, and so has the device; what happens to a process is seen to in its thread.
 """
 
 from __future__ import annotations
 
 import os
+import queue
 import shutil
 import tempfile
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from evo.errors import DeviceError
+from evo.errors import EngineError, EvoError
 from evo.evaluation import Build, Measurement, Status
 from evo.executors import BuildRequest, ExecutorConfig, MeasureRequest, RaceRequest, RaceResult
-from evo.executors import _device_tasks as tasks
-from evo.executors._builders import Builders
-from evo.executors._device_lock import DeviceLock
-from evo.executors._device_tasks import SetUp
-from evo.executors._lane import Job, Lane, deliver
-from evo.executors._limits import SCRATCH, drop_stale_scratch
-from evo.executors._pace import Pace
-from evo.executors._presence import Presence
-from evo.executors._server import start_server, worker_context
-from evo.executors._stage import Stage
-from evo.executors._worker import Worker
+from evo.executors import _tasks as tasks
+from evo.executors._device import Device, Job, deliver
+from evo.executors._limits import SCRATCH, AdaptiveTimeout, drop_stale_scratch
+from evo.executors._processes import start_server
+from evo.executors._tasks import Data
+from evo.executors._worker import Worker, WorkerLost, ran_out_of_memory
 from evo.problem.kernel import Workload
 from evo.progress import InFlight
 from evo.targets import find_target
 
-__all__ = ["LocalExecutor"]
+__all__ = ["EXECUTOR", "LocalExecutor"]
 
-_GATE_FLOOR_S = {False: 0.3, True: 0.5}
-"""The least limit of a gate, by whether the target shares its cores."""
+_START_S = 120.0
 
-_LAUNCH_SHARE = 0.4
-"""Of that is the least limit of a single launch on a GPU, where one takes microseconds and does not depend on the host."""
+_ATTEMPTS = 2
+"""Of a build, when its builder dies."""
 
-_SPARES = 4
-"""A process takes a second from its start until it can gate: longer than most faults. But processes that open the device
-hold up those that use it."""
-
-_T = TypeVar("_T")
+_AHEAD = 2
+"""Measurements that a device worker is given: the one it is at, and the next, so that it need not wait for this process."""
 
 
 class LocalExecutor:
@@ -58,180 +51,115 @@ class LocalExecutor:
         self._target, self._config = target, config
         self._turns = find_target(target).shares_cores
         start_server()
-        self._context = worker_context()
         drop_stale_scratch()
         self._scratch = Path(tempfile.mkdtemp(prefix=f"{SCRATCH}{os.getpid()}-"))
-        self._jobs: deque[Job] = deque()
-        self._held_builds: deque[Job] = deque()
+        self._workers: set[Worker] = set()
+        """Those that may not have ended, guarded by `_starting`."""
+        self._starting = threading.Lock()
         self._outstanding: set[Future[Any]] = set()
-        self._paces: dict[tuple[str, Workload, str], Pace] = {}
-        self._building = 0
-        self._measuring = False
         self._closed = False
         self._changed = threading.Condition()
-        self._announced: set[SetUp] = set()
-        # Processes that share cores are given time when they were not given cores; a GPU does not tell.
-        self._presence = Presence()
-        self._gate = self._stage(spares=0 if self._turns else _SPARES, timed=False)
-        self._timer = self._stage(spares=0, timed=True)
-        self._timings = Lane("evo-timing")
-        self._builders = Builders(self._start, target, config, self._scratch)
-        self._dispatcher = threading.Thread(target=self._dispatch, name="evo-device", daemon=True)
-        self._dispatcher.start()
+        """Guards all of this object but the device, and tells the device's thread that something has changed."""
+        self._builds: queue.SimpleQueue[tuple[BuildRequest, Future[Build]] | None] = queue.SimpleQueue()
+        self._held_builds: list[tuple[BuildRequest, Future[Build]]] = []
+        self._building = 0
+        """Builds that are neither held nor done."""
+        self._builders: list[Worker | None] = [None] * config.builders
+        self._building_at: list[tuple[BuildRequest, float] | None] = [None] * config.builders
+        """By builder: what it is at, and since when by time.monotonic()."""
+        self._build_timeout = AdaptiveTimeout(floor_s=config.build_floor_s, ceiling_s=config.build_timeout_s)
+        self._measurements: deque[Job] = deque()
+        self._measuring = False
+        self._renewed = False
+        self._device = Device(self._start_device, config, host_code=self._turns)
+        self._threads = [threading.Thread(target=self._serve_device, name="evo-device", daemon=True)]
+        for place in range(config.builders):
+            name = f"evo-builder-{place}"
+            self._threads.append(threading.Thread(target=self._serve_builds, args=(place,), name=name, daemon=True))
+        for thread in self._threads:
+            thread.start()
 
-    def _start(self, prepare: Callable[..., int], arguments: tuple[Any, ...]) -> Worker:
-        return Worker(self._context, self._scratch, prepare, arguments)
-
-    @cached_property
-    def _device_place(self) -> str:
-        """What the device is called by all who use it, whichever of the machine's devices they see; of one that does not
-        answer, the target's name: what cannot run is told by who tries to run on it."""
-        try:
-            return find_target(self._target).device().details.get("pci_bus", self._target)
-        except DeviceError:
-            return self._target
-
-    def _start_device(self) -> Worker:
-        arguments = (self._target, self._config.device_index, self._scratch)
-        if self._turns:
-            return self._start(tasks.prepare, (*arguments, None))
-        self._presence.join(self._device_place)
-        lock = DeviceLock(self._scratch / "device")
-        return Worker(self._context, self._scratch, tasks.prepare, (*arguments, lock), gone=lock.close)
-
-    def _stage(self, *, spares: int, timed: bool) -> Stage:
-        return Stage(
-            self._start_device,
-            spares=spares,
-            timed=timed,
-            host_code=self._turns,
-            memory_bytes=self._config.candidate_memory_bytes,
-        )
-
-    # -- builds ---------------------------------------------------------------------------------------------
+    # -- the seam -----------------------------------------------------------------------------------------------------
 
     def build(self, request: BuildRequest) -> Future[Build]:
         future: Future[Build] = Future()
         self._expect(future)
-
-        def start() -> None:
-            self._builders.submit(request, lambda result: self._built(result, future))
-
         with self._changed:
-            if self._turns and (self._measuring or self._jobs):
-                self._held_builds.append(Job(run=start, future=future))
-                return future
-            self._building += 1
-        start()
+            if self._turns and (self._measuring or self._measurements):
+                self._held_builds.append((request, future))
+            else:
+                self._building += 1
+                self._builds.put((request, future))
         return future
-
-    def _built(self, result: Build | BaseException, future: Future[Build]) -> None:
-        with self._changed:
-            self._building -= 1
-            self._changed.notify_all()
-        deliver(future, result)
-
-    # -- the device -----------------------------------------------------------------------------------------
-
-    def expect(self, kernel: str, target: str, workload: Workload, seed: int) -> None:
-        def announce() -> None:
-            self._gate.expect(self._gate.data(kernel, target, workload, seed))
-            self._announce(self._timer.data(kernel, target, workload, seed))
-
-        self._submit(Job(run=announce))
 
     def measure(self, request: MeasureRequest) -> Future[Measurement]:
-        """The gate has a process of its own, which has little to lose; what passes is timed in another, while the next
-        is gated there."""
-        launching, gating, timing = (self._pace(request, stage) for stage in ("launch", "gate", "timing"))
-        future: Future[Measurement] = Future()
-
-        def gate(launch_limit_s: float) -> Measurement:
-            limited = replace(request, launch_limit_s=launch_limit_s)
-            return self._gate.judge(tasks.gate, limited, gating.limit_s, tasks.lost_measurement)
-
-        def pass_gate() -> None:
-            if request.time:
-                self._announce(self._timer.data(request.kernel, request.target, request.workload, request.seed))
-            limit_s = launching.limit_s()
-            gated = gate(limit_s)
-            if gated.status is Status.TIMEOUT and self._presence.others() and (wider_s := launching.limit_s()) > limit_s:
-                # Another command has come since: what it stopped for a moment is no hang.
-                lost, gated = gated, gate(wider_s)
-                gated = replace(gated, seconds=gated.seconds + lost.seconds)
-            if gated.status is Status.OK:
-                gating.note(gated.load_seconds + gated.gate_seconds)
-                launching.note(gated.launch_seconds)
-            if gated.status is not Status.OK or not request.time:
-                deliver(future, gated)
-                return
-            self._timings.put(Job(run=lambda: deliver(future, timed(gated)), future=future))
-            if self._turns:
-                self._timings.drain()
-
-        def timed(gated: Measurement) -> Measurement:
-            found: Measurement = self._timer.judge(tasks.clock, request, timing.limit_s, tasks.lost_measurement)
-            if found.status is Status.OK:
-                timing.note(found.load_seconds + found.timing_seconds + found.gate_seconds)  # and not what was lost before
-            return replace(
-                found,
-                checks=gated.checks + found.checks,
-                seconds=gated.seconds + found.seconds,
-                load_seconds=gated.load_seconds + found.load_seconds,
-                gate_seconds=gated.gate_seconds + found.gate_seconds,
-            )
-
-        return self._enqueue(pass_gate, future)
+        return self._submit(request)
 
     def race(self, request: RaceRequest) -> Future[RaceResult]:
-        limit_s = self._config.measure_timeout_s * (len(request.contenders) + len(request.baselines) + 1)
-        future: Future[RaceResult] = Future()
+        return self._submit(request)
 
-        def hold() -> None:
-            self._timings.drain()
-            deliver(future, self._timer.judge(tasks.race, request, lambda: limit_s, tasks.lost_race))
-
-        return self._enqueue(hold, future)
-
-    def in_flight(self) -> tuple[InFlight, ...]:
-        stages = (self._gate.in_flight(), self._timer.in_flight())
-        found = [*self._builders.in_flight(), *(work for work in stages if work is not None)]
-        return tuple(sorted(found, key=lambda work: (work.stage == "ready", -work.seconds)))
+    def expect(self, kernel: str, target: str, workload: Workload, seed: int) -> None:
+        with self._changed:
+            self._measurements.append(Job(request=Data(kernel=kernel, target=target, workload=workload, seed=seed)))
+            self._changed.notify_all()
 
     def renew_device(self) -> None:
-        def renew() -> None:
-            self._timings.drain()
-            for stage in (self._gate, self._timer):
-                stage.renew()
+        with self._changed:
+            self._renewed = True
 
-        self._submit(Job(run=renew))
+    def in_flight(self) -> tuple[InFlight, ...]:
+        now = time.monotonic()
+        device = self._device.in_flight()
+        found = [device] if device is not None else []
+        for at, worker in zip(self._building_at, self._builders, strict=True):
+            if at is not None:
+                request, since_s = at
+                found.append(
+                    InFlight(
+                        genome=request.genome,
+                        workload=request.workload,
+                        stage="build",
+                        seconds=now - since_s,
+                        left_s=max(0.0, worker.ends_at_s - now) if worker is not None and worker.stage else None,
+                    )
+                )
+        return tuple(sorted(found, key=lambda work: (work.stage == "ready", -work.seconds)))
 
-    def _announce(self, data: SetUp) -> None:
-        """Has the timing's process make its data while the first candidate is gated."""
-        if data not in self._announced:
-            self._announced.add(data)
-            self._timings.put(Job(run=lambda: self._timer.expect(data)))
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            outstanding = list(self._outstanding)
+            self._measurements.clear()
+            self._changed.notify_all()
+        for future in outstanding:
+            future.cancel()
+        with self._starting:
+            workers = list(self._workers)
+        for worker in workers:
+            worker.kill()
+        for _ in range(self._config.builders):
+            self._builds.put(None)
+        for thread in self._threads:
+            thread.join()
+        shutil.rmtree(self._scratch, ignore_errors=True)
 
-    def _pace(self, request: MeasureRequest, stage: str) -> Pace:
-        """A hang shows in the gate, whose time varies little; a race waits for a quiet machine, up to its own limit."""
-        floor_s = self._config.timing_floor_s
-        if stage != "timing" and self._config.gate_floor_s is not None:
-            floor_s = self._config.gate_floor_s  # a launch may take all of what is asked for
-        elif stage != "timing":
-            floor_s = _GATE_FLOOR_S[self._turns] * (_LAUNCH_SHARE if stage == "launch" else 1.0)
-        crowded = self._presence.others if stage != "timing" else None
-        fresh = Pace(floor_s=floor_s, ceiling_s=self._config.measure_timeout_s, crowded=crowded)
-        return self._paces.setdefault((request.kernel, request.workload, stage), fresh)
+    # -- processes ----------------------------------------------------------------------------------------------------
 
-    def _enqueue(self, run: Callable[[], None], future: Future[_T]) -> Future[_T]:
-        self._expect(future)
+    def _start_worker(
+        self, prepare: Callable[..., None], arguments: tuple[Any, ...], *, candidates: bool = False
+    ) -> Worker:
+        """Raises CancelledError when closed."""
+        with self._starting:
+            if self._closed:
+                raise CancelledError
+            worker = Worker(self._scratch, prepare, arguments, candidates=candidates)
+            self._workers = {w for w in self._workers if not w.ended} | {worker}
+            return worker
 
-        def begin() -> None:
-            if not future.cancelled():
-                run()
-
-        self._submit(Job(run=begin, future=future))
-        return future
+    def _start_device(self) -> Worker:
+        config = self._config
+        arguments = (self._target, config.device_index, self._scratch, config.candidate_memory_bytes)
+        return self._start_worker(tasks.prepare_device, arguments, candidates=self._turns)
 
     def _expect(self, future: Future[Any]) -> None:
         with self._changed:
@@ -244,46 +172,114 @@ class LocalExecutor:
         with self._changed:
             self._outstanding.discard(future)
 
-    def _submit(self, job: Job) -> None:
-        with self._changed:
-            self._jobs.append(job)
-            self._changed.notify_all()
+    # -- the device's thread ------------------------------------------------------------------------------------------
 
-    def _dispatch(self) -> None:
+    def _submit(self, request: MeasureRequest | RaceRequest) -> Future[Any]:
+        future: Future[Any] = Future()
+        self._expect(future)
+        with self._changed:
+            self._measurements.append(Job(request=request, future=future, fresh=self._renewed))
+            self._renewed = False
+            self._changed.notify_all()
+        return future
+
+    def _serve_device(self) -> None:
+        self._device.open()
         while True:
-            with self._changed:
-                while not self._closed and (not self._jobs or (self._turns and self._building)):
-                    self._changed.wait()
-                if self._closed:
-                    return
-                job = self._jobs.popleft()
-                self._measuring = True
-            job.carry_out()
-            with self._changed:
-                self._measuring = False
-                held = list(self._held_builds) if not (self._jobs or self._closed) else []
-                if held:
-                    self._held_builds.clear()
-                self._building += len(held)
-            for build in held:
-                build.run()
+            while self._device.posted < _AHEAD and (job := self._take(wait=self._device.posted == 0)) is not None:
+                self._device.post(job)
+            if self._device.posted == 0:
+                break
+            self._device.finish()
+        self._device.close()
 
-    def close(self) -> None:
+    def _take(self, *, wait: bool) -> Job | None:
+        """The next measurement, if one may begin. wait: until one may; None only when closed."""
         with self._changed:
-            self._closed = True
-            outstanding = list(self._outstanding)
-            self._jobs.clear()
-            self._held_builds.clear()
-            self._changed.notify_all()
-        for future in outstanding:
-            future.cancel()
-        self._timings.close()
-        for stage in (self._gate, self._timer):
-            stage.kill()
-        self._builders.close()
-        self._dispatcher.join()
-        self._timings.join()
-        for stage in (self._gate, self._timer):
-            stage.close()
-        self._presence.close()
-        shutil.rmtree(self._scratch, ignore_errors=True)
+            if wait:
+                self._measuring = False
+            while True:
+                if wait and not self._measurements and self._held_builds:
+                    self._release_builds()
+                while self._measurements and (future := self._measurements[0].future) and future.cancelled():
+                    self._measurements.popleft()
+                may_begin = bool(self._measurements) and not (self._turns and self._building)
+                if self._closed or not wait or may_begin:
+                    break
+                self._changed.wait()
+            if self._closed or not may_begin or (self._measurements[0].fresh and not wait):
+                return None
+            self._measuring = True
+            return self._measurements.popleft()
+
+    def _release_builds(self) -> None:
+        self._building += len(self._held_builds)
+        for build in self._held_builds:
+            self._builds.put(build)
+        self._held_builds.clear()
+
+    # -- the builders' threads ----------------------------------------------------------------------------------------
+
+    def _serve_builds(self, place: int) -> None:
+        with suppress(CancelledError, WorkerLost, EvoError):  # the first build has another one started
+            self._builder(place)
+        while (job := self._builds.get()) is not None:
+            request, future = job
+            result: Build | BaseException
+            self._building_at[place] = request, time.monotonic()
+            try:
+                result = self._build(place, request)
+            except BaseException as error:  # what breaks evo itself is told to whoever waits
+                result = error
+            self._building_at[place] = None
+            with self._changed:
+                self._building -= 1
+                self._changed.notify_all()
+            deliver(future, result)
+        if (worker := self._builders[place]) is not None:
+            worker.end()
+
+    def _build(self, place: int, request: BuildRequest) -> Build:
+        started = time.monotonic()
+
+        def failed(status: Status, log: str) -> Build:
+            seconds = time.monotonic() - started
+            return Build(status=status, arch=request.arch, compiler="", source_digest="", seconds=seconds, log=log)
+
+        for attempt in range(_ATTEMPTS):
+            limit_s = self._build_timeout.limit_s()
+            try:
+                worker = self._builder(place)
+                worker.post(tasks.build, request, str(self._config.cache_dir))
+                build: Build = worker.collect({"build": limit_s})
+            except WorkerLost as loss:
+                self._builders[place] = None
+                if self._closed:
+                    raise CancelledError from None
+                if loss.status is Status.TIMEOUT:
+                    return failed(Status.COMPILE_TIMEOUT, f"the build took longer than {limit_s:.3g} s")
+                if attempt + 1 < _ATTEMPTS:
+                    continue
+                if loss.status is Status.OUT_OF_MEMORY:
+                    return failed(loss.status, f"the compiler {loss}")
+                return failed(Status.CRASH, f"the builder {loss} while it compiled this, twice")
+            if build.status is Status.OK and not build.cached:
+                self._build_timeout.note(build.seconds)
+            if build.status is Status.COMPILE_ERROR and ran_out_of_memory(build.log):
+                return replace(build, status=Status.OUT_OF_MEMORY)
+            return build
+        raise EngineError("a build ended without a result")
+
+    def _builder(self, place: int) -> Worker:
+        """One that has what it needs imported."""
+        worker = self._builders[place]
+        if worker is None:
+            arguments = (self._scratch, self._config.build_memory_bytes)
+            worker = self._start_worker(tasks.prepare_builder, arguments)
+            worker.post(tasks.load_target, self._target)
+            worker.collect({"start": _START_S})
+            self._builders[place] = worker
+        return worker
+
+
+EXECUTOR = LocalExecutor

@@ -20,7 +20,7 @@ from evo.targets import Loaded, Session, classify, find_target
 if TYPE_CHECKING:
     from evo.measure.harness import Contender, TimingHarness
 
-__all__ = ["choose_device", "clock", "gate", "measure", "open_device", "probe", "race", "set_up"]
+__all__ = ["choose_device", "measure", "open_device", "probe", "race", "set_up"]
 
 _T = TypeVar("_T")
 
@@ -114,26 +114,20 @@ def _harness(kernel_name: str, target: str, workload: Workload, seed: int) -> Ti
     return TimingHarness(load_kernel(kernel_name), target, workload, open_device(), seed)
 
 
-def measure(request: MeasureRequest) -> Measurement:
+def measure(request: MeasureRequest, gated: Callable[[], None] = lambda: None) -> Measurement:
     """Loads one binary, runs it on the gate's cases up to the first refusal, and times it if it passes and that is asked
-    for; then looks at what the timed calls wrote. Raises only if evo itself is broken."""
+    for; then looks at what the timed calls wrote. Raises only if evo itself is broken.
+
+    gated: called between the gate and the timing.
+    """
 
     def steps(*found: Any) -> None:
         _gate(*found)
         if request.time and found[-1].status is Status.OK:
+            gated()
             _clock(*found)
 
     return _judged(lambda: _with_loaded(request, steps), _lost_measurement)
-
-
-def gate(request: MeasureRequest) -> Measurement:
-    """The first half of `measure`."""
-    return _judged(lambda: _with_loaded(request, _gate), _lost_measurement)
-
-
-def clock(request: MeasureRequest) -> Measurement:
-    """The second half of `measure`, for a binary that has passed the gate."""
-    return _judged(lambda: _with_loaded(request, _clock), _lost_measurement)
 
 
 def race(request: RaceRequest) -> RaceResult:

@@ -19,8 +19,7 @@ from evo import __version__
 from evo.budget import Budget, StopReason
 from evo.errors import EvoError, StoreError, TemplateError, UsageError
 from evo.evaluation import Status
-from evo.executors import BuildRequest, Executor, ExecutorConfig
-from evo.executors.local import LocalExecutor
+from evo.executors import BuildRequest, Executor, ExecutorConfig, find_executor
 from evo.lineage import Environment, Recorder, RunSpec, RunStatus, Stage, StoredEvaluation, StoredRun, gate_seeds
 from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel, Workload, load_kernel
@@ -52,6 +51,7 @@ class RunSettings:
 
     cache_dir: Path
     builders: int
+    executor: str = "local"
     build_timeout_s: float = 30.0
     measure_timeout_s: float = 30.0
     finalists: int = 8
@@ -139,7 +139,7 @@ def budget_of(run: StoredRun) -> Budget:
 @contextmanager
 def open_executor(target: str, settings: RunSettings) -> Iterator[Executor]:
     """Worker processes that start at once: they take seconds to get ready, so open this before anything slow."""
-    executor = LocalExecutor(
+    executor = find_executor(settings.executor)(
         target,
         ExecutorConfig(
             builders=settings.builders,
