@@ -139,8 +139,8 @@ def open_device() -> None:
 
 
 def make_ready(data: Data, *, timing: bool = True) -> None:
-    """Opens the device, and makes the data of a workload for the gate, and for timing, once. Raises DeviceError, UsageError if
-    they do not fit."""
+    """Opens the device, and makes the data of a workload, for the gate and for timing, once. Raises DeviceError, UsageError
+    if they do not fit."""
     ready = _state.ready.setdefault(data, set())
     missing = {"gate", "timing"} - ready if timing else {"gate"} - ready
     if missing or not _state.used:  # a spare is probed again: since it was opened another process has broken something
@@ -162,8 +162,11 @@ def make_ready(data: Data, *, timing: bool = True) -> None:
 
 
 def measure(request: MeasureRequest) -> Measurement:
-    """Gates a candidate, and times it if it passes and that is asked for: stages "opening", "gate" and "timing", with "ready"
-    before either if there is something to do. Raises DeviceError, UsageError; otherwise only if evo itself is broken."""
+    """Gates a candidate, and times it if it passes and that is asked for. Its stages are "opening", "gate" and "timing",
+    with "ready" before either if there are data to be made.
+
+    Raises DeviceError, UsageError; otherwise only if evo itself is broken.
+    """
     data = _begin(request, "gate")
 
     def gated() -> None:

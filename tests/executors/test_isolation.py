@@ -97,9 +97,9 @@ def own_state() -> tuple[str, dict[str, str]]:
 
 
 def strays(executor: LocalExecutor, others: frozenset[psutil.Process]) -> list[psutil.Process]:
-    """Processes below this one that are neither others' nor the executor's: a builder, and two on the device. Its server,
+    """Processes below this one that are neither others' nor the executor's: a builder, and one on the device. Its server,
     which is everybody's, is a child of this process; what a candidate starts is not."""
-    own = {w.pid for w in (*executor._builders._workers, executor._gate.worker, executor._timer.worker) if w is not None}
+    own = {w.pid for w in executor._workers if not w.ended}
     found = []
     for process in psutil.Process().children(recursive=True):
         try:
@@ -115,7 +115,7 @@ def test_workers_of_another_executor_are_not_counted_as_left(
     executor: LocalExecutor, others: frozenset[psutil.Process]
 ) -> None:
     assert strays(executor, others) == []
-    assert len(strays(executor, frozenset())) == 3  # which it would be, had nobody held them before
+    assert len(strays(executor, frozenset())) == 2  # which it would be, had nobody held them before
 
 
 def test_every_fault_has_an_expectation() -> None:
@@ -191,29 +191,34 @@ def test_a_candidate_that_prints_does_not_reach_the_terminal(tmp_path: Path) -> 
     assert done.stderr == ""
 
 
+def device_process(executor: LocalExecutor) -> int:
+    worker = executor._device._worker
+    assert worker is not None
+    return worker.pid
+
+
 def test_a_candidate_behind_a_process_that_died_idle_is_not_blamed(executor: LocalExecutor) -> None:
     asked = request("none", 200)
-    build = executor.build(asked).result(PATIENCE_S)
-    assert executor.measure(measure_request(asked, build, timed=False)).result(PATIENCE_S).status is Status.OK
-    worker = executor._gate.worker
-    assert worker is not None
-    psutil.Process(worker.pid).kill()
+    build, measured = evaluate(executor, asked)
+    assert measured.status is Status.OK
+    psutil.Process(device_process(executor)).kill()
     measured = executor.measure(measure_request(asked, build, timed=False)).result(PATIENCE_S)
     assert (measured.status, measured.log) == (Status.OK, "")
 
 
 def test_a_candidate_whose_process_is_killed_once_is_tried_again_and_not_blamed(executor: LocalExecutor) -> None:
     """Somebody else's thread, or the kernel out of memory: it was not this one."""
+    assert evaluate(executor, request("none", 202))[1].status is Status.OK
     asked = request("sleep", 201)
     build = executor.build(asked).result(PATIENCE_S)
+    first = device_process(executor)
     future = executor.measure(measure_request(asked, build, timed=False))
-    first = executor._gate.worker
-    while first is None or not first.alive:
-        first = executor._gate.worker
-    psutil.Process(first.pid).kill()
-    assert future.result(PATIENCE_S).status is Status.TIMEOUT  # of the second attempt: the first was a crash
-    second = executor._gate.worker
-    assert second is None or second.pid != first.pid
+    while not executor.in_flight():
+        continue
+    psutil.Process(first).kill()
+    verdict = future.result(PATIENCE_S)
+    assert verdict.status is Status.TIMEOUT  # of the second attempt: the first was a crash
+    assert verdict.log.endswith("(and again, alone in a fresh process)")
 
 
 def main(cache: Path) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -15,9 +16,14 @@ from typing import TypeVar
 import psutil
 import pytest
 
+from evo.errors import DeviceError
 from evo.evaluation import Build, Measurement, Status
-from evo.executors import BuildRequest, ExecutorConfig, Incumbent, MeasureRequest, RaceRequest, RaceResult
+from evo.executors import BuildRequest, ExecutorConfig, Incumbent, MeasureRequest
+from evo.executors import _tasks as tasks
+from evo.executors._device import Device, Job
+from evo.executors._worker import Worker
 from evo.executors.local import LocalExecutor
+from evo.measure import tasks as measuring
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload
 from evo.progress import InFlight
@@ -28,15 +34,12 @@ T = TypeVar("T")
 MODES = (
     "honest",
     "wrong",
-    "compile_error",
     "compile_bomb",
-    "no_entry",
     "segfault",
     "abort",
     "exit",
     "spin",
     "tell_time",
-    "remembers",
 )
 WORKLOAD = Workload.of({"n": 4096}, "float32")
 AGAIN = " (and again, alone in a fresh process)"
@@ -124,14 +127,6 @@ def measure(executor: LocalExecutor, kernel: Path, build: Build, mode: str = "ho
     return executor.measure(measure_request(kernel, build, mode)).result(PATIENCE_S)
 
 
-def test_an_honest_candidate_is_gated_and_timed(executor: LocalExecutor, kernel: Path, honest: Build) -> None:
-    measured = measure(executor, kernel, honest)
-    assert measured.status is Status.OK, measured.log
-    assert [c.case for c in measured.checks] == ["normal 5", "normal 64", "normal 1001", "timed"]
-    assert {t.contender for t in measured.timings} == {"candidate", "torch"}
-    assert all(t.median_us > 0 for t in measured.timings)
-
-
 def test_a_incumbent_that_does_not_load_is_no_fault_of_the_candidate(
     executor: LocalExecutor, kernel: Path, honest: Build
 ) -> None:
@@ -171,30 +166,6 @@ def test_a_incumbent_that_breaks_beside_it_is_no_fault_of_the_candidate(
     assert [t.contender for t in measured.timings] == ["candidate", "torch"]
 
 
-def test_a_candidate_that_is_only_to_be_gated_carries_no_time(
-    executor: LocalExecutor, kernel: Path, honest: Build
-) -> None:
-    measured = executor.measure(measure_request(kernel, honest, timed=False)).result(PATIENCE_S)
-    assert measured.status is Status.OK
-    assert not measured.timings
-
-
-def test_a_wrong_candidate_carries_the_reason_and_no_time(executor: LocalExecutor, kernel: Path) -> None:
-    build = executor.build(build_request(kernel, "wrong")).result(PATIENCE_S)
-    measured = measure(executor, kernel, build, "wrong")
-    assert measured.status is Status.WRONG
-    assert not measured.timings
-    assert measured.log == "normal 5: y: 5 of 5 elements are outside the tolerance"
-
-
-def test_a_build_that_fails_carries_the_compilers_words(executor: LocalExecutor, kernel: Path) -> None:
-    build = executor.build(build_request(kernel, "compile_error")).result(PATIENCE_S)
-    assert build.status is Status.COMPILE_ERROR
-    assert "this candidate does not compile" in build.log
-    assert "#error" in build.source
-    assert executor.build(build_request(kernel, unroll=2)).result(PATIENCE_S).status is Status.OK
-
-
 def test_a_build_that_takes_too_long_is_ended_with_its_compiler(executor: LocalExecutor, kernel: Path) -> None:
     build = executor.build(build_request(kernel, "compile_bomb")).result(PATIENCE_S)
     assert build.status is Status.COMPILE_TIMEOUT
@@ -204,26 +175,18 @@ def test_a_build_that_takes_too_long_is_ended_with_its_compiler(executor: LocalE
     assert executor.build(build_request(kernel, unroll=4)).result(PATIENCE_S).status is Status.OK
 
 
-def test_a_library_without_the_entry_point_is_a_load_error(executor: LocalExecutor, kernel: Path) -> None:
-    build = executor.build(build_request(kernel, "no_entry")).result(PATIENCE_S)
-    measured = measure(executor, kernel, build, "no_entry")
-    assert measured.status is Status.LOAD_ERROR
-    assert "'twice'" in measured.log
-
-
 @pytest.mark.parametrize(
     ("mode", "verdicts"),
     [
         ("segfault", {(Status.ILLEGAL_ADDRESS, f"the device process died (SIGSEGV){AGAIN}")}),
         ("abort", {(Status.TRAP, f"the device process died (SIGABRT){AGAIN}")}),
-        ("spin", {(Status.TIMEOUT, "no result within 6 s")}),
+        ("spin", {(Status.TIMEOUT, f"the device process gave no result within 6 s{AGAIN}")}),
         # What other libraries do at exit may wait for threads that are gone.
         (
             "exit",
             {
                 (Status.CRASH, f"the device process died (exit code 0){AGAIN}"),
-                (Status.TIMEOUT, "no result within 6 s"),
-                (Status.TIMEOUT, f"no result within 6 s{AGAIN}"),
+                (Status.TIMEOUT, f"the device process gave no result within 6 s{AGAIN}"),
             },
         ),
     ],
@@ -272,119 +235,84 @@ def test_what_is_under_way_is_said_with_its_stage_and_with_when_it_is_ended(
     assert executor.in_flight() == ()
 
 
-def test_a_contender_that_breaks_a_race_is_an_empty_result_with_the_reason(
-    executor: LocalExecutor, kernel: Path, honest: Build
-) -> None:
-    broken = executor.build(build_request(kernel, "abort")).result(PATIENCE_S)
-
-    def request(*contenders: tuple[str, str, Build]) -> RaceRequest:
-        return RaceRequest(
-            kernel=str(kernel),
-            target="cpu",
-            workload=WORKLOAD,
-            contenders=tuple((n, Genome.of({"mode": m, "unroll": 1}), b) for n, m, b in contenders),
-            baselines=("copy",),
-            seed=1,
-        )
-
-    lost = executor.race(request(("a", "honest", honest), ("b", "abort", broken))).result(PATIENCE_S)
-    assert not lost.timings
-    assert lost.log == f"trap: the device process died (SIGABRT){AGAIN}"
-    assert lost.seconds > 0
-    held = executor.race(request(("a", "honest", honest))).result(PATIENCE_S)
-    assert [t.contender for t in held.timings] == ["a", "torch", "copy"]
-    assert not held.refused
-
-
-def test_a_contender_that_is_wrong_is_left_out_of_the_race(
-    executor: LocalExecutor, kernel: Path, honest: Build
-) -> None:
-    wrong = executor.build(build_request(kernel, "wrong")).result(PATIENCE_S)
-    genomes = {m: Genome.of({"mode": m, "unroll": 1}) for m in ("honest", "wrong")}
-    result = executor.race(
-        RaceRequest(
-            kernel=str(kernel),
-            target="cpu",
-            workload=WORKLOAD,
-            contenders=(("a", genomes["honest"], honest), ("b", genomes["wrong"], wrong)),
-            baselines=(),
-            seed=1,
-        )
-    ).result(PATIENCE_S)
-    assert [t.contender for t in result.timings] == ["a", "torch"]
-    assert result.refused == (("b", "y: 4096 of 4096 elements are outside the tolerance (in a timed call)"),)
-
-
-LOST_S = 3
-BREAKS_ONCE = r"""
-    if ({{ 1 if p.mode == "breaks_once" else 0 }} && n == 4096 && std::remove("@LOG@.whole") == 0) {
-        timespec while_it_hangs = {@LOST_S@, 0};
-        nanosleep(&while_it_hangs, nullptr);
-        std::abort();
-    }
-"""
-"""Where it is timed, in the first process."""
-
-
-def test_what_was_lost_with_a_process_is_no_measure_of_how_long_timing_takes(tmp_path: Path) -> None:
-    anchor = "    const float factor"
-    template = TEMPLATE.replace(anchor, BREAKS_ONCE.replace("@LOST_S@", str(LOST_S)) + anchor)
-    kernel = write_kernel(tmp_path / "toy", ("breaks_once",), template=template)
-    whole = kernel / "log.txt.whole"
-    whole.touch()
-    executor = LocalExecutor("cpu", ExecutorConfig(builders=1, cache_dir=tmp_path / "cache"))
-    try:
-        build = executor.build(build_request(kernel, "breaks_once")).result(PATIENCE_S)
-        request = measure_request(kernel, build, "breaks_once")
-        found = executor.measure(request).result(PATIENCE_S)
-        noted = list(executor._pace(request, "timing")._seconds)
-    finally:
-        executor.close()
-    assert found.status is Status.OK, found.log
-    assert not whole.exists()
-    assert len(noted) == 1
-    assert found.timing_seconds <= noted[0] < found.seconds - LOST_S
-
-
-def test_code_that_is_not_to_be_loaded_is_refused_by_the_gate_and_left_out_of_a_race(
-    executor: LocalExecutor, kernel: Path, honest: Build
-) -> None:
-    remembers = executor.build(build_request(kernel, "remembers")).result(PATIENCE_S)
-    assert honest.binary is not None
-    releases = replace(honest, binary=replace(honest.binary, triggers_dependents=True))  # as a GPU's code can
-    reasons = {
-        "variables": "the code has 4 bytes of variables that live from call to call",
-        "releases": "the code lets the kernel after it start before it has ended",
-    }
-    others = {"variables": ("remembers", remembers), "releases": ("honest", releases)}
-    for name, (mode, build) in others.items():
-        gated = executor.measure(measure_request(kernel, build, mode)).result(PATIENCE_S)
-        assert gated.status is Status.LOAD_ERROR
-        assert gated.log.startswith(reasons[name])
-        assert not gated.device_lost
-
-    def race(contenders: dict[str, tuple[str, Build]]) -> RaceResult:
-        entries = tuple((n, Genome.of({"mode": m, "unroll": 1}), b) for n, (m, b) in contenders.items())
-        return executor.race(
-            RaceRequest(
-                kernel=str(kernel), target="cpu", workload=WORKLOAD, contenders=entries, baselines=("copy",), seed=1
-            )
-        ).result(PATIENCE_S)
-
-    for held, timed in (({"a": ("honest", honest), **others}, ["a", "torch", "copy"]), (others, ["torch", "copy"])):
-        result = race(held)
-        assert [t.contender for t in result.timings] == timed
-        assert {name: reason[: len(reasons[name])] for name, reason in result.refused} == reasons
-
-
 def test_a_renewed_device_is_another_process(executor: LocalExecutor, kernel: Path, honest: Build) -> None:
     assert measure(executor, kernel, honest).status is Status.OK
     before = {p.pid for p in descendants()}
     executor.renew_device()
     assert measure(executor, kernel, honest).status is Status.OK
     after = {p.pid for p in descendants()}
-    assert len(before - after) == 2  # one for the gate, one for timing
-    assert len(after - before) == 2
+    assert len(before - after) == len(after - before) == 1
+
+
+def prepare_dead_device(scratch: Path) -> None:
+    tasks.prepare_device("cpu", 0, scratch, 1 << 28)
+    session = measuring.open_device()
+
+    def fall_silent() -> None:
+        raise RuntimeError("fell off the bus\nand more")
+
+    session.synchronize = fall_silent  # type: ignore[method-assign]
+
+
+def prepare_deaf_device(scratch: Path) -> None:
+    import torch
+
+    tasks.prepare_device("cpu", 0, scratch, 1 << 28)
+    torch.arange = lambda count, **options: torch.zeros(count, dtype=torch.int64)  # type: ignore[assignment]
+
+
+def prepare_no_device(scratch: Path) -> None:
+    os.abort()
+
+
+@pytest.mark.parametrize(
+    ("prepare", "reason"),
+    [
+        (prepare_dead_device, "does not answer: fell off the bus$"),
+        (prepare_deaf_device, "computes wrong sums: 0 for"),
+        (prepare_no_device, r"the device cannot be used \(its process died \(SIGABRT\)"),
+    ],
+    ids=["it does not answer", "it computes wrong sums", "its processes die"],
+)
+def test_a_device_that_fails_in_two_fresh_processes_ends_the_work(
+    executor: LocalExecutor,
+    kernel: Path,
+    honest: Build,
+    tmp_path: Path,
+    prepare: Callable[[Path], None],
+    reason: str,
+) -> None:
+    started: list[Worker] = []
+
+    def start() -> Worker:
+        started.append(Worker(tmp_path, prepare, (tmp_path,), candidates=True))
+        return started[-1]
+
+    device = Device(start, ExecutorConfig(builders=1, cache_dir=tmp_path), host_code=True)
+    job = Job(request=measure_request(kernel, honest), future=Future())
+    device.post(job)
+    device.finish()
+    device.close()
+    assert job.future is not None
+    with pytest.raises(DeviceError, match=reason):
+        job.future.result(PATIENCE_S)
+    assert len(started) == 2
+
+
+def test_an_error_of_python_in_a_process_where_a_candidate_ran_is_the_candidates(tmp_path: Path) -> None:
+    folder = write_kernel(tmp_path / "toy", ("honest", "odd"))
+    text = (folder / "kernel.py").read_text()
+    broken = '    if point["mode"] == "odd" and not COMPILING:\n        raise RuntimeError("the heap is broken")\n'
+    (folder / "kernel.py").write_text(text.replace("    if COMPILING:\n", broken + "    if COMPILING:\n", 1))
+    opened = LocalExecutor("cpu", ExecutorConfig(builders=1, cache_dir=tmp_path / "cache", gate_floor_s=30))
+    found = {}
+    for mode in ("odd", "honest"):
+        build = opened.build(build_request(folder, mode)).result(PATIENCE_S)
+        found[mode] = opened.measure(measure_request(folder, build, mode, timed=False)).result(PATIENCE_S)
+    opened.close()
+    assert found["odd"].status is Status.CRASH
+    assert "the heap is broken (and again, alone in a fresh process)" in found["odd"].log
+    assert found["honest"].status is Status.OK
 
 
 def compiling_builder() -> psutil.Process | None:

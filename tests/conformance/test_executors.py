@@ -1,0 +1,165 @@
+"""What every executor promises. A new executor file is picked up here; it has to run the CPU's target."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import evo.executors
+from evo.discovery import plugin_names
+from evo.errors import UnknownNameError, UsageError
+from evo.evaluation import Build, Status
+from evo.executors import (
+    BuildRequest,
+    Executor,
+    ExecutorConfig,
+    MeasureRequest,
+    RaceRequest,
+    RaceResult,
+    find_executor,
+)
+from evo.problem.genome import Genome
+from evo.problem.kernel import Workload
+from tests.toy_kernel import write_kernel
+
+MODES = ("honest", "wrong", "compile_error", "no_entry", "abort")
+WORKLOAD = Workload.of({"n": 4096}, "float32")
+PATIENCE_S = 250.0
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_kernel(tmp_path_factory.mktemp("kernels") / "toy", MODES))
+
+
+@pytest.fixture(scope="module", params=plugin_names(evo.executors))
+def executor(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Executor]:
+    config = ExecutorConfig(builders=1, cache_dir=tmp_path_factory.mktemp("cache"), gate_floor_s=6)
+    opened = find_executor(request.param)("cpu", config)
+    yield opened
+    opened.close()
+
+
+def genome(mode: str, unroll: int = 1) -> Genome:
+    return Genome.of({"mode": mode, "unroll": unroll})
+
+
+def built(executor: Executor, kernel: str, mode: str, unroll: int = 1) -> Build:
+    request = BuildRequest(
+        kernel=kernel, target="cpu", arch="native", genome=genome(mode, unroll), workload=WORKLOAD
+    )
+    return executor.build(request).result(PATIENCE_S)
+
+
+def measurement(kernel: str, build: Build, mode: str, *, time: bool = True) -> MeasureRequest:
+    return MeasureRequest(
+        kernel=kernel, target="cpu", genome=genome(mode), workload=WORKLOAD, build=build, seed=1, time=time
+    )
+
+
+def raced(executor: Executor, kernel: str, contenders: dict[str, tuple[str, Build]]) -> RaceResult:
+    request = RaceRequest(
+        kernel=kernel,
+        target="cpu",
+        workload=WORKLOAD,
+        contenders=tuple((name, genome(mode), build) for name, (mode, build) in contenders.items()),
+        baselines=("copy",),
+        seed=1,
+    )
+    return executor.race(request).result(PATIENCE_S)
+
+
+def test_an_unknown_executor_is_refused_with_the_names_there_are() -> None:
+    with pytest.raises(UnknownNameError, match="unknown executor 'lokal'; did you mean local"):
+        find_executor("lokal")
+
+
+def test_an_honest_candidate_is_gated_and_timed(executor: Executor, kernel: str) -> None:
+    build = built(executor, kernel, "honest")
+    assert build.status is Status.OK, build.log
+    measured = executor.measure(measurement(kernel, build, "honest")).result(PATIENCE_S)
+    assert measured.status is Status.OK, measured.log
+    assert [c.case for c in measured.checks] == ["normal 5", "normal 64", "normal 1001", "timed"]
+    assert {t.contender for t in measured.timings} == {"candidate", "torch"}
+    assert all(t.median_us > 0 for t in measured.timings)
+    gated = executor.measure(measurement(kernel, build, "honest", time=False)).result(PATIENCE_S)
+    assert (gated.status, gated.timings) == (Status.OK, ())
+    assert executor.in_flight() == ()
+
+
+@pytest.mark.parametrize(
+    ("mode", "status", "log"),
+    [
+        ("wrong", Status.WRONG, "normal 5: y: 5 of 5 elements are outside the tolerance"),
+        ("no_entry", Status.LOAD_ERROR, "'twice'"),
+        ("abort", Status.TRAP, "died (SIGABRT) (and again, alone in a fresh process)"),
+    ],
+)
+def test_a_bad_candidate_carries_the_reason_and_costs_only_itself(
+    executor: Executor, kernel: str, mode: str, status: Status, log: str
+) -> None:
+    honest, bad = built(executor, kernel, "honest"), built(executor, kernel, mode)
+    crowd = ["honest", mode, mode, "honest"]  # asked for at once
+    futures = [executor.measure(measurement(kernel, honest if m == "honest" else bad, m)) for m in crowd]
+    found = [f.result(PATIENCE_S) for f in futures]
+    assert [m.status for m in found] == [Status.OK, status, status, Status.OK]
+    assert [bool(m.timings) for m in found] == [True, False, False, True]
+    assert log in found[1].log
+
+
+def test_a_build_that_fails_carries_the_compilers_words(executor: Executor, kernel: str) -> None:
+    build = built(executor, kernel, "compile_error")
+    assert build.status is Status.COMPILE_ERROR
+    assert "this candidate does not compile" in build.log
+    assert "#error" in build.source
+    assert built(executor, kernel, "honest", unroll=2).status is Status.OK
+
+
+def test_a_race_has_times_of_all_that_are_right_and_reasons_for_the_others(executor: Executor, kernel: str) -> None:
+    honest, wrong = (built(executor, kernel, m) for m in ("honest", "wrong"))
+    assert honest.binary is not None
+    triggers = replace(honest, binary=replace(honest.binary, triggers_dependents=True))  # as a GPU's code can
+    remembers = replace(honest, binary=replace(honest.binary, variable_bytes=4))  # likewise
+    others = {"b": ("wrong", wrong), "c": ("honest", remembers), "d": ("honest", triggers)}
+    held = raced(executor, kernel, {"a": ("honest", honest), **others})
+    assert [t.contender for t in held.timings] == ["a", "torch", "copy"]
+    reasons = dict(held.refused)
+    assert reasons.keys() == others.keys()
+    assert reasons["b"] == "y: 4096 of 4096 elements are outside the tolerance (in a timed call)"
+    assert reasons["c"].startswith("the code has 4 bytes of variables")
+    assert reasons["d"].startswith("the code lets the kernel after it start before it has ended")
+    assert [t.contender for t in raced(executor, kernel, others).timings] == ["torch", "copy"]
+
+
+def test_a_contender_that_breaks_a_race_is_an_empty_result_with_the_reason(executor: Executor, kernel: str) -> None:
+    honest, broken = (built(executor, kernel, m) for m in ("honest", "abort"))
+    lost = raced(executor, kernel, {"a": ("honest", honest), "b": ("abort", broken)})
+    assert not lost.timings
+    assert lost.log == "trap: the device process died (SIGABRT) (and again, alone in a fresh process)"
+    assert lost.seconds > 0
+
+
+def test_data_that_cannot_be_made_are_an_error_of_the_first_candidate(executor: Executor, kernel: str) -> None:
+    huge = Workload.of({"n": 1 << 42}, "float32")
+    build = built(executor, kernel, "honest")
+    executor.expect(kernel, "cpu", huge, 1)
+    request = measurement(kernel, build, "honest")
+    with pytest.raises(UsageError, match="needs"):
+        executor.measure(replace(request, workload=huge)).result(PATIENCE_S)
+    executor.expect(kernel, "cpu", WORKLOAD, 1)
+    executor.renew_device()
+    assert executor.measure(request).result(PATIENCE_S).status is Status.OK
+
+
+@pytest.mark.parametrize("name", plugin_names(evo.executors))
+def test_closing_cancels_what_was_asked(name: str, kernel: str, tmp_path: Path) -> None:
+    opened = find_executor(name)("cpu", ExecutorConfig(builders=1, cache_dir=tmp_path))
+    build = built(opened, kernel, "honest")
+    futures = [opened.measure(measurement(kernel, build, "honest")) for _ in range(20)]
+    opened.close()
+    assert all(f.done() for f in futures)
+    assert futures[-1].cancelled()
+    assert opened.measure(measurement(kernel, build, "honest")).cancelled()

@@ -1,0 +1,198 @@
+"""One worker process: its limits, and what is said of how it ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from evo.errors import EngineError
+from evo.evaluation import Status
+from evo.executors import _tasks as tasks
+from evo.executors._limits import AdaptiveTimeout
+from evo.executors._processes import start_server
+from evo.executors._worker import Worker, WorkerLost, enter_stage, exit_status, exit_text, ran_out_of_memory
+from evo.targets import classify
+
+PATIENCE_S = 200.0
+OWN_NETWORK = "import ctypes, sys; sys.exit(ctypes.CDLL(None).unshare(0x50000000) != 0)"
+"""CLONE_NEWUSER | CLONE_NEWNET: what any user may do, where the system lets him."""
+
+
+@pytest.mark.parametrize(
+    ("message", "status"),
+    [
+        ("CUDA_ERROR_ILLEGAL_ADDRESS (700): an illegal memory access was encountered", Status.ILLEGAL_ADDRESS),
+        ("AcceleratorError: CUDA error: an illegal memory access was encountered", Status.ILLEGAL_ADDRESS),
+        ("CUDA_ERROR_MISALIGNED_ADDRESS (716): misaligned address", Status.MISALIGNED_ADDRESS),
+        ("CUDA_ERROR_ILLEGAL_INSTRUCTION (715): an illegal instruction was encountered", Status.TRAP),
+        ("CUDA_ERROR_ASSERT (710): device-side assert triggered", Status.TRAP),
+        ("CUDA_ERROR_LAUNCH_FAILED (719): unspecified launch failure", Status.TRAP),
+        ("CUDA_ERROR_HARDWARE_STACK_ERROR (714): hardware stack error", Status.TRAP),
+        ("CUDA_ERROR_OUT_OF_MEMORY (2): out of memory", Status.OUT_OF_MEMORY),
+        ("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes", Status.OUT_OF_MEMORY),
+        ("CUDA_ERROR_LAUNCH_TIMEOUT (702): the launch timed out and was terminated", Status.TIMEOUT),
+        ("CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES (701): too many resources requested", Status.LAUNCH_ERROR),
+        ("CUDA_ERROR_INVALID_VALUE (1): invalid argument", Status.LAUNCH_ERROR),
+    ],
+)
+def test_a_message_of_the_device_has_a_status(message: str, status: Status) -> None:
+    assert classify(message, Status.LAUNCH_ERROR) is status
+
+
+@pytest.mark.parametrize(
+    ("exitcode", "status", "text"),
+    [
+        (-signal.SIGSEGV, Status.ILLEGAL_ADDRESS, "SIGSEGV"),
+        (-signal.SIGBUS, Status.ILLEGAL_ADDRESS, "SIGBUS"),
+        (-signal.SIGABRT, Status.TRAP, "SIGABRT"),
+        (-signal.SIGILL, Status.TRAP, "SIGILL"),
+        (-signal.SIGFPE, Status.TRAP, "SIGFPE"),
+        (-signal.SIGKILL, Status.CRASH, "SIGKILL"),
+        (0, Status.CRASH, "exit code 0"),
+        (3, Status.CRASH, "exit code 3"),
+        (-63, Status.CRASH, "signal 63"),
+    ],
+)
+def test_the_end_of_a_process_has_a_status(exitcode: int, status: Status, text: str) -> None:
+    assert exit_status(exitcode) is status
+    assert exit_text(exitcode) == text
+
+
+def test_a_compiler_without_memory_is_told_from_one_with_an_error() -> None:
+    assert ran_out_of_memory("cc1plus: out of memory allocating 65536 bytes after a total of 1 bytes")
+    assert ran_out_of_memory("g++: fatal error: Killed signal terminated program cc1plus")
+    assert ran_out_of_memory("terminate called after throwing an instance of 'std::bad_alloc'")
+    assert not ran_out_of_memory("candidate.cpp:3:1: error: expected ';'")
+
+
+def test_a_limit_follows_the_median_between_its_floor_and_its_ceiling() -> None:
+    timeout = AdaptiveTimeout(floor_s=2, ceiling_s=30)
+    assert timeout.limit_s() == 30
+    timeout.note(0.01)
+    assert timeout.limit_s() == 2
+    for _ in range(2):
+        timeout.note(0.5)
+    assert timeout.limit_s() == pytest.approx(10)
+    for _ in range(9):
+        timeout.note(9)
+    assert timeout.limit_s() == 30
+
+
+def nothing(*arguments: object) -> None:
+    return None
+
+
+def work_in_stages(first_s: float, second_s: float) -> str:
+    time.sleep(first_s)
+    enter_stage("second")
+    time.sleep(second_s)
+    return "done"
+
+
+def fail() -> None:
+    raise ZeroDivisionError("nothing to divide by")
+
+
+def fork_and_return() -> None:
+    os.fork()
+
+
+def print_and_die() -> None:
+    os.write(1, b"last words")
+    os.abort()
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Iterator[Worker]:
+    start_server()
+    started = Worker(tmp_path, nothing, (), candidates=True)
+    yield started
+    started.end()
+
+
+def test_answers_come_in_the_order_of_the_tasks(worker: Worker) -> None:
+    worker.post(divmod, 7, 2)
+    worker.post(divmod, 8, 2, answered=False)
+    worker.post(fail, answered=False)
+    worker.post(divmod, 9, 2)
+    limits_s = {"task": PATIENCE_S}
+    assert [worker.collect(limits_s), worker.collect(limits_s)] == [(3, 1), (4, 1)]
+
+
+def test_a_task_larger_than_the_pipe_is_handed_over_while_another_runs(worker: Worker) -> None:
+    worker.post(time.sleep, 0.5)
+    worker.post(len, bytes(1 << 24))
+    assert worker.collect({"task": PATIENCE_S}) is None
+    assert worker.collect({"task": PATIENCE_S}) == 1 << 24
+
+
+def test_each_stage_of_a_task_has_its_own_limit(worker: Worker) -> None:
+    worker.post(work_in_stages, 0.1, 1.0)
+    assert worker.collect({"first": PATIENCE_S, "second": PATIENCE_S}) == "done"
+    assert set(worker.spent_s) == {"first", "second"}
+    assert worker.spent_s["second"] > 0.9
+    worker.post(work_in_stages, 0.0, 600.0)
+    with pytest.raises(WorkerLost, match=r"^gave no result within 0.5 s$") as lost:
+        worker.collect({"first": PATIENCE_S, "second": 0.5})
+    assert lost.value.status is Status.TIMEOUT
+    assert worker.ended
+
+
+@pytest.mark.parametrize(
+    ("task", "status", "text"),
+    [
+        (print_and_die, Status.TRAP, "died (SIGABRT): last words"),
+        (fork_and_return, Status.CRASH, "was ended: the candidate started another process"),
+    ],
+)
+def test_a_lost_worker_says_how_it_ended(
+    worker: Worker, task: Callable[[], None], status: Status, text: str
+) -> None:
+    worker.post(task)
+    with pytest.raises(WorkerLost) as lost:
+        worker.collect({"task": PATIENCE_S})
+    assert (lost.value.status, str(lost.value)) == (status, text)
+
+
+def test_an_error_in_a_task_is_told_and_costs_no_process(worker: Worker) -> None:
+    worker.post(fail)
+    with pytest.raises(EngineError, match="nothing to divide by"):
+        worker.collect({"task": PATIENCE_S})
+    worker.post(divmod, 7, 2)
+    assert worker.collect({"task": PATIENCE_S}) == (3, 1)
+
+
+def reaches(port: int) -> bool:
+    with socket.socket() as caller:
+        return caller.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.mark.parametrize(
+    ("prepare", "arguments", "reached"),
+    [
+        (tasks.prepare_device, ("cpu", 0, Path("{tmp}"), 1 << 30), False),
+        (tasks.prepare_builder, (Path("{tmp}"), 1 << 30), False),
+        (nothing, (), True),
+    ],
+    ids=["a candidate", "a builder", "any other process"],
+)
+def test_neither_builder_nor_candidate_has_a_network(
+    tmp_path: Path, prepare: Callable[..., None], arguments: tuple[object, ...], reached: bool
+) -> None:
+    if subprocess.run([sys.executable, "-c", OWN_NETWORK], check=False).returncode:
+        pytest.skip("this system gives no process a network of its own")
+    start_server()
+    given = tuple(tmp_path if isinstance(a, Path) else a for a in arguments)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        worker = Worker(tmp_path, prepare, given)
+        worker.post(reaches, listener.getsockname()[1])
+        assert worker.collect({"task": PATIENCE_S}) is reached
+        worker.end()
