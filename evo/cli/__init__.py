@@ -30,7 +30,7 @@ _COMMANDS = {
     "report": ("report", "dashboard"),
     "export": ("export",),
     "import_workloads": ("import-workloads",),
-    "measure": ("bench",),
+    "bench": ("bench",),
     "check": ("check", "sanitize"),
     "maintain": ("prune", "vacuum", "merge", "backup"),
     "doctor": ("doctor",),

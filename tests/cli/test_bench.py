@@ -9,7 +9,7 @@ import pytest
 
 from evo.analysis import queries
 from evo.budget import Budget
-from evo.cli.measure import _contenders, _for_each
+from evo.cli.bench import _contenders, _for_each
 from evo.cli.recorded import is_of
 from evo.cli.search import KernelContext, read_initial_points, worker_settings
 from evo.errors import UsageError

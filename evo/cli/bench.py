@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -11,25 +10,24 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from evo.analysis import queries
 from evo.cli.options import (
     DEFAULT_DB,
     Db,
     Json,
+    Seed,
     TargetName,
-    check_seed,
     choose_arch,
+    draw_seed,
     make_console,
     parse_values,
     print_json,
 )
 from evo.cli.recorded import is_of, may_have_been
 from evo.cli.search import KernelContext, load_context
-from evo.cli.tables import DISTURBED_NOTE, marked, short_id, timing_record
+from evo.cli.tables import DISTURBED_NOTE, make_table, marked, print_table, say, short_id, timing_record
 from evo.errors import EvoError, UsageError
-from evo.evaluation import Build, Timing
 from evo.executors import BuildRequest, RaceRequest
 from evo.lineage.database import shown
 from evo.lineage.store import Store
@@ -41,7 +39,7 @@ from evo.targets import find_target
 __all__ = ["register"]
 
 _ARITHMETIC = 16
-"""Operations a byte from which a kernel is told by its arithmetic, not by the bytes it moves."""
+"""Operations per byte from which the rate of a kernel is given in TFLOP/s instead of GB/s."""
 
 
 def register(app: typer.Typer) -> None:
@@ -61,14 +59,11 @@ def bench(
     against: Annotated[
         str | None, typer.Option(help="Baselines, separated by commas; all of the kernel's if left out.")
     ] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(help="Draws the data; random if left out.", callback=check_seed),
-    ] = None,
+    seed: Seed = None,
     db: Db = DEFAULT_DB,
     json: Json = False,
 ) -> None:
-    """Time the best known candidate and the kernel's default beside its baselines, interleaved in one race."""
+    """Time the best known candidate and the kernel's default against its baselines, interleaved in one race."""
     if (Path(kernel) / "manifest.json").is_file():
         given: dict[str, object] = {"--target": target, "--workload": workload, "--against": against, "--seed": seed}
         given |= {"--arch": arch, "--genome": genome}
@@ -86,40 +81,47 @@ def bench(
     names = against.split(",") if against else [b.name for b in problem.baselines if chosen in b.targets]
     for name in names:
         problem.baseline(name)
-    drawn = int.from_bytes(os.urandom(4)) if seed is None else seed
+    drawn = draw_seed(seed)
     named = [_named(context, w, genome or []) for w in workloads]
     records = []
     with context.open_executor() as executor:
         for w, extra in zip(workloads, named, strict=True):
             contenders = [*_contenders(context, w, db), *extra]
-            asked = [
+            building = [
                 (f"{n} {a}" if len(archs) > 1 else n, g, executor.build(_request(kernel, chosen, a, g, w)))
                 for n, a, g in _for_each(contenders, problem, w, archs, chosen)
             ]
-            builds = [(n, g, built.result()) for n, g, built in asked]
+            builds = [(n, g, future.result()) for n, g, future in building]
+            for name, _, build in builds:
+                if build.binary is None:
+                    raise EvoError(f"{name} does not compile ({build.status}): {build.log.strip()[:400]}")
             request = RaceRequest(
                 kernel=kernel,
                 target=chosen,
                 workload=w,
-                contenders=tuple(_compiled(builds)),
+                contenders=tuple(builds),
                 baselines=tuple(names),
                 seed=drawn,
             )
             result = executor.race(request).result()
             if not result.timings:
                 raise EvoError(f"the race for {w} could not be held: {result.log}")
-            records.append({"workload": w.key, "timings": [_record(t) for t in result.timings]})
-            records[-1]["refused"] = [{"name": n, "reason": r} for n, r in result.refused]
+            record = {
+                "workload": w.key,
+                "timings": [{"contender": t.contender, **timing_record(t)} for t in result.timings],
+                "refused": [{"name": n, "reason": r} for n, r in result.refused],
+            }
+            records.append(record)
             if not json:
-                _print(make_console(), problem, w, result.timings, result.refused)
+                _print_race(make_console(), problem, w, record)
     if json:
-        record = {"kernel": problem.name, "target": chosen, "arch": context.arch, "archs": archs, "seed": drawn}
-        print_json({**record, "workloads": records})
+        head = {"kernel": problem.name, "target": chosen, "arch": context.arch, "archs": archs, "seed": drawn}
+        print_json({**head, "workloads": records})
 
 
 def _contenders(context: KernelContext, workload: Workload, db: str) -> list[tuple[str, Genome]]:
-    """The template's default, and the best candidate that the database has for this workload and device. If it has one that
-    is left out, or none, that is said."""
+    """The template's default, and the best candidate that the database has for this workload and device. A line on stderr
+    says why a recorded one is left out, or that there is none."""
     kernel, target = context.kernel, context.target
     space = kernel.space(target, workload, find_target(target).limits(context.arch))
     default = "default", Genome.of(space.complete(space.default))
@@ -149,8 +151,9 @@ def _contenders(context: KernelContext, workload: Workload, db: str) -> list[tup
 def _for_each(
     contenders: Sequence[tuple[str, Genome]], kernel: Kernel, workload: Workload, archs: Sequence[str], target: str
 ) -> Iterator[tuple[str, str, Genome]]:
-    """(name, architecture, genome): each for all architectures, without what one of them does not have. What is not legal
-    there even so is left out, and said."""
+    """(name, architecture, genome) of each contender for all architectures, without parameters that one does not have.
+
+    A genome that is not legal for an architecture even so is left out, with a line on stderr."""
     for name, genome in contenders:
         yield name, archs[0], genome
         for arch in archs[1:]:
@@ -179,46 +182,32 @@ def _request(kernel: str, target: str, arch: str, genome: Genome, workload: Work
     return BuildRequest(kernel=kernel, target=target, arch=arch, genome=genome, workload=workload)
 
 
-def _compiled(builds: list[tuple[str, Genome, Build]]) -> list[tuple[str, Genome, Build]]:
-    for name, _, build in builds:
-        if build.binary is None:
-            raise EvoError(f"{name} does not compile ({build.status}): {build.log.strip()[:400]}")
-    return builds
-
-
-def _record(timing: Timing) -> dict[str, Any]:
-    return {"contender": timing.contender, **timing_record(timing)}
-
-
-def _print(
-    console: Console, kernel: Kernel, workload: Workload, timings: tuple[Timing, ...], refused: Any
-) -> None:
+def _print_race(console: Console, kernel: Kernel, workload: Workload, record: dict[str, Any]) -> None:
     cost = kernel.cost(workload)
-    table = Table(title=f"{kernel.title}, {workload.key}", title_justify="left", header_style="dim", box=None)
-    table.add_column("contender")
     arithmetic = cost.flops > _ARITHMETIC * cost.bytes
-    rate = "TFLOP/s" if arithmetic else "GB/s"
-    for heading in ("median us", "95% interval", rate, "speed-up over PyTorch", "95% interval"):
-        table.add_column(heading, justify="right")
-    for t in sorted(timings, key=lambda t: t.median_us):
-        record = timing_record(t)
+    columns = ("median us", "95% interval", "TFLOP/s" if arithmetic else "GB/s", "speed-up over PyTorch", "95% interval ")
+    table = make_table("contender", *columns, right=columns)
+    timings = sorted(record["timings"], key=lambda t: t["median_us"])
+    for t in timings:
+        us = t["median_us"]
         table.add_row(
-            t.contender,
-            marked(f"{t.median_us:.2f}", record["disturbed"]),
-            f"{t.low_us:.2f} to {t.high_us:.2f}",
-            f"{cost.flops / t.median_us / 1e6:,.1f}" if arithmetic else f"{cost.bytes / t.median_us / 1e3:,.0f}",
-            marked(f"{record['speedup']:.3f}x", record["disturbed"]) if "speedup" in record else "1",
-            f"{record['speedup_low']:.3f} to {record['speedup_high']:.3f}" if "speedup" in record else "",
+            t["contender"],
+            marked(f"{us:.2f}", t["disturbed"]),
+            f"{t['low_us']:.2f} to {t['high_us']:.2f}",
+            f"{cost.flops / us / 1e6:,.1f}" if arithmetic else f"{cost.bytes / us / 1e3:,.0f}",
+            marked(f"{t['speedup']:.3f}x", t["disturbed"]) if "speedup" in t else "1",
+            f"{t['speedup_low']:.3f} to {t['speedup_high']:.3f}" if "speedup" in t else "",
         )
-    console.print(table)
-    if any(record["disturbed"] for record in map(timing_record, timings)):
-        console.print(DISTURBED_NOTE, style="bold red", highlight=False, soft_wrap=True)
-    for name, reason in refused:
-        console.print(f"{name} was left out: {reason}", style="yellow", highlight=False)
+    say(console, f"{kernel.title}, {workload.key}", "italic")
+    print_table(console, table)
+    if any(t["disturbed"] for t in timings):
+        say(console, DISTURBED_NOTE, "bold red")
+    for refused in record["refused"]:
+        say(console, f"{refused['name']} was left out: {refused['reason']}", "yellow")
 
 
 def _bench_module(folder: Path, json: bool) -> int:
-    """An exported module measures itself, in a process that has nothing of evo."""
+    """An exported module measures itself, in a process of its own that does not import evo."""
     if not (folder / "__main__.py").is_file():
         raise UsageError(f"{folder} has a manifest.json but no __main__.py: it is not an exported module")
     command = [sys.executable, "-m", folder.resolve().name, "bench", *(["--json"] if json else [])]
