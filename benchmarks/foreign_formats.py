@@ -35,8 +35,8 @@ from typing import Any
 
 import torch
 
-from evo.analysis import candidates, queries
-from evo.analysis.records import CandidateRecord
+from evo.analysis.candidates import CandidateRecord, read_candidate
+from evo.analysis.runs import find_run
 from evo.cli.export_run import export_all_candidates
 from evo.export import RunExporter, find_exporter
 from evo.lineage.store import Store
@@ -75,7 +75,7 @@ def main() -> int:
         db = options.db or str(Path(scratch) / "lineage.db")
         name = options.run or search(options, db)
         with Store.open(db, write=False) as store:
-            winners = [candidates.candidate(store, i.winner) for i in queries.run(store, name).tasks if i.winner]
+            winners = [read_candidate(store, i.winner) for i in find_run(store, name).tasks if i.winner]
         found: dict[str, Verdicts] = {}
         for format in options.format or FORMATS:
             try:
@@ -107,7 +107,7 @@ def judge(format: str, run: str, db: str, winners: list[CandidateRecord], out: P
         with Store.open(db, write=False) as store:
             exporter = find_exporter("t4")
             assert isinstance(exporter, RunExporter)
-            return judge_t4(export_all_candidates(store, [run], exporter, out), queries.run(store, run).evaluations)
+            return judge_t4(export_all_candidates(store, [run], exporter, out), find_run(store, run).evaluations)
     if not winners:
         return [{"what": run, "accepted": False, "says": "the run has no winner"}]
     if format == "kernelbench" and winners[0].target != "cuda":

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from evo.analysis.explanation import edits_between
 from evo.cli import run as run_command
 from evo.errors import UsageError
 from evo.evaluation import Build, Candidate, Measurement, Proposal, Status, Timing
@@ -21,7 +22,6 @@ from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel, Workload, load_kernel
 from evo.problem.space import Point
 from evo.search.ablation import Ablation, PairedGain, Problem, measure_ablation
-from evo.search.edits import edits_between
 from evo.targets import find_target
 from tests.lineage import samples as s
 from tests.toy_kernel import write_kernel
@@ -42,7 +42,7 @@ def measured(folder: Path, start: Point, end: Point) -> tuple[Ablation, list[str
     problem = Problem(kernel=str(folder), target="cpu", arch="native", workload=WORKLOAD, space=space, seed=1)
     executor = LocalExecutor("cpu", ExecutorConfig(builders=1, cache_dir=folder / "cache"))
     try:
-        return measure_ablation(executor, problem, one, other, edits), [next(iter(e.change)) for e in edits]
+        return measure_ablation(executor, problem, one, other, edits), [next(iter(edit)) for edit in edits]
     finally:
         executor.close()
 

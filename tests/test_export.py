@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from evo import cli
-from evo.analysis import queries
+from evo.analysis.runs import find_run
 from evo.evaluation import (
     FINALIST,
     Binary,
@@ -132,7 +132,7 @@ def test_a_run_of_which_nothing_passed_the_finals_is_not_exported(
 
 def test_a_candidate_without_finals_is_exported_and_recorded_as_that(db: Path) -> None:
     with Store.open(db, write=False) as store:
-        name = queries.run(store, "made").tasks[0].best
+        name = find_run(store, "made").tasks[0].best
     assert name is not None
     code, [record] = export(db, name)
     assert code == 0

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from evo import cli
-from evo.analysis import queries
+from evo.analysis.runs import read_history
 from evo.evaluation import Binary, Build, Candidate, Check, Evaluation, Measurement, Proposal, Status, Timing
 from evo.lineage import Environment, RunSpec, RunStatus, StoredRun
 from evo.lineage.store import Store
@@ -146,7 +146,7 @@ def test_what_was_measured_need_not_be_in_it(db: Path) -> None:
 
 def test_a_named_candidate_has_the_others_of_its_run_to_take_its_place(db: Path) -> None:
     with Store.open(db, write=False) as store:
-        names = [point.id for point in queries.history(store, "on_h200")]
+        names = [point.id for point in read_history(store, "on_h200")]
     assert orders(export(db, names[1], "--arch", "sm_90", "--arch", "sm_89"))[:2] == [("sm_90", 1), ("sm_89", 4)]
     assert orders(export(db, names[3], "--refused", "--arch", "sm_89"))[0] == ("sm_89", 3), "it is what was asked for"
 

@@ -2,102 +2,263 @@
 
 from __future__ import annotations
 
+import string
 import zlib
-from dataclasses import replace
-from typing import Any
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar
 
 from sqlalchemy import Connection, and_, select
 from sqlalchemy.orm import aliased
 
-from evo.analysis.ancestry import ancestry
-from evo.analysis.records import (
-    BuildRecord,
-    CandidateRecord,
-    CheckRecord,
-    FinalRecord,
-    Relative,
-    TimingRecord,
-)
-from evo.analysis.relatives import RELATIVE_COLUMNS, read_relative, resolve_candidate
-from evo.errors import EngineError, StoreError, UnknownNameError
-from evo.evaluation import Build, Status
+from evo.analysis.times import held_races, noise_floors
+from evo.errors import EngineError, StoreError, UnknownNameError, UsageError
+from evo.evaluation import PASSED, Build, Status, Timing
+from evo.lineage import gate_seeds
 from evo.lineage import models as m
-from evo.lineage.read import BUILD_COLUMNS, CHECK_COLUMNS, TIMING_COLUMNS, columns_of, iso, read_build
+from evo.lineage.models import ORDERS_PER_RUN
+from evo.lineage.read import BUILD_COLUMNS, CHECK_COLUMNS, TIMING_COLUMNS, at_once, columns_of, iso, read_build
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
+from evo.problem.space import Value
 
-__all__ = ["ancestry", "artefact", "build", "candidate", "source"]
+__all__ = [
+    "BuildRecord", "CandidateRecord", "CheckRecord", "FinalRace", "FinalRecord", "Relative", "TimingRecord",
+    "read_artefacts", "read_candidate", "read_candidate_build", "read_parents", "read_source", "read_timing_record",
+    "resolve_candidate",
+]  # fmt: skip
 
-_c, _p = m.Candidate, m.Parentage
+_c, _p, _t = m.Candidate, m.Parentage, m.Timing
+_RELATIVE_COLUMNS = (_c.public_id.label("id"), _c.order, _p.role, _c.operator, _c.status, _c.score)
+_SHORTEST = 3
+"""Digits that a mistyped id must have right for its neighbours to be offered."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimingRecord(Timing):
+    """A contender's time as it is recorded. stage: search or final; round: 0, or the final's."""
+
+    PRINTED: ClassVar = ("disturbed",)
+    task: int
+    stage: str
+    round: int
+
+
+def read_timing_record(row: Any, **other: Any) -> TimingRecord:
+    """From a row with TIMING_COLUMNS, task, stage and round. other: values instead of the row's."""
+    return TimingRecord(**{field.name: row._mapping[field.name] for field in fields(TimingRecord)} | other)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinalRace:
+    """Baselines, and the winner's second copy, as one of a candidate's finals timed them. round: that of the final.
+
+    beside: whether the candidate ran in that very race. Where a final confirmed a winner, only the winner did: of the race
+    of all finalists their own times alone are kept.
+    """
+
+    round: int
+    beside: bool
+    timings: tuple[TimingRecord, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckRecord:
+    """A gate case; see `evo.evaluation.Check`."""
+
+    stage: str
+    round: int
+    case: str
+    passed: bool
+    error: float | None
+    allowed: float | None
+    torch_error: float | None
+    reason: str
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildRecord:
+    """A compilation; see `evo.evaluation.Build`. binary: sha256 of the stored code."""
+
+    status: str
+    arch: str
+    compiler: str
+    seconds: float
+    cached: bool
+    log: str
+    remarks: str
+    source_digest: str
+    registers: int | None
+    spill_bytes: int | None
+    smem_static_bytes: int | None
+    smem_dynamic_bytes: int | None
+    stack_bytes: int | None
+    occupancy: float | None
+    code_hash: str | None
+    binary: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinalRecord:
+    """A finalist's re-timing; its checks and timings are those of the same round."""
+
+    round: int
+    status: str
+    log: str
+    seconds: float
+    gate_seconds: float
+    timing_seconds: float
+    created: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Relative:
+    """A parent or child of a candidate. role: the parent's part in the making of the child."""
+
+    id: str
+    order: int
+    role: str
+    operator: str
+    status: str
+    score: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CandidateRecord:
+    """All there is of one candidate.
+
+    digest: of the genome. source: sha256 of the stored text. winner: of its task. seeds: what the gate's data were drawn
+    with, by stage. noise_floor: of the last final of its run and workload. final_races: what its finals timed beside it.
+    created: ISO 8601 in UTC, as all times of records.
+    """
+
+    id: str
+    run: str
+    kernel: str
+    target: str
+    arch: str
+    device: str
+    order: int
+    task: int
+    workload: str
+    dims: dict[str, int]
+    dtype: str
+    options: dict[str, Value]
+    parameters: dict[str, Value]
+    digest: str
+    source: str | None
+    operator: str
+    status: str
+    score: float | None
+    log: str
+    same_code_as: str | None
+    winner: bool
+    seconds: float
+    gate_seconds: float
+    timing_seconds: float
+    elapsed_s: float
+    created: str
+    seeds: dict[str, int]
+    noise_floor: float | None
+    build: BuildRecord | None
+    checks: tuple[CheckRecord, ...]
+    timings: tuple[TimingRecord, ...]
+    finals: tuple[FinalRecord, ...]
+    final_races: tuple[FinalRace, ...]
+    parents: tuple[Relative, ...]
+    children: tuple[Relative, ...]
+
+    @property
+    def refusal(self) -> str:
+        """Why the last of its finals refused it: "wrong: for 7 float32: ..."; empty if none did."""
+        last = self.finals[-1] if self.finals else None
+        if last is None or last.status in PASSED:
+            return ""
+        reason = next((line.strip() for line in last.log.splitlines() if line.strip()), "")
+        return f"{last.status.replace('_', ' ')}{f': {reason}' if reason else ''}"
+
+
 _BUILD_RECORD = columns_of(m.Build, BuildRecord, "remarks", "binary")
 
 
-def candidate(store: Store, prefix: str) -> CandidateRecord:
+def resolve_candidate(connection: Connection, prefix: str) -> int:
+    """The key of the candidate whose public id begins so.
+
+    Raises UnknownNameError, StoreError for the beginning of several, or UsageError for what is not a text at all.
+    """
+    if not isinstance(prefix, str):
+        raise UsageError(f"{prefix!r} is not the name of a candidate; give names one by one, as texts")
+    prefix = prefix.strip().lower()
+    found = _beginning(connection, prefix) if prefix and set(prefix) <= set(string.hexdigits) else []
+    if not found:
+        near = _beginning(connection, prefix[:_SHORTEST]) if len(prefix) > _SHORTEST else []
+        latest = connection.scalars(select(_c.public_id).order_by(_c.id.desc()).limit(3))
+        raise UnknownNameError("candidate", prefix, [name for _, name in near] or list(latest))
+    if len(found) > 1:
+        several = ", ".join(name for _, name in found[:3])
+        raise StoreError(f"several candidates begin with {prefix!r} ({several}, ...); write more digits")
+    return found[0][0]
+
+
+def _beginning(connection: Connection, prefix: str) -> list[tuple[int, str]]:
+    # A range and not LIKE, which no index helps with; "g" comes after every hexadecimal digit.
+    rows = connection.execute(
+        select(_c.id, _c.public_id)
+        .where(_c.public_id >= prefix, _c.public_id < prefix + "g")
+        .order_by(_c.public_id)
+        .limit(4)
+    )
+    return [(key, name) for key, name in rows]
+
+
+def read_candidate(store: Store, prefix: str) -> CandidateRecord:
     """The whole record of a candidate, by its public id or a unique prefix of it.
 
     Raises UnknownNameError, or StoreError for an ambiguous prefix.
     """
     with store.reading() as connection:
         key = resolve_candidate(connection, prefix)
-        original = aliased(_c)
-        i, r, e = m.Task, m.Run, m.Environment
-        row: Any = connection.execute(
-            select(
-                *(column for column in _c.__table__.c if column.name != "log"),
-                _c.log,
-                original.public_id.label("original"),
-                i.workload,
-                i.dims,
-                i.dtype,
-                i.options,
-                m.Task.winner_id.label("winner"),
-                r.name.label("run"),
-                r.kernel,
-                r.target,
-                r.arch,
-                e.device,
-            )
-            .join_from(_c, i, and_(i.run_id == _c.run_id, i.number == _c.task))
-            .join(r, r.id == i.run_id)
-            .join(e, e.id == r.environment_id)
-            .join(original, original.id == _c.same_code_as_id, isouter=True)
-            .where(_c.id == key)
-        ).one()
-        genome = Genome.from_json(row.genome)
+        row = _read_row(connection, key)
+        floors = noise_floors(connection, [row.run])
+        values = {k: v for k, v in row._mapping.items() if k in CandidateRecord.__dataclass_fields__}
         return CandidateRecord(
-            id=row.public_id,
-            run=row.run,
-            kernel=row.kernel,
-            target=row.target,
-            arch=row.arch,
-            device=row.device,
-            order=row.order,
-            task=row.task,
-            workload=row.workload,
-            dims=row.dims,
-            dtype=row.dtype,
-            options=row.options,
-            parameters=genome.parameters,
-            digest=row.genome_digest,
-            source=row.source_sha,
-            operator=row.operator,
-            status=row.status,
-            score=row.score,
-            log=row.log,
-            same_code_as=row.original,
-            winner=row.winner == key,
-            seconds=row.seconds,
-            gate_seconds=row.gate_seconds,
-            timing_seconds=row.timing_seconds,
-            elapsed_s=row.elapsed_s,
-            created=iso(row.created),
-            build=_build_record(connection, key),
-            checks=_checks(connection, key),
-            timings=_timings(connection, row.run_id, key),
-            finals=_finals(connection, key),
-            parents=_relatives(connection, key, "parent"),
-            children=_relatives(connection, key, "child"),
+            **values
+            | {
+                "parameters": Genome.from_json(row.genome).parameters,
+                "winner": row.winner == key,
+                "created": iso(row.created),
+                "seeds": {stage.value: seed for stage, seed in gate_seeds(row.run_options, row.seed).items()},
+                "noise_floor": floors.get((row.run, row.workload)),
+                "build": _build_record(connection, key),
+                "checks": _checks(connection, key),
+                "timings": _timings(connection, key),
+                "finals": _finals(connection, key),
+                "final_races": _final_races(connection, key, row.task),
+                "parents": read_parents(connection, [key]).get(key, ()),
+                "children": _children(connection, key),
+            }
         )
+
+
+def _read_row(connection: Connection, key: int) -> Any:
+    original = aliased(_c)
+    i, r, e = m.Task, m.Run, m.Environment
+    query = (
+        select(
+            _c.public_id.label("id"), _c.order, _c.task, _c.genome, _c.genome_digest.label("digest"), _c.operator,
+            _c.source_sha.label("source"), _c.status, _c.score, _c.log, _c.seconds, _c.gate_seconds, _c.timing_seconds,
+            _c.elapsed_s, _c.created, original.public_id.label("same_code_as"),
+            i.workload, i.dims, i.dtype, i.options, m.Task.winner_id.label("winner"),
+            r.name.label("run"), r.kernel, r.target, r.arch, r.options.label("run_options"), r.seed, e.device,
+        )
+        .join_from(_c, i, and_(i.run_id == _c.run_id, i.number == _c.task))
+        .join(r, r.id == i.run_id)
+        .join(e, e.id == r.environment_id)
+        .join(original, original.id == _c.same_code_as_id, isouter=True)
+        .where(_c.id == key)
+    )  # fmt: skip
+    return connection.execute(query).one()
 
 
 def _build_record(connection: Connection, key: int) -> BuildRecord | None:
@@ -122,14 +283,13 @@ def _checks(connection: Connection, key: int) -> tuple[CheckRecord, ...]:
     return tuple(CheckRecord(**row._mapping) for row in rows)
 
 
-def _timings(connection: Connection, run_id: int, key: int) -> tuple[TimingRecord, ...]:
-    t = m.Timing
+def _timings(connection: Connection, key: int) -> tuple[TimingRecord, ...]:
     rows = connection.execute(
-        select(t.task, t.stage, t.round, *TIMING_COLUMNS)
-        .where(t.run_id == run_id, t.candidate_id == key)
-        .order_by(t.id)
+        select(_t.task, _t.stage, _t.round, *TIMING_COLUMNS)
+        .where(_t.run_id == key // ORDERS_PER_RUN, _t.candidate_id == key)
+        .order_by(_t.id)
     )
-    return tuple(TimingRecord(**row._mapping) for row in rows)
+    return tuple(read_timing_record(row) for row in rows)
 
 
 def _finals(connection: Connection, key: int) -> tuple[FinalRecord, ...]:
@@ -142,42 +302,56 @@ def _finals(connection: Connection, key: int) -> tuple[FinalRecord, ...]:
     return tuple(FinalRecord(**{**row._mapping, "created": iso(row.created)}) for row in rows)
 
 
-def _relatives(connection: Connection, key: int, kind: str) -> tuple[Relative, ...]:
-    """The parents in their order, or the children in theirs."""
-    if kind == "parent":
-        query = select(*RELATIVE_COLUMNS).join_from(_p, _c, _c.id == _p.parent_id).where(_p.child_id == key)
-        rows = connection.execute(query.order_by(_p.position))
-    else:
-        query = select(*RELATIVE_COLUMNS).join_from(_p, _c, _c.id == _p.child_id).where(_p.parent_id == key)
-        rows = connection.execute(query.order_by(_c.id, _p.position))
-    return tuple(read_relative(row) for row in rows)
+def _final_races(connection: Connection, key: int, task: int) -> tuple[FinalRace, ...]:
+    """What each final that timed a candidate timed beside it; its last race of each round."""
+    held = held_races(connection, key // ORDERS_PER_RUN, task)
+    races = {row.round: race for race in held for row in race.finalists if row.candidate_id == key}
+    found = []
+    for round_, race in sorted(races.items()):
+        timings = tuple(read_timing_record(row, round=round_) for row in race.beside)
+        if timings:
+            found.append(FinalRace(round=round_, beside=not race.winners or key in race.winners, timings=timings))
+    return tuple(found)
 
 
-def source(store: Store, prefix: str) -> str:
+def read_parents(connection: Connection, keys: Sequence[int]) -> dict[int, tuple[Relative, ...]]:
+    """The parents of candidates in their order, by the child's key; candidates without parents are left out."""
+    query = select(_p.child_id, *_RELATIVE_COLUMNS).join_from(_p, _c, _c.id == _p.parent_id)
+    query = query.order_by(_p.child_id, _p.position)
+    found: dict[int, tuple[Relative, ...]] = {}
+    for some in at_once(keys):
+        for child, *row in connection.execute(query.where(_p.child_id.in_(some))):
+            found[child] = (*found.get(child, ()), _relative(row))
+    return found
+
+
+def _children(connection: Connection, key: int) -> tuple[Relative, ...]:
+    query = select(*_RELATIVE_COLUMNS).join_from(_p, _c, _c.id == _p.child_id).where(_p.parent_id == key)
+    return tuple(_relative(row) for row in connection.execute(query.order_by(_c.id, _p.position)))
+
+
+def _relative(row: Sequence[Any]) -> Relative:
+    public_id, order, role, operator, status, score = row
+    return Relative(id=public_id, order=order, role=role, operator=operator, status=status, score=score)
+
+
+def read_source(store: Store, prefix: str) -> str:
     """The source text of a candidate. Raises UnknownNameError, or StoreError if it has none."""
     with store.reading() as connection:
-        return _source(connection, resolve_candidate(connection, prefix), prefix)
+        key = resolve_candidate(connection, prefix)
+        digest, status, built = connection.execute(
+            select(_c.source_sha, _c.status, m.Build.candidate_id)
+            .join_from(_c, m.Build, m.Build.candidate_id == _c.id, isouter=True)
+            .where(_c.id == key)
+        ).one()
+        if digest is not None:
+            return read_artefacts(connection, [digest])[digest].decode("utf-8", "surrogatepass")
+    why = "it was never built" if built is None else "it was dropped by evo prune"
+    why = "it could not be rendered" if status == Status.RENDER_ERROR else why
+    raise StoreError(f"candidate {prefix} has no source: {why}")
 
 
-def _source(connection: Connection, key: int, name: str) -> str:
-    digest = connection.scalar(select(_c.source_sha).where(_c.id == key))
-    if digest is None:
-        raise StoreError(f"candidate {name} has no source: {_why_no_source(connection, key)}")
-    return _artefact(connection, digest).decode("utf-8", "surrogatepass")
-
-
-def _why_no_source(connection: Connection, key: int) -> str:
-    status, built = connection.execute(
-        select(_c.status, m.Build.candidate_id)
-        .join_from(_c, m.Build, m.Build.candidate_id == _c.id, isouter=True)
-        .where(_c.id == key)
-    ).one()
-    if status == Status.RENDER_ERROR:
-        return "it could not be rendered"
-    return "it was never built" if built is None else "it was dropped by evo prune"
-
-
-def build(store: Store, prefix: str) -> Build:
+def read_candidate_build(store: Store, prefix: str) -> Build:
     """The build of a candidate as it was added, with source text and, where that was stored, code.
 
     Raises UnknownNameError, or StoreError if it was never built.
@@ -188,24 +362,21 @@ def build(store: Store, prefix: str) -> Build:
         row = connection.execute(select(b.binary_sha, *BUILD_COLUMNS).where(b.candidate_id == key)).one_or_none()
         if row is None:
             raise StoreError(f"candidate {prefix} was never built")
-        made = read_build(row[1:])
-        if made.binary is not None and row[0] is not None:
-            made = replace(made, binary=replace(made.binary, code=_artefact(connection, row[0])))
-        stored = connection.scalar(select(_c.source_sha).where(_c.id == key))
-        return made if stored is None else replace(made, source=_source(connection, key, prefix))
+        source = connection.scalar(select(_c.source_sha).where(_c.id == key))
+        kept = read_artefacts(connection, [digest for digest in (source, row.binary_sha) if digest])
+    build = read_build(row[1:])
+    if build.binary is not None and row.binary_sha is not None:
+        build = replace(build, binary=replace(build.binary, code=kept[row.binary_sha]))
+    return build if source is None else replace(build, source=kept[source].decode("utf-8", "surrogatepass"))
 
 
-def artefact(store: Store, sha256: str) -> bytes:
-    """The bytes of a source or a binary. Raises UnknownNameError."""
-    with store.reading() as connection:
-        return _artefact(connection, sha256)
-
-
-def _artefact(connection: Connection, sha256: str) -> bytes:
-    data = connection.scalar(select(m.Artefact.data).where(m.Artefact.sha256 == sha256))
-    if data is None:
-        raise UnknownNameError("artefact", sha256, [])
-    try:
-        return zlib.decompress(data)
-    except zlib.error as error:
-        raise EngineError(f"artefact {sha256} cannot be decompressed: {error}") from error
+def read_artefacts(connection: Connection, digests: Collection[str]) -> dict[str, bytes]:
+    """Stored sources and code by sha256; what is not kept is left out. Raises EngineError for data that cannot be read."""
+    a, found = m.Artefact, {}
+    for some in at_once(digests):
+        for sha256, data in connection.execute(select(a.sha256, a.data).where(a.sha256.in_(some))):
+            try:
+                found[sha256] = zlib.decompress(data)
+            except zlib.error as error:
+                raise EngineError(f"artefact {sha256} cannot be decompressed: {error}") from error
+    return found

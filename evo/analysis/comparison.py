@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from sqlalchemy import Connection, case, func, select
 
-from evo.analysis.gains import Figure, gain_between
-from evo.analysis.leaders import best_of_runs
-from evo.analysis.races import noise_floors_of
-from evo.analysis.records import NOBODY, Best
+from evo.analysis.best import UNCONFIRMED, Best, best_of_runs
+from evo.analysis.times import gain_between, noise_floors
 from evo.evaluation import PASSED
 from evo.lineage import RunStatus, StoredRun
 from evo.lineage import models as m
@@ -21,7 +20,7 @@ from evo.lineage.models import key_range
 from evo.lineage.read import read_run, resolve_run
 from evo.lineage.store import Store
 
-__all__ = ["MILESTONES", "ComparedRun", "Comparison", "Setting", "compare"]
+__all__ = ["MILESTONES", "ComparedRun", "Comparison", "SettingDifference", "compare"]
 
 _c = m.Candidate
 MILESTONES = (1.1, 1.3, 1.5, 2.0)
@@ -34,9 +33,9 @@ class ComparedRun:
 
     The best's figures are of the last final if `stage` is "final", else of the search; speedup: over the reference
     baseline, None where nothing passed; noise_floor: of the run's last final for this workload, None without one. finals:
-    what they said of the best, as `records.Best` has it; whom they did not confirm comes after all others, however
-    fast the search had it. behind: the first run's speed-up over this one's, of the same device; tie: the interval of that,
-    behind_low to behind_high, holds 1 (`evo.analysis.gains`). candidates, failures: of this workload. search_s: until the
+    what they said of the best, as `Best` has it; an unconfirmed candidate comes after all others, however fast it was in
+    the search. behind: the first run's speed-up over this one's, of the same device; tie: the interval of that, behind_low
+    to behind_high, holds 1 (`evo.analysis.times`). candidates, failures: of this workload. search_s: until the
     run's last candidate, which is without its finals; candidates_per_s: by these seconds, which the run's workloads share.
     reached_s: {"1.1x": seconds of search until the search's own figure first was that}.
     """
@@ -71,12 +70,12 @@ class ComparedRun:
 
     @property
     def unconfirmed(self) -> bool:
-        """Whether finals were held and confirmed nobody."""
-        return self.finals == NOBODY
+        """Whether finals were held and confirmed no candidate."""
+        return self.finals == UNCONFIRMED
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class SettingDifference:
     """Something that is not the same in all of the runs: {run: value}, None where a run does not have it."""
 
     name: str
@@ -88,32 +87,28 @@ class Comparison:
     """Rows by workload, the fastest first; those without a result after all others."""
 
     rows: tuple[ComparedRun, ...]
-    settings: tuple[Setting, ...]
+    settings: tuple[SettingDifference, ...]
 
 
 def compare(store: Store, runs: Sequence[str]) -> Comparison:
     """Raises UnknownNameError, or StoreError for an ambiguous prefix. A run named twice counts once."""
+    rows: dict[str, list[tuple[ComparedRun, Best | None]]] = defaultdict(list)
     with store.reading() as connection:
         keys = list(dict.fromkeys(resolve_run(connection, name) for name in runs))
         known = [read_run(connection, key) for key in keys]
         dead = gone(store, connection, {run.id: run.status for run in known})
         known = [replace(run, status=RunStatus.INTERRUPTED) if run.id in dead else run for run in known]
-        counts = {run.id: _counts(connection, run.id) for run in known}
-        reached = {run.id: _reached(connection, run.id) for run in known}
-        leaders = {run.id: best_of_runs(connection, [run.id]) for run in known}
-    noise = noise_floors_of(store, [run.name for run in known])
-    rows = []
-    for run in known:
-        searched = max((n.until_s for n in counts[run.id].values()), default=0.0)
-        for task, workload in enumerate(run.spec.workloads):
-            leader = next((b for b in leaders[run.id] if b.workload == workload.key), None)
-            counted, first_s = counts[run.id].get(task, _Counts()), reached[run.id].get(task, {})
-            floor = noise.get((run.name, workload.key))
-            rows.append(_row(run, workload.key, leader, floor, counted, searched, first_s))
-    first = list(dict.fromkeys(row.workload for row in rows))
-    ranked: list[ComparedRun] = []
-    for workload_key in sorted(first):
-        ranked += _ranked([row for row in rows if row.workload == workload_key])
+        floors = noise_floors(connection, [run.name for run in known])
+        for run in known:
+            counts, reached = _counts(connection, run.id), _reached(connection, run.id)
+            leaders = {leader.workload: leader for leader in best_of_runs(connection, [run.id])}
+            searched = max((n.until_s for n in counts.values()), default=0.0)
+            for task, workload in enumerate(run.spec.workloads):
+                leader, floor = leaders.get(workload.key), floors.get((run.name, workload.key))
+                counted, first_s = counts.get(task, _Counts()), reached.get(task, {})
+                row = _row(run, workload.key, leader, floor, counted, searched, first_s)
+                rows[workload.key].append((row, leader))
+    ranked = [row for workload_key in sorted(rows) for row in _ranked(rows[workload_key])]
     return Comparison(rows=tuple(ranked), settings=tuple(_settings(known)))
 
 
@@ -192,42 +187,28 @@ def _row(
     )
 
 
-def _ranked(rows: Sequence[ComparedRun]) -> list[ComparedRun]:
+def _ranked(rows: Sequence[tuple[ComparedRun, Best | None]]) -> list[ComparedRun]:
     """The rows of one workload, the fastest first, with the unconfirmed behind; compared with the first of their own kernel
     and device."""
+    ordered = sorted(rows, key=lambda r: (r[0].speedup is None, r[0].unconfirmed, -(r[0].speedup or 0.0), r[0].run))
+    first: dict[tuple[str, str], Best | None] = {}
     found = []
-    for row in rows:
-        peers = [r for r in rows if (r.kernel, r.device) == (row.kernel, row.device) and r.speedup is not None]
-        if row.speedup is None or not peers:
-            found.append(row)
-            continue
-        first = min(peers, key=_place)
-        gain = gain_between(_figure(row), _figure(first))
+    for row, leader in ordered:
+        gain = gain_between(leader, first.setdefault((row.kernel, row.device), leader))
         if gain is not None:
             row = replace(row, behind=gain.gain, behind_low=gain.low, behind_high=gain.high, tie=gain.tie)
         found.append(row)
-    return sorted(found, key=_place)
+    return found
 
 
-def _place(row: ComparedRun) -> tuple[bool, bool, float, str]:
-    return row.speedup is None, row.unconfirmed, -(row.speedup or 0.0), row.run
-
-
-def _figure(row: ComparedRun) -> Figure | None:
-    if row.speedup is None:
-        return None
-    low, high = (1 / limit if limit else None for limit in (row.speedup_high, row.speedup_low))
-    return Figure(ratio=1 / row.speedup, ratio_low=low, ratio_high=high)
-
-
-def _settings(runs: Sequence[StoredRun]) -> list[Setting]:
+def _settings(runs: Sequence[StoredRun]) -> list[SettingDifference]:
     flat = {run.name: dict(_flat("", _setup(run))) for run in runs}
     names = dict.fromkeys(name for values in flat.values() for name in values)
     found = []
     for name in names:
         values = {run: settings.get(name) for run, settings in flat.items()}
         if len({json.dumps(value, sort_keys=True, default=str) for value in values.values()}) > 1:
-            found.append(Setting(name=name, values=values))
+            found.append(SettingDifference(name=name, values=values))
     return found
 
 

@@ -4,32 +4,29 @@ from __future__ import annotations
 
 import difflib
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from sqlalchemy import Connection, literal, select, union_all
 
-from evo.analysis.ancestry import genome_change
-from evo.analysis.artefacts import read_texts
-from evo.analysis.figures import search_figures
-from evo.analysis.gains import Gain, gain_between
-from evo.analysis.records import Relative
-from evo.analysis.relatives import RELATIVE_COLUMNS, read_relative, resolve_candidate
+from evo.analysis.candidates import Relative, read_artefacts, read_parents, resolve_candidate
+from evo.analysis.times import gain_between, search_times
 from evo.lineage import models as m
 from evo.lineage.models import ORDERS_PER_RUN, Key
 from evo.lineage.read import rows_of
 from evo.lineage.store import Store
-from evo.problem.genome import Genome
+from evo.problem.genome import Change, Genome
 from evo.problem.space import Value
-from evo.search.edits import Change
 
-__all__ = ["Family", "Kin", "family", "unified"]
+__all__ = ["Family", "Kin", "read_family", "unified"]
 
 _c, _p = m.Candidate, m.Parentage
 _UP, _DOWN = "ancestor", "descendant"
 _DIFF_LINES = 3
 Relation = Literal["ancestor", "self", "descendant"]
+_RELATIONS: tuple[Relation, ...] = ("ancestor", "self", "descendant")
+_COLUMNS = (_c.id, _c.public_id, _c.order, _c.operator, _c.status, _c.score, _c.genome, _c.source_sha)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +34,8 @@ class Kin:
     """An ancestor or descendant of a candidate, or itself.
 
     generation: the fewest steps between the two, negative for ancestors. change and the gains: against its own first
-    parent. gain: that one's time over its own (above 1: faster), each beside the reference in a race of its own, with
-    an interval put together from theirs; tie: that interval holds 1. main_line: on the way from a root to the
+    parent. gain: the parent's time over its own (above 1: faster), both of the search's cold timing, each beside the
+    reference in a race of its own; tie: the interval of the gain holds 1. main_line: on the way from a root to the
     candidate through first parents only. diff: of the source against the first parent's, if asked for.
     """
 
@@ -75,7 +72,7 @@ class Family:
     cut: bool
 
 
-def family(store: Store, prefix: str, *, descendants: int = 100, diff: bool = False) -> Family:
+def read_family(store: Store, prefix: str, *, descendants: int = 100, diff: bool = False) -> Family:
     """Every ancestor of a candidate, and up to so many of its descendants.
 
     Raises UnknownNameError, or StoreError for an ambiguous prefix.
@@ -83,27 +80,24 @@ def family(store: Store, prefix: str, *, descendants: int = 100, diff: bool = Fa
     with store.reading() as connection:
         key = resolve_candidate(connection, prefix)
         relations, cut = _relations(connection, key, descendants)
-        keys = sorted(relations)
-        parents = _parents(connection, keys)
-        wanted = {*keys, *(found[0][0] for found in parents.values())}
-        rows = {row.id: row for row in _rows(connection, sorted(wanted))}
-        figures = search_figures(connection, key // ORDERS_PER_RUN, sorted(wanted))
-        texts = (
-            read_texts(connection, {row.source_sha for row in rows.values() if row.source_sha})
-            if diff
-            else {}
-        )
+        edges = _parent_keys(connection, sorted(relations))
+        parents = read_parents(connection, sorted(relations))
+        wanted = sorted({*relations, *(keys[0] for keys in edges.values())})
+        rows = {row.id: row for row in rows_of(connection, select(*_COLUMNS), wanted, _c.id)}
+        times = search_times(connection, key // ORDERS_PER_RUN, wanted)
+        digests = {row.source_sha for row in rows.values() if row.source_sha} if diff else set()
+        texts = {k: v.decode("utf-8", "surrogatepass") for k, v in read_artefacts(connection, digests).items()}
     main = {key}
     line = key
-    while line in parents:
-        line = parents[line][0][0]
+    while line in edges:
+        line = edges[line][0]
         main.add(line)
-    generations = _generations(key, relations, parents)
+    generations = _generations(key, relations, edges)
     members = []
-    for k in sorted(keys, key=lambda k: ((_UP, "self", _DOWN).index(relations[k]), k)):
-        row, before = rows[k], rows[parents[k][0][0]] if k in parents else None
-        own = figures.get(k)
-        gain = gain_between(figures.get(before.id), own) if before else None
+    for k in sorted(relations, key=lambda k: (_RELATIONS.index(relations[k]), k)):
+        row, before = rows[k], rows[edges[k][0]] if k in edges else None
+        own = times.get(k)
+        gain = gain_between(times.get(before.id), own) if before else None
         genome = Genome.from_json(row.genome)
         members.append(
             Kin(
@@ -118,21 +112,18 @@ def family(store: Store, prefix: str, *, descendants: int = 100, diff: bool = Fa
                 low_us=own.low_us if own else None,
                 high_us=own.high_us if own else None,
                 disturbed=bool(own and own.disturbed),
-                **_gain_fields(gain),
-                parents=tuple(relative for _, relative in parents.get(k, ())),
-                change=genome_change(Genome.from_json(before.genome), genome) if before else {},
+                gain=gain.gain if gain else None,
+                gain_low=gain.low if gain else None,
+                gain_high=gain.high if gain else None,
+                tie=gain.tie if gain else None,
+                parents=parents.get(k, ()),
+                change=Genome.from_json(before.genome).difference(genome) if before else {},
                 parameters=genome.parameters,
                 main_line=k in main,
                 diff=_diff(before, row, texts) if diff and before else None,
             )
         )
     return Family(members=tuple(members), cut=cut)
-
-
-def _gain_fields(gain: Gain | None) -> dict[str, Any]:
-    if gain is None:
-        return {"gain": None, "gain_low": None, "gain_high": None, "tie": None}
-    return {"gain": gain.gain, "gain_low": gain.low, "gain_high": gain.high, "tie": gain.tie}
 
 
 def _relations(connection: Connection, key: int, descendants: int) -> tuple[dict[int, Relation], bool]:
@@ -157,17 +148,23 @@ def _relations(connection: Connection, key: int, descendants: int) -> tuple[dict
     return found, len(later) > descendants
 
 
-def _generations(
-    key: int, relations: Mapping[int, Relation], parents: Mapping[int, Sequence[tuple[int, Relative]]]
-) -> dict[int, int]:
+def _parent_keys(connection: Connection, keys: Sequence[int]) -> dict[int, list[int]]:
+    """Keys of the parents of every candidate that has any, in their order."""
+    found: dict[int, list[int]] = defaultdict(list)
+    query = select(_p.child_id, _p.parent_id).order_by(_p.child_id, _p.position)
+    for child, parent in rows_of(connection, query, keys, _p.child_id):
+        found[child].append(parent)
+    return dict(found)
+
+
+def _generations(key: int, relations: Mapping[int, Relation], parents: Mapping[int, Sequence[int]]) -> dict[int, int]:
     """Fewest steps to each member; breadth first, upwards and downwards."""
     children: dict[int, list[int]] = defaultdict(list)
     for child, found in parents.items():
-        for parent, _ in found:
+        for parent in found:
             children[parent].append(child)
-    upwards = {child: [parent for parent, _ in found] for child, found in parents.items()}
     distance = {key: 0}
-    for edges, step, relation in ((upwards, -1, _UP), (children, 1, _DOWN)):
+    for edges, step, relation in ((parents, -1, _UP), (children, 1, _DOWN)):
         waiting = deque([key])
         while waiting:
             one = waiting.popleft()
@@ -176,24 +173,6 @@ def _generations(
                     distance[other] = distance[one] + step
                     waiting.append(other)
     return distance
-
-
-def _parents(connection: Connection, keys: Sequence[int]) -> dict[int, list[tuple[int, Relative]]]:
-    """Key and record of the parents of every one of `keys`, in their order."""
-    found: dict[int, list[tuple[int, Relative]]] = defaultdict(list)
-    query = (
-        select(_p.child_id, _c.id, *RELATIVE_COLUMNS)
-        .join_from(_p, _c, _c.id == _p.parent_id)
-        .order_by(_p.child_id, _p.position)
-    )
-    for child, parent, *row in rows_of(connection, query, keys, _p.child_id):
-        found[child].append((parent, read_relative(row)))
-    return dict(found)
-
-
-def _rows(connection: Connection, keys: Sequence[int]) -> Iterable[Any]:
-    columns = (_c.id, _c.public_id, _c.order, _c.operator, _c.status, _c.score, _c.genome, _c.source_sha)
-    return rows_of(connection, select(*columns), keys, _c.id)
 
 
 def _diff(before: Any, after: Any, texts: Mapping[str, str]) -> str | None:

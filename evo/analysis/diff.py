@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import re
+import struct
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Any
 
 from sqlalchemy import Connection, and_, select
 
-from evo.analysis.artefacts import read_artefacts
+from evo.analysis.candidates import read_artefacts, resolve_candidate
 from evo.analysis.descent import unified
-from evo.analysis.figures import RaceFigures, final_figures, search_figures
-from evo.analysis.gains import Figure, Gain, gain_between, gain_within
-from evo.analysis.machine_code import code_statistics, is_ptx
-from evo.analysis.relatives import resolve_candidate
+from evo.analysis.times import Gain, HeldRace, RaceTime, gain_between, gain_within, held_races, search_times
 from evo.lineage import models as m
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 
-__all__ = ["Difference", "DifferenceRow", "diff"]
+__all__ = ["Difference", "DifferenceRow", "code_statistics", "diff"]
 
 _c = m.Candidate
 _BUILD = ("registers", "spill_bytes", "stack_bytes", "smem_static_bytes", "smem_dynamic_bytes", "occupancy")
+_CUDA_MACHINE = ("EM_CUDA", 190)
+_SASS_BYTES = 16
+"""Of an instruction, from Volta on."""
+_PADDING = struct.Struct("<H")
+_SASS_NOP = 0x918
+_SASS_OPCODE = 0xFFF
+"""The low 12 bits of an instruction say what it is (as nvdisasm prints them beside its text)."""
+_PTX_LINE = re.compile(r"^\s*(?:@!?%\w+\s+)?([a-z][a-z0-9]*)(?:\.[\w:.]+)?(?:\s[^;{]*)?;", re.MULTILINE)
+_PTX_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _PROBLEM = ("kernel", "target", "arch", "device", "workload")
 
 
@@ -67,21 +77,21 @@ def diff(store: Store, one: str, other: str) -> Difference:
     with store.reading() as connection:
         keys = [resolve_candidate(connection, name) for name in (one, other)]
         rows = [_read(connection, key) for key in keys]
-        figures = _figures(connection, rows)
+        times = _read_times(connection, rows)
         wanted = {s for row in rows for s in (row.source_sha, row.binary_sha) if s}
         kept = read_artefacts(connection, wanted)
     codes = [kept.get(row.binary_sha) for row in rows]
     comparable = all(
         getattr(rows[0], name) == getattr(rows[1], name) for name in ("kernel", "device", "workload")
     )
-    timed_in, one_race, gain = _gain(figures) if comparable else (None, False, None)
+    timed_in, one_race, gain = _gain(times) if comparable else (None, False, None)
     hashes = [row.code_hash for row in rows]
     found = [
         *_candidate_rows(rows),
         *_genome_rows(rows),
         *_build_rows(rows),
         *_code_rows(codes),
-        *_time_rows(figures),
+        *_time_rows(times),
     ]
     return Difference(
         one=rows[0].public_id,
@@ -95,7 +105,7 @@ def diff(store: Store, one: str, other: str) -> Difference:
         one_race=one_race,
         same_code=None if None in hashes else hashes[0] == hashes[1],
         source=_text_diff(rows, [kept.get(row.source_sha) for row in rows]),
-        ptx=_text_diff(rows, [code if code and is_ptx(code) else None for code in codes]),
+        ptx=_text_diff(rows, [code if code and _is_ptx(code) else None for code in codes]),
     )
 
 
@@ -105,7 +115,6 @@ def _read(connection: Connection, key: int) -> Any:
         select(
             *(column for column in _c.__table__.c if column.name != "log"),
             i.workload,
-            i.winner_id,
             r.name.label("run"),
             r.kernel,
             r.kernel_digest,
@@ -128,44 +137,43 @@ def _read(connection: Connection, key: int) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Figures:
+class _Times:
     """A candidate's cold times. final: in the race of all finalists, the last that both of two ran in, or else its own last
     one; confirmed: a winner's, in the race that confirmed it. together: `final` is of one race with the other's."""
 
-    search: Figure | None
-    final: Figure | None
-    confirmed: Figure | None
+    search: RaceTime | None
+    final: RaceTime | None
+    confirmed: RaceTime | None
     together: bool
 
-    def stages(self) -> dict[str, Figure | None]:
+    def stages(self) -> dict[str, RaceTime | None]:
         return {"search": self.search, "final": self.final, "confirmed": self.confirmed}
 
 
-def _figures(connection: Connection, rows: list[Any]) -> list[_Figures]:
-    keys = [row.id for row in rows]
-    races = [final_figures(connection, row.run_id, row.task, row.winner_id) for row in rows]
+def _read_times(connection: Connection, rows: list[Any]) -> list[_Times]:
+    finals = [held_races(connection, row.run_id, row.task) for row in rows]
     alike = (rows[0].run_id, rows[0].task) == (rows[1].run_id, rows[1].task)
-    both = [race for race in races[0] if alike and all(key in race.keys for key in keys)]
+    both = [race for race in finals[0] if alike and all(row.id in race.common() for row in rows)]
     found = []
-    for key, own_races, row in zip(keys, races, rows, strict=True):
-        race = (both or [race for race in own_races if key in race.keys] or [RaceFigures()])[-1]
+    for row, own in zip(rows, finals, strict=True):
+        race = (both or [race for race in own if row.id in race.common()] or [HeldRace()])[-1]
         found.append(
-            _Figures(
-                search=search_figures(connection, row.run_id, [key]).get(key),
-                final=race.common.get(key),
-                confirmed=race.confirmed.get(key),
-                together=bool(both) and all(key in race.common for key in keys),
+            _Times(
+                search=search_times(connection, row.run_id, [row.id]).get(row.id),
+                final=race.common().get(row.id),
+                confirmed=race.confirmed().get(row.id),
+                together=bool(both),
             )
         )
     return found
 
 
-def _gain(figures: list[_Figures]) -> tuple[str | None, bool, Gain | None]:
+def _gain(times: list[_Times]) -> tuple[str | None, bool, Gain | None]:
     """(stage, of one race, gain)."""
-    one, other = figures
+    one, other = times
     if one.together and one.final is not None and other.final is not None:
         return "final", True, gain_within(one.final, other.final)
-    finals = [f.confirmed or f.final for f in figures]
+    finals = [f.confirmed or f.final for f in times]
     if all(finals):
         return "final", False, gain_between(*finals)
     if one.search is not None and other.search is not None:
@@ -200,9 +208,9 @@ def _code_rows(codes: list[bytes | None]) -> Iterator[DifferenceRow]:
         yield _row("code", name, one.get(name), other.get(name))
 
 
-def _time_rows(figures: list[_Figures]) -> Iterator[DifferenceRow]:
+def _time_rows(times: list[_Times]) -> Iterator[DifferenceRow]:
     for stage in ("search", "final", "confirmed"):
-        one, other = (f.stages()[stage] for f in figures)
+        one, other = (f.stages()[stage] for f in times)
         if one is None and other is None:
             continue
         for name in ("median_us", "low_us", "high_us", "ratio", "ratio_low", "ratio_high", "disturbed"):
@@ -217,3 +225,53 @@ def _text_diff(rows: list[Any], texts: list[bytes | None]) -> str | None:
     return unified(
         one, other, f"{rows[0].public_id} #{rows[0].order}", f"{rows[1].public_id} #{rows[1].order}"
     )
+
+
+def _is_ptx(code: bytes) -> bool:
+    return not code.startswith(b"\x7fELF") and b".version" in code[:4096]
+
+
+def code_statistics(code: bytes) -> dict[str, int]:
+    """Figures by name, in a fixed order: bytes of code and constants, instructions; empty for what is neither an ELF file
+    nor PTX."""
+    if _is_ptx(code):
+        return _ptx_statistics(code.decode("utf-8", "replace"))
+    from elftools.common.exceptions import ELFError  # of all questions to a database, one looks into an ELF file
+    from elftools.elf.elffile import ELFFile
+
+    try:
+        return _elf_statistics(ELFFile(BytesIO(code)))
+    except (ELFError, ValueError, struct.error, UnicodeDecodeError, AttributeError, KeyError):
+        return {}
+
+
+def _elf_statistics(file: Any) -> dict[str, int]:
+    cubin = file.header["e_machine"] in _CUDA_MACHINE
+    found: Counter[str] = Counter()
+    for section in file.iter_sections():
+        name = section.name
+        if name == ".text" or name.startswith(".text."):
+            found["code_bytes"] += section["sh_size"]
+            if cubin:
+                found["instructions"] += _sass_instructions(section.data())
+        elif name.startswith((".rodata", ".nv.constant")) and not name.startswith(".nv.constant0"):
+            found["constant_bytes"] += section["sh_size"]
+        elif name.startswith(".nv.shared"):
+            found["shared_bytes"] += section["sh_size"]
+    order = ("code_bytes", "instructions", "constant_bytes", "shared_bytes")
+    return {k: found[k] for k in order if k in found}
+
+
+def _sass_instructions(text: bytes) -> int:
+    """Without the NOPs that fill a section up."""
+    opcodes = (_PADDING.unpack_from(text, i)[0] & _SASS_OPCODE for i in range(0, len(text) - 1, _SASS_BYTES))
+    return sum(opcode != _SASS_NOP for opcode in opcodes)
+
+
+def _ptx_statistics(text: str) -> dict[str, int]:
+    """Instructions, and how many of them are of the ten most frequent kinds."""
+    body = _PTX_COMMENT.sub(" ", text)
+    kinds = Counter(_PTX_LINE.findall(body))
+    kinds.pop("reg", None)
+    counted = {f"ptx_{kind}": n for kind, n in sorted(kinds.most_common(10), key=lambda k: (-k[1], k[0]))}
+    return {"code_bytes": len(text), "instructions": sum(kinds.values()), **counted}

@@ -7,32 +7,47 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 from sqlalchemy import Connection, func, select
 
-from evo.analysis.rules import Rule, Tried, Violations, find_rules, spent
+from evo.errors import EvoError
 from evo.evaluation import PASSED
 from evo.lineage import models as m
-from evo.lineage.models import key_range
+from evo.lineage.models import key_range, last_refusals
 from evo.lineage.read import resolve_run
 from evo.lineage.store import Store
-from evo.problem.space import Value
+from evo.problem.genome import Genome
+from evo.problem.kernel import Workload, load_kernel
+from evo.problem.space import Space, Value
+from evo.targets import find_target
 
 __all__ = [
-    "FailureKind",
-    "FailureReason",
-    "FailureReport",
-    "FailureTotal",
-    "FailureValue",
-    "failure_reason",
-    "failure_reasons",
-    "failure_report",
-    "failure_totals",
-]
+    "Failure", "FailureKind", "FailureReason", "FailureReport", "FailureTotal", "FailureValue", "Rule", "failure_reason",
+    "failure_reasons", "failure_totals", "list_failures", "present_space", "read_failures", "refused_finalists", "spent",
+]  # fmt: skip
 
 _c, _i, _k, _b, _r = m.Candidate, m.Task, m.Check, m.Build, m.Run
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+(?:\.\d+)?(?:e[-+]?\d+)?|\b(?:nan|inf(?:inity)?)\b", re.IGNORECASE)
+_GOOD_SHARE = 0.25
+"""Of a task's timed candidates, the fastest of which count as good."""
+_LEAST_AVOIDED = 2
+_KEPT_RULES = 50
+_TOGETHER = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """A candidate that did not pass the search, or the finals. reason: what the gate said, or a line of its log."""
+
+    id: str
+    order: int
+    task: int
+    operator: str
+    status: str
+    reason: str
+    parameters: dict[str, Value]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +89,27 @@ class FailureValue:
     elsewhere_share: float | None
     z: float | None
     structural: bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """What a constraint that forbids `rule` would have done in this run.
+
+    kind: "new", or "existing" for one of the space as it is now, which this run did not have. more: of the avoided, those
+    that no rule listed before it avoids; the first rules are listed such that they are worth having together. good_lost: of
+    the passing ones it forbids, those among the fastest quarter of their workload. best_lost: the fastest of a workload is
+    among them. seconds: what building and measuring the avoided ones cost.
+    """
+
+    kind: str
+    rule: str
+    avoided: int
+    avoided_share: float
+    more: int
+    passed_lost: int
+    good_lost: int
+    best_lost: bool
+    seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,41 +171,89 @@ def failure_totals(store: Store, kernel: str | None = None) -> list[FailureTotal
     return sorted(found, key=lambda f: (f.kernel, f.target, f.device, -f.candidates, f.status))
 
 
-def failure_report(
-    store: Store,
-    run: str,
-    *,
-    violations: Violations | None = None,
-    structural: frozenset[str] | None = None,
-    pairs: bool = True,
-) -> FailureReport:
-    """Raises UnknownNameError, or StoreError for an ambiguous prefix of a name.
+def read_failures(store: Store, run: str, *, template: bool = False) -> FailureReport:
+    """template: load the kernel, mark its structural parameters, and judge the constraints that its space has now.
 
-    violations, structural: what the kernel's space says now, where it is at hand. pairs: rules of two values, too.
+    Raises UnknownNameError, or StoreError for an ambiguous prefix of a name.
     """
     with store.reading() as connection:
         key = resolve_run(connection, run)
-        name = str(connection.scalar(select(_r.name).where(_r.id == key)))
+        about: Any = connection.execute(select(_r.name, _r.kernel, _r.target, _r.arch).where(_r.id == key)).one()
+        tasks: Any = connection.execute(select(_i.workload, _i.dims, _i.dtype, _i.options).where(_i.run_id == key)).all()
         rows = _candidates(connection, key)
-        said = _reasons(connection, key)
-    tried = Tried(rows)
+        said = _reasons(connection, *key_range(key))
+    spaces: dict[str, Space] = {}
+    for task in tasks if template else ():
+        workload = Workload.of(task.dims, task.dtype, task.options)
+        spaces[task.workload] = present_space(about.kernel, about.target, about.arch, workload)
+    structural = frozenset(p.name for space in spaces.values() for p in space.parameters if p.structural)
+    tried = _BitSets(rows)
     return FailureReport(
-        run=name,
+        run=about.name,
         candidates=len(rows),
         refused=tried.refused.bit_count(),
         kinds=tuple(_kinds(rows)),
         reasons=tuple(_reason_groups(rows, said)),
-        values=tuple(_values(tried, structural)),
-        rules=tuple(find_rules(tried, rows, violations, pairs=pairs)),
+        values=tuple(_values(tried, structural if template else None)),
+        rules=tuple(_find_rules(tried, rows, spaces)),
+    )
+
+
+def present_space(kernel: str, target: str, arch: str, workload: Workload) -> Space:
+    """The search space of a recorded run's workload as its kernel states it now.
+
+    Raises UsageError where the kernel cannot be found or loaded any more.
+    """
+    problem = load_kernel(kernel)
+    problem.check_target(target)
+    return problem.space(target, workload, find_target(target).limits(arch))
+
+
+def list_failures(store: Store, run: str, *, limit: int | None = None) -> tuple[Failure, ...]:
+    """The candidates of a run that did not pass the search, by order; the first `limit` of them."""
+    with store.reading() as connection:
+        first, last = key_range(resolve_run(connection, run))
+        rows = connection.execute(
+            select(_c.id, _c.public_id, _c.order, _c.task, _c.operator, _c.status, _c.genome)
+            .where(_c.id.between(first, last), _c.status.not_in(PASSED))
+            .order_by(_c.id)
+            .limit(limit)
+        ).all()
+        said = _reasons(connection, first, rows[-1].id) if rows else {}
+    return tuple(_failure(row, said.get(row.id, "")) for row in rows)
+
+
+def refused_finalists(store: Store, run: str) -> tuple[Failure, ...]:
+    """The candidates of a run that passed its search and were refused by the last of their finals, by order."""
+    f = m.Final
+    with store.reading() as connection:
+        rows: Any = connection.execute(
+            select(_c.public_id, _c.order, _c.task, _c.operator, _c.genome, f.status, f.log)
+            .join_from(f, _c, _c.id == f.candidate_id)
+            .where(_c.id.between(*key_range(resolve_run(connection, run))), last_refusals())
+            .order_by(_c.id)
+        )
+        return tuple(_failure(row, failure_reason(row.log)) for row in rows)
+
+
+def _failure(row: Any, reason: str) -> Failure:
+    return Failure(
+        id=row.public_id,
+        order=row.order,
+        task=row.task,
+        operator=row.operator,
+        status=row.status,
+        reason=reason,
+        parameters=Genome.from_json(row.genome).parameters,
     )
 
 
 def failure_reasons(store: Store, run: str, task: int) -> tuple[FailureReason, ...]:
-    """Of one workload of a run, the most frequent first. Raises as `failure_report` does."""
+    """Of one workload of a run, the most frequent first. Raises as `read_failures` does."""
     with store.reading() as connection:
         key = resolve_run(connection, run)
         rows = [row for row in _candidates(connection, key) if row.task == task]
-        return tuple(_reason_groups(rows, _reasons(connection, key)))
+        return tuple(_reason_groups(rows, _reasons(connection, *key_range(key))))
 
 
 def failure_reason(log: str) -> str:
@@ -193,19 +277,19 @@ def _candidates(connection: Connection, run_id: int) -> list[Any]:
     )  # fmt: skip
 
 
-def _reasons(connection: Connection, run_id: int) -> dict[int, str]:
-    """By key, for the candidates that were refused."""
-    keys = key_range(run_id)
+def _reasons(connection: Connection, first: int, last: int) -> dict[int, str]:
+    """By key, for the candidates from one key to another that were refused: what the gate said of the first failed case, or
+    a line of the log."""
     found: dict[int, str] = {}
     for key, log, build_log in connection.execute(
         select(_c.id, _c.log, _b.log)
         .join_from(_c, _b, _b.candidate_id == _c.id, isouter=True)
-        .where(_c.id.between(*keys), _c.status.not_in(PASSED))
+        .where(_c.id.between(first, last), _c.status.not_in(PASSED))
     ):
         found[key] = failure_reason(log) or failure_reason(build_log or "")
     for key, case, reason in connection.execute(
         select(_k.candidate_id, _k.case, _k.reason)
-        .where(_k.candidate_id.between(*keys), _k.round == 0, _k.passed.is_(False))
+        .where(_k.candidate_id.between(first, last), _k.round == 0, _k.passed.is_(False))
         .order_by(_k.candidate_id, _k.position.desc())
     ):
         found[key] = f"{case}: {reason}"
@@ -248,7 +332,7 @@ def _reason_groups(rows: Sequence[Any], said: Mapping[int, str]) -> list[Failure
     return sorted(found, key=lambda r: (-r.candidates, r.status, r.reason))
 
 
-def _values(tried: Tried, structural: frozenset[str] | None) -> list[FailureValue]:
+def _values(tried: _BitSets, structural: frozenset[str] | None) -> list[FailureValue]:
     found = []
     for pair, having in tried.having.items():
         name = pair[0]
@@ -286,3 +370,135 @@ def _surplus(value: FailureValue) -> float:
     return (
         value.refused - value.candidates * value.elsewhere_share if value.elsewhere_share is not None else 0.0
     )
+
+
+def spent(row: Any) -> float:
+    """Seconds that a candidate cost; a cached build cost nothing."""
+    return float(row.seconds + (0.0 if row.cached or row.build_seconds is None else row.build_seconds))
+
+
+class _BitSets:
+    """A run's candidates as sets of bits: which have a value, which were refused, which were good."""
+
+    def __init__(self, rows: Sequence[Any]) -> None:
+        refused: list[int] = []
+        self.having: dict[tuple[str, str], int] = defaultdict(int)
+        self.values: dict[tuple[str, str], Value] = {}
+        self.present: dict[str, int] = defaultdict(int)
+        scores: dict[int, list[tuple[float, int]]] = defaultdict(list)
+        for number, row in enumerate(rows):
+            if row.status not in PASSED:
+                refused.append(number)
+            elif row.score is not None:
+                scores[row.task].append((row.score, number))
+        members: dict[tuple[str, str], list[int]] = defaultdict(list)
+        for number, row in enumerate(rows):
+            for name, value in Genome.from_json(row.genome).items:
+                members[name, repr(value)].append(number)
+                self.values[name, repr(value)] = value
+        for pair, numbers in members.items():
+            self.having[pair] = _bits(numbers, len(rows))
+            self.present[pair[0]] |= self.having[pair]
+        self.refused = _bits(refused, len(rows))
+        self.passed = ((1 << len(rows)) - 1) & ~self.refused
+        ranked = [sorted(timed) for timed in scores.values()]
+        good = [number for timed in ranked for _, number in timed[: max(1, round(_GOOD_SHARE * len(timed)))]]
+        self.good = _bits(good, len(rows))
+        self.best = _bits([timed[0][1] for timed in ranked], len(rows))
+
+
+def _bits(numbers: Sequence[int], size: int) -> int:
+    """Set bits of these numbers; by bytes, because a shift of a long integer copies it."""
+    data = bytearray(size // 8 + 1)
+    for number in numbers:
+        data[number >> 3] |= 1 << (number & 7)
+    return int.from_bytes(data, "little")
+
+
+def _find_rules(tried: _BitSets, rows: Sequence[Any], spaces: Mapping[str, Space]) -> list[Rule]:
+    """spaces: the kernel's present ones by workload, as far as they are to be judged."""
+    if not tried.refused:
+        return []
+    candidates = [("new", _text(tried, [pair]), bits) for pair, bits in tried.having.items()]
+    # Only values that break something on their own account can do so together.
+    suspects = [(p, b) for p, b in tried.having.items() if (b & tried.refused).bit_count() >= _LEAST_AVOIDED]
+    for (p, a), (q, b) in combinations(suspects, 2):
+        both = a & b
+        # A pair has to spare more of what passed than it lets through of what did not.
+        enough = (both & tried.refused).bit_count() >= _LEAST_AVOIDED
+        if p[0] != q[0] and enough and _spares(tried, both, a) and _spares(tried, both, b):
+            candidates.append(("new", _text(tried, [p, q]), both))
+    broken: dict[str, list[int]] = defaultdict(list)
+    for number, row in enumerate(rows) if spaces else ():
+        for name in _violations(spaces[row.workload], Genome.from_json(row.genome).parameters):
+            broken[name].append(number)
+    candidates += [("existing", name, _bits(numbers, len(rows))) for name, numbers in broken.items()]
+    useful = [
+        (kind, rule, bits)
+        for kind, rule, bits in candidates
+        if (bits & tried.refused).bit_count() >= (_LEAST_AVOIDED if kind == "new" else 1)
+    ]
+    useful.sort(key=lambda r: (-_worth(tried, r[2], 0), r[0], len(r[1]), r[1]))
+    found, avoided, chosen = [], 0, set()
+    for _ in range(min(_TOGETHER, len(useful))):  # whichever adds most to those before it
+        best = max((r for r in useful if r[1] not in chosen), key=lambda r: _worth(tried, r[2], avoided))
+        if _worth(tried, best[2], avoided) <= 0:
+            break
+        found.append(_rule(tried, rows, *best, avoided))
+        chosen.add(best[1])
+        avoided |= best[2]
+    for kind, rule, bits in useful[:_KEPT_RULES]:
+        if rule not in chosen:
+            found.append(_rule(tried, rows, kind, rule, bits, avoided))
+    return found
+
+
+def _violations(space: Space, point: Mapping[str, Value]) -> list[str]:
+    """Names of the constraints that a point breaks. A point of another space breaks none, as nothing can be said of it; and
+    a constraint that cannot be asked, because the space has changed, counts as holding."""
+    if any(name not in space.by_name for name in point):
+        return []
+    broken = []
+    for constraint in space.constraints:
+        try:
+            if not constraint.holds(point):
+                broken.append(constraint.name)
+        except (EvoError, LookupError, TypeError, ValueError, ArithmeticError):
+            continue
+    return broken
+
+
+def _spares(tried: _BitSets, both: int, one: int) -> bool:
+    left_out = one & ~both
+    return (left_out & tried.passed).bit_count() > (left_out & tried.refused).bit_count()
+
+
+def _worth(tried: _BitSets, bits: int, avoided: int) -> float:
+    """Share of the failures that it avoids beyond `avoided`, less the share of what passed and of what was good that
+    goes with them."""
+    refused, passed, good = (max(1, kind.bit_count()) for kind in (tried.refused, tried.passed, tried.good))
+    lost = (bits & tried.passed).bit_count() / passed + (bits & tried.good).bit_count() / good
+    return (bits & tried.refused & ~avoided).bit_count() / refused - lost
+
+
+def _text(tried: _BitSets, pairs: Sequence[tuple[str, str]]) -> str:
+    return " and ".join(f"{name}={tried.values[name, text]}" for name, text in pairs)
+
+
+def _rule(tried: _BitSets, rows: Sequence[Any], kind: str, rule: str, bits: int, before: int) -> Rule:
+    avoided = bits & tried.refused
+    return Rule(
+        kind=kind,
+        rule=rule,
+        avoided=avoided.bit_count(),
+        avoided_share=avoided.bit_count() / tried.refused.bit_count(),
+        more=(avoided & ~before).bit_count(),
+        passed_lost=(bits & tried.passed).bit_count(),
+        good_lost=(bits & tried.good).bit_count(),
+        best_lost=bool(bits & tried.best),
+        seconds=sum(spent(rows[number]) for number in _numbers(avoided)),
+    )
+
+
+def _numbers(bits: int) -> list[int]:
+    return [number for number, digit in enumerate(reversed(bin(bits))) if digit == "1"]

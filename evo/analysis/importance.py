@@ -1,10 +1,14 @@
-"""Which parameters matter for being fast: PED-ANOVA, by Optuna, over what a run has measured."""
+"""Which parameters matter for being fast (PED-ANOVA, by Optuna, over what a run has measured), and which of their values a
+run has hardly tried."""
 
 from __future__ import annotations
 
 import random
+import warnings
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from sqlalchemy import Connection, func, select
 from sqlalchemy.orm import aliased
@@ -18,7 +22,7 @@ from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.space import Value
 
-__all__ = ["Importance", "Tried", "importance"]
+__all__ = ["Importance", "TriedValue", "Undersampled", "most_important", "read_importance", "undersampled"]
 
 _c, _i = m.Candidate, m.Task
 _LEAST_TIMED = 20
@@ -26,10 +30,15 @@ _LEAST_TIMED = 20
 _SURE = 50
 _MOST_TIMED = 2000
 """Of more, so many are drawn: Optuna takes seconds over ten thousand, and the shares hardly change."""
+_MOST_IMPORTANT = 3
+_LEAST_SHARE = 0.05
+_UNDERSAMPLED = 1 / 3
+"""Of the candidates that each value would have had if all had been tried alike."""
+_SHOWN_VALUES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tried:
+class TriedValue:
     """A value of a parameter: candidates that had it, refused ones among them, how many passed the search, and the best
     ratio of these; None where none was timed."""
 
@@ -55,10 +64,10 @@ class Importance:
     values: int
     conditional: bool
     note: str
-    tried: tuple[Tried, ...] = ()
+    tried: tuple[TriedValue, ...] = ()
 
 
-def importance(store: Store, run: str, *, quantile: float = 0.1) -> list[Importance]:
+def read_importance(store: Store, run: str, *, quantile: float = 0.1) -> list[Importance]:
     """By workload, the most important parameter first.
 
     How much a parameter's values among the fastest `quantile` of the timed candidates differ from its values among all of
@@ -83,7 +92,7 @@ _Points = list[tuple[dict[str, Value], float]]
 _Candidates = list[tuple[dict[str, Value], bool, float | None]]
 
 
-def _tried(candidates: _Candidates) -> dict[str, tuple[Tried, ...]]:
+def _tried(candidates: _Candidates) -> dict[str, tuple[TriedValue, ...]]:
     """By parameter."""
     fared: dict[str, dict[str, list[tuple[Value, bool, float | None]]]] = defaultdict(lambda: defaultdict(list))
     for parameters, passed, score in candidates:
@@ -92,7 +101,7 @@ def _tried(candidates: _Candidates) -> dict[str, tuple[Tried, ...]]:
     found = {}
     for name, by_value in fared.items():
         tried = [
-            Tried(
+            TriedValue(
                 value=some[0][0],
                 candidates=len(some),
                 passed=sum(passed for _, passed, _ in some),
@@ -134,9 +143,7 @@ def _of_task(workload: str, points: _Points, quantile: float) -> list[Importance
     varied = {name: list(known.values()) for name, known in values.items() if len(known) > 1}
     known = {}
     if varied and len(points) >= _LEAST_TIMED:
-        from evo.analysis.ped_anova import ped_anova  # Optuna: the other questions do without
-
-        known = ped_anova(points, varied, quantile)
+        known = _ped_anova(points, varied, quantile)
     total = sum(known.values())
     few = f"only {len(points)} candidates were timed, {_LEAST_TIMED} are needed"
     found = []
@@ -166,3 +173,73 @@ def _of_task(workload: str, points: _Points, quantile: float) -> list[Importance
             )
         )
     return sorted(found, key=lambda i: (i.importance is None, -(i.importance or 0.0), i.parameter))
+
+
+def _ped_anova(points: _Points, varied: Mapping[str, Sequence[Value]], quantile: float) -> dict[str, float]:
+    """The importance of each parameter in `varied`, as far as this version of Optuna tells. varied: the values of a
+    parameter.
+
+    Of an in-memory study with the points as its trials. Every parameter is categorical there: the values of an ordinal one
+    are few, and evo's are spaced as factors and not as differences.
+    """
+    import optuna  # takes longer than most commands
+    from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
+
+    class Choices(optuna.distributions.CategoricalDistribution):
+        """A parameter's values, which all trials share: equal to itself alone, and never copied. Optuna compares and copies
+        the choices of every trial one by one, and spends nearly all of its time on that."""
+
+        __eq__ = object.__eq__
+        __hash__ = object.__hash__
+
+        def __deepcopy__(self, known: dict[int, Any]) -> Choices:
+            return self
+
+    logging = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of few trials and rare values, which the notes tell
+            study = optuna.create_study()
+            space = {name: Choices(tuple(values)) for name, values in varied.items()}
+            study.add_trials(
+                [
+                    optuna.trial.create_trial(
+                        params={n: v for n, v in parameters.items() if n in space},
+                        distributions={n: space[n] for n in parameters if n in space},
+                        value=score,
+                    )
+                    for parameters, score in points
+                ]
+            )
+            evaluator = PedAnovaImportanceEvaluator(target_quantile=quantile)
+            return dict(get_param_importances(study, evaluator=evaluator, normalize=False))
+    finally:
+        optuna.logging.set_verbosity(logging)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Undersampled:
+    """A value that was hardly tried, so that the run cannot tell whether it is slow. of: candidates that have the
+    parameter."""
+
+    parameter: str
+    value: Value
+    tried: TriedValue
+    of: int
+
+
+def most_important(records: Sequence[Importance]) -> list[Importance]:
+    """The parameters of one workload that matter most: three at most, none with less than a twentieth."""
+    shares = [r for r in records if r.importance is not None and r.importance >= _LEAST_SHARE]
+    return sorted(shares, key=lambda r: -(r.importance or 0.0))[:_MOST_IMPORTANT]
+
+
+def undersampled(records: Sequence[Importance]) -> list[Undersampled]:
+    """Of one workload: of its most important parameters the values with the fewest candidates, three at most of each."""
+    found = []
+    for record in most_important(records):
+        of = sum(t.candidates for t in record.tried)
+        few = [t for t in record.tried if t.candidates < _UNDERSAMPLED * of / len(record.tried)]
+        found += [Undersampled(parameter=record.parameter, value=t.value, tried=t, of=of) for t in few[:_SHOWN_VALUES]]
+    return found

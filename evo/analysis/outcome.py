@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from evo.analysis import queries
-from evo.analysis.candidates import candidate
-from evo.analysis.finalists import Confirmation, Finalist, finals
-from evo.analysis.importance import Importance, importance
+from evo.analysis.candidates import CandidateRecord, FinalRace, TimingRecord, read_candidate
+from evo.analysis.descent import Kin, read_family
+from evo.analysis.failures import Failure, list_failures, refused_finalists
+from evo.analysis.finals import Confirmation, Finalist, read_finals
+from evo.analysis.importance import Importance, most_important, read_importance
 from evo.analysis.population import Milestone, Population, TriedParameter, read_milestones, read_population
-from evo.analysis.records import CandidateRecord, Failure, FinalRace, RunSummary, Step, TaskSummary, TimingRecord
-from evo.analysis.seldom import important
+from evo.analysis.runs import RunSummary, TaskSummary, find_run
+from evo.analysis.times import noise_floors
 from evo.errors import EvoError, SpaceError
 from evo.evaluation import AA_CONTROL, within_noise
 from evo.lineage.store import Store
@@ -58,7 +59,7 @@ class WorkloadOutcome:
     race: FinalRace | None
     finalists: tuple[Finalist, ...]
     confirmation: Confirmation | None
-    steps: tuple[Step, ...]
+    steps: tuple[Kin, ...]
     disturbed: frozenset[str]
     failures: tuple[Failure, ...]
     refused: tuple[Failure, ...]
@@ -141,22 +142,23 @@ class RunOutcome:
 def read_outcome(store: Store, name: str, *, db: str | None = None) -> RunOutcome:
     """db: as commands have to name the database. Raises UnknownNameError, or StoreError for an ambiguous name."""
     stored = store.run(name)
-    run = queries.run(store, stored.name)
+    run = find_run(store, stored.name)
     problem = read_problem(run)
-    noise = queries.noise_floors(store, run.name)
-    weights = importance(store, run.name)
-    failures = queries.failures(store, run.name, limit=_REASONS)
-    refused = queries.refused_finalists(store, run.name)
+    with store.reading() as connection:
+        noise = noise_floors(connection, [run.name])
+    weights = read_importance(store, run.name)
+    failures = list_failures(store, run.name, limit=_REASONS)
+    refused = refused_finalists(store, run.name)
     populations = read_population(store, stored.id)
-    held = {f.task: f for f in finals(store, run.name)}
+    held = {f.task: f for f in read_finals(store, run.name)}
     workloads = []
     for task in run.tasks:
         some = populations.get(task.number)
         space = problem.spaces.get(task.number)
         leading = task.winner or task.best
-        leader = candidate(store, leading) if leading else None
-        races = queries.final_races(store, leader) if leader else ()
-        steps = queries.ancestry(store, leader.id) if leader else ()
+        leader = read_candidate(store, leading) if leading else None
+        races = leader.final_races if leader else ()
+        steps = read_family(store, leader.id, descendants=0).members if leader else ()
         weighed = tuple(w for w in weights if w.workload == task.workload)
         out = {f.order for f in refused}
         workloads.append(
@@ -170,10 +172,10 @@ def read_outcome(store: Store, name: str, *, db: str | None = None) -> RunOutcom
                 finalists=held[task.number].finalists,
                 confirmation=held[task.number].confirmed,
                 steps=steps,
-                disturbed=queries.disturbed(store, [s.id for s in steps]),
+                disturbed=frozenset(s.id for s in steps if s.disturbed),
                 failures=tuple(f for f in failures if f.task == task.number),
                 refused=tuple(f for f in refused if f.task == task.number),
-                noise=noise.get(task.workload),
+                noise=noise.get((run.name, task.workload)),
                 importance=weighed,
                 untried=() if space is None or problem.changed else _untried(weighed, space),
                 roles=problem.roles,
@@ -238,7 +240,7 @@ def _order(value: Value) -> tuple[int, float, str]:
 def _untried(weighed: Sequence[Importance], space: Space) -> tuple[tuple[str, Value], ...]:
     """Values that some legal point has."""
     found = []
-    for record in important(weighed):
+    for record in most_important(weighed):
         parameter = space.by_name.get(record.parameter)
         tried = {repr(t.value) for t in record.tried}
         for value in parameter.values if parameter is not None else ():

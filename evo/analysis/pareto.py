@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, func, select
 
-from evo.analysis.credit import read_disturbed
+from evo.analysis.times import read_disturbed
 from evo.errors import UnknownNameError, UsageError
 from evo.lineage import models as m
 from evo.lineage.models import key_range
@@ -18,7 +18,7 @@ from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.space import Value
 
-__all__ = ["AXES", "Nondominated", "pareto"]
+__all__ = ["AXES", "Nondominated", "read_pareto"]
 
 _c, _i, _b, _k, _t = m.Candidate, m.Task, m.Build, m.Check, m.Timing
 
@@ -48,7 +48,7 @@ class Nondominated:
     parameters: dict[str, Value]
 
 
-def pareto(store: Store, run: str, axes: Sequence[str] = AXES) -> list[Nondominated]:
+def read_pareto(store: Store, run: str, axes: Sequence[str] = AXES) -> list[Nondominated]:
     """By workload and time. Raises UnknownNameError, or StoreError for an ambiguous prefix, UsageError without an axis.
 
     All figures are the search's own: two candidates closer than its noise may both be here.

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import select
 
-from evo.analysis.credit import Trial, read_disturbed, read_parents, trials
-from evo.analysis.figures import search_figures
-from evo.analysis.records import Failure
+from evo.analysis.failures import Failure
+from evo.analysis.operators import ComparedCandidate, compare_with_parents, parents_by_child
+from evo.analysis.times import read_disturbed, search_times
 from evo.evaluation import PASSED
 from evo.lineage import models as m
 from evo.lineage.models import ORDERS_PER_RUN, key_range, public_id
@@ -101,21 +101,21 @@ class TriedParameter:
 def read_population(store: Store, run_id: int) -> dict[int, Population]:
     """By number of the task; tasks without candidates are left out."""
     first, last = key_range(run_id)
-    found: dict[int, list[Trial]] = defaultdict(list)
+    found: dict[int, list[ComparedCandidate]] = defaultdict(list)
     with store.reading() as connection:
-        parents, disturbed = read_parents(connection, run_id), read_disturbed(connection, run_id)
+        parents, disturbed = parents_by_child(connection, run_id), read_disturbed(connection, run_id)
         rows = connection.execute(
             select(_c.task, _c.id, _c.elapsed_s, _c.score, _c.seconds, _c.status, _c.operator, _c.genome)
             .add_columns(_c.same_code_as_id)
             .where(_c.id.between(first, last))
             .order_by(_c.id)
         ).all()
-        for trial in trials(rows, parents, disturbed):
+        for trial in compare_with_parents(rows, parents, disturbed):
             found[trial.row.task].append(trial)
     return {task: _columns(some) for task, some in sorted(found.items())}
 
 
-def _columns(some: list[Trial]) -> Population:
+def _columns(some: list[ComparedCandidate]) -> Population:
     _, keys, elapsed, score, seconds, status, operator, genomes, _ = zip(*(t.row for t in some), strict=True)
     statuses, operators = list(dict.fromkeys(status)), list(dict.fromkeys(operator))
     values, tried = _parameters(genomes)
@@ -178,7 +178,7 @@ def read_milestones(store: Store, run_id: int, uid: str, some: Population, refus
     rows = [int(r) for r in np.flatnonzero(some.best)]
     first, _ = key_range(run_id)
     with store.reading() as connection:
-        figures = search_figures(connection, run_id, [first + int(some.order[r]) for r in rows])
+        figures = search_times(connection, run_id, [first + int(some.order[r]) for r in rows])
     found = []
     for row in rows:
         order, ratio = int(some.order[row]), float(some.score[row])

@@ -7,18 +7,18 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from evo.analysis.records import Selection
 from evo.errors import EngineError, UsageError
 from evo.lineage.database import first_line
 from evo.lineage.store import Store
 
-__all__ = ["select_sql"]
+__all__ = ["Selection", "select_sql"]
 
 _STEPS = 2000
 """Of SQLite's virtual machine between two looks at the clock: less than a millisecond."""
@@ -35,6 +35,15 @@ _LOOKS = frozenset(
 _ELSEWHERE = frozenset({sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH, sqlite3.SQLITE_TRANSACTION, sqlite3.SQLITE_SAVEPOINT})
 _QUESTIONS = ("select", "with", "values", "table", "explain", "show")
 _COMMENT = re.compile(r"\s+|--[^\n]*(?:\n|$)|/\*.*?\*/|\(", re.DOTALL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """The answer to a query in SQL. cut: there are more rows than were asked for."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+    cut: bool = False
 
 
 def select_sql(store: Store, sql: str, *, limit: int | None = None, timeout_s: float | None = None) -> Selection:

@@ -20,12 +20,10 @@ _WORKING = frozenset({"search", "resume", "check", "bench"})
 
 _COMMANDS = {
     "search": ("search", "resume"),
-    "overview": ("runs", "best"),
+    "best": ("best", "runs", "compare"),
     "show": ("show",),
-    "lineage": ("lineage", "diff"),
-    "explain": ("explain",),
-    "failures": ("failures",),
-    "analysis": ("operators", "importance", "compare", "pareto"),
+    "lineage": ("lineage", "diff", "explain"),
+    "analysis": ("failures", "operators", "importance", "pareto"),
     "query": ("query",),
     "report": ("report", "dashboard"),
     "export": ("export",),

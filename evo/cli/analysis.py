@@ -1,65 +1,161 @@
-"""evo operators, importance, compare, pareto: what a run, or several, can tell."""
+"""evo failures, operators, importance, pareto: what a run can tell about its search space."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
-from typing import Annotated, Protocol, TypeVar
+from itertools import groupby
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from evo.analysis.comparison import MILESTONES, ComparedRun, Setting
-from evo.analysis.credit import OperatorCredit
-from evo.analysis.lineage import Lineage
-from evo.analysis.pareto import AXES
-from evo.analysis.seldom import Seldom, tried_least
-from evo.cli.cells import cell, factor, figure, interval, share, visible
+from evo.analysis.failures import FailureReport, FailureTotal, failure_totals, read_failures
+from evo.analysis.importance import Undersampled, read_importance, undersampled
+from evo.analysis.operators import read_operators
+from evo.analysis.pareto import AXES, read_pareto
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, make_console, print_json
 from evo.cli.tables import (
-    DISTURBED_NOTE,
-    UNCONFIRMED_NOTE,
-    Cells,
+    cell,
+    factor,
+    figure,
     make_table,
     marked,
     print_table,
     say,
+    say_disturbed,
+    share,
     short_id,
-    speedup,
 )
 from evo.errors import UsageError
+from evo.lineage import LATEST
+from evo.lineage.store import Store
 
 __all__ = ["register"]
 
 RunName = Annotated[str, typer.Argument(help="A run, or a unique beginning of its name; the latest if left out.")]
 _BAR = 24
+_NOT_CHANCE = 2.0
+"""Standard errors between two shares from which on they are shown as different."""
+_ALTERNATIVES = 3
 
 
 def register(app: typer.Typer) -> None:
+    app.command("failures")(failures)
     app.command("operators")(operators)
     app.command("importance")(importance)
-    app.command("compare")(compare)
     app.command("pareto")(pareto)
 
 
-class _OfWorkload(Protocol):
-    @property
-    def workload(self) -> str: ...
+def failures(
+    run: Annotated[
+        str | None, typer.Argument(help="A run, or a unique beginning of its name; the latest if left out.")
+    ] = None,
+    all_: Annotated[bool, typer.Option("--all", help="How the candidates of all runs ended, by kernel and device.")] = False,
+    template: Annotated[
+        bool, typer.Option("--template", help="Load the kernel: which parameters are structural, what it now forbids.")
+    ] = False,
+    top: Annotated[int, typer.Option(help="Rows of each table.", min=1)] = 8,
+    db: Db = DEFAULT_DB,
+    json: Json = False,
+) -> None:
+    """Show what broke in a run, where in the search space, and which constraint would have avoided it."""
+    if all_ and run is not None:
+        raise UsageError("--all is for every run: leave out the run, or --all")
+    with Store.open(db, write=False) as store:
+        if all_:
+            totals = failure_totals(store)
+            print_json(totals) if json else _print_totals(make_console(), totals)
+            return
+        report = read_failures(store, run or LATEST, template=template)
+    if json:
+        print_json(report)
+        return
+    _print_report(make_console(), report, top, db)
 
 
-_Record = TypeVar("_Record", bound=_OfWorkload)
+def _print_totals(console: Console, totals: list[FailureTotal]) -> None:
+    if not totals:
+        typer.echo("evo: no candidate has been recorded in this database yet", err=True)
+        return
+    table = make_table(
+        "kernel", "target", "device", "ended as", "candidates", "share", "runs", right=("candidates", "share", "runs")
+    )
+    for t in totals:
+        table.add_row(
+            cell(t.kernel), t.target, cell(t.device), t.status, f"{t.candidates:,}", share(t.share), f"{t.runs:,}"
+        )
+    print_table(console, table)
 
 
-def _by_workload(records: Iterable[_Record]) -> Iterable[tuple[str, list[_Record]]]:
-    """In the order in which the workloads come."""
-    groups: dict[str, list[_Record]] = defaultdict(list)
-    for record in records:
-        groups[record.workload].append(record)
-    return groups.items()
+def _print_report(console: Console, report: FailureReport, top: int, db: str) -> None:
+    say(console, f"{report.run}: {report.refused:,} of {report.candidates:,} candidates did not pass")
+    if not report.refused:
+        return
+    table = make_table("what broke", "candidates", "share", "seconds", "first", right=("candidates", "share", "seconds"))
+    for kind in report.kinds:
+        first = short_id(kind.first)
+        table.add_row(kind.status, str(kind.candidates), share(kind.share), f"{kind.seconds:.1f}", first)
+    print_table(console, table)
+    _print_reasons(console, report, top)
+    _print_values(console, report, top)
+    _print_rules(console, report, top)
+    first = command_line(db, "show", short_id(report.kinds[0].first))
+    say(console, f"a first example:  {first}")
 
 
-def _note(console: Console, text: str) -> None:
-    console.print(text, style="dim", highlight=False, soft_wrap=True)
+def _print_reasons(console: Console, report: FailureReport, top: int) -> None:
+    table = make_table("reason (# is any number)", "kind", "candidates", "first", right=("candidates",))
+    for reason in report.reasons[:top]:
+        table.add_row(
+            cell(reason.reason[:160] or "nothing was said"), reason.status, str(reason.candidates), short_id(reason.first)
+        )
+    console.print()
+    print_table(console, table)
+
+
+def _print_values(console: Console, report: FailureReport, top: int) -> None:
+    table = make_table("parameter", "tried", "refused", "share", "share elsewhere", right=("tried", "refused", "share"))
+    shown = [v for v in report.values if v.z is not None and v.z >= _NOT_CHANCE][:top]
+    for v in shown:
+        table.add_row(
+            cell(f"{v.parameter}={v.value}{' (structural)' if v.structural else ''}"),
+            str(v.candidates),
+            str(v.refused),
+            share(v.share),
+            f"{share(v.elsewhere_share)} of {v.elsewhere}",
+        )
+    console.print()
+    if shown:
+        print_table(console, table)
+    else:
+        say(console, "no parameter's value was refused more often than chance would have it", "dim")
+
+
+def _print_rules(console: Console, report: FailureReport, top: int) -> None:
+    if not report.rules:
+        return
+    right = ("avoids", "of all", "more", "passed lost", "good lost", "seconds saved")
+    table = make_table("forbidding", *right, "", right=right)
+    first = [rule for rule in report.rules if rule.more]
+    others = [rule for rule in report.rules if not rule.more][:_ALTERNATIVES]
+    for rule in [*first, *others][:top]:
+        table.add_row(
+            cell(f"{rule.rule}{' (the template does now)' if rule.kind == 'existing' else ''}"),
+            str(rule.avoided),
+            share(rule.avoided_share),
+            str(rule.more),
+            str(rule.passed_lost),
+            str(rule.good_lost),
+            f"{rule.seconds:.1f}",
+            "loses the best" if rule.best_lost else "",
+        )
+    console.print()
+    print_table(console, table)
+    say(
+        console,
+        "more: not avoided by a rule above; lost: what it would forbid of the candidates that passed, and of the fastest"
+        " quarter. From this run alone: a rule is a question to the template, not proof",
+        "dim",
+    )
 
 
 def operators(
@@ -69,8 +165,8 @@ def operators(
     json: Json = False,
 ) -> None:
     """Show what each operator was worth: trials, success, gain a second, and when."""
-    with Lineage(db) as known:
-        found = known.operators(run, windows=windows)
+    with Store.open(db, write=False) as store:
+        found = read_operators(store, run, windows=windows)
     if json:
         print_json(found)
         return
@@ -91,20 +187,17 @@ def operators(
             str(c.improvements),
             factor(c.gain),
             f"{c.seconds:.1f}",
-            _rate(c),
+            "-" if c.gain_rate is None else f"{c.gain_rate:.3g}%",
             style="bold" if total else "dim",
         )
     console = make_console()
     print_table(console, table)
-    _note(
+    say(
         console,
         "passed, new code: of the trials; success: faster than the faster parent, of the trials with a timed one; improved:"
         " faster than all before; gain: of these together; seconds: building and measuring; gain/s: per cent a second",
+        "dim",
     )
-
-
-def _rate(credit: OperatorCredit) -> str:
-    return "-" if credit.gain_rate is None else f"{credit.gain_rate:.3g}%"
 
 
 def importance(
@@ -114,13 +207,14 @@ def importance(
     json: Json = False,
 ) -> None:
     """Show which parameters matter for being fast, by workload (PED-ANOVA)."""
-    with Lineage(db) as known:
-        found = known.importance(run, quantile=quantile)
+    with Store.open(db, write=False) as store:
+        found = read_importance(store, run, quantile=quantile)
     if json:
         print_json(found)
         return
     console = make_console()
-    for workload, records in _by_workload(found):
+    for workload, group in groupby(found, lambda r: r.workload):
+        records = list(group)
         timed = records[0].timed
         say(console, f"{workload}, {timed} timed candidate{'s' * (timed != 1)}")
         table = make_table("parameter", "", "share", "values", "in", "", right=("share", "values", "in"))
@@ -134,107 +228,22 @@ def importance(
                 cell(r.note),
             )
         print_table(console, table)
-        if least := tried_least(records):
-            say(console, f"tried least of what matters most: {', '.join(map(_seldom, least))}")
-    _note(
+        if least := undersampled(records):
+            say(console, f"tried least of what matters most: {', '.join(map(_undersampled, least))}")
+    say(
         console,
         f"how much the values of the fastest {quantile:.0%} differ from those of all that were timed; shares sum to 1. A"
         " search that settled a parameter early makes it look unimportant. What a value gains:"
         f" {command_line(db, 'explain', 'CANDIDATE')}. A search with one value only:"
         f" {command_line(db, 'search', 'KERNEL', '--fix', 'NAME=VALUE')}",
+        "dim",
     )
 
 
-def _seldom(least: Seldom) -> str:
+def _undersampled(least: Undersampled) -> str:
     tried = least.tried
     fared = f"best {factor(1 / tried.best)}" if tried.best else "none was timed" if tried.passed else "none passed"
     return f"{least.parameter}={least.value} ({tried.candidates:,} of {least.of:,} candidates, {fared})"
-
-
-def compare(
-    runs: Annotated[list[str], typer.Argument(help="Two runs or more, or unique beginnings of their names.")],
-    db: Db = DEFAULT_DB,
-    json: Json = False,
-) -> None:
-    """Compare runs: best, candidates, time to a speed-up, failures, and what was set differently."""
-    with Lineage(db) as known:
-        found = known.comparison(*runs)
-        names = list(dict.fromkeys(row.run for row in found.rows))
-        if len(names) < 2:
-            raise UsageError(f"there is nothing to compare {', '.join(names) or 'it'} with; name two runs")
-    if json:
-        print_json(found)
-        return
-    console = make_console()
-    for workload, rows in _by_workload(found.rows):
-        devices = {row.device for row in rows}
-        say(console, f"{workload} on {rows[0].device}" if len(devices) == 1 else workload, "bold")
-        print_table(console, _speed_table(rows, devices))
-        print_table(console, _effort_table(rows))
-    _note(
-        console,
-        "speed-up: over the reference baseline, a tie within the noise floor; behind: the first one's speed-up over this"
-        " one's, where kernel and device are the same, a tie where the interval of that holds 1; a second: of the search,"
-        " without its finals; to 1.1x: seconds of search until the search's own figure was that",
-    )
-    if any(row.unconfirmed for row in found.rows):
-        console.print(UNCONFIRMED_NOTE, style="bold red", highlight=False, soft_wrap=True)
-    if any(row.disturbed for row in found.rows):
-        console.print(DISTURBED_NOTE, style="bold red", highlight=False, soft_wrap=True)
-    _print_settings(console, found.settings, names)
-
-
-def _speed_table(rows: Sequence[ComparedRun], devices: Collection[str]) -> Cells:
-    """Who is how fast. devices: of all the rows."""
-    right = ("speed-up", "median us", "behind")
-    several = len(devices) > 1
-    table = make_table(
-        "run", *["device"] * several, "best", "speed-up", "interval", "median us", "behind", "interval ", right=right
-    )
-    for r in rows:
-        first = r.behind is None or r.behind == 1
-        table.add_row(
-            cell(r.run),
-            *[cell(r.device)] * several,
-            short_id(r.best) if r.best else "-",
-            marked(speedup(1 / r.speedup if r.speedup else None, r.noise_floor), r.disturbed, unconfirmed=r.unconfirmed),
-            interval(r.speedup_low, r.speedup_high),
-            figure(r.median_us),
-            "" if first else "tie" if r.tie else factor(r.behind),
-            "" if first else interval(r.behind_low, r.behind_high),
-        )
-    return table
-
-
-def _effort_table(rows: Sequence[ComparedRun]) -> Cells:
-    """What it took."""
-    reached = tuple(f"to {m}x" for m in MILESTONES)
-    right = ("candidates", "a second", "failures", *reached)
-    table = make_table("run", *right, right=right)
-    for r in rows:
-        table.add_row(
-            cell(r.run),
-            str(r.candidates),
-            figure(r.candidates_per_s, 1),
-            f"{r.failures} ({share(r.failures / r.candidates)})" if r.candidates else "-",
-            *(f"{t:.1f} s" if t is not None else "-" for t in r.reached_s.values()),
-        )
-    return table
-
-
-def _print_settings(console: Console, settings: Sequence[Setting], names: Sequence[str]) -> None:
-    if not settings:
-        _note(console, "they were set up alike")
-        return
-    table = make_table("what differs", *map(visible, names))
-    for setting in settings:
-        table.add_row(cell(setting.name), *(cell(_short(setting.values.get(name))) for name in names))
-    console.print()
-    print_table(console, table)
-
-
-def _short(value: object) -> object:
-    return value[:12] if isinstance(value, str) and len(value) == 64 else value
 
 
 def pareto(
@@ -245,13 +254,13 @@ def pareto(
 ) -> None:
     """Show the candidates that no other beats in time, registers, spills, shared memory and accuracy at once."""
     chosen = [axis.strip() for axis in axes.split(",") if axis.strip()]
-    with Lineage(db) as known:
-        found = known.pareto(run, chosen)
+    with Store.open(db, write=False) as store:
+        found = read_pareto(store, run, chosen)
     if json:
         print_json(found)
         return
     console = make_console()
-    for workload, records in _by_workload(found):
+    for workload, records in groupby(found, lambda r: r.workload):
         say(console, workload)
         right = ("speed-up", "median us", "registers", "spilled", "shared", "error", "equal")
         table = make_table("candidate", *right, right=right)
@@ -268,12 +277,12 @@ def pareto(
                 style="bold" if r.fastest else "",
             )
         print_table(console, table)
-    if any(r.disturbed for r in found):
-        console.print(DISTURBED_NOTE, style="bold red", highlight=False, soft_wrap=True)
+    say_disturbed(console, *(r.disturbed for r in found))
     if not found:
-        console.print("no candidate of this run was timed")
-    _note(
+        say(console, "no candidate of this run was timed")
+    say(
         console,
         f"no other candidate is better in one of {', '.join(chosen)} and as good in the rest; spilled, shared: bytes; error:"
         " the largest, of what the gate allows; equal: others with these very figures. All times are of the search",
+        "dim",
     )

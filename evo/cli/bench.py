@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from evo.analysis import queries
+from evo.analysis.best import find_best
 from evo.cli.options import (
     DEFAULT_DB,
     Db,
@@ -129,7 +129,7 @@ def _contenders(context: KernelContext, workload: Workload, db: str) -> list[tup
         return [default]
     device = find_target(target).device().name
     with Store.open(db, write=False) as store:
-        of_workload = [b for b in queries.best(store, target=target) if b.workload == workload.key]
+        of_workload = [b for b in find_best(store, target=target) if b.workload == workload.key]
         known = [b for b in of_workload if is_of(store, b.kernel, b.run, kernel)]
     known.sort(key=lambda b: (b.device != device, b.unconfirmed, b.ratio))
     for best in known:

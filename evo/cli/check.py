@@ -16,7 +16,6 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from evo.cli.cells import visible
 from evo.cli.options import (
     DEFAULT_DB,
     Db,
@@ -31,10 +30,9 @@ from evo.cli.options import (
 from evo.cli.recorded import Recorded, find_candidate, find_winners, may_be_candidate, source_remark
 from evo.cli.screen import CheckLines
 from evo.cli.search import load_context
-from evo.cli.tables import make_table, print_table, say, short_id, short_workload
+from evo.cli.tables import make_table, print_table, say, short_id, short_workload, visible
 from evo.errors import DeviceError, KernelError, UnknownNameError, UsageError
 from evo.evaluation import Status
-from evo.lineage import Stage
 from evo.problem.kernel import find_kernel, load_kernel
 from evo.sanitize import Sanitized, choose_tools, sanitize
 from evo.search.check import (
@@ -276,7 +274,7 @@ def _verdicts(recorded: Recorded) -> Iterator[dict[str, Any]]:
             "round": round_,
             "cases": len(checks),
             "passed": sum(c.passed for c in checks),
-            "seed": recorded.seeds[Stage(stage)],
+            "seed": recorded.record.seeds[stage],
         }
 
 

@@ -11,17 +11,26 @@ import typer
 from rich.console import Console
 
 from evo.analysis.explanation import EditCredit, Explanation
-from evo.cli.cells import cell, change_text, factor, figure, interval
 from evo.cli.recorded import Recorded
 from evo.cli.search import worker_settings
-from evo.cli.tables import DISTURBED_NOTE, make_table, marked, say, timing_record
+from evo.cli.tables import (
+    DISTURBED_NOTE,
+    cell,
+    change_text,
+    factor,
+    figure,
+    interval,
+    make_table,
+    marked,
+    say,
+    timing_record,
+)
 from evo.errors import UsageError
 from evo.evaluation import Timing
 from evo.problem.genome import Genome
 from evo.problem.kernel import load_kernel
 from evo.problem.space import Space
 from evo.search.ablation import Ablation, PairedGain, Problem, measure_ablation
-from evo.search.edits import Edit
 from evo.search.run import open_executor
 from evo.targets import find_target
 
@@ -49,7 +58,7 @@ def measure_edits(recorded: Recorded, found: Explanation, space: Space, *, kerne
         space=space,
         seed=seed,
     )
-    base, edits = Genome.of(found.base), [Edit(credit.change) for credit in found.edits]
+    base, edits = Genome.of(found.base), [credit.change for credit in found.edits]
     if sys.stderr.isatty():  # nothing is shown until the end
         what = f"{len(edits)} edit{'s' * (len(edits) != 1)}"
         typer.echo(f"evo: building, gating and timing {what}; this takes a minute or more", err=True)
@@ -122,7 +131,7 @@ def tell_race(console: Console, found: Explanation, ablation: Ablation) -> None:
     if spoilt:
         held = f"; it was so in {ablation.races} races in a row" if ablation.races > 1 else ""
         note = f"{DISTURBED_NOTE}{held}. Stop other programs, or measure on a quiet machine"
-        console.print(note, style="bold red", highlight=False, soft_wrap=True)
+        say(console, note, "bold red")
 
 
 def _us(timing: Timing) -> str:

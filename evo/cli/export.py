@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from evo.analysis import candidates, queries
-from evo.analysis.records import CandidateRecord
+from evo.analysis.best import find_best
+from evo.analysis.candidates import CandidateRecord, read_candidate
+from evo.analysis.runs import find_run, list_runs
 from evo.cli.export_run import export_all_candidates
 from evo.cli.export_winners import export_winners
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, print_json
@@ -75,7 +76,7 @@ def export_run(store: Store, run: str, format: str, out: Path, db: str) -> list[
     """Exports the winners of a run; the files written. Raises StoreError if it has none."""
     found = _winners(store, run, db)
     if found is None:
-        raise UnknownNameError("run", run, [r.name for r in queries.runs(store)])
+        raise UnknownNameError("run", run, [r.name for r in list_runs(store)])
     return export_winners(store, found, find_exporter(format), out)[0]
 
 
@@ -85,7 +86,7 @@ def _winners(store: Store, run: str, db: str) -> list[CandidateRecord] | None:
     Raises StoreError if there is none, or if finals are still to be held.
     """
     try:
-        summary = queries.run(store, run)
+        summary = find_run(store, run)
     except UnknownNameError:
         return None
     without = [i for i in summary.tasks if i.winner is None]
@@ -102,7 +103,7 @@ def _winners(store: Store, run: str, db: str) -> list[CandidateRecord] | None:
         )
     for task in without:
         typer.echo(f"evo: nothing won for {task.workload}: it is left to PyTorch", err=True)
-    return [candidates.candidate(store, i.winner) for i in summary.tasks if i.winner is not None]
+    return [read_candidate(store, i.winner) for i in summary.tasks if i.winner is not None]
 
 
 def _candidate(store: Store, name: str, db: str, *, refused: bool) -> CandidateRecord:
@@ -128,7 +129,7 @@ def _unconfirmed(store: Store, record: CandidateRecord, db: str) -> str:
         return f"{name}: the finals refused it ({record.refusal}); it is exported because --refused asks for it"
     if record.winner:
         return ""
-    winner = queries.run(store, record.run).tasks[record.task].winner
+    winner = find_run(store, record.run).tasks[record.task].winner
     finalist = bool(record.finals) or any(t.stage == Stage.FINAL for t in record.timings)
     if winner is not None and finalist:
         return ""
@@ -137,7 +138,7 @@ def _unconfirmed(store: Store, record: CandidateRecord, db: str) -> str:
         own = "it passed the gate of the finals and their race, and nothing has confirmed its time"
     if winner is not None:
         return f"{name}: no final has looked at it: {own}; the winner of its workload is {short_id(winner)}"
-    some = queries.best(store, run=record.run, workload=record.workload)
+    some = find_best(store, run=record.run, workload=record.workload)
     found = next((b for b in some if b.workload == record.workload), None)
     check = command_line(db, "check", name)
     if found is None or not found.unconfirmed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from evo.analysis import queries
+from evo.analysis.runs import find_run, list_runs
 from evo.errors import UnknownNameError, UsageError
 from evo.export import RunExporter
 from evo.lineage.store import Store
@@ -18,9 +18,9 @@ def export_all_candidates(store: Store, what: Sequence[str], exporter: RunExport
     if len(what) != 1:
         raise UsageError(f"{exporter.name} holds one run; name one, not {len(what)}, and export each to a folder of its own")
     try:
-        name = queries.run(store, what[0]).name
+        name = find_run(store, what[0]).name
     except UnknownNameError:
-        known = [r.name for r in queries.runs(store)]
+        known = [r.name for r in list_runs(store)]
         raise UnknownNameError("run", what[0], known) from None
     run = store.run(name)
     return exporter.export_run(run, store.evaluations(run), out)

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from evo.analysis import candidates, queries
-from evo.analysis.ranking import ranked
-from evo.analysis.records import CandidateRecord
+from evo.analysis.best import ranked
+from evo.analysis.candidates import CandidateRecord, read_candidate
+from evo.analysis.descent import read_family
+from evo.analysis.runs import find_run
 from evo.errors import UsageError
 from evo.evaluation import FINALIST
 from evo.export import Combining, Exporter, ExportItem, ExportRequest
@@ -71,7 +72,7 @@ def _request(store: Store, run: str, chosen: Sequence[CandidateRecord], out: Pat
             for c in chosen
         ),
         out=out,
-        environment=queries.run(store, run).environment,
+        environment=find_run(store, run).environment,
     )
 
 
@@ -85,7 +86,7 @@ class _Alternatives:
         record = self._record
         for name in ranked(self._store, record.run, record.task):
             if name != record.id:
-                c = candidates.candidate(self._store, name)
+                c = read_candidate(self._store, name)
                 workload = Workload.of(c.dims, c.dtype, c.options)
                 genome = Genome.of(c.parameters)
                 yield ExportItem(workload=workload, genome=genome, candidate=c.id, record=_origin(c))
@@ -107,7 +108,7 @@ def _provenance(store: Store, record: CandidateRecord) -> dict[str, object]:
     """What a manifest says of a winner."""
     latest = max((t.round for t in record.timings), default=0)
     stages = {t.stage for t in record.timings if t.round == latest}
-    beside = [r for r in queries.final_races(store, record) if r.round == latest and r.beside]
+    beside = [r for r in record.final_races if r.round == latest and r.beside]
     return {
         **_origin(record),
         "code_hash": record.build.code_hash if record.build else None,
@@ -119,6 +120,6 @@ def _provenance(store: Store, record: CandidateRecord) -> dict[str, object]:
         "checks": [asdict(c) for c in record.checks if c.round == latest],
         "lineage": [
             {"id": s.id, "order": s.order, "operator": s.operator, "change": s.change, "gain": s.gain}
-            for s in candidates.ancestry(store, record.id)
+            for s in read_family(store, record.id, descendants=0).members
         ],
     }

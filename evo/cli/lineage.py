@@ -1,38 +1,67 @@
-"""evo lineage, diff: where a candidate came from, what came of it, and what distinguishes two."""
+"""evo lineage, diff, explain: where a candidate came from, what distinguishes two, how one got fast."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import os
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from evo.analysis.descent import Family, Kin
+from evo.analysis.candidates import CandidateRecord
+from evo.analysis.descent import Family, Kin, read_family
 from evo.analysis.diff import Difference
-from evo.analysis.lineage import Lineage
-from evo.cli.cells import cell, change_text, factor, figure, interval, visible
-from evo.cli.options import DEFAULT_DB, CandidateName, Db, Json, command_line, make_console, print_json
-from evo.cli.recorded import named_candidate
+from evo.analysis.diff import diff as read_difference
+from evo.analysis.explanation import EditCredit, Explanation
+from evo.analysis.explanation import explain as read_explanation
+from evo.analysis.failures import present_space
+from evo.analysis.runs import find_run
+from evo.cli.options import (
+    DEFAULT_DB,
+    CandidateName,
+    Db,
+    Json,
+    check_seed,
+    command_line,
+    make_console,
+    parse_values,
+    print_json,
+)
+from evo.cli.recorded import Recorded, named_candidate
 from evo.cli.tables import (
-    DISTURBED_NOTE,
+    cell,
+    change_text,
+    factor,
+    figure,
+    interval,
     make_table,
     marked,
     print_table,
     say,
+    say_disturbed,
     short_id,
     speedup,
+    visible,
 )
+from evo.errors import UsageError
+from evo.lineage.store import Store
+from evo.problem.genome import Genome
+from evo.problem.kernel import Workload
+from evo.problem.space import Space
 
 __all__ = ["register"]
 
 _SECTIONS = {"candidate": "about", "genome": "genome", "build": "build", "code": "machine code", "time": "time"}
+_TEMPLATE = "template"
+_EDIT_LINES = 4
+"""Of the ten lines that a story has, with its head."""
 
 
 def register(app: typer.Typer) -> None:
     app.command("lineage")(lineage)
     app.command("diff")(diff)
+    app.command("explain")(explain)
 
 
 def lineage(
@@ -43,11 +72,11 @@ def lineage(
     json: Json = False,
 ) -> None:
     """Show a candidate's ancestors and descendants: operator, change and gain of every step."""
-    with Lineage(db) as known:
-        record = named_candidate(known.store, candidate, db)
-        found = known.family(record.id, descendants=descendants, diff=diff)
+    with Store.open(db, write=False) as store:
+        record = named_candidate(store, candidate, db)
+        found = read_family(store, record.id, descendants=descendants, diff=diff)
     if json:
-        print_json([asdict(member) for member in found.members])
+        print_json(found.members)
         return
     console = make_console()
     ancestors = sum(member.relation == "ancestor" for member in found.members)
@@ -57,27 +86,39 @@ def lineage(
         f" ancestor{'' if ancestors == 1 else 's'} above it and {_descendants(found)} below",
     )
     table = make_table(
-        "", "", "candidate", "operator and change", "parents", "median us", "speed-up", "gain", "interval",
+        "", "", "candidate", "operator", "parents", "change", "median us", "speed-up", "gain", "interval",
         right=("", "median us", "speed-up", "gain"),
     )  # fmt: skip
     for member in found.members:
         style = "bold" if member.relation == "self" else "" if member.main_line else "dim"
+        tie = member.tie or member.gain == 1
         table.add_row(
             "*" if member.main_line else "",
             f"{member.generation:+d}" if member.generation else "",
             f"{short_id(member.id)} #{member.order}",
-            cell(f"{member.operator}: {_change(member)}"),
+            cell(member.operator),
             " ".join(f"#{p.order}" for p in member.parents) or "-",
+            cell(_change(member)),
             marked(figure(member.median_us), member.disturbed),
             marked(speedup(member.score), member.disturbed) if member.score else cell(member.status),
-            _gain(member),
+            "" if member.gain is None else "tie" if tie else factor(member.gain),
             interval(member.gain_low, member.gain_high),
             style=style,
         )
     print_table(console, table)
-    _print_notes(console, found, record.id, db)
-    if diff:
-        _print_diffs(console, found)
+    say(
+        console,
+        "* the main line, first parents; second column: generations before or after. All figures are of the search's own"
+        " timing; gain: over the first parent, with an interval put together from those of the two, and a tie where that"
+        " holds 1",
+        "dim",
+    )
+    if found.cut:
+        more = command_line(db, "lineage", short_id(record.id), "--descendants", "1000")
+        say(console, f"there are more descendants:  {more}", "dim")
+    say_disturbed(console, *(member.disturbed for member in found.members))
+    for member in found.members if diff else ():
+        _print_step(console, member)
 
 
 def _number(count: int) -> str:
@@ -89,47 +130,25 @@ def _descendants(found: Family) -> str:
     return f"the first {count} of its descendants" if found.cut else f"{_number(count)} descendant{'s' * (count != 1)}"
 
 
-def _gain(member: Kin) -> str:
-    if member.gain is None:
-        return ""
-    return "tie" if member.tie or member.gain == 1 else factor(member.gain)
-
-
 def _change(member: Kin) -> str:
     return change_text(member.change) if member.parents else " ".join(f"{k}={v}" for k, v in member.parameters.items())
 
 
-def _print_notes(console: Console, found: Family, candidate: str, db: str) -> None:
-    console.print(
-        "* the main line, first parents; second column: generations before or after. All figures are of the search's own"
-        " timing; gain: over the first parent, with an interval put together from those of the two, and a tie where that"
-        " holds 1",
-        style="dim",
-        highlight=False,
-        soft_wrap=True,
-    )
-    if found.cut:
-        more = command_line(db, "lineage", short_id(candidate), "--descendants", "1000")
-        console.print(f"there are more descendants:  {more}", style="dim", highlight=False, soft_wrap=True)
-    if any(member.disturbed for member in found.members):
-        console.print(DISTURBED_NOTE, style="bold red", highlight=False, soft_wrap=True)
+def _print_step(console: Console, member: Kin) -> None:
+    """What a change changed in the source."""
+    if not member.parents:
+        return
+    console.print()
+    say(console, f"#{member.order} {short_id(member.id)}: {change_text(member.change)}", "bold")
+    if member.diff is None:
+        say(console, "the source of one of the two was not kept", "dim")
+    elif not member.diff:
+        say(console, "the source is the same", "dim")
+    else:
+        _print_unified(console, member.diff)
 
 
-def _print_diffs(console: Console, found: Family) -> None:
-    for member in found.members:
-        if not member.parents:
-            continue
-        console.print()
-        console.print(Text(f"#{member.order} {short_id(member.id)}: {change_text(member.change)}", style="bold"))
-        if member.diff is None:
-            console.print("the source of one of the two was not kept", style="dim")
-        elif not member.diff:
-            console.print("the source is the same", style="dim")
-        else:
-            print_unified(console, member.diff)
-
-
-def print_unified(console: Console, text: str) -> None:
+def _print_unified(console: Console, text: str) -> None:
     """A unified diff in its colours."""
     styles = {"+": "green", "-": "red", "@": "cyan"}
     for line in text.splitlines():
@@ -145,9 +164,8 @@ def diff(
     json: Json = False,
 ) -> None:
     """Compare two candidates: genome, source, machine code, resources, time."""
-    with Lineage(db) as known:
-        first, second = (named_candidate(known.store, name, db) for name in (one, other))
-        found = known.difference(first.id, second.id)
+    with Store.open(db, write=False) as store:
+        found = read_difference(store, *(named_candidate(store, name, db).id for name in (one, other)))
     if json:
         print_json(found)
         return
@@ -165,16 +183,15 @@ def diff(
         )
         section = row.section
     console.print(table)
-    console.print(_verdict(found), highlight=False, soft_wrap=True)
+    say(console, _verdict(found))
     for name, text in (("source", found.source), ("PTX", found.ptx)):
         if text is None and name == "source" and source:
-            console.print("\nthe source of one of the two was not kept", style="dim")
+            say(console, "the source of one of the two was not kept", "dim")
         if text is None or (text and not source):
             continue
         console.print()
-        console.print(f"the {name} is the same" if not text else f"{name}:", style="dim" if not text else "bold")
-        if text:
-            print_unified(console, text)
+        say(console, f"{name}:" if text else f"the {name} is the same", "bold" if text else "dim")
+        _print_unified(console, text)
 
 
 def _shorter(name: str, value: object) -> object:
@@ -201,3 +218,148 @@ def _limits(found: Difference) -> str:
     if low is None or high is None:
         return "-"
     return interval(low, high) if found.gain is not None and (found.gain > 1 or found.tie) else interval(1 / high, 1 / low)
+
+
+def explain(
+    candidate: CandidateName,
+    from_: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            help="Where it begins: a candidate, 'template' for its present default, or NAME=VALUE,... of that; the run's"
+            " first candidate if left out.",
+        ),
+    ] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Build and time what lies between, in one race on this machine.")
+    ] = False,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="With --measure: draws the data; random if left out.", callback=check_seed),
+    ] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Every edit, with what is known of it, as a table.")] = False,
+    db: Db = DEFAULT_DB,
+    json: Json = False,
+) -> None:
+    """Tell how a candidate got fast: which of its changes carry the gain, as far as that was measured."""
+    if seed is not None and not measure:
+        raise UsageError("--seed is for --measure: leave it out, or measure")
+    with Store.open(db, write=False) as store:
+        record = named_candidate(store, candidate, db)
+        of_template = from_ is not None and (from_ == _TEMPLATE or "=" in from_)
+        space = _present_space(record) if of_template or measure else None
+        found = _explanation(store, record, from_, space)
+        digest = find_run(store, record.run).kernel_digest if measure else ""
+    ablation = None
+    if measure and found.edits:
+        from evo.cli.explain_race import ablation_record, measure_edits, tell_race  # what builds and times
+
+        assert space is not None
+        drawn = int.from_bytes(os.urandom(4)) if seed is None else seed
+        recorded = Recorded(record=record, db=db)
+        ablation = measure_edits(recorded, found, space, kernel_digest=digest, seed=drawn)
+    if json:
+        print_json(found, measured=ablation_record(ablation, found.edits) if ablation else None)
+        return
+    console = make_console()
+    say(console, _head(found), "bold")
+    if ablation:
+        tell_race(console, found, ablation)
+    else:
+        more = command_line(db, "explain", short_id(found.id), *(("--from", from_) if from_ else ()), "--measure")
+        _tell(console, found, more)
+    if all_:
+        _print_all(console, found)
+
+
+def _present_space(record: CandidateRecord) -> Space:
+    workload = Workload.of(record.dims, record.dtype, record.options)
+    return present_space(record.kernel, record.target, record.arch, workload)
+
+
+def _explanation(store: Store, record: CandidateRecord, from_: str | None, space: Space | None) -> Explanation:
+    """space: the kernel's present one, where that is known."""
+    carriers = {p.name: tuple(w.parameter for w in p.when) for p in space.parameters} if space else None
+    if from_ is None or space is None or (from_ != _TEMPLATE and "=" not in from_):
+        return read_explanation(store, record.id, from_, carriers=carriers)
+    values = {} if from_ == _TEMPLATE else parse_values(filter(None, from_.split(",")), space, "--from")
+    point = space.complete({**space.default, **values})
+    if broken := space.violations(point):
+        raise UsageError(f"--from {from_!r} is not legal for {record.workload}: {'; '.join(broken)}")
+    base_from = "the template's default" + (f" with {from_}" if values else "")
+    return read_explanation(store, record.id, Genome.of(point), carriers=carriers, base_from=base_from)
+
+
+def _head(found: Explanation) -> str:
+    where = f"{found.kernel}, {found.workload} on {found.device}"
+    fast = f"{figure(found.median_us)} us in the search, {factor(1 / found.ratio)} over the reference"
+    return f"{short_id(found.id)} ({where}): {fast}"
+
+
+def _tell(console: Console, found: Explanation, command: str) -> None:
+    """At most nine lines. command: what times the rest."""
+    begun = found.base_from + (f" ({short_id(found.base_id)})" if found.base_id else "")
+    count = f"{len(found.edits)} edit{'s' * (len(found.edits) != 1)}"
+    if not found.edits:
+        say(console, f"it is the same genome as {begun}")
+        return
+    if found.gain is None:
+        say(console, f"from {begun}, which has no time of its own in this run: {count}")
+    else:
+        gained = f"{marked(factor(found.gain), found.disturbed)} ({interval(found.low, found.high)})"
+        say(console, f"from {begun} at {figure(found.base_us)} us: {gained} by {count}:")
+    disturbed = found.disturbed or any(c.disturbed for c in found.edits)
+    told = [c for c in found.edits if c.gain is not None and c.tie is not True]
+    lines = _EDIT_LINES - disturbed
+    for credit in told[:lines]:
+        say(console, f"  {_credit_line(credit)}")
+    if len(told) > lines:
+        rest = "; ".join(f"{factor(c.gain)} {change_text(c.change)}" for c in told[lines:])
+        say(console, f"  further: {rest}")
+    if ties := [c for c in found.edits if c.tie]:
+        names = (change_text(c.change) + " (the same machine code)" * c.same_code for c in ties)
+        say(console, f"  within the noise: {'; '.join(names)}", "dim")
+    unknown = [c for c in found.edits if c.gain is None]
+    if unknown:
+        say(console, f"  not measured: {'; '.join(change_text(c.change) for c in unknown)}", "yellow")
+    say(console, _rest(found, len(unknown), command), "dim")
+    say_disturbed(console, disturbed)
+
+
+def _credit_line(credit: EditCredit) -> str:
+    pairs = f"{credit.pairs} pair{'s' * (credit.pairs != 1)} of candidates"
+    since = f", since #{credit.since_order}" if credit.since_order is not None else ""
+    gain = marked(factor(credit.gain), credit.disturbed)
+    return f"{gain} ({interval(credit.low, credit.high)})  {change_text(credit.change)}  [{pairs}{since}]"
+
+
+def _rest(found: Explanation, unknown: int, command: str) -> str:
+    more = f"time what is missing:  {command}"
+    if found.product is None:
+        return f"nothing that lies between was measured; {more}"
+    if found.rest is None:
+        return f"the measured edits together: {factor(found.product)}; {more}"
+    left = f"{factor(found.rest)} is left for {'the others and ' * bool(unknown)}what edits do only together"
+    return f"the measured edits together: {factor(found.product)}; {left}" + (f"; {more}" if unknown else "")
+
+
+def _print_all(console: Console, found: Explanation) -> None:
+    right = ("gain", "alone", "last", "pairs")
+    table = make_table("edit", "gain", "from to", "alone", "last", "pairs", "since", right=right)
+    for c in found.edits:
+        table.add_row(
+            cell(change_text(c.change)),
+            factor(c.gain) if c.gain is not None else "not measured",
+            interval(c.low, c.high),
+            factor(c.alone),
+            factor(c.last),
+            str(c.pairs),
+            f"#{c.since_order} {short_id(c.since)}" if c.since else "-",
+        )
+    print_table(console, table)
+    say(
+        console,
+        "gain: mean over pairs of candidates that differ in this edit only; alone: of the start with it; last: of the"
+        " finished one without it; since: the first of the main line that has it",
+        "dim",
+    )

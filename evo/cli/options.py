@@ -160,8 +160,9 @@ def make_console() -> Console:
     return console if console.is_terminal else Console(width=_FILE_WIDTH, markup=False, emoji=False)
 
 
-def print_json(record: Any) -> None:
-    typer.echo(json.dumps(record, indent=2, default=_plain))
+def print_json(record: Any, **more: Any) -> None:
+    """more: further keys beside those of the record."""
+    typer.echo(json.dumps(_plain(record) | more if more else record, indent=2, default=_plain))
 
 
 CONTRACT_KEYS = {"task": "island", "tasks": "islands", "max_in_flight": "window"}
@@ -169,7 +170,9 @@ CONTRACT_KEYS = {"task": "island", "tasks": "islands", "max_in_flight": "window"
 
 
 def _plain(value: Any) -> Any:
+    """A record as a dict with the names that --json has."""
     if is_dataclass(value) and not isinstance(value, type):
-        # What is in it comes here in its turn.
-        return {CONTRACT_KEYS.get(name, name): part for name, part in vars(value).items()}
+        # What is in it comes here in its turn. PRINTED: names of properties that are printed, too.
+        record = vars(value) | {name: getattr(value, name) for name in getattr(value, "PRINTED", ())}
+        return {CONTRACT_KEYS.get(name, name): part for name, part in record.items()}
     return str(value)

@@ -1,4 +1,4 @@
-"""evo query."""
+"""evo query: a question in SQL."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from evo.analysis.lineage import Lineage
-from evo.analysis.records import Selection
-from evo.cli.cells import cell, visible
+from evo.analysis.sql import Selection, select_sql
 from evo.cli.options import DEFAULT_DB, Db, Json, make_console, parse_duration, print_json
-from evo.cli.tables import make_table, print_table
+from evo.cli.tables import cell, make_table, print_table, visible
+from evo.lineage.store import Store
 
 __all__ = ["register"]
 
@@ -42,47 +40,35 @@ def query(
     """Ask the database a question in SQL. Nothing can be changed this way."""
     text = sys.stdin.read() if sql == "-" else sql
     seconds = parse_duration(timeout, "--timeout")
-    with Lineage(db) as known:
-        found = known.selection(text, limit=limit, timeout_s=seconds)
+    with Store.open(db, write=False) as store:
+        found = select_sql(store, text, limit=limit, timeout_s=seconds)
     if json or format is Format.JSON:
-        print_json(
-            {
-                "columns": list(found.columns),
-                "rows": [[_plain(value) for value in row] for row in found.rows],
-                "cut": found.cut,
-                "limit": limit,
-            }
-        )
+        rows = [[_plain(value) for value in row] for row in found.rows]
+        print_json({"columns": found.columns, "rows": rows, "cut": found.cut, "limit": limit})
         return
     if format is Format.CSV:
         typer.echo(_csv(found), nl=False)
     elif not found.rows:
         typer.echo("evo: no rows", err=True)  # a line of names alone looks like a row
     else:
-        _print_rows(make_console(), found)
+        _print_rows(found)
     if found.cut:
         typer.echo(f"evo: there are more rows than the {limit} shown; ask for more with --limit", err=True)
 
 
-def _print_rows(console: Console, found: Selection) -> None:
+def _print_rows(found: Selection) -> None:
     """As a table with nothing folded; on a terminal that is too narrow for it, row by row."""
-    table = make_table(*found.columns, right=_numeric(found), fold=False)
+    columns = list(zip(*found.rows, strict=True))
+    right = [name for name, c in zip(found.columns, columns, strict=True) if any(isinstance(v, int | float) for v in c)]
+    table = make_table(*found.columns, right=right, fold=False)
     for row in found.rows:
         table.add_row(*map(cell, row))
-    print_table(console, table)
-
-
-def _numeric(found: Selection) -> tuple[str, ...]:
-    return tuple(
-        name
-        for i, name in enumerate(found.columns)
-        if any(isinstance(row[i], (int, float)) for row in found.rows)
-    )
+    print_table(make_console(), table)
 
 
 def _plain(value: Any) -> Any:
     """What JSON has: bytes as hexadecimal, no infinities."""
-    if isinstance(value, (bytes, memoryview)):
+    if isinstance(value, bytes | memoryview):
         return bytes(value).hex()
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evo.analysis import queries
-from evo.analysis.candidates import candidate
-from evo.analysis.records import CandidateRecord
+from evo.analysis.candidates import CandidateRecord, read_candidate
+from evo.analysis.runs import find_run, run_names
 from evo.cli.options import command_line
 from evo.cli.tables import short_id
 from evo.errors import StoreError, UnknownNameError, UsageError
-from evo.lineage import Stage, gate_seeds
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel, Workload, kernel_names, template_root
@@ -36,10 +34,9 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """A candidate as the database has it, the seeds its run drew the gate's data with, and the database."""
+    """A candidate as the database has it, and the database as it was named."""
 
     record: CandidateRecord
-    seeds: dict[Stage, int]
     db: str
 
     @property
@@ -59,7 +56,7 @@ class Recorded:
 
 def unknown(store: Store, name: str) -> UnknownNameError:
     """Of what is neither a run nor a candidate. Runs have names that can be misspelt."""
-    return UnknownNameError("run or candidate", name, [run.name for run in queries.runs(store)])
+    return UnknownNameError("run or candidate", name, run_names(store))
 
 
 def named_candidate(store: Store, name: str, db: str) -> CandidateRecord:
@@ -68,7 +65,7 @@ def named_candidate(store: Store, name: str, db: str) -> CandidateRecord:
     Raises UsageError, which of a run's name says what to ask for instead.
     """
     try:
-        return candidate(store, name)
+        return read_candidate(store, name)
     except UnknownNameError:
         if hint := _run_hint(store, name, db):
             raise UsageError(hint) from None
@@ -78,7 +75,7 @@ def named_candidate(store: Store, name: str, db: str) -> CandidateRecord:
 def _run_hint(store: Store, name: str, db: str) -> str:
     """What to do with a run where a candidate is wanted; empty for what is not the name of one."""
     try:
-        run = queries.run(store, name)
+        run = find_run(store, name)
     except (UnknownNameError, StoreError):
         return ""
     leaders = [i.winner or i.best for i in run.tasks]
@@ -99,7 +96,7 @@ def find_candidate(db: str, name: str) -> Recorded:
     try:
         with Store.open(db, write=False) as store:
             try:
-                return _recorded(store, name, db)
+                return Recorded(record=read_candidate(store, name), db=db)
             except UnknownNameError as error:
                 known = f"{name!r} is neither a kernel ({', '.join(kernel_names())}) nor known here: {error}"
                 if hint := _run_hint(store, name, db) or (known if hexadecimal else ""):
@@ -117,10 +114,10 @@ def find_winners(db: str, name: str) -> list[Recorded]:
     """
     with Store.open(db, write=False) as store:
         try:
-            return [_recorded(store, name, db)]
+            return [Recorded(record=read_candidate(store, name), db=db)]
         except UnknownNameError:
             try:
-                run = queries.run(store, name)
+                run = find_run(store, name)
             except UnknownNameError:
                 raise unknown(store, name) from None
         winners = [i.winner for i in run.tasks if i.winner is not None]
@@ -128,13 +125,7 @@ def find_winners(db: str, name: str) -> list[Recorded]:
             raise StoreError(
                 f"run {run.name!r} has no winner; name one of its candidates; {command_line(db, 'best')} tells of some"
             )
-        return [_recorded(store, winner, db) for winner in winners]
-
-
-def _recorded(store: Store, prefix: str, db: str) -> Recorded:
-    record = candidate(store, prefix)
-    run = queries.run(store, record.run)
-    return Recorded(record=record, seeds=gate_seeds(run.options, run.seed), db=db)
+        return [Recorded(record=read_candidate(store, winner), db=db) for winner in winners]
 
 
 def is_of(store: Store, name: str, run: str, kernel: Kernel) -> bool:
@@ -143,7 +134,7 @@ def is_of(store: Store, name: str, run: str, kernel: Kernel) -> bool:
     place = template_root() / name if name in kernel_names() else Path(name)
     if place.is_absolute() and place.resolve() == kernel.folder.resolve():
         return True
-    return queries.run(store, run).kernel_digest == kernel.digest
+    return find_run(store, run).kernel_digest == kernel.digest
 
 
 def may_have_been(name: str, kernel: Kernel) -> bool:

@@ -11,19 +11,16 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from evo.analysis import queries
-from evo.analysis.failures import failure_reasons
-from evo.analysis.finalists import WorkloadFinals, shift_sentence
-from evo.analysis.finalists import finals as read_finals
-from evo.cli.cells import visible
+from evo.analysis.failures import failure_reasons, list_failures, refused_finalists
+from evo.analysis.finals import WorkloadFinals, ceiling_note, read_finals
+from evo.analysis.runs import candidates_by_task
 from evo.cli.options import command_line
 from evo.cli.screen import LONG_S, busy_share, doing
-from evo.cli.tables import marked, short_id, speedup, timing_record
-from evo.evaluation import AA_CONTROL, Costs, Timing
+from evo.cli.tables import marked, short_id, speedup, timing_record, visible
+from evo.evaluation import Costs, Timing
 from evo.lineage.models import public_id
 from evo.lineage.store import Store
 from evo.progress import Progress
-from evo.report.sentences import ceiling_note, ceiling_remark, regret_remark
 from evo.search.finals import Finalist, Finals
 from evo.search.run import Outcome
 
@@ -43,8 +40,8 @@ def outcome_record(
     searched_s = max(progress.elapsed_s, 1e-9)
     own_s = max(0.0, progress.elapsed_s - run.elapsed_s)
     device_s = max(progress.spent.device_seconds, 1e-9)
-    recorded = {f.task: f for f in read_finals(store, run.name)}
-    tried = queries.tried_on(store, run.name)
+    recorded = {f.task: f for f in read_finals(store, run.name, {f.ceiling for f in outcome.finals})}
+    tried = candidates_by_task(store, run.name)
     return {
         "run": run.name,
         "kernel": run.spec.kernel,
@@ -61,9 +58,9 @@ def outcome_record(
         "by_status": {str(k): v for k, v in sorted(progress.by_status.items())},
         "refused_in_finals": [
             {"candidate": f.id, "order": f.order, "status": f.status, "log": f.reason}
-            for f in queries.refused_finalists(store, run.name)
+            for f in refused_finalists(store, run.name)
         ],
-        "first_failure": next((f.id for f in queries.failures(store, run.name, limit=1)), None),
+        "first_failure": next((f.id for f in list_failures(store, run.name, limit=1)), None),
         "resumed_from": resumed_from,
         "since_resumed": None
         if resumed_from is None
@@ -92,46 +89,25 @@ def _workload_record(
     outcome: Outcome, task: int, finals: Finals, before_search_s: float, recorded: WorkloadFinals
 ) -> dict[str, Any]:
     """Finalists as they ran in the race of all of them, the winner as in the one that confirmed it."""
-    run = outcome.run
-    ceiling = finals.baseline(finals.ceiling)
     record: dict[str, Any] = {
-        "workload": run.spec.workloads[task].key,
+        "workload": recorded.workload,
         "winner": None,
         "finalists": [_finalist_record(outcome, f, f.raced) for f in finals.finalists],
-        "baselines": {
-            t.contender: timing_record(t) for t in finals.baselines if t.protocol != "hot" and t.contender != AA_CONTROL
-        },
+        "baselines": {t.contender: timing_record(t) for t in recorded.baselines},
         **_milestones(outcome, task, before_search_s),
+        "ties_with_winner": [one.id for one in recorded.finalists if one.tie],
+        "disturbed": recorded.disturbed,
+        "discarded_rounds": recorded.discarded_rounds,
+        "remarks": recorded.remarks,
     }
-    record["ties_with_winner"] = [one.id for one in recorded.finalists if one.tie]
-    record["disturbed"] = any(t.disturbed for t in finals.baselines if t.protocol != "hot")
-    record["discarded_rounds"] = int(max((t.clocks.get("discarded", 0.0) for t in finals.baselines), default=0.0))
-    if finals.winner is not None and finals.winner.hot is not None:
-        record["hot"] = timing_record(finals.winner.hot)
-    if finals.winner is not None and finals.winner.timing is not None:
+    if recorded.hot is not None:
+        record["hot"] = timing_record(recorded.hot)
+    if finals.winner is not None and recorded.confirmed is not None:
         record["winner"] = _finalist_record(outcome, finals.winner, finals.winner.timing)
-        record["shift"] = recorded.confirmed.shift if recorded.confirmed else None
-        if finals.noise is not None:
-            record["noise_floor"] = finals.noise
-        if finals.claimed is not None and finals.regret is not None:
-            record["claimed_speedup"] = 1 / finals.claimed
-            record["selection_regret"] = finals.regret
-        if ceiling is not None:
-            record["times_ceiling"] = finals.winner.timing.median_us / ceiling.median_us
-            record["ceiling"] = finals.ceiling
-    record["remarks"] = _remarks(record)
+        record["shift"] = recorded.confirmed.shift
+        known = ("noise_floor", "claimed_speedup", "selection_regret", "times_ceiling", "ceiling")
+        record |= {name: value for name in known if (value := getattr(recorded, name)) is not None}
     return record
-
-
-def _remarks(record: dict[str, Any]) -> list[str]:
-    """What is out of the ordinary about the winner's figures, a sentence each."""
-    noise = record.get("noise_floor")
-    said = [
-        ceiling_remark(record["times_ceiling"], record["ceiling"], noise) if "ceiling" in record else "",
-        regret_remark(record["selection_regret"], noise) if "selection_regret" in record else "",
-        shift_sentence(record["shift"]) if record.get("shift") else "",
-    ]
-    return [sentence for sentence in said if sentence]
 
 
 def _milestones(outcome: Outcome, task: int, before_search_s: float) -> dict[str, dict[str, float]]:

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from evo.budget import Budget
-from evo.cli.cells import format_duration
+from evo.cli.tables import format_duration
 from evo.evaluation import Status
 from evo.problem.kernel import Workload
 from evo.progress import Improvement, InFlight, Progress

@@ -16,9 +16,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from evo.analysis import queries
+from evo.analysis.runs import find_run
 from evo.budget import Budget, StopReason
-from evo.cli.cells import format_duration
 from evo.cli.options import (
     DEFAULT_DB,
     Db,
@@ -39,6 +38,7 @@ from evo.cli.options import (
 from evo.cli.recorded import find_winners, is_of, may_have_been
 from evo.cli.results import outcome_record, print_outcome
 from evo.cli.screen import LiveScreen, PlainLines, Screen, SilentScreen
+from evo.cli.tables import format_duration
 from evo.errors import DeviceError, StoreError, UsageError
 from evo.executors import Executor
 from evo.export._folder import check_replaceable
@@ -401,7 +401,7 @@ def _carry_out(
     output: _Output,
 ) -> None:
     console = make_console()
-    kept = sum(queries.counts(store, run.name).values())
+    kept = find_run(store, run.name).evaluations
     if output.resumed and not output.json:
         console.print(
             f"run {run.name} is resumed: {kept} candidates and {format_duration(run.elapsed_s)} of searching are kept;"

@@ -1,8 +1,11 @@
-"""What commands that print share: tables, and how lines, figures and names are written in and beside them."""
+"""What commands that print share: tables, and how lines, figures and names are written in and beside them.
+
+Values come out of databases and files: nothing in them is markup, and none of them moves the cursor.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import Any, Literal
 
 from rich.cells import cell_len
@@ -11,14 +14,13 @@ from rich.style import StyleType
 from rich.table import Table
 from rich.text import Text
 
-from evo.analysis.records import Best
-from evo.cli.cells import visible
-from evo.cli.options import command_line
 from evo.evaluation import Timing, within_noise
+from evo.problem.genome import Change
 
 __all__ = [
-    "DISTURBED_NOTE", "UNCONFIRMED_NOTE", "Cells", "make_table", "marked", "print_table",
-    "say", "say_unconfirmed", "short_id", "short_workload", "speedup", "timing_record",
+    "DISTURBED_NOTE", "Cells", "cell", "change_text", "factor", "figure", "format_duration", "interval", "make_table",
+    "marked", "print_table", "say", "say_disturbed", "share", "short_id", "short_workload", "speedup", "timing_record",
+    "visible",
 ]  # fmt: skip
 
 _WHOLE = frozenset({"behind", "best", "candidate", "gain", "id", "interval", "median us", "noise", "speed-up"})
@@ -27,30 +29,67 @@ _WHOLE = frozenset({"behind", "best", "candidate", "gain", "id", "interval", "me
 _FOLDED_WIDTH = 9
 """The other columns are folded down to this width."""
 
-_LISTED = 5
-
 DISTURBED_NOTE = "! something slowed the device down while this was timed: do not trust the figure"
-UNCONFIRMED_NOTE = "? no result: the finals of that run confirmed nobody, and nothing has confirmed the figure"
 
 
 def marked(figure: str, disturbed: bool, *, unconfirmed: bool = False) -> str:
-    """The figure, with the mark that `DISTURBED_NOTE` explains if it was disturbed, and that of `say_unconfirmed`."""
+    """The figure, with the mark that `DISTURBED_NOTE` explains if it was disturbed, and another if it is unconfirmed."""
     return f"{figure}{' ?' if unconfirmed else ''}{' !' if disturbed else ''}"
 
 
-def say_unconfirmed(console: Console, found: Iterable[Best], db: str) -> None:
-    """What the mark means at figures of candidates whose run's finals confirmed nobody: a line for each of the runs."""
-    some = [b for b in found if b.unconfirmed]
-    for b in some[:_LISTED]:
-        shown = command_line(db, "show", b.run)
-        refused = f"{b.refused_finalists} finalist{'' if b.refused_finalists == 1 else 's'}"
-        said = (
-            f"? no result: the finals of {b.run} confirmed nobody and refused {refused} for {short_workload(b.workload)};"
-            f" {short_id(b.id)} is the best of what is left, by a figure that nothing has confirmed:  {shown}"
-        )
-        say(console, said, "bold red")
-    if len(some) > _LISTED:
-        say(console, f"? the same holds for {len(some) - _LISTED} more: finals of --json has them", "bold red")
+def visible(text: str, *, lines: bool = False) -> str:
+    """`text` with every character that does not print (control characters, changes of direction) as its escape. lines:
+    but line ends and tabs as they are."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or (lines and c in "\n\t") else _escape(c) for c in text)
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+def cell(value: Any, style: str = "") -> Text:
+    """Any value as it is to be read; "-" for None."""
+    return Text(visible(_text(value)), style=style)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bytes):
+        return f"<{len(value):,} bytes>"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return str(value)
+
+
+def figure(value: float | None, digits: int = 2) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def factor(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}x"
+
+
+def interval(low: float | None, high: float | None, digits: int = 3) -> str:
+    return "-" if low is None or high is None else f"{low:.{digits}f} to {high:.{digits}f}"
+
+
+def format_duration(seconds: float) -> str:
+    whole = int(max(seconds, 0))
+    hours, minutes, rest = whole // 3600, whole % 3600 // 60, whole % 60
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}" if value == 0 or value >= 0.1 else f"{value:.1%}"
+
+
+def change_text(change: Change) -> str:
+    """What changed, as "name: before -> after"."""
+    parts = (f"{name}: {'-' if a is None else a} -> {'-' if b is None else b}" for name, (a, b) in change.items())
+    return visible(", ".join(parts)) or "none"
 
 
 class Cells(Table):
@@ -106,6 +145,12 @@ def print_table(console: Console, table: Cells) -> None:
 def say(console: Console, text: str, style: str = "") -> None:
     """A line as wide as it is, in which nothing moves the cursor."""
     console.print(Text(visible(text), style=style), soft_wrap=True)
+
+
+def say_disturbed(console: Console, *disturbed: bool) -> None:
+    """What the mark means, if it is on any of the figures."""
+    if any(disturbed):
+        say(console, DISTURBED_NOTE, "bold red")
 
 
 def speedup(ratio: float | None, noise: float | None = None) -> str:

@@ -112,7 +112,7 @@ class StoredRun:
 class StoredEvaluation:
     """One recorded candidate, as a resumed search needs it.
 
-    `evaluation.build` has neither source text nor binary code (`queries.build` has both), but its
+    `evaluation.build` has neither source text nor binary code (`evo.analysis.candidates` has both), but its
     `binary.code_hash`. elapsed_s: the run's seconds of searching when it was recorded.
     """
 

@@ -11,7 +11,10 @@ from functools import cached_property
 from evo.errors import SpaceError
 from evo.problem.space import Point, Value
 
-__all__ = ["Genome"]
+__all__ = ["Change", "Genome"]
+
+Change = dict[str, tuple[Value | None, Value | None]]
+"""What differs between two genomes, as {name: (value in the first, value in the second)}; None where absent."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,8 @@ class Genome:
         """sha256 of the canonical JSON, hexadecimal."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
-    def difference(self, other: Genome) -> dict[str, tuple[Value | None, Value | None]]:
-        """Parameters whose value differs, as {name: (here, there)}; None where absent."""
+    def difference(self, other: Genome) -> Change:
+        """Parameters whose value differs, by name."""
         a, b = self.parameters, other.parameters
         return {n: (a.get(n), b.get(n)) for n in sorted(a.keys() | b.keys()) if a.get(n) != b.get(n)}
 

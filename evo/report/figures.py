@@ -17,9 +17,9 @@ import vl_convert
 from markupsafe import Markup, escape
 from numpy.typing import NDArray
 
+from evo.analysis.descent import Kin
 from evo.analysis.outcome import WorkloadOutcome
 from evo.analysis.population import FailureKind, Family, HeatMap, Milestone, OperatorShare
-from evo.analysis.records import Step
 from evo.report.text import clean, counted, duration, interval, percent, short, times, value_text
 
 __all__ = [
@@ -335,7 +335,7 @@ _APART = 0.046, 0.06
 """Shares of the figure's width and height between two written gains."""
 
 
-def shown_steps(data: WorkloadOutcome) -> list[Step]:
+def shown_steps(data: WorkloadOutcome) -> list[Kin]:
     """All ancestors, or of very many the main line and its parents, or the last of these."""
     steps = list(data.steps)
     if len(steps) > _MOST_STEPS:
@@ -344,13 +344,13 @@ def shown_steps(data: WorkloadOutcome) -> list[Step]:
     return [s for s in steps if s.main_line][-_MOST_STEPS:] if len(steps) > 2 * _MOST_STEPS else steps
 
 
-def gain_text(step: Step) -> str:
+def gain_text(step: Kin) -> str:
     if step.gain is None:
         return ""
     return "tie" if step.tie or step.gain == 1 else f"{100 * (step.gain - 1):+.1f}%"
 
 
-def change_text(step: Step) -> str:
+def change_text(step: Kin) -> str:
     if not step.parents:
         return "the first of its line"
     parts = [f"{name}: {value_text(a)} → {value_text(b)}" for name, (a, b) in step.change.items()]
@@ -413,7 +413,7 @@ def draw_lineage(data: WorkloadOutcome, anchor: str) -> Figure | None:
     )
 
 
-def _told_of(main: Sequence[Step]) -> str:
+def _told_of(main: Sequence[Kin]) -> str:
     """What is written at the steps of the main line."""
     gains = [gain_text(s) for s in main if s.gain is not None]
     if gains and all(gain == "tie" for gain in gains):
@@ -422,8 +422,8 @@ def _told_of(main: Sequence[Step]) -> str:
 
 
 def _labelled(
-    main: Sequence[Step], place: Mapping[str, tuple[float, float]], wide: int, high: float
-) -> list[Step]:
+    main: Sequence[Kin], place: Mapping[str, tuple[float, float]], wide: int, high: float
+) -> list[Kin]:
     """Steps whose gain is written: the largest gains, as far as they do not cover each other or the last step's."""
     taken, found = [place[main[-1].id]], []
     for step in sorted(main[:-1], key=lambda s: -abs((s.gain or 1) - 1)):
@@ -435,7 +435,7 @@ def _labelled(
     return found
 
 
-def _edges(steps: Sequence[Step], place: Mapping[str, tuple[float, float]], *, main: bool) -> list[Spec]:
+def _edges(steps: Sequence[Kin], place: Mapping[str, tuple[float, float]], *, main: bool) -> list[Spec]:
     """Points of curves from parents to children that leave and arrive level."""
     rows = []
     for step in steps:
@@ -448,11 +448,11 @@ def _edges(steps: Sequence[Step], place: Mapping[str, tuple[float, float]], *, m
     return rows
 
 
-def _speed(step: Step) -> str:
+def _speed(step: Kin) -> str:
     return f"{1 / step.score:.3f}×" if step.score else step.status.replace("_", " ")
 
 
-def _step_row(step: Step, place: tuple[float, float]) -> Spec:
+def _step_row(step: Kin, place: tuple[float, float]) -> Spec:
     lines = [f"#{step.order} {short(step.id)}: {_speed(step)}, by {step.operator}", change_text(step)]
     if gain := gain_text(step):
         lines.append(f"gain over its first parent: {gain}")

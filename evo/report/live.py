@@ -21,9 +21,9 @@ import waitress.server
 from bottle import Bottle, HTTPError, request, response
 from sqlalchemy import func, select
 
-from evo.analysis import queries
+from evo.analysis.best import Best, find_best
 from evo.analysis.outcome import read_outcome
-from evo.analysis.records import Best, RunSummary
+from evo.analysis.runs import RunSummary, find_run
 from evo.errors import EvoError, UnknownNameError, UsageError
 from evo.evaluation import within_noise
 from evo.lineage import RunStatus
@@ -185,7 +185,7 @@ class LivePages:
             return render(
                 "index.html.j2",
                 start=command_line(self._named, "search", "KERNEL"),
-                rows=[_index_row(store, queries.run(store, name)) for name in names],
+                rows=[_index_row(store, find_run(store, name)) for name in names],
                 place=str(store),
                 number=number,
                 page=page,
@@ -264,9 +264,8 @@ def _plain(error: HTTPError) -> str:
 
 
 def _index_row(store: Store, run: RunSummary) -> dict[str, Any]:
-    best: Best | None = min(queries.best(store, run=run.name), key=lambda b: (b.unconfirmed, b.ratio), default=None)
-    noise = queries.noise_floors(store, run.name)
-    tie = best is not None and within_noise(best.ratio, noise.get(best.workload))
+    best: Best | None = min(find_best(store, run=run.name), key=lambda b: (b.unconfirmed, b.ratio), default=None)
+    tie = best is not None and within_noise(best.ratio, best.noise_floor)
     return {"run": run, "best": best, "tie": tie, "href": f"/run/{quote(run.name, safe='')}"}
 
 

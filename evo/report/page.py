@@ -18,6 +18,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from evo.analysis.candidates import TimingRecord
+from evo.analysis.finals import ceiling_note
 from evo.analysis.outcome import RunOutcome, WorkloadOutcome
 from evo.analysis.population import (
     FailureKind,
@@ -28,7 +30,6 @@ from evo.analysis.population import (
     map_pairs,
     share_credit,
 )
-from evo.analysis.records import TimingRecord
 from evo.errors import UsageError
 from evo.evaluation import within_noise
 from evo.report import figures, sentences
@@ -119,6 +120,7 @@ def _environment() -> Environment:
         "percent": percent, "short": short, "size": size, "suspect": suspect_text, "times": times, "value": value_text,
     }  # fmt: skip
     environment.globals |= {name: getattr(sentences, name) for name in sentences.__all__}
+    environment.globals["ceiling_note"] = ceiling_note
     environment.globals |= {"interval": interval, "speedup": _speedup}
     return environment
 

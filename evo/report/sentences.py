@@ -6,18 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from evo.analysis.finalists import QUOTED, shift_sentence
+from evo.analysis.candidates import CandidateRecord, TimingRecord
+from evo.analysis.finals import ceiling_remark, quoted, regret_remark, shift_remark
+from evo.analysis.importance import undersampled
 from evo.analysis.outcome import RunOutcome, WorkloadOutcome
-from evo.analysis.records import CandidateRecord, RunSummary, TimingRecord
-from evo.analysis.seldom import tried_least
+from evo.analysis.runs import RunSummary
 from evo.evaluation import within_noise
 from evo.lineage.database import command_line
 from evo.report.text import counted, duration, interval, micro, percent, short, times, value_text
 
 __all__ = [
     "Fact",
-    "ceiling_note",
-    "ceiling_remark",
     "command",
     "commands",
     "confirmation_sentences",
@@ -29,7 +28,6 @@ __all__ = [
     "importance_gap",
     "measured_rows",
     "protocol_words",
-    "regret_remark",
     "remarks",
     "run_headline",
     "setup_rows",
@@ -164,9 +162,9 @@ def confirmation_sentences(data: WorkloadOutcome) -> list[str]:
     said = [
         f"Confirmed: the winner ran once more, alone with the baselines, in a fresh process and on other data: {took},"
         f" {value} ({interval(again.ratio_low, again.ratio_high)}){' !' if again.disturbed else ''}.",
-        *_sentences(QUOTED[again.disturbed]),
+        *_sentences(quoted(again)),
     ]
-    return said + _sentences(shift_sentence(again.shift) if again.shift is not None else "")
+    return said + _sentences(shift_remark(again.shift) if again.shift is not None else "")
 
 
 def remarks(data: WorkloadOutcome) -> list[str]:
@@ -215,39 +213,6 @@ _REGRET, _NOISE_FLOORS = 0.05, 3.0
 """A selection regret is out of the ordinary above both: this share, and so many noise floors."""
 
 
-def ceiling_note(ceiling: str) -> str:
-    """What a column of times over the ceiling's means. ceiling: the contender that is it."""
-    return (
-        f"over {ceiling}, the fastest baseline here that only moves the bytes, as PyTorch does it: above 1, slower than"
-        " that; below 1, faster"
-    )
-
-
-def ceiling_remark(times_ceiling: float, ceiling: str, noise: float | None) -> str:
-    """What a winner's time over the ceiling's says; empty where there is nothing to remark on."""
-    if times_ceiling >= _MUCH:
-        return (
-            f"the winner takes {times_ceiling:.2f} times as long as {ceiling}, which moves as many bytes: up to"
-            f" {1 - 1 / times_ceiling:.0%} of its time may be left to gain, by a longer search or another template"
-        )
-    if times_ceiling < 1 - max(_LITTLE, noise or 0.0):
-        return (
-            f"the winner takes {1 - times_ceiling:.0%} less time than {ceiling}, which does less work: PyTorch's {ceiling}"
-            " is not the fastest that can be had here, so it does not say how much is left to gain"
-        )
-    return ""
-
-
-def regret_remark(regret: float, noise: float | None) -> str:
-    """What a selection regret says that is far above the noise floor; empty for one that is not."""
-    if not noise or abs(regret) <= max(_REGRET, _NOISE_FLOORS * noise):
-        return ""
-    return (
-        f"the selection regret is {abs(regret) / noise:.0f} times the noise floor: search and final do not agree, as where"
-        " other programs ran or clocks changed in between; what only the search timed is no surer than that"
-    )
-
-
 # What mattered
 
 
@@ -261,7 +226,7 @@ def importance_gap(data: WorkloadOutcome) -> str:
 def hardly_tried(data: WorkloadOutcome) -> list[str]:
     """Values of the parameters that mattered most of which the run cannot tell whether they are slow, a sentence each."""
     said = []
-    if least := tried_least(data.importance):
+    if least := undersampled(data.importance):
         parts = []
         for one in least:
             fared = f"best {times(one.tried.best)}" if one.tried.best else "none with a time"

@@ -18,8 +18,8 @@ from filelock import FileLock, Timeout
 from sqlalchemy import func, select
 from sqlalchemy.orm import aliased
 
-from evo.analysis import queries
 from evo.analysis.outcome import read_problem
+from evo.analysis.runs import find_run
 from evo.errors import EvoError, UsageError
 from evo.evaluation import PASSED
 from evo.lineage import RunStatus
@@ -153,7 +153,7 @@ class TrialMirror:
         import optuna
         from optuna.distributions import CategoricalDistribution
 
-        summary = queries.run(store, run.name)
+        summary = find_run(store, run.name)
         known = {s.study_name: s._study_id for s in self.storage.get_all_studies()}
         found, spaces = {}, None
         for task in summary.tasks:

@@ -9,10 +9,9 @@ from evo.errors import EvoError, UsageError
 from evo.evaluation import Build, Status, Timing, holds_one
 from evo.executors import BuildRequest, Executor, MeasureRequest, RaceRequest
 from evo.measure.clock import paired_gain
-from evo.problem.genome import Genome
+from evo.problem.genome import Change, Genome
 from evo.problem.kernel import Workload
 from evo.problem.space import Space, Value
-from evo.search.edits import Edit
 
 __all__ = ["Ablation", "PairedGain", "Problem", "Step", "Without", "measure_ablation"]
 
@@ -97,7 +96,7 @@ class Ablation:
 
 
 def measure_ablation(
-    executor: Executor, problem: Problem, start: Genome, end: Genome, edits: Sequence[Edit]
+    executor: Executor, problem: Problem, start: Genome, end: Genome, edits: Sequence[Change]
 ) -> Ablation:
     """Builds, gates and races what lies between the two genomes.
 
@@ -154,7 +153,7 @@ class _Bench:
     """Genomes by the edits they have; each is built and gated once."""
 
     def __init__(
-        self, executor: Executor, problem: Problem, start: Genome, end: Genome, edits: Sequence[Edit]
+        self, executor: Executor, problem: Problem, start: Genome, end: Genome, edits: Sequence[Change]
     ) -> None:
         self._executor, self._problem, self._edits = executor, problem, edits
         self._start, self._end = start, end
@@ -194,7 +193,7 @@ class _Bench:
             return self._start
         values: dict[str, Value] = {**self._end.parameters, **self._start.parameters}
         for number, edit in enumerate(self._edits):
-            for name, (_, after) in edit.change.items():
+            for name, (_, after) in edit.items():
                 if number not in subset:
                     continue
                 if after is None:

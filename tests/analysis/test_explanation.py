@@ -7,14 +7,13 @@ from itertools import combinations
 
 import pytest
 
-from evo.analysis.credit import operators
-from evo.analysis.descent import family
-from evo.analysis.explanation import explain
-from evo.analysis.gains import Figure, gain_between
+from evo.analysis.descent import read_family
+from evo.analysis.explanation import edits_between, explain
+from evo.analysis.operators import read_operators
+from evo.analysis.times import RelativeTime, gain_between
 from evo.errors import StoreError
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
-from evo.search.edits import edits_between
 from tests.lineage import landscapes as land
 from tests.lineage import samples as s
 
@@ -109,12 +108,13 @@ def test_what_has_no_time_or_is_another_problem_is_refused(store: Store) -> None
 def test_a_space_says_what_a_conditional_parameter_comes_with() -> None:
     one, two = Genome.of({"a": 1, "b": 1}), Genome.of({"a": 2, "b": 2, "c": 5, "d": 6})
     carriers = {"a": (), "b": (), "c": ("b",), "d": ("c",)}
-    assert [list(e.change) for e in edits_between(one, two, (), carriers)] == [["a"], ["b", "c", "d"]]
+    assert [list(edit) for edit in edits_between(one, two, (), carriers)] == [["a"], ["b", "c", "d"]]
 
 
 def test_the_interval_of_a_gain_holds_both_sides_uncertainty() -> None:
-    before = Figure(ratio=1.0, ratio_low=0.97, ratio_high=1.03)
-    after = Figure(ratio=0.5, ratio_low=0.48, ratio_high=0.52)
+    times = {"median_us": 1.0, "low_us": 1.0, "high_us": 1.0, "disturbed": False}
+    before = RelativeTime(ratio=1.0, ratio_low=0.97, ratio_high=1.03, **times)
+    after = RelativeTime(ratio=0.5, ratio_low=0.48, ratio_high=0.52, **times)
     gain = gain_between(before, after)
     assert gain is not None
     assert gain.low is not None
@@ -123,7 +123,7 @@ def test_the_interval_of_a_gain_holds_both_sides_uncertainty() -> None:
     assert gain.low > 0.97 / 0.52, "both errors at their worst at once are less likely than either"
     assert gain.tie is False
     assert gain_between(before, None) is None
-    bare = gain_between(Figure(ratio=1.0), after)
+    bare = gain_between(RelativeTime(ratio=1.0, ratio_low=None, ratio_high=None, **times), after)
     assert bare is not None
     assert (bare.gain, bare.low, bare.tie) == (2.0, None, None)
 
@@ -140,10 +140,10 @@ def test_an_edit_that_leaves_the_machine_code_as_it_is_gains_nothing_for_certain
     assert (hints.gain, hints.low, hints.high, hints.tie, hints.same_code, hints.pairs) == (1, 1, 1, True, True, 1)
     vector = found["vector"]
     assert (vector.gain, vector.same_code) == (pytest.approx(1.5), False)
-    steps = {k.order: k for k in family(store, ids[2]).members}
+    steps = {k.order: k for k in read_family(store, ids[2]).members}
     assert (steps[1].gain, steps[1].tie, steps[1].median_us) == (1.0, True, pytest.approx(18.0))
     assert steps[2].gain == pytest.approx(1.5), "over a parent that was not timed itself"
     explained = explain(store, ids[1])
     assert (explained.gain, explained.low, explained.ratio) == (1.0, 1.0, 0.9)
-    mutation = operators(store, "small")[0]
+    mutation = read_operators(store, "small")[0]
     assert (mutation.compared, mutation.better, mutation.new_code) == (2, 1, 2)

@@ -6,10 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from evo.analysis.ancestry import ancestry
-from evo.analysis.descent import family
-from evo.analysis.diff import diff
-from evo.analysis.machine_code import code_statistics
+from evo.analysis.descent import read_family
+from evo.analysis.diff import code_statistics, diff
 from evo.errors import StoreError, UnknownNameError
 from evo.evaluation import Parent
 from evo.lineage.models import public_id
@@ -37,7 +35,7 @@ def ids(store: Store) -> list[str]:
 
 
 def test_ancestors_and_descendants_are_told_apart(store: Store, ids: list[str]) -> None:
-    found = family(store, ids[3][:12])
+    found = read_family(store, ids[3][:12])
     assert [(k.order, k.relation, k.generation) for k in found.members] == [
         (0, "ancestor", -2), (1, "ancestor", -2), (2, "ancestor", -1), (3, "self", 0), (5, "descendant", 1),
         (6, "descendant", 2),
@@ -48,7 +46,7 @@ def test_ancestors_and_descendants_are_told_apart(store: Store, ids: list[str]) 
 
 
 def test_every_step_has_its_gain_with_an_interval(store: Store, ids: list[str]) -> None:
-    steps = {k.order: k for k in family(store, ids[2]).members}
+    steps = {k.order: k for k in read_family(store, ids[2]).members}
     assert steps[2].gain == pytest.approx(0.9 / 0.6)
     assert steps[2].gain_low is not None
     assert steps[2].gain_high is not None
@@ -61,8 +59,8 @@ def test_every_step_has_its_gain_with_an_interval(store: Store, ids: list[str]) 
 
 
 def test_the_ancestors_of_a_report_have_the_gains_of_the_command(store: Store, ids: list[str]) -> None:
-    steps = {step.order: (step.gain, step.tie) for step in ancestry(store, ids[6])}
-    kin = {k.order: (k.gain, k.tie) for k in family(store, ids[6], descendants=0).members}
+    steps = {step.order: (step.gain, step.tie) for step in read_family(store, ids[6], descendants=0).members}
+    kin = {k.order: (k.gain, k.tie) for k in read_family(store, ids[6], descendants=0).members}
     assert steps == kin
     assert steps[2][1] is False
 
@@ -73,7 +71,7 @@ def test_a_gain_is_no_tie_where_the_intervals_overlap_and_its_own_does_not_hold_
     for order, ratio in enumerate((0.5, 0.5 / land.SPREAD**1.7)):
         store.add(run, s.ref(order, *range(order)), land.timed(order, ratio), elapsed_s=0.0)
     name = public_id(run.uid, 1)
-    step, kin = ancestry(store, name)[-1], family(store, name).members[-1]
+    step, kin = read_family(store, name, descendants=0).members[-1], read_family(store, name).members[-1]
     assert kin.gain_low is not None
     assert kin.gain_low > 1
     assert kin.tie is step.tie is False
@@ -84,11 +82,11 @@ def test_the_first_descendants_are_given_and_it_is_said_that_there_are_more(stor
     with store.transaction():
         for order in range(50):
             store.add(run, s.ref(order, *([0] if order else [])), land.timed(order, 0.5), elapsed_s=0.0)
-    found = family(store, public_id(run.uid, 0), descendants=3)
+    found = read_family(store, public_id(run.uid, 0), descendants=3)
     assert [k.order for k in found.members] == [0, 1, 2, 3]
     assert found.cut
-    assert [k.order for k in family(store, public_id(run.uid, 0), descendants=0).members] == [0]
-    whole = family(store, public_id(run.uid, 0), descendants=49)
+    assert [k.order for k in read_family(store, public_id(run.uid, 0), descendants=0).members] == [0]
+    whole = read_family(store, public_id(run.uid, 0), descendants=49)
     assert (len(whole.members), whole.cut) == (50, False)
 
 
@@ -97,13 +95,13 @@ def test_a_family_by_many_ways_is_met_once(store: Store) -> None:
     with store.transaction():
         for order in range(60):  # 2**30 paths
             store.add(run, s.ref(order, *range(max(0, order - 2), order)), land.timed(order, 0.5), elapsed_s=0.0)
-    found = family(store, public_id(run.uid, 30))
+    found = read_family(store, public_id(run.uid, 30))
     assert len(found.members) == 60
     assert found.members[0].generation == -15
 
 
 def test_the_source_of_a_step_is_compared_with_the_first_parents(store: Store, ids: list[str]) -> None:
-    steps = {k.order: k.diff for k in family(store, ids[2], diff=True).members}
+    steps = {k.order: k.diff for k in read_family(store, ids[2], diff=True).members}
     assert steps[0] is None
     assert steps[2] is not None
     assert steps[2].splitlines()[:5] == ["--- #1", "+++ #2", "@@ -1,4 +1,4 @@", "-// candidate 1: μs", "+// candidate 2: μs"]
@@ -161,7 +159,7 @@ def test_ptx_is_compared_as_text(store: Store) -> None:
 
 
 def test_a_candidate_that_is_not_there_is_named_with_its_neighbours(store: Store, ids: list[str]) -> None:
-    for ask in (lambda name: family(store, name), lambda name: diff(store, ids[0], name)):
+    for ask in (lambda name: read_family(store, name), lambda name: diff(store, ids[0], name)):
         with pytest.raises(UnknownNameError, match="unknown candidate"):
             ask("f" * 17)
     run = store.run("kin")
@@ -169,7 +167,7 @@ def test_a_candidate_that_is_not_there_is_named_with_its_neighbours(store: Store
         for order in range(7, 300):
             store.add(run, s.ref(order), s.failed(s.Status.TIMEOUT), elapsed_s=0.0)
     with pytest.raises(StoreError, match=r"several candidates begin with '\w'.*write more digits"):
-        family(store, ids[0][0])
+        read_family(store, ids[0][0])
 
 
 def test_code_that_is_neither_elf_nor_ptx_has_no_statistics() -> None:

@@ -8,7 +8,12 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from evo.analysis import queries
+from evo.analysis.best import find_best
+from evo.analysis.candidates import read_candidate, read_candidate_build, read_source
+from evo.analysis.descent import read_family
+from evo.analysis.failures import list_failures
+from evo.analysis.runs import find_run, list_runs, read_history
+from evo.analysis.sql import select_sql
 from evo.errors import EngineError, StoreError, UnknownNameError, UsageError
 from evo.evaluation import Parent, Status
 from evo.lineage import RunStatus, StoredRun
@@ -49,10 +54,10 @@ class TestRuns:
     def test_they_are_named_by_name_unique_prefix_and_latest(self, store: Store) -> None:
         for name in ("first", "second", "secondary"):
             s.new_run(store, name)
-        assert [queries.run(store, n).name for n in ("first", "f", "second", "seconda", "latest")] == [
+        assert [find_run(store, n).name for n in ("first", "f", "second", "seconda", "latest")] == [
             "first", "first", "second", "secondary", "secondary"
         ]  # fmt: skip
-        assert [r.name for r in queries.runs(store)] == ["secondary", "second", "first"]
+        assert [r.name for r in list_runs(store)] == ["secondary", "second", "first"]
         with pytest.raises(StoreError, match=r"'sec' begins the names of 2 runs \(secondary, second, \.\.\.\)"):
             store.run("sec")
         with pytest.raises(UnknownNameError, match=r"unknown run 'frist'; did you mean first\?"):
@@ -61,12 +66,12 @@ class TestRuns:
             store.run("")
 
     def test_an_empty_database_says_so(self, store: Store) -> None:
-        assert queries.runs(store) == ()
-        assert queries.best(store) == ()
+        assert list_runs(store) == ()
+        assert find_best(store) == ()
         with pytest.raises(StoreError, match="no run has been recorded"):
-            queries.run(store, "latest")
+            find_run(store, "latest")
         with pytest.raises(UnknownNameError, match="unknown candidate 'abc'; known: none"):
-            queries.candidate(store, "abc")
+            read_candidate(store, "abc")
 
     def test_a_summary_counts_and_names_the_best_of_each_task(self, store: Store) -> None:
         run = s.new_run(store, "r")
@@ -81,8 +86,8 @@ class TestRuns:
             (s.ref(5), s.refused(5)),
         )
         store.set_winner(run, 0, 0)
-        summary = queries.run(store, "r")
-        assert summary.counts == {"ok": 3, "wrong": 2, "same_code": 1} == queries.counts(store, "r")
+        summary = find_run(store, "r")
+        assert summary.counts == {"ok": 3, "wrong": 2, "same_code": 1}
         assert (summary.evaluations, summary.passed) == (6, 4)
         assert [(i.workload, i.dims, i.winner, i.best, i.best_score) for i in summary.tasks] == [
             (s.SMALL.key, {"rows": 1024, "cols": 512}, ids[0], ids[0], 0.5),
@@ -91,10 +96,10 @@ class TestRuns:
         assert summary.environment == asdict(s.ENVIRONMENT)
         assert (summary.device, summary.options, summary.budget) == ("NVIDIA L4", s.SPEC.options, s.SPEC.budget)
         store.set_winner(run, 0, None)
-        assert queries.run(store, "r").tasks[0].best == ids[2]
+        assert find_run(store, "r").tasks[0].best == ids[2]
 
     def test_history_is_the_course_of_the_run(self, store: Store, family: list[str]) -> None:
-        points = queries.history(store, "family")
+        points = read_history(store, "family")
         assert [p.id for p in points] == family
         assert [p.score for p in points] == [0.8, 0.9, 0.6, None, 0.7, 0.3]
         assert [p.elapsed_s for p in points] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
@@ -108,14 +113,14 @@ class TestRuns:
             (s.ref(2), s.not_compiled(2)),
             (s.ref(3), s.failed(Status.TIMEOUT)),
         )
-        failures = queries.failures(store, "r")
+        failures = list_failures(store, "r")
         assert [(f.id, f.order, f.status, f.reason) for f in failures] == [
             (ids[1], 1, "wrong", "constant rows: Infinity where the reference is 0"),
             (ids[2], 2, "compile_error", 'candidate.cu(1): error: identifier "this" is undefined'),
             (ids[3], 3, "timeout", "timeout: it is gone"),
         ]
         assert failures[0].parameters == s.genome(1).parameters
-        assert queries.failures(store, "r", limit=2) == failures[:2]
+        assert list_failures(store, "r", limit=2) == failures[:2]
 
 
 class TestBest:
@@ -127,7 +132,7 @@ class TestBest:
         record(store, fast, (s.ref(0), s.passed(0, 0.45)), (s.ref(1, task=1), s.passed(1, 0.3, task=1)))
         record(store, other, (s.ref(0), s.passed(0, 0.1)), (s.ref(1), s.refused(1)))
         record(store, softmax, (s.ref(0), s.passed(0, 0.7)))
-        found = queries.best(store)
+        found = find_best(store)
         assert [(b.kernel, b.device, b.workload, b.run, b.ratio) for b in found] == [
             ("layernorm", "NVIDIA H200", s.SMALL.key, other.name, 0.1),
             ("layernorm", "NVIDIA L4", s.SMALL.key, "fast", 0.45),
@@ -136,9 +141,9 @@ class TestBest:
         ]
         assert found[1].parameters == s.genome(0).parameters
         assert (found[1].median_us, found[1].stage, found[1].winner) == (20.1 * 0.45, "search", False)
-        assert queries.best(store, "softmax") == found[3:]
-        assert queries.best(store, run="slow", target="cuda")[0].ratio == 0.5
-        assert queries.best(store, "layernorm", target="cpu") == ()
+        assert find_best(store, "softmax") == found[3:]
+        assert find_best(store, run="slow", target="cuda")[0].ratio == 0.5
+        assert find_best(store, "layernorm", target="cpu") == ()
 
     def test_the_last_final_counts_and_not_the_lucky_search(self, store: Store) -> None:
         run = s.new_run(store, "r")
@@ -147,7 +152,7 @@ class TestBest:
         store.add_final(run, 1, s.final(0.7), elapsed_s=1.0)
         store.add_final(run, 1, s.final(0.5), elapsed_s=1.0)
         store.set_winner(run, 0, 1)
-        (found,) = queries.best(store)
+        (found,) = find_best(store)
         assert (found.id, found.winner, found.stage, found.protocol) == (ids[1], True, "final", "final")
         assert (found.ratio, found.score, found.median_us) == (0.5, 0.4, 20.1 * 0.5)
 
@@ -155,17 +160,17 @@ class TestBest:
         run = s.new_run(store, "r")
         ids = record(store, run, (s.ref(0), s.passed(0, 0.3)), (s.ref(1), s.passed(1, 0.4)))
         store.add_final(run, 0, s.refused_final(), elapsed_s=1.0)
-        assert [b.id for b in queries.best(store)] == [ids[1]]
-        assert queries.run(store, "r").tasks[0].best == ids[1]
+        assert [b.id for b in find_best(store)] == [ids[1]]
+        assert find_run(store, "r").tasks[0].best == ids[1]
         store.add_final(run, 0, s.final(0.35), elapsed_s=2.0)  # taken up again, and passed
-        assert [b.id for b in queries.best(store)] == [ids[0]]
+        assert [b.id for b in find_best(store)] == [ids[0]]
 
 
 class TestCandidate:
     def test_the_record_is_whole(self, store: Store, family: list[str]) -> None:
         run = store.run("family")
         store.set_winner(run, 0, 5)
-        found = queries.candidate(store, family[2])
+        found = read_candidate(store, family[2])
         expected = s.passed(2, 0.6)
         assert expected.build is not None
         assert expected.build.binary is not None
@@ -187,7 +192,7 @@ class TestCandidate:
         assert (found.build.log, found.build.remarks) == ("2 warnings", "ptxas info : Used 40 registers")
         assert found.build.code_hash == expected.build.binary.code_hash
         assert found.build.binary is not None
-        assert queries.artefact(store, found.build.binary) == expected.build.binary.code
+        assert read_candidate_build(store, found.id).binary.code == expected.build.binary.code
         assert [asdict(c) for c in found.checks] == [
             {"stage": "search", "round": 0, **without(asdict(check), "data_changed")} for check in expected.checks
         ]
@@ -195,44 +200,42 @@ class TestCandidate:
             {"task": 0, "stage": "search", "round": 0, **asdict(t)} for t in expected.timings
         ]
         assert not found.winner
-        assert queries.candidate(store, family[5]).winner
+        assert read_candidate(store, family[5]).winner
 
     def test_equal_code_points_to_the_original(self, store: Store) -> None:
         ids = record(store, s.new_run(store), (s.ref(0), s.passed(0)), (s.ref(1, 0), s.same_code(1, 0)))
-        assert queries.candidate(store, ids[1]).same_code_as == ids[0]
+        assert read_candidate(store, ids[1]).same_code_as == ids[0]
 
     def test_unique_prefixes_are_enough(self, store: Store) -> None:
         run = s.new_run(store)
         with store.transaction():
             for order in range(300):
                 store.add(run, s.ref(order), s.failed(Status.TIMEOUT), elapsed_s=0.0)
-        names = [p.id for p in queries.history(store, run.name)]
+        names = [p.id for p in read_history(store, run.name)]
         wanted = names[123]
         shortest = next(n for n in range(1, 16) if sum(x.startswith(wanted[:n]) for x in names) == 1)
-        assert queries.candidate(store, wanted[:shortest]).id == wanted
-        assert queries.candidate(store, wanted.upper()).id == wanted
+        assert read_candidate(store, wanted[:shortest]).id == wanted
+        assert read_candidate(store, wanted.upper()).id == wanted
         with pytest.raises(StoreError, match=rf"several candidates begin with '{wanted[0]}'.*write more digits"):
-            queries.candidate(store, wanted[0])
+            read_candidate(store, wanted[0])
         typed = wanted[:-1] + ("0" if wanted[-1] != "0" else "1")
         with pytest.raises(UnknownNameError, match=re.escape(f"unknown candidate '{typed}'; did you mean {wanted}")):
-            queries.candidate(store, typed)
+            read_candidate(store, typed)
         for nonsense in ("", "xyz", "%", "g" * 16):
             with pytest.raises(UnknownNameError):
-                queries.candidate(store, nonsense)
+                read_candidate(store, nonsense)
 
     def test_what_was_never_built_has_no_source(self, store: Store) -> None:
         (name,) = record(store, s.new_run(store), (s.ref(0), s.failed(Status.RENDER_ERROR)))
         with pytest.raises(StoreError, match=r"has no source: it could not be rendered$"):
-            queries.source(store, name)
+            read_source(store, name)
         with pytest.raises(StoreError, match="was never built"):
-            queries.build(store, name)
-        with pytest.raises(UnknownNameError):
-            queries.artefact(store, "0" * 64)
+            read_candidate_build(store, name)
 
 
 class TestAncestry:
     def test_it_leads_from_the_roots_to_the_candidate(self, store: Store, family: list[str]) -> None:
-        steps = queries.ancestry(store, family[5])
+        steps = read_family(store, family[5], descendants=0).members
         assert [step.order for step in steps] == [0, 1, 2, 3, 4, 5]
         by_order = {step.order: step for step in steps}
         assert [step.order for step in steps if step.main_line] == [1, 2, 3, 5]
@@ -247,8 +250,8 @@ class TestAncestry:
         assert by_order[5].parameters == s.genome(5).parameters
 
     def test_bystanders_and_descendants_are_no_ancestors(self, store: Store, family: list[str]) -> None:
-        assert [step.order for step in queries.ancestry(store, family[3])] == [0, 1, 2, 3]
-        assert [step.order for step in queries.ancestry(store, family[1])] == [1]
+        assert [step.order for step in read_family(store, family[3], descendants=0).members] == [0, 1, 2, 3]
+        assert [step.order for step in read_family(store, family[1], descendants=0).members] == [1]
 
     def test_a_parameter_that_comes_or_goes_and_flags_are_changes(self, store: Store) -> None:
         first, second = s.ref(0), s.ref(1, 0)
@@ -259,14 +262,14 @@ class TestAncestry:
             (replace(first, proposal=replace(first.proposal, genome=one)), s.passed(0)),
             (replace(second, proposal=replace(second.proposal, genome=two)), s.passed(1)),
         )
-        assert queries.ancestry(store, ids[1])[-1].change == {"b": (2, None), "c": (None, True)}
+        assert read_family(store, ids[1], descendants=0).members[-1].change == {"b": (2, None), "c": (None, True)}
 
     def test_a_long_line_is_followed_to_its_end(self, store: Store) -> None:
         run = s.new_run(store)
         with store.transaction():
             for order in range(3000):
                 store.add(run, s.ref(order, *([order - 1] if order else [])), s.failed(Status.TIMEOUT), elapsed_s=0.0)
-        steps = queries.ancestry(store, public_id(run.uid, 2999))
+        steps = read_family(store, public_id(run.uid, 2999), descendants=0).members
         assert [step.order for step in steps] == list(range(3000))
 
     def test_an_ancestor_by_many_ways_is_met_once(self, store: Store) -> None:
@@ -274,18 +277,18 @@ class TestAncestry:
         with store.transaction():
             for order in range(60):  # 2**30 paths
                 store.add(run, s.ref(order, *range(max(0, order - 2), order)), s.failed(Status.TIMEOUT), elapsed_s=0.0)
-        assert len(queries.ancestry(store, public_id(run.uid, 59))) == 60
+        assert len(read_family(store, public_id(run.uid, 59), descendants=0).members) == 60
 
 
 class TestSql:
     def test_one_statement_is_answered(self, store: Store, where: str, family: list[str]) -> None:
         with Store.open(where, write=False) as reader:
-            found = queries.select_sql(
+            found = select_sql(
                 reader, "SELECT status, count(*) AS n FROM candidate WHERE operator LIKE '%mut%' GROUP BY 1"
             )
             assert found.columns == ("status", "n")
             assert found.rows == (("ok", 2), ("wrong", 1))
-            named = queries.select_sql(reader, "SELECT \"order\", ':x' FROM candidate ORDER BY 1 LIMIT 1")
+            named = select_sql(reader, "SELECT \"order\", ':x' FROM candidate ORDER BY 1 LIMIT 1")
             assert named.rows == ((0, ":x"),)
 
     @pytest.mark.parametrize(
@@ -302,13 +305,13 @@ class TestSql:
         self, store: Store, where: str, family: list[str], sql: str, sentence: str
     ) -> None:
         with Store.open(where, write=False) as reader, pytest.raises(UsageError, match=sentence) as caught:
-            queries.select_sql(reader, sql)
+            select_sql(reader, sql)
         assert "\n" not in str(caught.value)
-        assert len(queries.history(store, "family")) == 6
+        assert len(read_history(store, "family")) == 6
 
     def test_a_writing_store_does_not_take_it(self, store: Store) -> None:
         with pytest.raises(EngineError, match="opened for reading only"):
-            queries.select_sql(store, "SELECT 1")
+            select_sql(store, "SELECT 1")
 
 
 def test_every_answer_is_json(store: Store, family: list[str]) -> None:
@@ -317,14 +320,13 @@ def test_every_answer_is_json(store: Store, family: list[str]) -> None:
     store.add_baselines(run, 0, [s.timing(contender="torch")])
     store.set_status(run, RunStatus.FINISHED, reason="done", elapsed_s=9.0)
     answers = [
-        *queries.runs(store),
-        queries.run(store, "family"),
-        *queries.best(store),
-        *(queries.candidate(store, name) for name in family),
-        *queries.ancestry(store, family[5]),
-        *queries.failures(store, "family"),
-        *queries.history(store, "family"),
-        *queries.baselines(store, "family"),
+        *list_runs(store),
+        find_run(store, "family"),
+        *find_best(store),
+        *(read_candidate(store, name) for name in family),
+        *read_family(store, family[5], descendants=0).members,
+        *list_failures(store, "family"),
+        *read_history(store, "family"),
     ]
     assert len({type(answer) for answer in answers}) == 7
     for answer in answers:

@@ -7,17 +7,18 @@ from dataclasses import replace
 
 import pytest
 
-from evo.analysis import queries
+from evo.analysis.best import find_best
 from evo.analysis.comparison import compare
-from evo.analysis.credit import operators
-from evo.analysis.failures import failure_report, failure_totals
-from evo.analysis.importance import importance
-from evo.analysis.pareto import pareto
-from evo.analysis.seldom import tried_least
+from evo.analysis.failures import failure_totals, read_failures
+from evo.analysis.importance import read_importance, undersampled
+from evo.analysis.operators import read_operators
+from evo.analysis.pareto import read_pareto
+from evo.analysis.runs import list_runs
 from evo.errors import StoreError, UnknownNameError, UsageError
 from evo.evaluation import Status
 from evo.lineage import RunStatus, Stage
 from evo.lineage.store import Store
+from evo.problem.space import Categorical, Constraint, Space
 from tests.lineage import landscapes as land
 from tests.lineage import samples as s
 
@@ -25,7 +26,7 @@ from tests.lineage import samples as s
 class TestFailures:
     def test_the_rule_that_broke_is_found_with_its_cost(self, store: Store) -> None:
         land.searched(store, "r", 400)
-        report = failure_report(store, "r")
+        report = read_failures(store, "r")
         (kind,) = report.kinds
         assert (kind.status, kind.candidates, report.refused) == ("compile_error", report.refused, report.refused)
         assert kind.seconds == pytest.approx(0.5 * report.refused)
@@ -42,7 +43,7 @@ class TestFailures:
 
     def test_values_are_compared_with_the_parameters_other_values(self, store: Store) -> None:
         land.searched(store, "r", 400)
-        values = {(v.parameter, v.value): v for v in failure_report(store, "r").values}
+        values = {(v.parameter, v.value): v for v in read_failures(store, "r").values}
         worst = values["threads", 1024]
         assert (worst.elsewhere_refused, worst.elsewhere_share) == (0, 0.0)
         assert worst.candidates + worst.elsewhere == 400
@@ -55,14 +56,19 @@ class TestFailures:
         assert stages.candidates + stages.elsewhere < 400, "only those that have the parameter are compared"
         assert (stages.refused, stages.structural) == (0, None)
 
-    def test_what_the_template_says_now_is_judged_by_what_happened(self, store: Store) -> None:
+    def test_what_the_template_says_now_is_judged_by_what_happened(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         land.searched(store, "r", 200)
-        report = failure_report(
-            store,
-            "r",
-            violations=lambda point, workload: ["wide"] if point["threads"] == 1024 else [],
-            structural=frozenset({"path"}),
+        values = {"path": ("registers", "shared"), "threads": (128, 256, 512, 1024), "vector": (1, 2, 4, 8)}
+        values |= {"hints": ("none", "stream"), "stages": (1, 2)}
+        space = Space(
+            parameters=tuple(Categorical(name=n, values=v, structural=n == "path") for n, v in values.items()),
+            constraints=(Constraint(name="wide", holds=lambda p: p["threads"] != 1024, reason="too many threads"),),
+            default={name: some[0] for name, some in values.items()},
         )
+        monkeypatch.setattr("evo.analysis.failures.present_space", lambda *_: space)
+        report = read_failures(store, "r", template=True)
         rule = next(r for r in report.rules if r.kind == "existing")
         assert (rule.rule, rule.avoided) == ("wide", report.refused)
         assert rule.passed_lost > 0
@@ -74,15 +80,15 @@ class TestFailures:
         for order in range(3):
             failed = replace(s.failed(Status.TIMEOUT), log=f"after {order}.5 s at 0x{order}f")
             store.add(run, s.ref(order), failed, elapsed_s=0.0)
-        (reason,) = failure_report(store, "r").reasons
+        (reason,) = read_failures(store, "r").reasons
         assert (reason.reason, reason.candidates, reason.example) == ("after # s at #", 3, "after 0.5 s at 0x0f")
 
     def test_a_run_without_any_says_so(self, store: Store) -> None:
         land.walked(store, [land.START], "r")
-        report = failure_report(store, "r")
+        report = read_failures(store, "r")
         assert (report.candidates, report.refused, report.kinds, report.rules) == (1, 0, (), ())
         land.small_run(store, "empty")
-        assert failure_report(store, "empty").candidates == 0
+        assert read_failures(store, "empty").candidates == 0
 
     def test_over_all_runs_they_are_counted_by_device(self, store: Store) -> None:
         land.searched(store, "one", 100)
@@ -106,7 +112,7 @@ class TestOperators:
         ]
         for ref, evaluation, elapsed_s in tried:
             store.add(run, ref, evaluation, elapsed_s=elapsed_s)
-        found = operators(store, "r", windows=2)
+        found = read_operators(store, "r", windows=2)
         assert [(c.operator, c.window) for c in found] == [
             ("mutation", None), ("mutation", 0), ("mutation", 1), ("random", None), ("random", 0)
         ]  # fmt: skip
@@ -127,17 +133,17 @@ class TestOperators:
         lucky = replace(lucky, timings=tuple(replace(t, clocks={**t.clocks, "disturbed": 3.0}) for t in lucky.timings))
         for order, evaluation in enumerate((land.timed(0, 0.8), lucky, land.timed(2, 0.4))):
             store.add(run, land.ref(order, {"a": order}), evaluation, elapsed_s=1.0)
-        (whole, *_) = operators(store, "r", windows=1)
+        (whole, *_) = read_operators(store, "r", windows=1)
         assert (whole.trials, whole.improvements, whole.gain) == (3, 1, pytest.approx(2.0))
 
     def test_a_number_of_windows_that_cannot_be_is_refused(self, store: Store) -> None:
         land.walked(store, [land.START], "r")
         with pytest.raises(UsageError, match="0 windows cannot be shown"):
-            operators(store, "r", windows=0)
+            read_operators(store, "r", windows=0)
 
     def test_a_run_without_candidates_has_none(self, store: Store) -> None:
         land.small_run(store, "r")
-        assert operators(store, "r") == []
+        assert read_operators(store, "r") == []
 
 
 class TestImportance:
@@ -145,7 +151,7 @@ class TestImportance:
         land.searched(store, "r", 400)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            found = importance(store, "r")
+            found = read_importance(store, "r")
         assert found[0].parameter == "vector"
         assert found[0].importance is not None
         assert found[0].importance > 0.5
@@ -164,11 +170,11 @@ class TestImportance:
                 ratio = 0.3 if value == 9 else 0.5 + 0.1 * value
                 refused = s.refused(order) if order in (8, 9) else None
                 store.add(run, land.ref(order, point), refused or land.timed(order, ratio), elapsed_s=0.0)
-        records = importance(store, "r")
+        records = read_importance(store, "r")
         tried = {t.value: t for t in records[0].tried}
         assert sum(t.candidates for t in tried.values()) == 60
         assert [(t.value, t.candidates, t.passed, t.best) for t in records[0].tried[:2]] == [(5, 1, 0, None), (9, 2, 1, 0.3)]
-        assert [(x.parameter, x.value, x.tried.candidates, x.of) for x in tried_least(records)] == [
+        assert [(x.parameter, x.value, x.tried.candidates, x.of) for x in undersampled(records)] == [
             ("vector", 5, 1, 60),
             ("vector", 9, 2, 60),
         ], "neither the values that were tried often nor a parameter with one value"
@@ -179,11 +185,11 @@ class TestImportance:
             for order in range(60):
                 point: land.Point = {"vector": order % 3}
                 store.add(run, land.ref(order, point), land.timed(order, 0.5 + 0.1 * (order % 3)), elapsed_s=0.0)
-        assert tried_least(importance(store, "r")) == []
+        assert undersampled(read_importance(store, "r")) == []
 
     def test_of_too_little_nothing_is_said(self, store: Store) -> None:
         land.walked(store, [land.START, {**land.START, "vector": 2}], "r")
-        for record in importance(store, "r"):
+        for record in read_importance(store, "r"):
             assert record.importance is None
             assert record.note == "only 2 candidates were timed, 20 are needed"
 
@@ -193,14 +199,14 @@ class TestImportance:
             for order in range(40):
                 point: land.Point = {"fixed": 1, "free": order % 4}
                 store.add(run, land.ref(order, point), land.timed(order, 0.5 + 0.1 * (order % 4)), elapsed_s=0.0)
-        found = {i.parameter: i for i in importance(store, "r")}
+        found = {i.parameter: i for i in read_importance(store, "r")}
         assert (found["fixed"].importance, found["fixed"].note) == (None, "one value only")
         assert (found["free"].importance, found["free"].note) == (1.0, "rough: 40 candidates")
 
     def test_a_quantile_that_cannot_be_is_refused(self, store: Store) -> None:
         land.walked(store, [land.START], "r")
         with pytest.raises(UsageError, match="the quantile 1 is not between 0 and 1"):
-            importance(store, "r", quantile=1.0)
+            read_importance(store, "r", quantile=1.0)
 
 
 class TestComparison:
@@ -273,25 +279,25 @@ class TestPareto:
             binary = replace(evaluation.build.binary, registers=registers, spill_bytes=spills)
             built = replace(evaluation.build, binary=binary)
             store.add(run, land.ref(order, {"a": order}), replace(evaluation, build=built), elapsed_s=0.0)
-        front = pareto(store, "r", ["time", "registers", "spills"])
+        front = read_pareto(store, "r", ["time", "registers", "spills"])
         assert [(p.order, p.registers, p.equal, p.fastest) for p in front] == [
             (1, 60, 1, True), (0, 40, 0, False), (4, 20, 0, False)
         ]  # fmt: skip
         assert front[0].smem_bytes == 1024 + 49152
-        assert [p.order for p in pareto(store, "r", ["time"])] == [1]
-        (whole, *_) = pareto(store, "r")
+        assert [p.order for p in read_pareto(store, "r", ["time"])] == [1]
+        (whole, *_) = read_pareto(store, "r")
         assert whole.error == pytest.approx(1e-7 / 1e-5)
 
     def test_an_axis_that_is_not_there_is_named(self, store: Store) -> None:
         land.walked(store, [land.START], "r")
         with pytest.raises(UnknownNameError, match="unknown axis 'register'; did you mean registers"):
-            pareto(store, "r", ["register"])
+            read_pareto(store, "r", ["register"])
         with pytest.raises(UsageError, match="a front needs axes"):
-            pareto(store, "r", [])
+            read_pareto(store, "r", [])
 
     def test_a_run_without_times_has_no_front(self, store: Store) -> None:
         land.small_run(store, "r")
-        assert pareto(store, "r") == []
+        assert read_pareto(store, "r") == []
 
 
 class TestBest:
@@ -299,19 +305,18 @@ class TestBest:
         run = s.new_run(store, "both")
         store.add(run, s.ref(0), s.passed(0, 0.5), elapsed_s=0.0)
         store.add(run, s.ref(1, task=1), s.passed(1, 0.6, task=1), elapsed_s=0.0)
-        found = queries.best(store)
+        found = find_best(store)
         assert [(b.dtype, b.ratio) for b in found] == [("float32", 0.5), ("float16", 0.6)]
-        assert queries.best(store, dtype="float16") == found[1:]
-        assert queries.best(store, workload="ROWS=1024") == found[:1]
-        assert queries.best(store, device="l4", run="both") == found
-        assert queries.best(store, device="H200") == queries.best(store, workload="%") == ()
+        assert find_best(store, dtype="float16") == found[1:]
+        assert find_best(store, workload="ROWS=1024") == found[:1]
+        assert find_best(store, device="l4", run="both") == found
+        assert find_best(store, device="H200") == find_best(store, workload="%") == ()
 
     def test_leaders_of_all_runs_come_at_once(self, store: Store) -> None:
         land.walked(store, [land.START], "one")
         run = land.small_run(store, "two")
         store.add(run, s.ref(0), s.refused(0), elapsed_s=0.0)
-        leaders = queries.best_by_run(store)
-        assert {name: [b.ratio for b in found] for name, found in leaders.items()} == {"one": [0.9]}
-        assert queries.refused_in_finals(store) == {}
+        assert {r.name: [b.ratio for b in r.best] for r in list_runs(store)} == {"one": [0.9], "two": []}
+        assert {r.name: r.refused_in_finals for r in list_runs(store)} == {"one": 0, "two": 0}
         store.add_final(store.run("one"), 0, s.refused_final(), elapsed_s=1.0)
-        assert queries.refused_in_finals(store) == {"one": 1}
+        assert {r.name: r.refused_in_finals for r in list_runs(store)} == {"one": 1, "two": 0}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from evo.analysis import queries
+from evo.analysis.runs import read_history
 from evo.analysis.sql import select_sql
 from evo.errors import UsageError
 from evo.lineage.store import Store
@@ -26,7 +26,7 @@ def reader(where: str) -> Iterator[Store]:
 
 
 def untouched(reader: Store) -> bool:
-    return [p.score for p in queries.history(reader, "mine")] == [land.ratio(land.START), land.ratio(land.END)]
+    return [p.score for p in read_history(reader, "mine")] == [land.ratio(land.START), land.ratio(land.END)]
 
 
 def test_rows_are_cut_at_the_limit_and_that_is_said(reader: Store) -> None:

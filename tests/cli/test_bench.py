@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from evo.analysis import queries
+from evo.analysis.runs import list_runs
 from evo.budget import Budget
 from evo.cli.bench import _contenders, _for_each
 from evo.cli.recorded import is_of
@@ -131,7 +131,7 @@ def test_what_was_recorded_by_name_or_whole_path_stays_a_kernels_own_when_its_fi
     assert contenders(kernel, db) == [name, "default"]
     shipped = load_kernel("layernorm")
     with Store.open(db, write=False) as store:
-        run = queries.runs(store)[0].name
+        run = list_runs(store)[0].name
         assert is_of(store, "layernorm", run, shipped)
         assert not is_of(store, "attention", run, shipped)
         assert not is_of(store, str(tmp_path / "gone"), run, shipped)

@@ -17,7 +17,12 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import MetaData, create_engine
 
-from evo.analysis import queries
+from evo.analysis.best import find_best
+from evo.analysis.candidates import read_candidate, read_candidate_build
+from evo.analysis.descent import read_family
+from evo.analysis.failures import list_failures
+from evo.analysis.runs import find_run, list_runs, read_history
+from evo.analysis.sql import select_sql
 from evo.errors import EngineError, StoreError, UnknownNameError
 from evo.evaluation import Binary, Build, Candidate, Check, Evaluation, Measurement, Parent, Proposal, Status, Timing
 from evo.lineage import Environment, Recorder, RunSpec, RunStatus, Stage, StoredRun
@@ -25,6 +30,7 @@ from evo.lineage.models import Base, public_id
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload
+from tests.lineage.samples import baselines
 
 POSTGRESQL = os.environ.get("EVO_TEST_POSTGRESQL", "")
 
@@ -141,7 +147,7 @@ def test_a_run_is_continued_by_another_process_as_it_was_left(url: str) -> None:
         assert (again.status, again.stop_reason, again.elapsed_s) == (RunStatus.INTERRUPTED, "signal", 2.5)
         read = store.evaluations(again)
         assert [(e.candidate, e.evaluation) for e in read] == [(r, lean(e)) for r, e in recorded]
-        assert queries.build(store, read[0].public_id) == recorded[0][1].build
+        assert read_candidate_build(store, read[0].public_id) == recorded[0][1].build
         store.set_status(again, RunStatus.RUNNING, elapsed_s=2.5)
         store.add(again, ref(5, 4), evaluation(5), elapsed_s=3.0)
         assert len(store.evaluations(again)) == 6
@@ -166,16 +172,16 @@ def test_a_whole_search_is_recorded_and_answers_questions(store: Store) -> None:
     store.set_status(run, RunStatus.FINISHED, reason="evaluations done", elapsed_s=4.0)
 
     names = [public_id(run.uid, order) for order in range(5)]
-    summary = queries.run(store, "latest")
+    summary = find_run(store, "latest")
     assert (summary.counts, summary.status, summary.elapsed_s) == ({"ok": 4, "wrong": 1}, "finished", 4.0)
     assert (summary.tasks[0].winner, summary.tasks[1].best) == (names[3], None)
-    (best,) = queries.best(store, "layernorm", target="cpu")
+    (best,) = find_best(store, "layernorm", target="cpu")
     assert (best.id, best.ratio, best.stage, best.winner) == (names[3], 0.45, "final", True)
-    assert [step.id for step in queries.ancestry(store, names[4][:8])] == [names[0], names[3], names[4]]
-    assert [child.id for child in queries.candidate(store, names[0]).children] == [names[4]]
-    assert [f.reason for f in queries.failures(store, run.name)] == ["zeros: Infinity"]
-    assert [t.stage for t in queries.baselines(store, run.name)] == ["search", "final"]
-    assert [p.score for p in queries.history(store, run.name)] == [0.9, 0.7, 0.8, 0.4, None]
+    assert [step.id for step in read_family(store, names[4][:8], descendants=0).members] == [names[0], names[3], names[4]]
+    assert [child.id for child in read_candidate(store, names[0]).children] == [names[4]]
+    assert [f.reason for f in list_failures(store, run.name)] == ["zeros: Infinity"]
+    assert [t.stage for t in baselines(store, run.name)] == ["search", "final"]
+    assert [p.score for p in read_history(store, run.name)] == [0.9, 0.7, 0.8, 0.4, None]
 
 
 def add_together(store: Recorder, run: StoredRun, *orders: int) -> None:
@@ -214,7 +220,7 @@ def test_many_candidates_of_two_runs_do_not_mix(store: Store) -> None:
     assert [e.candidate.order for e in store.evaluations(first)] == list(range(700))
     assert [e.candidate.order for e in store.evaluations(second)] == list(range(0, 700, 7))
     assert {e.evaluation.status for e in store.evaluations(second)} == {Status.WRONG}
-    assert queries.counts(store, first.name) == {"ok": 700}
+    assert find_run(store, first.name).counts == {"ok": 700}
 
 
 def test_ten_writers_at_once_write_whole_runs_or_are_refused(url: str) -> None:
@@ -239,7 +245,7 @@ def test_ten_writers_at_once_write_whole_runs_or_are_refused(url: str) -> None:
     with ThreadPoolExecutor(10) as pool:
         outcomes = list(pool.map(write, range(10)))
     with Store.open(url, write=False) as store:
-        runs = {run.name: run.evaluations for run in queries.runs(store)}
+        runs = {run.name: run.evaluations for run in list_runs(store)}
     refused = [outcome for outcome in outcomes if outcome not in runs]
     assert set(runs.values()) == {5}
     assert (len(runs), len(refused)) == ((1, 9) if url.startswith("sqlite") else (10, 0))
@@ -257,9 +263,9 @@ def test_readers_cannot_write(store: Store, url: str) -> None:
     with Store.open(url, write=False) as reader:
         with pytest.raises(EngineError, match="for reading only"):
             reader.add(run, ref(0), evaluation(0), elapsed_s=0.0)
-        found = queries.select_sql(reader, "SELECT name, seed FROM run WHERE name LIKE '%-%'")
+        found = select_sql(reader, "SELECT name, seed FROM run WHERE name LIKE '%-%'")
         assert found.rows == ((run.name, 2**63 - 1),)
         for sql in ("DELETE FROM run", "CREATE TABLE x (y INTEGER)", "SELEC"):
             with pytest.raises(Exception, match="the query cannot be run"):
-                queries.select_sql(reader, sql)
+                select_sql(reader, sql)
         assert reader.run("latest").name == run.name

@@ -6,6 +6,9 @@ import hashlib
 from dataclasses import replace
 from pathlib import Path
 
+from sqlalchemy import select
+
+from evo.analysis.candidates import TimingRecord, read_timing_record
 from evo.evaluation import (
     Binary,
     Build,
@@ -18,7 +21,8 @@ from evo.evaluation import (
     Status,
     Timing,
 )
-from evo.lineage import Environment, RunSpec, StoredRun
+from evo.lineage import Environment, RunSpec, StoredRun, models
+from evo.lineage.read import TIMING_COLUMNS
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload
@@ -192,6 +196,14 @@ def without_artefacts(evaluation: Evaluation) -> Evaluation:
     binary = evaluation.build.binary
     lean = None if binary is None else replace(binary, code=b"")
     return replace(evaluation, build=replace(evaluation.build, source="", binary=lean))
+
+
+def baselines(store: Store, run: str) -> list[TimingRecord]:
+    """Times of a run's baselines, in the order they were recorded."""
+    t = models.Timing
+    query = select(t.task, t.stage, t.round, *TIMING_COLUMNS).where(t.candidate_id.is_(None), t.run_id == store.run(run).id)
+    with store.reading() as connection:
+        return [read_timing_record(row) for row in connection.execute(query.order_by(t.id))]
 
 
 CHECKOUT = Path(__file__).resolve().parents[2]

@@ -20,7 +20,8 @@ import pytest
 import samples as s
 from sqlalchemy import Engine, event
 
-from evo.analysis import queries
+from evo.analysis.best import find_best
+from evo.analysis.runs import find_run, list_runs
 from evo.errors import StoreError
 from evo.lineage import RunStatus
 from evo.lineage.liveness import gone
@@ -128,15 +129,15 @@ def test_a_reader_tells_a_run_whose_process_was_killed_from_one_that_is_being_se
     path: Path, holder: subprocess.Popen[str]
 ) -> None:
     with Store.open(path, write=False) as reader:
-        assert (queries.run(reader, "held").status, queries.run(reader, "held").stop_reason) == ("running", "")
+        assert (find_run(reader, "held").status, find_run(reader, "held").stop_reason) == ("running", "")
         holder.kill()
         holder.wait()
-        for found in (queries.run(reader, "held"), queries.runs(reader)[0]):
+        for found in (find_run(reader, "held"), list_runs(reader)[0]):
             assert (found.status, found.stop_reason) == ("interrupted", "its process ended without saying why")
         assert reader.run("held").status is RunStatus.RUNNING, "it is only read"
     path.with_name(path.name + ".lock").unlink()  # a copy that was taken elsewhere comes without it
     with Store.open(path, write=False) as reader:
-        assert queries.run(reader, "held").status == "interrupted"
+        assert find_run(reader, "held").status == "interrupted"
 
 
 def test_who_only_looks_whether_a_run_is_searched_keeps_nobody_from_searching(
@@ -323,6 +324,6 @@ def test_killing_a_search_leaves_a_run_that_can_be_asked_about(path: Path) -> No
         writer.stdout.readline()
         os.kill(writer.pid, signal.SIGKILL)
     with Store.open(path, write=False) as store:
-        summary = queries.run(store, "killed")
+        summary = find_run(store, "killed")
         assert summary.evaluations == sum(summary.counts.values()) >= 1
-        assert queries.best(store, "layernorm")[0].run == "killed"
+        assert find_best(store, "layernorm")[0].run == "killed"

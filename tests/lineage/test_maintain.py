@@ -13,7 +13,7 @@ import pytest
 import samples as s
 from postgres import PASSWORD
 
-from evo.analysis import queries
+from evo.analysis.runs import list_runs, read_history
 from evo.cli import run as run_command
 from evo.errors import DeviceError
 from evo.lineage import RunStatus
@@ -108,10 +108,10 @@ def test_a_backup_is_made_beside_the_database_while_it_is_written(
     assert second["bytes"] == Path(second["file"]).stat().st_size
     with Store.open(first, write=False) as store:
         assert store.evaluations(store.run("mine")) == expected
-        assert [r.name for r in queries.runs(store)] == ["mine"]
+        assert [r.name for r in list_runs(store)] == ["mine"]
     assert evo(capfd, "backup", "--out", tmp_path / "named.db", "--db", path)[0] == 0
     with Store.open(tmp_path / "named.db", write=True) as store:
-        assert {r.name for r in queries.runs(store)} == {"mine", "later"}
+        assert {r.name for r in list_runs(store)} == {"mine", "later"}
     assert not [p.name for p in tmp_path.rglob(".*")], "no half copy is left"
 
 
@@ -226,7 +226,7 @@ def test_a_source_that_was_pruned_is_said_to_be(where: str, capfd: pytest.Captur
     fill(where)
     assert evo(capfd, "prune", "mine", "--drop", "sources", "--db", where)[0] == 0
     with Store.open(where, write=False) as store:
-        names = [p.id for p in queries.history(store, "mine")]
+        names = [p.id for p in read_history(store, "mine")]
     said = sentence(capfd, "show", names[3], "--source", "--db", where)
     assert said == f"evo: candidate {names[3]} has no source: it was dropped by evo prune\n"
     assert "the source of one of the two was not kept" in evo(capfd, "diff", names[1], names[3], "--db", where)[1]

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import samples as s
 
-from evo.analysis import queries
-from evo.analysis.finalists import finals
+from evo.analysis.candidates import read_candidate, read_candidate_build
+from evo.analysis.finals import read_finals
+from evo.analysis.runs import list_runs
 from evo.errors import StoreError
 from evo.evaluation import Parent, Status
 from evo.lineage import RunStatus, Stage
@@ -45,15 +46,15 @@ def record(store: Store, name: str | None, numbers: range, **final: float) -> No
 def contents(store: Store) -> dict[str, object]:
     """All that can be asked of a database, without the keys in it."""
     found: dict[str, object] = {}
-    for summary in queries.runs(store):
+    for summary in list_runs(store):
         run = store.run(summary.name)
         evaluations = store.evaluations(run)
         found[run.uid] = (
             replace(summary, name=""),
             evaluations,
-            [queries.candidate(store, e.public_id) for e in evaluations],
-            [queries.build(store, e.public_id) for e in evaluations if e.evaluation.build],
-            queries.baselines(store, run.name),
+            [read_candidate(store, e.public_id) for e in evaluations],
+            [read_candidate_build(store, e.public_id) for e in evaluations if e.evaluation.build],
+            s.baselines(store, run.name),
         )
     return found
 
@@ -121,7 +122,7 @@ def test_a_name_that_is_taken_is_made_another(where: str, full: Store) -> None:
         assert done.renamed == {"first": f"first-{uid[:4]}"}
         assert target.run(f"first-{uid[:4]}").uid == uid
         assert merge(target, full).unchanged == (f"first-{uid[:4]}", "second")
-        assert len(queries.runs(target)) == 3
+        assert len(list_runs(target)) == 3
 
 
 def test_a_run_that_went_on_elsewhere_is_taken_from_there(where: str, full: Store) -> None:
@@ -228,8 +229,8 @@ def test_which_final_was_the_last_is_known_after_a_merge(where: str, tmp_path: P
             merge(target, source)
     for path in (tmp_path / "a.db", where):
         with Store.open(path, write=False) as store:
-            assert [f.order for f in finals(store, "one")[0].finalists] == [2, 3]
+            assert [f.order for f in read_finals(store, "one")[0].finalists] == [2, 3]
             for order, ratio in ((0, 1.0), (1, 1.0), (2, 2.0), (3, 2.0)):
-                candidate = queries.candidate(store, public_id(store.run("one").uid, order))
-                (race,) = queries.final_races(store, candidate)
+                candidate = read_candidate(store, public_id(store.run("one").uid, order))
+                (race,) = candidate.final_races
                 assert [t.ratio for t in race.timings] == [ratio]

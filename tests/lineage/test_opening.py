@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 import samples as s
 
-from evo.analysis import queries
+from evo.analysis.runs import list_runs
+from evo.analysis.sql import select_sql
 from evo.errors import EvoError, StoreError
 from evo.lineage.store import Store
 
@@ -23,7 +24,6 @@ import sys
 sys.path[:0] = [{str(s.CHECKOUT)!r}, {str(Path(s.__file__).parent)!r}]
 import samples as s
 from evo.errors import EvoError
-from evo.analysis import queries
 from evo.lineage.store import Store
 """
 
@@ -101,9 +101,9 @@ def test_reading_does_not_change_a_byte(tmp_path: Path) -> None:
     path = filled(tmp_path / "lineage.db")
     before = path.read_bytes()
     with Store.open(path, write=False) as store:
-        queries.runs(store)
+        list_runs(store)
         with pytest.raises(EvoError, match="readonly"):
-            queries.select_sql(store, "DELETE FROM parentage")
+            select_sql(store, "DELETE FROM parentage")
     assert path.read_bytes() == before
 
 
@@ -210,7 +210,7 @@ class TestRefusals:
             read = run_python(
                 """
                 with Store.open(sys.argv[1], write=False) as store:
-                    print(sum(run.passed for run in queries.runs(store)))
+                    print(sum(run.passed for run in list_runs(store)))
                 """,
                 path,
                 prefix=without_privileges(),

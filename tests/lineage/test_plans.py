@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import landscapes as land
 import pytest
 import samples as s
 from plans import Question, large_scans, plans
+from sqlalchemy import Connection
 
-from evo.analysis import queries
+from evo.analysis.best import best_by_run, find_best
 from evo.analysis.comparison import compare
-from evo.analysis.credit import operators
-from evo.analysis.descent import family
+from evo.analysis.descent import read_family
 from evo.analysis.diff import diff
 from evo.analysis.explanation import explain
-from evo.analysis.failures import failure_report, failure_totals
-from evo.analysis.finalists import finals
-from evo.analysis.importance import importance
-from evo.analysis.pareto import pareto
+from evo.analysis.failures import failure_totals, read_failures
+from evo.analysis.finals import read_finals
+from evo.analysis.importance import read_importance
+from evo.analysis.operators import read_operators
+from evo.analysis.pareto import read_pareto
+from evo.analysis.times import noise_floors
 from evo.lineage.store import Store
 
 NUMBER = 200
@@ -44,21 +47,25 @@ def large(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return path
 
 
+def ask_with_connection(store: Store, ask: Callable[[Connection], object]) -> object:
+    with store.reading() as connection:
+        return ask(connection)
+
+
 QUESTIONS: dict[str, Question] = {
-    "family": lambda store, name: family(store, name[:10], diff=True).members,
+    "family": lambda store, name: read_family(store, name[:10], diff=True).members,
     "diff": lambda store, name: diff(store, name, name).rows,
     "explain": lambda store, name: explain(store, name),
-    "failures": lambda store, name: failure_report(store, "two"),
-    "operators": lambda store, name: operators(store, "two"),
-    "importance": lambda store, name: importance(store, "two"),
+    "failures": lambda store, name: read_failures(store, "two"),
+    "operators": lambda store, name: read_operators(store, "two"),
+    "importance": lambda store, name: read_importance(store, "two"),
     "compare": lambda store, name: compare(store, ["one", "two"]).rows,
-    "pareto": lambda store, name: pareto(store, "two"),
-    "best": lambda store, name: queries.best(store),
-    "best by run": lambda store, name: queries.best_by_run(store),
-    "finals": lambda store, name: finals(store, "two"),
-    "ancestry": lambda store, name: queries.ancestry(store, name),
-    "noise": lambda store, name: queries.noise_floors_of(store, ["one", "two"]) == {},
-    "refused": lambda store, name: queries.refused_in_finals(store) == {},
+    "pareto": lambda store, name: read_pareto(store, "two"),
+    "best": lambda store, name: find_best(store),
+    "best by run": lambda store, name: ask_with_connection(store, best_by_run),
+    "finals": lambda store, name: read_finals(store, "two"),
+    "ancestry": lambda store, name: read_family(store, name, descendants=0).members,
+    "noise": lambda store, name: ask_with_connection(store, lambda c: noise_floors(c, ["one", "two"]) == {}),
 }
 
 

@@ -9,7 +9,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import samples as s
 
-from evo.analysis import queries
+from evo.analysis.candidates import read_candidate_build
+from evo.analysis.descent import read_family
 from evo.errors import StoreError, UnknownNameError
 from evo.evaluation import Parent
 from evo.lineage import RunStatus, StoredEvaluation, StoredRun
@@ -43,7 +44,7 @@ def holders(store: Store, run: str) -> tuple[set[int], set[int], set[int]]:
     sources, codes, samples = set(), set(), set()
     for evaluation in store.evaluations(stored):
         order = evaluation.candidate.order
-        build = queries.build(store, evaluation.public_id)
+        build = read_candidate_build(store, evaluation.public_id)
         if build.source:
             sources.add(order)
         if build.binary is not None and build.binary.code:
@@ -76,10 +77,11 @@ def whole(store: Store, run: StoredRun) -> list[StoredEvaluation]:
 
 def test_candidates_themselves_stay_with_all_that_a_search_needs(store: Store, run: str) -> None:
     stored = store.run(run)
-    before, ancestry = whole(store, stored), queries.ancestry(store, store.evaluation(stored, 5).public_id)
+    before = whole(store, stored)
+    ancestors = read_family(store, store.evaluation(stored, 5).public_id, descendants=0).members
     prune(store, [run], ALL, dry=False)
     assert whole(store, stored) == before
-    assert queries.ancestry(store, ancestry[-1].id) == ancestry
+    assert read_family(store, ancestors[-1].id, descendants=0).members == ancestors
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ import samples as s
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from evo.analysis import queries
+from evo.analysis.candidates import read_candidate, read_candidate_build, read_source
+from evo.analysis.runs import find_run
 from evo.errors import EngineError, StoreError
 from evo.evaluation import Check, Evaluation, Parent, Status
 from evo.lineage import RunStatus, Stage
@@ -132,9 +133,9 @@ def test_source_and_code_are_compressed_and_stored_once(store: Store) -> None:
         assert len(zlib.decompress(data)) == size
     ids = [e.public_id for e in store.evaluations(run)]
     for name in ids:
-        assert queries.build(store, name) == first.build
-        assert queries.source(store, name) == first.build.source
-    assert queries.artefact(store, stored[0][0]) == first.build.binary.code
+        assert read_candidate_build(store, name) == first.build
+        assert read_source(store, name) == first.build.source
+    assert read_candidate_build(store, name).binary.code == first.build.binary.code
 
 
 def test_code_that_is_not_handed_over_is_not_stored(store: Store) -> None:
@@ -142,7 +143,7 @@ def test_code_that_is_not_handed_over_is_not_stored(store: Store) -> None:
     lean = dataclasses.replace(s.passed(0), build=s.build(0, code=b""))
     store.add(run, s.ref(0), lean, elapsed_s=0.0)
     assert rows(store, "SELECT kind FROM artefact") == [("source",)]
-    assert queries.build(store, store.evaluations(run)[0].public_id) == lean.build
+    assert read_candidate_build(store, store.evaluations(run)[0].public_id) == lean.build
 
 
 def test_candidates_arrive_in_any_order_and_are_read_in_theirs(store: Store) -> None:
@@ -168,7 +169,7 @@ def test_a_run_comes_back_as_it_was_set_up(store: Store) -> None:
 def test_times_are_aware_and_in_utc(store: Store) -> None:
     run = s.new_run(store)
     store.add(run, s.ref(0), s.passed(0), elapsed_s=0.0)
-    record = queries.candidate(store, store.evaluations(run)[0].public_id)
+    record = read_candidate(store, store.evaluations(run)[0].public_id)
     for text in (run.created, run.updated, record.created):
         assert datetime.fromisoformat(text).utcoffset() == timedelta(0)
 
@@ -216,7 +217,7 @@ def test_finals_stand_beside_the_search_and_beside_each_other(store: Store) -> N
     store.add(run, s.ref(0), s.passed(0), elapsed_s=1.0)
     for ratio in (0.6, 0.55):
         store.add_final(run, 0, s.final(ratio), elapsed_s=2.0)
-    record = queries.candidate(store, store.evaluations(run)[0].public_id)
+    record = read_candidate(store, store.evaluations(run)[0].public_id)
     assert [(t.stage, t.round, t.ratio) for t in record.timings if t.contender == "candidate"] == [
         ("search", 0, 0.5),
         ("final", 1, 0.6),
@@ -237,7 +238,7 @@ def test_baselines_come_back_in_full(store: Store) -> None:
     timings = [s.timing(s.LARGE, 1.0, contender="torch"), s.timing(s.LARGE, 0.4, contender="copy")]
     store.add_baselines(run, 1, timings)
     store.add_baselines(run, 1, timings[:1], stage=Stage.FINAL)
-    read = queries.baselines(store, run.name)
+    read = s.baselines(store, run.name)
     assert [(t.task, t.stage, t.contender) for t in read] == [
         (1, "search", "torch"),
         (1, "search", "copy"),
@@ -298,7 +299,7 @@ class TestRefusals:
         timed = dataclasses.replace(s.final(0.5), checks=s.refused_final().checks)
         with pytest.raises(EngineError, match="did not pass the final gate"):
             store.add_final(run, 0, timed, elapsed_s=0.0)
-        assert queries.candidate(store, store.evaluations(run)[0].public_id).finals == ()
+        assert read_candidate(store, store.evaluations(run)[0].public_id).finals == ()
 
     def test_a_winner_of_another_task(self, store: Store) -> None:
         run = s.new_run(store, "r")
@@ -363,7 +364,7 @@ class TestTransactions:
             store.add(run, s.ref(1, 0), s.passed(1), elapsed_s=0.0)
             store.add_final(run, 1, s.final(0.4), elapsed_s=0.0)
             store.set_winner(run, 0, 1)
-        assert queries.run(store, run.name).tasks[0].winner == store.evaluations(run)[1].public_id
+        assert find_run(store, run.name).tasks[0].winner == store.evaluations(run)[1].public_id
 
     def test_it_does_not_nest(self, store: Store) -> None:
         with store.transaction(), pytest.raises(EngineError, match="inside another"), store.transaction():

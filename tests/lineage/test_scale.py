@@ -10,7 +10,11 @@ import samples as s
 from plans import Question, large_scans, plans
 from sqlalchemy import text
 
-from evo.analysis import queries
+from evo.analysis.best import find_best
+from evo.analysis.candidates import read_candidate, read_candidate_build, read_source
+from evo.analysis.descent import read_family
+from evo.analysis.failures import list_failures
+from evo.analysis.runs import find_run, list_runs, read_history
 from evo.evaluation import Status
 from evo.lineage import Stage
 from evo.lineage.models import public_id
@@ -46,17 +50,15 @@ def _finalist(store: Store) -> str:
 QUESTIONS: dict[str, Question] = {
     "evaluations": lambda store, name: store.evaluations(store.run("two")),
     "evaluation": lambda store, name: store.evaluation(store.run("two"), 7),
-    "run": lambda store, name: queries.run(store, "two"),
-    "candidate": lambda store, name: queries.candidate(store, name[:10]),
-    "ancestry": lambda store, name: queries.ancestry(store, name),
-    "source": lambda store, name: queries.source(store, name),
-    "build": lambda store, name: queries.build(store, name),
-    "best": lambda store, name: queries.best(store, "layernorm"),
-    "counts": lambda store, name: queries.counts(store, "two"),
-    "baselines": lambda store, name: queries.baselines(store, "two"),
-    "history": lambda store, name: queries.history(store, "two"),
-    "final races": lambda store, name: queries.final_races(store, queries.candidate(store, _finalist(store))),
-    "failures": lambda store, name: queries.failures(store, "two"),
+    "run": lambda store, name: find_run(store, "two"),
+    "candidate": lambda store, name: read_candidate(store, name[:10]),
+    "ancestry": lambda store, name: read_family(store, name, descendants=0).members,
+    "source": lambda store, name: read_source(store, name),
+    "build": lambda store, name: read_candidate_build(store, name),
+    "best": lambda store, name: find_best(store, "layernorm"),
+    "history": lambda store, name: read_history(store, "two"),
+    "finalist": lambda store, name: read_candidate(store, _finalist(store)),
+    "failures": lambda store, name: list_failures(store, "two"),
 }
 
 
@@ -67,7 +69,7 @@ def test_no_question_reads_a_large_table_from_end_to_end(large: Path, question: 
 
 def test_runs_count_all_candidates_from_an_index_alone(large: Path) -> None:
     with Store.open(large, write=False) as store:
-        assert [run.evaluations for run in queries.runs(store)] == [NUMBER // 3] * 3
+        assert [run.evaluations for run in list_runs(store)] == [NUMBER // 3] * 3
         with store.reading() as connection:
             plan = connection.execute(
                 text("EXPLAIN QUERY PLAN SELECT run_id, status, count(*) FROM candidate GROUP BY run_id, status")

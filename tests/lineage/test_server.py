@@ -17,7 +17,7 @@ import samples as s
 from postgres import PASSWORD, Server
 from sqlalchemy import make_url
 
-from evo.analysis import queries
+from evo.analysis.runs import find_run, list_runs
 from evo.errors import EvoError, StoreError
 from evo.lineage import RunStatus
 from evo.lineage.database import locate, shown
@@ -173,21 +173,21 @@ class TestRunsAreAlive:
             ):
                 store.set_status(run, RunStatus.RUNNING, elapsed_s=0.0)
             store.add(s.new_run(store, "mine"), s.ref(0), s.passed(0), elapsed_s=1.0)
-            assert {r.name for r in queries.runs(store)} == {"mine", "elsewhere"}
+            assert {r.name for r in list_runs(store)} == {"mine", "elsewhere"}
 
     def test_a_reader_tells_a_killed_search_from_one_that_goes_on(
         self, postgres_url: str, elsewhere: subprocess.Popen[str]
     ) -> None:
         with Store.open(postgres_url, write=False) as reader, Store.open(postgres_url, write=True) as writer:
             s.new_run(writer, "mine")
-            assert {r.name: r.status for r in queries.runs(reader)} == {"mine": "running", "elsewhere": "running"}
+            assert {r.name: r.status for r in list_runs(reader)} == {"mine": "running", "elsewhere": "running"}
             elsewhere.kill()
             elsewhere.wait()
             deadline = time.monotonic() + 30
-            while queries.run(reader, "elsewhere").status == "running":  # the server notices within moments
+            while find_run(reader, "elsewhere").status == "running":  # the server notices within moments
                 assert time.monotonic() < deadline
                 time.sleep(0.1)
-            assert {r.name: r.status for r in queries.runs(reader)} == {"mine": "running", "elsewhere": "interrupted"}
+            assert {r.name: r.status for r in list_runs(reader)} == {"mine": "running", "elsewhere": "interrupted"}
 
     def test_a_killed_search_can_be_continued_by_another(
         self, postgres_url: str, elsewhere: subprocess.Popen[str]
@@ -257,7 +257,7 @@ def test_ten_writers_at_once_lose_and_double_nothing(where: str) -> None:
     assert len(set(names)) == WRITERS, names
     assert not [name for name in names if name.startswith("error")]
     with Store.open(where, write=False) as store:
-        summaries = {r.name: r for r in queries.runs(store)}
+        summaries = {r.name: r for r in list_runs(store)}
         assert summaries.keys() == set(names)
         assert {r.evaluations for r in summaries.values()} == {CANDIDATES}
         for name in names:

@@ -12,7 +12,8 @@ import pytest
 import samples as s
 from sqlalchemy import inspect, text
 
-from evo.analysis import queries
+from evo.analysis.best import find_best
+from evo.analysis.descent import read_family
 from evo.evaluation import Parent
 from evo.lineage.store import Store
 
@@ -61,7 +62,7 @@ def test_their_columns_are_as_promised(store: Store) -> None:
 
 def test_v_best_is_what_evo_best_says(store: Store) -> None:
     fill(store)
-    expected = queries.best(store)
+    expected = find_best(store)
     with store.reading() as connection:
         rows = connection.execute(text("SELECT * FROM v_best ORDER BY kernel, target, device, workload")).all()
     assert len(rows) == len(expected) == 3
@@ -86,7 +87,7 @@ def test_v_lineage_has_a_row_for_each_parent_and_one_for_each_root(store: Store)
     ]  # fmt: skip
     assert rows[1].gain == pytest.approx(0.9 / 0.5)
     assert rows[4].gain is None  # it was refused
-    assert [step.id for step in queries.ancestry(store, rows[2].child)][-1] == rows[2].child
+    assert [step.id for step in read_family(store, rows[2].child, descendants=0).members][-1] == rows[2].child
 
 
 def test_v_lineage_can_be_followed_to_the_roots(store: Store) -> None:
@@ -106,7 +107,7 @@ def test_v_lineage_can_be_followed_to_the_roots(store: Store) -> None:
             {"name": name},
         ).scalars()
         orders = sorted(rows)
-    assert orders == [step.order for step in queries.ancestry(store, name)] == [0, 1, 2]
+    assert orders == [step.order for step in read_family(store, name, descendants=0).members] == [0, 1, 2]
 
 
 def test_v_timings_has_every_timing_with_its_names(store: Store) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from recorded import PLANS, Plan, record_run
 
-from evo.analysis.credit import operators
+from evo.analysis.operators import read_operators
 from evo.analysis.outcome import RunOutcome, read_outcome
 from evo.analysis.population import failure_kinds, group_families, map_pairs, read_population, share_credit
 from evo.lineage.store import Store
@@ -101,7 +101,7 @@ def test_operators_share_the_credit_for_all_that_was_gained(known: dict[str, Run
 
 def test_operators_are_credited_on_the_page_as_the_command_does(database: object, known: dict[str, RunOutcome]) -> None:
     with Store.open(str(database), write=False) as store:
-        asked = {c.operator: c for c in operators(store, "one", windows=1) if c.window is None}
+        asked = {c.operator: c for c in read_operators(store, "one", windows=1) if c.window is None}
     data = known["one"].workloads[0]
     assert data.candidates is not None
     shown = {c.name: c for c in share_credit(data.candidates)}

@@ -19,7 +19,8 @@ from wsgiref.util import setup_testing_defaults
 import pytest
 from recorded import HOSTILE, WORKLOADS, Plan, Recording, record_run
 
-from evo.analysis import queries
+from evo.analysis.candidates import read_candidate
+from evo.analysis.runs import find_run, read_history
 from evo.errors import UsageError
 from evo.evaluation import Status
 from evo.lineage import RunStatus
@@ -190,14 +191,14 @@ def test_a_study_of_each_task_has_its_candidates_as_trials(mirrored: tuple[Store
 
     store, _, mirror = mirrored
     mirror.copy(store, "live")
-    task = queries.run(store, "live").tasks[1]
+    task = find_run(store, "live").tasks[1]
     study = optuna.load_study(study_name=study_name("live", task.workload), storage=mirror.storage)
     assert study.direction == optuna.study.StudyDirection.MINIMIZE
-    points = [p for p in queries.history(store, "live") if p.task == 1]
+    points = [p for p in read_history(store, "live") if p.task == 1]
     by_name = {t.user_attrs["candidate"]: t for t in study.trials}
     assert by_name.keys() == {p.id for p in points}
     for p in points:
-        trial, record = by_name[p.id], queries.candidate(store, p.id)
+        trial, record = by_name[p.id], read_candidate(store, p.id)
         assert trial.params == record.parameters
         assert trial.value == p.score
         assert (trial.state == optuna.trial.TrialState.COMPLETE) == Status(p.status).passed
@@ -278,7 +279,7 @@ def test_a_kernel_that_is_gone_still_has_its_parameters(tmp_path: Path) -> None:
         mirror.copy(store, "gone")
         key = mirror.storage.get_all_studies()[0]._study_id
         for trial in mirror.storage.get_all_trials(key):
-            assert trial.params == queries.candidate(store, trial.user_attrs["candidate"]).parameters
+            assert trial.params == read_candidate(store, trial.user_attrs["candidate"]).parameters
         mirror.stop()
 
 

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 from recorded import PLANS, Plan, record_run
 
+from evo.analysis.finals import ceiling_remark, regret_remark
 from evo.analysis.outcome import RunOutcome, read_outcome, read_problem
 from evo.lineage.store import Store
 from evo.problem.kernel import load_kernel, template_root
 from evo.report.page import render_page
-from evo.report.sentences import ceiling_remark, commands, facts, finalists_sentence, headline, regret_remark
+from evo.report.sentences import commands, facts, finalists_sentence, headline
 from evo.report.text import clean, duration, micro
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from evo.analysis import queries
+from evo.analysis.runs import find_run
 from evo.budget import Budget, StopReason
 from evo.cli.results import evaluation_costs
 from evo.errors import StoreError, UsageError
@@ -448,7 +448,7 @@ def test_who_won_finals_that_are_held_anew_and_confirm_nobody_has_not_won(store:
         held = _finals(executor, config, found, store, run, 4)
         executor.close()
         assert [f.winner is not None for f in held] == [wins]
-        assert [task.winner is not None for task in queries.run(store, run.name).tasks] == [wins]
+        assert [task.winner is not None for task in find_run(store, run.name).tasks] == [wins]
 
 
 def test_a_last_race_that_dies_is_held_again(store: Store) -> None:

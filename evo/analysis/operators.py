@@ -10,7 +10,8 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
-from evo.analysis.rules import spent
+from evo.analysis.failures import spent
+from evo.analysis.times import read_disturbed
 from evo.errors import UsageError
 from evo.evaluation import PASSED, Status
 from evo.lineage import models as m
@@ -18,9 +19,9 @@ from evo.lineage.models import key_range
 from evo.lineage.read import resolve_run
 from evo.lineage.store import Store
 
-__all__ = ["OperatorCredit", "Trial", "operators", "read_disturbed", "read_parents", "trials"]
+__all__ = ["ComparedCandidate", "OperatorCredit", "compare_with_parents", "parents_by_child", "read_operators"]
 
-_c, _b, _p, _t = m.Candidate, m.Build, m.Parentage, m.Timing
+_c, _b, _p = m.Candidate, m.Build, m.Parentage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +52,7 @@ class OperatorCredit:
     gain_rate: float | None
 
 
-def operators(store: Store, run: str, *, windows: int = 5) -> list[OperatorCredit]:
+def read_operators(store: Store, run: str, *, windows: int = 5) -> list[OperatorCredit]:
     """By operator, all of the run first and then window by window of equal search time.
 
     Raises UnknownNameError, or StoreError for an ambiguous prefix.
@@ -61,13 +62,13 @@ def operators(store: Store, run: str, *, windows: int = 5) -> list[OperatorCredi
     with store.reading() as connection:
         key = resolve_run(connection, run)
         rows = _candidates(connection, key)
-        parents, disturbed = read_parents(connection, key), read_disturbed(connection, key)
+        parents, disturbed = parents_by_child(connection, key), read_disturbed(connection, key)
     length = max((row.elapsed_s for row in rows), default=0.0)
-    groups: dict[tuple[str, int | None], list[Trial]] = defaultdict(list)
-    for trial in trials(rows, parents, disturbed):
-        groups[trial.row.operator, None].append(trial)
-        window = min(windows - 1, int(trial.row.elapsed_s / length * windows)) if length else 0
-        groups[trial.row.operator, window].append(trial)
+    groups: dict[tuple[str, int | None], list[ComparedCandidate]] = defaultdict(list)
+    for one in compare_with_parents(rows, parents, disturbed):
+        groups[one.row.operator, None].append(one)
+        window = min(windows - 1, int(one.row.elapsed_s / length * windows)) if length else 0
+        groups[one.row.operator, window].append(one)
     found = [
         _credit(name, window, group, _bounds(window, windows, length)) for (name, window), group in groups.items()
     ]
@@ -76,13 +77,13 @@ def operators(store: Store, run: str, *, windows: int = 5) -> list[OperatorCredi
 
 
 @dataclass(frozen=True)
-class Trial:
+class ComparedCandidate:
     """A candidate against its parents, and against all before it."""
 
     row: Any
     better: bool | None
-    """Whether it is faster than the fastest of its parents; None where none of them has a time. Against any other parent an
-    operator that puts two together would be praised for what it took from the faster one."""
+    """Whether it is faster than the fastest of its parents; None where no parent has a time. Against any other parent, an
+    operator that combines two would be credited with what it took from the faster one."""
     best: bool
     """Whether it is the first of its task with a time, or faster than everything before."""
     improvement: float
@@ -101,8 +102,8 @@ def _candidates(connection: Connection, run_id: int) -> list[Any]:
     )
 
 
-def read_parents(connection: Connection, run_id: int) -> dict[int, list[int]]:
-    """Of every candidate of a run that has any, by key."""
+def parents_by_child(connection: Connection, run_id: int) -> dict[int, list[int]]:
+    """Keys of the parents of every candidate of a run that has any."""
     found: dict[int, list[int]] = defaultdict(list)
     for child, parent in connection.execute(
         select(_p.child_id, _p.parent_id).where(_p.child_id.between(*key_range(run_id)))
@@ -111,25 +112,14 @@ def read_parents(connection: Connection, run_id: int) -> dict[int, list[int]]:
     return found
 
 
-def read_disturbed(connection: Connection, run_id: int) -> frozenset[int]:
-    """Keys of the candidates of which something disturbed the search's timing."""
-    return frozenset(
-        connection.scalars(
-            select(_t.candidate_id)
-            .where(_t.run_id == run_id, _t.candidate_id.between(*key_range(run_id)), _t.round == 0)
-            .where(_t.contender == "candidate", _t.protocol == "cold", _t.clocks["disturbed"].as_float() > 0)
-        )
-    )
-
-
-def trials(
+def compare_with_parents(
     rows: Sequence[Any], parents: Mapping[int, Sequence[int]], disturbed: Collection[int]
-) -> Iterator[Trial]:
-    """Of candidates in the order of proposal, in which a sampler is told.
+) -> Iterator[ComparedCandidate]:
+    """Each candidate against its parents, in the order of proposal.
 
     rows: with `id`, `task`, `status`, `score` and `same_code_as_id`; parents: keys by that of the child. A candidate whose
-    code was known already has that one's time as a parent; as a child it repeats, and is not better. disturbed: as the
-    search has it, their times are nobody's best, unless their task has no others.
+    machine code was known already has the known time as a parent; as a child it repeats, and is not better. disturbed: keys
+    of candidates whose times are no best times, unless their task has no others, as in the search.
     """
     scores: dict[int, float] = {}
     best: dict[int, float] = {}
@@ -146,7 +136,7 @@ def trials(
             scores[row.id] = scores[row.same_code_as_id]
         known = [scores[parent] for parent in parents.get(row.id, ()) if parent in scores]
         better = row.score is not None and row.score < min(known) if known else None
-        yield Trial(row, better, is_best, improvement)
+        yield ComparedCandidate(row, better, is_best, improvement)
 
 
 def _bounds(window: int | None, windows: int, length: float) -> tuple[float, float]:
@@ -154,7 +144,7 @@ def _bounds(window: int | None, windows: int, length: float) -> tuple[float, flo
 
 
 def _credit(
-    operator: str, window: int | None, made: list[Trial], bounds: tuple[float, float]
+    operator: str, window: int | None, made: list[ComparedCandidate], bounds: tuple[float, float]
 ) -> OperatorCredit:
     compared = [t.better for t in made if t.better is not None]
     better = sum(compared)

@@ -1,0 +1,218 @@
+"""The times of candidates in the races of the search and of the finals, and how much faster one is than another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sqlalchemy import Connection, and_, select
+
+from evo.evaluation import FINALIST, Status, holds_one
+from evo.lineage import Stage
+from evo.lineage import models as m
+from evo.lineage.models import key_range
+from evo.lineage.read import TIMING_COLUMNS, at_once, rows_of
+
+__all__ = [
+    "Gain", "HeldRace", "RaceTime", "RelativeTime", "gain_between", "gain_within", "held_races", "noise_floors",
+    "read_disturbed", "search_times",
+]  # fmt: skip
+
+_c, _r, _t = m.Candidate, m.Run, m.Timing
+_TIME_COLUMNS = (_t.ratio, _t.ratio_low, _t.ratio_high, _t.median_us, _t.low_us, _t.high_us, _t.clocks)
+_SAME_CODE = Status.SAME_CODE.value
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelativeTime:
+    """A candidate's time in one race, and its ratio to the reference baseline's time in the same race.
+
+    disturbed: something slowed the device down while it was timed, so that the figures are not to be trusted.
+    """
+
+    median_us: float
+    low_us: float
+    high_us: float
+    ratio: float
+    ratio_low: float | None
+    ratio_high: float | None
+    disturbed: bool
+
+    @property
+    def distances(self) -> tuple[float, float] | None:
+        """Of the ratio from its two limits, as logarithms; None without an interval."""
+        if not self.ratio_low or not self.ratio_high or self.ratio_low <= 0:
+            return None
+        return max(0.0, math.log(self.ratio / self.ratio_low)), max(0.0, math.log(self.ratio_high / self.ratio))
+
+    def figures(self) -> dict[str, Any]:
+        """The fields of this class, for a record that has them too."""
+        return {name: getattr(self, name) for name in RelativeTime.__dataclass_fields__}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RaceTime(RelativeTime):
+    """timed: of a time of the search, key of the candidate that was timed: another one of the same machine code, or itself.
+    samples_us: of a time of a final, by round, so that those of one race can be compared round by round."""
+
+    timed: int | None = None
+    samples_us: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gain:
+    """The earlier candidate's time over the later one's; above 1, the later one is faster. No interval where one of the two
+    times has none.
+
+    same_code: the two are the same machine code and share one measurement, so the gain is exactly 1.
+    tie: whether the interval holds 1, so that the gain may be chance; None without an interval.
+    """
+
+    gain: float
+    low: float | None = None
+    high: float | None = None
+    same_code: bool = False
+
+    @property
+    def tie(self) -> bool | None:
+        return None if self.low is None or self.high is None else holds_one(self.low, self.high)
+
+
+def gain_between(before: RelativeTime | None, after: RelativeTime | None) -> Gain | None:
+    """The gain from one to the other; None where either has no time.
+
+    The two were timed in different races, each beside the reference. Their intervals are combined by MOVER (Zou and Donner
+    2008, Statistics in Medicine 27:1693), on logarithms because it is a quotient: each side's distance from its estimate to
+    its limit counts as if it were a standard error. The method takes the two errors for independent.
+    """
+    if before is None or after is None or before.ratio <= 0 or after.ratio <= 0:
+        return None
+    if _same_measurement(before, after):
+        return Gain(gain=1.0, low=1.0, high=1.0, same_code=True)
+    gain = before.ratio / after.ratio
+    one, other = before.distances, after.distances
+    if one is None or other is None:
+        return Gain(gain=gain)
+    down, up = math.hypot(one[0], other[1]), math.hypot(one[1], other[0])
+    return Gain(gain=gain, low=gain * math.exp(-down), high=gain * math.exp(up))
+
+
+def _same_measurement(one: RelativeTime, other: RelativeTime) -> bool:
+    timed = [time.timed for time in (one, other) if isinstance(time, RaceTime) and time.timed is not None]
+    return len(timed) == 2 and timed[0] == timed[1]
+
+
+def gain_within(before: RaceTime, after: RaceTime) -> Gain | None:
+    """The gain from one to the other in the same race, round by round: neither the reference's error nor what the machine
+    did meanwhile is in it. As `gain_between` where the single samples are not kept."""
+    one, other = before.samples_us, after.samples_us
+    if not one or len(one) != len(other) or min(*one, *other) <= 0:
+        return gain_between(before, after)
+    from evo.measure.clock import paired_gain  # imports numpy, which takes longer than most commands
+
+    gain, low, high = paired_gain(one, other)
+    return Gain(gain=gain, low=low, high=high)
+
+
+def search_times(connection: Connection, run_id: int, keys: Sequence[int]) -> dict[int, RaceTime]:
+    """The cold time that the search took of each candidate of a run, by key. A candidate whose machine code was known
+    already has the time of the candidate that it was known from. Candidates without a time are left out."""
+    query = select(_t.candidate_id, *_TIME_COLUMNS).where(
+        _t.run_id == run_id, _t.round == 0, _t.contender == "candidate", _t.protocol == "cold"
+    )
+    known = select(_c.id, _c.same_code_as_id).where(_c.same_code_as_id.is_not(None), _c.status == _SAME_CODE)
+    originals = {row.id: row.same_code_as_id for row in rows_of(connection, known, keys, _c.id)}
+    found = {
+        row.candidate_id: replace(_race_time(row), timed=row.candidate_id)
+        for row in rows_of(connection, query, sorted({*keys, *originals.values()}), _t.candidate_id)
+        if row.ratio is not None
+    }
+    timed = {key: found.get(key) or found.get(originals.get(key, key)) for key in keys}
+    return {key: time for key, time in timed.items() if time is not None}
+
+
+def read_disturbed(connection: Connection, run_id: int) -> frozenset[int]:
+    """Keys of the candidates of a run whose timing in the search was disturbed."""
+    return frozenset(
+        connection.scalars(
+            select(_t.candidate_id)
+            .where(_t.run_id == run_id, _t.candidate_id.between(*key_range(run_id)), _t.round == 0)
+            .where(_t.contender == "candidate", _t.protocol == "cold", _t.clocks["disturbed"].as_float() > 0)
+        )
+    )
+
+
+@dataclass(frozen=True)
+class HeldRace:
+    """Rows of timings that one final recorded: of its finalists, then of what ran beside the winner."""
+
+    finalists: list[Any] = field(default_factory=list)
+    beside: list[Any] = field(default_factory=list)
+
+    @property
+    def winners(self) -> set[int]:
+        """Key of the candidate that the final confirmed, if it did."""
+        return {row.candidate_id for row in self.finalists if row.contender == FINALIST}
+
+    def common(self) -> dict[int, RaceTime]:
+        """Cold times in the race of all finalists, by key."""
+        return {k: time for k, contender, time in self._cold() if contender == FINALIST or k not in self.winners}
+
+    def confirmed(self) -> dict[int, RaceTime]:
+        """The winner's cold time in the race that confirmed it, by key."""
+        return {k: time for k, contender, time in self._cold() if contender != FINALIST and k in self.winners}
+
+    def _cold(self) -> list[tuple[int, str, RaceTime]]:
+        rows = [row for row in self.finalists if row.protocol != "hot" and row.ratio]
+        return [
+            (row.candidate_id, row.contender, replace(_race_time(row), samples_us=row.samples_us)) for row in rows
+        ]
+
+
+def held_races(connection: Connection, run_id: int, task: int) -> list[HeldRace]:
+    """The finals of a task that timed a candidate, in the order they were held.
+
+    A final is recorded in one transaction, its finalists before its baselines: in the order of their keys, the next final
+    begins where a finalist follows a baseline.
+    """
+    # In parts, each of which is found in the index: of all of a run's timings, few are of its finals.
+    raced = select(m.Final.candidate_id).where(m.Final.candidate_id.between(*key_range(run_id)))
+    of_finals = (_t.run_id == run_id, _t.task == task, _t.stage == Stage.FINAL.value)
+    query = select(_t.id, _t.candidate_id, _t.task, _t.stage, _t.round, *TIMING_COLUMNS).where(*of_finals)
+    parts = (_t.candidate_id.is_(None), _t.candidate_id.in_(raced))
+    rows = {row.id: row for part in parts for row in connection.execute(query.where(part))}
+    found: list[HeldRace] = []
+    for _, row in sorted(rows.items()):
+        if not found or (row.candidate_id is not None and found[-1].beside):
+            found.append(HeldRace())
+        (found[-1].beside if row.candidate_id is None else found[-1].finalists).append(row)
+    return [race for race in found if race.finalists]
+
+
+def _race_time(row: Any) -> RaceTime:
+    return RaceTime(
+        median_us=row.median_us,
+        low_us=row.low_us,
+        high_us=row.high_us,
+        ratio=row.ratio,
+        ratio_low=row.ratio_low,
+        ratio_high=row.ratio_high,
+        disturbed=bool(row.clocks.get("disturbed")),
+    )
+
+
+def noise_floors(connection: Connection, runs: Collection[str]) -> dict[tuple[str, str], float]:
+    """By name of the run and workload, what the winner seemed to gain over a second copy of itself in the last of its
+    finals, as a fraction. Workloads without a final are left out."""
+    found = {}
+    for some in at_once(dict.fromkeys(runs)):
+        rows = connection.execute(
+            select(_r.name, _t.workload, _t.clocks)
+            .join_from(_r, _t, and_(_t.run_id == _r.id, _t.candidate_id.is_(None)))
+            .where(_r.name.in_(some), _t.stage == Stage.FINAL.value)
+            .order_by(_t.id)
+        )
+        found.update({(run, workload): c["noise_floor"] for run, workload, c in rows if "noise_floor" in c})
+    return found
