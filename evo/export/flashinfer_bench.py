@@ -32,6 +32,7 @@ from evo import __version__
 from evo.errors import UsageError
 from evo.export import Exporter, ExportItem, ExportRequest
 from evo.export._folder import place_package, publish, write_manifest
+from evo.export._manifest import timing_of
 from evo.problem.formats import all_tables, check_fit, fill, format_table, values_of
 from evo.problem.kernel import Kernel, Workload, load_kernel
 from evo.problem.space import Value
@@ -201,13 +202,10 @@ def _workload(table: Mapping[str, Any], definition: Mapping[str, Any], item: Exp
 
 def _evaluation(request: ExportRequest, item: ExportItem) -> dict[str, Any] | None:
     """What the search measured; None where nothing was recorded."""
-    timings = [t for t in item.record.get("timings", ()) if t["protocol"] != "hot"]
-    own = next((t for t in timings if t["contender"] == "candidate" and t["ratio"] is not None), None)
-    beside = [*timings, *(t for t in item.record.get("baselines", ()) if t["protocol"] != "hot")]
-    reference = next((t for t in beside if t["ratio"] is None), None)
-    if own is None or reference is None:
+    timing = timing_of(item.record)
+    if timing is None or timing["torch_us"] is None:
         return None
-    own_us, reference_us = own["median_us"], reference["median_us"]
+    own_us, reference_us = timing["median_us"], timing["torch_us"]
     errors = [float(c["error"]) for c in item.record.get("checks", ()) if c.get("error") is not None]
     environment, created = request.environment, item.record.get("created")
     return {

@@ -25,6 +25,7 @@ from evo.export import Exporter, ExportItem, ExportRequest
 from evo.export._folder import place_package, publish, write_manifest
 from evo.problem.formats import check_fit, fill, format_table, values_of
 from evo.problem.kernel import Kernel, load_kernel
+from evo.runtime.package import Package
 
 __all__ = ["EXPORTER", "KernelBenchExporter"]
 
@@ -93,7 +94,8 @@ def _model_new(
     cubin = (place / variant["binary"]).read_bytes()
     fixed = {name: size for name, size in variant["workload"]["dims"].items() if name in variant["fixed"]}
     fixed = {name: size for name, size in fixed.items() if name in dict(item.workload.dims)}
-    headers = {name: (place / name).read_text(encoding="utf-8") for name in variant["includes"]}
+    source = place.joinpath(variant["source"]).read_bytes()
+    headers = Package(place.name, [str(place)]).headers(source)
     body = {
         **values,
         "title": kernel.title,
@@ -105,8 +107,8 @@ def _model_new(
         "candidate": item.candidate,
         "fixed_text": ", ".join(f"{n}={s}" for n, s in fixed.items()) or "none",
         "fixed": repr(fixed),
-        "source": _text(place.joinpath(variant["source"]).read_text(encoding="utf-8")),
-        "headers": "{" + "".join(f"\n    {json.dumps(n)}: {_text(t)}," for n, t in headers.items()) + "\n}",
+        "source": _text(source.decode()),
+        "headers": "{" + "".join(f"\n    {json.dumps(n)}: {_text(t.decode())}," for n, t in headers.items()) + "\n}",
         "cubin": base64.encodebytes(cubin).decode(),
         "launcher": _text((_PARTS / "launcher.cpp").read_text(encoding="utf-8")),
         "entry": json.dumps(kernel.entry),
