@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import evo
-from evo.export.module import ModuleExporter
+from evo.export import find_exporter
 from tests.export.exports import request_for
 
 ROOT = Path(__file__).parent.parent
@@ -49,7 +49,7 @@ def shipping(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (copy / "kernels").mkdir()
     shutil.copy(ROOT / "kernels" / "README.md", copy / "kernels")
     texts = ("rows=64,cols=96,dtype=float32", "rows=64,cols=256,dtype=bfloat16")
-    ModuleExporter().export(request_for("cpu", "native", copy / "kernels" / "layernorm", *texts))
+    find_exporter("shipped").export(request_for("cpu", "native", copy / "kernels" / "layernorm", *texts))
     return copy
 
 
@@ -106,10 +106,12 @@ def test_source_and_wheel_carry_a_kernel_whole(shipping: Path, tmp_path: Path) -
 
     kernel = shipping / "kernels" / "layernorm"
     names = {p.relative_to(kernel).as_posix() for p in kernel.rglob("*") if p.is_file()}
-    assert {"manifest.json", "variant_0_float32_64x96.so", "runtime/native.h"} <= names
+    assert names == {"manifest.json", "variant_0_float32_64x96.cpp"}
+    runs_it = {"runtime/native.h", "_assets/templates/layernorm/frontend.cpp", "_assets/templates/_shared/row.cuh"}
     with zipfile.ZipFile(wheel_of(shipping, tmp_path)) as wheel:
         place = "evo/_assets/kernels/layernorm/"
         assert {n.removeprefix(place) for n in wheel.namelist() if n.startswith(place)} == names
+        assert {f"evo/{name}" for name in runs_it} <= set(wheel.namelist())
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(shipping)
         source = tmp_path / build_sdist(str(tmp_path))

@@ -1,0 +1,81 @@
+"""Shipped kernels on a GPU: a source is compiled at its first call, right, kept, and never amid a capture."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = """
+import json, sys, time
+from importlib import import_module
+import torch
+import evo.runtime.cuda as cuda
+from evo.runtime.choice import in_order
+
+package = import_module(f"evo.ready.{name}")
+frontend, dispatch = package.frontend, package.frontend.DISPATCH
+package.also_serve(slower=True)
+variant = in_order(dispatch.package.variants, 0)[0]
+args = frontend.timed(dict(variant.sizes), getattr(torch, variant.dtype), torch.device("cuda", 0), 0)
+compile, compiled = cuda.Compiler.compile, []
+cuda.Compiler.compile = lambda self, *options: (compiled.append(1), compile(self, *options))[1]
+expected = frontend.ORIGINAL(*args)
+torch.cuda.synchronize()
+captured = None
+if {capture}:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = package.explain(*args)
+        frontend.SUBJECT(*args)
+began = time.perf_counter()
+result = frontend.SUBJECT(*args)
+torch.cuda.synchronize()
+seconds = time.perf_counter() - began
+close = torch.allclose(result, expected, atol=3e-2, rtol=3e-2)
+print(json.dumps([package.explain(*args), bool(close), len(compiled), seconds, captured]))
+"""
+
+
+def first_call(name: str, cache: Path, *, capture: bool = False) -> Any:
+    """(way, right, compilations, seconds, way within a capture before it), in a process of its own."""
+    program = PROGRAM.replace("{name}", name).replace("{capture}", str(capture))
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        cwd=cache,
+        env={**os.environ, "EVO_KERNELS_CACHE": str(cache / "kernels"), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("name", ["attention", "layernorm"])
+def test_the_first_call_compiles_it_and_later_processes_find_it(name: str, tmp_path: Path) -> None:
+    first, second = (first_call(name, tmp_path) for _ in range(2))
+    print(f"{name}: first call {first[3]:.3f} s with an empty cache, {second[3]:.3f} s with a full one")
+    assert first[0].startswith("variant ")
+    assert first[0] == second[0]
+    assert first[1]
+    assert second[1]
+    assert (first[2], second[2]) == (1, 0)
+    assert sorted(p.suffix for p in (tmp_path / "kernels").iterdir()) == [".cubin", ".json"]
+
+
+def test_a_first_call_within_a_capture_is_left_to_pytorch_and_later_ones_are_not(tmp_path: Path) -> None:
+    way, right, compilations, _, captured = first_call("layernorm", tmp_path, capture=True)
+    assert "call it once beforehand" in captured
+    assert way.startswith("variant ")
+    assert right
+    assert compilations == 1
