@@ -77,7 +77,9 @@ def _run_and_kill(path: Path, arguments: argparse.Namespace, *, first: bool, aft
     else:
         command = _command("resume", RUN, path)
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    time.sleep(after_s + (4 if first else 0))
+    while not path.exists() and process.poll() is None:  # a busy machine takes its time until the first kill
+        time.sleep(0.1)
+    time.sleep(after_s)
     if process.poll() is not None:
         sys.exit(f"the search ended by itself with code {process.returncode}")
     children = psutil.Process(process.pid).children(recursive=True)

@@ -19,7 +19,6 @@ from evo.lineage.merge import Merged
 from evo.lineage.merge import merge as merge_store
 from evo.lineage.prune import Part, chosen_runs
 from evo.lineage.prune import prune as prune_runs
-from evo.lineage.prune import vacuum as vacuum_store
 from evo.lineage.schema import OlderSchemaError
 from evo.lineage.store import Store
 
@@ -81,11 +80,13 @@ def vacuum(db: Db = DEFAULT_DB, json: Json = False) -> None:
     """Give back the room that pruning has freed; bring an older database up to date."""
     _must_be_a_database(db)
     with Store.open(db, write=True) as store:
-        done = vacuum_store(store)
+        before = store.size()
+        store.vacuum()
+        after = store.size()
     if json:
-        print_json(asdict(done))
+        print_json({"before": before, "after": after})
     else:
-        typer.echo(f"{_bytes(done.before)} before, {_bytes(done.after)} now")
+        typer.echo(f"{_bytes(before)} before, {_bytes(after)} now")
 
 
 def merge(

@@ -1,25 +1,22 @@
 """The lineage: every candidate of every run, with its parents, its build, its checks and its times.
 
-This module holds what the search hands over and gets back (plain, frozen), and the protocol `Recorder` that
-it writes through. `evo.lineage.store.Store` is the database behind it; `evo.analysis.queries` asks it, and answers
-with the records of `evo.analysis.records`.
+This module holds what a search hands over and gets back: plain and frozen. `evo.lineage.store.Store` is the database;
+`evo.analysis` asks it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any
 
-from evo.evaluation import Candidate, Evaluation, Measurement, Timing
+from evo.evaluation import Candidate, Evaluation
 from evo.problem.kernel import Workload
 
 __all__ = [
     "LATEST",
     "Environment",
-    "Recorder",
     "RunSpec",
     "RunStatus",
     "Stage",
@@ -133,47 +130,3 @@ def gate_seeds(options: Mapping[str, Any], seed: int) -> dict[Stage, int]:
     """
     drawn = int(options.get("gate_seed", seed))
     return {Stage.SEARCH: drawn, Stage.FINAL: drawn + _FINAL_STEP}
-
-
-class Recorder(Protocol):
-    """What a search writes through. Each call is one transaction: recorded whole, or not at all.
-
-    Every method raises StoreError, in one sentence, where the database cannot take it (disk full, locked,
-    gone), and EngineError for a record that must not exist (a second one of an order, an unknown parent).
-    """
-
-    def create_run(self, spec: RunSpec, environment: Environment) -> StoredRun:
-        """Raises StoreError if the name is taken or not a legal one."""
-        ...
-
-    def run(self, name: str) -> StoredRun:
-        """By name, unique prefix of a name, or "latest". Raises UnknownNameError."""
-        ...
-
-    def add(self, run: StoredRun, ref: Candidate, evaluation: Evaluation, *, elapsed_s: float) -> None:
-        """Records one candidate. Orders may arrive in any sequence, but parents and `same_code_as` first."""
-        ...
-
-    def add_baselines(
-        self, run: StoredRun, task: int, timings: Sequence[Timing], *, stage: Stage = Stage.SEARCH
-    ) -> None: ...
-
-    def add_final(self, run: StoredRun, order: int, measurement: Measurement, *, elapsed_s: float) -> None:
-        """Records a finalist's re-timing. A later one for the same candidate stands beside the earlier."""
-        ...
-
-    def set_winner(self, run: StoredRun, task: int, order: int | None) -> None: ...
-
-    def set_status(self, run: StoredRun, status: RunStatus, *, reason: str = "", elapsed_s: float) -> None: ...
-
-    def evaluations(self, run: StoredRun) -> list[StoredEvaluation]:
-        """Everything added so far, sorted by order, with every check and sample."""
-        ...
-
-    def evaluation(self, run: StoredRun, order: int) -> StoredEvaluation: ...
-
-    def transaction(self) -> AbstractContextManager[None]:
-        """Everything recorded inside is one transaction; faster by far for many candidates at once."""
-        ...
-
-    def close(self) -> None: ...

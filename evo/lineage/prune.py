@@ -17,17 +17,16 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, Text, and_, cast, delete, func, or_, select, update
 
-from evo.errors import EngineError, StoreError
+from evo.errors import StoreError
 from evo.evaluation import PASSED
 from evo.lineage import RunStatus
 from evo.lineage import models as m
-from evo.lineage.database import translated
 from evo.lineage.liveness import write_alone
 from evo.lineage.models import key_range, leader_key
 from evo.lineage.read import at_once, resolve_run
 from evo.lineage.store import Store
 
-__all__ = ["Part", "Pruned", "Vacuumed", "chosen_runs", "prune", "size_of", "vacuum"]
+__all__ = ["Part", "Pruned", "chosen_runs", "prune"]
 
 _c, _b, _t, _p, _a = m.Candidate, m.Build, m.Timing, m.Parentage, m.Artefact
 
@@ -170,36 +169,3 @@ def _drop_artefacts(connection: Connection, released: Counter[str], *, dry: bool
             if not dry:
                 connection.execute(delete(_a).where(_a.sha256.in_(gone)))
     return number, size
-
-
-@dataclass(frozen=True, kw_only=True)
-class Vacuumed:
-    """Bytes of the database."""
-
-    before: int
-    after: int
-
-
-def size_of(store: Store) -> int:
-    """Bytes of the database as it lies on disk."""
-    with store.reading() as connection:
-        if store.path is not None:
-            beside = store.path.with_name(store.path.name + "-wal")
-            return store.path.stat().st_size + (beside.stat().st_size if beside.exists() else 0)
-        return int(connection.scalar(select(func.pg_database_size(func.current_database()))) or 0)
-
-
-def vacuum(store: Store) -> Vacuumed:
-    """On SQLite the file becomes as small as it can be, for which it needs as much room again meanwhile; on
-    PostgreSQL free room inside its files can be used anew, and others work on meanwhile."""
-    if not store.writes:
-        raise EngineError(f"{store} was opened for reading only")
-    before = size_of(store)
-    with translated(store), store.unbound() as driver:
-        if store.path is not None:
-            driver.execute("VACUUM")
-            driver.execute("ANALYZE")
-            driver.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        else:
-            driver.execute("VACUUM (ANALYZE)")
-    return Vacuumed(before=before, after=size_of(store))

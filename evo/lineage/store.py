@@ -129,13 +129,28 @@ class Store:
         """The file, of a SQLite database."""
         return self._location.path
 
-    @contextmanager
-    def unbound(self) -> Iterator[Any]:
-        """The driver's own connection, outside any transaction: for the few statements that want to be."""
-        with self._engine.connect() as connection:
+    def vacuum(self) -> None:
+        """Makes a SQLite file as small as it can be, for which it needs as much room again meanwhile; on PostgreSQL, makes
+        free room inside its files usable for new records, while others work on."""
+        if not self._write:
+            raise EngineError(f"{self} was opened for reading only")
+        with translated(self), self._engine.connect() as connection:
             if self.path is None:
                 connection = connection.execution_options(isolation_level="AUTOCOMMIT")
-            yield connection.connection.driver_connection
+            driver: Any = connection.connection.driver_connection  # VACUUM runs outside any transaction
+            if self.path is None:
+                driver.execute("VACUUM (ANALYZE)")
+            else:
+                for statement in ("VACUUM", "ANALYZE", "PRAGMA wal_checkpoint(TRUNCATE)"):
+                    driver.execute(statement)
+
+    def size(self) -> int:
+        """Bytes of the database as it lies on disk."""
+        with self.reading() as connection:
+            if self.path is None:
+                return int(connection.scalar(select(func.pg_database_size(func.current_database()))) or 0)
+            wal = self.path.with_name(self.path.name + "-wal")
+            return self.path.stat().st_size + (wal.stat().st_size if wal.exists() else 0)
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:

@@ -22,7 +22,8 @@ from evo.budget import Budget, StopReason
 from evo.errors import StoreError
 from evo.evaluation import Build, Candidate, Costs, Evaluation, Measurement, Status, Timing
 from evo.executors import BuildRequest, Executor, Incumbent, MeasureRequest
-from evo.lineage import Recorder, StoredEvaluation, StoredRun
+from evo.lineage import StoredEvaluation, StoredRun
+from evo.lineage.store import Store
 from evo.problem.kernel import Kernel, Launch, Limits, Workload
 from evo.progress import Improvement, Observer, Progress, Waiting
 from evo.search.samplers import Exhausted, Result, Sampler, SamplerFactory
@@ -82,7 +83,7 @@ class Search:
         limits: Limits,
         make_sampler: SamplerFactory,
         executor: Executor,
-        recorder: Recorder,
+        recorder: Store,
         run: StoredRun,
         observer: Observer,
         *,

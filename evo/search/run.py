@@ -20,7 +20,8 @@ from evo.budget import Budget, StopReason
 from evo.errors import EvoError, StoreError, TemplateError, UsageError
 from evo.evaluation import Status
 from evo.executors import BuildRequest, Executor, ExecutorConfig, find_executor
-from evo.lineage import Environment, Recorder, RunSpec, RunStatus, Stage, StoredEvaluation, StoredRun, gate_seeds
+from evo.lineage import Environment, RunSpec, RunStatus, Stage, StoredEvaluation, StoredRun, gate_seeds
+from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel, Workload, load_kernel
 from evo.progress import Observer
@@ -156,7 +157,7 @@ def open_executor(target: str, settings: RunSettings) -> Iterator[Executor]:
 
 def execute(
     run: StoredRun,
-    recorder: Recorder,
+    recorder: Store,
     executor: Executor,
     settings: RunSettings,
     observer: Observer,
@@ -235,7 +236,7 @@ def execute(
 
 
 def _finals(
-    executor: Executor, config: FinalsConfig, search: Search, recorder: Recorder, run: StoredRun, count: int
+    executor: Executor, config: FinalsConfig, search: Search, recorder: Store, run: StoredRun, count: int
 ) -> tuple[Finals, ...]:
     executor.renew_device()
     held = []
@@ -265,7 +266,7 @@ def _search_part(budget: Budget, tasks: int) -> Budget:
     return dataclasses.replace(budget, seconds=budget.seconds - reserve)
 
 
-def _mark_interrupted(recorder: Recorder, run: StoredRun, elapsed_s: float) -> None:
+def _mark_interrupted(recorder: Store, run: StoredRun, elapsed_s: float) -> None:
     try:
         recorder.set_status(run, RunStatus.INTERRUPTED, reason="stopped by an error", elapsed_s=elapsed_s)
     except EvoError:

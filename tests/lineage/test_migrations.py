@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 import samples as s
 from alembic import command
+from alembic.autogenerate import compare_metadata
 from alembic.config import Config
+from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateTable
@@ -29,6 +31,12 @@ MIGRATIONS = Path(schema.__file__).parent / "migrations"
 def test_the_names_of_the_files_are_those_of_the_revisions() -> None:
     script = ScriptDirectory.from_config(alembic_config())
     assert [r.revision for r in script.walk_revisions()][::-1] == list(revisions())
+
+
+def test_a_new_database_has_what_the_models_say(store: Store) -> None:
+    with store.reading() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
+        assert compare_metadata(context, Base.metadata) == []
 
 
 def test_a_key_of_postgresql_holds_every_candidate() -> None:

@@ -20,6 +20,7 @@ from evo.evaluation import Check, Evaluation, Parent, Status
 from evo.lineage import RunStatus, Stage
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
+from evo.problem.kernel import Workload
 
 
 def rows(store: Store, sql: str) -> list[tuple[Any, ...]]:
@@ -164,6 +165,18 @@ def test_a_run_comes_back_as_it_was_set_up(store: Store) -> None:
     assert read.finished is not None
     store.set_status(run, RunStatus.RUNNING, elapsed_s=12.5)
     assert store.run("first").finished is None
+
+
+def test_any_options_seed_and_workload_come_back(store: Store) -> None:
+    spec = dataclasses.replace(
+        s.SPEC,
+        name="odd",
+        seed=2**63 - 1,
+        workloads=(Workload.of({"zeta": 3, "alpha": 2**40}, "float16"),),
+        options={"deep": {"list": [1, 2.5, None, True], "text": "µ\ud800\0"}},
+    )
+    store.create_run(spec, s.ENVIRONMENT)
+    assert store.run("odd").spec == spec
 
 
 def test_times_are_aware_and_in_utc(store: Store) -> None:
