@@ -1,5 +1,5 @@
-"""Where a lineage database is, how it is opened (SQLite by path or URL, PostgreSQL by URL), and what is said of one that
-cannot be used: one sentence, and nothing of a driver's traceback."""
+"""Where a lineage database is, how it is opened (SQLite by path or URL, PostgreSQL by URL), and one sentence for
+everything that a driver can object to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event, make_url
 from sqlalchemy.engine.interfaces import DBAPIConnection
@@ -268,7 +267,7 @@ _POSTGRES = {
     "53100": "cannot grow because the disk is full; no half record was kept: free some space, then go on",
     "53300": "takes no more connections; close some, or raise its max_connections",
     "57P01": "was shut down by its administrator",
-    "40P01": "had two writers waiting for each other (deadlock); nothing was recorded by half: try again",
+    "40P01": "had two writers waiting for each other (deadlock); no half record was kept: try again",
 }
 # What PostgreSQL and libpq say where no connection comes about; they give no code for it.
 _UNREACHABLE = (
@@ -289,17 +288,8 @@ _UNREACHABLE = (
 )
 
 
-class Place(Protocol):
-    """A database as sentences name it. path: the file of a SQLite one."""
-
-    def __str__(self) -> str: ...
-
-    @property
-    def path(self) -> Path | None: ...
-
-
 @contextmanager
-def translated(place: Place) -> Iterator[None]:
+def translated(place: Location) -> Iterator[None]:
     """Turns whatever the database objects to inside into a StoreError about `place`, or an EngineError where
     only evo itself can be at fault."""
     try:
@@ -324,7 +314,7 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def _explain(place: Place, error: BaseException, *, connected: bool) -> StoreError | EngineError:
+def _explain(place: Location, error: BaseException, *, connected: bool) -> StoreError | EngineError:
     code = getattr(error, "sqlite_errorcode", None)
     if isinstance(code, int) and code & 0xFF == _DAMAGED and place.path is not None:
         return damage(place.path)

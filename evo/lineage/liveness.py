@@ -1,4 +1,4 @@
-"""Who writes, and which runs are alive.
+"""Which process writes to a database, and which runs have a living one.
 
 A SQLite file has one writer, which holds a lock file beside it. A PostgreSQL database has several, which agree by
 advisory locks. The system or the server frees either lock when the process that holds it is gone.
@@ -122,7 +122,7 @@ class Claims:
             return
         if self._connection is None:
             self._connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-        for _ in range(_TRIES):  # somebody may only be looking whether the run is alive
+        for _ in range(_TRIES):  # a reader may be looking whether the run is alive
             if self._connection.scalar(select(func.pg_try_advisory_lock(_RUNS, run.id))):
                 self._held.add(run.id)
                 return
@@ -144,7 +144,7 @@ def release_dead_runs(connection: Connection) -> None:
     """Records that runs with the status running whose process is gone are interrupted. For a writer."""
     running = connection.scalars(select(m.Run.id).where(m.Run.status == RunStatus.RUNNING.value)).all()
     if _is_server(connection):
-        # Until this transaction ends nobody can claim what is found to be nobody's.
+        # Until this transaction ends no other process can claim a run that is found to have none.
         running = [key for key in running if connection.scalar(select(func.pg_try_advisory_xact_lock(_RUNS, key)))]
     if running:
         interrupted = {"status": RunStatus.INTERRUPTED.value, "stop_reason": GONE}

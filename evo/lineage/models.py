@@ -221,7 +221,7 @@ class Candidate(Base):
         CheckConstraint(f'id = run_id * {ORDERS_PER_RUN} + "order"', name="key"),
         Index(None, "run_id", "status"),
         Index(None, "run_id", "task", "score"),
-        Index(None, "source_sha"),  # who refers to an artefact, asked when one is to go
+        Index(None, "source_sha"),  # finds the candidates that refer to an artefact, before it is dropped
     )
 
     id: Mapped[int] = mapped_column(Key, primary_key=True, autoincrement=False)
@@ -245,7 +245,7 @@ class Candidate(Base):
 
 
 class Parentage(Base):
-    """Who a candidate was made from; `position` orders its parents, the first being the main line."""
+    """The parents of a candidate; `position` orders them, the first being the main line."""
 
     __tablename__ = "parentage"
     __table_args__ = (Index(None, "parent_id"), {"sqlite_with_rowid": False})
@@ -376,7 +376,7 @@ def leader_key() -> ColumnElement[int | None]:
     return func.coalesce(Task.winner_id, lowest)
 
 
-# The views: what a database shows to those who open it with other programs. Their names and columns are stable: columns
+# The views: what a database shows to other programs that open it. Their names and columns are stable: columns
 # may be added at the end, and none is renamed or taken away. They are made anew by every migration (SQLite cannot alter
 # a table that a view reads), so a change here needs a revision, if an empty one. `docs/database.md` describes them; the
 # SQL is understood by SQLite, PostgreSQL and DuckDB alike.

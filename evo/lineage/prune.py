@@ -1,9 +1,8 @@
-"""Making a database smaller: what of a run's candidates need not be kept, when all that matters of it is known.
+"""Making a database smaller: dropping the sources, machine code and single samples of a run's candidates.
 
-Candidates themselves always stay, with their genomes, parents, builds, checks and times: a run is continued, and
-its lineage told, from them. What can go is their sources, their machine code and the single samples of their
-times. It stays for those that a run is remembered for (winners, finalists, the leader of each task), for all
-their ancestors, and for the originals of those that had the same code.
+The candidates themselves always stay, with their genomes, parents, builds, checks and times: they are what a run is
+resumed from and its lineage shown from. Winners, finalists, the leader of each task, all their ancestors, and the
+originals of duplicate binaries among these keep everything.
 """
 
 from __future__ import annotations
@@ -48,15 +47,15 @@ _STORED: tuple[tuple[Part, Any, Any], ...] = (
     (Part.SOURCES, _c.id, _c.source_sha),
     (Part.BINARIES, _b.candidate_id, _b.binary_sha),
 )
-"""What is stored by its digest: the columns that say whose it is, and which."""
+"""What is stored by its digest: the columns of the candidate's key and of the digest."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pruned:
-    """What went, or would go. kept: candidates of the chosen runs that were left as they are.
+    """What was dropped, or would be. kept: candidates of the chosen runs that keep everything.
 
-    sources, binaries, samples: candidates, or timings, that lose them. artefacts: stored texts and codes that
-    nobody refers to any more, which a source that others share is not. bytes: of those, and of the samples.
+    sources, binaries: the number of candidates that lose theirs; samples: the number of timings that do. artefacts: stored
+    texts and binaries that no candidate refers to any more. bytes: of those, and of the samples.
     """
 
     runs: tuple[str, ...]
@@ -69,8 +68,11 @@ class Pruned:
 
 
 def chosen_runs(store: Store, names: Sequence[str], before: datetime | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of the runs named, or else of all last written to before a time; and of those of the latter that are
-    being searched, and so left alone. Raises UnknownNameError, and StoreError for one named that is searched."""
+    """The names of the runs to prune (those named, or all last written to before a time), and of the runs among them that
+    are left alone because they are being searched.
+
+    Raises UnknownNameError, and StoreError for a named run that is being searched.
+    """
     with store.reading() as connection:
         r = m.Run
         keys = [resolve_run(connection, name) for name in names]
@@ -87,7 +89,7 @@ def chosen_runs(store: Store, names: Sequence[str], before: datetime | None) -> 
 
 
 def prune(store: Store, runs: Sequence[str], parts: Sequence[Part], *, dry: bool) -> Pruned:
-    """Drops parts of runs. dry: only finds out what would go. Raises UnknownNameError."""
+    """Drops parts of runs. dry: only finds out what would be dropped. Raises UnknownNameError."""
     if dry:
         with store.reading() as connection:
             return _prune(connection, runs, parts, dry=True)

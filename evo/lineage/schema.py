@@ -106,7 +106,7 @@ def migrate(engine: Engine, location: Location) -> None:
 
 
 def _upgrade(connection: Connection, location: Location) -> None:
-    if check_schema(connection, location):  # asked again: somebody else may have been faster
+    if check_schema(connection, location):  # asked again: another process may have done it meanwhile
         return
     if schema_of(connection):
         from alembic import command

@@ -1,4 +1,4 @@
-"""Store: the lineage database, opened for a search to write or for anybody to read."""
+"""Store: the lineage database, opened for writing by a search or for reading."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class Store:
         free room inside its files usable for new records, while others work on."""
         if not self._write:
             raise EngineError(f"{self} was opened for reading only")
-        with translated(self), self._engine.connect() as connection:
+        with translated(self._location), self._engine.connect() as connection:
             if self.path is None:
                 connection = connection.execution_options(isolation_level="AUTOCOMMIT")
             driver: Any = connection.connection.driver_connection  # VACUUM runs outside any transaction
@@ -159,7 +159,7 @@ class Store:
             self._batch.flush(self._open)
             yield self._open
             return
-        with translated(self), self._engine.connect() as connection:
+        with translated(self._location), self._engine.connect() as connection:
             yield connection
 
     @contextmanager
@@ -183,7 +183,7 @@ class Store:
         if not self._write:
             raise EngineError(f"{self} was opened for reading only")
         try:
-            with translated(self):
+            with translated(self._location):
                 try:
                     with self._engine.begin() as connection:
                         self._open = connection
@@ -200,7 +200,7 @@ class Store:
         """Raises StoreError for a name that is taken or not legal."""
         with self.writing() as connection:
             run = read_run(connection, insert_run(connection, spec, environment))
-            self._claims.take(run)  # before anybody else can see it
+            self._claims.take(run)  # before another process can see it
             return run
 
     def run(self, name: str) -> StoredRun:
@@ -229,7 +229,7 @@ class Store:
                 insert_rows(connection, _TIMING, timing_rows(run, task, None, timings, stage, 0))
 
     def add_final(self, run: StoredRun, order: int, measurement: Measurement, *, elapsed_s: float) -> None:
-        """Records a finalist's re-timing. A further one of a candidate stands beside it; the last counts.
+        """Records a finalist's re-timing. A candidate may have several; the last counts.
 
         Raises EngineError for an unknown candidate, and for times of one that did not pass.
         """
@@ -246,7 +246,7 @@ class Store:
             self._touch(connection, run, elapsed_s=elapsed_s)
 
     def claim(self, run: StoredRun) -> None:
-        """Nobody else may search this run until the store is closed. Raises StoreError if somebody does."""
+        """Reserves a run for this process until the store is closed. Raises StoreError if another process searches it."""
         self._claims.take(run)
 
     def set_winner(self, run: StoredRun, task: int, order: int | None) -> None:
