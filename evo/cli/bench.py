@@ -18,14 +18,13 @@ from evo.cli.options import (
     Json,
     Seed,
     TargetName,
-    choose_arch,
     draw_seed,
     make_console,
     parse_values,
     print_json,
 )
 from evo.cli.recorded import is_of, may_have_been
-from evo.cli.search import KernelContext, load_context
+from evo.cli.search import KernelContext, choose_arch, load_context
 from evo.cli.tables import DISTURBED_NOTE, make_table, marked, print_table, say, short_id, timing_record
 from evo.errors import EvoError, UsageError
 from evo.executors import BuildRequest, RaceRequest

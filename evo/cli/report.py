@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from evo.cli.options import DEFAULT_DB, Db, Json, lasting_db, print_json
+from evo.cli.options import DEFAULT_DB, Db, Json, RunName, lasting_db, print_json
 from evo.lineage.store import Store
 
 __all__ = ["register"]
@@ -27,7 +27,7 @@ def register(app: typer.Typer) -> None:
 
 
 def report(
-    run: Annotated[str, typer.Argument(help="A run's name, a unique beginning of it, or 'latest'.")],
+    run: RunName,
     out: Annotated[Path, typer.Option(help="The HTML file to write.")] = Path("report.html"),
     figures: Annotated[
         Path | None, typer.Option(help="Also write each figure into this folder, as SVG and PNG.")

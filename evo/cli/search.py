@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import time
@@ -22,15 +21,14 @@ from evo.cli.options import (
     DEFAULT_DB,
     Db,
     Json,
+    RunName,
     TargetName,
     cache_dir,
     check_seed,
-    choose_arch,
-    choose_target,
     command_line,
+    draw_seed,
     make_console,
     parse_duration,
-    parse_fixed,
     parse_values,
     print_json,
     split_pair,
@@ -59,9 +57,9 @@ from evo.search.run import (
     plan_run,
 )
 from evo.search.samplers import find_sampler
-from evo.targets import find_target
+from evo.targets import find_target, target_names
 
-__all__ = ["KernelContext", "load_context", "read_initial_points", "read_job", "register", "worker_settings"]
+__all__ = ["KernelContext", "choose_arch", "load_context", "read_initial_points", "read_job", "register", "worker_settings"]
 
 _DEFAULT_BUDGET = "60s"
 _CUDA_ARCH = re.compile(r"(sm|compute)_")
@@ -97,6 +95,27 @@ def load_context(kernel: str, target: str | None, arch: str | None, db: str) -> 
     return KernelContext(
         kernel=problem, target=chosen, arch=choose_arch(chosen, arch), workers=worker_settings(chosen, db)
     )
+
+
+def choose_target(name: str | None) -> str:
+    """The target named, which must exist; else cuda where a GPU answers, else cpu."""
+    if name is not None:
+        find_target(name)
+        return name
+    for candidate in ("cuda", *(n for n in target_names() if n != "cuda")):
+        try:
+            find_target(candidate).device()
+        except DeviceError:
+            continue
+        return candidate
+    raise DeviceError("neither a CUDA GPU nor a C++ compiler answers here; see: evo doctor")
+
+
+def choose_arch(target: str, arch: str | None) -> str:
+    """The architecture named, which must be known; else the present device's. Raises DeviceError."""
+    chosen = arch or find_target(target).device().arch
+    find_target(target).limits(chosen)
+    return chosen
 
 
 def worker_settings(target: str, db: str) -> RunSettings:
@@ -182,7 +201,7 @@ def search(
 
 
 def resume(
-    run: Annotated[str, typer.Argument(help="A run's name, a unique beginning of it, or 'latest'.")],
+    run: RunName,
     budget: Annotated[str | None, typer.Option(help="A new budget of time for the run as a whole.")] = None,
     evaluations: Annotated[int | None, typer.Option(help="A new number of candidates for the run as a whole.")] = None,
     export: Annotated[Path | None, typer.Option(help="Export the winners to this folder as a module.")] = None,
@@ -245,7 +264,7 @@ def _configure(job: dict[str, Any], context: KernelContext, db: str) -> SearchCo
             f" --target {target}"
         )
     limits = find_target(target).limits(arch)
-    fixed = parse_fixed(job.get("fix") or (), kernel.space(target, workloads[0], limits))
+    fixed = parse_values(job.get("fix") or (), kernel.space(target, workloads[0], limits), "--fix")
     spaces = [kernel.space(target, workload, limits).restricted(fixed) for workload in workloads]
     initial_points = read_initial_points(job.get("start") or (), kernel, target, spaces, db)
     sampler = job.get("sampler") or "evolution"
@@ -254,14 +273,14 @@ def _configure(job: dict[str, Any], context: KernelContext, db: str) -> SearchCo
     limited = any(job.get(k) is not None for k in ("budget", "evaluations", "patience"))
     if not limited:
         seconds = _DEFAULT_BUDGET
-    seed = job.get("seed")
+    seed: int | None = job.get("seed")
     return SearchConfig(
         kernel=job["kernel"],
         target=target,
         arch=arch,
         workloads=workloads,
         sampler=sampler,
-        seed=int.from_bytes(os.urandom(4)) if seed is None else int(seed),
+        seed=draw_seed(seed),
         max_in_flight=default_max_in_flight(context.workers.builders),
         budget=Budget(
             seconds=parse_duration(str(seconds)) if seconds is not None else None,
