@@ -13,7 +13,7 @@ from evo.analysis.runs import find_run
 from evo.errors import UsageError
 from evo.evaluation import FINALIST
 from evo.export import Combining, Exporter, ExportItem, ExportRequest
-from evo.export._architectures import asked_of, with_ptx
+from evo.export._builds import asked_of, with_ptx
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload

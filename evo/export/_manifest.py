@@ -12,7 +12,7 @@ from typing import Any
 
 from evo import __version__
 from evo.export import ExportItem, ExportRequest
-from evo.export._building import BuiltVariant, LeftOut
+from evo.export._builds import BuiltVariant, LeftOut
 from evo.export._folder import WRITER
 from evo.problem.kernel import Kernel
 from evo.runtime import cpu

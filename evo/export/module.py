@@ -20,7 +20,7 @@ from typing import Any
 from evo import __version__, runtime
 from evo.errors import KernelError, UsageError
 from evo.export import Combining, ExportRequest
-from evo.export._building import BuiltVariant, build_variants, check_parts
+from evo.export._builds import BuiltVariant, build_variants, check_parts
 from evo.export._folder import MANIFEST, file_digests, publish, to_json
 from evo.export._jit import add_fallbacks
 from evo.export._manifest import manifest_record

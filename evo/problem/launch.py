@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from evo.runtime.launch import LaunchPlan
+from evo.runtime.package import LaunchPlan
 
 __all__ = ["Launch", "LaunchPlan", "Limits"]
 

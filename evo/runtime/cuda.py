@@ -18,8 +18,7 @@ from typing import Any
 
 import torch
 
-from .launch import LaunchPlan
-from .package import Busy, Package, Unavailable, Variant
+from .package import Busy, LaunchPlan, Package, Unavailable, Variant
 
 __all__ = [
     "Compiler",

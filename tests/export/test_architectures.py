@@ -18,7 +18,7 @@ from exports import request_for
 
 from evo.errors import DeviceError, UsageError
 from evo.export import Combining, ExportItem, ExportRequest, exporter_names, find_exporter
-from evo.export._architectures import asked_of, with_ptx
+from evo.export._builds import asked_of, with_ptx
 from evo.export.module import ModuleExporter
 from evo.problem.genome import Genome
 from evo.problem.kernel import load_kernel
