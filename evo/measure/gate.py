@@ -1,18 +1,17 @@
-"""The gate: is a candidate's output right? Nothing is timed, stored or exported that did not pass here.
+"""The gate: is a candidate's output right? Nothing is timed, stored or exported that has not passed.
 
 For every case the candidate gets copies of the inputs and poisoned outputs, each with guard zones on both sides, and
-its result is compared with a float64 reference (`evo.measure.reference`). Inputs and guards must come back untouched.
+its result is compared with a float64 reference (`evo.measure.reference`). Inputs and guards must be as before.
 
-- What a candidate reads beside its inputs shows: the guards hold NaN, and in some launches another value.
-- The first case of a kernel is launched several times: in other memory, on other data in the same memory, again, and
-  where its outputs hold the right result of other data in place of poison. Results on equal data must be equal bit for
-  bit. So what is right only at first, only later, for one address, while somebody seems to look or by luck of a race is
-  refused; and so is a kernel that adds in no fixed order, as with atomics, even where every result is within the
-  tolerance: what cannot be repeated can be neither checked nor debugged.
+- A read beside an input shows: the guards hold NaN, and in some launches another value.
+- The first case of a kernel is launched several times: in other memory, on other data in the same memory, again, and over
+  the right result of other data in place of poison. Results on equal data must be equal bit for bit. This refuses results
+  that depend on the number of launches, on addresses, on what the outputs held, or on the order of threads; also sums in no
+  fixed order, as with atomics, where every result is within the tolerance: what does not repeat cannot be debugged.
 - Where the session can do more (`evo.targets.Hazards`): shared memory holds NaN before every launch, and a candidate
-  that asks to be started early runs behind a kernel that writes its inputs late.
+  that may start early runs behind a kernel that writes its inputs late.
 
-A verdict follows from the kernel, the genome and the seed: run them again, and the same is launched on the same data.
+A verdict follows from the kernel, the genome and the seed: the same launches on the same data repeat it.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from evo.measure.reference import (
     allocate_outputs,
     argument_values,
     compare,
-    expect,
+    expected_outputs,
     findings,
     poison,
     verdict,
@@ -48,7 +47,7 @@ __all__ = ["Gate", "PreparedCase", "case_seed"]
 
 @dataclass(frozen=True, kw_only=True)
 class _Trial:
-    """One launch: in which memory, what is in it before, what should be in it afterwards."""
+    """One launch: its memory, what it holds before (`image`), and what its outputs should be."""
 
     memory: Memory
     image: Memory
@@ -89,16 +88,11 @@ class Gate:
         self._kernel, self._target, self._session, self._seed = kernel, target, session, seed
         self._hazards = session.hazards
         self._prepared: dict[tuple[Case, bool], PreparedCase] = {}
-        self.launch_limit_s = math.inf
-        """How long a launch may take."""
+        self._launch_limit_s = math.inf
         self.longest_launch_s = 0.0
-        """Of those since it was set to zero."""
+        """Of the last `run`."""
         self._held: list[torch.Tensor] = []
         self._sum = 0
-
-    def expect(self, inputs: Tensors, workload: Workload) -> tuple[Expected, ...]:
-        """References and bounds for one set of inputs."""
-        return expect(self._kernel, inputs, workload)
 
     def prepare(self, case: Case, *, repeated: bool = False) -> PreparedCase:
         """`repeated`: with the further launches of a kernel's first case."""
@@ -120,15 +114,15 @@ class Gate:
 
         data = self._kernel.inputs(case.workload, case.data, generator)
         layout = Layout(data, outputs, case.offset)
-        expected = self.expect(data, case.workload)
+        expected = expected_outputs(self._kernel, data, case.workload)
         here, plain = Memory(layout, device), image(data, expected, NAN)
         trials = [_Trial(memory=here, image=plain, inputs=data, expected=expected)]
         if repeated:
             other = self._kernel.inputs(case.workload, case.data, generator)
-            wanted = self.expect(other, case.workload)
+            wanted = expected_outputs(self._kernel, other, case.workload)
             there, odd = Memory(layout, device), image(data, expected, HUGE)
             stale = image(data, expected, HUGE)
-            for e in wanted:  # what nobody can tell from a result but by computing it
+            for e in wanted:
                 stale.outputs[e.name].copy_(e.reference)
             trials += [
                 _Trial(memory=there, image=odd, inputs=data, expected=expected, repeats=True, where="in other memory"),
@@ -168,8 +162,8 @@ class Gate:
                 self.check(_Idle(), launch, prepared)
 
     def intact(self) -> bool:
-        """Whether all that candidates are judged by is as it was made: else nobody else can be judged here. It lies in
-        memory like theirs, and a stray write reaches it past every guard."""
+        """Whether the data that candidates are judged by are as they were made. They lie in memory like the candidates' own,
+        and a stray write can reach them past every guard; then no other candidate can be judged here."""
         return sum_of(self._held) == self._sum
 
     def _hold(self, prepared: PreparedCase) -> None:
@@ -210,9 +204,12 @@ class Gate:
             seed=prepared.seed,
         )
 
-    def run(self, loaded: Loaded, cases: Sequence[tuple[Case, Launch]]) -> tuple[Check, ...]:
-        """Checks in order, up to and including the first that fails. The last tells whether what candidates are judged by
-        has been changed."""
+    def run(
+        self, loaded: Loaded, cases: Sequence[tuple[Case, Launch]], *, launch_limit_s: float = math.inf
+    ) -> tuple[Check, ...]:
+        """Checks in order, up to and including the first that fails. The last says whether the data have been changed that
+        candidates are judged by. Raises LaunchError, and HangError after a launch of `launch_limit_s`."""
+        self._launch_limit_s, self.longest_launch_s = launch_limit_s, 0.0
         checks: list[Check] = []
         for case, launch in cases:
             prepared = self.prepare(case, repeated=not checks)
@@ -224,7 +221,7 @@ class Gate:
                 break
         if checks and not self.intact():
             last = checks[-1]
-            reason = last.reason or "memory far from its inputs and outputs was written, which others are judged by"
+            reason = last.reason or "memory far from its inputs and outputs was written, by which others are judged"
             checks[-1] = replace(last, passed=False, reason=reason, data_changed=True)
         return tuple(checks)
 
@@ -238,7 +235,7 @@ class Gate:
         if all(o.numel() for o in memory.outputs.values()):
             began = time.perf_counter()
             loaded(argument_values(self._kernel, case.workload, memory.inputs, memory.outputs), launch)
-            self._session.await_launch(self.launch_limit_s)
+            self._session.await_launch(self._launch_limit_s)
             self.longest_launch_s = max(self.longest_launch_s, time.perf_counter() - began)
 
     def _try(
@@ -273,7 +270,7 @@ class Gate:
         return error, last, reason
 
     def _try_late(self, loaded: Loaded, launch: Launch, prepared: PreparedCase, first: dict[str, torch.Tensor]) -> str:
-        """The first case once more, behind a kernel that writes its inputs late; until then others' data are there."""
+        """The first case once more, behind a kernel that writes its inputs late; until then they hold other data."""
         if self._hazards is None or not all(o.numel() for o in first.values()):
             return ""
         trial = prepared.trials[0]
@@ -283,13 +280,13 @@ class Gate:
         values = argument_values(self._kernel, prepared.case.workload, memory.inputs, memory.outputs)
         with self._hazards.write_late(memory.before_outputs, trial.image.before_outputs):
             loaded(values, launch)
-        self._session.await_launch(self.launch_limit_s)
+        self._session.await_launch(self._launch_limit_s)
         if all(same(memory.outputs[n], o) for n, o in first.items()):
             return ""
         return "read an input before the kernel that writes it had ended"
 
     def _cause(self, loaded: Loaded, launch: Launch, case: Case, trial: _Trial) -> str:
-        """What a wrong result depends on, by launching again with one thing changed; "" if it is simply wrong."""
+        """What a wrong result depends on, found by launching again with one thing changed; "" if it is simply wrong."""
         wrong = {n: o.clone() for n, o in trial.memory.outputs.items()}
 
         def differs(image: Memory, shared: int = NAN) -> bool:
@@ -311,7 +308,7 @@ class Gate:
 
 
 class _Right:
-    """Writes the reference for each launch of a case in turn. The methods are those of `evo.targets.Loaded`."""
+    """A `Loaded` that writes the reference for each launch of a case in turn."""
 
     def __init__(self, prepared: PreparedCase) -> None:
         self._trials = iter(prepared.trials)
@@ -322,21 +319,21 @@ class _Right:
             trial.memory.outputs[e.name].copy_(e.reference)  # type: ignore[union-attr]
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing."""
 
 
 class _Idle:
-    """Writes nothing, which is wrong."""
+    """A `Loaded` that writes nothing, which is wrong."""
 
     def __call__(self, values: Sequence[object], launch: Launch) -> None:
-        """Nothing happens."""
+        """Does nothing."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing."""
 
 
 def _share(error: float | None, judged: Expected) -> float:
-    """Of what is allowed."""
+    """The share of the allowed error that it is."""
     return 0.0 if error is None else error / judged.largest_allowed
 
 

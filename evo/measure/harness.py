@@ -27,6 +27,7 @@ from evo.measure.reference import (
     argument_values,
     as_outputs,
     compare,
+    expected_outputs,
     findings,
     verdict,
 )
@@ -97,7 +98,7 @@ class TimedData:
     exchanged, `inputs[True]`.
     """
 
-    def __init__(self, kernel: Kernel, workload: Workload, session: Session, gate: Gate, count: int, seed: int) -> None:
+    def __init__(self, kernel: Kernel, workload: Workload, session: Session, count: int, seed: int) -> None:
         self.device = session.device
         generator = torch.Generator(device=self.device).manual_seed(seed % 2**63)
 
@@ -111,7 +112,7 @@ class TimedData:
         for i, memory in enumerate(self.arena.sets):
             memory.write(draw() if i else own)
         self.inputs = {False: own, True: draw()}
-        self.expected = {state: gate.expect(inputs, workload) for state, inputs in self.inputs.items()}
+        self.expected = {state: expected_outputs(kernel, inputs, workload) for state, inputs in self.inputs.items()}
         most = _COMPARED_ELEMENTS[self.device.type]
         self.rows = {state: [_some_rows(e, most) for e in expected] for state, expected in self.expected.items()}
         output_bytes = sum(s.end - s.start for s in layout.spans if s.is_output)
@@ -279,7 +280,7 @@ class TimingHarness:
 
     @cached_property
     def data(self) -> TimedData:
-        return TimedData(self._kernel, self._workload, self._session, self.gate, self.set_count, self._seed)
+        return TimedData(self._kernel, self._workload, self._session, self.set_count, self._seed)
 
     def prepare(self) -> None:
         """Makes all that a race needs beside its contenders."""

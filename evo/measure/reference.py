@@ -19,7 +19,7 @@ __all__ = [
     "argument_values",
     "as_outputs",
     "compare",
-    "expect",
+    "expected_outputs",
     "findings",
     "poison",
     "verdict",
@@ -73,7 +73,7 @@ def as_outputs(kernel: Kernel, workload: Workload, result: object) -> dict[str, 
     return dict(zip((a.name for a in kernel.outputs(workload)), tensors, strict=False))
 
 
-def expect(kernel: Kernel, inputs: Tensors, workload: Workload) -> tuple[Expected, ...]:
+def expected_outputs(kernel: Kernel, inputs: Tensors, workload: Workload) -> tuple[Expected, ...]:
     """References and bounds for one set of inputs, on their device."""
     import torch
 

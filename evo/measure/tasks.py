@@ -6,9 +6,9 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from evo.errors import DeviceError, HangError, LaunchError
 from evo.evaluation import BOOTSTRAP_SAMPLES, Binary, Check, Measurement, Status, Timing
@@ -120,14 +120,9 @@ def measure(request: MeasureRequest, gated: Callable[[], None] = lambda: None) -
 
     gated: called between the gate and the timing.
     """
-
-    def steps(*found: Any) -> None:
-        _gate(*found)
-        if request.time and found[-1].status is Status.OK:
-            gated()
-            _clock(*found)
-
-    return _judged(lambda: _with_loaded(request, steps), _lost_measurement)
+    return _judged(
+        lambda: _measure(request, gated), lambda status, log: Measurement(status=status, log=log, device_lost=True)
+    )
 
 
 def race(request: RaceRequest) -> RaceResult:
@@ -176,74 +171,30 @@ def _changed_arithmetic(before: tuple[int, tuple[float, ...]]) -> str:
     return "it changed how its process rounds floating-point numbers" if rounding != before[1] else ""
 
 
-def _lost_measurement(status: Status, log: str) -> Measurement:
-    return Measurement(status=status, log=log, device_lost=True)
-
-
-@dataclass(kw_only=True)
-class _Findings:
-    """What is known of a candidate so far. Seconds of the stages."""
-
-    status: Status = Status.OK
-    log: str = ""
-    checks: tuple[Check, ...] = ()
-    timings: tuple[Timing, ...] = ()
-    gate_seconds: float = 0.0
-    timing_seconds: float = 0.0
-    launch_seconds: float = 0.0
-    device_lost: bool = False
-    data_changed: bool = False
-
-    def refuse(self, status: Status, log: str) -> None:
-        self.status, self.log = status, log
-
-
-def _with_loaded(
-    request: MeasureRequest,
-    examine: Callable[[MeasureRequest, Kernel, TimingHarness, Loaded, _Findings], None],
-) -> Measurement:
+def _measure(request: MeasureRequest, gated: Callable[[], None]) -> Measurement:
     started = time.perf_counter()
     kernel, session = load_kernel(request.kernel), open_device()
     harness = _harness(request.kernel, request.target, request.workload, request.seed)
-    found = _Findings()
-    binary = request.build.binary
-    assert binary is not None
+    assert request.build.binary is not None
+    found = Measurement(status=Status.OK)
+    loaded = None
     try:
-        loaded = _load(binary, kernel, session)
-    except LaunchError as error:
-        return Measurement(
-            status=classify(str(error), Status.LOAD_ERROR),
-            log=str(error),
-            seconds=time.perf_counter() - started,
-            device_lost=not _answers(session),
-        )
-    load_seconds = time.perf_counter() - started
-    hangs = False
-    try:
-        examine(request, kernel, harness, loaded, found)
+        loaded = _load(request.build.binary, kernel, session)
+        found = replace(found, load_seconds=time.perf_counter() - started)
+        found = _gate(request, kernel, harness, loaded, found)
+        if request.time and found.status is Status.OK:
+            gated()
+            found = _clock(request, kernel, harness, loaded, found)
     except HangError as error:
-        hangs = found.device_lost = True
-        found.refuse(Status.TIMEOUT, str(error))
+        found = replace(found, status=Status.TIMEOUT, log=str(error), device_lost=True)
+        loaded = None  # unloading would wait for the launch
     except LaunchError as error:
-        found.checks = tuple(c for c in found.checks if c.passed)
-        found.refuse(classify(str(error), Status.LAUNCH_ERROR), str(error))
-        found.device_lost = not _answers(session)
+        status = classify(str(error), Status.LOAD_ERROR if loaded is None else Status.LAUNCH_ERROR)
+        found = replace(found, status=status, log=str(error), device_lost=not _answers(session))
     finally:
-        if not hangs:  # else unloading would wait for it
+        if loaded is not None:
             loaded.close()
-    return Measurement(
-        status=found.status,
-        checks=found.checks,
-        timings=found.timings if found.status is Status.OK else (),
-        log=found.log,
-        seconds=time.perf_counter() - started,
-        load_seconds=load_seconds,
-        gate_seconds=found.gate_seconds,
-        timing_seconds=found.timing_seconds,
-        launch_seconds=found.launch_seconds,
-        device_lost=found.device_lost,
-        data_changed=found.data_changed,
-    )
+    return replace(found, seconds=time.perf_counter() - started)
 
 
 def _load(binary: Binary, kernel: Kernel, session: Session) -> Loaded:
@@ -253,7 +204,9 @@ def _load(binary: Binary, kernel: Kernel, session: Session) -> Loaded:
     return session.load(binary, kernel.entry)
 
 
-def _gate(request: MeasureRequest, kernel: Kernel, harness: TimingHarness, loaded: Loaded, found: _Findings) -> None:
+def _gate(
+    request: MeasureRequest, kernel: Kernel, harness: TimingHarness, loaded: Loaded, found: Measurement
+) -> Measurement:
     """Raises LaunchError."""
     started = time.perf_counter()
     point, limits = request.genome.parameters, open_device().limits
@@ -261,35 +214,45 @@ def _gate(request: MeasureRequest, kernel: Kernel, harness: TimingHarness, loade
         (case, kernel.launch(request.target, point, case.workload, limits))
         for case in kernel.cases(request.target, request.workload)
     ]
-    harness.gate.launch_limit_s = request.launch_limit_s
-    harness.gate.longest_launch_s = 0.0
-    found.checks = harness.gate.run(loaded, cases)
-    found.launch_seconds = harness.gate.longest_launch_s
-    found.data_changed = any(c.data_changed for c in found.checks)
-    found.gate_seconds = time.perf_counter() - started
-    if not all(c.passed for c in found.checks):
-        found.refuse(Status.WRONG, f"{found.checks[-1].case}: {found.checks[-1].reason}")
+    checks = harness.gate.run(loaded, cases, launch_limit_s=request.launch_limit_s)
+    found = replace(
+        found,
+        checks=checks,
+        launch_seconds=harness.gate.longest_launch_s,
+        gate_seconds=time.perf_counter() - started,
+        data_changed=any(c.data_changed for c in checks),
+    )
+    return found if all(c.passed for c in checks) else _refused(found, Status.WRONG)
 
 
-def _clock(request: MeasureRequest, kernel: Kernel, harness: TimingHarness, loaded: Loaded, found: _Findings) -> None:
+def _clock(
+    request: MeasureRequest, kernel: Kernel, harness: TimingHarness, loaded: Loaded, found: Measurement
+) -> Measurement:
     """Raises LaunchError."""
     started = time.perf_counter()
     launch = kernel.launch(request.target, request.genome.parameters, request.workload, open_device().limits)
     candidate = harness.candidate("candidate", loaded, launch)
-    found.timings = _time(request, kernel, harness, candidate)
+    timings = _time(request, kernel, harness, candidate)
     timed = time.perf_counter()
-    found.timing_seconds = timed - started
-    check = harness.complaint("candidate")
+    check, status = harness.complaint("candidate"), Status.WRONG
     if check.passed and (reason := harness.reads_early(candidate)):
         check = replace(check, passed=False, reason=reason)
-    found.gate_seconds += time.perf_counter() - timed
-    found.data_changed = check.data_changed
-    if not check.passed:
-        found.refuse(Status.WRONG, f"{check.case}: {check.reason}")
-    elif reason := harness.impossible(found.timings, "candidate"):
-        check = replace(check, passed=False, reason=reason)
-        found.refuse(Status.IMPOSSIBLE, reason)
-    found.checks += (check,)
+    if check.passed and (reason := harness.impossible(timings, "candidate")):
+        check, status = replace(check, passed=False, reason=reason), Status.IMPOSSIBLE
+    found = replace(
+        found,
+        checks=(*found.checks, check),
+        gate_seconds=found.gate_seconds + time.perf_counter() - timed,
+        timing_seconds=timed - started,
+        data_changed=check.data_changed,
+    )
+    return replace(found, timings=timings) if check.passed else _refused(found, status)
+
+
+def _refused(found: Measurement, status: Status) -> Measurement:
+    """By its last check."""
+    last = found.checks[-1]
+    return replace(found, status=status, log=last.reason if status is Status.IMPOSSIBLE else f"{last.case}: {last.reason}")
 
 
 def _time(request: MeasureRequest, kernel: Kernel, harness: TimingHarness, candidate: Contender) -> tuple[Timing, ...]:

@@ -145,15 +145,15 @@ def test_a_gate_whose_hazards_cannot_be_made_is_no_gate(session: Session) -> Non
 
 
 def test_a_launch_that_hangs_is_told_from_one_that_fails(
-    judge: Judge, gate: Gate, session: Session, monkeypatch: pytest.MonkeyPatch
+    gate: Gate, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def hang(limit_s: float) -> None:
         raise HangError(f"a launch did not end within {limit_s:g} s")
 
     monkeypatch.setattr(session, "await_launch", hang)
-    gate.launch_limit_s = 0.5
+    launch = KERNEL.launch("cpu", {}, CASES[0].workload, session.limits)
     with pytest.raises(HangError, match=f"^case {re.escape(CASES[0].name)}: a launch did not end within 0.5 s"):
-        judge(lambda values, launch: None)
+        gate.run(Candidate(), [(CASES[0], launch)], launch_limit_s=0.5)
 
 
 def test_a_failed_launch_names_its_case(judge: Judge) -> None:
