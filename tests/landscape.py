@@ -13,9 +13,8 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from evo.evaluation import Binary, Build, Check, Measurement, Status, Timing
-from evo.executors import BuildRequest, MeasureRequest, RaceRequest, RaceResult
+from evo.executors import BuildRequest, InFlight, MeasureRequest, RaceRequest, RaceResult
 from evo.problem.genome import Genome
-from evo.progress import InFlight
 
 
 def _hash(genome: Genome, salt: str) -> int:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from evo import cli
-from evo.budget import Budget
 from evo.errors import DeviceError, UnknownNameError
 from evo.evaluation import Candidate, Check, Evaluation, Proposal, Status
 from evo.executors import BuildRequest, ExecutorConfig
@@ -21,6 +20,7 @@ from evo.problem.genome import Genome
 from evo.problem.kernel import load_kernel
 from evo.sanitize import Report, choose_tools, find_compute_sanitizer, read_report, sanitize
 from evo.search.loop import SearchConfig
+from evo.search.progress import Budget
 from evo.search.run import plan_run
 from evo.targets import find_target
 from tests.toy_kernel import write_kernel

@@ -20,8 +20,8 @@ from evo.cli.tables import marked, short_id, speedup, timing_record, visible
 from evo.evaluation import Costs, Timing
 from evo.lineage.models import public_id
 from evo.lineage.store import Store
-from evo.progress import Progress
 from evo.search.finals import Finalist, Finals
+from evo.search.progress import Progress
 from evo.search.run import Outcome
 
 __all__ = ["evaluation_costs", "outcome_record", "print_outcome", "race_table", "unfinished"]

@@ -14,12 +14,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from evo.budget import Budget
 from evo.cli.tables import format_duration
 from evo.evaluation import Status
+from evo.executors import InFlight
 from evo.problem.kernel import Workload
-from evo.progress import Improvement, InFlight, Progress
 from evo.search.check import CheckProgress
+from evo.search.progress import Budget, Improvement, Progress
 
 __all__ = ["LONG_S", "CheckLines", "LiveScreen", "PlainLines", "Screen", "SilentScreen", "doing", "told"]
 

@@ -16,7 +16,6 @@ import typer
 from rich.console import Console
 
 from evo.analysis.runs import find_run
-from evo.budget import Budget, StopReason
 from evo.cli.options import (
     DEFAULT_DB,
     Db,
@@ -45,6 +44,7 @@ from evo.lineage.store import Store
 from evo.problem.kernel import Kernel, load_kernel
 from evo.problem.space import Space
 from evo.search.loop import Search, SearchConfig, default_max_in_flight
+from evo.search.progress import Budget, StopReason
 from evo.search.run import (
     RunSettings,
     budget_of,

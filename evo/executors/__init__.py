@@ -21,12 +21,12 @@ from evo.evaluation import Build, Measurement
 from evo.measure import Incumbent, MeasureRequest, RaceRequest, RaceResult
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload
-from evo.progress import InFlight
 
 __all__ = [
     "BuildRequest",
     "Executor",
     "ExecutorConfig",
+    "InFlight",
     "Incumbent",
     "MeasureRequest",
     "OpenExecutor",
@@ -68,6 +68,22 @@ class BuildRequest:
     arch: str
     genome: Genome
     workload: Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class InFlight:
+    """Work on a candidate that has begun and is not done, for `seconds` now. `left_s`: until it is ended if there is no
+    answer; None where there is no limit."""
+
+    genome: Genome
+    workload: Workload
+    stage: str
+    """"build", "gate" or "timing"; or "ready": the device, and the data that it is judged with there, are being made
+    ready, which has no limit that is its own."""
+    seconds: float
+    left_s: float | None
+    again: bool = False
+    """It has cost a process before, and is alone in a fresh one."""
 
 
 class Executor(Protocol):

@@ -17,13 +17,12 @@ from typing import Any
 
 from evo.errors import DeviceError, EngineError
 from evo.evaluation import Measurement, Status
-from evo.executors import ExecutorConfig, MeasureRequest, RaceRequest, RaceResult
+from evo.executors import ExecutorConfig, InFlight, MeasureRequest, RaceRequest, RaceResult
 from evo.executors import _tasks as tasks
 from evo.executors._limits import AdaptiveTimeout
 from evo.executors._tasks import Data
 from evo.executors._worker import Worker, WorkerLost
 from evo.problem.kernel import Workload
-from evo.progress import InFlight
 
 __all__ = ["Device", "Job", "deliver"]
 

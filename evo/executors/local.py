@@ -22,7 +22,7 @@ from typing import Any
 
 from evo.errors import EngineError, EvoError
 from evo.evaluation import Build, Measurement, Status
-from evo.executors import BuildRequest, ExecutorConfig, MeasureRequest, RaceRequest, RaceResult
+from evo.executors import BuildRequest, ExecutorConfig, InFlight, MeasureRequest, RaceRequest, RaceResult
 from evo.executors import _tasks as tasks
 from evo.executors._device import Device, Job, deliver
 from evo.executors._limits import SCRATCH, AdaptiveTimeout, drop_stale_scratch
@@ -30,7 +30,6 @@ from evo.executors._processes import start_server
 from evo.executors._tasks import Data
 from evo.executors._worker import Worker, WorkerLost, ran_out_of_memory
 from evo.problem.kernel import Workload
-from evo.progress import InFlight
 from evo.targets import find_target
 
 __all__ = ["EXECUTOR", "LocalExecutor"]

@@ -13,11 +13,10 @@ from typing import TypeVar
 
 from evo.errors import UsageError
 from evo.evaluation import Build, Check, Measurement, Status
-from evo.executors import BuildRequest, Executor, MeasureRequest
+from evo.executors import BuildRequest, Executor, InFlight, MeasureRequest
 from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel, Workload
 from evo.problem.space import Point
-from evo.progress import InFlight
 from evo.targets import find_target
 
 __all__ = [

@@ -18,14 +18,13 @@ from typing import Any
 
 from threadpoolctl import threadpool_limits
 
-from evo.budget import Budget, StopReason
 from evo.errors import StoreError
 from evo.evaluation import Build, Candidate, Costs, Evaluation, Measurement, Status, Timing
 from evo.executors import BuildRequest, Executor, Incumbent, MeasureRequest
 from evo.lineage import StoredEvaluation, StoredRun
 from evo.lineage.store import Store
 from evo.problem.kernel import Kernel, Launch, Limits, Workload
-from evo.progress import Improvement, Observer, Progress, Waiting
+from evo.search.progress import Budget, Improvement, Observer, Progress, StopReason, Waiting
 from evo.search.samplers import Exhausted, Result, Sampler, SamplerFactory
 
 __all__ = ["Search", "SearchConfig", "default_max_in_flight"]

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from evo import __version__
-from evo.budget import Budget, StopReason
 from evo.errors import EvoError, StoreError, TemplateError, UsageError
 from evo.evaluation import Status
 from evo.executors import BuildRequest, Executor, ExecutorConfig, find_executor
@@ -24,9 +23,9 @@ from evo.lineage import Environment, RunSpec, RunStatus, Stage, StoredEvaluation
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel, Workload, load_kernel
-from evo.progress import Observer
 from evo.search.finals import Finals, FinalsConfig, hold_finals
 from evo.search.loop import Search, SearchConfig
+from evo.search.progress import Budget, Observer, StopReason
 from evo.search.samplers import find_sampler
 from evo.targets import Target, find_target
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from evo.analysis.runs import list_runs
-from evo.budget import Budget
 from evo.cli.bench import _contenders, _for_each
 from evo.cli.recorded import is_of
 from evo.cli.search import KernelContext, read_initial_points, worker_settings
@@ -20,6 +19,7 @@ from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel, load_kernel
 from evo.search.loop import SearchConfig
+from evo.search.progress import Budget
 from evo.search.run import plan_run
 from evo.targets import find_target
 from tests.lineage import samples as s

@@ -13,11 +13,10 @@ import pytest
 import torch
 
 from evo import cli
-from evo.budget import Budget, StopReason
 from evo.cli.screen import CheckLines
 from evo.errors import UsageError
 from evo.evaluation import Candidate, Evaluation, Measurement, Proposal, Status
-from evo.executors import BuildRequest, ExecutorConfig, MeasureRequest
+from evo.executors import BuildRequest, ExecutorConfig, InFlight, MeasureRequest
 from evo.executors.local import LocalExecutor
 from evo.lineage import Environment, RunSpec, Stage, gate_seeds
 from evo.lineage.models import public_id
@@ -25,9 +24,9 @@ from evo.lineage.store import Store
 from evo.measure.gate import case_seed
 from evo.problem.genome import Genome
 from evo.problem.kernel import load_kernel
-from evo.progress import InFlight, Progress
 from evo.search.check import CheckProgress, branch_requests, check_candidate, check_kernel
 from evo.search.loop import Search, SearchConfig
+from evo.search.progress import Budget, Progress, StopReason
 from evo.search.run import plan_run
 from evo.search.samplers import find_sampler
 from evo.targets import find_target

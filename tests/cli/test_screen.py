@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from evo.budget import Budget, StopReason
 from evo.cli.results import unfinished
 from evo.cli.screen import LiveScreen, PlainLines, busy_share
 from evo.evaluation import Timing
+from evo.executors import InFlight
 from evo.lineage import Environment
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload, load_kernel
-from evo.progress import Improvement, InFlight, Progress, Waiting
 from evo.search.loop import Search, SearchConfig
+from evo.search.progress import Budget, Improvement, Progress, StopReason, Waiting
 from evo.search.run import plan_run
 from evo.search.samplers import find_sampler
 from evo.targets import find_target

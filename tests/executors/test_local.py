@@ -18,7 +18,7 @@ import pytest
 
 from evo.errors import DeviceError
 from evo.evaluation import Build, Measurement, Status
-from evo.executors import BuildRequest, ExecutorConfig, Incumbent, MeasureRequest
+from evo.executors import BuildRequest, ExecutorConfig, Incumbent, InFlight, MeasureRequest
 from evo.executors import _tasks as tasks
 from evo.executors._device import Device, Job
 from evo.executors._worker import Worker
@@ -26,7 +26,6 @@ from evo.executors.local import LocalExecutor
 from evo.measure import tasks as measuring
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload
-from evo.progress import InFlight
 from tests.toy_kernel import TEMPLATE, write_kernel
 
 T = TypeVar("T")

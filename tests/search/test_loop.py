@@ -17,18 +17,17 @@ from typing import Any
 import pytest
 
 from evo.analysis.runs import find_run
-from evo.budget import Budget, StopReason
 from evo.cli.results import evaluation_costs
 from evo.errors import StoreError, UsageError
-from evo.evaluation import AA_CONTROL, FINALIST, Build, Candidate, Measurement, Proposal, Status
+from evo.evaluation import AA_CONTROL, FINALIST, Build, Candidate, Costs, Measurement, Proposal, Status
 from evo.executors import BuildRequest, MeasureRequest, RaceRequest, RaceResult
 from evo.lineage import Environment, StoredEvaluation, StoredRun
 from evo.lineage.store import Store
 from evo.problem.kernel import load_kernel
 from evo.problem.space import Space
-from evo.progress import Costs, Progress
 from evo.search.finals import Finals, FinalsConfig, hold_finals
 from evo.search.loop import Search, SearchConfig
+from evo.search.progress import Budget, Progress, StopReason
 from evo.search.run import _finals, plan_run
 from evo.search.samplers import Sampler, find_sampler
 from evo.targets import find_target

@@ -1,31 +1,45 @@
-"""What an onlooker sees of a running search."""
+"""How far a search is, and when it stops."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Protocol
 
+from evo.errors import UsageError
 from evo.evaluation import Costs, Status, Timing
-from evo.problem.genome import Genome
-from evo.problem.workload import Workload
+from evo.executors import InFlight
 
-__all__ = ["Improvement", "InFlight", "Observer", "Progress", "Waiting"]
+__all__ = ["Budget", "Improvement", "Observer", "Progress", "StopReason", "Waiting"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class InFlight:
-    """Work on a candidate that has begun and is not done, for `seconds` now. `left_s`: until it is ended if there is no
-    answer; a process that was not given what it needs is given its time again."""
+class Budget:
+    """When to stop; the first limit reached counts. None: no such limit."""
 
-    genome: Genome
-    workload: Workload
-    stage: str
-    """"build", "gate" or "timing"; or "ready": the device, and the data that it is judged with there, are being made
-    ready, which has no limit that is its own."""
-    seconds: float
-    left_s: float | None
-    again: bool = False
-    """It has cost a process before, and is alone in a fresh one."""
+    seconds: float | None = None
+    evaluations: int | None = None
+    patience: int | None = None
+    """Evaluations in a row without a better candidate."""
+
+    def __post_init__(self) -> None:
+        for name, value, unit in (
+            ("time", self.seconds, "10m"),
+            ("evaluations", self.evaluations, "500"),
+            ("patience", self.patience, "200"),
+        ):
+            if value is not None and value <= 0:
+                raise UsageError(f"a budget of {value:g} {name} leaves nothing to do; give more, e.g. {unit}")
+        if self.seconds is None and self.evaluations is None and self.patience is None:
+            raise UsageError("a search needs a budget: time, evaluations or patience")
+
+
+class StopReason(StrEnum):
+    TIME = "time is up"
+    EVALUATIONS = "evaluations done"
+    PATIENCE = "no improvement"
+    EXHAUSTED = "every point of the space was tried"
+    INTERRUPTED = "interrupted"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +65,7 @@ class Improvement:
 
 @dataclass(kw_only=True)
 class Progress:
-    """What an onlooker sees of a running search. Owned by the search; read it, do not keep it.
+    """What an observer sees of a running search. Owned by the search; read it, do not keep it.
 
     Of a run that is resumed, candidates and seconds are those of the run as a whole, and costs those since then.
     """
@@ -67,7 +81,7 @@ class Progress:
     """By task: the last improvement."""
     improvements: list[Improvement] = field(default_factory=list)
     waiting: Waiting | None = None
-    """For what has been under way the longest."""
+    """For the work that has been in flight the longest."""
     spent: Costs = field(default_factory=Costs)
     spent_on_finished: Costs = field(default_factory=Costs)
     """The part of it that went into candidates which have a result."""
