@@ -17,8 +17,7 @@ __all__ = ["Incumbent", "MeasureRequest", "RaceRequest", "RaceResult"]
 
 @dataclass(frozen=True, kw_only=True)
 class Incumbent:
-    """The best candidate so far, which another has to beat. `ratio`: its time over the reference's. Without a `build`
-    it is only a figure."""
+    """The best candidate so far. `ratio`: its time over the reference's. Without a `build` only the ratio is known."""
 
     genome: Genome
     build: Build | None
@@ -39,7 +38,7 @@ class MeasureRequest:
     time: bool = True
     incumbent: Incumbent | None = None
     launch_limit_s: float = math.inf
-    """How long a launch of the gate may take; an executor sets it by what others took."""
+    """How long a launch of the gate may take; an executor derives it from earlier launches."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +65,7 @@ class RaceResult:
     timings: tuple[Timing, ...] = ()
     log: str = ""
     refused: tuple[tuple[str, str], ...] = ()
-    """(name, reason) of contenders that could not be loaded, and of contenders and baselines whose output was wrong in the
-    race itself."""
+    """(name, reason) of contenders that could not be loaded, and of contenders and baselines whose output was wrong."""
     seconds: float = 0.0
     device_lost: bool = False
     data_changed: bool = False

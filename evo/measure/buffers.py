@@ -1,7 +1,7 @@
 """Memory in which candidates work: tensors between guard zones, one set of them or many side by side.
 
-What a candidate writes beside its outputs shows in the guards and the inputs, and what it reads beside its inputs
-changes its result, for the guards hold no number that a computation would survive.
+A write beside an output shows in the guards or the inputs. A read beside an input changes the result: the guards hold NaN
+or a huge number.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 __all__ = ["HUGE", "NAN", "ZERO", "Arena", "Layout", "Memory", "bits", "extent", "same", "sum_of"]
 
 _GUARD_BYTES = 16 << 10
-"""On either side of every tensor: what a block of 1024 threads reads in vectors of 16 bytes."""
+"""On either side of every tensor: as much as a block of 1024 threads reads in vectors of 16 bytes."""
 
 _ALIGNMENT = 512
-"""Bytes; what PyTorch's allocator gives on a GPU."""
+"""Bytes, as of PyTorch's allocator on a GPU."""
 
 _SPARE_BYTES = 256 << 10
-"""On either side of all sets: what goes far beyond an output changes its guard, and there nothing that others need."""
+"""On either side of all sets, so that a write far beyond the first or the last set hits nothing else."""
 
 NAN, HUGE, ZERO = 0xFF, 0x6B, 0x00
 """Bytes that memory is filled with. As float16, bfloat16, float32 and float64 they make a NaN that no arithmetic makes;
@@ -54,8 +54,8 @@ class _Span:
 class Layout:
     """Where the tensors of a set lie: guard, input, guard, ..., output, guard.
 
-    Every tensor starts `offset` elements past an aligned address and has the strides of the one it is like; what lies
-    between its elements is guard too.
+    Every tensor starts `offset` elements past an aligned address and has the strides of the given one; the gaps between
+    its elements are guards too.
     """
 
     def __init__(self, inputs: Tensors, outputs: Mapping[str, torch.Tensor], offset: int = 0) -> None:
@@ -75,12 +75,12 @@ class Layout:
         self.absent = tuple(n for n, t in inputs.items() if t is None)
         ends = [(0, 0), *((s.start, s.end) for s in spans if s.is_output), (self.size, self.size)]
         self.fixed = tuple((end, start) for (_, end), (start, _) in pairwise(ends))
-        """Bytes that a candidate must leave as they are: all but the outputs, cut at them."""
+        """Bytes that a candidate must leave as they are: all but the outputs, as (start, end)."""
         self.before_outputs = ends[1][0]
 
 
 class Memory:
-    """One set of tensors. Without `storage` (uint8, of the layout's size) it has memory of its own."""
+    """One set of tensors, in `storage` (uint8, of the layout's size) or in memory of its own."""
 
     def __init__(self, layout: Layout, device: torch.device, storage: torch.Tensor | None = None) -> None:
         self.layout = layout
@@ -92,7 +92,7 @@ class Memory:
         self.before_outputs = self.bytes[: layout.before_outputs // 16 * 16]
 
     def fill(self, inputs: Tensors, guard: int) -> None:
-        """Inputs, and that byte everywhere else."""
+        """Writes the inputs, and that byte everywhere else."""
         self.bytes.fill_(guard)
         self.write(inputs)
 
@@ -102,11 +102,11 @@ class Memory:
                 own.copy_(t)
 
     def changes(self, image: Memory) -> list[torch.Tensor]:
-        """For each piece beside the outputs whether it differs from `image`: 0 or 1 in float64, on the device."""
+        """For each piece between the outputs, whether it differs from `image`: 0 or 1 in float64, on the device."""
         return [(a != b).any().double() for a, b in zip(self._fixed, image._fixed, strict=True)]
 
     def changed(self, image: Memory) -> str:
-        """What was written that must not be, in words."""
+        """Which input or guard differs from `image`, in words."""
         inputs, beside = dict[str, None](), dict[str, None]()
         for at in (self.bytes != image.bytes).nonzero()[:, 0].tolist():
             if any(s.start <= at < s.end for s in self.layout.spans if s.is_output):
@@ -117,10 +117,9 @@ class Memory:
 
 
 class Arena:
-    """Many sets of tensors in one piece of memory, of which sums tell what has changed.
+    """Many sets of tensors in one piece of memory; sums show what has changed.
 
-    A sum is that of 64-bit words, modulo 2^64: equal bits have equal sums, and what a candidate writes by mistake or
-    leaves undone changes them.
+    Sums are of the bits as integers, modulo 2^64: equal bits have equal sums.
     """
 
     def __init__(self, layout: Layout, count: int, device: torch.device) -> None:
@@ -129,7 +128,7 @@ class Arena:
         self.sets = tuple(Memory(layout, device, self.bytes[i]) for i in range(count))
 
     def output_sums(self, first: int, last: int) -> torch.Tensor:
-        """int64 [outputs], of sets `first` to before `last` each: [last - first, outputs]."""
+        """Of the outputs in sets `first` to before `last`: int64 [last - first, outputs]."""
         import torch
 
         # Up to the next whole word: what follows an output is guard.
@@ -137,7 +136,7 @@ class Arena:
         return torch.stack(sums, 1)
 
     def fixed_sums(self) -> torch.Tensor:
-        """Likewise of each guard and each input, in all sets: [sets, pieces]. For `changed`."""
+        """Of each guard and each input, in all sets: int64 [sets, pieces]. For `changed`."""
         import torch
 
         return torch.stack([_sums(self.bytes, start, end) for start, end, _, _ in self._pieces()], 1)
@@ -152,7 +151,7 @@ class Arena:
         return _complaint(list(inputs), list(beside))
 
     def poison(self, first: int, last: int, byte: int) -> None:
-        """Fills the outputs in sets `first` to before `last` with that byte: what is left of it was not written."""
+        """Fills the outputs in sets `first` to before `last` with that byte."""
         for s in self.layout.spans:
             if s.is_output:
                 words = words_of(self.bytes[first:last], s.start, s.end)
@@ -160,7 +159,7 @@ class Arena:
                 words.fill_(int.from_bytes(pattern, "little", signed=words.element_size() > 1))
 
     def _pieces(self) -> list[tuple[int, int, str, bool]]:
-        """(start, end, whose, whether it is a guard) of all but the outputs, in order."""
+        """(start, end, tensor in words, whether it is the tensor's guard) of all but the outputs, in order."""
         found: list[tuple[int, int, str, bool]] = []
         at = 0
         for i, s in enumerate(self.layout.spans):
@@ -195,7 +194,7 @@ def _up(end: int) -> int:
 
 
 def sum_of(tensors: Iterable[torch.Tensor]) -> int:
-    """The sum of all their bits as integers, modulo 2^64. All on one device: the calls are few, however many tensors."""
+    """The sum of all their bits as integers, modulo 2^64, in few calls. All are on one device."""
     import torch
 
     alike: dict[torch.dtype, list[torch.Tensor]] = {}
@@ -214,7 +213,7 @@ def _sums(rows: torch.Tensor, start: int, end: int) -> torch.Tensor:
 
 
 def words_of(storage: torch.Tensor, start: int, end: int) -> torch.Tensor:
-    """Bytes `start` to `end` of each row as the widest integers that cut them evenly."""
+    """Bytes `start` to `end` of each row, as the widest integers that divide them evenly."""
     import torch
 
     size = next(s for s in (8, 4, 2, 1) if start % s == 0 and end % s == 0)
@@ -229,7 +228,7 @@ def extent(tensor: torch.Tensor) -> int:
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as integers, so that NaN equals itself."""
+    """The tensor's bits as integers, so that NaN equals itself."""
     import torch
 
     if not tensor.is_floating_point():

@@ -1,11 +1,11 @@
 """The clock: how long does a call take, against what, and how sure is that?
 
 Contenders are prepared once (a CUDA graph of many calls on a GPU, a plain loop on a CPU) and then run in
-interleaved rounds whose order alternates (ABBA), so that drift of clocks and neighbours hits all of them alike.
+interleaved rounds whose order alternates (ABBA), so that drifting clocks and other programs affect all of them alike.
 Cold: the cache is filled with other data before every sample, and the calls of a sample walk over sets of inputs
-and outputs, each used once, so that every call finds its data in memory. Hot: all calls use one set. The figure
-is the median over rounds, with a bootstrap interval; the speed-up is the median of the ratios within rounds (Efron &
-Tibshirani 1993, ch. 13).
+and outputs, each used once, so that every call finds its data in memory. Hot: all calls use one set. A time is the median
+over rounds, with a bootstrap interval; a speed-up is the median of the ratios within rounds (Efron & Tibshirani 1993,
+ch. 13).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ __all__ = [
 ]
 
 COLD_CACHE_MULTIPLE = 3
-"""Cold sets together hold at least this many times the last-level cache: what a sample leaves in it unwritten is
-a small part of what it moved."""
+"""Cold sets together hold at least this many times the last-level cache: the part of a sample's writes that is still in
+the cache at its end is small."""
 
 _MAX_SETS = 512
 
@@ -50,7 +50,8 @@ _HOPELESS = 1.1
 """A candidate is let go when every sample of the first pairs is this factor slower than its incumbent."""
 
 CLOSE = 1.02
-"""Up to this factor beyond its incumbent a candidate gets twice the rounds and has to be known twice as well."""
+"""Up to this factor beyond its incumbent a candidate gets twice the rounds, for an interval half as wide."""
+
 _BOOTSTRAP_RESAMPLES = 400
 
 
@@ -58,8 +59,8 @@ _BOOTSTRAP_RESAMPLES = 400
 class Protocol:
     """How a race is run.
 
-    sample_us: time one sample of one contender should take at least, so that fixed costs vanish in it.
-    cold: no call finds its data in the cache, whatever ran before and whatever hints it gives the cache.
+    sample_us: a sample of a contender should take at least so long, so that fixed costs vanish in it.
+    cold: no call finds its data in the cache.
     rounds: at least `min_rounds`; up to `max_rounds` while the interval of a contender's ratio is wider than
     `precision` (relative).
     """
@@ -71,10 +72,10 @@ class Protocol:
     cold: bool = True
     precision: float = 0.01
     limit_s: float = 60.0
-    """Wall time after which a race ends with the next pair of rounds. On a machine that others keep busy a call
-    of several threads takes a scheduler's time slice, a hundred times what it was when the samples were sized."""
+    """Wall time after which a race ends with the next pair of rounds. On a busy machine a call of several threads can take
+    a scheduler's time slice, a hundred times what it took when the samples were sized."""
     least_rounds: int = 2
-    """But not before so many."""
+    """Rounds that are taken however long they last."""
     warmup_rounds: int = 1
 
 
@@ -97,11 +98,11 @@ class Samples:
     names: tuple[str, ...]
     us: NDArray[np.float64]
     discarded: int = 0
-    """Rounds that something disturbed, which were taken again."""
+    """Disturbed rounds that were taken again."""
     disturbed: int = 0
-    """Rounds among those kept that something disturbed: there were too few others."""
+    """Disturbed rounds among those kept: there were too few others."""
     disturbance: str = ""
-    """What it was, the last time."""
+    """The last disturbance."""
 
 
 def sets_for(set_bytes: int, cache_bytes: int, memory_bytes: int, walk_bytes: int = 0) -> int:
@@ -135,9 +136,9 @@ def race(
 ) -> Samples:
     """Runs the contenders in interleaved rounds, a pair of rounds at a time, forth and back (ABBA).
 
-    It ends when the ratios to `reference` are known well enough. `incumbent` is the ratio that the first contender has
-    to beat: one that is clearly worse is let go after the first pair, one that is close runs longer. Pairs that
-    something disturbed are taken again, as long as the race has time for it; without `patient` they count as others do.
+    The race ends when the intervals of the ratios to `reference` are narrow enough. `incumbent` is the ratio that the first
+    contender has to beat: a contender that is clearly worse is let go after the first pair, one that is close runs longer.
+    Disturbed pairs are taken again, as long as the race has time for it; without `patient` they count as others do.
     """
     names = tuple(contenders)
     deadline = time.monotonic() + protocol.limit_s
@@ -163,9 +164,9 @@ def race(
     spoilt: list[list[float]] = []
     most, precision, disturbance = protocol.max_rounds, protocol.precision, ""
     while True:
-        session.disturbance()  # whatever it was, it was before
+        session.disturbance()  # forgets what was before
         pair = []
-        for order in (names, names[::-1]):  # whole pairs: else one contender would have run first more often
+        for order in (names, names[::-1]):  # whole pairs, so that each contender runs first equally often
             sample = {name: checked_us(name) for name in order}
             pair.append([sample[name] for name in names])
         found = session.disturbance()
@@ -187,7 +188,7 @@ def race(
             precision = protocol.precision / (2 if close else 1)
         if len(counted) >= protocol.min_rounds and _widest(us, names, reference) <= precision:
             break
-    # Without patience the race ended when there were enough of both: all of them are its figure.
+    # Without patience the race ended when there were enough of both: all of them count.
     wanted = max(min(protocol.min_rounds, len(spoilt)), protocol.least_rounds)
     enough = len(kept) >= wanted if patient else not spoilt
     return Samples(
@@ -237,23 +238,23 @@ def summarise(
 
 
 def noise_floor(first_us: Sequence[float], second_us: Sequence[float]) -> float:
-    """The speed-up that one and the same kernel seems to have over itself: how far the 95% interval of the ratio of
-    its two times, taken round by round in one race (A/A), reaches from 1."""
+    """The speed-up that a kernel seems to have over itself: how far the 95% interval of the ratio between its two times,
+    round by round in one race (A/A), reaches from 1."""
     low, high = interval(np.array(first_us) / np.array(second_us))
     return max(abs(low - 1.0), abs(high - 1.0))
 
 
 def paired_gain(before_us: Sequence[float], after_us: Sequence[float]) -> tuple[float, float, float]:
-    """One contender's time over another's, with its interval; above 1: the other is faster. Both of one race, and of the
-    same rounds, which cancels what the machine did meanwhile."""
+    """One contender's time over another's, with its interval; above 1: the other is faster. Both are of the same rounds of
+    one race, so that drift cancels."""
     logs = np.log(np.asarray(before_us, dtype=np.float64)) - np.log(np.asarray(after_us, dtype=np.float64))
     low, high = interval(logs)
     return math.exp(float(np.median(logs))), math.exp(low), math.exp(high)
 
 
 def interval(values: NDArray[np.float64]) -> tuple[float, float]:
-    """Interval of the median, with the confidence that `evo.evaluation.interval_confidence` says: of a bootstrap, or of
-    few samples their whole range, for a bootstrap of those is too narrow."""
+    """Interval of the median, with confidence `evo.evaluation.interval_confidence`: by a bootstrap, or the whole range of
+    few samples, of which a bootstrap would be too narrow."""
     if len(values) < BOOTSTRAP_SAMPLES:
         return float(values.min()), float(values.max())
     return bootstrap_interval(values)
@@ -262,8 +263,8 @@ def interval(values: NDArray[np.float64]) -> tuple[float, float]:
 def bootstrap_interval(values: NDArray[np.float64], confidence: float = 0.95) -> tuple[float, float]:
     """Percentile bootstrap interval of the median; the resampling is seeded, so equal samples agree.
 
-    Blocks of successive samples are drawn, from a circle: noise that lasts longer than a round makes neighbours alike,
-    and single draws would take them for independent (Politis & Romano 1992).
+    It draws blocks of successive samples, from a circle: noise that lasts longer than a round correlates neighbours, and
+    single draws would take them for independent (Politis & Romano 1992).
     """
     n = len(values)
     if n < 2:
@@ -279,15 +280,15 @@ def bootstrap_interval(values: NDArray[np.float64], confidence: float = 0.95) ->
 
 
 def block_length(values: NDArray[np.float64]) -> int:
-    """Samples a block should hold, by how alike neighbours are: 1 where they are independent. Carlstein (1986), for
-    noise of first order; from ranks, so that an outlier does not hide it."""
+    """Samples a block should hold, by the correlation of neighbours: 1 where they are independent. Carlstein (1986), for
+    autoregressive noise of first order; from ranks, so that an outlier does not hide it."""
     n = len(values)
     ranks = np.argsort(np.argsort(values)) - (n - 1) / 2
-    likeness = float((ranks[:-1] * ranks[1:]).sum() / max((ranks**2).sum(), 1e-9))
-    likeness = min(likeness, 0.95)
-    if likeness <= 1 / math.sqrt(n):  # no more than chance makes of independent samples
+    correlation = float((ranks[:-1] * ranks[1:]).sum() / max((ranks**2).sum(), 1e-9))
+    correlation = min(correlation, 0.95)
+    if correlation <= 1 / math.sqrt(n):  # no more than chance makes of independent samples
         return 1
-    wanted = float((math.sqrt(6) * likeness / (1 - likeness**2)) ** (2 / 3) * n ** (1 / 3))
+    wanted = float((math.sqrt(6) * correlation / (1 - correlation**2)) ** (2 / 3) * n ** (1 / 3))
     return max(1, min(math.ceil(wanted), n // 3))
 
 

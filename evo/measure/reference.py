@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 _ODD_VALUE = 12288.0
-"""Exact in every dtype, and what no kernel writes."""
+"""Exact in every dtype, and written by no kernel."""
 
 
 def argument_values(
@@ -49,7 +49,7 @@ def argument_values(
 
 
 def allocate_outputs(kernel: Kernel, workload: Workload, device: torch.device) -> dict[str, torch.Tensor]:
-    """Uninitialised outputs."""
+    """Makes uninitialised outputs."""
     import torch
 
     outputs = {}
@@ -63,12 +63,12 @@ def allocate_outputs(kernel: Kernel, workload: Workload, device: torch.device) -
 
 
 def poison(output: torch.Tensor, *, all_finite: bool) -> None:
-    """Fills an output with what no kernel writes: NaN, or an odd number where NaN may be expected."""
+    """Fills an output with NaN, or with an odd number where NaN may be expected."""
     output.fill_(float("nan") if all_finite else _ODD_VALUE)
 
 
 def as_outputs(kernel: Kernel, workload: Workload, result: object) -> dict[str, torch.Tensor]:
-    """A baseline's result, a tensor or a sequence of them, by output name: not all need be there."""
+    """A baseline's result, a tensor or a sequence of them, by output name. Some outputs may be missing."""
     tensors = result if isinstance(result, tuple | list) else (result,)
     return dict(zip((a.name for a in kernel.outputs(workload)), tensors, strict=False))
 

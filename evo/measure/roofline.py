@@ -1,8 +1,8 @@
-"""What no kernel can beat: its bytes over the memory's bandwidth, its operations over the arithmetic's rate.
+"""The time that no kernel can beat: its bytes over the memory's bandwidth, its operations over the arithmetic's rate.
 
-Both are measured on the device itself, by operations of PyTorch that do nothing else, and the best of several tries
-counts. A kernel that seems to be faster did not do the work, or was not timed while it did (the roofline of
-Williams, Waterman and Patterson, 2009, as a test).
+Both rates are measured on the device itself, by operations of PyTorch that do nothing else; the best of several tries
+counts. A kernel that seems faster did not do the work, or was not timed while it did (the roofline of Williams, Waterman
+and Patterson, 2009, as a test).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MARGIN = {"cuda": 0.9, "cpu": 0.5}
 cores that others use."""
 
 _DOUBTS = 4
-"""So often the rates are measured again before a time is refused."""
+"""How often the rates are measured again before a time is refused."""
 
 _MEMORY_MULTIPLE, _LEAST_MEMORY_BYTES = 4, 256 << 20
 _CACHE_SHARE = 4
@@ -88,7 +88,7 @@ class RooflineGauge:
 
 
 def measure_roofline(session: Session) -> Roofline:
-    """Takes some tens of milliseconds on a GPU, some hundreds on a CPU."""
+    """Takes tens of milliseconds on a GPU, hundreds on a CPU."""
     cache_bytes = session.limits.cache_bytes
     memory = _bandwidth(session, max(_MEMORY_MULTIPLE * cache_bytes, _LEAST_MEMORY_BYTES), repeats=1)
     cache = _bandwidth(session, max(cache_bytes // _CACHE_SHARE, 1 << 16), repeats=20)

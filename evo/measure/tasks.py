@@ -131,8 +131,11 @@ def race(request: RaceRequest) -> RaceResult:
 
 
 def _judged(task: Callable[[], _T], failed: Callable[[Status, str], _T]) -> _T:
-    """A candidate's fault may first show in a call of PyTorch: an allocation that fails, an error of the device. What a
-    candidate on the CPU does to its process it does to those after it."""
+    """A task's result, or `failed` where its candidate is at fault.
+
+    A fault may first show in a call of PyTorch: an allocation that fails, an error of the device. A candidate on the CPU may
+    change how its process computes, also for the candidates after it.
+    """
     session = open_device()
     before = _arithmetic() if session.device.type == "cpu" else None
     try:
@@ -153,10 +156,10 @@ def _judged(task: Callable[[], _T], failed: Callable[[Status, str], _T]) -> _T:
 
 
 def _arithmetic() -> tuple[int, tuple[float, ...]]:
-    """The number of threads that PyTorch computes with, and sums that other ways of rounding make others of.
+    """The number of threads that PyTorch computes with, and sums that depend on the rounding mode.
 
-    A call of omp_set_num_threads changes the first; code linked with -ffast-math, which counts denormal numbers as zero,
-    and a rounding mode that is left as it was set change the second.
+    A call of omp_set_num_threads changes the first. A rounding mode that is not restored changes the second, and so does
+    code linked with -ffast-math, where denormal numbers count as zero.
     """
     import torch
 
