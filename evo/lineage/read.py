@@ -23,8 +23,8 @@ from evo.problem.kernel import Workload
 
 __all__ = [
     "BINARY_NAMES", "BUILD_COLUMNS", "BUILD_NAMES", "CHECK_COLUMNS", "CHECK_NAMES", "ENVIRONMENT_COLUMNS", "SPEC_NAMES",
-    "TIMING_COLUMNS", "TIMING_NAMES", "at_once", "columns_of", "iso", "read_build",
-    "read_environment", "read_evaluation", "read_evaluations", "read_run", "resolve_run", "rows_of",
+    "TIMING_COLUMNS", "TIMING_NAMES", "at_once", "columns_of", "iso", "read_build", "read_environment",
+    "read_evaluation", "read_evaluations", "read_run", "resolve_run", "rows_of",
 ]  # fmt: skip
 
 _AT_ONCE = 400  # SQLite takes 999 variables in a query at least

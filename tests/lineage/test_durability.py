@@ -182,13 +182,6 @@ def test_a_second_name_of_the_file_is_the_same_database(path: Path, holder: subp
         Store.open(link, write=True)
 
 
-def test_a_writer_makes_way_when_it_is_killed(path: Path, holder: subprocess.Popen[str]) -> None:
-    holder.kill()
-    holder.wait()
-    with Store.open(path, write=True) as store:
-        assert store.run("held").status is RunStatus.INTERRUPTED
-
-
 def test_a_store_that_was_closed_makes_way(path: Path) -> None:
     for _ in range(3):
         first = Store.open(path, write=True)
@@ -316,14 +309,3 @@ def test_a_database_held_by_another_program_is_said_to_be(path: Path, monkeypatc
         shell.execute("ROLLBACK")
         shell.close()
         s.new_run(store)
-
-
-def test_killing_a_search_leaves_a_run_that_can_be_asked_about(path: Path) -> None:
-    with start(WRITER, path, 1) as writer:
-        assert writer.stdout is not None
-        writer.stdout.readline()
-        os.kill(writer.pid, signal.SIGKILL)
-    with Store.open(path, write=False) as store:
-        summary = find_run(store, "killed")
-        assert summary.evaluations == sum(summary.counts.values()) >= 1
-        assert find_best(store, "layernorm")[0].run == "killed"

@@ -148,18 +148,6 @@ def file(path: Path) -> Path:
     return path
 
 
-def test_plain_sqlite_reads_them(file: Path) -> None:
-    with sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True) as raw:
-        for name in COLUMNS:
-            assert raw.execute(f"SELECT count(*) FROM {name}").fetchone()[0] > 0
-        # What a web page of tables, such as Datasette's, asks for: every view with its columns, page by page.
-        assert raw.execute("SELECT name FROM sqlite_master WHERE type = 'view' ORDER BY name").fetchall() == [
-            (name,) for name in sorted(COLUMNS)
-        ]
-        assert len(raw.execute("SELECT * FROM v_timings LIMIT 5 OFFSET 2").fetchall()) == 5
-    raw.close()
-
-
 def test_duckdb_reads_them(file: Path) -> None:
     """With DuckDB's sqlite extension, which comes as a package where its own site cannot be reached."""
     duckdb = pytest.importorskip("duckdb", reason="the package duckdb is not installed")
