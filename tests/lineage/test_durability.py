@@ -20,7 +20,6 @@ import pytest
 import samples as s
 from sqlalchemy import Engine, event
 
-from evo.analysis.best import find_best
 from evo.analysis.runs import find_run, list_runs
 from evo.errors import StoreError
 from evo.lineage import RunStatus
