@@ -1,6 +1,5 @@
-"""Pictures and pages of a run: what it found, how it came there, and what of that can be trusted.
+"""Pages and figures of a run: what it found, how it came there, and what of that can be trusted.
 
-`evo.report.data` reads a run once; `evo.report.figures` draws, one module for each figure; `evo.report.page` makes one
-self-contained HTML file of them, `evo.report.export` files for papers, and `evo.report.live` serves the same pages
-while a search goes on.
+Everything here renders `evo.analysis.outcome.RunOutcome`: `figures` draws it, `sentences` says it, `page` makes one HTML file
+of both, `live` serves the same pages while a search goes on, and `trials` copies candidates to Optuna's storage.
 """

@@ -30,12 +30,13 @@ __all__ = [
     "draw_convergence",
     "draw_failures",
     "draw_families",
-    "draw_heat_maps",
+    "draw_heat_map",
     "draw_importance",
     "draw_lineage",
     "draw_operators",
     "family_name",
     "gain_text",
+    "shade",
     "shown_steps",
     "suspect_text",
 ]
@@ -133,7 +134,7 @@ class Figure:
 
 
 _NEEDLESS = re.compile(
-    r' (?:aria-roledescription="[^"]*"|font-family="[^"]*"|opacity="1"|pointer-events="none"|stroke-width="0")'
+    r' (?:aria-roledescription="[^"]*"|font-family="[^"]*"|opacity="1"|pointer-events="none")'
     r'|<path class="(?:background|foreground)"[^>]*/>'
 )
 _COORDINATES, _LONG = re.compile(r' (?:transform|d|[xy]2?)="[^"]*"'), re.compile(r"-?\d+\.\d{2,}")
@@ -474,6 +475,11 @@ def family_name(family: Family) -> str:
     return " ".join(f"{n}={value_text(v)}" for n, v in family.choices if v is not None) or "none of them"
 
 
+def _with_gap(edges: NDArray[np.float64], b: int) -> float:
+    """Where the bar of a bin ends: a little before the next one."""
+    return float(edges[b] + 0.94 * (edges[b + 1] - edges[b]))
+
+
 def draw_families(data: WorkloadOutcome, families: Sequence[Family]) -> Figure | None:
     if not families or data.number < 2:
         return None
@@ -484,12 +490,12 @@ def draw_families(data: WorkloadOutcome, families: Sequence[Family]) -> Figure |
     keys = [f"{len(f.rows):,} tried, best {times(f.best)}: {family_name(f)}" for f in families]
     rows = [
         {
-            "x": float(edges[b]), "x2": float(edges[b + 1]),
+            "x": float(edges[b]), "x2": _with_gap(edges, b),
             "y": float(upper[i - 1, b]) if i else 0.0, "y2": float(upper[i, b]), "key": keys[i],
             "tip": f"{family_name(family)}\n{counts[i, b]} of {counts[:, b].sum()} candidates from {int(edges[b]) + 1} on",
         }
         for i, family in enumerate(families)
-        for b in np.flatnonzero(counts[i])
+        for b in map(int, np.flatnonzero(counts[i]))
     ]  # fmt: skip
     colours = [f"var(--s{_COLOURS - 1 if f.others else i})" for i, f in enumerate(families)]
     encoding = {
@@ -512,7 +518,7 @@ def draw_families(data: WorkloadOutcome, families: Sequence[Family]) -> Figure |
             "width": HALF_PX,
             "height": 250 + 16 * len(families),
             "title": "share of the candidates tried",
-            **_layer(rows, "rect", encoding, stroke=_PAPER, strokeWidth=0.75),
+            **_layer(rows, "rect", encoding),
         },
     )
 
@@ -618,18 +624,19 @@ def draw_operators(data: WorkloadOutcome, shares: Sequence[OperatorShare]) -> Fi
     edges = np.linspace(0, data.number, bins + 1)
     made = [np.histogram(share.rows, edges)[0] for share in shares]
     tallest = max(int(counts.max()) for counts in made)
-    bars, firsts = [], []
+    bars: list[Spec] = []
+    gains: list[Spec] = []
+    firsts: list[Spec] = []
     for lane, (share, counts) in enumerate(zip(shares, made, strict=True)):
         better = np.histogram(share.better, edges)[0]
         floor = len(shares) - 1.0 - lane
-        for b in np.flatnonzero(counts):
+        for b in map(int, np.flatnonzero(counts)):
             first = some.order[int(np.ceil(edges[b]))]
             tip = f"{share.name}, from #{first} on\n{counts[b]} made, {better[b]} better than their parents"
-            for number, colour in ((counts[b], _BAND), (better[b], _ACCENT)):
-                if number:
-                    top = floor + _TALLEST * number / tallest
-                    bars.append({"x": float(edges[b]), "x2": float(edges[b + 1]), "y": floor, "y2": float(top),
-                                 "colour": colour, "tip": tip})  # fmt: skip
+            bar = {"x": float(edges[b]), "x2": _with_gap(edges, b), "y": floor, "tip": tip}
+            bars.append({**bar, "y2": floor + _TALLEST * float(counts[b]) / tallest})
+            if better[b]:
+                gains.append({**bar, "y2": floor + _TALLEST * float(better[b]) / tallest})
         for row in share.firsts:
             tip = f"{share.name}: the best so far, #{some.order[row]}"
             firsts.append({"x": row + 0.5, "y": floor, "tip": tip})
@@ -639,7 +646,8 @@ def draw_operators(data: WorkloadOutcome, shares: Sequence[OperatorShare]) -> Fi
     corners = {"x": x, "x2": {"field": "x2"}, "y": y, "y2": {"field": "y2"}}
     named = {"x": {"value": -10}, "y": y}
     layers = [
-        _layer(bars, "rect", {**corners, "color": _as_is("colour"), **_TIP}, stroke=_PAPER, strokeWidth=0.5),
+        _layer(bars, "rect", {**corners, **_TIP}, color=_BAND),
+        _layer(gains, "rect", {**corners, **_TIP}, color=_ACCENT),
         _layer(firsts, "point", {"x": x, "y": y, **_TIP}, shape="diamond", filled=False, fill=_PAPER, stroke=_ACCENT,
                strokeWidth=1.75, size=70),
         _layer(lanes, "text", {**named, "text": {"field": "name"}}, align="right", dy=-15, limit=150),
@@ -671,32 +679,28 @@ def draw_operators(data: WorkloadOutcome, shares: Sequence[OperatorShare]) -> Fi
 # Heat maps: what pairs of parameter values led to
 
 _CELL_PX = 66, 42
-_STEPS = 6
+_SHADES = 6
 
 
-def draw_heat_maps(heats: Sequence[HeatMap]) -> list[Figure]:
-    """The same colours mean the same in all of them."""
+def shade(best: float, heats: Sequence[HeatMap]) -> int:
+    """From 0 for the slowest best of all these maps to 5 for the fastest."""
     bests = [c.best for heat in heats for row in heat.cells for c in row if c.best is not None]
-    return [_draw_heat_map(heat, min(bests), max(bests)) for heat in heats if bests]
+    low, high = min(bests), max(bests)
+    return _SHADES - 1 if high <= low else min(_SHADES - 1, int((best - low) / (high - low) * _SHADES))
 
 
-def _draw_heat_map(heat: HeatMap, low: float, high: float) -> Figure:
+def draw_heat_map(heat: HeatMap, heats: Sequence[HeatMap]) -> Figure:
+    """For a file; a page has a table of it. heats: all of the workload, in which the same colours mean the same."""
     rows = []
     for down, cells in zip(heat.rows, heat.cells, strict=True):
         for across, cell in zip(heat.columns, cells, strict=True):
             row = {"down": value_text(down), "across": value_text(across), "fill": "transparent", "ink": _MUTED}
-            where = f"{heat.down}={row['down']}, {heat.across}={row['across']}\n"
+            if cell.tried:
+                row["rest"] = f"0 of {cell.tried}"
             if cell.best is not None and cell.median is not None:
-                step = _STEPS - 1 if high <= low else min(_STEPS - 1, int((cell.best - low) / (high - low) * _STEPS))
+                step = shade(cell.best, heats)
                 row |= {"fill": f"var(--h{step})", "ink": f"var(--t{step})", "best": f"{cell.best:.2f}×"}
                 row["rest"] = f"{cell.median:.2f} · {cell.tried}"
-                tried = f"{counted(cell.tried, 'candidate')}, {cell.passed} passed"
-                row["tip"] = f"{where}best {cell.best:.3f}×, median {cell.median:.3f}×\n{tried}"
-            elif cell.tried:
-                row |= {"rest": f"0 of {cell.tried}"}
-                row["tip"] = f"{where}{counted(cell.tried, 'candidate')}, none with a time"
-            else:
-                row["tip"] = f"{where}never tried"
             rows.append(row)
     best = max((c for row in heat.cells for c in row if c.best), key=lambda c: c.best or 0.0, default=None)
     place = {
@@ -708,7 +712,7 @@ def _draw_heat_map(heat: HeatMap, low: float, high: float) -> Figure:
     ink = _as_is("ink")
     with_time = [row for row in rows if "best" in row]
     layers = [
-        _layer(rows, "rect", {**place, "color": _as_is("fill"), **_TIP}, stroke=_GRID, strokeWidth=1, cornerRadius=2),
+        _layer(rows, "rect", {**place, "color": _as_is("fill")}, stroke=_GRID, strokeWidth=1, cornerRadius=2),
         _layer(with_time, "text", {**place, "text": {"field": "best"}, "color": ink}, dy=-7, fontSize=12, fontWeight=600),
         _layer([row for row in rows if "rest" in row], "text", {**place, "text": {"field": "rest"}, "color": ink},
                dy=9, fontSize=11),

@@ -57,12 +57,12 @@ _HEAD_BYTES = 400
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """One workload's part of the report. figures: by name; heats: with what they were drawn from."""
+    """One workload's part of the report. figures: by name."""
 
     anchor: str
     data: WorkloadOutcome
     figures: dict[str, Figure]
-    heats: tuple[tuple[HeatMap, Figure], ...]
+    heats: tuple[HeatMap, ...]
     failures: tuple[FailureKind, ...]
     operators: tuple[OperatorShare, ...]
 
@@ -83,7 +83,6 @@ def _section(anchor: str, data: WorkloadOutcome) -> Section:
     if some is None:
         return Section(anchor=anchor, data=data, figures={}, heats=(), failures=(), operators=())
     kinds, operators = failure_kinds(some, parameters, data.failures), share_credit(some)
-    heats = map_pairs(some, parameters, data.important)
     drawn = (
         figures.draw_convergence(data, "evaluations"),
         figures.draw_convergence(data, "seconds"),
@@ -97,7 +96,7 @@ def _section(anchor: str, data: WorkloadOutcome) -> Section:
         anchor=anchor,
         data=data,
         figures={f.name: f for f in drawn if f is not None},
-        heats=tuple(zip(heats, figures.draw_heat_maps(heats), strict=True)),
+        heats=tuple(map_pairs(some, parameters, data.important)),
         failures=tuple(kinds),
         operators=tuple(operators),
     )
@@ -121,7 +120,7 @@ def _environment() -> Environment:
     }  # fmt: skip
     environment.globals |= {name: getattr(sentences, name) for name in sentences.__all__}
     environment.globals["ceiling_note"] = ceiling_note
-    environment.globals |= {"interval": interval, "speedup": _speedup}
+    environment.globals |= {"interval": interval, "shade": figures.shade, "speedup": _speedup}
     return environment
 
 
@@ -214,7 +213,8 @@ def write_figures(folder: Path, drawn: list[Section]) -> list[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for section in drawn:
-            for figure in (*section.figures.values(), *(f for _, f in section.heats)):
+            heats = (figures.draw_heat_map(heat, section.heats) for heat in section.heats)
+            for figure in (*section.figures.values(), *heats):
                 name = f"{section.anchor}-{figure.name}" if len(drawn) > 1 else figure.name
                 written += [folder / f"{name}.svg", folder / f"{name}.png"]
                 _write(written[-2], figure.document().encode())

@@ -16,7 +16,7 @@ from evo.analysis.operators import read_operators
 from evo.analysis.outcome import RunOutcome, read_outcome
 from evo.analysis.population import failure_kinds, group_families, map_pairs, read_population, share_credit
 from evo.lineage.store import Store
-from evo.report.figures import DARK, LIGHT, draw_convergence, draw_lineage, shown_steps
+from evo.report.figures import DARK, LIGHT, draw_convergence, draw_heat_map, draw_lineage, shown_steps
 from evo.report.page import sections
 from evo.report.sentences import hardly_tried, importance_gap
 from evo.report.text import value_text
@@ -26,7 +26,8 @@ from tests.lineage import samples as s
 @pytest.mark.parametrize("name", [plan.name for plan in PLANS])
 def test_every_figure_is_xml_of_its_own_with_a_title_and_without_links(known: dict[str, RunOutcome], name: str) -> None:
     for section in sections(known[name]):
-        for figure in (*section.figures.values(), *(f for _, f in section.heats)):
+        heats = (draw_heat_map(heat, section.heats) for heat in section.heats)
+        for figure in (*section.figures.values(), *heats):
             root = ET.fromstring(figure.document().encode())
             spaceless = [e.tag.rpartition("}")[2] for e in root.iter()]
             assert spaceless[:3] == ["svg", "title", "desc"]

@@ -81,10 +81,10 @@ def test_focus_and_pointer_show_the_change_and_the_gain(browser: Browser, folder
     assert 0 <= box[0] < box[1] <= size[0]
     browser.run(f"{link}.blur()")
     assert browser.run(shown) == ""
-    cell = "document.querySelector('.heat [role=graphics-symbol]')"
-    browser.run(f"{cell}.scrollIntoView({{block: 'center', behavior: 'instant'}})")
+    bar = "document.querySelector('[aria-label^=Population] [role=graphics-symbol]')"
+    browser.run(f"{bar}.scrollIntoView({{block: 'center', behavior: 'instant'}})")
     browser.run("return new Promise(done => setTimeout(done, 200))")  # scrolling hides what was shown
-    x, y = browser.run(f"const b = {cell}.getBoundingClientRect(); return [b.left + 5, b.top + 5]")
+    x, y = browser.run(f"const b = {bar}.getBoundingClientRect(); return [b.left + 5, b.top + 5]")
     browser.cdp("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
     assert "=" in browser.run(shown)
     assert browser.complaints() == []
