@@ -31,6 +31,7 @@ __all__ = [
 MANIFEST = "manifest.json"
 WRITER = "evo"
 """`written_by` in a manifest marks a folder as an export."""
+_PROVENANCE = ("run", "kernel", "measured_on", "exported_on", "variants")
 _WIDTH = 120
 
 
@@ -73,24 +74,25 @@ def file_digests(folder: Path) -> dict[str, str]:
 
 
 def place_package(request: ExportRequest, out: Path) -> dict[str, Any]:
-    """Writes the package of format `module` to folder `out`, for formats that wrap it. Returns what its manifest says about
-    the kernel, the machines and the variants. Raises what that exporter raises."""
+    """Writes the package of format `module` to folder `out`, for formats that wrap it; its manifest. Raises what that
+    exporter raises."""
     from evo.export.module import ModuleExporter
 
     ModuleExporter().export(replace(request, out=out))
-    manifest = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
-    return {name: manifest[name] for name in ("kernel", "measured_on", "exported_on", "variants")}
+    manifest: dict[str, Any] = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
+    return manifest
 
 
 def write_manifest(folder: Path, format: str, record: Mapping[str, Any]) -> None:
-    """Writes the manifest, after all other files, which it lists. record: what is particular to the export."""
+    """Writes the manifest, after all other files, which it lists. record: of the run, or the manifest of the package, from
+    which this one takes the kernel, the machines and the variants."""
     manifest = {
         "written_by": WRITER,
         "format": format,
         "format_version": 1,
         "evo_version": __version__,
         "exported_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        **record,
+        **{name: record[name] for name in _PROVENANCE if name in record},
         "files": file_digests(folder),
     }
     (folder / MANIFEST).write_text(to_json(manifest), encoding="utf-8")

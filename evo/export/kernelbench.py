@@ -14,22 +14,23 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from pprint import pformat
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from evo import __version__
 from evo.errors import UsageError
 from evo.export import Exporter, ExportItem, ExportRequest
-from evo.export._folder import place_package, publish, write_manifest
+from evo.export._building import BuiltVariant, build_variants, check_parts
+from evo.export._folder import publish, write_manifest
+from evo.export._manifest import manifest_record
 from evo.problem.formats import check_fit, fill, format_table, values_of
 from evo.problem.kernel import Kernel, load_kernel
-from evo.runtime.package import Package
 
 __all__ = ["EXPORTER", "KernelBenchExporter"]
 
-_PARTS = Path(__file__).parent / "_kernelbench"
+_MODEL_NEW = Path(__file__).with_name("_kernelbench.py.j2")
 _WORDS = {"int64": "q", "int32": "i4x", "float32": "f4x", "float64": "d"}
 _PRECISION = {"float16": "torch.float16", "bfloat16": "torch.bfloat16", "float32": "torch.float32"}
 
@@ -41,7 +42,7 @@ class KernelBenchExporter:
 
     def export(self, request: ExportRequest) -> list[Path]:
         """Raises UsageError for a target that is no GPU, a workload that the convention has no place for, and a kernel
-        that formats.toml does not describe; what `ModuleExporter.export` raises."""
+        that formats.toml does not describe; TemplateError and CompileError."""
         out = request.out.absolute()
         kernel = load_kernel(request.kernel)
         kernel.check_target(request.target)
@@ -53,16 +54,17 @@ class KernelBenchExporter:
         table = format_table(kernel, self.name)
         for item in request.items:
             check_fit(table, self.name, item.candidate, item.workload)
-        with TemporaryDirectory(prefix="evo-export-") as scratch, publish(out, self.name) as folder:
-            place = Path(scratch) / f"{kernel.entry}_package"
-            manifest = place_package(request, place)
-            for item, variant in zip(request.items, manifest["variants"], strict=True):
+        check_parts(kernel, (request,))
+        with publish(out, self.name) as folder:
+            variants, left_out = build_variants(kernel, (request,))
+            for variant in variants:
+                item = variant.found.item
                 stem = re.sub(r"\W+", "_", f"{kernel.name}_{item.workload.dtype}_{_sizes(item)}")
                 for option, value in item.workload.options:
                     stem += f"_{option}" if value is True and not kernel.options[option] else ""
                 _write(folder / f"{stem}.py", _model(kernel, table, item))
-                _write(folder / f"{stem}_new.py", _model_new(kernel, table, item, variant, place, f"{stem}.py"))
-            write_manifest(folder, self.name, manifest)
+                _write(folder / f"{stem}_new.py", _model_new(kernel, table, variant, f"{stem}.py"))
+            write_manifest(folder, self.name, manifest_record(kernel, (request,), variants, left_out))
         return sorted(p for p in out.rglob("*") if p.is_file())
 
     def advice(self, out: Path) -> str:
@@ -87,15 +89,11 @@ def _model(kernel: Kernel, table: Mapping[str, Any], item: ExportItem) -> str:
     )
 
 
-def _model_new(
-    kernel: Kernel, table: Mapping[str, Any], item: ExportItem, variant: Mapping[str, Any], place: Path, problem_file: str
-) -> str:
-    values = values_of(item.workload)
-    cubin = (place / variant["binary"]).read_bytes()
-    fixed = {name: size for name, size in variant["workload"]["dims"].items() if name in variant["fixed"]}
-    fixed = {name: size for name, size in fixed.items() if name in dict(item.workload.dims)}
-    source = place.joinpath(variant["source"]).read_bytes()
-    headers = Package(place.name, [str(place)]).headers(source)
+def _model_new(kernel: Kernel, table: Mapping[str, Any], variant: BuiltVariant, problem_file: str) -> str:
+    item, source, cubin = variant.found.item, variant.found.source, variant.found.binary.code
+    target, values = variant.target.name, values_of(item.workload)
+    fixed = {name: size for name, size in item.workload.dims if name in kernel.compile_time_dims[target]}
+    plan = kernel.plan(target, variant.found.genome.parameters, item.workload)
     body = {
         **values,
         "title": kernel.title,
@@ -103,21 +101,20 @@ def _model_new(
         "problem_file": problem_file,
         "version": __version__,
         "workload": item.workload.key,
-        "arch": variant["arch"],
+        "arch": variant.arch,
         "candidate": item.candidate,
         "fixed_text": ", ".join(f"{n}={s}" for n, s in fixed.items()) or "none",
         "fixed": repr(fixed),
-        "source": _text(source.decode()),
-        "headers": "{" + "".join(f"\n    {json.dumps(n)}: {_text(t.decode())}," for n, t in headers.items()) + "\n}",
+        "source": _text(source.text),
+        "headers": "{" + "".join(f"\n    {json.dumps(n)}: {_text(t)}," for n, t in sorted(source.includes.items())) + "\n}",
         "cubin": base64.encodebytes(cubin).decode(),
-        "launcher": _text((_PARTS / "launcher.cpp").read_text(encoding="utf-8")),
         "entry": json.dumps(kernel.entry),
-        "geometry": pformat(dict(variant["launch"]), width=110, sort_dicts=False),
+        "geometry": pformat(asdict(plan), width=110, sort_dicts=False),
         "arguments": json.dumps(["Q" if a.kind != "scalar" else _WORDS[a.dtype] for a in kernel.arguments]),
         "name": json.dumps(f"evo_{kernel.entry}_{hashlib.sha256(cubin).hexdigest()[:16]}"),
         "model_new": fill(table["model_new"], values),
     }
-    return fill((_PARTS / "model_new.py.j2").read_text(encoding="utf-8"), body)
+    return fill(_MODEL_NEW.read_text(encoding="utf-8"), body)
 
 
 def _text(text: str) -> str:

@@ -58,7 +58,7 @@ class ModuleExporter:
         frontend = _frontend_of(kernel)
         _check_scalars(kernel)
         check_parts(kernel, parts)
-        with publish(out, self.name) as folder:
+        with publish(out, ModuleExporter.name) as folder:
             variants, left_out = build_variants(kernel, parts)
             for variant in variants:
                 _write_variant(folder, variant)

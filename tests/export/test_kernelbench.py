@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -122,7 +123,12 @@ def test_the_launcher_hands_the_driver_what_it_is_told(tmp_path: Path) -> None:
     library = tmp_path / "libcuda.so.1"
     command = [os.environ.get("CC", "gcc"), "-shared", "-fPIC", "-o", str(library), str(tmp_path / "driver.c")]
     subprocess.run(command, check=True)
-    launcher = Path(sys.modules[type(EXPORTER).__module__].__file__ or "").parent / "_kernelbench" / "launcher.cpp"
+    EXPORTER.export(request_for("cuda", "sm_90", tmp_path / "out", LAYERNORM[0]))
+    (solution,) = (tmp_path / "out").glob("*_new.py")
+    found = re.search(r"^LAUNCHER = r'''\n(.*?)^'''$", solution.read_text(), re.DOTALL | re.MULTILINE)
+    assert found is not None
+    launcher = tmp_path / "launcher.cpp"
+    launcher.write_text(found[1])
     environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "TORCH_EXTENSIONS_DIR": str(tmp_path)}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
     run = subprocess.run(
