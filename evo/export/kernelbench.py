@@ -22,7 +22,7 @@ from typing import Any
 from evo import __version__
 from evo.errors import UsageError
 from evo.export import Exporter, ExportItem, ExportRequest
-from evo.export._building import BuiltVariant, build_variants, check_parts
+from evo.export._builds import BuiltVariant, build_variants, check_parts
 from evo.export._folder import publish, write_manifest
 from evo.export._manifest import manifest_record
 from evo.problem.formats import check_fit, fill, format_table, values_of
