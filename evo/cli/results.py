@@ -16,7 +16,7 @@ from evo.analysis.finals import WorkloadFinals, ceiling_note, read_finals
 from evo.analysis.runs import candidates_by_task
 from evo.cli.options import command_line
 from evo.cli.screen import LONG_S, busy_share, doing
-from evo.cli.tables import marked, short_id, speedup, timing_record, visible
+from evo.cli.tables import marked, say, short_id, speedup, timing_record, visible
 from evo.evaluation import Costs, Timing
 from evo.lineage.models import public_id
 from evo.lineage.store import Store
@@ -139,10 +139,9 @@ def _finalist_record(outcome: Outcome, finalist: Finalist, timing: Timing | None
 def print_outcome(console: Console, outcome: Outcome, record: dict[str, Any], db: str) -> None:
     """Tables and a few sentences; every figure is one of the record's."""
     for workload, finals in zip(record["workloads"], outcome.finals, strict=True):
-        console.print(race_table(workload, finals))
+        console.print(race_table(workload, finals.ceiling))
         if finals.ceiling:
-            note = f"of a copy: its time {ceiling_note(finals.ceiling)}"
-            console.print(note, style="dim", highlight=False, soft_wrap=True)
+            say(console, f"of a copy: its time {ceiling_note(finals.ceiling)}", "dim")
         if workload["disturbed"]:
             bench = command_line(db, "bench", record["kernel"], "--workload", workload["workload"])
             console.print(
@@ -174,11 +173,11 @@ def print_outcome(console: Console, outcome: Outcome, record: dict[str, Any], db
             )
         _print_trust(console, workload)
         for said in workload["remarks"]:
-            console.print(said, style="yellow", highlight=False, soft_wrap=True)
+            say(console, said, "yellow")
         if tied := workload["ties_with_winner"]:
             many = f"{len(tied)} other finalists tie" if len(tied) > 1 else "another finalist ties"
             shown = command_line(db, "show", record["run"])
-            console.print(f"{many} with the winner:  {shown}", highlight=False, soft_wrap=True)
+            say(console, f"{many} with the winner:  {shown}")
         for name, since in (
             ("reached_before_s", "of searching, before the run was resumed"),
             ("reached_s", "from the start of the command"),
@@ -215,7 +214,7 @@ def print_outcome(console: Console, outcome: Outcome, record: dict[str, Any], db
         following = [("show", short_id(failed))]
     if following:
         commands = "   ".join(command_line(db, *words) for words in following)
-        console.print(f"next:  {commands}", highlight=False, soft_wrap=True)
+        say(console, f"next:  {commands}")
 
 
 def _told(status: str, number: int, refused: int) -> str:
@@ -286,11 +285,11 @@ def _print_trust(console: Console, workload: dict[str, Any]) -> None:
     if workload["discarded_rounds"]:
         said.append(f"{workload['discarded_rounds']} disturbed rounds taken again")
     if said:
-        console.print("; ".join(said), highlight=False, soft_wrap=True)
+        say(console, "; ".join(said))
 
 
-def race_table(workload: dict[str, Any], finals: Finals) -> Table:
-    """Winner, baselines and ceiling, timed interleaved in one race."""
+def race_table(workload: dict[str, Any], ceiling: str) -> Table:
+    """Winner, baselines and the ceiling among them, timed interleaved in one race."""
     table = Table(
         title=f"{workload['workload']}", title_justify="left", title_style="bold", header_style="dim", box=None,
         padding=(0, 2, 0, 0),
@@ -299,14 +298,14 @@ def race_table(workload: dict[str, Any], finals: Finals) -> Table:
     noise = f" ±{workload['noise_floor']:.2%}" if "noise_floor" in workload else ""
     for heading in ("median us", "95% interval", f"speed-up{noise}", "95% interval", "of a copy"):
         table.add_column(visible(heading), justify="right")
-    bound = finals.baseline(finals.ceiling)
+    bound = workload["baselines"].get(ceiling)
     rows = [] if workload["winner"] is None else [(short_id(workload["winner"]["candidate"]), workload["winner"], True)]
     rows += [(name, record, False) for name, record in workload["baselines"].items()]
     for name, record, ours in rows:
         style = "bold green" if ours else ""
         gain = speedup(record["ratio"], workload.get("noise_floor")) if "ratio" in record else "1"
         interval = f"{record['speedup_low']:.3f} to {record['speedup_high']:.3f}" if "speedup" in record else ""
-        share = f"{record['median_us'] / bound.median_us:.3f}" if bound else ""
+        share = f"{record['median_us'] / bound['median_us']:.3f}" if bound else ""
         table.add_row(
             name,
             marked(f"{record['median_us']:.2f}", record["disturbed"]),

@@ -11,7 +11,6 @@ Finalists are compared with each other by the race that all of them ran in; the 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -74,36 +73,19 @@ class Finals:
     baselines: tuple[Timing, ...]
     ceiling: str = ""
     """The fastest baseline of role ceiling."""
-    noise: float | None = None
-    """What the winner seems to gain over itself, as a fraction: see `evo.measure.clock.noise_floor`."""
-    claimed: float | None = None
-    """The winner's time over the reference's as the search had it."""
     confirmed: bool = True
     """Whether a race of its own has confirmed the first of the finalists; if not, there is no winner."""
-
-    @property
-    def regret(self) -> float | None:
-        """By how much the search overstated the winner: its speed-up there over that of the finals, minus 1."""
-        timing = self.winner.timing if self.winner else None
-        if timing is None or timing.ratio is None or self.claimed is None:
-            return None
-        return timing.ratio / self.claimed - 1.0
 
     @property
     def winner(self) -> Finalist | None:
         first = self.finalists[0] if self.finalists else None
         return first if self.confirmed and first is not None and first.timing is not None else None
 
-    def baseline(self, name: str) -> Timing | None:
-        return next((t for t in self.baselines if t.contender == name and t.protocol != "hot"), None)
 
-
-def hold_finals(
-    executor: Executor, config: FinalsConfig, elites: list[Candidate], claims: Mapping[int, float] | None = None
-) -> Finals:
+def hold_finals(executor: Executor, config: FinalsConfig, elites: list[Candidate]) -> Finals:
     """Gates and races the elites of one task. The device process must be fresh (`Executor.renew_device`).
 
-    `claims`: by order, the ratios that the search measured. Raises EvoError if the race itself cannot be held.
+    Raises EvoError if the race itself cannot be held.
     """
     if not elites:
         return Finals(finalists=(), baselines=())
@@ -126,8 +108,6 @@ def hold_finals(
         finalists=tuple(finalists),
         baselines=tuple(_with_noise(t, noise) for t in baselines),
         ceiling=min(bounds, key=lambda t: t.median_us).contender if bounds else "",
-        noise=noise,
-        claimed=(claims or {}).get(best.candidate.order) if best else None,
         confirmed=best is not None,
     )
 

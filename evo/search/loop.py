@@ -149,10 +149,6 @@ class Search:
         found.sort(key=lambda c: (c.disturbed, c.ratio if c.ratio is not None else float("inf"), c.order))
         return found[first : first + count]
 
-    def ratios(self, candidates: Sequence[Candidate]) -> dict[int, float]:
-        """By order, what the search measured of these candidates: their times over the reference's."""
-        return {c.order: c.ratio for c in candidates if c.ratio is not None}
-
     # -- the schedule ---------------------------------------------------------------------------------------
 
     def _advance(self) -> StopReason | None:

@@ -244,7 +244,7 @@ def _finals(
             elites = search.elites(task, batch * count, count)
             if batch and not elites:
                 break  # no candidate is left
-            finals = hold_finals(executor, config, elites, search.ratios(elites))
+            finals = hold_finals(executor, config, elites)
             with recorder.transaction():
                 for finalist in finals.finalists:
                     recorder.add_final(run, finalist.candidate.order, finalist.measurement, elapsed_s=search.elapsed_s)

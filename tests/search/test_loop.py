@@ -344,14 +344,12 @@ def test_finals_name_the_fastest_finalist_and_keep_the_refused_ones_last(store: 
         limits=find_target("cpu").limits("native"),
         seed=5,
     )
-    finals = hold_finals(executor, config, elites, {elites[0].order: 0.5})
+    finals = hold_finals(executor, config, elites)
     executor.close()
     assert finals.winner is not None
     assert finals.winner.candidate == elites[0]
     assert finals.ceiling == "copy"
     assert {t.contender for t in finals.baselines} == {"torch", "copy", "twin"}
-    assert finals.noise is not None
-    assert finals.regret == pytest.approx(finals.winner.timing.ratio / 0.5 - 1)  # type: ignore[union-attr,operator]
 
 
 def test_the_winner_keeps_its_time_in_the_race_that_it_won_beside_that_of_the_race_that_confirmed_it(store: Store) -> None:
@@ -461,7 +459,7 @@ def test_a_last_race_that_dies_is_held_again(store: Store) -> None:
 def test_there_is_no_winner_if_the_last_race_dies_again(store: Store) -> None:
     executor = Untrusted(lambda request, found, n: RaceResult(log="it died", device_lost=True))
     finals, elites = _finals_of(executor, store)
-    assert (finals.winner, finals.noise, finals.regret) == (None, None, None)
+    assert finals.winner is None
     assert executor.confirmations == 2
     (unconfirmed,) = (f for f in finals.finalists if f.candidate == elites[0])
     assert "could not be confirmed: it died" in unconfirmed.measurement.log
