@@ -15,7 +15,7 @@ from evo.cli import run as run_command
 from evo.cli.options import make_console
 from evo.cli.results import race_table
 from evo.cli.tables import make_table, timing_record
-from evo.evaluation import Measurement, Timing, within_noise
+from evo.evaluation import FINALIST, Measurement, Timing, within_noise
 from evo.lineage import RunStatus, Stage
 from evo.lineage.models import public_id
 from evo.lineage.store import Store
@@ -58,7 +58,8 @@ def record(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyte
             run = store.create_run(replace(s.SPEC, name="mine", workloads=(s.SMALL,)), s.ENVIRONMENT)
             for order, ratio in enumerate((0.5, 0.6, 0.55)):
                 store.add(run, s.ref(order, *([0] if order else [])), s.passed(order, ratio), elapsed_s=1.0)
-            store.add_final(run, 0, measured(final("candidate", 0.52, clocks)), elapsed_s=2.0)
+            raced = final(FINALIST, 0.52, EARLIER)
+            store.add_final(run, 0, measured(final("candidate", 0.52, clocks), raced), elapsed_s=2.0)
             store.add_final(run, 1, measured(final("candidate", 0.62, EARLIER)), elapsed_s=2.0)
             store.add_final(run, 2, s.refused_final(), elapsed_s=2.0)
             beside = [
@@ -79,8 +80,8 @@ def final(contender: str, ratio: float, clocks: dict[str, float]) -> Timing:
     return replace(s.timing(s.SMALL, ratio, contender=contender), protocol="final", clocks=clocks)
 
 
-def measured(timing: Timing) -> Measurement:
-    return replace(s.final(0.5), timings=(timing,))
+def measured(*timings: Timing) -> Measurement:
+    return replace(s.final(0.5), timings=timings)
 
 
 @pytest.mark.parametrize("command", ["runs", "best", "show"])
@@ -99,7 +100,7 @@ def test_programs_are_told_of_disturbance_too(record: Record, clocks: dict[str, 
     (run,) = recorded.document("runs")
     shown = recorded.document("show", recorded.ids[0])
     assert best["disturbed"] is run["best"][0]["disturbed"] is disturbed
-    assert [t["disturbed"] for t in shown["timings"]] == [False, False, disturbed]
+    assert [t["disturbed"] for t in shown["timings"]] == [False, False, disturbed, False]
     assert [t["disturbed"] for t in shown["final_races"][0]["timings"]] == [disturbed] * 3
     assert [step["disturbed"] for step in recorded.document("lineage", recorded.ids[1])] == [False, False]
     assert ("!" in recorded.ask("best").out) is disturbed
@@ -365,7 +366,7 @@ def unconfirmed(recorded: Recorded) -> str:
 def test_a_candidate_of_a_run_whose_finals_confirmed_nobody_is_marked(record: Record) -> None:
     recorded = record(CALM)
     left = unconfirmed(recorded)
-    note = "the finals of vain confirmed nobody and refused 2 finalists"
+    note = "? unconfirmed: the finals of vain refused 2 finalists"
     for command, arguments in (("runs", []), ("best", ["--run", "vain"])):
         out = recorded.ask(command, *arguments).out
         (row,) = (line for line in out.splitlines() if "vain" in line and "3.333x" in line)
@@ -376,12 +377,12 @@ def test_a_candidate_of_a_run_whose_finals_confirmed_nobody_is_marked(record: Re
     assert "the candidate of all runs with the highest speed-up" in recorded.ask("best").out
     (found,) = recorded.document("best", "--run", "vain")
     assert (found["id"], found["winner"]) == (left, False)
-    assert (found["finals"], found["refused_finalists"]) == ("nobody confirmed", 2)
+    assert (found["finals"], found["refused_finalists"]) == ("unconfirmed", 2)
     by_name = {run["name"]: run["best"][0] for run in recorded.document("runs")}
     assert {name: (b["finals"], b["refused_finalists"]) for name, b in by_name.items()} == {
-        "vain": ("nobody confirmed", 2), "mine": ("confirmed", 1)
+        "vain": ("unconfirmed", 2), "mine": ("confirmed", 1)
     }  # fmt: skip
-    assert "the finals confirmed nobody; the best that they have not refused: evo show " + left[:10] in (
+    assert "unconfirmed: the finals have no winner; the best that they have not refused: evo show " + left[:10] in (
         recorded.ask("show", "vain").out
     )
     (first,) = recorded.document("best")
@@ -394,11 +395,11 @@ def test_compare_ranks_whom_nothing_confirmed_last_and_marks_it(record: Record) 
     left = unconfirmed(recorded)
     first, second = recorded.document("compare", "vain", "mine")["rows"]
     assert (first["run"], first["finals"], first["behind"]) == ("mine", "confirmed", 1.0)
-    assert (second["run"], second["best"], second["finals"]) == ("vain", left, "nobody confirmed")
+    assert (second["run"], second["best"], second["finals"]) == ("vain", left, "unconfirmed")
     assert second["behind"] == pytest.approx(0.3 / 0.52), "over what was confirmed"
     out = recorded.ask("compare", "vain", "mine").out
     assert "3.333x ?" in out
-    assert "? no result: the finals of that run confirmed nobody" in out
+    assert "? unconfirmed: the finals of that run have no winner" in out
     assert "1.923x ?" not in out
     with Store.open(recorded.db, write=True) as store:
         store.create_run(replace(s.SPEC, name="soon", workloads=(s.SMALL,)), s.ENVIRONMENT)
@@ -420,7 +421,7 @@ def test_a_run_whose_finals_are_not_over_has_not_confirmed_nobody(record: Record
             assert (found["finals"], found["refused_finalists"]) == ("not held", refused)
             assert "?" not in recorded.ask("best", "--run", name).out
         out = recorded.ask("show", "vain").out
-    assert "confirmed nobody" not in out
+    assert "unconfirmed" not in out
     assert "the finals are not over; the best that they have not refused: evo show " + left[:10] in out
 
 

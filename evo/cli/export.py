@@ -148,6 +148,6 @@ def _unconfirmed(store: Store, record: CandidateRecord, db: str) -> str:
         return f"{name}: {state}: {own}; to hold them: {command_line(db, 'resume', record.run)}"
     refused = f"{found.refused_finalists} finalist{'' if found.refused_finalists == 1 else 's'}"
     return (
-        f"{name}: the finals of run {record.run} confirmed nobody for its workload and refused {refused}: {own}; to gate it"
-        f" on fresh data: {check}"
+        f"{name}: unconfirmed: the finals of run {record.run} have no winner for its workload and refused {refused}: {own};"
+        f" to gate it on fresh data: {check}"
     )

@@ -129,9 +129,9 @@ def test_the_index_marks_what_the_finals_did_not_confirm(tmp_path: Path) -> None
     body = Client(LivePages(str(path), "127.0.0.1")).get("/body")[2]
     half, vain = body[body.index("/run/half") : body.index("/run/vain")], body[body.index("/run/vain") :]
     assert "4.000" in vain
-    assert "its finals confirmed nobody" in vain
+    assert "unconfirmed: its finals have no winner" in vain
     assert "2.000" in half
-    assert "its finals confirmed nobody" not in half
+    assert "unconfirmed: its finals have no winner" not in half
 
 
 def test_a_page_that_has_not_changed_is_not_sent_again(client: Client) -> None:
