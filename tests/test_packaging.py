@@ -106,7 +106,7 @@ def test_source_and_wheel_carry_a_kernel_whole(shipping: Path, tmp_path: Path) -
 
     kernel = shipping / "kernels" / "layernorm"
     names = {p.relative_to(kernel).as_posix() for p in kernel.rglob("*") if p.is_file()}
-    assert names == {"manifest.json", "variant_0_float32_64x96.cpp"}
+    assert names == {"manifest.json", "variant_0_float32_64x96.cpp", "variant_1_bfloat16_64x256.cpp"}
     runs_it = {"runtime/native.h", "_assets/templates/layernorm/frontend.cpp", "_assets/templates/_shared/row.cuh"}
     with zipfile.ZipFile(wheel_of(shipping, tmp_path)) as wheel:
         place = "evo/_assets/kernels/layernorm/"

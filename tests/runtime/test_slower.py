@@ -11,15 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Importer
-from exports import edit_manifest, request_for
-from head_sizes import refused
 from torch.nn import functional
 
 from evo.export.module import ModuleExporter
 from evo.ready import _build, _variant
 from evo.runtime import cpu
-from evo.targets import find_target
+from tests.export.exports import edit_manifest, request_for
+from tests.runtime.conftest import Importer
+from tests.runtime.head_sizes import refused
 
 HERE = cpu.model()
 SLOWER = {"ratio": 1.25, "ratio_low": 1.2, "ratio_high": 1.3}
@@ -88,26 +87,7 @@ def test_what_is_far_away_is_another_matter(copy_of: Path, use: Importer) -> Non
         assert module.explain(torch.randn(rows, 96), (96,)).startswith(way), rows
 
 
-def test_a_cpu_is_called_what_searches_record() -> None:
-    assert find_target("cpu").device().name == HERE
 
-
-def test_what_is_compiled_for_another_architecture_was_not_measured_there(copy_of: Path, use: Importer) -> None:
-    edit_manifest(copy_of, timed(SLOWER))
-    edit_manifest(copy_of, lambda m: m["variants"][0].update(standing="compiled", measured_arch="another", timing=None))
-    assert ways(use(copy_of), 96)[0].startswith("variant 0 ")
-
-
-def test_the_native_launcher_keeps_to_it(
-    copy_of: Path, launchers: Path, use: Importer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("EVO_KERNELS_CACHE", str(launchers))
-    edit_manifest(copy_of, timed(SLOWER))
-    module = use(copy_of)
-    module.build()
-    assert "measured to be faster" in ways(module, 96)[0]
-    module.also_serve(slower=True)
-    assert ways(module, 96)[0].endswith("native launcher")
 
 
 def test_a_slower_variant_can_still_be_checked_and_timed(copy_of: Path) -> None:

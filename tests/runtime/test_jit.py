@@ -8,14 +8,14 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
-from head_sizes import qkv, refused, served, torchs
+
+from tests.runtime.head_sizes import qkv, refused, served, torchs
 
 
 @pytest.fixture(scope="module")
@@ -45,17 +45,6 @@ def test_a_cpu_compiles_only_if_asked(
     assert compilations() == 1
 
 
-def test_other_lengths_and_what_is_compiled_already_need_no_compiler(
-    attention: ModuleType, cache: Path, compilations: Callable[[], int]
-) -> None:
-    attention.also_serve(untuned=True)
-    for length in (1, 17, 129):
-        args = qkv(32, length)
-        torch.testing.assert_close(attention.scaled_dot_product_attention(*args), torchs(*args), rtol=1e-4, atol=1e-4)
-    served(attention, 64)
-    served(attention, 32)
-    assert compilations() == 1
-
 
 def test_the_variant_for_the_same_mask_is_the_one_that_is_compiled(
     attention: ModuleType, kept: Path, monkeypatch: pytest.MonkeyPatch
@@ -84,32 +73,6 @@ def test_a_later_process_finds_what_was_compiled_and_compiles_what_was_damaged(
     assert compilations() == 2
     assert hashlib.sha256(library.read_bytes()).hexdigest() == json.loads(Path(f"{library}.json").read_text())["sha256"]
 
-
-def test_threads_that_meet_it_at_once_have_it_compiled_once(
-    attention: ModuleType, cache: Path, compilations: Callable[[], int]
-) -> None:
-    attention.also_serve(untuned=True)
-    faults: list[BaseException] = []
-    ready = threading.Barrier(6)
-
-    def work() -> None:
-        try:
-            args = qkv(32)
-            ready.wait()
-            for _ in range(20):
-                own = attention.scaled_dot_product_attention(*args)
-                torch.testing.assert_close(own, torchs(*args), rtol=1e-4, atol=1e-4)
-        except BaseException as error:
-            faults.append(error)
-
-    threads = [threading.Thread(target=work) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not faults
-    served(attention, 32)
-    assert compilations() == 1
 
 
 def test_the_callers_settings_neither_disturb_the_trial_nor_are_disturbed(
@@ -163,16 +126,6 @@ def test_the_native_launcher_and_the_operator_serve_it(
     assert "a launch failed" in attention.explain(*args)
     assert torch.equal(attention.scaled_dot_product_attention(*args), torchs(*args))
 
-
-def test_checks_of_a_variant_see_that_variant_only(
-    attention: ModuleType, kept: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("EVO_KERNELS_CACHE", str(kept))
-    attention.also_serve(untuned=True)
-    served(attention, 32)
-    with attention.frontend.DISPATCH.only(0):
-        refused(attention, 32)
-    served(attention, 32)
 
 
 FORKED = """

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from exports import request_for
 from torch.nn import functional
 
 from evo.export import find_exporter
+from tests.export.exports import request_for
 
 torchs = functional.scaled_dot_product_attention
 

@@ -13,10 +13,10 @@ from types import ModuleType
 
 import pytest
 import torch
-from exports import FORKED, request_for
 from torch.nn import functional
 
 from evo.export import find_exporter
+from tests.export.exports import FORKED, request_for
 
 X = torch.randn(8, 96)
 

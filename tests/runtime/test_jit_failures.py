@@ -3,7 +3,6 @@ attention has its head size compiled in."""
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from exports import edit_manifest
-from head_sizes import qkv, refused, served
+
+from tests.runtime.head_sizes import qkv, refused, served
 
 
 def test_a_size_that_the_kernel_does_not_take_is_pytorchs(
@@ -26,24 +25,6 @@ def test_a_size_that_the_kernel_does_not_take_is_pytorchs(
     assert compilations() == 0
 
 
-def test_without_a_folder_to_keep_it_in_it_is_compiled_for_this_process(
-    attention: ModuleType, cache: Path, compilations: Callable[[], int]
-) -> None:
-    cache.mkdir()
-    cache.chmod(0o777)
-    attention.also_serve(untuned=True)
-    served(attention, 32)
-    served(attention, 32)
-    assert compilations() == 1
-    assert not list(cache.iterdir())
-
-
-def test_without_a_compiler_it_is_pytorchs_and_said(
-    attention: ModuleType, cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("CXX", str(tmp_path / "no_compiler"))
-    attention.also_serve(untuned=True)
-    assert "compiling it on this machine fails: there is no C++ compiler" in refused(attention, 32)
 
 
 def test_what_does_not_compile_is_not_tried_again(
@@ -64,38 +45,6 @@ def test_what_does_not_compile_is_not_tried_again(
     assert len(log.read_text().splitlines()) == tried
 
 
-def test_a_wrong_result_is_never_given(
-    attention_copy: Callable[[], Path], use: Callable[[Path], ModuleType], cache: Path
-) -> None:
-    """The source is as exported, and what the compiler makes of it is wrong."""
-    copy = attention_copy()
-    source = copy / next(copy.glob("variant_0_*.cpp")).name
-    text = source.read_text()
-    assert text.count("1.44269504088896") >= 1
-    source.write_text(text.replace("1.44269504088896", "1.44369504088896"))
-
-    def as_exported(manifest: dict[str, Any]) -> None:
-        manifest["variants"][0]["source_sha256"] = hashlib.sha256(source.read_bytes()).hexdigest()
-
-    edit_manifest(copy, as_exported)
-    module = use(copy)
-    module.also_serve(untuned=True)
-    assert "its results are not PyTorch's" in refused(module, 32)
-    assert "its results are not PyTorch's" in refused(module, 32)
-    assert not list(cache.glob("*.so"))
-    served(module, 64)
-
-
-def test_a_source_that_was_changed_is_not_compiled(
-    attention_copy: Callable[[], Path], use: Callable[[Path], ModuleType], cache: Path, compilations: Callable[[], int]
-) -> None:
-    copy = attention_copy()
-    for source in copy.glob("*_float32*.cpp"):
-        source.write_text(source.read_text() + "// a line more\n")
-    module = use(copy)
-    module.also_serve(untuned=True)
-    assert "is not the file that was exported" in refused(module, 32)
-    assert compilations() == 0
 
 
 def test_one_process_compiles_only_so_many_sizes(

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from exports import request_for
 
 from evo.errors import UsageError
 from evo.export import find_exporter
 from evo.targets import find_target
+from tests.export.exports import request_for
 
 opinfo = pytest.importorskip("torch.testing._internal.common_methods_invocations", reason="needs expecttest")
 
