@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from exports import request_for
 
 from evo.errors import DeviceError, UsageError
 from evo.export import Combining, ExportItem, ExportRequest, exporter_names, find_exporter
@@ -25,6 +24,7 @@ from evo.problem.kernel import load_kernel
 from evo.problem.space import Value
 from evo.targets import find_target
 from evo.targets._nvrtc import run_nvrtc
+from tests.export.exports import request_for
 
 MODULE = ModuleExporter()
 TEXTS = ("rows=4096,cols=1024,dtype=float16", "rows=64,cols=768,dtype=bfloat16")

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from exports import request_for
 from owners import flashinfer_bench
 
 from evo.errors import UsageError
 from evo.export import find_exporter
 from evo.problem.formats import fill
+from tests.export.exports import request_for
 
 EXPORTER = find_exporter("flashinfer-bench")
 ATTENTION = "batch=1,heads=4,kv_heads=2,q_len=70,kv_len=70,head_dim=64,dtype=float32,causal=true"

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from exports import request_for
 from owners import huggingface_kernels
 from torch import nn
 from torch.nn import functional
 
 from evo.errors import UsageError
 from evo.export import find_exporter
+from tests.export.exports import request_for
 
 WORKLOADS = ("rows=64,cols=96,dtype=float32", "rows=64,cols=256,dtype=bfloat16")
 EXPORTER = find_exporter("huggingface")

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from exports import request_for
 
 from evo.errors import KernelError
 from evo.export import ExportRequest, find_exporter
@@ -24,6 +23,7 @@ from evo.problem.render import render
 from evo.targets import find_target
 from evo.targets._machine_code import elf_code_hash
 from evo.targets._nvrtc import run_nvrtc
+from tests.export.exports import request_for
 
 KERNEL = load_kernel("layernorm")
 COLUMNS = [1, 2, 3, 7, 96, 100, 255, 256, 500, 767, 769, 1000, 1001, 1025, 1536, 1600, 2047, 4096, 4097, 5120, 8190]

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from exports import request_for
 from owners import kernelbench
 
 from evo.errors import UsageError
 from evo.export import find_exporter
+from tests.export.exports import request_for
 
 EXPORTER = find_exporter("kernelbench")
 LAYERNORM = ("rows=64,cols=1024,dtype=float16", "rows=32,cols=4096,dtype=float32")

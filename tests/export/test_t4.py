@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exports import request_for
 
 from evo.cli import run
 from evo.cli.export_run import export_all_candidates
@@ -17,6 +16,7 @@ from evo.errors import UnknownNameError, UsageError
 from evo.evaluation import Status
 from evo.export import RunExporter, find_exporter
 from evo.lineage.store import Store
+from tests.export.exports import request_for
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "lineage"))
 import samples
