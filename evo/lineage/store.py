@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -48,36 +48,30 @@ class Store:
         file. Reading needs no lock, and works beside a writer.
         Raises StoreError for a database that is absent, locked, not evo's, newer, damaged or not writable.
         """
-        location = locate(where)
-        if not write:
-            return cls._connected(location, None, write=False)
-        if location.path is None:
-            return cls._connected(location, None, write=True)
-        if location.path.exists():  # looked at for reading first: a file that is not ours stays as it is
-            engine = connect(location, write=False)
-            try:
-                with translated(location), engine.connect() as connection:
-                    check_schema(connection, location)
-            finally:
-                engine.dispose()
-        make_folder(location.path)
-        lock = WriterLock(location.path.resolve())
-        try:
-            return cls._connected(location, lock, write=True)
-        except BaseException:
-            lock.release()
-            raise
-
-    @classmethod
-    def _connected(cls, location: Location, lock: WriterLock | None, *, write: bool) -> Store:
-        engine = connect(location, write=write)
-        try:
+        location, lock = locate(where), None
+        with ExitStack() as undo:
+            if write and location.path is not None:
+                if location.path.exists():
+                    cls._check(location)
+                make_folder(location.path)
+                lock = WriterLock(location.path.resolve())
+                undo.callback(lock.release)
+            engine = connect(location, write=write)
+            undo.callback(engine.dispose)
             with translated(location):
                 cls._prepare(engine, location, write=write)
-        except BaseException:
-            engine.dispose()
-            raise
+            undo.pop_all()
         return cls(engine, location, lock, write=write)
+
+    @staticmethod
+    def _check(location: Location) -> None:
+        """Raises StoreError for a file that is not evo's, which stays as it is: it is opened for reading."""
+        engine = connect(location, write=False)
+        try:
+            with translated(location), engine.connect() as connection:
+                check_schema(connection, location)
+        finally:
+            engine.dispose()
 
     @staticmethod
     def _prepare(engine: Engine, location: Location, *, write: bool) -> None:
@@ -208,7 +202,7 @@ class Store:
         with self.reading() as connection:
             return read_run(connection, resolve_run(connection, name))
 
-    def add(self, run: StoredRun, ref: Candidate, evaluation: Evaluation, *, elapsed_s: float) -> None:
+    def add(self, run: StoredRun, candidate: Candidate, evaluation: Evaluation, *, elapsed_s: float) -> None:
         """Records a candidate with its parents, build, checks, timings, source and code, all or nothing.
 
         Orders may come in any sequence; parents and `same_code_as` must be there before. Code that the
@@ -216,7 +210,7 @@ class Store:
         Raises EngineError for a second candidate of the same order, or one that refers to an unknown one.
         """
         with self.writing() as connection:
-            self._batch.add(run, ref, evaluation, elapsed_s=elapsed_s)
+            self._batch.add(run, candidate, evaluation, elapsed_s=elapsed_s)
             if len(self._batch) >= _BATCH_SIZE:
                 self._batch.flush(connection)
 

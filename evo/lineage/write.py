@@ -98,29 +98,29 @@ class Batch:
         """Candidates gathered."""
         return len(self._rows[_CANDIDATE])
 
-    def add(self, run: StoredRun, ref: Candidate, evaluation: Evaluation, *, elapsed_s: float) -> None:
+    def add(self, run: StoredRun, candidate: Candidate, evaluation: Evaluation, *, elapsed_s: float) -> None:
         """Raises EngineError for a candidate that contradicts its run."""
         now = datetime.now(UTC)
-        candidate, parentage = _candidate_row(run, ref, evaluation), _parentage_rows(run, ref)
-        candidate |= {"source_sha": None, "elapsed_s": elapsed_s, "created": now}
-        key = candidate["id"]
+        row, parentage = _candidate_row(run, candidate, evaluation), _parentage_rows(run, candidate)
+        row |= {"source_sha": None, "elapsed_s": elapsed_s, "created": now}
+        key = row["id"]
         if (build := evaluation.build) is not None:
-            row = {"candidate_id": key, **_fields(build, BUILD_NAMES)}
-            row |= {"binary_log": None, **{name: getattr(build.binary, name, None) for name in BINARY_NAMES}}
-            row["binary_sha"] = None
+            built = {"candidate_id": key, **_fields(build, BUILD_NAMES)}
+            built |= {"binary_log": None, **{name: getattr(build.binary, name, None) for name in BINARY_NAMES}}
+            built["binary_sha"] = None
             if build.source:
-                candidate["source_sha"] = self._keep("source", build.source.encode("utf-8", "surrogatepass"))
+                row["source_sha"] = self._keep("source", build.source.encode("utf-8", "surrogatepass"))
             if (binary := build.binary) is not None:
                 remarks = clean_text(binary.log)
-                row["binary_log"] = None if remarks == row["log"] else remarks
+                built["binary_log"] = None if remarks == built["log"] else remarks
                 if binary.code:
                     kind = "ptx" if build.arch.startswith("compute_") else "binary"
-                    row["binary_sha"] = self._keep(kind, binary.code)
-            self._rows[_BUILD].append(row)
-        self._rows[_CANDIDATE].append(candidate)
+                    built["binary_sha"] = self._keep(kind, binary.code)
+            self._rows[_BUILD].append(built)
+        self._rows[_CANDIDATE].append(row)
         self._rows[_PARENTAGE] += parentage
         self._rows[_CHECK] += check_rows(key, evaluation.checks, Stage.SEARCH, 0)
-        self._rows[_TIMING] += timing_rows(run, ref.task, key, evaluation.timings, Stage.SEARCH, 0)
+        self._rows[_TIMING] += timing_rows(run, candidate.task, key, evaluation.timings, Stage.SEARCH, 0)
         self._progress[run.id] = (elapsed_s, now)
         self._runs[run.id] = run
 
@@ -185,34 +185,34 @@ class Batch:
         insert_new(connection, _ARTEFACT, rows)  # another writer to the same server may have stored one since the look-up
 
 
-def _candidate_row(run: StoredRun, ref: Candidate, evaluation: Evaluation) -> Row:
+def _candidate_row(run: StoredRun, candidate: Candidate, evaluation: Evaluation) -> Row:
     """Raises EngineError for an order or a task that cannot be."""
-    if not 0 <= ref.task < len(run.spec.workloads) or run.spec.workloads[ref.task] != ref.workload:
-        raise EngineError(f"run {run.name!r} has no task {ref.task} with the workload {ref.workload.key}")
-    genome, same = ref.proposal.genome.to_json(), evaluation.same_code_as
+    if not 0 <= candidate.task < len(run.spec.workloads) or run.spec.workloads[candidate.task] != candidate.workload:
+        raise EngineError(f"run {run.name!r} has no task {candidate.task} with the workload {candidate.workload.key}")
+    genome, same = candidate.proposal.genome.to_json(), evaluation.same_code_as
     return {
-        "id": m.candidate_key(run.id, ref.order),
+        "id": m.candidate_key(run.id, candidate.order),
         "run_id": run.id,
-        "order": ref.order,
-        "task": ref.task,
-        "public_id": m.public_id(run.uid, ref.order),
+        "order": candidate.order,
+        "task": candidate.task,
+        "public_id": m.public_id(run.uid, candidate.order),
         "genome": genome,
         "genome_digest": hashlib.sha256(genome.encode()).hexdigest(),
-        "operator": ref.proposal.operator,
+        "operator": candidate.proposal.operator,
         "same_code_as_id": None if same is None else m.candidate_key(run.id, same),
         **_fields(evaluation, ("status", "score", "log", "seconds", "gate_seconds", "timing_seconds")),
     }
 
 
-def _parentage_rows(run: StoredRun, ref: Candidate) -> list[Row]:
+def _parentage_rows(run: StoredRun, candidate: Candidate) -> list[Row]:
     """Raises EngineError for a parent that is not earlier than its child."""
-    child = m.candidate_key(run.id, ref.order)
-    for parent in ref.proposal.parents:
-        if parent.order >= ref.order:
-            raise EngineError(f"candidate {ref.order} of run {run.name!r} cannot come from the later {parent.order}")
+    child = m.candidate_key(run.id, candidate.order)
+    for parent in candidate.proposal.parents:
+        if parent.order >= candidate.order:
+            raise EngineError(f"candidate {candidate.order} of run {run.name!r} cannot come from the later {parent.order}")
     return [
         {"child_id": child, "position": i, "parent_id": m.candidate_key(run.id, p.order), "role": p.role}
-        for i, p in enumerate(ref.proposal.parents)
+        for i, p in enumerate(candidate.proposal.parents)
     ]
 
 
