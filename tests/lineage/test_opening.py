@@ -23,6 +23,7 @@ PRELUDE = f"""
 import sys
 sys.path[:0] = [{str(s.CHECKOUT)!r}, {str(Path(s.__file__).parent)!r}]
 import samples as s
+from evo.analysis.runs import list_runs
 from evo.errors import EvoError
 from evo.lineage.store import Store
 """
