@@ -433,7 +433,7 @@ def read_report(output: str) -> tuple[int | None, list[str]]:
 
     Warnings are not errors: they report races that may be intended (between warps in step).
     """
-    total = _RACES.search(output) or _SUMMARY.search(output)
+    counts = _RACES.findall(output) or _SUMMARY.findall(output)  # one of every process that used the GPU
     first: dict[tuple[str, ...], list[str]] = {}
     seen: Counter[tuple[str, ...]] = Counter()
     for report in _reports(output):
@@ -442,7 +442,7 @@ def read_report(output: str) -> tuple[int | None, list[str]]:
         first.setdefault(kind, report)
         seen[kind] += 1
     more = {kind: f" (and {count - 1} more like it)" if count > 1 else "" for kind, count in seen.items()}
-    return int(total.group(1)) if total else None, ["; ".join(first[k][:_LINES]) + more[k] for k in first]
+    return sum(map(int, counts)) if counts else None, ["; ".join(first[k][:_LINES]) + more[k] for k in first]
 
 
 def _reports(output: str) -> Iterator[list[str]]:
