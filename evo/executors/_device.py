@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from evo.errors import DeviceError, EngineError
-from evo.evaluation import Measurement, Status
+from evo.evaluation import Build, Measurement, Status
 from evo.executors import ExecutorConfig, InFlight, MeasureRequest, RaceRequest, RaceResult
 from evo.executors import _tasks as tasks
 from evo.executors._limits import AdaptiveTimeout
@@ -154,7 +154,7 @@ class Device:
             job.fresh = False
             self._end_worker()
         if self._worker is None:
-            self._worker = self._next_worker(job.data)
+            self._worker = self._next_worker(job)
             for posted in self._posted:
                 self._send(posted)
         worker = self._worker
@@ -228,13 +228,14 @@ class Device:
             device_lost=True,
         )
 
-    def _next_worker(self, data: Data) -> Worker:
-        """The spare, if there is one."""
+    def _next_worker(self, job: Job) -> Worker:
+        """The spare, if there is one. Another is not made ready beside a race, which it would disturb; for the same reason
+        it makes no data for timing before it is needed."""
         worker, self._spare = self._spare, None
         worker = worker or self._start()
-        if self._lost_any and not self._host_code:
+        if self._lost_any and not self._host_code and isinstance(job.request, MeasureRequest):
             self._spare = self._start()
-            self._spare.post(tasks.make_ready, data, answered=False)
+            self._spare.post(tasks.make_ready, job.data, False, answered=False)
         return worker
 
     def _end_worker(self) -> None:
@@ -250,11 +251,11 @@ class Device:
             self._worker.post(tasks.race, job.request)
         elif isinstance(job.request, MeasureRequest):
             gate, _ = self._adaptive(job.request)
-            request = replace(
-                job.request,
-                build=replace(job.request.build, source="", log=""),  # a message ahead has to fit the pipe
-                launch_limit_s=_LAUNCH_SHARE * gate.limit_s(),
-            )
+            build, incumbent = _without_text(job.request.build), job.request.incumbent
+            if incumbent is not None and incumbent.build is not None:
+                incumbent = replace(incumbent, build=_without_text(incumbent.build))
+            limit_s = _LAUNCH_SHARE * gate.limit_s()
+            request = replace(job.request, build=build, incumbent=incumbent, launch_limit_s=limit_s)
             self._worker.post(tasks.measure, request)
 
     def _limits_s(self, job: Job) -> dict[str, float]:
@@ -281,6 +282,11 @@ class Device:
             gate.note(result.load_seconds + result.gate_seconds)
             if job.request.time:
                 timing.note(result.timing_seconds + result.gate_seconds)
+
+
+def _without_text(build: Build) -> Build:
+    """What a message ahead consists of has to fit the pipe."""
+    return replace(build, source="", log="")
 
 
 def deliver(future: Future[Any] | None, result: object) -> None:

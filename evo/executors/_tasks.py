@@ -138,7 +138,7 @@ def open_device() -> None:
     measuring.probe()
 
 
-def make_ready(data: Data, *, timing: bool = True) -> None:
+def make_ready(data: Data, timing: bool = True) -> None:
     """Opens the device, and makes the data of a workload, for the gate and for timing, once. Raises DeviceError, UsageError
     if they do not fit."""
     ready = _state.ready.setdefault(data, set())

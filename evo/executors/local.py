@@ -82,7 +82,7 @@ class LocalExecutor:
 
     def build(self, request: BuildRequest) -> Future[Build]:
         future: Future[Build] = Future()
-        self._expect(future)
+        self._track(future)
         with self._changed:
             if self._turns and (self._measuring or self._measurements):
                 self._held_builds.append((request, future))
@@ -160,7 +160,7 @@ class LocalExecutor:
         arguments = (self._target, config.device_index, self._scratch, config.candidate_memory_bytes)
         return self._start_worker(tasks.prepare_device, arguments, candidates=self._turns)
 
-    def _expect(self, future: Future[Any]) -> None:
+    def _track(self, future: Future[Any]) -> None:
         with self._changed:
             if self._closed:
                 future.cancel()
@@ -175,7 +175,7 @@ class LocalExecutor:
 
     def _submit(self, request: MeasureRequest | RaceRequest) -> Future[Any]:
         future: Future[Any] = Future()
-        self._expect(future)
+        self._track(future)
         with self._changed:
             self._measurements.append(Job(request=request, future=future, fresh=self._renewed))
             self._renewed = False
@@ -198,10 +198,10 @@ class LocalExecutor:
             if wait:
                 self._measuring = False
             while True:
-                if wait and not self._measurements and self._held_builds:
-                    self._release_builds()
                 while self._measurements and (future := self._measurements[0].future) and future.cancelled():
                     self._measurements.popleft()
+                if wait and not self._measurements:
+                    self._release_builds()
                 may_begin = bool(self._measurements) and not (self._turns and self._building)
                 if self._closed or not wait or may_begin:
                     break

@@ -18,7 +18,7 @@ import torch
 
 from .cpu import keep_freed_memory
 
-__all__ = ["Race", "Sample", "Timing", "compare", "race", "watch"]
+__all__ = ["Race", "Sample", "Timing", "compare", "race", "run_queue_wait_s", "watch"]
 
 _FOOTPRINT_BYTES = 256 << 20
 _MOST_SETS = 64
@@ -134,19 +134,19 @@ def compare(frontend: Any, index: int, rounds: int) -> dict[str, tuple[float, Ti
 
 def watch(place: torch.device) -> Callable[[], bool]:
     """Whether other programs, or clocks held down, slowed down what runs here since that was last asked."""
-    since = time.perf_counter(), _waited_s()
+    since = time.perf_counter(), run_queue_wait_s()
     throttled = _throttled(place) if place.type == "cuda" else lambda: False
 
     def found() -> bool:
         nonlocal since
-        (began, before), since = since, (time.perf_counter(), _waited_s())
+        (began, before), since = since, (time.perf_counter(), run_queue_wait_s())
         now, waited = since
         return throttled() or waited - before > _WAITED_SHARE * (now - began)
 
     return found
 
 
-def _waited_s() -> float:
+def run_queue_wait_s() -> float:
     """Seconds that the threads of this process were ready to run and have waited for a core, all together; 0 where Linux
     does not tell."""
     waited_ns = 0

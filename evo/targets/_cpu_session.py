@@ -19,6 +19,7 @@ from evo.errors import DeviceError, EngineError, LaunchError
 from evo.evaluation import Binary
 from evo.problem.kernel import Launch, Limits
 from evo.runtime.cpu import keep_freed_memory, share_openmp_runtime
+from evo.runtime.timing import run_queue_wait_s
 from evo.targets import EVICTION_MULTIPLE, DeviceInfo, Hazards
 
 __all__ = ["CpuLoaded", "CpuReplay", "CpuSession"]
@@ -108,7 +109,7 @@ class CpuSession:
         self.hazards: Hazards | None = None
         self.device = torch.device("cpu")
         self._looked = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
-        self._waited = time.perf_counter(), runqueue_wait_s() or 0.0
+        self._waited = time.perf_counter(), run_queue_wait_s()
         self._other_data: torch.Tensor | None = None
         keep_freed_memory()
         try:
@@ -173,7 +174,7 @@ class CpuSession:
         """Other programs, if threads of this process were ready to run and waited for a core for more than
         `_WAITED_SHARE` of the time. A team of threads waits for the one that lost its core: one percent of waiting
         can slow a call by ten."""
-        (since, before), self._waited = self._waited, (time.perf_counter(), runqueue_wait_s() or 0.0)
+        (since, before), self._waited = self._waited, (time.perf_counter(), run_queue_wait_s())
         now, waited = self._waited
         return "other programs took the cores" if waited - before > _WAITED_SHARE * (now - since) else ""
 
@@ -197,17 +198,3 @@ def _write_library(code: bytes) -> Path:
             f"cannot write a temporary file in {tempfile.tempdir} ({error.strerror}): free space or set TMPDIR"
         ) from error
     return path
-
-
-def runqueue_wait_s(process: int | str = "self") -> float | None:
-    """Seconds that the threads of a process were ready to run and had no core, all together; None where the system does
-    not tell, or the process is gone.
-
-    Source: Linux, Documentation/scheduler/sched-stats.rst, "/proc/<pid>/schedstat".
-    """
-    waited_ns, told = 0, False
-    for path in Path(f"/proc/{process}/task").glob("*/schedstat"):
-        with suppress(OSError, ValueError, IndexError):  # a thread that has just ended
-            waited_ns += int(path.read_text().split()[1])
-            told = True
-    return waited_ns / 1e9 if told else None

@@ -26,6 +26,7 @@ from evo.executors.local import LocalExecutor
 from evo.measure import tasks as measuring
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload
+from evo.targets import find_target
 from tests.toy_kernel import TEMPLATE, write_kernel
 
 T = TypeVar("T")
@@ -207,6 +208,32 @@ def test_a_candidate_that_breaks_the_device_process_costs_only_its_own_evaluatio
     measured = after.result(PATIENCE_S)
     assert measured.status is Status.OK, measured.log
     assert measured.timings
+
+
+def test_on_a_device_of_its_own_a_spare_process_takes_over_and_neighbours_are_not_blamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The CPU stands in for such a device: only the executor is told that nothing shares the cores."""
+    anchor, late = "    const float factor", '    if ({{ 1 if p.mode == "late" else 0 }} && n == 4096) std::abort();\n'
+    assert anchor in TEMPLATE
+    modes = ("honest", "wrong", "abort", "late")
+    folder = write_kernel(tmp_path / "toy", modes, template=TEMPLATE.replace(anchor, late + anchor, 1))
+    monkeypatch.setattr(find_target("cpu"), "shares_cores", False)
+    opened = LocalExecutor("cpu", ExecutorConfig(builders=1, cache_dir=tmp_path, gate_floor_s=6))
+    try:
+        builds = {m: opened.build(build_request(folder, m)).result(PATIENCE_S) for m in modes}
+        crowd = ["honest", "wrong", "abort", "late", "honest", "abort", "honest"]
+        futures = [opened.measure(measure_request(folder, builds[m], m)) for m in crowd]
+        found = [f.result(PATIENCE_S) for f in futures]
+        spare = opened._device._spare
+    finally:
+        opened.close()
+    expected = {"honest": Status.OK, "wrong": Status.WRONG, "abort": Status.TRAP, "late": Status.TRAP}
+    assert [m.status for m in found] == [expected[m] for m in crowd]
+    assert [bool(m.timings) for m in found] == [m == "honest" for m in crowd]
+    assert found[3].timing_seconds > 0
+    assert spare is not None
+    assert spare.ended  # closed with the rest
 
 
 def test_what_is_under_way_is_said_with_its_stage_and_with_when_it_is_ended(
