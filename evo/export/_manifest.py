@@ -92,7 +92,7 @@ def recipe(target: str, flags: Sequence[str]) -> dict[str, list[str]]:
     """What the compiler is told beside the architecture."""
     if target == "cpu":
         return {"flags": [*FLAGS, *flags], "libraries": list(LIBRARIES)}
-    standard = () if any(f.startswith("--std") for f in flags) else ("--std=c++17",)
+    standard = () if any(f.startswith(("--std", "-std")) for f in flags) else ("--std=c++17",)
     return {"flags": [*standard, *flags]}
 
 

@@ -102,7 +102,7 @@ def run_nvrtc(text: str, arch: str, flags: Iterable[str], include_dirs: Iterable
     _check_arch(nvrtc, arch)
     options = [
         f"--gpu-architecture={arch}",
-        *(() if any(f.startswith("--std") for f in flags) else ("--std=c++17",)),
+        *(() if any(f.startswith(("--std", "-std")) for f in flags) else ("--std=c++17",)),
         *flags,
         "--ptxas-options=-v",
         # Where there is a driver, NVRTC takes machine code from the driver's cache, and ptxas then reports nothing.
