@@ -41,7 +41,7 @@ def columns_of(table: Any, record: type[Any], *unstored: str) -> tuple[Any, ...]
 TIMING_COLUMNS = columns_of(m.Timing, Timing)
 CHECK_COLUMNS = columns_of(m.Check, Check, "data_changed")
 _BUILD_COLUMNS = columns_of(m.Build, Build, "source", "binary")
-_BINARY_COLUMNS = columns_of(m.Build, Binary, "code", "log", "variable_bytes", "triggers_dependents")
+_BINARY_COLUMNS = columns_of(m.Build, Binary, "code", "log", "triggers_dependents")
 BUILD_COLUMNS = (*_BUILD_COLUMNS, m.Build.binary_log, *_BINARY_COLUMNS)
 """For `read_build`."""
 ENVIRONMENT_COLUMNS = tuple(c.label(f"environment_{c.key}") for c in columns_of(m.Environment, Environment))

@@ -207,7 +207,6 @@ def summarise(
     workload: str,
     protocol: str,
     reference: str | None,
-    contender: str | None = None,
     calls: int = 1,
     sets: int = 1,
     clocks: Mapping[str, float] | None = None,
@@ -222,7 +221,7 @@ def summarise(
         ratio_low, ratio_high = interval(ratios)
     return Timing(
         workload=workload,
-        contender=contender or name,
+        contender=name,
         protocol=protocol,
         median_us=float(np.median(own)),
         low_us=low,

@@ -19,7 +19,7 @@ from evo.errors import UsageError
 from evo.evaluation import Check, Timing
 from evo.measure import Incumbent
 from evo.measure.buffers import HUGE, NAN, Arena, Layout, same
-from evo.measure.clock import Protocol, Samples, calls_for, cold_calls, race, sets_for, summarise
+from evo.measure.clock import Protocol, calls_for, cold_calls, race, sets_for, summarise
 from evo.measure.gate import Gate
 from evo.measure.reference import (
     Expected,
@@ -359,7 +359,17 @@ class TimingHarness:
             self._in_vain = self._in_vain + 1 if samples.disturbed else 0
             clocks = self._session.clocks()
             return tuple(
-                self._summary(samples, e.name, replays, protocol, reference, clocks, len(e.calls)) for e in entries
+                summarise(
+                    samples,
+                    e.name,
+                    workload=self._workload.key,
+                    protocol=protocol.name,
+                    reference=reference,
+                    calls=replays[e.name].calls,
+                    sets=len(e.calls),
+                    clocks=clocks,
+                )
+                for e in entries
             )
         finally:
             for replay in own:
@@ -452,24 +462,3 @@ class TimingHarness:
         if self._shares_cores:  # where arithmetic is slow, the cache cleared before a sample must do
             least = max(2, min(least, math.ceil(_LONG_SAMPLE_US / max(call_us, 1e-3))))
         return calls_for(call_us, protocol.sample_us, least=least, most=sets)
-
-    def _summary(
-        self,
-        samples: Samples,
-        name: str,
-        replays: Mapping[str, Replay],
-        protocol: Protocol,
-        reference: str | None,
-        clocks: Mapping[str, float],
-        sets: int,
-    ) -> Timing:
-        return summarise(
-            samples,
-            name,
-            workload=self._workload.key,
-            protocol=protocol.name,
-            reference=reference,
-            calls=replays[name].calls,
-            sets=sets,
-            clocks=clocks,
-        )

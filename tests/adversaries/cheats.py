@@ -1,13 +1,10 @@
-"""Every way of cheating that is tried, and what is to be said of it; and honest variants of the same template."""
+"""Mistakes of a LayerNorm template, and what refuses each; and variants that are right, whose names begin with honest."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["ALL", "CHEATS", "HONEST", "TUNED_COLUMNS", "Cheat", "names_for"]
-
-TUNED_COLUMNS = 512
-"""The only number of columns that cheat `tuned_columns` is right for, where columns are compiled in."""
+__all__ = ["ALL", "CHEATS", "HONEST", "Cheat", "names_for"]
 
 _TOLERANCE = "outside the tolerance"
 _UNWRITTEN = "NaN or were never written"
@@ -18,9 +15,12 @@ _TIMED = "in a timed call"
 
 @dataclass(frozen=True, kw_only=True)
 class Cheat:
-    """`stage`: where it must be refused: build, load, launch, gate, timed, neighbour. `reason`: part of what is recorded
-    then; `case`: part of the name of the case, if only one kind of case can show it. `capability`: of the GPU, times
-    ten, from which on there is such a thing."""
+    """A way of being wrong that a template can get into by accident.
+
+    stage: where it must be refused: build, load, launch, gate, timed, neighbour. reason: part of the recorded reason.
+    case: part of the case's name, if only one kind of case can show it. capability: the least compute capability, times
+    ten, that has such a thing.
+    """
 
     name: str
     stage: str = "gate"

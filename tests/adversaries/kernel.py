@@ -1,4 +1,4 @@
-"""LayerNorm's problem, solved by a template that cheats: the parameter says how."""
+"""LayerNorm's problem, and a template that is wrong in the way that its parameter says."""
 
 from __future__ import annotations
 

@@ -243,12 +243,6 @@ def test_without_patience_disturbed_rounds_count_and_are_still_told() -> None:
     assert (samples.discarded, samples.disturbed, len(samples.us)) == (0, 0, 6)
 
 
-def test_what_happened_before_a_pair_of_rounds_does_not_spoil_it() -> None:
-    device = Device(disturbances=["noise", "", "noise", ""])
-    samples = race(device, {"a": Scripted("a", forever([1.0]), [])}, protocol(4, 4), None)  # type: ignore[arg-type]
-    assert (len(samples.us), samples.discarded) == (4, 0)
-
-
 def rounds_against(incumbent: float | None, ratio: float) -> int:
     noise = np.random.default_rng(3).normal(1.0, 0.02, size=400)
     contenders = {"a": Scripted("a", forever(ratio * noise), []), "b": Scripted("b", forever([1.0]), [])}
@@ -328,10 +322,6 @@ def test_equal_samples_give_equal_intervals(values: list[float]) -> None:
 def test_the_interval_scales_with_the_unit(values: list[float], factor: float) -> None:
     low, high = bootstrap_interval(np.array(values))
     assert bootstrap_interval(np.array(values) * factor) == pytest.approx((low * factor, high * factor))
-
-
-def test_a_single_sample_is_its_own_interval() -> None:
-    assert bootstrap_interval(np.array([7.0])) == (7.0, 7.0)
 
 
 def test_more_samples_and_less_confidence_make_it_narrower() -> None:
@@ -421,11 +411,6 @@ def test_the_ratio_is_the_median_of_the_rounds_ratios_not_the_ratio_of_medians()
     assert timing.samples_us == (1.0, 10.0, 30.0)
 
 
-def test_below_one_is_faster_than_the_reference() -> None:
-    assert summary([[1.0, 2.0]] * 4, "candidate").ratio == 0.5
-    assert summary([[4.0, 2.0]] * 4, "candidate").ratio == 2.0
-
-
 def test_the_reference_itself_and_a_race_without_one_have_no_ratio() -> None:
     for timing in (summary([[1.0, 2.0]] * 4, "torch"), summary([[1.0, 2.0]] * 4, "candidate", reference=None)):
         assert timing.ratio is None
@@ -434,8 +419,8 @@ def test_the_reference_itself_and_a_race_without_one_have_no_ratio() -> None:
 
 
 def test_a_summary_says_how_it_was_come_by() -> None:
-    timing = summary([[1.0, 2.0]] * 4, "candidate", contender="#7", calls=96, sets=12, clocks={"sm_mhz": 1980.0})
-    assert (timing.workload, timing.protocol, timing.contender) == ("w", "cold", "#7")
+    timing = summary([[1.0, 2.0]] * 4, "candidate", calls=96, sets=12, clocks={"sm_mhz": 1980.0})
+    assert (timing.workload, timing.protocol, timing.contender) == ("w", "cold", "candidate")
     assert (timing.calls_per_sample, timing.sets, timing.clocks) == (
         96,
         12,
