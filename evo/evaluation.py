@@ -258,8 +258,6 @@ class Measurement:
     load_seconds: float = 0.0
     gate_seconds: float = 0.0
     timing_seconds: float = 0.0
-    launch_seconds: float = 0.0
-    """The longest launch of the gate."""
     device_lost: bool = False
     """The device answers nothing any more: the process must be replaced before anything else is measured."""
     data_changed: bool = False

@@ -17,7 +17,6 @@ A verdict follows from the kernel, the genome and the seed: the same launches on
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -89,8 +88,6 @@ class Gate:
         self._hazards = session.hazards
         self._prepared: dict[tuple[Case, bool], PreparedCase] = {}
         self._launch_limit_s = math.inf
-        self.longest_launch_s = 0.0
-        """Of the last `run`."""
         self._held: list[torch.Tensor] = []
         self._sum = 0
 
@@ -209,7 +206,7 @@ class Gate:
     ) -> tuple[Check, ...]:
         """Checks in order, up to and including the first that fails. The last says whether the data have been changed that
         candidates are judged by. Raises LaunchError, and HangError after a launch of `launch_limit_s`."""
-        self._launch_limit_s, self.longest_launch_s = launch_limit_s, 0.0
+        self._launch_limit_s = launch_limit_s
         checks: list[Check] = []
         for case, launch in cases:
             prepared = self.prepare(case, repeated=not checks)
@@ -233,10 +230,8 @@ class Gate:
         if self._hazards is not None:
             self._hazards.scrub(shared)
         if all(o.numel() for o in memory.outputs.values()):
-            began = time.perf_counter()
             loaded(argument_values(self._kernel, case.workload, memory.inputs, memory.outputs), launch)
             self._session.await_launch(self._launch_limit_s)
-            self.longest_launch_s = max(self.longest_launch_s, time.perf_counter() - began)
 
     def _try(
         self, loaded: Loaded, launch: Launch, case: Case, trial: _Trial, first: dict[str, torch.Tensor]

@@ -221,7 +221,6 @@ def _gate(
     found = replace(
         found,
         checks=checks,
-        launch_seconds=harness.gate.longest_launch_s,
         gate_seconds=time.perf_counter() - started,
         data_changed=any(c.data_changed for c in checks),
     )

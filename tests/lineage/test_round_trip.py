@@ -46,7 +46,7 @@ def test_the_sample_leaves_no_field_at_its_default() -> None:
     of_binary = {"build.binary.triggers_dependents"}
     for_executor = {*of_binary, "checks.data_changed", "data_changed", "device_lost"}
     assert set(unset_fields(s.same_code(5, original=2))) <= for_executor
-    assert set(unset_fields(s.final(0.5))) <= {*for_executor, "load_seconds", "launch_seconds"}  # for the screen
+    assert set(unset_fields(s.final(0.5))) <= {*for_executor, "load_seconds"}  # for the screen
     assert unset_fields(s.ENVIRONMENT) == []
     assert unset_fields(s.ref(2, Parent(0, "mother"), Parent(1, "father")).proposal) == []
 
