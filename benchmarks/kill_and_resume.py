@@ -22,11 +22,10 @@ from pathlib import Path
 
 import psutil
 
-from evo.evaluation import Status
 from evo.lineage import StoredEvaluation
 from evo.lineage.store import Store
 from evo.problem.kernel import load_kernel
-from evo.search.samplers import Result, find_sampler
+from evo.search.samplers import find_sampler
 from evo.targets import find_target
 
 RUN = "killed"
@@ -116,14 +115,8 @@ def _tell(sampler: object, e: StoredEvaluation, told_codes: dict[str, int], scor
     if evaluation.build is not None and evaluation.build.binary is not None:
         same = told_codes.setdefault(evaluation.build.binary.code_hash, e.candidate.order)
     score = evaluation.score if evaluation.same_code_as is None else scores[evaluation.same_code_as]
-    result = Result(
-        order=e.candidate.order,
-        genome=e.candidate.proposal.genome,
-        status=Status.OK if evaluation.status is Status.SAME_CODE else evaluation.status,
-        score=score,
-        same_code_as=same if same != e.candidate.order else None,
-    )
-    sampler.tell(result)  # type: ignore[attr-defined]
+    first = same if same != e.candidate.order else None
+    sampler.tell(e.candidate.order, score, first)  # type: ignore[attr-defined]
 
 
 if __name__ == "__main__":

@@ -30,9 +30,8 @@ from typing import Any
 
 import numpy as np
 
-from evo.evaluation import Status
 from evo.problem.space import Categorical, Constraint, Ordinal, Parameter, Point, Space
-from evo.search.samplers import Exhausted, Result, find_sampler, sampler_names
+from evo.search.samplers import Exhausted, find_sampler, sampler_names
 
 _START, _CUTOFF, _GRID_POINTS = 0.01, 0.95, 1000
 _LATE = 1.1
@@ -155,9 +154,8 @@ def replay(path: Path, sampler: str, options: Mapping[str, object], window: int,
         found = recorded.times[key]
         if found is not None and (not improvements or found < improvements[-1][1]):
             improvements.append((spent_s, found))
-        status = Status.COMPILE_ERROR if found is None else Status.OK
         began = time.perf_counter()
-        made.tell(Result(order=told, genome=genome, status=status, score=found))
+        made.tell(told, found)
         sampler_s += time.perf_counter() - began
         told += 1
     return Replayed(improvements=improvements, evaluations=told, sampler_s=sampler_s)

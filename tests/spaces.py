@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from evo.evaluation import Proposal, Status
+from evo.evaluation import Proposal
 from evo.problem.genome import Genome
 from evo.problem.space import Categorical, Constraint, Ordinal, Point, Space, Value, When
-from evo.search.samplers import Exhausted, Result, Sampler
+from evo.search.samplers import Exhausted, Sampler
 
 __all__ = ["Evaluate", "best_score", "outcome", "play", "tight_space", "tiled_space", "tiny_space"]
 
@@ -146,6 +147,16 @@ def outcome(genome: Genome) -> float | None:
     return 0.5 * math.exp(cost)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a sampler was told."""
+
+    order: int
+    genome: Genome
+    score: float | None
+    duplicate_of: int | None
+
+
 def play(
     sampler: Sampler, evaluate: Evaluate, count: int, *, window: int = 1, same_code: Sequence[str] = ()
 ) -> tuple[list[Proposal], list[Result]]:
@@ -169,16 +180,8 @@ def play(
         genome = proposals[order].genome
         score = evaluate(genome)
         code = codes.setdefault(Genome.of(_without(genome.parameters, same_code)), order)
-        results.append(
-            Result(
-                order=order,
-                genome=genome,
-                status=Status.WRONG if score is None else Status.OK,
-                score=score,
-                same_code_as=code if code != order else None,
-            )
-        )
-        sampler.tell(results[-1])
+        results.append(Result(order=order, genome=genome, score=score, duplicate_of=code if code != order else None))
+        sampler.tell(order, score, results[-1].duplicate_of)
     return proposals, results
 
 

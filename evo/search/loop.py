@@ -25,7 +25,7 @@ from evo.lineage import StoredEvaluation, StoredRun
 from evo.lineage.store import Store
 from evo.problem.kernel import Kernel, Launch, Limits, Workload
 from evo.search.progress import Budget, Improvement, Observer, Progress, StopReason, Waiting
-from evo.search.samplers import Exhausted, Result, Sampler, SamplerFactory
+from evo.search.samplers import Exhausted, Sampler, SamplerFactory
 
 __all__ = ["Search", "SearchConfig", "default_max_in_flight"]
 
@@ -212,21 +212,12 @@ class Search:
     def _tell(self, candidate: Candidate) -> None:
         """Tells the sampler of a finished candidate. A disturbed one that would be the best so far has no score there,
         unless there is no best yet: some machines are never quiet."""
-        task, ratio, status = self._tasks[candidate.task], candidate.ratio, candidate.status
-        assert status is not None
-        first = candidate.order
+        task, ratio, first = self._tasks[candidate.task], candidate.ratio, candidate.order
         if candidate.code is not None:
             first = task.told_by_code.setdefault(candidate.code, candidate.order)
         better = ratio is not None and (task.best_told is None or ratio < task.best_told)
-        task.sampler.tell(
-            Result(
-                order=candidate.order,
-                genome=candidate.proposal.genome,
-                status=Status.OK if status is Status.SAME_CODE else status,
-                score=None if candidate.disturbed and better and task.best_told is not None else ratio,
-                same_code_as=first if first != candidate.order else None,
-            )
-        )
+        score = None if candidate.disturbed and better and task.best_told is not None else ratio
+        task.sampler.tell(candidate.order, score, first if first != candidate.order else None)
         if better and not candidate.disturbed:
             task.best_told = ratio
             self._told_since_better = 0

@@ -83,7 +83,8 @@ def test_a_search_goes_on_from_its_recorded_results_as_if_never_cut_off(make: Sa
     for order in range(COUNT):  # as the search replays its record: a window of asks, tells in order
         proposals.append(resumed.ask(order))
         if order >= 3:
-            resumed.tell(results[order - 3])
+            told = results[order - 3]
+            resumed.tell(told.order, told.score, told.duplicate_of)
     assert proposals == whole
 
 

@@ -23,7 +23,7 @@ from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload, load_kernel
 from evo.problem.space import Space, Value
-from evo.search.samplers import Result, find_sampler
+from evo.search.samplers import find_sampler
 from evo.targets import find_target
 
 ARCH = "sm_90"
@@ -147,9 +147,7 @@ class Landscape:
         evaluation = self._evaluate(proposal.genome, workload)
         ref = Candidate(order=order, task=task, workload=workload, proposal=proposal)
         store.add(run, ref, evaluation, elapsed_s=0.25 * order + 1.5)
-        self._sampler.tell(
-            Result(order=order, genome=proposal.genome, status=evaluation.status, score=evaluation.score)
-        )
+        self._sampler.tell(order, evaluation.score)
         self.genomes[order] = proposal.genome
         if evaluation.score is not None:
             self.scores[order] = evaluation.score

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 from evo.discovery import find_plugin, plugin_names
 from evo.errors import UnknownNameError, UsageError
-from evo.evaluation import Proposal, Status
-from evo.problem.genome import Genome
+from evo.evaluation import Proposal
 from evo.problem.space import Space
 
 if TYPE_CHECKING:
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Exhausted",
-    "Result",
     "Sampler",
     "SamplerFactory",
     "at_least",
@@ -39,21 +37,6 @@ class Exhausted(Exception):
     """Raised by `ask` when the whole space has been proposed, or nothing new could be found."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    """What a sampler is told of a proposal.
-
-    score: what is minimised (time relative to the baseline); None for a candidate that did not pass.
-    same_code_as: order of an earlier candidate with equal machine code; the score is that one's.
-    """
-
-    order: int
-    genome: Genome
-    status: Status
-    score: float | None = None
-    same_code_as: int | None = None
-
-
 class Sampler(Protocol):
     def ask(self, order: int) -> Proposal:
         """A genome never proposed before, to be known as `order`. Parents are orders told before.
@@ -62,8 +45,12 @@ class Sampler(Protocol):
         """
         ...
 
-    def tell(self, result: Result) -> None:
-        """The result of one proposal; called once each, in order."""
+    def tell(self, order: int, score: float | None, duplicate_of: int | None = None) -> None:
+        """The result of one proposal; called once each, in order.
+
+        score: what is minimised (time relative to the baseline); None for a candidate that did not pass.
+        duplicate_of: order of an earlier candidate with equal machine code; the score is that one's.
+        """
         ...
 
 

@@ -17,7 +17,7 @@ from evo.evaluation import Parent, Proposal
 from evo.problem.genome import Genome
 from evo.problem.space import Space
 from evo.search.operators import Operator, find_operator, operator_names
-from evo.search.samplers import Result, at_least, read_options
+from evo.search.samplers import at_least, read_options
 from evo.search.samplers._points import Unseen
 from evo.search.samplers._surrogate import Surrogate
 from evo.search.samplers.tpe import TpeSampler
@@ -131,7 +131,7 @@ class EvolutionSampler:
         self._seeds: set[int] = set()
         self._told = 0
         self._rows: dict[int, int] = {}
-        self._made_by: dict[int, str] = {}
+        self._pending: dict[int, Proposal] = {}
         self._surrogate = Surrogate(space, seed)
         self._population = Population(config.population)
         self._credit = Credit([find_operator(n) for n in operator_names()])
@@ -145,31 +145,33 @@ class EvolutionSampler:
             proposal = self._evolve()
         self._unseen.remember(proposal.genome)
         self._rows[order] = self._surrogate.mark_pending(proposal.genome)
-        self._made_by[order] = proposal.operator
+        self._pending[order] = proposal
         return proposal
 
-    def tell(self, result: Result) -> None:
-        if result.order not in self._rows:
-            raise EngineError(f"sampler evolution was told of candidate {result.order}, which it did not propose")
-        self._told += self._made_by[result.order] != "start"
-        if result.order in self._seeds:
-            self._seeds.remove(result.order)
-            self._seeder.tell(result)
-        self._surrogate.learn(self._rows.pop(result.order), result.score)
-        self._credit.reward(self._made_by.pop(result.order), self._admit(result))
+    def tell(self, order: int, score: float | None, duplicate_of: int | None = None) -> None:
+        proposal = self._pending.pop(order, None)
+        if proposal is None:
+            raise EngineError(f"sampler evolution was told of candidate {order}, which it did not propose")
+        self._told += proposal.operator != "start"
+        if order in self._seeds:
+            self._seeds.remove(order)
+            self._seeder.tell(order, score, duplicate_of)
+        self._surrogate.learn(self._rows.pop(order), score)
+        # A duplicate is a neutral mutation, which would crowd out a candidate that differs.
+        worth = self._admit(order, proposal.genome, score if duplicate_of is None else None)
+        self._credit.reward(proposal.operator, worth)
 
-    def _admit(self, result: Result) -> float:
+    def _admit(self, order: int, genome: Genome, score: float | None) -> float:
         """Takes a result into the population; what that was worth, 0 to 1."""
         self._since_better += 1
         if self._since_better % self._config.patience == 0:
             self._population.shrink(max(2, self._config.population // 4))  # room for newcomers to have children
-        if result.score is None or result.same_code_as is not None:
-            return 0.0  # a neutral mutation would crowd out a candidate that differs
-        best = self._population.best
-        member = Individual(score=result.score, order=result.order, genome=result.genome)
-        if not self._population.add(member):
+        if score is None:
             return 0.0
-        if best is None or result.score < best.score:
+        best = self._population.best
+        if not self._population.add(Individual(score=score, order=order, genome=genome)):
+            return 0.0
+        if best is None or score < best.score:
             self._since_better = 0
             return _WORTH_OF_BEST
         return _WORTH_OF_MEMBER

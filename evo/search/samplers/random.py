@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from evo.evaluation import Proposal
 from evo.problem.space import Space
-from evo.search.samplers import Result, read_options
+from evo.search.samplers import read_options
 from evo.search.samplers._points import Unseen, given_proposals
 
 __all__ = ["SAMPLER", "RandomConfig", "RandomSampler"]
@@ -36,7 +36,7 @@ class RandomSampler:
         self._unseen.remember(genome)
         return Proposal(genome=genome, operator="random")
 
-    def tell(self, result: Result) -> None:
+    def tell(self, order: int, score: float | None, duplicate_of: int | None = None) -> None:
         """Random search learns nothing."""
 
 

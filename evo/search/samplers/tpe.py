@@ -20,7 +20,7 @@ from evo.problem.genome import Genome
 from evo.problem.space import Ordinal, Parameter, Point, Space
 from evo.search.operators import find_operator
 from evo.search.operators._repair import repair
-from evo.search.samplers import Result, at_least, read_options
+from evo.search.samplers import at_least, read_options
 from evo.search.samplers._points import Unseen, first_proposals
 
 __all__ = ["SAMPLER", "ParzenModel", "TpeConfig", "TpeSampler"]
@@ -80,11 +80,11 @@ class TpeSampler:
             self._given.add(order)
         return proposal
 
-    def tell(self, result: Result) -> None:
-        if result.order not in self._tickets:
-            raise EngineError(f"sampler tpe was told of candidate {result.order}, which it did not propose")
-        self._told += result.order not in self._given
-        self._model.learn(self._tickets.pop(result.order), result.score)
+    def tell(self, order: int, score: float | None, duplicate_of: int | None = None) -> None:
+        if order not in self._tickets:
+            raise EngineError(f"sampler tpe was told of candidate {order}, which it did not propose")
+        self._told += order not in self._given
+        self._model.learn(self._tickets.pop(order), score)
 
     def _propose(self) -> Proposal:
         if self._first:

@@ -7,10 +7,9 @@ import pytest
 from spaces import best_score, outcome, play, tiled_space
 
 from evo.errors import EngineError, UsageError
-from evo.evaluation import Status
 from evo.problem.genome import Genome
 from evo.problem.space import Categorical, Ordinal, Space
-from evo.search.samplers import Result, SamplerFactory
+from evo.search.samplers import SamplerFactory
 from evo.search.samplers.evolution import SAMPLER as EVOLUTION
 from evo.search.samplers.random import SAMPLER as RANDOM
 from evo.search.samplers.tpe import SAMPLER as TPE
@@ -86,9 +85,9 @@ def test_its_history_is_bounded_and_keeps_the_best() -> None:
 
 def test_a_result_of_somebody_else_is_a_broken_engine() -> None:
     sampler = TPE(tiled_space(), 0, {})
-    genome = sampler.ask(0).genome
+    sampler.ask(0)
     with pytest.raises(EngineError, match="candidate 5, which it did not propose"):
-        sampler.tell(Result(order=5, genome=genome, status=Status.WRONG))
+        sampler.tell(5, None)
 
 
 @pytest.mark.parametrize(
