@@ -69,7 +69,7 @@ def _programs() -> Path:
 
 
 def _account() -> dict[str, str | int]:
-    """Who runs the server, which refuses to be root's; for subprocess.run."""
+    """The account that runs the server, which refuses to run as root; for subprocess.run."""
     if os.geteuid() != 0:
         return {}
     for name in ("postgres", "nobody"):

@@ -1,4 +1,4 @@
-"""Pruning takes what nobody will ask for, and never from what a run is remembered for."""
+"""Pruning drops what no question needs, and never what winners, finalists, leaders and their ancestors have."""
 
 from __future__ import annotations
 
