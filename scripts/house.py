@@ -17,6 +17,28 @@ from pathlib import Path
 
 WAY = {
     "evo/search/samplers/evolution.py": (),
+    "evo/search/loop.py": (),
+    "evo/evaluation.py": ("Proposal", "Candidate", "Binary", "Build", "Check", "Timing", "Measurement", "Evaluation"),
+    "evo/executors/__init__.py": ("BuildRequest",),
+    "evo/executors/local.py": (),
+    "evo/executors/_worker.py": (),
+    "evo/executors/_tasks.py": (),
+    "evo/problem/render.py": ("Source",),
+    "evo/targets/cuda.py": (),
+    "evo/targets/_nvrtc.py": (),
+    "evo/targets/_machine_code.py": (),
+    "evo/targets/_cache.py": (),
+    "evo/executors/_device.py": (),
+    "evo/measure/__init__.py": ("MeasureRequest",),
+    "evo/measure/tasks.py": (),
+    "evo/targets/__init__.py": ("Loaded",),
+    "evo/targets/_cuda_session.py": (),
+    "evo/measure/gate.py": (),
+    "evo/measure/reference.py": (),
+    "evo/measure/harness.py": ("Contender",),
+    "evo/measure/clock.py": (),
+    "evo/lineage/store.py": (),
+    "evo/lineage/write.py": (),
 }
 """File: the types in it that a candidate passes."""
 
