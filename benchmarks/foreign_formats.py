@@ -37,7 +37,7 @@ import torch
 
 from evo.analysis.candidates import CandidateRecord, read_candidate
 from evo.analysis.runs import find_run
-from evo.cli.export_run import export_all_candidates
+from evo.cli.export import export_all_candidates
 from evo.export import RunExporter, find_exporter
 from evo.lineage.store import Store
 

@@ -1,30 +1,40 @@
-"""evo export."""
+"""evo export: winners as files for other programs; evo import-workloads: job files from another program's dataset."""
 
 from __future__ import annotations
 
+import json as json_format
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from evo.analysis.best import find_best
+from evo.analysis.best import find_best, ranked
 from evo.analysis.candidates import CandidateRecord, read_candidate
+from evo.analysis.descent import read_family
 from evo.analysis.runs import find_run, list_runs
-from evo.cli.export_run import export_all_candidates
-from evo.cli.export_winners import export_winners
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, print_json
 from evo.cli.recorded import named_candidate, unknown
+from evo.cli.search import read_job
 from evo.cli.tables import short_id
 from evo.errors import StoreError, UnknownNameError, UsageError
-from evo.export import Advising, Combining, RunExporter, find_exporter
+from evo.evaluation import FINALIST
+from evo.export import Advising, Combining, Exporter, ExportItem, ExportRequest, RunExporter, find_exporter
+from evo.export._builds import asked_of, with_ptx
+from evo.export.flashinfer_bench import Refusal, Taken
+from evo.export.flashinfer_bench import import_workloads as import_dataset
 from evo.lineage import RunStatus, Stage
 from evo.lineage.store import Store
+from evo.problem.genome import Genome
+from evo.problem.kernel import Workload, kernel_names, load_kernel
 
-__all__ = ["export_run", "register"]
+__all__ = ["export_all_candidates", "export_run", "register"]
 
 
 def register(app: typer.Typer) -> None:
     app.command("export")(export)
+    app.command("import-workloads")(import_workloads)
 
 
 def export(
@@ -72,6 +82,21 @@ def export(
         typer.echo(f"build its native launcher, once a machine, which makes calls cheaper:  {run} build")
 
 
+def export_all_candidates(store: Store, what: Sequence[str], exporter: RunExporter, out: Path) -> list[Path]:
+    """Exports a whole run in a format that holds one; the files written.
+
+    Raises UsageError unless `what` is one run, and what the exporter raises."""
+    if len(what) != 1:
+        raise UsageError(f"{exporter.name} holds one run; name one, not {len(what)}, and export each to a folder of its own")
+    try:
+        name = find_run(store, what[0]).name
+    except UnknownNameError:
+        known = [r.name for r in list_runs(store)]
+        raise UnknownNameError("run", what[0], known) from None
+    run = store.run(name)
+    return exporter.export_run(run, store.evaluations(run), out)
+
+
 def export_run(store: Store, run: str, format: str, out: Path, db: str) -> list[Path]:
     """Exports the winners of a run; the files written. Raises StoreError if it has none."""
     found = _winners(store, run, db)
@@ -81,9 +106,9 @@ def export_run(store: Store, run: str, format: str, out: Path, db: str) -> list[
 
 
 def _winners(store: Store, run: str, db: str) -> list[CandidateRecord] | None:
-    """The winners that the run of that name has of its finals, at most one a workload; None if it is not a run's name.
+    """The winners of a run's finals, at most one for each workload; None if there is no run of that name.
 
-    Raises StoreError if there is none, or if finals are still to be held.
+    Raises StoreError if there is no winner, or if the finals are not over.
     """
     try:
         summary = find_run(store, run)
@@ -107,7 +132,7 @@ def _winners(store: Store, run: str, db: str) -> list[CandidateRecord] | None:
 
 
 def _candidate(store: Store, name: str, db: str, *, refused: bool) -> CandidateRecord:
-    """refused: also one that the finals have refused."""
+    """The candidate named. refused: one that the finals have refused is accepted, too."""
     try:
         record = named_candidate(store, name, db)
     except UnknownNameError:
@@ -123,7 +148,8 @@ def _candidate(store: Store, name: str, db: str, *, refused: bool) -> CandidateR
 
 
 def _unconfirmed(store: Store, record: CandidateRecord, db: str) -> str:
-    """What the finals have not said for a candidate, a sentence; empty for a winner, and for a finalist beside one."""
+    """A sentence on what the finals have not confirmed of a candidate; empty for a winner, and for a finalist that lost to
+    one."""
     name = short_id(record.id)
     if record.refusal:
         return f"{name}: the finals refused it ({record.refusal}); it is exported because --refused asks for it"
@@ -151,3 +177,195 @@ def _unconfirmed(store: Store, record: CandidateRecord, db: str) -> str:
         f"{name}: unconfirmed: the finals of run {record.run} have no winner for its workload and refused {refused}: {own};"
         f" to gate it on fresh data: {check}"
     )
+
+
+# -- what an exporter is given --------------------------------------------------------------------------------
+
+
+def export_winners(
+    store: Store, chosen: Sequence[CandidateRecord], exporter: Exporter, out: Path, archs: Sequence[str] = ()
+) -> tuple[list[Path], list[str]]:
+    """The files written, and a sentence for each thing that is missing in them or was replaced.
+
+    archs: what to build for beside PTX; none: what each was measured on. Raises UsageError for candidates of several
+    kernels, or of several targets or architectures where the format has no place for them; what the exporter raises.
+    """
+    combined = isinstance(exporter, Combining)
+    _check_alike(chosen, across_targets=combined)
+    runs = dict.fromkeys(c.run for c in chosen)
+    parts = [_request(store, run, [c for c in chosen if c.run == run], out) for run in runs]
+    if not isinstance(exporter, Combining):
+        if archs:
+            raise UsageError(f"--format {exporter.name} holds the code that was measured, and no other: leave out --arch")
+        return exporter.export(replace(parts[0], items=tuple(item for part in parts for item in part.items))), []
+    for arch in archs:
+        if not any(asked_of(part.target, [arch]) for part in parts):
+            raise UsageError(f"--arch {arch} is none of target {parts[0].target}, and nothing here is for another")
+    built = [replace(part, builds=with_ptx(asked_of(part.target, archs) or (part.arch,))) for part in parts]
+    return exporter.export_together(built), exporter.remarks(out)
+
+
+def _check_alike(chosen: Sequence[CandidateRecord], *, across_targets: bool) -> None:
+    first = chosen[0]
+    for record in chosen:
+        alike = across_targets or (record.target, record.arch) == (first.target, first.arch)
+        if record.kernel != first.kernel or not alike:
+            raise UsageError(
+                f"{record.id} is for {record.kernel} on {record.target} {record.arch}, {first.id} for {first.kernel} on"
+                f" {first.target} {first.arch}: export them to folders of their own"
+            )
+
+
+def _request(store: Store, run: str, chosen: Sequence[CandidateRecord], out: Path) -> ExportRequest:
+    first = chosen[0]
+    return ExportRequest(
+        kernel=first.kernel,
+        target=first.target,
+        arch=first.arch,
+        items=tuple(_item(c, _provenance(store, c), _Alternatives(store, c)) for c in chosen),
+        out=out,
+        environment=find_run(store, run).environment,
+    )
+
+
+class _Alternatives:
+    """The other candidates of a run for the same workload, the best first. Each is read when it is reached."""
+
+    def __init__(self, store: Store, record: CandidateRecord) -> None:
+        self._store, self._record = store, record
+
+    def __iter__(self) -> Iterator[ExportItem]:
+        record = self._record
+        for name in ranked(self._store, record.run, record.task):
+            if name != record.id:
+                other = read_candidate(self._store, name)
+                yield _item(other, _origin(other))
+
+
+def _item(record: CandidateRecord, provenance: dict[str, object], alternatives: Iterable[ExportItem] = ()) -> ExportItem:
+    return ExportItem(
+        workload=Workload.of(record.dims, record.dtype, record.options),
+        genome=Genome.of(record.parameters),
+        candidate=record.id,
+        record=provenance,
+        alternatives=alternatives,
+    )
+
+
+def _origin(record: CandidateRecord) -> dict[str, object]:
+    return {
+        "run": record.run,
+        "candidate": record.id,
+        "order": record.order,
+        "operator": record.operator,
+        "device": record.device,
+        "created": record.created,
+        "source_digest": record.build.source_digest if record.build else None,
+    }
+
+
+def _provenance(store: Store, record: CandidateRecord) -> dict[str, object]:
+    """The record of a winner in a manifest."""
+    latest = max((t.round for t in record.timings), default=0)
+    stages = {t.stage for t in record.timings if t.round == latest}
+    beside = [r for r in record.final_races if r.round == latest and r.beside]
+    return {
+        **_origin(record),
+        "code_hash": record.build.code_hash if record.build else None,
+        "winner": record.winner,
+        **({"refused": record.refusal} if record.refusal else {}),
+        "timed_in": "final" if "final" in stages else "search",
+        "timings": [asdict(t) for t in record.timings if t.round == latest and t.contender != FINALIST],
+        "baselines": [asdict(t) for race in beside for t in race.timings],
+        "checks": [asdict(c) for c in record.checks if c.round == latest],
+        "lineage": [
+            {"id": s.id, "order": s.order, "operator": s.operator, "change": s.change, "gain": s.gain}
+            for s in read_family(store, record.id, descendants=0).members
+        ],
+    }
+
+
+# -- job files from a dataset ---------------------------------------------------------------------------------
+
+
+def import_workloads(
+    path: Annotated[Path, typer.Argument(help="A FlashInfer-Bench dataset: definitions/ and workloads/ below it.")],
+    kernel: Annotated[list[str] | None, typer.Option(help="Only for these kernels.")] = None,
+    target: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
+    out: Annotated[Path, typer.Option(help="Folder of the job files.")] = Path("runs"),
+    budget: Annotated[str, typer.Option(help="Of each search.")] = "10m",
+    json: Json = False,
+) -> None:
+    """Write a job file for each kernel that computes something of a FlashInfer-Bench dataset."""
+    if target not in ("cuda", "cpu"):
+        raise UsageError(f"--target must be cuda or cpu, got {target!r}")
+    kernels = [load_kernel(name) for name in dict.fromkeys(kernel or kernel_names())]
+    taken, refused = import_dataset(path, kernels, target)
+    if not taken:
+        why = _refusal_text(refused[0]) if refused else "it is empty"
+        more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
+        raise UsageError(
+            f"nothing in {path} can be searched for here: {why}{more}; evo needs definitions of"
+            f" {' or '.join(k.name for k in kernels)} that {target} serves"
+        )
+    written = {}
+    name = path.resolve().name
+    for key in dict.fromkeys(t.kernel for t in taken):
+        of_kernel = [t for t in taken if t.kernel == key]
+        file = out / f"{name}-{key}.toml"
+        _write_job(file, _job_text(str(path), key, of_kernel, target, budget))
+        written[str(file)] = [w.key for t in of_kernel for w in t.workloads]
+    if json:
+        print_json({"jobs": written, "taken": [_taken_record(t) for t in taken], "refused": [asdict(r) for r in refused]})
+        return
+    for refusal in refused:
+        typer.echo(f"left out: {_refusal_text(refusal)}", err=True)
+    for file_name, workloads in written.items():
+        typer.echo(f"{file_name}: {len(workloads)} workloads; search them with:  evo search {file_name}")
+
+
+def _taken_record(taken: Taken) -> dict[str, object]:
+    return {"definition": taken.definition, "kernel": taken.kernel, "workloads": [w.key for w in taken.workloads]}
+
+
+def _refusal_text(refusal: Refusal) -> str:
+    return f"{refusal.definition}{f', workload {refusal.workload}' if refusal.workload else ''}: {refusal.reason}"
+
+
+def _job_text(source: str, kernel: str, taken: list[Taken], target: str, budget: str) -> str:
+    unique: dict[Workload, str] = {}
+    for t in taken:
+        for workload in t.workloads:
+            unique.setdefault(workload, t.definition)
+    quoted = json_format.dumps  # a JSON text is one in TOML, too
+    lines = [f"    {quoted(workload.key)},  # {definition}" for workload, definition in unique.items()]
+    return "\n".join(
+        [
+            f"# Workloads of FlashInfer-Bench definitions in {source!r}.".replace("\n", " "),
+            "[search]",
+            f"kernel = {quoted(kernel)}",
+            f"target = {quoted(target)}",
+            "workloads = [",
+            *(line.replace("\n", " ") for line in lines),
+            "]",
+            f"budget = {quoted(budget)}",
+            "",
+        ]
+    )
+
+
+def _write_job(file: Path, text: str) -> None:
+    """Raises UsageError if the file is there, or cannot be written, or would be none that `evo search` takes."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("x", encoding="utf-8") as stream:
+            stream.write(text)
+    except FileExistsError:
+        raise UsageError(f"{file} is there already; move it away, or choose another --out") from None
+    except OSError as error:
+        raise UsageError(f"cannot write {file} ({error.strerror}); choose another --out") from error
+    try:
+        read_job(file)
+    except UsageError:
+        file.unlink()
+        raise

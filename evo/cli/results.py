@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from evo.analysis.failures import failure_reasons, list_failures, refused_finalists
 from evo.analysis.finals import WorkloadFinals, ceiling_note, read_finals
 from evo.analysis.runs import candidates_by_task
 from evo.cli.options import command_line
 from evo.cli.screen import LONG_S, busy_share, doing
-from evo.cli.tables import marked, say, short_id, speedup, timing_record, visible
+from evo.cli.tables import Cells, make_table, marked, print_table, say, short_id, speedup, timing_record
 from evo.evaluation import Costs, Timing
 from evo.lineage.models import public_id
 from evo.lineage.store import Store
@@ -139,71 +138,20 @@ def _finalist_record(outcome: Outcome, finalist: Finalist, timing: Timing | None
 def print_outcome(console: Console, outcome: Outcome, record: dict[str, Any], db: str) -> None:
     """Tables and a few sentences; every figure is one of the record's."""
     for workload, finals in zip(record["workloads"], outcome.finals, strict=True):
-        console.print(race_table(workload, finals.ceiling))
-        if finals.ceiling:
-            say(console, f"of a copy: its time {ceiling_note(finals.ceiling)}", "dim")
-        if workload["disturbed"]:
-            bench = command_line(db, "bench", record["kernel"], "--workload", workload["workload"])
-            console.print(
-                "! something slowed the device down while these were timed: do not trust the figures. Stop other programs,"
-                f" or let it cool, and run  {bench}",
-                style="bold red",
-                highlight=False,
-                soft_wrap=True,
-            )
-        if workload["winner"] is None:
-            nothing = f"no candidate passed the gate and its timed calls for {workload['workload']}"
-            if (most := workload["refused_most"]) is not None:
-                reason = visible(most["example"][:_REASON]) or "nothing was said"
-                nothing += f"; most often: {most['candidates']} {most['status'].replace('_', ' ')}: {reason}"
-            if workload["finalists"]:
-                nothing = f"no winner: the finals confirmed none of what passed the search for {workload['workload']}"
-            if not workload["candidates"]:
-                which = f" of {workload['workload']}" if record["candidates"] else ""
-                nothing = f"no candidate{which} was finished within the budget: give it a larger one"
-            console.print(nothing, highlight=False, markup=False, soft_wrap=True)
-        if "hot" in workload:
-            hot = workload["hot"]
-            figure = marked(f"{hot['median_us']:.2f} us", hot["disturbed"])
-            console.print(
-                f"with all data in the cache: {figure},"
-                f" {hot['speedup']:.3f}x PyTorch, which has them there too",
-                highlight=False,
-                soft_wrap=True,
-            )
-        _print_trust(console, workload)
-        for said in workload["remarks"]:
-            say(console, said, "yellow")
-        if tied := workload["ties_with_winner"]:
-            many = f"{len(tied)} other finalists tie" if len(tied) > 1 else "another finalist ties"
-            shown = command_line(db, "show", record["run"])
-            say(console, f"{many} with the winner:  {shown}")
-        for name, since in (
-            ("reached_before_s", "of searching, before the run was resumed"),
-            ("reached_s", "from the start of the command"),
-        ):
-            if reached := ", ".join(f"{k} after {v:g} s" for k, v in workload[name].items()):
-                console.print(f"reached {reached} {since}, as the search timed it", highlight=False)
+        _print_workload(console, workload, finals.ceiling, record, db)
     refused = record["refused_in_finals"]
     for f in refused:
         reason = f"{f['status'].replace('_', ' ')}: {f['log']}"
-        console.print(
-            f"finalist {short_id(f['candidate'])} was refused by the finals: {reason}", highlight=False, soft_wrap=True
-        )
-    statuses = ", ".join(_told(status, number, len(refused)) for status, number in record["by_status"].items())
-    console.print(
-        f"{record['candidates']} candidates in {record['search_s']:g} s ({record['candidates_per_s']:g}/s)"
-        f"{': ' if statuses else ''}{statuses}.\n"
-        f"{_course(record)}.",
-        highlight=False,
-        soft_wrap=True,
-    )
+        say(console, f"finalist {short_id(f['candidate'])} was refused by the finals: {reason}")
+    statuses = ", ".join(_status_text(status, number, len(refused)) for status, number in record["by_status"].items())
+    rate = f"{record['candidates']} candidates in {record['search_s']:g} s ({record['candidates_per_s']:g}/s)"
+    say(console, f"{rate}{': ' if statuses else ''}{statuses}.")
+    say(console, f"{_cost_text(record)}.")
     if left := record["unfinished"]:
-        console.print(
+        say(
+            console,
             f"when it stopped, candidate {left['order']} had been {left['what']} for {left['seconds']:.0f} s, without a"
             " result",
-            highlight=False,
-            soft_wrap=True,
         )
     winners = [w["winner"]["candidate"] for w in record["workloads"] if w["winner"]]
     following = []
@@ -213,14 +161,60 @@ def print_outcome(console: Console, outcome: Outcome, record: dict[str, Any], db
     elif failed := refused[0]["candidate"] if refused else record["first_failure"]:
         following = [("show", short_id(failed))]
     if following:
-        commands = "   ".join(command_line(db, *words) for words in following)
-        say(console, f"next:  {commands}")
+        say(console, f"next:  {'   '.join(command_line(db, *words) for words in following)}")
 
 
-def _told(status: str, number: int, refused: int) -> str:
+def _print_workload(console: Console, workload: dict[str, Any], ceiling: str, record: dict[str, Any], db: str) -> None:
+    say(console, workload["workload"], "bold")
+    print_table(console, race_table(workload, ceiling))
+    if ceiling:
+        say(console, f"of a copy: its time {ceiling_note(ceiling)}", "dim")
+    if workload["disturbed"]:
+        bench = command_line(db, "bench", record["kernel"], "--workload", workload["workload"])
+        say(
+            console,
+            "! something slowed the device down while these were timed: do not trust the figures. Stop other programs,"
+            f" or let it cool, and run  {bench}",
+            "bold red",
+        )
+    if workload["winner"] is None:
+        say(console, _why_no_winner(workload, searched=bool(record["candidates"])))
+    if "hot" in workload:
+        hot = workload["hot"]
+        us = marked(f"{hot['median_us']:.2f} us", hot["disturbed"])
+        say(console, f"with all data in the cache: {us}, {hot['speedup']:.3f}x PyTorch, which has them there too")
+    _print_trust(console, workload)
+    for remark in workload["remarks"]:
+        say(console, remark, "yellow")
+    if tied := workload["ties_with_winner"]:
+        many = f"{len(tied)} other finalists tie" if len(tied) > 1 else "another finalist ties"
+        say(console, f"{many} with the winner:  {command_line(db, 'show', record['run'])}")
+    for name, since in (
+        ("reached_before_s", "of searching, before the run was resumed"),
+        ("reached_s", "from the start of the command"),
+    ):
+        if reached := ", ".join(f"{k} after {v:g} s" for k, v in workload[name].items()):
+            say(console, f"reached {reached} {since}, as the search timed it")
+
+
+def _why_no_winner(workload: dict[str, Any], *, searched: bool) -> str:
+    """searched: a candidate of any workload was finished."""
+    key = workload["workload"]
+    if not workload["candidates"]:
+        return f"no candidate{f' of {key}' if searched else ''} was finished within the budget: give it a larger one"
+    if workload["finalists"]:
+        return f"no winner: the finals confirmed none of what passed the search for {key}"
+    text = f"no candidate passed the gate and its timed calls for {key}"
+    if (most := workload["refused_most"]) is None:
+        return text
+    reason = most["example"][:_REASON] or "nothing was said"
+    return f"{text}; most often: {most['candidates']} {most['status'].replace('_', ' ')}: {reason}"
+
+
+def _status_text(status: str, number: int, refused: int) -> str:
     """8 ok (2 of them refused by the finals)"""
-    told = f"{number} {status.replace('_', ' ')}"
-    return f"{told} ({refused} of them refused by the finals)" if status == "ok" and refused else told
+    text = f"{number} {status.replace('_', ' ')}"
+    return f"{text} ({refused} of them refused by the finals)" if status == "ok" and refused else text
 
 
 def unfinished(progress: Progress) -> dict[str, Any] | None:
@@ -253,7 +247,7 @@ def _parts(costs: Costs) -> dict[str, float]:
     }
 
 
-def _course(record: dict[str, Any]) -> str:
+def _cost_text(record: dict[str, Any]) -> str:
     """What the device and the candidates of this part of the run cost, and why it ended."""
     said = []
     if (since := record["since_resumed"]) is not None:
@@ -288,31 +282,22 @@ def _print_trust(console: Console, workload: dict[str, Any]) -> None:
         say(console, "; ".join(said))
 
 
-def race_table(workload: dict[str, Any], ceiling: str) -> Table:
-    """Winner, baselines and the ceiling among them, timed interleaved in one race."""
-    table = Table(
-        title=f"{workload['workload']}", title_justify="left", title_style="bold", header_style="dim", box=None,
-        padding=(0, 2, 0, 0),
-    )
-    table.add_column("contender")
+def race_table(workload: dict[str, Any], ceiling: str) -> Cells:
+    """Winner and baselines, timed interleaved in one race. ceiling: the baseline that times are compared to as a copy."""
     noise = f" ±{workload['noise_floor']:.2%}" if "noise_floor" in workload else ""
-    for heading in ("median us", "95% interval", f"speed-up{noise}", "95% interval", "of a copy"):
-        table.add_column(visible(heading), justify="right")
+    columns = ("median us", "95% interval", f"speed-up{noise}", "95% interval ", "of a copy")
+    table = make_table("contender", *columns, right=columns)
     bound = workload["baselines"].get(ceiling)
-    rows = [] if workload["winner"] is None else [(short_id(workload["winner"]["candidate"]), workload["winner"], True)]
-    rows += [(name, record, False) for name, record in workload["baselines"].items()]
-    for name, record, ours in rows:
-        style = "bold green" if ours else ""
+    rows = [] if workload["winner"] is None else [(short_id(workload["winner"]["candidate"]), workload["winner"])]
+    for name, record in [*rows, *workload["baselines"].items()]:
         gain = speedup(record["ratio"], workload.get("noise_floor")) if "ratio" in record else "1"
-        interval = f"{record['speedup_low']:.3f} to {record['speedup_high']:.3f}" if "speedup" in record else ""
-        share = f"{record['median_us'] / bound['median_us']:.3f}" if bound else ""
         table.add_row(
             name,
             marked(f"{record['median_us']:.2f}", record["disturbed"]),
             f"{record['low_us']:.2f} to {record['high_us']:.2f}",
             marked(gain, record["disturbed"] and "speedup" in record),
-            interval,
-            share,
-            style=style,
+            f"{record['speedup_low']:.3f} to {record['speedup_high']:.3f}" if "speedup" in record else "",
+            f"{record['median_us'] / bound['median_us']:.3f}" if bound else "",
+            style="bold green" if record is workload["winner"] else "",
         )
     return table

@@ -23,7 +23,9 @@ __all__ = [
     "visible",
 ]  # fmt: skip
 
-_WHOLE = frozenset({"behind", "best", "candidate", "gain", "id", "interval", "median us", "noise", "speed-up"})
+_WHOLE = frozenset(
+    {"95% interval", "behind", "best", "candidate", "gain", "id", "interval", "median us", "noise", "speed-up"}
+)
 """Columns that are never folded, however narrow a terminal is: what is in them is to be copied, or read at a glance."""
 
 _FOLDED_WIDTH = 9
@@ -128,7 +130,7 @@ def print_table(console: Console, table: Cells) -> None:
         table.padding = (0, 1, 0, 0)
     if least() + gaps > console.width:
         for column in table.columns:
-            column.no_wrap = column.no_wrap and str(column.header).strip() != "interval"
+            column.no_wrap = column.no_wrap and not str(column.header).strip().endswith("interval")
     if least() + gaps <= console.width:
         console.print(table)
         return

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from evo.cli import run
-from evo.cli.export_run import export_all_candidates
+from evo.cli.export import export_all_candidates
 from evo.errors import UnknownNameError, UsageError
 from evo.evaluation import Status
 from evo.export import RunExporter, find_exporter
