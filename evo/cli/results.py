@@ -1,4 +1,4 @@
-"""How the end of a search is told: one record, printed as tables or as JSON."""
+"""The end of a search: one record, printed as tables or as JSON."""
 
 from __future__ import annotations
 
@@ -29,11 +29,15 @@ _MILESTONES = (1.1, 1.3, 1.5, 2.0)
 _REASON = 300
 """Characters of a reason that are printed."""
 
+
 def outcome_record(
     outcome: Outcome, started: float, store: Store, resumed_from: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Everything that is printed, as plain data. `started`: when the command began, as time.time(). `resumed_from`: the
-    candidates and seconds that a run had when it was resumed; costs are told of what came after."""
+    """Everything that is printed, as plain data.
+
+    started: when the command began, as time.time(). resumed_from: the candidates and seconds that a run had when it was
+    resumed; costs are those of what came after.
+    """
     run, search, progress = outcome.run, outcome.search, outcome.search.progress
     before_search_s = max(0.0, search.started_unix - started)
     searched_s = max(progress.elapsed_s, 1e-9)
@@ -110,8 +114,8 @@ def _workload_record(
 
 
 def _milestones(outcome: Outcome, task: int, before_search_s: float) -> dict[str, dict[str, float]]:
-    """When the search's own figure first was each speed-up: by this command, in seconds from its start; or before the run
-    was resumed, in seconds of searching."""
+    """When the search first timed each speed-up. reached_s: in seconds from the start of this command; reached_before_s:
+    before the run was resumed, in seconds of searching."""
     reached, before = {}, {}
     known = [i for i in outcome.search.progress.improvements if i.task == task]
     for milestone in _MILESTONES:
@@ -218,7 +222,7 @@ def _status_text(status: str, number: int, refused: int) -> str:
 
 
 def unfinished(progress: Progress) -> dict[str, Any] | None:
-    """The candidate that a search that was over waited for longer than for others."""
+    """The candidate that an ended search was still waiting for, if it had waited long."""
     waiting = progress.waiting
     if waiting is None or waiting.work.seconds < LONG_S:
         return None
@@ -226,8 +230,10 @@ def unfinished(progress: Progress) -> dict[str, Any] | None:
 
 
 def evaluation_costs(progress: Progress) -> dict[str, dict[str, float] | None]:
-    """Where time goes, in milliseconds: building (in a builder, beside the others), and what the device process does.
-    evaluation_ms: of a finished candidate on average, None if there is none; unfinished_ms: of all that have no result."""
+    """Where time goes, in milliseconds: building (several builders at once), and the parts of the device process's work.
+
+    evaluation_ms: of a finished candidate on average, None if there is none; unfinished_ms: of all that have no result.
+    """
     number, unfinished = progress.finished - progress.replayed, {}
     whole, finished = _parts(progress.spent), _parts(progress.spent_on_finished)
     for name, seconds in whole.items():
@@ -248,7 +254,7 @@ def _parts(costs: Costs) -> dict[str, float]:
 
 
 def _cost_text(record: dict[str, Any]) -> str:
-    """What the device and the candidates of this part of the run cost, and why it ended."""
+    """The cost of the device and the candidates in this part of the run, and why it ended."""
     said = []
     if (since := record["since_resumed"]) is not None:
         number = since["candidates"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from types import TracebackType
-from typing import Protocol
 
 import typer
 from rich.console import Console, Group
@@ -21,12 +20,12 @@ from evo.problem.kernel import Workload
 from evo.search.check import CheckProgress
 from evo.search.progress import Budget, Improvement, Progress
 
-__all__ = ["LONG_S", "CheckLines", "LiveScreen", "PlainLines", "Screen", "SilentScreen", "doing", "told"]
+__all__ = ["LONG_S", "CheckLines", "LiveScreen", "PlainLines", "Screen", "doing", "told"]
 
 _LINE_EVERY_S = 5.0
 
 LONG_S = 3.0
-"""Who has been under way for so long is named."""
+"""A candidate that has been in flight for so long is named."""
 
 _STAGES = {
     "build": "being compiled",
@@ -36,24 +35,15 @@ _STAGES = {
 }
 
 
-class Screen(Protocol):
-    """An observer of the search that may own the terminal while it is entered."""
+class Screen:
+    """An observer of a search, which owns the terminal while it is entered. This one prints nothing, for --json."""
 
-    def __enter__(self) -> Screen: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-    def update(self, progress: Progress) -> None: ...
-    def say(self, text: str) -> None: ...
-
-
-class SilentScreen:
-    """For --json."""
-
-    def __enter__(self) -> SilentScreen:
+    def __enter__(self) -> Screen:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         return None
 
     def update(self, progress: Progress) -> None:
@@ -63,7 +53,7 @@ class SilentScreen:
         return None
 
 
-class PlainLines:
+class PlainLines(Screen):
     """A line whenever something better is found, and one every few seconds."""
 
     def __init__(self, console: Console, workloads: tuple[Workload, ...]) -> None:
@@ -71,12 +61,6 @@ class PlainLines:
         self._improvements = 0
         self._last = time.monotonic()
         self._named: tuple[object, ...] = ()
-
-    def __enter__(self) -> PlainLines:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
 
     def say(self, text: str) -> None:
         self._console.print(text, highlight=False, soft_wrap=True)
@@ -86,7 +70,7 @@ class PlainLines:
         kept = {found.task: found for found in new if found.replayed}
         for found in new:
             if found.replayed and found is not kept[found.task]:
-                continue  # of what a resumed run had found before only the best is told
+                continue  # of what was found before the run was resumed, only the best is printed
             workload = self._workloads[found.task]
             before = "kept from before: " if found.replayed else ""
             gain = f"{1 / found.ratio:.3f}x PyTorch ({_interval(found)})"
@@ -103,8 +87,8 @@ class PlainLines:
             self._named = named
 
 
-class LiveScreen:
-    """Best so far, rate, states, failures by kind, busy share, time left; redrawn in place."""
+class LiveScreen(Screen):
+    """Best so far, rate, states, failures by kind, busy share, time left; drawn in place."""
 
     def __init__(self, console: Console, title: str, workloads: tuple[Workload, ...], budget: Budget) -> None:
         self._console, self._title = console, title
@@ -189,14 +173,14 @@ class CheckLines:
 
 
 def _interval(found: Improvement) -> str:
-    """Of the speed-up; says so where something disturbed the timing."""
+    """The interval of the speed-up; it says if something disturbed the timing."""
     low, high = found.timing.ratio_low or found.ratio, found.timing.ratio_high or found.ratio
     disturbed = ", disturbed" if found.timing.clocks.get("disturbed") else ""
     return f"{1 / high:.3f} to {1 / low:.3f}{disturbed}"
 
 
 def busy_share(progress: Progress) -> float:
-    """Share of the time since the first measurement in which the device process worked; also on what is not finished."""
+    """Share of the time since the first measurement in which the device process worked, unfinished work included."""
     if progress.first_measured_s is None:
         return 0.0
     waiting = progress.waiting
@@ -213,7 +197,7 @@ def _counts(progress: Progress) -> str:
 
 
 def _waiting(progress: Progress) -> str:
-    """Whom the search waits for; empty before that takes long."""
+    """The candidate that the search waits for; empty before that takes long."""
     waiting = progress.waiting
     if waiting is None or waiting.work.seconds < LONG_S:
         return ""

@@ -34,7 +34,7 @@ from evo.cli.options import (
 )
 from evo.cli.recorded import find_winners, is_of, may_have_been
 from evo.cli.results import outcome_record, print_outcome
-from evo.cli.screen import LiveScreen, PlainLines, Screen, SilentScreen
+from evo.cli.screen import LiveScreen, PlainLines, Screen
 from evo.cli.tables import format_duration
 from evo.errors import DeviceError, StoreError, UsageError
 from evo.executors import Executor
@@ -119,7 +119,7 @@ def choose_arch(target: str, arch: str | None) -> str:
 
 
 def worker_settings(target: str, db: str) -> RunSettings:
-    """As many builders as the target leaves cores for, and the cache beside the database."""
+    """As many builders as the target leaves cores for, and the cache next to the database."""
     return RunSettings(cache_dir=cache_dir(db), builders=default_builders(find_target(target)))
 
 
@@ -233,7 +233,7 @@ def resume(
 
 
 def _check_larger(budget: Budget, run: StoredRun) -> None:
-    """Raises UsageError for a new budget of time that leaves none."""
+    """Raises UsageError for a new budget of time that the run has used already."""
     if budget.seconds is None or budget.seconds > run.elapsed_s:
         return
     without = "" if run.status is RunStatus.FINISHED else ", or leave --budget out to keep the run's own"
@@ -244,7 +244,7 @@ def _check_larger(budget: Budget, run: StoredRun) -> None:
 
 
 def _check_same_machine(run: StoredRun) -> None:
-    """Raises StoreError if what a run was measured on and with has changed since: such times do not mix."""
+    """Raises StoreError if the device, driver, compiler or PyTorch of a run has changed since: such times do not mix."""
     then, now = run.environment, describe_environment(find_target(run.spec.target))
     for name in ("device", "driver", "compiler", "torch"):
         before, after = getattr(then, name), getattr(now, name)
@@ -458,7 +458,7 @@ def _carry_out(
 
 
 def _what_is_left(budget: Budget, kept: int, elapsed_s: float) -> str:
-    """Of the budget: the limit that is nearest cannot be known before, so all of them."""
+    """Of each limit of the budget: which is reached first cannot be known before."""
     left = []
     if budget.seconds is not None:
         left.append(f"{format_duration(budget.seconds - elapsed_s)}, a part of it for the finals")
@@ -472,7 +472,7 @@ def _what_is_left(budget: Budget, kept: int, elapsed_s: float) -> str:
 
 def _screen(console: Console, run: StoredRun, budget: Budget, json: bool) -> Screen:
     if json:
-        return SilentScreen()
+        return Screen()
     if console.is_terminal:
         title = f"evo search {run.spec.kernel} · {run.environment.device} · {run.name}"
         return LiveScreen(console, title, run.spec.workloads, budget)
@@ -506,7 +506,7 @@ def _signals() -> Iterator[tuple[Callable[[Search], None], Callable[[], None]]]:
 
 
 def _process_started() -> float:
-    """When this process began, on the clock of time.time(): what a user waits for includes the imports."""
+    """When this process began, on the clock of time.time(): a user waits for the imports, too."""
     import psutil
 
     try:
