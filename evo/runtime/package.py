@@ -244,7 +244,7 @@ def slower(record: Mapping[str, Any]) -> str:
     """By what PyTorch was faster where a build was measured, in words, from its record in the manifest: by all of the
     interval of a final that nothing disturbed. Empty if it was not, or is not known."""
     timing = record.get("timing")
-    if timing is None or timing["stage"] != "final" or timing["disturbed"] or timing["ratio_low"] <= 1.0:
+    if timing is None or timing["stage"] != "final" or timing["disturbed"] or (timing["ratio_low"] or 0.0) <= 1.0:
         return ""
     sizes = "x".join(map(str, record["workload"]["dims"].values()))
     where = record["record"].get("device") or record["arch"]
