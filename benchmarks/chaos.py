@@ -1,4 +1,4 @@
-"""A search among broken candidates: nothing may be lost, nobody blamed for another, and little time.
+"""A search among broken candidates: nothing may be lost, no healthy candidate blamed, and little time spent.
 
     python benchmarks/chaos.py --target cpu [--candidates 500] [--share 0.2] [--json]
 
@@ -35,7 +35,7 @@ from evo.targets import find_target
 
 KERNEL = Path(__file__).parent.parent / "tests" / "chaos"
 HARMLESS = ("none", "print")
-"""Whose output is right, and who harm nobody: not counted as broken."""
+"""Their output is right, and they harm nothing: not counted as broken."""
 
 
 @dataclass

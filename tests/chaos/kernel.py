@@ -49,7 +49,7 @@ CUDA_FAULTS = (
 )
 
 HARMLESS = ("none", "print")
-"""The output is right and nobody is harmed."""
+"""The output is right and nothing is harmed."""
 
 _THREADS = 256
 
