@@ -1,10 +1,12 @@
-"""Kernel: a problem stated as data. Every `templates/<name>/kernel.py` defines one as `KERNEL`."""
+"""Kernel: a problem stated as data, with its workloads and its launches. Every `templates/<name>/kernel.py` defines one as
+`KERNEL`."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
 import math
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,9 +15,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from evo.errors import KernelError, UnknownNameError, WorkloadError
-from evo.problem.launch import Launch, LaunchPlan, Limits
 from evo.problem.space import Space, Value
-from evo.problem.workload import Binding, Case, Workload
+from evo.runtime.package import LaunchPlan
 
 if TYPE_CHECKING:
     import torch
@@ -47,6 +48,110 @@ FRONTEND_FILE = "frontend.py"
 
 Tensors = Mapping[str, "torch.Tensor | None"]
 """Tensor arguments by name; None for an optional one that is left out."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A concrete problem: sizes, dtype and options such as weight=True or eps=1e-5. Hashable."""
+
+    dims: tuple[tuple[str, int], ...]
+    dtype: str
+    options: tuple[tuple[str, Value], ...] = ()
+
+    @classmethod
+    def of(cls, dims: Mapping[str, int], dtype: str, options: Mapping[str, Value] | None = None) -> Workload:
+        return cls(tuple(dims.items()), dtype, tuple(sorted((options or {}).items())))
+
+    def dim(self, name: str) -> int:
+        return dict(self.dims)[name]
+
+    def option(self, name: str) -> Value:
+        return dict(self.options)[name]
+
+    @property
+    def key(self) -> str:
+        """Text that `Kernel.workload` parses back: rows=4096,cols=4096,dtype=float16[,option=...]"""
+        parts = [*self.dims, ("dtype", self.dtype), *self.options]
+        return ",".join(f"{k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in parts)
+
+    def __str__(self) -> str:
+        return f"{'x'.join(str(v) for _, v in self.dims)} {self.dtype}"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A gate input: a problem and how its data are drawn."""
+
+    name: str
+    workload: Workload
+    data: str
+    """A distribution that `Kernel.inputs` knows."""
+    offset: int = 0
+    """Elements by which every tensor starts past an aligned address."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Binding:
+    """What a rendered source is specialised for: dtype, and the dimensions and options that are compile-time
+    constants."""
+
+    dtype: str
+    dims: tuple[tuple[str, int], ...] = ()
+    options: tuple[tuple[str, Value], ...] = ()
+
+    def __str__(self) -> str:
+        return ",".join([*(f"{k}={v}" for k, v in (*self.dims, *self.options)), self.dtype])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """CUDA launch geometry and launch attributes of one launch; what they mean is told in LaunchPlan."""
+
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    smem_bytes: int = 0
+    cluster: int = 1
+    alignment: int = 1
+    programmatic: bool = False
+
+    @classmethod
+    def of(cls, plan: LaunchPlan, sizes: Mapping[str, int], multiprocessors: int) -> Launch:
+        return cls(
+            grid=plan.grid(sizes, multiprocessors),
+            block=(plan.threads, 1, 1),
+            smem_bytes=plan.smem_bytes,
+            cluster=plan.cluster,
+            alignment=plan.alignment,
+            programmatic=plan.programmatic,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What an architecture or machine offers, as far as spaces and launches depend on it.
+
+    For CUDA: CUDA C++ Programming Guide, table "Technical Specifications per Compute Capability".
+    """
+
+    arch: str
+    multiprocessors: int = 1
+    """SMs of the GPU, or usable cores of the CPU."""
+    threads_per_block: int = 1024
+    threads_per_multiprocessor: int = 1536
+    registers_per_multiprocessor: int = 65536
+    smem_bytes_per_block: int = 0
+    """With opt-in, not the static 48 KB."""
+    smem_bytes_per_multiprocessor: int = 0
+    smem_bytes_reserved_per_block: int = 1024
+    blocks_per_multiprocessor: int = 24
+    cache_bytes: int = 0
+    """L2 of the GPU, last-level cache of the CPU."""
+
+    @property
+    def capability(self) -> int:
+        """89 for sm_89 and sm_89a; 0 where the architecture is no GPU."""
+        found = re.match(r"(?:sm|compute)_(\d+)", self.arch)
+        return int(found.group(1)) if found else 0
 
 
 @dataclass(frozen=True, kw_only=True)
