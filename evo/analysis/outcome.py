@@ -45,10 +45,11 @@ class WorkloadOutcome:
 
     parameters: those that were tried. milestones: the new bests. leader: the winner, or else the best of the search, which
     no final has confirmed. race: what the leader's last final timed beside it. finalists: all candidates that this final
-    timed, by the race that all of them ran in; confirmation: the winner in the race that confirmed it. steps:
-    the leader's ancestors and itself; disturbed: those of them whose search timing was. failures: of the search, as far as
-    their reasons were read; refused: by the finals. noise: the noise floor. importance: of every parameter, the most
-    important first; untried: legal values of the most important ones that no candidate had, as far as the space is known.
+    timed, by the race that all of them ran in; confirmation: the winner in the race that confirmed it; regret, remarks: see
+    `evo.analysis.finals.WorkloadFinals`. steps: the leader's ancestors and itself; disturbed: those of them whose search
+    timing was. failures: of the search, as far as their reasons were read; refused: by the finals. noise: the noise floor.
+    importance: of every parameter, the most important first; untried: legal values of the most important ones that no
+    candidate had, as far as the space is known.
     """
 
     task: TaskSummary
@@ -59,6 +60,8 @@ class WorkloadOutcome:
     race: FinalRace | None
     finalists: tuple[Finalist, ...]
     confirmation: Confirmation | None
+    regret: float | None
+    remarks: tuple[str, ...]
     steps: tuple[Kin, ...]
     disturbed: frozenset[str]
     failures: tuple[Failure, ...]
@@ -120,14 +123,6 @@ class WorkloadOutcome:
         """Whether the speed-up is within the noise floor."""
         return self.timing is not None and within_noise(self.timing.ratio, self.noise)
 
-    @property
-    def regret(self) -> float | None:
-        """By how much the search overstated the winner."""
-        timing, leader = self.timing, self.leader
-        if not (self.confirmed and timing and timing.ratio and leader and leader.score) or timing.stage != "final":
-            return None
-        return timing.ratio / leader.score - 1
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunOutcome:
@@ -150,7 +145,8 @@ def read_outcome(store: Store, name: str, *, db: str | None = None) -> RunOutcom
     failures = list_failures(store, run.name, limit=_REASONS)
     refused = refused_finalists(store, run.name)
     populations = read_population(store, stored.id)
-    held = {f.task: f for f in read_finals(store, run.name)}
+    ceilings = [name for name, role in problem.roles.items() if role == "ceiling"] or ["copy"]
+    held = {f.task: f for f in read_finals(store, run.name, ceilings)}
     workloads = []
     for task in run.tasks:
         some = populations.get(task.number)
@@ -171,6 +167,8 @@ def read_outcome(store: Store, name: str, *, db: str | None = None) -> RunOutcom
                 race=races[-1] if races else None,
                 finalists=held[task.number].finalists,
                 confirmation=held[task.number].confirmed,
+                regret=held[task.number].selection_regret,
+                remarks=held[task.number].remarks,
                 steps=steps,
                 disturbed=frozenset(s.id for s in steps if s.disturbed),
                 failures=tuple(f for f in failures if f.task == task.number),

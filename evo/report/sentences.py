@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from evo.analysis.candidates import CandidateRecord, TimingRecord
-from evo.analysis.finals import ceiling_remark, quoted, regret_remark, shift_remark
+from evo.analysis.finals import quoted
 from evo.analysis.importance import undersampled
 from evo.analysis.outcome import RunOutcome, WorkloadOutcome
 from evo.analysis.runs import RunSummary
@@ -159,12 +159,11 @@ def confirmation_sentences(data: WorkloadOutcome) -> list[str]:
         return []
     value = "a tie" if within_noise(again.ratio, data.noise) else times(again.ratio)
     took = f"{micro(again.median_us)} µs" if again.median_us is not None else "no time"
-    said = [
+    return [
         f"Confirmed: the winner ran once more, alone with the baselines, in a fresh process and on other data: {took},"
         f" {value} ({interval(again.ratio_low, again.ratio_high)}){' !' if again.disturbed else ''}.",
         *_sentences(quoted(again)),
     ]
-    return said + _sentences(shift_remark(again.shift) if again.shift is not None else "")
 
 
 def remarks(data: WorkloadOutcome) -> list[str]:
@@ -188,9 +187,7 @@ def remarks(data: WorkloadOutcome) -> list[str]:
             f"The search had it at {times(data.leader.score)}; the final figure is the one to quote (selection regret"
             f" {percent(data.regret, 1)})."
         )
-        said += _sentences(regret_remark(data.regret, data.noise))
-    if data.confirmed and (bound := data.ceiling) is not None and timing.stage == "final":
-        said += _sentences(ceiling_remark(timing.median_us / bound.median_us, bound.contender, data.noise))
+    said += _sentences(*data.remarks)
     if (hot := data.hot) is not None:
         gain = f", {times(hot.ratio)} the reference, which has them there too" if hot.ratio else ""
         said.append(f"With all data in the cache: {micro(hot.median_us)} µs{gain}{' !' if hot.disturbed else ''}.")

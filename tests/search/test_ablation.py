@@ -74,7 +74,7 @@ def test_edits_that_are_not_legal_alone_are_made_together(tmp_path: Path) -> Non
 
 def test_what_is_wrong_on_the_way_is_not_timed(tmp_path: Path) -> None:
     """Taken out, the edit leaves a kernel that computes something else."""
-    template = (Path(__file__).parent / "toy_kernel.py").read_text().split('TEMPLATE = r"""')[1].split('"""')[0]
+    template = (Path(__file__).parents[1] / "toy_kernel.py").read_text().split('TEMPLATE = r"""')[1].split('"""')[0]
     broken = '{{ 3 if p.mode == "exact" and p.unroll == 1 else 2 }}'
     template = template.replace('{{ 3 if p.mode == "wrong" else 2 }}', broken)
     folder = write_kernel(tmp_path / "toy", ("honest", "exact"), template=template)
