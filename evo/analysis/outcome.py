@@ -185,8 +185,8 @@ def read_outcome(store: Store, name: str, *, db: str | None = None) -> RunOutcom
 def read_problem(run: RunSummary) -> Problem:
     """Of the kernel as it is now, if there is one of that name.
 
-    A kernel.py is a program, and a database may come from anybody: one that is not evo's own is only run if it is, byte
-    for byte, what the run was about.
+    A kernel.py is a program, and a database may come from anywhere: a kernel outside evo's own templates is run only if it
+    is, byte for byte, what the run was about.
     """
     try:
         folder = find_kernel(run.kernel)
@@ -200,7 +200,7 @@ def read_problem(run: RunSummary) -> Problem:
         roles = {b.name: b.role for b in kernel.baselines}
     except (EvoError, OSError):
         return Problem(spaces={}, roles={}, changed="the kernel cannot be found here any more")
-    except Exception as error:  # a kernel.py is somebody's program: whatever ails it, the record can be shown
+    except Exception as error:  # a kernel.py may raise anything, and the record can still be shown
         return Problem(spaces={}, roles={}, changed=f"the kernel cannot be loaded any more ({type(error).__name__})")
     changed = "" if kernel.digest == run.kernel_digest else "the kernel has changed since this run"
     return Problem(spaces=spaces, roles=roles, changed=changed)

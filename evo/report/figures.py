@@ -93,8 +93,8 @@ _CONFIG: Spec = {
 class Figure:
     """A drawing with what is to be said of it.
 
-    name: of a file. title: what it shows; caption: how it is to be read; alt: what is to be seen in it, for those who
-    cannot. spec: Vega-Lite, without what all figures share.
+    name: of a file. title: what it shows; caption: how it is to be read; alt: what it shows, in words for screen
+    readers. spec: Vega-Lite, without what all figures share.
     """
 
     name: str

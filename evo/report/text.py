@@ -9,7 +9,7 @@ __all__ = ["clean", "counted", "duration", "interval", "micro", "percent", "shor
 _PICTURES = 0x2400
 """Unicode's pictures of the control characters begin here."""
 _KEPT = "\n\t"
-# What turns the direction of text around, or is seen by nobody, could make a name look like another.
+# Characters that turn the direction of text around, or that are not visible, could make a name look like another.
 _HIDDEN = re.compile("[\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb]")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 

@@ -39,7 +39,7 @@
   };
 
   async function ask() {
-    if (document.hidden && tag !== null) return; // asked again as soon as somebody looks
+    if (document.hidden && tag !== null) return; // asked again as soon as the page is visible
     if (busy()) return later(2);
     try {
       const answer = await fetch(page.dataset.source, { headers: tag ? { "If-None-Match": tag } : {}, cache: "no-store" });
