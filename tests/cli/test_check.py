@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from evo import cli
-from evo.cli.screen import CheckLines
+from evo.cli.screen import CheckLines, Screen
 from evo.errors import UsageError
 from evo.evaluation import Candidate, Evaluation, Measurement, Proposal, Status
 from evo.executors import BuildRequest, ExecutorConfig, InFlight, MeasureRequest
 from evo.executors.local import LocalExecutor
-from evo.lineage import Environment, RunSpec, Stage, gate_seeds
+from evo.lineage import Environment, Stage, gate_seeds
 from evo.lineage.models import public_id
 from evo.lineage.store import Store
 from evo.measure.gate import case_seed
@@ -26,7 +26,7 @@ from evo.problem.genome import Genome
 from evo.problem.kernel import load_kernel
 from evo.search.check import CheckProgress, branch_requests, check_candidate, check_kernel
 from evo.search.loop import Search, SearchConfig
-from evo.search.progress import Budget, Progress, StopReason
+from evo.search.progress import Budget, StopReason
 from evo.search.run import plan_run
 from evo.search.samplers import find_sampler
 from evo.targets import find_target
@@ -369,11 +369,6 @@ def test_a_kernel_of_that_name_wins(
 # -- where the seeds come from --------------------------------------------------------------------------------
 
 
-class Silent:
-    def update(self, progress: Progress) -> None:
-        return None
-
-
 class Listening(LandscapeExecutor):
     """Notes the seeds that data are to be drawn with."""
 
@@ -392,7 +387,7 @@ def search(tmp_path: Path, gate_seed: int) -> tuple[list[str], set[int]]:
     with Store.open(tmp_path / f"{gate_seed}.db", write=True) as store:
         run = store.create_run(plan_run(config, kernel, None), Environment(device="a landscape", arch="none"))
         try:
-            loop = Search(config, kernel, limits, find_sampler("random"), executor, store, run, Silent())
+            loop = Search(config, kernel, limits, find_sampler("random"), executor, store, run, Screen())
             assert loop.run() is StopReason.EVALUATIONS
         finally:
             executor.close()
@@ -420,9 +415,3 @@ def test_every_run_draws_its_data_with_a_seed_of_its_own_that_is_kept_with_it(tm
             assert drawn[-1] == gate_seeds(planned.options, planned.seed)
     assert drawn[0] != drawn[1]
     assert len({*drawn[0].values(), *drawn[1].values()}) == 4
-
-
-def test_a_run_of_before_such_seeds_were_kept_goes_on_with_the_one_it_had() -> None:
-    planned = plan_run(configure("layernorm", seed=9), load_kernel("layernorm"), None)
-    old: RunSpec = replace(planned, options={"sampler": {}, "fixed": {}})
-    assert gate_seeds(old.options, old.seed)[Stage.SEARCH] == 9
