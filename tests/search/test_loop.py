@@ -406,7 +406,7 @@ def _finals_of(executor: LandscapeExecutor, store: Store) -> tuple[Finals, list[
         limits=find_target("cpu").limits("native"),
         seed=5,
     )
-    finals = hold_finals(executor, config, elites, {})
+    finals = hold_finals(executor, config, elites)
     executor.close()
     return finals, elites
 
