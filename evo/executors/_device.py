@@ -219,8 +219,10 @@ class Device:
         seconds = sum(job.lost_s.values())
         if isinstance(request, RaceRequest):
             return RaceResult(log=f"{status}: {log}", seconds=seconds, device_lost=True)
+        gated = worker.found if "timing" in worker.spent_s else None
         return Measurement(
             status=status,
+            checks=gated.checks if isinstance(gated, Measurement) else (),
             log=log,
             seconds=seconds,
             gate_seconds=job.lost_s.get("gate", 0.0),

@@ -169,9 +169,9 @@ def measure(request: MeasureRequest) -> Measurement:
     """
     data = _begin(request, "gate")
 
-    def gated() -> None:
+    def gated(found: Measurement) -> None:
         make_ready(data)
-        enter_stage("timing")
+        enter_stage("timing", found)
 
     return measuring.measure(request, gated)
 

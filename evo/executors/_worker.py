@@ -84,9 +84,10 @@ class _Answer:
 
 @dataclass(frozen=True, kw_only=True)
 class _Stage:
-    """Sent while a task runs: its next stage begins."""
+    """Sent while a task runs: its next stage begins, and what it has found so far."""
 
     name: str
+    found: Any = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +115,8 @@ class Worker:
         """When the process will be given up, if there is no answer."""
         self.spent_s: dict[str, float] = {}
         """By stage, what the last task took until its answer or its process's end."""
+        self.found: Any = None
+        """What that task had found when its last stage began."""
         self._started = False
         self._outgoing, self._received = bytearray(), bytearray()
         self._kills_before = oom_kills()
@@ -147,9 +150,10 @@ class Worker:
         if not self._started:
             self._receive(time.monotonic() + _STARTING_S)
             self._started = True
-        self.spent_s = {}
+        self.spent_s, self.found = {}, None
         self._enter(next(iter(limits_s)), limits_s)
         while isinstance(message := self._receive(self.ends_at_s), _Stage):
+            self.found = message.found
             self._enter(message.name, limits_s)
         self._leave()
         if message.side_effect:
@@ -366,12 +370,12 @@ class _Inside:
 _inside: list[_Inside] = []
 
 
-def enter_stage(name: str) -> None:
+def enter_stage(name: str, found: Any = None) -> None:
     """In a task: its next stage begins, with a time limit of its own. A candidate that has harmed the process so far gets
-    no further."""
+    no further. found: is known even if the process is lost in that stage."""
     for inside in _inside:
         inside.check()
-        inside.send(_Stage(name=name))
+        inside.send(_Stage(name=name, found=found))
 
 
 def _serve(

@@ -114,11 +114,11 @@ def _harness(kernel_name: str, target: str, workload: Workload, seed: int) -> Ti
     return TimingHarness(load_kernel(kernel_name), target, workload, open_device(), seed)
 
 
-def measure(request: MeasureRequest, gated: Callable[[], None] = lambda: None) -> Measurement:
+def measure(request: MeasureRequest, gated: Callable[[Measurement], None] = lambda found: None) -> Measurement:
     """Loads one binary, runs it on the gate's cases up to the first refusal, and times it if it passes and that is asked
     for; then looks at what the timed calls wrote. Raises only if evo itself is broken.
 
-    gated: called between the gate and the timing.
+    gated: called between the gate and the timing, with what the gate has found.
     """
     return _judged(
         lambda: _measure(request, gated), lambda status, log: Measurement(status=status, log=log, device_lost=True)
@@ -174,7 +174,7 @@ def _changed_arithmetic(before: tuple[int, tuple[float, ...]]) -> str:
     return "it changed how its process rounds floating-point numbers" if rounding != before[1] else ""
 
 
-def _measure(request: MeasureRequest, gated: Callable[[], None]) -> Measurement:
+def _measure(request: MeasureRequest, gated: Callable[[Measurement], None]) -> Measurement:
     started = time.perf_counter()
     kernel, session = load_kernel(request.kernel), open_device()
     harness = _harness(request.kernel, request.target, request.workload, request.seed)
@@ -186,7 +186,7 @@ def _measure(request: MeasureRequest, gated: Callable[[], None]) -> Measurement:
         found = replace(found, load_seconds=time.perf_counter() - started)
         found = _gate(request, kernel, harness, loaded, found)
         if request.time and found.status is Status.OK:
-            gated()
+            gated(found)
             found = _clock(request, kernel, harness, loaded, found)
     except HangError as error:
         found = replace(found, status=Status.TIMEOUT, log=str(error), device_lost=True)
