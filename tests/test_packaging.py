@@ -80,7 +80,7 @@ def test_a_wheel_carries_the_migrations_of_the_database(installed: Path) -> None
 
 def test_a_wheel_carries_the_pages_of_a_report(installed: Path) -> None:
     pages = sorted(p.name for p in (ROOT / "evo/report/templates").iterdir())
-    assert {"page.html.j2", "report.html.j2", "style.css", "tips.js", "live.js"} <= set(pages)
+    assert {"page.html.j2", "report.html.j2", "style.css", "page.js", "live.js"} <= set(pages)
     assert sorted(p.name for p in (installed / "evo/report/templates").iterdir()) == pages
 
 

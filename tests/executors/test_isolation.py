@@ -115,7 +115,7 @@ def test_workers_of_another_executor_are_not_counted_as_left(
     executor: LocalExecutor, others: frozenset[psutil.Process]
 ) -> None:
     assert strays(executor, others) == []
-    assert len(strays(executor, frozenset())) == 2  # which it would be, had nobody held them before
+    assert len(strays(executor, frozenset())) >= 2, "they are, where nobody has said that they are not"
 
 
 def test_every_fault_has_an_expectation() -> None:
