@@ -156,6 +156,7 @@ def test_every_product_passes_the_gate(dtype: str, product: str, causal: bool, t
     assert not refused(point_for(problem, product=product), problem, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ["x86-64", "x86-64-v3", "x86-64-v4"])
 @pytest.mark.parametrize(("dtype", "product"), PRODUCTS)
 def test_a_processor_without_the_instructions_gets_the_same_results(

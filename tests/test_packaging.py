@@ -18,6 +18,8 @@ import evo
 from evo.export import find_exporter
 from tests.export.exports import request_for
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 
 

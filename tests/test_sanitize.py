@@ -25,6 +25,8 @@ from evo.search.run import plan_run
 from evo.targets import find_target
 from tests.toy_kernel import write_kernel
 
+pytestmark = pytest.mark.slow
+
 BODIES = {
     "honest": "",
     "writes beyond": "y[n] = 0;",

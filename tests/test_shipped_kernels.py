@@ -18,6 +18,8 @@ from evo.runtime.package import Package
 from evo.targets import find_target
 from evo.targets._machine_code import elf_code_hash
 
+pytestmark = pytest.mark.slow
+
 KERNELS = Path(__file__).parent.parent / "kernels"
 SHIPPED = sorted(path.parent.name for path in KERNELS.glob("*/manifest.json"))
 

@@ -26,6 +26,8 @@ from evo.targets import find_target
 from tests.ended import Ended
 from tests.toy_kernel import TEMPLATE, write_kernel
 
+pytestmark = pytest.mark.slow
+
 SMALL = "rows=64,cols=256,dtype=float32"
 PATIENCE_S = 200.0
 

@@ -126,6 +126,7 @@ def test_equal_scores_are_no_trouble(make: SamplerFactory) -> None:
     assert len({p.genome for p in proposals}) == COUNT
 
 
+@pytest.mark.slow
 def test_legal_points_that_chance_never_hits_are_still_found(make: SamplerFactory) -> None:
     space = tight_space()
     sampler = make(space, 9, {})

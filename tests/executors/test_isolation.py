@@ -17,6 +17,8 @@ from evo.executors.local import LocalExecutor
 from tests.chaos.kernel import BUILD_FAULTS, CPU_FAULTS, faults
 from tests.chaos.requests import PATIENCE_S, build_request, evaluate, measure_request, neighbours_of_a_fault
 
+pytestmark = pytest.mark.slow
+
 EXPECTED = {
     "wrong": {Status.WRONG},
     "no_entry": {Status.LOAD_ERROR},

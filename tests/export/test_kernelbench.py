@@ -17,6 +17,8 @@ from evo.errors import UsageError
 from evo.export import find_exporter
 from tests.export.exports import request_for
 
+pytestmark = pytest.mark.slow
+
 EXPORTER = find_exporter("kernelbench")
 LAYERNORM = ("rows=64,cols=1024,dtype=float16", "rows=32,cols=4096,dtype=float32")
 ATTENTION = ("batch=1,heads=4,kv_heads=2,q_len=128,kv_len=128,head_dim=64,dtype=float16,causal=true",)

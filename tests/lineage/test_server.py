@@ -23,6 +23,8 @@ from evo.lineage import RunStatus
 from evo.lineage.database import locate, shown
 from evo.lineage.store import Store
 
+pytestmark = pytest.mark.slow
+
 
 def refusal(where: str, *, write: bool = True) -> str:
     with pytest.raises(StoreError) as caught:

@@ -10,6 +10,8 @@ from tests.adversaries.attention.cheats import ALL as OF_ATTENTION
 from tests.adversaries.cheats import ALL, Cheat, names_for
 from tests.adversaries.trial import FOLDER, Verdict, verdicts_of, workload_for
 
+pytestmark = pytest.mark.slow
+
 ATTENTION = FOLDER / "attention"
 ATTENTION_WORKLOAD = "batch=1,heads=2,kv_heads=2,q_len=64,kv_len=64,head_dim=32,dtype=float32,causal=true"
 TRIED = [

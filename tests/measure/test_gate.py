@@ -164,6 +164,7 @@ def test_a_failed_launch_names_its_case(judge: Judge) -> None:
         judge(broken)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", KERNEL.dtypes["cpu"])
 def test_the_gate_refuses_no_genome_of_the_search_space(
     session: Session,

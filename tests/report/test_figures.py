@@ -22,6 +22,8 @@ from evo.report.sentences import hardly_tried, importance_gap
 from evo.report.text import value_text
 from tests.lineage import samples as s
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("name", [plan.name for plan in PLANS])
 def test_every_figure_is_xml_of_its_own_with_a_title_and_without_links(known: dict[str, RunOutcome], name: str) -> None:

@@ -15,6 +15,8 @@ from evo.lineage.store import Store
 from evo.report.live import LivePages, open_server, server_url
 from evo.report.page import render_page
 
+pytestmark = pytest.mark.slow
+
 SIZES = pytest.mark.parametrize("size", [PHONE, DESKTOP], ids=["phone", "desktop"])
 SCHEMES = pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 

@@ -17,6 +17,8 @@ from torch.autograd import forward_ad
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module", params=["Python", "native"])
 def module(request: pytest.FixtureRequest) -> ModuleType:

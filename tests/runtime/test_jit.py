@@ -19,6 +19,8 @@ import torch
 
 from tests.runtime.head_sizes import qkv, refused, served, torchs
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -15,6 +15,8 @@ from torch.nn import functional
 from evo.export import find_exporter
 from tests.export.exports import request_for
 
+pytestmark = pytest.mark.slow
+
 torchs = functional.scaled_dot_product_attention
 
 

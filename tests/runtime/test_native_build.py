@@ -18,6 +18,8 @@ from torch.nn import functional
 from evo.export import find_exporter
 from tests.export.exports import FORKED, request_for
 
+pytestmark = pytest.mark.slow
+
 X = torch.randn(8, 96)
 
 

@@ -15,6 +15,8 @@ from evo.export import find_exporter
 from evo.targets import find_target
 from tests.export.exports import request_for
 
+pytestmark = pytest.mark.slow
+
 opinfo = pytest.importorskip("torch.testing._internal.common_methods_invocations", reason="needs expecttest")
 
 WHOLE = {"cpu": (torch.float32, torch.bfloat16), "cuda": (torch.float32, torch.bfloat16, torch.float16)}

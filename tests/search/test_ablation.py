@@ -26,6 +26,8 @@ from evo.targets import find_target
 from tests.lineage import samples as s
 from tests.toy_kernel import write_kernel
 
+pytestmark = pytest.mark.slow
+
 WORKLOAD = Workload.of({"n": 4096}, "float32")
 _NOT_ALONE = (
     'Constraint(name="pair", holds=lambda p: p["mode"] != "honest" or p["unroll"] != 4,'

@@ -3,6 +3,7 @@ from __future__ import annotations
 import random
 from itertools import pairwise
 
+import pytest
 from spaces import tight_space, tiny_space
 
 from evo.problem.genome import Genome
@@ -34,6 +35,7 @@ def test_what_others_proposed_is_not_drawn() -> None:
     assert drain(unseen, random.Random(0)) == [points[12]]
 
 
+@pytest.mark.slow
 def test_a_large_space_with_few_legal_points_is_walked_from_point_to_point() -> None:
     # Too large to enumerate. A chain: all zero but for a run of ones at the front.
     names = [f"p{i}" for i in range(40)]
