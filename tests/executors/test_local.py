@@ -127,7 +127,7 @@ def measure(executor: LocalExecutor, kernel: Path, build: Build, mode: str = "ho
     return executor.measure(measure_request(kernel, build, mode)).result(PATIENCE_S)
 
 
-def test_a_incumbent_that_does_not_load_is_no_fault_of_the_candidate(
+def test_an_incumbent_that_does_not_load_is_no_fault_of_the_candidate(
     executor: LocalExecutor, kernel: Path, honest: Build
 ) -> None:
     assert honest.binary is not None
@@ -148,8 +148,9 @@ _ARMED = '''
 '''
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["aborts", "hangs"])
-def test_a_incumbent_that_breaks_beside_it_is_no_fault_of_the_candidate(
+def test_an_incumbent_that_breaks_beside_it_is_no_fault_of_the_candidate(
     executor: LocalExecutor, tmp_path: Path, mode: str
 ) -> None:
     armed, anchor = tmp_path / "armed", "    const float factor"
@@ -210,6 +211,7 @@ def test_a_candidate_that_breaks_the_device_process_costs_only_its_own_evaluatio
     assert measured.timings
 
 
+@pytest.mark.slow
 def test_on_a_device_of_its_own_a_spare_process_takes_over_and_neighbours_are_not_blamed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,6 +238,7 @@ def test_on_a_device_of_its_own_a_spare_process_takes_over_and_neighbours_are_no
     assert spare.ended  # closed with the rest
 
 
+@pytest.mark.slow
 def test_what_is_under_way_is_said_with_its_stage_and_with_when_it_is_ended(
     executor: LocalExecutor, kernel: Path, honest: Build
 ) -> None:
@@ -374,6 +377,7 @@ def test_a_builder_that_is_killed_is_replaced_and_the_build_made_again(
     assert executor.build(build_request(kernel, unroll=8)).result(PATIENCE_S).status is Status.OK
 
 
+@pytest.mark.slow
 def test_a_builder_computes_nothing_with_pytorchs_threads(executor: LocalExecutor, kernel: Path, honest: Build) -> None:
     """They would take the cores from candidates and compilers, from every builder's team."""
     future = executor.build(build_request(kernel, "compile_bomb"))

@@ -187,6 +187,7 @@ def test_of_a_damaged_file_the_newest_backup_is_named(path: Path, capfd: pytest.
     assert list(path.parent.glob("*.backup-*")) == [backup]
 
 
+@pytest.mark.slow
 def test_no_password_is_printed_or_stored(
     postgres_url: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

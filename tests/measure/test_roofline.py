@@ -35,6 +35,7 @@ def test_a_time_below_the_bound_is_refused_with_what_it_would_have_to_move() -> 
     assert reason.endswith("at least 900 us")
 
 
+@pytest.mark.slow
 def test_no_honest_operation_beats_the_roofline_of_this_machine() -> None:
     session = find_target("cpu").open()
     gauge = RooflineGauge(session)

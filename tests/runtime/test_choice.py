@@ -116,6 +116,7 @@ def test_a_cpu_without_the_instructions_takes_the_measured_code(
     assert taken(use(folder)).startswith("variant 0 (cpu x86-64, float32, tuned for 64x96)")
 
 
+@pytest.mark.slow
 def test_the_native_launcher_takes_what_the_one_from_python_takes(
     use: Callable[[Path], ModuleType],
     tmp_path: Path,
@@ -143,6 +144,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder.parent, capture_output=True, text=True, timeout=240, check=False)
 
 
+@pytest.mark.slow
 def test_the_packages_own_commands_say_which_build_is_taken(on_cpu: Path) -> None:
     shown = run(on_cpu, "show").stdout
     best, next_best = levels()[:2]

@@ -13,6 +13,8 @@ import torch
 from torch.autograd import forward_ad
 from torch.nn import functional
 
+pytestmark = pytest.mark.slow
+
 Args = tuple[Any, ...]
 PYTORCHS_OWN = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 """Its forward-mode rules are scripts, which it warns of."""

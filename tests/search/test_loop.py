@@ -159,6 +159,7 @@ def test_an_interrupted_search_goes_on_as_if_it_had_not_been(store: Store) -> No
     assert genomes(store, run) == genomes(store, whole)
 
 
+@pytest.mark.slow
 def test_a_killed_search_loses_nothing_that_was_finished_and_doubles_nothing(tmp_path: Path) -> None:
     """kill -9 at moments of chance, then resume: the proposals are those of an unbroken search."""
     path = tmp_path / "killed.db"
