@@ -114,7 +114,7 @@ def sets_for(set_bytes: int, cache_bytes: int, memory_bytes: int, walk_bytes: in
 
 
 def calls_for(call_us: float, sample_us: float, *, least: int, most: int | None) -> int:
-    """Calls in a sample: to last `sample_us`, at least `option_min`, no more than there are sets for (`most`)."""
+    """Calls in a sample: to last `sample_us`, at least `least`, no more than there are sets for (`most`)."""
     wanted = max(least, math.ceil(sample_us / max(call_us, 1e-3)))
     return max(1, wanted if most is None else min(wanted, most))
 

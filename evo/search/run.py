@@ -52,8 +52,6 @@ class RunSettings:
     cache_dir: Path
     builders: int
     executor: str = "local"
-    build_timeout_s: float = 30.0
-    measure_timeout_s: float = 30.0
     finalists: int = 8
 
 
@@ -144,8 +142,6 @@ def open_executor(target: str, settings: RunSettings) -> Iterator[Executor]:
         ExecutorConfig(
             builders=settings.builders,
             cache_dir=settings.cache_dir,
-            build_timeout_s=settings.build_timeout_s,
-            measure_timeout_s=settings.measure_timeout_s,
         ),
     )
     try:
