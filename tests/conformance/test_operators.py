@@ -1,4 +1,4 @@
-"""What every operator must do; a new file in evo/operators is picked up by its name."""
+"""What every operator must do; a new file in evo/search/operators is picked up by its name."""
 
 from __future__ import annotations
 

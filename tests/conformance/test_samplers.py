@@ -1,4 +1,4 @@
-"""What every sampler must do; a new file in evo/samplers is picked up by its name."""
+"""What every sampler must do; a new file in evo/search/samplers is picked up by its name."""
 
 from __future__ import annotations
 
