@@ -20,11 +20,10 @@ from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.text import Text
 
-from evo.budget import Budget
 from evo.cli import run, search
 from evo.cli.screen import LiveScreen
 from evo.problem.kernel import Workload
-from evo.progress import Progress
+from evo.search.progress import Budget, Progress
 
 _WIDTH = 112
 _LATE = 0.7

@@ -97,6 +97,8 @@ class Device:
     def post(self, job: Job) -> None:
         """Behind those posted before, of which there may be none if the job needs a fresh process."""
         if isinstance(job.request, Data):
+            if self._worker is None and self._posted:
+                return  # those posted are sent to the next process first
             self.open()
             if self._worker is not None:
                 self._worker.post(tasks.make_ready, job.request, answered=False)
@@ -237,7 +239,7 @@ class Device:
         worker = worker or self._start()
         if self._lost_any and not self._host_code and isinstance(job.request, MeasureRequest):
             self._spare = self._start()
-            self._spare.post(tasks.make_ready, job.data, False, answered=False)
+            self._spare.post(tasks.make_ready, job.data, ("gate",), answered=False)
         return worker
 
     def _end_worker(self) -> None:

@@ -138,11 +138,11 @@ def open_device() -> None:
     measuring.probe()
 
 
-def make_ready(data: Data, timing: bool = True) -> None:
+def make_ready(data: Data, needed: tuple[str, ...] = ("gate", "timing")) -> None:
     """Opens the device, and makes the data of a workload, for the gate and for timing, once. Raises DeviceError, UsageError
     if they do not fit."""
     ready = _state.ready.setdefault(data, set())
-    missing = {"gate", "timing"} - ready if timing else {"gate"} - ready
+    missing = set(needed) - ready
     if missing or not _state.used:  # a spare is probed again: since it was opened another process has broken something
         open_device()
     if not missing:
@@ -184,7 +184,7 @@ def race(request: RaceRequest) -> RaceResult:
 
 def _begin(request: MeasureRequest | RaceRequest, stage: str) -> Data:
     data = Data(kernel=request.kernel, target=request.target, workload=request.workload, seed=request.seed)
-    make_ready(data, timing=stage == "race")
+    make_ready(data, ("timing",) if stage == "race" else (stage,))
     _state.used = True
     enter_stage(stage)
     return data

@@ -205,7 +205,7 @@ def test_addresses_that_are_not_aligned_go_to_the_entry_point_for_them(session: 
 def test_a_missing_entry_point_for_unaligned_addresses_is_named(session: CudaSession) -> None:
     loaded = load(session, ALIGNED.replace("_unaligned", "_other"), "scale4")
     x = torch.zeros(68, device="cuda")
-    with pytest.raises(LaunchError, match=r"no multiple of 16 bytes.*no entry point 'scale4_unaligned'"):
+    with pytest.raises(LaunchError, match=r"not a multiple of 16 bytes.*no entry point 'scale4_unaligned'"):
         loaded((x[1:], x, 64), replace(blocks(1), alignment=16))
 
 
