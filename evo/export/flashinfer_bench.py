@@ -43,7 +43,6 @@ _TABLE = "flashinfer-bench"
 _BINARIES = (".cubin", ".so")
 _MAIN = '''"""{title}: found and written by evo {version}. The kernel and what launches it lie in {package}/."""
 
-import ast
 import base64
 from contextlib import suppress
 from pathlib import Path

@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -140,21 +141,22 @@ class Jit:
         raise Pending(self, key, sources)
 
     def settle(self, key: _Key, sources: Sequence[_Source]) -> None:
-        """Compiles, unless another thread is at it; what comes of it is for `_find` to tell. Raises Busy where there can be
-        no thread."""
+        """Compiles, unless another thread is at it; what comes of it is for `_find` to tell. Raises Busy where it cannot be
+        done at this moment, as where there can be no thread."""
         with self._lock:
             if key in self._working or key in self._known:
                 return
             self._working.add(key)
         working = self._working
+        busy: list[Busy] = []
 
         def work() -> None:
             found: Compiled | str | None = None
             began = time.monotonic()
             try:
                 found = self._first_right(sources, key[0])
-            except Busy:
-                pass
+            except Busy as reason:
+                busy.append(reason)
             except Unavailable as reason:
                 found = f"compiling it on this machine fails: {reason}"
             except Exception as error:  # whatever it is, the call is PyTorch's
@@ -173,6 +175,8 @@ class Jit:
             with self._lock:
                 working.discard(key)
             raise
+        if busy:
+            raise busy[0]
 
     def _tell(self, variant: Variant, seconds: float) -> None:
         """Once a process, of a pause that somebody may wonder about."""
@@ -180,7 +184,8 @@ class Jit:
             self._told = True
             folder = cache_folder(create=False)
             after = f"later processes find it in {folder}" if folder else "there is no cache folder to keep it in"
-            print(f"{self._package.name}: compiling {variant} took {seconds:.1f} s; {after}", file=sys.stderr)
+            with suppress(OSError, ValueError):  # a closed stderr is no fault of the call
+                print(f"{self._package.name}: compiling {variant} took {seconds:.1f} s; {after}", file=sys.stderr)
 
     def _sources_for(self, device: int, dtype: str, sizes: Mapping[str, int]) -> list[_Source]:
         """Those that are right for the sizes, on the device; the one to be taken first."""
@@ -306,7 +311,8 @@ class Jit:
             self._sizes += 1
 
     def _digest_of_cases(self) -> str:
-        return digest(self._package.read("frontend.py"), Path(__file__).with_name("trial.py").read_bytes())
+        own = (Path(__file__).with_name(name).read_bytes() for name in ("trial.py", "tolerance.py"))
+        return digest(self._package.read("frontend.py"), *own)
 
 
 class _Wrong(Unavailable):
