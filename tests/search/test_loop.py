@@ -332,20 +332,22 @@ def test_a_budget_that_allows_nothing_is_refused(budget: dict[str, float]) -> No
         Budget(**budget)
 
 
+FINALS = FinalsConfig(
+    kernel=KERNEL,
+    kernel_name="layernorm",
+    target="cpu",
+    arch="native",
+    limits=find_target("cpu").limits("native"),
+    seed=5,
+)
+
+
 def test_finals_name_the_fastest_finalist_and_keep_the_refused_ones_last(store: Store) -> None:
     found, _, _ = search(configure(100), store, 6)
     elites = found.elites(0, 0, 5)
     assert [ratio_of(e.proposal.genome) for e in elites] == sorted(ratio_of(e.proposal.genome) for e in elites)
     executor = LandscapeExecutor(3)
-    config = FinalsConfig(
-        kernel=KERNEL,
-        kernel_name="layernorm",
-        target="cpu",
-        arch="native",
-        limits=find_target("cpu").limits("native"),
-        seed=5,
-    )
-    finals = hold_finals(executor, config, elites)
+    finals = hold_finals(executor, FINALS, elites)
     executor.close()
     assert finals.winner is not None
     assert finals.winner.candidate == elites[0]
@@ -399,15 +401,7 @@ def _refused(request: RaceRequest, found: RaceResult) -> RaceResult:
 def _finals_of(executor: LandscapeExecutor, store: Store) -> tuple[Finals, list[Candidate]]:
     found, _, _ = search(configure(60), store, 6)
     elites = found.elites(0, 0, 4)
-    config = FinalsConfig(
-        kernel=KERNEL,
-        kernel_name="layernorm",
-        target="cpu",
-        arch="native",
-        limits=find_target("cpu").limits("native"),
-        seed=5,
-    )
-    finals = hold_finals(executor, config, elites)
+    finals = hold_finals(executor, FINALS, elites)
     executor.close()
     return finals, elites
 
@@ -430,20 +424,12 @@ def test_there_is_no_winner_if_all_are_refused_when_they_run_once_more(store: St
 
 def test_who_won_finals_that_are_held_anew_and_confirm_nobody_has_not_won(store: Store) -> None:
     found, run, _ = search(configure(60), store, 6)
-    config = FinalsConfig(
-        kernel=KERNEL,
-        kernel_name="layernorm",
-        target="cpu",
-        arch="native",
-        limits=find_target("cpu").limits("native"),
-        seed=5,
-    )
     for fate, wins in (
         (lambda request, found, n: found, True),
         (lambda request, found, n: _refused(request, found), False),
     ):
         executor = Untrusted(fate)
-        held = _finals(executor, config, found, store, run, 4)
+        held = _finals(executor, FINALS, found, store, run, 4)
         executor.close()
         assert [f.winner is not None for f in held] == [wins]
         assert [task.winner is not None for task in find_run(store, run.name).tasks] == [wins]
