@@ -75,6 +75,10 @@ class PreparedCase:
     def outputs(self) -> dict[str, torch.Tensor]:
         return self.trials[0].memory.outputs
 
+    @property
+    def pristine(self) -> Tensors:
+        return self.trials[0].inputs
+
 
 class Gate:
     """Prepares cases once per process and judges candidates on them."""
