@@ -26,6 +26,7 @@ WAY = {
     "evo/problem/render.py": ("Source",),
     "evo/targets/cuda.py": (),
     "evo/targets/_nvrtc.py": (),
+    "evo/runtime/nvrtc.py": (),
     "evo/targets/_machine_code.py": (),
     "evo/targets/_cache.py": (),
     "evo/executors/_device.py": (),

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from . import cpu, cuda
+from . import cpu, cuda, nvrtc
 from .choice import factors, rank_of_source, slower_there
 from .package import Busy, Package, Unavailable, Variant, cache_folder, digest, keep, kept
 from .trial import OneVariant, Trial, apart, first_fault
@@ -235,8 +235,8 @@ class Jit:
             made_by, suffix, how = version, "so", [*command, cpu.machine(), *sorted(cpu.features())]
         else:
             properties = torch.cuda.get_device_properties(device)
-            arch = cuda.compiler().arch_for((properties.major, properties.minor))
-            made_by, suffix = str(cuda.compiler()), "cubin" if arch.startswith("sm_") else "ptx"
+            arch = nvrtc.compiler().arch_for((properties.major, properties.minor))
+            made_by, suffix = str(nvrtc.compiler()), "cubin" if arch.startswith("sm_") else "ptx"
             how = [arch, properties.name, str(cuda.driver_version())]
         # What is kept was found right with these, and is looked at again with others.
         around = [*flags, made_by, *how, torch.__version__, self._digest_of_cases()]
@@ -250,7 +250,7 @@ class Jit:
         if device < 0:
             code, loaded = self._library(variant, text, code)
         else:
-            code = cuda.compiler().compile(text, headers, flags, arch) if code is None else code
+            code = nvrtc.compiler().compile(text, headers, flags, arch)[0] if code is None else code
             loaded = cuda.load_image(variant, code, device)
         if new:
             self._try(variant, loaded, device)

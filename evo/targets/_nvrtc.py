@@ -1,21 +1,20 @@
-"""CUDA C++ to machine code in this process, by NVRTC: needs neither a CUDA toolkit nor a GPU.
+"""How candidates are compiled by NVRTC (evo/runtime/nvrtc.py): with which headers and options, and what ptxas says of them.
 
 The compiler and the headers come as wheels (nvidia-cuda-nvrtc, nvidia-cuda-runtime), or from an installed toolkit.
-Reference: NVRTC documentation, https://docs.nvidia.com/cuda/nvrtc/
 """
 
 from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from evo.errors import CompileError, DeviceError
+from evo.runtime.nvrtc import Compiler, Refused
+from evo.runtime.package import Unavailable
 
 __all__ = [
     "NvrtcOutput",
@@ -25,9 +24,6 @@ __all__ = [
     "ptxas_figures",
     "run_nvrtc",
 ]
-
-_SOURCE_NAME = "candidate.cu"
-"""What the compiler's messages call the source: candidate.cu(12): error: ..."""
 
 _REMEDY = "install it with: pip install 'evo-kernels[cu13]' (or [cu12], for drivers older than 580)"
 
@@ -41,24 +37,20 @@ class NvrtcOutput:
 
 
 @cache
-def _nvrtc() -> Any:
-    """The bindings, with the library found. Raises DeviceError."""
+def _compiler() -> Compiler:
+    """Raises DeviceError."""
     try:
-        from cuda.bindings import nvrtc
+        from cuda.pathfinder import load_nvidia_dynamic_lib
 
-        nvrtc.nvrtcVersion()  # finds and loads the shared library
-    except (ImportError, RuntimeError, OSError) as error:
+        return Compiler(str(load_nvidia_dynamic_lib("nvrtc").abs_path))
+    except (ImportError, RuntimeError, OSError, AttributeError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise DeviceError(f"the CUDA compiler NVRTC cannot be loaded ({reason}); {_REMEDY}") from error
-    return nvrtc
 
 
 def nvrtc_version() -> tuple[int, int]:
     """(major, minor) of the CUDA release NVRTC belongs to. Raises DeviceError."""
-    error, major, minor = _nvrtc().nvrtcVersion()
-    if error:
-        raise DeviceError(f"NVRTC does not report its version ({error!s}); {_REMEDY}")
-    return int(major), int(minor)
+    return _compiler().version
 
 
 @cache
@@ -97,11 +89,9 @@ def run_nvrtc(text: str, arch: str, flags: Iterable[str], include_dirs: Iterable
     Raises CompileError with the log, which names lines; DeviceError where the compiler is missing or does not
     know `arch`.
     """
-    nvrtc = _nvrtc()
     flags = tuple(flags)
-    _check_arch(nvrtc, arch)
+    _check_arch(arch)
     options = [
-        f"--gpu-architecture={arch}",
         *(() if any(f.startswith(("--std", "-std")) for f in flags) else ("--std=c++17",)),
         *flags,
         "--ptxas-options=-v",
@@ -109,48 +99,22 @@ def run_nvrtc(text: str, arch: str, flags: Iterable[str], include_dirs: Iterable
         *(("--no-cache",) if nvrtc_version() >= (12, 9) else ()),
         *(f"--include-path={d}" for d in (*include_dirs, *map(str, _header_dirs()))),
     ]
-    with _program(nvrtc, text) as program:
-        (error,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
-        log = _fetch(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
-        # ptxas ends its part of the log with a NUL, and errors may follow it. Its own time would have every
-        # compilation of one source differ.
-        log_text = log.replace(b"\0", b"").decode(errors="replace").strip()
-        log_text = re.sub(r"\n?ptxas info +: Compile time = .*", "", log_text)
-        if error:
-            raise CompileError(log_text or f"NVRTC failed without a word: {_name(error)}")
-        if arch.startswith("sm_"):
-            code = _fetch(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
-        else:
-            code = _fetch(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program).rstrip(b"\0")
-    return NvrtcOutput(code=code, log=log_text)
-
-
-@contextmanager
-def _program(nvrtc: Any, text: str) -> Iterator[Any]:
-    error, program = nvrtc.nvrtcCreateProgram(text.encode(), _SOURCE_NAME.encode(), 0, None, None)
-    if error:
-        raise CompileError(f"NVRTC refuses the source: {_name(error)}")
     try:
-        yield program
-    finally:
-        nvrtc.nvrtcDestroyProgram(program)
+        code, log = _compiler().compile(text.encode(), {}, options, arch)
+    except Refused as error:
+        raise CompileError(_steady(error.log)) from None
+    except Unavailable as error:
+        raise CompileError(str(error)) from None
+    return NvrtcOutput(code=code, log=_steady(log))
 
 
-def _fetch(size_of: Any, read: Any, program: Any) -> bytes:
-    error, size = size_of(program)
-    # The bindings write into what they are given: never into bytes, of which CPython shares the short ones.
-    buffer = bytearray(size)
-    if error or (size and read(program, buffer)[0]):
-        raise CompileError("NVRTC does not hand over its result")
-    return bytes(buffer)
+def _steady(log: str) -> str:
+    """Without ptxas's own time, which would have every compilation of one source differ."""
+    return re.sub(r"\n?ptxas info +: Compile time = .*", "", log)
 
 
-def _name(error: Any) -> str:
-    return str(getattr(error, "name", error))
-
-
-def _check_arch(nvrtc: Any, arch: str) -> None:
-    _, numbers = nvrtc.nvrtcGetSupportedArchs()
+def _check_arch(arch: str) -> None:
+    numbers = _compiler().architectures()
     found = re.fullmatch(r"(?:sm|compute)_(\d+)[af]?", arch)
     if found is None or int(found.group(1)) not in numbers:
         version = ".".join(map(str, nvrtc_version()))

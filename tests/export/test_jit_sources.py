@@ -112,27 +112,27 @@ def test_a_source_needs_an_architecture_as_new_as_its_own(module: ModuleType, mo
 
 
 def test_its_machine_code_is_what_evo_makes_of_it(module: ModuleType) -> None:
-    compiler = importlib.import_module(f"{module.__name__}.runtime.cuda").compiler()
+    compiler = importlib.import_module(f"{module.__name__}.runtime.nvrtc").compiler()
     assert compiler.arch_for((9, 0)) == "sm_90"
     assert compiler.arch_for((99, 0)).startswith("compute_")
     for dtype, cols in (("float16", 1000), ("float16", 1001), ("float16", 6144), ("float32", 300)):
         source = sources(module, dtype, cols)[0]
         flags, package = source.variant.record["recipe"]["flags"], module.PACKAGE
         text = source.text(package)
-        code = compiler.compile(text, package.headers(text), flags, "sm_90")
+        code, _ = compiler.compile(text, package.headers(text), flags, "sm_90")
         workload = KERNEL.workload("cuda", f"rows=64,cols={cols},dtype={dtype}")
         genome = Genome.of(source.variant.record["genome"])
         expected = render(KERNEL, "cuda", genome, KERNEL.binding("cuda", workload), "sm_90")
         theirs = run_nvrtc(expected.text, "sm_90", expected.flags, expected.include_dirs)
         assert elf_code_hash(code) == elf_code_hash(theirs.code)
-        ptx = compiler.compile(text, package.headers(text), flags, "compute_90")
+        ptx, _ = compiler.compile(text, package.headers(text), flags, "compute_90")
         assert b".entry layernorm(" in ptx
 
 
 def test_what_the_compiler_refuses_is_quoted(module: ModuleType) -> None:
-    cuda = importlib.import_module(f"{module.__name__}.runtime.cuda")
-    with pytest.raises(cuda.Unavailable, match=r"refuses it \(variant.cu\(1\): error"):
-        cuda.compiler().compile(b"int x = ;", {}, [], "sm_90")
+    nvrtc = importlib.import_module(f"{module.__name__}.runtime.nvrtc")
+    with pytest.raises(nvrtc.Refused, match=r"refuses it \(candidate.cu\(1\): error"):
+        nvrtc.compiler().compile(b"int x = ;", {}, [], "sm_90")
 
 
 def test_a_size_that_the_template_computes_with_is_not_exchanged(tmp_path: Path) -> None:

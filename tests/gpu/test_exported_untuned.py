@@ -214,9 +214,9 @@ def test_compiling_beside_another_threads_capture_breaks_neither(module: ModuleT
 PROCESS = """
 import importlib, json, sys, time, torch
 module = importlib.import_module({name!r})
-cuda = importlib.import_module({name!r} + ".runtime.cuda")
-compile, calls = cuda.Compiler.compile, []
-cuda.Compiler.compile = lambda self, *args: (calls.append(1), compile(self, *args))[1]
+nvrtc = importlib.import_module({name!r} + ".runtime.nvrtc")
+compile, calls = nvrtc.Compiler.compile, []
+nvrtc.Compiler.compile = lambda self, *args: (calls.append(1), compile(self, *args))[1]
 make = lambda *shape: torch.randn(*shape, device="cuda", dtype=torch.float16)
 args = (make(70, 1000), (1000,)) if hasattr(module, "layer_norm") else tuple(make(2, 4, 70, 128) for _ in range(3))
 torch.cuda.synchronize()
@@ -250,9 +250,9 @@ def test_a_later_process_finds_it_on_disk(folder: Path, tmp_path: Path) -> None:
 
 
 def test_without_the_compiler_it_is_pytorchs(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = importlib.import_module(f"{module.__name__}.runtime.cuda")
-    monkeypatch.setattr(cuda, "_places", lambda: iter(()))
-    cuda.compiler.cache_clear()
+    nvrtc = importlib.import_module(f"{module.__name__}.runtime.nvrtc")
+    monkeypatch.setattr(nvrtc, "_places", lambda: iter(()))
+    nvrtc.compiler.cache_clear()
     args = arguments(module, a_size(module))
     assert "NVRTC is not found" in module.explain(*args)
     assert torch.equal(own(module)(*args), theirs(module)(*args))

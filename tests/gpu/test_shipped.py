@@ -18,7 +18,7 @@ PROGRAM = """
 import json, sys, time
 from importlib import import_module
 import torch
-import evo.runtime.cuda as cuda
+import evo.runtime.nvrtc as nvrtc
 from evo.runtime.choice import in_order
 
 package = import_module(f"evo.ready.{name}")
@@ -26,8 +26,8 @@ frontend, dispatch = package.frontend, package.frontend.DISPATCH
 package.also_serve(slower=True)
 variant = in_order(dispatch.package.variants, 0)[0]
 args = frontend.timed(dict(variant.sizes), getattr(torch, variant.dtype), torch.device("cuda", 0), 0)
-compile, compiled = cuda.Compiler.compile, []
-cuda.Compiler.compile = lambda self, *options: (compiled.append(1), compile(self, *options))[1]
+compile, compiled = nvrtc.Compiler.compile, []
+nvrtc.Compiler.compile = lambda self, *options: (compiled.append(1), compile(self, *options))[1]
 expected = frontend.ORIGINAL(*args)
 torch.cuda.synchronize()
 captured = None

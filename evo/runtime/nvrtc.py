@@ -1,0 +1,135 @@
+"""CUDA C++ to machine code in this process, by NVRTC through ctypes: needs neither a CUDA toolkit nor a GPU.
+
+Reference: NVRTC documentation, https://docs.nvidia.com/cuda/nvrtc/
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+from .package import Unavailable
+
+__all__ = ["Compiler", "Refused", "compiler"]
+
+_SOURCE_NAME = b"candidate.cu"
+"""What the compiler's messages call the source: candidate.cu(12): error: ..."""
+
+
+class Refused(Unavailable):
+    """The source does not compile. `log`: all that the compiler says of it."""
+
+    def __init__(self, compiler: Compiler, log: str) -> None:
+        telling = [line.strip() for line in log.splitlines() if "error" in line] or [log]
+        super().__init__(f"{compiler} refuses it ({telling[0]})")
+        self.log = log
+
+
+class Compiler:
+    """The library at a path. `version`: of the CUDA release it belongs to. Raises OSError, AttributeError if it is none."""
+
+    def __init__(self, path: str) -> None:
+        self._library = ctypes.CDLL(path)
+        pointer = ctypes.c_void_p
+        self._library.nvrtcGetErrorString.restype = ctypes.c_char_p
+        self._library.nvrtcCreateProgram.argtypes = [
+            pointer, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int, pointer, pointer,
+        ]  # fmt: skip
+        self._library.nvrtcCompileProgram.argtypes = [pointer, ctypes.c_int, pointer]
+        for what in ("ProgramLog", "CUBIN", "PTX"):
+            getattr(self._library, f"nvrtcGet{what}Size").argtypes = [pointer, pointer]
+            getattr(self._library, f"nvrtcGet{what}").argtypes = [pointer, pointer]
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        if self._library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)):
+            raise OSError(f"{path} does not report its version")
+        self.version = major.value, minor.value
+
+    def __str__(self) -> str:
+        return f"nvrtc {self.version[0]}.{self.version[1]}"
+
+    def architectures(self) -> list[int]:
+        """The compute capabilities it compiles for, 89 for 8.9. Raises Unavailable."""
+        count = ctypes.c_int()
+        self._expect(self._library.nvrtcGetNumSupportedArchs(ctypes.byref(count)), "does not tell what it knows")
+        known = (ctypes.c_int * count.value)()
+        self._expect(self._library.nvrtcGetSupportedArchs(known), "does not tell what it knows")
+        return list(known)
+
+    def arch_for(self, capability: tuple[int, int]) -> str:
+        """Machine code of a GPU, or PTX if it is newer than this compiler. Raises Unavailable."""
+        here, known = 10 * capability[0] + capability[1], self.architectures()
+        if here in known:
+            return f"sm_{here}"
+        older = [n for n in known if n < here]
+        if not older:
+            raise Unavailable(f"{self} does not compile for this GPU (compute capability {here / 10})")
+        return f"compute_{max(older)}"
+
+    def compile(
+        self, source: bytes, headers: Mapping[str, bytes], flags: Iterable[str], arch: str
+    ) -> tuple[bytes, str]:
+        """(a cubin for sm_XX, PTX for compute_XX; the log, of ptxas too). `headers`: what the source includes, by name.
+        Raises Refused, and Unavailable where the compiler itself fails."""
+        names = (ctypes.c_char_p * len(headers))(*(name.encode() for name in headers))
+        texts = (ctypes.c_char_p * len(headers))(*headers.values())
+        program, options = ctypes.c_void_p(), [f"--gpu-architecture={arch}".encode(), *(f.encode() for f in flags)]
+        error = self._library.nvrtcCreateProgram(
+            ctypes.byref(program), source, _SOURCE_NAME, len(headers), texts, names
+        )
+        self._expect(error, "refuses the source")
+        try:
+            error = self._library.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
+            # ptxas ends its part of the log with a NUL, and errors may follow it.
+            log = self._fetch("ProgramLog", program).replace(b"\0", b"").decode(errors="replace").strip()
+            if error:
+                raise Refused(self, log or self._name(error))
+            if arch.startswith("sm_"):
+                return self._fetch("CUBIN", program), log
+            return self._fetch("PTX", program).rstrip(b"\0"), log
+        finally:
+            self._library.nvrtcDestroyProgram(ctypes.byref(program))
+
+    def _fetch(self, what: str, program: ctypes.c_void_p) -> bytes:
+        size = ctypes.c_size_t()
+        self._expect(getattr(self._library, f"nvrtcGet{what}Size")(program, ctypes.byref(size)), "gives no result")
+        buffer = ctypes.create_string_buffer(size.value)
+        self._expect(getattr(self._library, f"nvrtcGet{what}")(program, buffer), "gives no result")
+        return buffer.raw
+
+    def _expect(self, error: int, failing: str) -> None:
+        if error:
+            raise Unavailable(f"{self} {failing} ({self._name(error)})")
+
+    def _name(self, error: int) -> str:
+        name: bytes | None = self._library.nvrtcGetErrorString(error)
+        return (name or b"unknown error").decode()
+
+
+@cache
+def compiler() -> Compiler:
+    """The one beside PyTorch. Raises Unavailable where there is none."""
+    for place in _places():
+        with suppress(OSError, AttributeError):
+            return Compiler(place)
+    raise Unavailable("CUDA's compiler library NVRTC is not found beside PyTorch")
+
+
+def _places() -> Iterator[str]:
+    """Where PyTorch has it from: linked into a library of its own, among NVIDIA's wheels, or on the system."""
+    import torch
+
+    own = Path(torch.__file__).parent / "lib"
+    yield str(own / "libcaffe2_nvrtc.so")
+    major = (torch.version.cuda or "").partition(".")[0]
+    found: list[Path] = []
+    with suppress(ImportError, ValueError):
+        spec = importlib.util.find_spec("nvidia")
+        roots = (spec.submodule_search_locations or ()) if spec else ()
+        found = [p for root in roots for p in Path(root).glob("*/lib/libnvrtc.so.*")]
+    yield from map(str, sorted(found, key=lambda p: (p.suffix != f".{major}", str(p))))
+    yield from map(str, sorted(p for p in own.glob("libnvrtc*.so*") if "builtins" not in p.name))
+    yield f"libnvrtc.so.{major}"
