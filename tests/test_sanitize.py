@@ -19,7 +19,6 @@ from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import load_kernel
 from evo.sanitize import Report, choose_tools, find_compute_sanitizer, read_report, sanitize
-from evo.search.loop import SearchConfig
 from evo.search.progress import Budget
 from evo.search.run import plan_run
 from evo.targets import find_target
@@ -176,7 +175,7 @@ def recorded(toy: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, l
                 workload = problem.example("cpu")
                 space = problem.space("cpu", workload, find_target("cpu").limits("native"))
                 genome = genome or Genome.of(space.complete(space.default))
-                config = SearchConfig(
+                spec = plan_run(
                     kernel=kernel,
                     target="cpu",
                     arch="native",
@@ -188,7 +187,7 @@ def recorded(toy: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, l
                 )
                 request = BuildRequest(kernel=kernel, target="cpu", arch="native", genome=genome, workload=workload)
                 build = executor.build(request).result()
-                run = store.create_run(plan_run(config, problem, None), Environment(device="here", arch="native"))
+                run = store.create_run(spec, Environment(device="here", arch="native"))
                 ref = Candidate(
                     order=0, task=0, workload=workload, proposal=Proposal(genome=genome, operator="default")
                 )

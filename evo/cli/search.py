@@ -39,15 +39,14 @@ from evo.cli.tables import format_duration
 from evo.errors import DeviceError, StoreError, UsageError
 from evo.executors import Executor
 from evo.export._folder import check_replaceable
-from evo.lineage import RunStatus, StoredRun
+from evo.lineage import RunSpec, RunStatus, StoredRun
 from evo.lineage.store import Store
 from evo.problem.kernel import Kernel, load_kernel
 from evo.problem.space import Space
-from evo.search.loop import Search, SearchConfig, default_max_in_flight
-from evo.search.progress import Budget, StopReason
+from evo.search.loop import Search, default_max_in_flight
+from evo.search.progress import Budget, StopReason, budget_of
 from evo.search.run import (
     RunSettings,
-    budget_of,
     check_default,
     check_workloads,
     default_builders,
@@ -190,14 +189,14 @@ def search(
     context = load_context(job["kernel"], job.get("target"), job.get("arch"), db)
     named = {k: job[k] for k in ("builders", "finalists") if job.get(k) is not None}
     context = replace(context, workers=replace(context.workers, **named))
-    config = _configure(job, context, db)
+    spec = _configure(job, context, db)
     if export is not None:
         check_replaceable(export, "module")  # before the budget is spent
     with context.open_executor() as executor, Store.open(db, write=True) as store:
-        environment = describe_environment(find_target(config.target))
-        check_default(executor, config, context.kernel)
-        run = store.create_run(plan_run(config, context.kernel, job.get("name")), environment)
-        _carry_out(store, run, executor, context.workers, config.budget, output)
+        environment = describe_environment(find_target(spec.target))
+        check_default(executor, spec)
+        run = store.create_run(spec, environment)
+        _carry_out(store, run, executor, context.workers.finalists, output)
 
 
 def resume(
@@ -220,16 +219,16 @@ def resume(
                 f"run {stored.name!r} is finished ({stored.stop_reason}); to search on, give it a larger --budget or"
                 " --evaluations"
             )
-        limit = budget_of(stored)
         if longer:
             limit = Budget(seconds=parse_duration(budget) if budget else None, evaluations=evaluations)
             _check_larger(limit, stored)
         _check_same_machine(stored)
         if longer:
             store.set_budget(stored, asdict(limit))
+            stored = store.run(stored.name)
         workers = worker_settings(stored.spec.target, db)
         with open_executor(stored.spec.target, workers) as executor:
-            _carry_out(store, stored, executor, workers, limit, output)
+            _carry_out(store, stored, executor, workers.finalists, output)
 
 
 def _check_larger(budget: Budget, run: StoredRun) -> None:
@@ -255,7 +254,7 @@ def _check_same_machine(run: StoredRun) -> None:
             )
 
 
-def _configure(job: dict[str, Any], context: KernelContext, db: str) -> SearchConfig:
+def _configure(job: dict[str, Any], context: KernelContext, db: str) -> RunSpec:
     kernel, target, arch = context.kernel, context.target, context.arch
     workloads = check_workloads(kernel, target, list(job.get("workloads") or ()))
     if reason := find_target(target).runs(arch):
@@ -274,7 +273,7 @@ def _configure(job: dict[str, Any], context: KernelContext, db: str) -> SearchCo
     if not limited:
         seconds = _DEFAULT_BUDGET
     seed: int | None = job.get("seed")
-    return SearchConfig(
+    return plan_run(
         kernel=job["kernel"],
         target=target,
         arch=arch,
@@ -290,6 +289,7 @@ def _configure(job: dict[str, Any], context: KernelContext, db: str) -> SearchCo
         fixed=fixed,
         sampler_options=job["sampler_options"],
         initial_points=initial_points,
+        name=job.get("name"),
     )
 
 
@@ -415,11 +415,10 @@ def _carry_out(
     store: Store,
     run: StoredRun,
     executor: Executor,
-    settings: RunSettings,
-    budget: Budget,
+    finalists: int,
     output: _Output,
 ) -> None:
-    console = make_console()
+    console, budget = make_console(), budget_of(run)
     kept = find_run(store, run.name).evaluations
     if output.resumed and not output.json:
         console.print(
@@ -434,7 +433,7 @@ def _carry_out(
         try:
             with _signals() as (connect, disconnect):
                 outcome = execute(
-                    run, store, executor, settings, screen, budget=budget, on_search=connect, on_finals=disconnect
+                    run, store, executor, screen, finalists=finalists, on_search=connect, on_finals=disconnect
                 )
             interrupted = outcome.reason is StopReason.INTERRUPTED
         except KeyboardInterrupt:

@@ -10,33 +10,19 @@ Finalists are compared with each other by the race that all of them ran in; the 
 
 from __future__ import annotations
 
-import dataclasses
-from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from evo.errors import EvoError
 from evo.evaluation import AA_CONTROL, FINALIST, Build, Candidate, Check, Measurement, Status, Timing
-from evo.executors import BuildRequest, Executor, MeasureRequest, RaceRequest
+from evo.executors import RaceResult
 from evo.measure.clock import noise_floor
 from evo.problem.genome import Genome
-from evo.problem.kernel import Kernel, Limits, Workload
+from evo.search.tasks import TaskExecutor
 
-__all__ = ["Finalist", "Finals", "FinalsConfig", "hold_finals"]
+__all__ = ["Finalist", "Finals", "hold_finals"]
 
 _CONFIRMATIONS = 2
 """How often a race is held that died without naming a contender, before its contender counts as refused."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FinalsConfig:
-    """What stays the same over all finals of a run. seed: draws the data."""
-
-    kernel: Kernel
-    kernel_name: str
-    target: str
-    arch: str
-    limits: Limits
-    seed: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,106 +45,82 @@ class Finalist:
     def _cold(self, contender: str) -> Timing | None:
         return next((t for t in self.measurement.timings if t.contender == contender and t.protocol != "hot"), None)
 
-    @property
-    def hot(self) -> Timing | None:
-        """With all data in the cache; only of a winner whose data fit there."""
-        return next((t for t in self.measurement.timings if t.protocol == "hot"), None)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Finals:
     """Finalists, fastest first (the refused ones last), and the baselines' timings."""
 
-    finalists: tuple[Finalist, ...]
-    baselines: tuple[Timing, ...]
+    finalists: tuple[Finalist, ...] = ()
+    baselines: tuple[Timing, ...] = ()
     ceiling: str = ""
     """The fastest baseline of role ceiling."""
-    confirmed: bool = True
-    """Whether a race of its own has confirmed the first of the finalists; if not, there is no winner."""
-
-    @property
-    def winner(self) -> Finalist | None:
-        first = self.finalists[0] if self.finalists else None
-        return first if self.confirmed and first is not None and first.timing is not None else None
+    winner: Finalist | None = None
+    """The first of the finalists, if a race of its own has confirmed it."""
 
 
-def hold_finals(executor: Executor, config: FinalsConfig, elites: list[Candidate]) -> Finals:
+def hold_finals(task: TaskExecutor, elites: list[Candidate]) -> Finals:
     """Gates and races the elites of one task. The device process must be fresh (`Executor.renew_device`).
 
     Raises EvoError if the race itself cannot be held.
     """
     if not elites:
-        return Finals(finalists=(), baselines=())
-    race = _Race(executor, config, elites[0].workload)
-    builds = [race.build(c.proposal.genome) for c in elites]
-    verdicts = [race.gate(c.proposal.genome, built) for c, built in zip(elites, builds, strict=True)]
-    for candidate, verdict, built in zip(elites, verdicts, builds, strict=True):
-        if verdict.status is Status.OK:
-            race.contenders[str(candidate.order)] = (candidate.proposal.genome, built[0][1].result())
-    timings = race.hold() if race.contenders else ()
-    winner, timings = race.confirm(timings)
-    finalists = [_finalist(c, v, timings, race.refused, winner) for c, v in zip(elites, verdicts, strict=True)]
-    finalists.sort(key=lambda f: (str(f.candidate.order) != winner, _ratio(f)))
-    best = finalists[0] if winner else None
+        return Finals()
+    race = _Race(task, elites)
+    winner, timings = race.confirm(race.hold() if race.contenders else ())
+    timings = _with_noise_floor(timings, winner)
+    finalists = [race.finalist(c, timings, winner) for c in elites]
+    finalists.sort(key=lambda f: (str(f.candidate.order) != winner, _ratio(f.timing)))
     orders = {str(c.order) for c in elites}
     baselines = tuple(t for t in timings if t.contender not in orders and t.contender != FINALIST)
     bounds = [t for t in baselines if t.contender in race.bounds and t.protocol != "hot"]
-    noise = _noise(best, baselines)
     return Finals(
         finalists=tuple(finalists),
-        baselines=tuple(_with_noise(t, noise) for t in baselines),
+        baselines=baselines,
         ceiling=min(bounds, key=lambda t: t.median_us).contender if bounds else "",
-        confirmed=best is not None,
+        winner=finalists[0] if winner else None,
     )
 
 
 class _Race:
-    """The builds, gates and races of one task's finals."""
+    """The builds, gates and races of one task's finals. A contender's name is the order of the candidate, as text."""
 
-    def __init__(self, executor: Executor, config: FinalsConfig, workload: Workload) -> None:
-        self._executor, self._config, self._workload = executor, config, workload
-        self.bounds = tuple(b.name for b in config.kernel.baselines if b.role == "ceiling")
+    def __init__(self, task: TaskExecutor, elites: list[Candidate]) -> None:
+        self._task = task
+        self.bounds = tuple(b.name for b in task.problem.baselines if b.role == "ceiling")
         self.contenders: dict[str, tuple[Genome, Build]] = {}
-        """By name, the order as text: those that passed the gate."""
-        self.refused: dict[str, str] = {}
-        """By name: why a race refused it."""
+        """Those that passed the gate."""
+        self._refused: dict[str, str] = {}
+        """Why a race refused it."""
+        self._verdicts: dict[str, Measurement] = {}
+        building = [(c, [(t, t.build(c.proposal.genome)) for t in self._tasks_for(c.proposal.genome)]) for c in elites]
+        for candidate, builds in building:
+            name, genome = str(candidate.order), candidate.proposal.genome
+            verdict = self._gate(genome, [(t, future.result()) for t, future in builds])
+            self._verdicts[name] = verdict
+            if verdict.status is Status.OK:
+                self.contenders[name] = (genome, builds[0][1].result())
 
-    def build(self, genome: Genome) -> list[tuple[Workload, Future[Build]]]:
+    def _tasks_for(self, genome: Genome) -> list[TaskExecutor]:
         """For the workload, and for the neighbours that the genome is legal for."""
-        config = self._config
-        near = config.kernel.legal_neighbours(config.target, genome.parameters, self._workload, config.limits)
-        request = BuildRequest(
-            kernel=config.kernel_name, target=config.target, arch=config.arch, genome=genome, workload=self._workload
-        )
-        return [(w, self._executor.build(dataclasses.replace(request, workload=w))) for w in (self._workload, *near)]
+        task = self._task
+        near = task.problem.legal_neighbours(task.target, genome.parameters, task.workload, task.limits)
+        return [task, *(replace(task, workload=w) for w in near)]
 
-    def gate(self, genome: Genome, builds: list[tuple[Workload, Future[Build]]]) -> Measurement:
+    def _gate(self, genome: Genome, builds: list[tuple[TaskExecutor, Build]]) -> Measurement:
         """One verdict over the workload and its neighbours, up to the first refusal."""
         total = Measurement(status=Status.OK)
-        for workload, future in builds:
-            built = future.result()
+        for task, built in builds:
             if built.binary is None:
-                log = f"for {workload}: {built.log}"
-                return dataclasses.replace(total, status=built.status, checks=(), log=log)
-            found = self._executor.measure(
-                MeasureRequest(
-                    kernel=self._config.kernel_name,
-                    target=self._config.target,
-                    genome=genome,
-                    workload=workload,
-                    build=built,
-                    seed=self._config.seed,
-                    time=False,
-                )
-            ).result()
-            total = dataclasses.replace(
+                return replace(total, status=built.status, checks=(), log=f"for {task.workload}: {built.log}")
+            found = task.measure(genome, built, time=False).result()
+            total = replace(
                 found,
                 checks=total.checks + found.checks,
                 seconds=total.seconds + found.seconds,
                 gate_seconds=total.gate_seconds + found.gate_seconds,
             )
             if found.status is not Status.OK:
-                return dataclasses.replace(total, log=f"for {workload}: {found.log}")
+                return replace(total, log=f"for {task.workload}: {found.log}")
         return total
 
     def hold(self) -> tuple[Timing, ...]:
@@ -167,18 +129,22 @@ class _Race:
         Raises EvoError if not even the baselines can be timed.
         """
         for _ in range(len(self.contenders) + 1):
-            entered = [name for name in self.contenders if name not in self.refused]
-            outcome = self._executor.race(self._request(*entered)).result()
-            self.refused |= {n: reason for n, reason in outcome.refused if n in self.contenders}
+            entered = [name for name in self.contenders if name not in self._refused]
+            outcome = self._race(entered, self.bounds)
+            self._refused |= {n: reason for n, reason in outcome.refused if n in self.contenders}
             if outcome.timings:
                 return outcome.timings
             if not any(n in entered for n, _ in outcome.refused):
                 # The process died without naming a contender: each races alone beside the reference.
                 for name in entered:
-                    alone = self._executor.race(self._request(name, bounds=False)).result()
+                    alone = self._race([name])
                     if not alone.timings:
-                        self.refused[name] = alone.log
-        raise EvoError(f"the finals of {self._workload} could not be timed: {outcome.log}; resume the run to try again")
+                        self._refused[name] = alone.log
+        workload = self._task.workload
+        raise EvoError(f"the finals of {workload} could not be timed: {outcome.log}; resume the run to try again")
+
+    def _race(self, names: list[str], baselines: tuple[str, ...] = ()) -> RaceResult:
+        return self._task.race([(name, *self.contenders[name]) for name in names], baselines)
 
     def confirm(self, timings: tuple[Timing, ...]) -> tuple[str, tuple[Timing, ...]]:
         """Runs the fastest once more, beside a second copy of itself and the baselines, on other data in a fresh process,
@@ -187,15 +153,16 @@ class _Race:
         Returns the winner's name, and all timings with these in place of those of the first race; of that one the winner's
         stays, as `FINALIST`. There is no winner ("") if none passes, or if a race dies twice without naming a contender.
         """
+        task = replace(self._task, seed=self._task.seed + 1)
         own = [t for t in timings if t.contender in self.contenders and t.ratio is not None]
-        for first in sorted(own, key=lambda t: t.ratio or 0.0):
+        for first in sorted(own, key=_ratio):
             name = first.contender
-            if name in self.refused:
+            if name in self._refused:
                 continue
-            request = self._request(name, confirming=True)
+            twice = [(copy, *self.contenders[name]) for copy in (name, AA_CONTROL)]
             for _ in range(_CONFIRMATIONS):
-                self._executor.renew_device()
-                outcome = self._executor.race(request).result()
+                task.executor.renew_device()
+                outcome = task.race(twice, self.bounds, hot=True)
                 reasons = [reason for n, reason in outcome.refused if n in (name, AA_CONTROL)]
                 if outcome.data_changed:  # by one of the two, which are the same
                     reasons.append(outcome.log)
@@ -203,61 +170,37 @@ class _Race:
                 if reasons or name in timed:
                     break
             if reasons:
-                self.refused[name] = f"{reasons[0]} (when its time was to be confirmed)"
+                self._refused[name] = f"{reasons[0]} (when its time was to be confirmed)"
             elif name in timed:
                 kept = (t for t in timings if t.contender not in timed)
-                return name, (*kept, *outcome.timings, dataclasses.replace(first, contender=FINALIST))
+                return name, (*kept, *outcome.timings, replace(first, contender=FINALIST))
             else:
-                self.refused[name] = f"its time could not be confirmed: {outcome.log}"
+                self._refused[name] = f"its time could not be confirmed: {outcome.log}"
                 break  # the device is not to be trusted either
         return "", timings
 
-    def _request(self, *names: str, bounds: bool = True, confirming: bool = False) -> RaceRequest:
-        contenders = tuple((name, *self.contenders[name]) for name in names)
-        if confirming:
-            contenders += tuple((AA_CONTROL, *self.contenders[name]) for name in names)
-        return RaceRequest(
-            kernel=self._config.kernel_name,
-            target=self._config.target,
-            workload=self._workload,
-            contenders=contenders,
-            baselines=self.bounds if bounds else (),
-            seed=self._config.seed + confirming,
-            hot=confirming,
-        )
+    def finalist(self, candidate: Candidate, timings: tuple[Timing, ...], winner: str) -> Finalist:
+        name = str(candidate.order)
+        verdict = self._verdicts[name]
+        if reason := self._refused.get(name):
+            checks = (*verdict.checks, Check(case="timed", passed=False, reason=reason))
+            verdict = replace(verdict, status=Status.WRONG, checks=checks, log=reason)
+        else:
+            own = tuple(replace(t, contender="candidate") for t in timings if t.contender == name)
+            raced = tuple(t for t in timings if t.contender == FINALIST and name == winner)
+            verdict = replace(verdict, timings=own + raced)
+        return Finalist(candidate=candidate, measurement=verdict)
 
 
-def _with_noise(timing: Timing, noise: float | None) -> Timing:
-    """The A/A control's time carries the noise floor into the record."""
-    if timing.contender != AA_CONTROL or timing.protocol == "hot" or noise is None:
-        return timing
-    return dataclasses.replace(timing, clocks={**timing.clocks, "noise_floor": noise})
-
-
-def _noise(winner: Finalist | None, baselines: tuple[Timing, ...]) -> float | None:
-    own = winner.timing if winner else None
-    control = next((t for t in baselines if t.contender == AA_CONTROL and t.protocol != "hot"), None)
+def _with_noise_floor(timings: tuple[Timing, ...], winner: str) -> tuple[Timing, ...]:
+    """The A/A control's time carries the noise floor of the race that confirmed the winner into the record."""
+    cold = {t.contender: t for t in timings if t.protocol != "hot"}
+    own, control = cold.get(winner), cold.get(AA_CONTROL)
     if own is None or control is None or len(own.samples_us) != len(control.samples_us):
-        return None
-    return noise_floor(own.samples_us, control.samples_us)
+        return timings
+    noise = noise_floor(own.samples_us, control.samples_us)
+    return tuple(replace(t, clocks={**t.clocks, "noise_floor": noise}) if t is control else t for t in timings)
 
 
-def _ratio(finalist: Finalist) -> float:
-    timing = finalist.timing
+def _ratio(timing: Timing | None) -> float:
     return timing.ratio if timing and timing.ratio is not None else float("inf")
-
-
-def _finalist(
-    candidate: Candidate, verdict: Measurement, timings: tuple[Timing, ...], refused: dict[str, str], winner: str
-) -> Finalist:
-    name = str(candidate.order)
-    own = tuple(dataclasses.replace(t, contender="candidate") for t in timings if t.contender == name)
-    own += tuple(t for t in timings if t.contender == FINALIST and name == winner)
-    if name in refused:
-        wrong = Check(case="timed", passed=False, reason=refused[name])
-        verdict = dataclasses.replace(
-            verdict, status=Status.WRONG, checks=(*verdict.checks, wrong), log=refused[name]
-        )
-    elif own:
-        verdict = dataclasses.replace(verdict, timings=own)
-    return Finalist(candidate=candidate, measurement=verdict)

@@ -12,7 +12,7 @@ import queue
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
@@ -20,49 +20,32 @@ from threadpoolctl import threadpool_limits
 
 from evo.errors import StoreError
 from evo.evaluation import Build, Candidate, Costs, Evaluation, Measurement, Status, Timing
-from evo.executors import BuildRequest, Executor, Incumbent, MeasureRequest
-from evo.lineage import StoredEvaluation, StoredRun
+from evo.executors import Executor, Incumbent
+from evo.lineage import Stage, StoredRun
 from evo.lineage.store import Store
-from evo.problem.kernel import Kernel, Launch, Limits, Workload
-from evo.search.progress import Budget, Improvement, Observer, Progress, StopReason, Waiting
-from evo.search.samplers import Exhausted, Sampler, SamplerFactory
+from evo.problem.kernel import Launch
+from evo.search.progress import Budget, Improvement, Observer, Progress, StopReason, Waiting, budget_of
+from evo.search.samplers import Exhausted, Sampler, find_sampler
+from evo.search.tasks import TaskExecutor, tasks_of
 
-__all__ = ["Search", "SearchConfig", "default_max_in_flight"]
+__all__ = ["Search", "default_max_in_flight"]
 
 _TICK_S = 0.2
+
+_FINALS_RESERVE = 0.15
+_FINALS_RESERVE_MAX_S = 20.0
+"""Of the time of a run, at most and for each task."""
 
 _DISTURBED_RETRIES = 3
 """After so many candidates in a row that were disturbed twice, none is measured a second time: this machine is never
 quiet."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SearchConfig:
-    """Everything that decides what a search proposes, and for how long."""
-
-    kernel: str
-    target: str
-    arch: str
-    workloads: tuple[Workload, ...]
-    sampler: str
-    seed: int
-    max_in_flight: int
-    """Proposals without a result before the sampler waits for the oldest."""
-    budget: Budget
-    sampler_options: Mapping[str, object] = field(default_factory=dict)
-    fixed: Mapping[str, Any] = field(default_factory=dict)
-    """Parameters held at one value."""
-    initial_points: Sequence[Mapping[str, Any]] = ()
-    """Tried first, on every task where they are legal."""
-    gate_seed: int = 0
-    """Draws the data of the gate and of the timings; not `seed`, which decides what is proposed."""
-
-
 @dataclass(kw_only=True)
 class _Task:
     """One workload of the search, with its own sampler."""
 
-    workload: Workload
+    executor: TaskExecutor
     sampler: Sampler
     by_code: dict[tuple[str, Launch], Candidate] = field(default_factory=dict)
     """The first candidate that was built with this code: the others are its duplicates."""
@@ -73,35 +56,26 @@ class _Task:
 
 
 class Search:
-    """One run of the loop. `recorded` are the evaluations of an earlier part of the same run."""
+    """One run of the loop, or what is left of it: what the database has of the run is replayed first. Of a budget of time a
+    part is left to the finals."""
 
-    def __init__(
-        self,
-        config: SearchConfig,
-        kernel: Kernel,
-        limits: Limits,
-        make_sampler: SamplerFactory,
-        executor: Executor,
-        recorder: Store,
-        run: StoredRun,
-        observer: Observer,
-        *,
-        recorded: Sequence[StoredEvaluation] = (),
-        elapsed_s: float = 0.0,
-    ) -> None:
-        self._config, self._kernel, self._limits = config, kernel, limits
-        self._executor, self._recorder, self._run, self._observer = executor, recorder, run, observer
-        self._recorded = {r.candidate.order: r for r in recorded}
+    def __init__(self, run: StoredRun, store: Store, executor: Executor, observer: Observer) -> None:
+        self._run, self._store, self._executor, self._observer = run, store, executor, observer
+        spec = run.spec
+        self._max_in_flight = spec.max_in_flight
+        options: Mapping[str, Any] = spec.options
+        self._budget = _before_finals(budget_of(run), len(spec.workloads))
+        self._recorded = {r.candidate.order: r for r in store.evaluations(run)}
         self._last_recorded = max(self._recorded, default=-1)
         self._tasks: list[_Task] = []
-        for number, workload in enumerate(config.workloads):
-            space = kernel.space(config.target, workload, limits)
-            if config.fixed:
-                space = space.restricted(config.fixed)
-            if config.initial_points:
-                space = space.with_initial_points(config.initial_points)
-            sampler = make_sampler(space, config.seed + 1_000_003 * number, config.sampler_options)
-            self._tasks.append(_Task(workload=workload, sampler=sampler))
+        for number, task in enumerate(tasks_of(spec, executor, Stage.SEARCH)):
+            space = task.space
+            if fixed := options.get("fixed"):
+                space = space.restricted(fixed)
+            if starts := options.get("starts"):
+                space = space.with_initial_points(starts)
+            sampler = find_sampler(spec.sampler)(space, spec.seed + 1_000_003 * number, options.get("sampler", {}))
+            self._tasks.append(_Task(executor=task, sampler=sampler))
         self._open_tasks = list(range(len(self._tasks)))
         """Those whose sampler has more to propose."""
         self._candidates: list[Candidate] = []
@@ -112,7 +86,7 @@ class Search:
         """Candidates in a row whose second measurement was disturbed, too."""
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._interrupted = False
-        self._before_s, self._started = elapsed_s, None if self._recorded else time.monotonic()
+        self._before_s, self._started = run.elapsed_s, None if self._recorded else time.monotonic()
         self.started_unix = time.time()
         """When this part of the search began; of one that is continued, after the replay."""
         self.progress = Progress()
@@ -131,8 +105,8 @@ class Search:
         # A sampler's matrices are small: threads of the linear algebra library would cost it more than they
         # bring, and take cores from the builders.
         with threadpool_limits(limits=1, user_api="blas"):
-            config = self._config
-            self._executor.expect(config.kernel, config.target, config.workloads[0], config.gate_seed)
+            first = self._tasks[0].executor
+            self._executor.expect(first.kernel, first.target, first.workload, first.seed)
             while True:
                 reason = self._advance()
                 self.progress.elapsed_s = self.elapsed_s
@@ -163,9 +137,9 @@ class Search:
                 self._started, self.started_unix = time.monotonic(), time.time()
             if not replaying and (reason := self._limit_reached()):
                 return reason
-            limit = self._config.budget.evaluations
+            limit = self._budget.evaluations
             may_ask = self._open_tasks and (replaying or limit is None or asked < limit)
-            if may_ask and asked - self._told < self._config.max_in_flight:
+            if may_ask and asked - self._told < self._max_in_flight:
                 self._ask()
             elif self._told < asked and self._candidates[self._told].status is not None:
                 self._tell(self._candidates[self._told])
@@ -175,7 +149,7 @@ class Search:
                 return None
 
     def _limit_reached(self) -> StopReason | None:
-        budget = self._config.budget
+        budget = self._budget
         if budget.seconds is not None and self.elapsed_s >= budget.seconds:
             return StopReason.TIME
         if budget.patience is not None and self._told_since_better >= budget.patience:
@@ -191,22 +165,14 @@ class Search:
         except Exhausted:
             self._open_tasks.remove(number)
             return
-        candidate = Candidate(order=order, task=number, workload=task.workload, proposal=proposal)
+        candidate = Candidate(order=order, task=number, workload=task.executor.workload, proposal=proposal)
         self._candidates.append(candidate)
         self.progress.asked = len(self._candidates)
         if order in self._recorded:
             self._replay(candidate)
             return
         self.progress.building += 1
-        future = self._executor.build(
-            BuildRequest(
-                kernel=self._config.kernel,
-                target=self._config.target,
-                arch=self._config.arch,
-                genome=proposal.genome,
-                workload=task.workload,
-            )
-        )
+        future = task.executor.build(proposal.genome)
         self._when_done(future, lambda done: self._on_build(candidate, done.result()))
 
     def _tell(self, candidate: Candidate) -> None:
@@ -270,16 +236,9 @@ class Search:
 
     def _measure(self, candidate: Candidate) -> None:
         assert candidate.build is not None
-        future = self._executor.measure(
-            MeasureRequest(
-                kernel=self._config.kernel,
-                target=self._config.target,
-                genome=candidate.proposal.genome,
-                workload=candidate.workload,
-                build=candidate.build,
-                seed=self._config.gate_seed,
-                incumbent=self._tasks[candidate.task].incumbent,
-            )
+        task = self._tasks[candidate.task]
+        future = task.executor.measure(
+            candidate.proposal.genome, candidate.build, time=True, incumbent=task.incumbent
         )
         self._when_done(future, lambda done: self._on_measure(candidate, done.result()))
 
@@ -338,7 +297,7 @@ class Search:
         self._finish(candidate, evaluation)
 
     def _finish(self, candidate: Candidate, evaluation: Evaluation) -> None:
-        self._recorder.add(self._run, candidate, evaluation, elapsed_s=self.elapsed_s)
+        self._store.add(self._run, candidate, evaluation, elapsed_s=self.elapsed_s)
         self._remember(candidate, evaluation, self.elapsed_s)
         candidate.build = None
         self.progress.spent_on_finished += candidate.costs
@@ -396,8 +355,16 @@ class Search:
         self.progress.replayed += 1
 
     def _code(self, candidate: Candidate, code_hash: str) -> tuple[str, Launch]:
-        point = candidate.proposal.genome.parameters
-        return code_hash, self._kernel.launch(self._config.target, point, candidate.workload, self._limits)
+        task, point = self._tasks[candidate.task].executor, candidate.proposal.genome.parameters
+        return code_hash, task.problem.launch(task.target, point, task.workload, task.limits)
+
+
+def _before_finals(budget: Budget, tasks: int) -> Budget:
+    """The finals are part of the time a user grants, as far as can be foreseen."""
+    if budget.seconds is None:
+        return budget
+    reserve = min(_FINALS_RESERVE * budget.seconds, _FINALS_RESERVE_MAX_S * tasks)
+    return replace(budget, seconds=budget.seconds - reserve)
 
 
 def _beats_incumbent(own: Timing, timings: Sequence[Timing]) -> bool:

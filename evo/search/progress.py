@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 from evo.errors import UsageError
 from evo.evaluation import Costs, Status, Timing
 from evo.executors import InFlight
+from evo.lineage import StoredRun
 
-__all__ = ["Budget", "Improvement", "Observer", "Progress", "StopReason", "Waiting"]
+__all__ = ["Budget", "Improvement", "Observer", "Progress", "StopReason", "Waiting", "budget_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +34,11 @@ class Budget:
                 raise UsageError(f"a budget of {value:g} {name} leaves nothing to do; give more, e.g. {unit}")
         if self.seconds is None and self.evaluations is None and self.patience is None:
             raise UsageError("a search needs a budget: time, evaluations or patience")
+
+
+def budget_of(run: StoredRun) -> Budget:
+    limits: Mapping[str, Any] = run.spec.budget
+    return Budget(**limits)
 
 
 class StopReason(StrEnum):

@@ -5,12 +5,11 @@ Everything a run needs to be continued is in its record, so `start` and `resume`
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -18,30 +17,30 @@ from typing import Any
 from evo import __version__
 from evo.errors import EvoError, StoreError, TemplateError, UsageError
 from evo.evaluation import Status
-from evo.executors import BuildRequest, Executor, ExecutorConfig, find_executor
-from evo.lineage import Environment, RunSpec, RunStatus, Stage, StoredEvaluation, StoredRun, gate_seeds
+from evo.executors import Executor, ExecutorConfig, find_executor
+from evo.lineage import Environment, RunSpec, RunStatus, Stage, StoredRun
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel, Workload, load_kernel
-from evo.search.finals import Finals, FinalsConfig, hold_finals
-from evo.search.loop import Search, SearchConfig
+from evo.problem.space import Value
+from evo.search.finals import Finals, hold_finals
+from evo.search.loop import Search
 from evo.search.progress import Budget, Observer, StopReason
-from evo.search.samplers import find_sampler
-from evo.targets import Target, find_target
+from evo.search.tasks import tasks_of
+from evo.targets import Target
 
 __all__ = [
     "Outcome",
     "RunSettings",
-    "budget_of",
     "check_default",
+    "check_workloads",
+    "default_builders",
     "describe_environment",
     "execute",
     "open_executor",
     "plan_run",
 ]
 
-_FINALS_RESERVE = 0.15
-_FINALS_RESERVE_MAX_S = 20.0
 _FINALS_BATCHES = 3
 
 
@@ -51,7 +50,6 @@ class RunSettings:
 
     cache_dir: Path
     builders: int
-    executor: str = "local"
     finalists: int = 8
 
 
@@ -69,57 +67,64 @@ class Outcome:
         return any(f.winner for f in self.finals)
 
 
-def plan_run(config: SearchConfig, kernel: Kernel, name: str | None) -> RunSpec:
-    """The record from which `execute` can start, and start again.
+def plan_run(
+    *,
+    kernel: str,
+    target: str,
+    arch: str,
+    workloads: tuple[Workload, ...],
+    budget: Budget,
+    seed: int,
+    max_in_flight: int,
+    sampler: str = "evolution",
+    sampler_options: Mapping[str, object] | None = None,
+    fixed: Mapping[str, Value] | None = None,
+    initial_points: Sequence[Mapping[str, Value]] = (),
+    name: str | None = None,
+) -> RunSpec:
+    """The record from which `execute` can start, and start again. kernel: name, or path of its folder.
 
     What the gate's data are drawn with comes from the operating system: nobody can have fitted a kernel to them.
     """
     return RunSpec(
-        kernel=config.kernel,
-        kernel_digest=kernel.digest,
-        target=config.target,
-        arch=config.arch,
-        sampler=config.sampler,
-        seed=config.seed,
-        max_in_flight=config.max_in_flight,
-        workloads=config.workloads,
+        kernel=kernel,
+        kernel_digest=load_kernel(kernel).digest,
+        target=target,
+        arch=arch,
+        sampler=sampler,
+        seed=seed,
+        max_in_flight=max_in_flight,
+        workloads=workloads,
         options={
-            "sampler": dict(config.sampler_options),
-            "fixed": dict(config.fixed),
-            "starts": [dict(point) for point in config.initial_points],
+            "sampler": dict(sampler_options or {}),
+            "fixed": dict(fixed or {}),
+            "starts": [dict(point) for point in initial_points],
             "gate_seed": int.from_bytes(os.urandom(4)),
         },
-        budget=dataclasses.asdict(config.budget),
+        budget=asdict(budget),
         name=name,
     )
 
 
-def check_default(executor: Executor, config: SearchConfig, kernel: Kernel) -> None:
+def check_default(executor: Executor, spec: RunSpec) -> None:
     """Builds the default genome for every workload: a template that cannot even do that is not worth a budget.
 
     The binaries are cached, so the search itself has them for nothing. Raises TemplateError with file and line,
     SpaceError if nothing is legal, EvoError with the compiler's first error.
     """
-    limits = find_target(config.target).limits(config.arch)
+    options: Mapping[str, Any] = spec.options
     builds = []
-    for workload in config.workloads:
-        space = kernel.space(config.target, workload, limits).restricted(config.fixed)
-        request = BuildRequest(
-            kernel=config.kernel,
-            target=config.target,
-            arch=config.arch,
-            genome=Genome.of(space.complete(space.default)),
-            workload=workload,
-        )
-        builds.append((workload, executor.build(request)))
-    for workload, future in builds:
+    for task in tasks_of(spec, executor, Stage.SEARCH):
+        space = task.space.restricted(options["fixed"])
+        builds.append((task, task.build(Genome.of(space.complete(space.default)))))
+    for task, future in builds:
         build = future.result()
         if build.status is Status.RENDER_ERROR:
             raise TemplateError(build.log)
         if build.status is not Status.OK:
             raise EvoError(
-                f"the default genome of kernel {kernel.name!r} does not compile for {workload}"
-                f" ({_first_error(build.log)}); mend the template, then try: evo check {config.kernel}"
+                f"the default genome of kernel {task.problem.name!r} does not compile for {task.workload}"
+                f" ({_first_error(build.log)}); mend the template, then try: evo check {task.kernel}"
             )
 
 
@@ -129,21 +134,11 @@ def _first_error(log: str) -> str:
     return next((line for line in lines if "error" in line.lower()), lines[0] if lines else "it says nothing")
 
 
-def budget_of(run: StoredRun) -> Budget:
-    limits: Mapping[str, Any] = run.spec.budget
-    return Budget(**limits)
-
-
 @contextmanager
 def open_executor(target: str, settings: RunSettings) -> Iterator[Executor]:
     """Worker processes that start at once: they take seconds to get ready, so open this before anything slow."""
-    executor = find_executor(settings.executor)(
-        target,
-        ExecutorConfig(
-            builders=settings.builders,
-            cache_dir=settings.cache_dir,
-        ),
-    )
+    config = ExecutorConfig(builders=settings.builders, cache_dir=settings.cache_dir)
+    executor = find_executor("local")(target, config)
     try:
         yield executor
     finally:
@@ -152,12 +147,11 @@ def open_executor(target: str, settings: RunSettings) -> Iterator[Executor]:
 
 def execute(
     run: StoredRun,
-    recorder: Store,
+    store: Store,
     executor: Executor,
-    settings: RunSettings,
     observer: Observer,
     *,
-    budget: Budget | None = None,
+    finalists: int = 8,
     on_search: Callable[[Search], None] = lambda search: None,
     on_finals: Callable[[], None] = lambda: None,
 ) -> Outcome:
@@ -167,105 +161,53 @@ def execute(
     is called when it is over. The finals end by KeyboardInterrupt, and are held anew when the run is resumed.
     Raises StoreError if the kernel is not what the run was started with, or the database fails.
     """
-    spec = run.spec
-    kernel, target = load_kernel(spec.kernel), find_target(spec.target)
-    if kernel.digest != spec.kernel_digest:
+    if load_kernel(run.spec.kernel).digest != run.spec.kernel_digest:
         raise StoreError(
-            f"kernel {spec.kernel!r} has changed since run {run.name!r} was started, so its search cannot be"
+            f"kernel {run.spec.kernel!r} has changed since run {run.name!r} was started, so its search cannot be"
             " continued; start a new run, or check out the files it was started with"
         )
-    limits = target.limits(spec.arch)
-    recorder.set_status(run, RunStatus.RUNNING, elapsed_s=run.elapsed_s)
-    total = budget or budget_of(run)
-    options: Mapping[str, Any] = spec.options
-    seeds = gate_seeds(options, spec.seed)
-    config = SearchConfig(
-        kernel=spec.kernel,
-        target=spec.target,
-        arch=spec.arch,
-        workloads=spec.workloads,
-        sampler=spec.sampler,
-        seed=spec.seed,
-        max_in_flight=spec.max_in_flight,
-        budget=_search_part(total, len(spec.workloads)),
-        sampler_options=options.get("sampler", {}),
-        fixed=options.get("fixed", {}),
-        initial_points=options.get("starts", ()),
-        gate_seed=seeds[Stage.SEARCH],
-    )
+    store.set_status(run, RunStatus.RUNNING, elapsed_s=run.elapsed_s)
     search: Search | None = None
     try:
-        recorded: list[StoredEvaluation] = recorder.evaluations(run)
-        search = Search(
-            config,
-            kernel,
-            limits,
-            find_sampler(spec.sampler),
-            executor,
-            recorder,
-            run,
-            observer,
-            recorded=recorded,
-            elapsed_s=run.elapsed_s,
-        )
+        search = Search(run, store, executor, observer)
         on_search(search)
         reason = search.run()
         if reason is StopReason.INTERRUPTED:
-            recorder.set_status(run, RunStatus.INTERRUPTED, reason=reason, elapsed_s=search.elapsed_s)
+            store.set_status(run, RunStatus.INTERRUPTED, reason=reason, elapsed_s=search.elapsed_s)
             return Outcome(run=run, reason=reason, search=search)
         on_finals()
-        finals_config = FinalsConfig(
-            kernel=kernel,
-            kernel_name=spec.kernel,
-            target=spec.target,
-            arch=spec.arch,
-            limits=limits,
-            seed=seeds[Stage.FINAL],
-        )
-        finals = _finals(executor, finals_config, search, recorder, run, settings.finalists)
-        recorder.set_status(run, RunStatus.FINISHED, reason=reason, elapsed_s=search.elapsed_s)
+        finals = hold_all_finals(search, run, store, executor, finalists)
+        store.set_status(run, RunStatus.FINISHED, reason=reason, elapsed_s=search.elapsed_s)
         return Outcome(run=run, reason=reason, search=search, finals=finals)
     except BaseException:
-        _mark_interrupted(recorder, run, search.elapsed_s if search else run.elapsed_s)
+        elapsed_s = search.elapsed_s if search else run.elapsed_s
+        with suppress(EvoError):  # if the database itself is what failed, the first error says so
+            store.set_status(run, RunStatus.INTERRUPTED, reason="stopped by an error", elapsed_s=elapsed_s)
         raise
 
 
-def _finals(
-    executor: Executor, config: FinalsConfig, search: Search, recorder: Store, run: StoredRun, count: int
+def hold_all_finals(
+    search: Search, run: StoredRun, store: Store, executor: Executor, count: int
 ) -> tuple[Finals, ...]:
+    """Of every task, with `count` finalists; where all of them are refused, with the next best."""
     executor.renew_device()
     held = []
-    for task in range(len(run.spec.workloads)):
+    for number, task in enumerate(tasks_of(run.spec, executor, Stage.FINAL)):
         for batch in range(_FINALS_BATCHES):
-            elites = search.elites(task, batch * count, count)
+            elites = search.elites(number, batch * count, count)
             if batch and not elites:
                 break  # no candidate is left
-            finals = hold_finals(executor, config, elites)
-            with recorder.transaction():
+            finals = hold_finals(task, elites)
+            with store.transaction():
                 for finalist in finals.finalists:
-                    recorder.add_final(run, finalist.candidate.order, finalist.measurement, elapsed_s=search.elapsed_s)
-                recorder.add_baselines(run, task, finals.baselines, stage=Stage.FINAL)
+                    store.add_final(run, finalist.candidate.order, finalist.measurement, elapsed_s=search.elapsed_s)
+                store.add_baselines(run, number, finals.baselines, stage=Stage.FINAL)
                 # Also None: the winner of earlier finals has not won these.
-                recorder.set_winner(run, task, finals.winner.candidate.order if finals.winner else None)
+                store.set_winner(run, number, finals.winner.candidate.order if finals.winner else None)
             if finals.winner or not finals.finalists:
                 break  # else all of these were refused, and the next best have their turn
         held.append(finals)
     return tuple(held)
-
-
-def _search_part(budget: Budget, tasks: int) -> Budget:
-    """The finals are part of the time a user grants, as far as can be foreseen."""
-    if budget.seconds is None:
-        return budget
-    reserve = min(_FINALS_RESERVE * budget.seconds, _FINALS_RESERVE_MAX_S * tasks)
-    return dataclasses.replace(budget, seconds=budget.seconds - reserve)
-
-
-def _mark_interrupted(recorder: Store, run: StoredRun, elapsed_s: float) -> None:
-    try:
-        recorder.set_status(run, RunStatus.INTERRUPTED, reason="stopped by an error", elapsed_s=elapsed_s)
-    except EvoError:
-        return  # the database itself is what failed; the first error says so
 
 
 def default_builders(target: Target) -> int:
@@ -295,8 +237,6 @@ def describe_environment(target: Target) -> Environment:
         device=info.name,
         arch=info.arch,
         driver=info.driver,
-        cuda=info.details.get("cuda", ""),
-        nvrtc=info.details.get("nvrtc", ""),
         compiler=target.compiler(),
         torch=_version("torch"),
         python=platform.python_version(),

@@ -18,7 +18,6 @@ from evo.lineage.models import public_id
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel, load_kernel
-from evo.search.loop import SearchConfig
 from evo.search.progress import Budget
 from evo.search.run import plan_run
 from evo.targets import find_target
@@ -52,8 +51,8 @@ def toy(folder: Path, mode: str = "honest") -> Kernel:
 
 def record(db: str, called: str, kernel: Kernel, *, device: str = HERE, mode: str = "exact") -> str:
     """Has a run of a kernel, called so, with one candidate that is the best; its short identifier."""
-    config = SearchConfig(
-        kernel=called,
+    spec = plan_run(
+        kernel=str(kernel.folder),
         target="cpu",
         arch="native",
         workloads=kernel.workloads["cpu"],
@@ -64,7 +63,7 @@ def record(db: str, called: str, kernel: Kernel, *, device: str = HERE, mode: st
     )
     workload = kernel.example("cpu")
     with Store.open(db, write=True) as store:
-        run = store.create_run(plan_run(config, kernel, None), Environment(device=device, arch="native"))
+        run = store.create_run(replace(spec, kernel=called), Environment(device=device, arch="native"))
         proposal = Proposal(genome=Genome.of({"mode": mode, "unroll": 2}), operator="random")
         evaluation = replace(s.passed(0), timings=(s.timing(workload), s.timing(workload, 1.0, contender="torch")))
         store.add(run, Candidate(order=0, task=0, workload=workload, proposal=proposal), evaluation, elapsed_s=1.0)

@@ -18,18 +18,16 @@ from evo.errors import UsageError
 from evo.evaluation import Candidate, Evaluation, Measurement, Proposal, Status
 from evo.executors import BuildRequest, ExecutorConfig, InFlight, MeasureRequest
 from evo.executors.local import LocalExecutor
-from evo.lineage import Environment, Stage, gate_seeds
+from evo.lineage import Environment, RunSpec, Stage, gate_seeds
 from evo.lineage.models import public_id
 from evo.lineage.store import Store
 from evo.measure.gate import case_seed
 from evo.problem.genome import Genome
 from evo.problem.kernel import load_kernel
 from evo.search.check import CheckProgress, branch_requests, check_candidate, check_kernel
-from evo.search.loop import Search, SearchConfig
+from evo.search.loop import Search
 from evo.search.progress import Budget, StopReason
 from evo.search.run import plan_run
-from evo.search.samplers import find_sampler
-from evo.targets import find_target
 from tests.landscape import Hanging, LandscapeExecutor
 from tests.toy_kernel import write_kernel
 
@@ -181,16 +179,17 @@ extern "C" void twice(const float* x, float* y, long long n) {
 """
 
 
-def configure(kernel: str, seed: int = 5) -> SearchConfig:
-    return SearchConfig(
+def configure(kernel: str, name: str | None = None) -> RunSpec:
+    return plan_run(
         kernel=kernel,
         target="cpu",
         arch="native",
         workloads=load_kernel(kernel).workloads["cpu"][:1],
         sampler="random",
-        seed=seed,
+        seed=5,
         max_in_flight=8,
         budget=Budget(evaluations=20),
+        name=name,
     )
 
 
@@ -209,14 +208,11 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     home = tmp_path_factory.mktemp("run")
     folder = write_kernel(home / "toy", ("honest", "picky", "wrong"), template=TEMPLATE)
     kernel, db = str(folder), str(home / "lineage.db")
-    problem = load_kernel(kernel)
     executor = LocalExecutor("cpu", ExecutorConfig(builders=1, cache_dir=home / "cache"))
     evaluations, names = {}, {}
     try:
         with Store.open(db, write=True) as store:
-            run = store.create_run(
-                plan_run(configure(kernel), problem, None), Environment(device="here", arch="native")
-            )
+            run = store.create_run(configure(kernel), Environment(device="here", arch="native"))
             seed = gate_seeds(run.spec.options, run.spec.seed)[Stage.SEARCH]
             for order, mode in enumerate(("honest", "picky", "wrong")):
                 genome = Genome.of({"mode": mode, "unroll": 1})
@@ -380,14 +376,14 @@ class Listening(LandscapeExecutor):
 
 
 def search(tmp_path: Path, gate_seed: int) -> tuple[list[str], set[int]]:
-    config = replace(configure("layernorm"), gate_seed=gate_seed)
-    kernel, limits = load_kernel("layernorm"), find_target("cpu").limits("native")
+    spec = configure("layernorm")
+    spec = replace(spec, options={**spec.options, "gate_seed": gate_seed})
     executor = Listening(1)
     executor.seeds = set()
     with Store.open(tmp_path / f"{gate_seed}.db", write=True) as store:
-        run = store.create_run(plan_run(config, kernel, None), Environment(device="a landscape", arch="none"))
+        run = store.create_run(spec, Environment(device="a landscape", arch="none"))
         try:
-            loop = Search(config, kernel, limits, find_sampler("random"), executor, store, run, Screen())
+            loop = Search(run, store, executor, Screen())
             assert loop.run() is StopReason.EVALUATIONS
         finally:
             executor.close()
@@ -403,12 +399,11 @@ def test_what_draws_the_data_does_not_decide_what_is_proposed(tmp_path: Path) ->
 
 
 def test_every_run_draws_its_data_with_a_seed_of_its_own_that_is_kept_with_it(tmp_path: Path) -> None:
-    config, kernel = configure("layernorm"), load_kernel("layernorm")
     with Store.open(tmp_path / "lineage.db", write=True) as store:
         environment = Environment(device="here", arch="none")
         drawn = []
         for name in ("one", "two"):
-            planned = plan_run(config, kernel, name)
+            planned = configure("layernorm", name)
             store.create_run(planned, environment)
             kept = store.run(name).spec
             drawn.append(gate_seeds(kept.options, kept.seed))

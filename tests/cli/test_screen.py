@@ -17,11 +17,9 @@ from evo.lineage import Environment
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload, load_kernel
-from evo.search.loop import Search, SearchConfig
+from evo.search.loop import Search
 from evo.search.progress import Budget, Improvement, Progress, StopReason, Waiting
 from evo.search.run import plan_run
-from evo.search.samplers import find_sampler
-from evo.targets import find_target
 from tests.landscape import Hanging
 
 WORKLOADS = (Workload.of({"n": 4096}, "float32"),)
@@ -115,7 +113,7 @@ class Looking:
 
 def test_a_search_knows_which_candidate_it_waits_for(tmp_path: Path) -> None:
     kernel = load_kernel("layernorm")
-    config = SearchConfig(
+    spec = plan_run(
         kernel="layernorm",
         target="cpu",
         arch="native",
@@ -128,10 +126,9 @@ def test_a_search_knows_which_candidate_it_waits_for(tmp_path: Path) -> None:
     executor = Hanging()
     observer = Looking(executor)
     with Store.open(tmp_path / "lineage.db", write=True) as store:
-        run = store.create_run(plan_run(config, kernel, None), Environment(device="a landscape", arch="none"))
+        run = store.create_run(spec, Environment(device="a landscape", arch="none"))
         try:
-            limits = find_target("cpu").limits("native")
-            loop = Search(config, kernel, limits, find_sampler("random"), executor, store, run, observer)
+            loop = Search(run, store, executor, observer)
             assert loop.run() is StopReason.EVALUATIONS
         finally:
             executor.close()

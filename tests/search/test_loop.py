@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -21,15 +21,15 @@ from evo.cli.results import evaluation_costs
 from evo.errors import StoreError, UsageError
 from evo.evaluation import AA_CONTROL, FINALIST, Build, Candidate, Costs, Measurement, Proposal, Status
 from evo.executors import BuildRequest, MeasureRequest, RaceRequest, RaceResult
-from evo.lineage import Environment, StoredEvaluation, StoredRun
+from evo.lineage import Environment, RunSpec, StoredRun
 from evo.lineage.store import Store
 from evo.problem.kernel import load_kernel
-from evo.problem.space import Space
-from evo.search.finals import Finals, FinalsConfig, hold_finals
-from evo.search.loop import Search, SearchConfig
+from evo.search.finals import Finals, hold_finals
+from evo.search.loop import Search
 from evo.search.progress import Budget, Progress, StopReason
-from evo.search.run import _finals, plan_run
-from evo.search.samplers import Sampler, find_sampler
+from evo.search.run import hold_all_finals, plan_run
+from evo.search.samplers import find_sampler
+from evo.search.tasks import TaskExecutor
 from evo.targets import find_target
 from tests.landscape import LandscapeExecutor, code_of, ratio_of, status_of, timing
 
@@ -42,9 +42,11 @@ class Silent:
         return None
 
 
-def configure(evaluations: int, *, sampler: str = "evolution", seed: int = 1, tasks: int = 1) -> SearchConfig:
+def configure(
+    evaluations: int | None = None, *, sampler: str = "evolution", seed: int = 1, tasks: int = 1, **more: Any
+) -> RunSpec:
     texts = ["rows=512,cols=1024,dtype=float32", "rows=64,cols=4096,dtype=bfloat16"][:tasks]
-    return SearchConfig(
+    return plan_run(
         kernel="layernorm",
         target="cpu",
         arch="native",
@@ -52,32 +54,35 @@ def configure(evaluations: int, *, sampler: str = "evolution", seed: int = 1, ta
         sampler=sampler,
         seed=seed,
         max_in_flight=8,
-        budget=Budget(evaluations=evaluations),
+        budget=Budget(evaluations=evaluations, **more),
     )
 
 
-def make_search(
-    config: SearchConfig,
-    store: Store,
-    run: StoredRun,
-    executor: LandscapeExecutor,
-    recorded: Sequence[StoredEvaluation] = (),
-) -> Search:
-    limits = find_target("cpu").limits("native")
-    return Search(
-        config, KERNEL, limits, find_sampler(config.sampler), executor, store, run, Silent(), recorded=recorded
-    )
-
-
-def search(config: SearchConfig, store: Store, delays: int) -> tuple[Search, StoredRun, LandscapeExecutor]:
-    run = store.create_run(plan_run(config, KERNEL, None), ENVIRONMENT)
-    executor = LandscapeExecutor(delays)
+def search(spec: RunSpec | StoredRun, store: Store, executor: LandscapeExecutor) -> tuple[Search, StopReason, StoredRun]:
+    """To its end; of a run that is stored already, what is left of it."""
+    run = spec if isinstance(spec, StoredRun) else store.create_run(spec, ENVIRONMENT)
+    found = Search(run, store, executor, Silent())
     try:
-        found = make_search(config, store, run, executor)
-        assert found.run() is StopReason.EVALUATIONS
-        return found, run, executor
+        return found, found.run(), run
     finally:
         executor.close()
+
+
+class Stop:
+    """Interrupts a search after so many candidates of its run."""
+
+    search: Search
+
+    def __init__(self, after: int) -> None:
+        self._after = after
+
+    def update(self, progress: Progress) -> None:
+        if progress.finished >= self._after:
+            self.search.interrupt()
+
+
+def longer(run: StoredRun, **budget: Any) -> StoredRun:
+    return replace(run, spec=replace(run.spec, budget=budget))
 
 
 def genomes(store: Store, run: StoredRun) -> list[tuple[int, int, str, tuple[int, ...]]]:
@@ -94,68 +99,57 @@ def store(tmp_path: Path) -> Store:
 
 
 @pytest.mark.parametrize("sampler", ["evolution", "tpe", "random"])
-def test_the_same_seed_and_measurements_give_the_same_proposals_whatever_finishes_first(
+def test_the_seed_and_the_measurements_decide_the_proposals_and_not_what_finishes_first(
     store: Store, sampler: str
 ) -> None:
-    runs = [search(configure(90, sampler=sampler, tasks=2), store, delays)[1] for delays in (1, 2)]
-    first, second = (genomes(store, run) for run in runs)
+    spec = configure(90, sampler=sampler, tasks=2)
+    first, second = (genomes(store, search(spec, store, LandscapeExecutor(delays))[2]) for delays in (1, 2))
     assert len(first) == 90
     assert first == second
+    other = genomes(store, search(replace(spec, seed=2), store, LandscapeExecutor(1))[2])
+    assert first != other
 
 
-def test_another_seed_gives_other_proposals(store: Store) -> None:
-    first, second = (search(configure(60, seed=seed), store, 1)[1] for seed in (1, 2))
-    assert genomes(store, first) != genomes(store, second)
-
-
-def test_no_genome_is_built_twice_and_no_machine_code_measured_twice(store: Store) -> None:
-    _, run, executor = search(configure(300), store, 3)
+def test_every_verdict_is_recorded_and_no_machine_code_is_measured_twice(store: Store) -> None:
+    executor = LandscapeExecutor(3)
+    _, reason, run = search(configure(300), store, executor)
+    assert reason is StopReason.EVALUATIONS
     assert len(executor.built) == len(set(executor.built)) == 300
-    genomes_of = [e.candidate.proposal.genome for e in store.evaluations(run)]
-    codes = [code_of(g) for g in genomes_of if g.digest in executor.measured]
+    recorded = store.evaluations(run)
+    all_genomes = [e.candidate.proposal.genome for e in recorded]
+    codes = [code_of(genome) for genome in all_genomes if genome.digest in executor.measured]
     assert len(codes) == len(set(codes))
-    same = [e for e in store.evaluations(run) if e.evaluation.status is Status.SAME_CODE]
+    same = [e for e in recorded if e.evaluation.status is Status.SAME_CODE]
     assert same, "the landscape makes some genomes share their code"
     for e in same:
         original = store.evaluation(run, e.evaluation.same_code_as or 0)
         assert code_of(original.candidate.proposal.genome) == code_of(e.candidate.proposal.genome)
         assert not e.evaluation.timings
-
-
-def test_every_verdict_is_recorded_as_it_was(store: Store) -> None:
-    _, run, _ = search(configure(120), store, 4)
-    for e in store.evaluations(run):
-        expected = status_of(e.candidate.proposal.genome)
+    for e in recorded:
         if e.evaluation.same_code_as is None:
-            assert e.evaluation.status is expected
+            assert e.evaluation.status is status_of(e.candidate.proposal.genome)
         if e.evaluation.status is Status.OK:
             assert e.evaluation.score == pytest.approx(ratio_of(e.candidate.proposal.genome))
+    operators = [e.candidate.proposal.operator for e in recorded]
+    assert operators[0] == "default"
+    assert operators.index("tpe") < operators.index("mutation")
 
 
 def test_an_interrupted_search_goes_on_as_if_it_had_not_been(store: Store) -> None:
-    whole = search(configure(120, tasks=2), store, 5)[1]
-    config = configure(120, tasks=2)
-    run = store.create_run(plan_run(config, KERNEL, None), ENVIRONMENT)
-    rng = random.Random(0)
-    finished = False
-    for part in range(50):
-        executor = LandscapeExecutor(part + 10)
-        part_search = make_search(config, store, run, executor, store.evaluations(run))
-        stop_after = len(store.evaluations(run)) + rng.randint(1, 25)
+    spec = configure(120, tasks=2)
+    whole = search(spec, store, LandscapeExecutor(5))[2]
+    run = store.create_run(spec, ENVIRONMENT)
+    rng, reason, parts = random.Random(0), StopReason.INTERRUPTED, 0
+    while reason is StopReason.INTERRUPTED:
+        executor = LandscapeExecutor(parts + 10)
 
-        class Stop:
-            def update(self, progress: Progress, search: Search = part_search, limit: int = stop_after) -> None:
-                if progress.finished >= limit:
-                    search.interrupt()
-
-        part_search._observer = Stop()
-        reason = part_search.run()
+        observer = Stop(len(store.evaluations(run)) + rng.randint(1, 25))
+        observer.search = Search(run, store, executor, observer)
+        reason = observer.search.run()
         executor.close()
-        if reason is StopReason.EVALUATIONS:
-            finished = True
-            break
-    assert finished
-    assert part >= 3
+        parts += 1
+    assert reason is StopReason.EVALUATIONS
+    assert parts > 3
     assert genomes(store, run) == genomes(store, whole)
 
 
@@ -163,10 +157,10 @@ def test_an_interrupted_search_goes_on_as_if_it_had_not_been(store: Store) -> No
 def test_a_killed_search_loses_nothing_that_was_finished_and_doubles_nothing(tmp_path: Path) -> None:
     """kill -9 at moments of chance, then resume: the proposals are those of an unbroken search."""
     path = tmp_path / "killed.db"
+    command = [sys.executable, "-m", "tests.search.test_loop", str(path)]
     rng = random.Random(7)
     finished_before: dict[int, str] = {}
-    for _ in range(4):
-        command = [sys.executable, "-m", "tests.search.test_loop", str(path)]
+    for _ in range(3):
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         assert process.stdout.readline() == "searching\n"
@@ -177,67 +171,40 @@ def test_a_killed_search_loses_nothing_that_was_finished_and_doubles_nothing(tmp
             kept = {e.candidate.order: e.candidate.proposal.genome.digest for e in store.evaluations(store.run("killed"))}
             assert kept.items() >= finished_before.items()
             finished_before = kept
-    subprocess.run([sys.executable, "-m", "tests.search.test_loop", str(path)], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     with Store.open(path, write=True) as store:
         resumed = genomes(store, store.run("killed"))
-        whole = genomes(store, search(configure(150), store, 99)[1])
+        whole = genomes(store, search(configure(150), store, LandscapeExecutor(99))[2])
     assert [r[0] for r in resumed] == list(range(150))
     assert resumed == whole
 
 
 def test_a_run_whose_proposals_no_longer_agree_is_not_continued(store: Store) -> None:
-    run = search(configure(30, seed=1), store, 1)[1]
-    executor = LandscapeExecutor(1)
-    other = make_search(configure(60, seed=2), store, run, executor, store.evaluations(run))
+    run = search(configure(30), store, LandscapeExecutor(1))[2]
     with pytest.raises(StoreError, match="start a new run"):
-        other.run()
-    executor.close()
+        search(replace(run, spec=configure(60, seed=2)), store, LandscapeExecutor(1))
 
 
 def test_a_small_space_is_searched_to_its_end(store: Store) -> None:
-    config = configure(10_000)
-    space = KERNEL.space("cpu", config.workloads[0], find_target("cpu").limits("native"))
-    point = space.complete(space.default)
-    free = {"simd_bits", "unroll"}
-    fixed = {k: v for k, v in point.items() if k not in free}
-    config = replace(config, fixed=fixed)
-    run = store.create_run(plan_run(config, KERNEL, None), ENVIRONMENT)
-    executor = LandscapeExecutor(1)
-    found = make_search(config, store, run, executor)
-    assert found.run() is StopReason.EXHAUSTED
-    executor.close()
+    spec = configure(10_000)
+    space = KERNEL.space("cpu", spec.workloads[0], find_target("cpu").limits("native"))
+    fixed = {k: v for k, v in space.complete(space.default).items() if k not in ("simd_bits", "unroll")}
+    spec = replace(spec, options={**spec.options, "fixed": fixed})
+    _, reason, run = search(spec, store, LandscapeExecutor(1))
+    assert reason is StopReason.EXHAUSTED
     assert len(store.evaluations(run)) == len(list(space.restricted(fixed).points()))
 
 
 def test_patience_ends_a_search_that_finds_nothing_better(store: Store) -> None:
-    config = replace(configure(1), budget=Budget(patience=40))
-    run = store.create_run(plan_run(config, KERNEL, None), ENVIRONMENT)
-    executor = LandscapeExecutor(1)
-    found = make_search(config, store, run, executor)
-    assert found.run() is StopReason.PATIENCE
-    executor.close()
+    assert search(configure(patience=40), store, LandscapeExecutor(1))[1] is StopReason.PATIENCE
 
 
 def test_a_run_whose_time_is_up_is_taken_up_whole_before_its_finals(store: Store) -> None:
     """Interrupted in the finals, it has used all of its time already: nothing recorded may be lost for that."""
-    _, run, _ = search(configure(120), store, 8)
+    run = search(configure(120), store, LandscapeExecutor(8))[2]
     executor = LandscapeExecutor(1)
-    config = replace(configure(1), budget=Budget(seconds=0.5))
-    limits = find_target("cpu").limits("native")
-    resumed = Search(
-        config,
-        KERNEL,
-        limits,
-        find_sampler("evolution"),
-        executor,
-        store,
-        run,
-        Silent(),
-        recorded=store.evaluations(run),
-        elapsed_s=10.0,
-    )
-    assert resumed.run() is StopReason.TIME
-    executor.close()
+    resumed, reason, _ = search(replace(longer(run, seconds=0.5), elapsed_s=10.0), store, executor)
+    assert reason is StopReason.TIME
     assert resumed.progress.finished == 120
     assert not executor.built
     assert resumed.elites(0, 0, 3)
@@ -245,27 +212,20 @@ def test_a_run_whose_time_is_up_is_taken_up_whole_before_its_finals(store: Store
     assert resumed.progress.improvements
 
 
-def test_what_a_replay_takes_comes_before_the_search(store: Store) -> None:
+def test_what_a_replay_takes_comes_before_the_search(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that what is found afterwards is told with it, from the start of the command."""
-    config, (_, run, _) = configure(20), search(configure(12), store, 8)
+    run = search(configure(12), store, LandscapeExecutor(8))[2]
+    sampler: Any = find_sampler("evolution")
+    ask = sampler.ask
 
-    def waking(space: Space, seed: int, options: Mapping[str, object]) -> Sampler:
-        sampler = find_sampler("evolution")(space, seed, options)
-        ask = sampler.ask
+    def slow(self: Any, order: int) -> Proposal:
+        time.sleep(0.5 if order == 0 else 0.0)
+        return ask(self, order)
 
-        def slow(order: int) -> Proposal:
-            time.sleep(0.5 if order == 0 else 0.0)
-            return ask(order)
-
-        sampler.ask = slow  # type: ignore[method-assign]
-        return sampler
-
-    executor, limits = LandscapeExecutor(1), find_target("cpu").limits("native")
-    recorded = store.evaluations(run)
-    resumed = Search(config, KERNEL, limits, waking, executor, store, run, Silent(), recorded=recorded, elapsed_s=10.0)
+    monkeypatch.setattr(sampler, "ask", slow)
     before = time.time()
-    assert resumed.run() is StopReason.EVALUATIONS
-    executor.close()
+    resumed, reason, _ = search(replace(longer(run, evaluations=20), elapsed_s=10.0), store, LandscapeExecutor(1))
+    assert reason is StopReason.EVALUATIONS
     assert resumed.started_unix - before >= 0.5
     assert time.time() - resumed.started_unix == pytest.approx(resumed.elapsed_s - 10.0, abs=0.25)
 
@@ -287,11 +247,9 @@ def _changed(known: Future[Any], **changes: object) -> Future[Any]:
 
 
 def test_costs_of_a_resumed_run_are_told_over_the_candidates_since_then(store: Store) -> None:
-    _, run, _ = search(configure(40), store, 8)
+    run = search(configure(40), store, LandscapeExecutor(8))[2]
     executor = Costly(1)
-    resumed = make_search(configure(60), store, run, executor, store.evaluations(run))
-    assert resumed.run() is StopReason.EVALUATIONS
-    executor.close()
+    resumed, _, _ = search(longer(run, evaluations=60), store, executor)
     told = evaluation_costs(resumed.progress)
     measured = len(executor.measured) / 20
     assert told["evaluation_ms"] == pytest.approx(
@@ -302,14 +260,11 @@ def test_costs_of_a_resumed_run_are_told_over_the_candidates_since_then(store: S
 
 def test_without_a_finished_candidate_costs_are_no_average(store: Store) -> None:
     """What was built and not measured when a search ended is in no finished candidate's costs."""
-    config = replace(configure(40), budget=Budget(seconds=1.0))
-    run = store.create_run(plan_run(config, KERNEL, None), ENVIRONMENT)
     executor = Costly(1)
     stuck: Future[Measurement] = Future()
     executor.measure = lambda request: stuck  # type: ignore[method-assign]
-    part = make_search(config, store, run, executor)
-    assert part.run() is StopReason.TIME
-    executor.close()
+    part, reason, _ = search(configure(40, seconds=1.0), store, executor)
+    assert reason is StopReason.TIME
     failed, begun = part.progress.finished, len(executor.built)
     told = evaluation_costs(part.progress)
     assert told["evaluation_ms"] is None if not failed else told["evaluation_ms"]["building"] == 2000
@@ -317,64 +272,10 @@ def test_without_a_finished_candidate_costs_are_no_average(store: Store) -> None
     assert evaluation_costs(Progress(spent=Costs(build_seconds=1.0)))["evaluation_ms"] is None
 
 
-def test_evolution_begins_after_suggestions_of_the_estimator(store: Store) -> None:
-    _, run, _ = search(configure(60), store, 9)
-    operators = [e.candidate.proposal.operator for e in store.evaluations(run)]
-    assert operators[0] == "default"
-    assert "tpe" in operators
-    assert "mutation" in operators
-    assert operators.index("tpe") < operators.index("mutation")
-
-
 @pytest.mark.parametrize("budget", [{"seconds": 0.0}, {"evaluations": 0}, {"patience": -1}, {}])
 def test_a_budget_that_allows_nothing_is_refused(budget: dict[str, float]) -> None:
     with pytest.raises(UsageError, match="budget"):
         Budget(**budget)
-
-
-FINALS = FinalsConfig(
-    kernel=KERNEL,
-    kernel_name="layernorm",
-    target="cpu",
-    arch="native",
-    limits=find_target("cpu").limits("native"),
-    seed=5,
-)
-
-
-def test_finals_name_the_fastest_finalist_and_keep_the_refused_ones_last(store: Store) -> None:
-    found, _, _ = search(configure(100), store, 6)
-    elites = found.elites(0, 0, 5)
-    assert [ratio_of(e.proposal.genome) for e in elites] == sorted(ratio_of(e.proposal.genome) for e in elites)
-    executor = LandscapeExecutor(3)
-    finals = hold_finals(executor, FINALS, elites)
-    executor.close()
-    assert finals.winner is not None
-    assert finals.winner.candidate == elites[0]
-    assert finals.ceiling == "copy"
-    assert {t.contender for t in finals.baselines} == {"torch", "copy", "twin"}
-
-
-def test_the_winner_keeps_its_time_in_the_race_that_it_won_beside_that_of_the_race_that_confirmed_it(store: Store) -> None:
-    """The machine is twice as slow when the winner runs once more: it is not compared with the others by that."""
-
-    def slower(request: RaceRequest, found: RaceResult, n: int) -> RaceResult:
-        return replace(
-            found,
-            timings=tuple(replace(t, median_us=2 * t.median_us, ratio=t.ratio and 2 * t.ratio) for t in found.timings),
-        )
-
-    finals, elites = _finals_of(Untrusted(slower), store)
-    assert finals.winner is not None
-    assert finals.winner.candidate == elites[0]
-    assert finals.winner.timing is not None
-    assert finals.winner.raced is not None
-    assert finals.winner.timing.ratio == pytest.approx(2 * ratio_of(elites[0].proposal.genome), rel=0.05)
-    assert finals.winner.raced.ratio == pytest.approx(ratio_of(elites[0].proposal.genome), rel=0.05)
-    assert [t.contender for t in finals.winner.measurement.timings if t.protocol != "hot"] == ["candidate", FINALIST]
-    for other in finals.finalists[1:]:
-        assert other.timing is not None
-        assert other.raced is other.timing
 
 
 class Untrusted(LandscapeExecutor):
@@ -399,11 +300,44 @@ def _refused(request: RaceRequest, found: RaceResult) -> RaceResult:
 
 
 def _finals_of(executor: LandscapeExecutor, store: Store) -> tuple[Finals, list[Candidate]]:
-    found, _, _ = search(configure(60), store, 6)
+    found, _, run = search(configure(60), store, LandscapeExecutor(6))
     elites = found.elites(0, 0, 4)
-    finals = hold_finals(executor, FINALS, elites)
+    task = TaskExecutor(
+        executor=executor, kernel="layernorm", target="cpu", arch="native", workload=run.spec.workloads[0], seed=5
+    )
+    finals = hold_finals(task, elites)
     executor.close()
     return finals, elites
+
+
+def test_finals_name_the_fastest_finalist_and_race_it_with_the_baselines(store: Store) -> None:
+    finals, elites = _finals_of(LandscapeExecutor(3), store)
+    assert [ratio_of(e.proposal.genome) for e in elites] == sorted(ratio_of(e.proposal.genome) for e in elites)
+    assert finals.winner is not None
+    assert finals.winner.candidate == elites[0]
+    assert finals.ceiling == "copy"
+    assert {t.contender for t in finals.baselines} == {"torch", "copy", "twin"}
+
+
+def test_the_winner_keeps_its_time_in_the_race_that_it_won_beside_that_of_the_race_that_confirmed_it(store: Store) -> None:
+    """The machine is twice as slow when the winner runs once more: it is not compared with the others by that."""
+
+    def slower(request: RaceRequest, found: RaceResult, n: int) -> RaceResult:
+        return replace(
+            found,
+            timings=tuple(replace(t, median_us=2 * t.median_us, ratio=t.ratio and 2 * t.ratio) for t in found.timings),
+        )
+
+    finals, elites = _finals_of(Untrusted(slower), store)
+    winner = finals.winner
+    assert winner is not None
+    assert winner.timing is not None
+    assert winner.raced is not None
+    assert winner.candidate == elites[0]
+    assert winner.timing.ratio == pytest.approx(2 * ratio_of(elites[0].proposal.genome), rel=0.05)
+    assert winner.raced.ratio == pytest.approx(ratio_of(elites[0].proposal.genome), rel=0.05)
+    assert [t.contender for t in winner.measurement.timings if t.protocol != "hot"] == ["candidate", FINALIST]
+    assert all(other.timing is not None and other.raced is other.timing for other in finals.finalists[1:])
 
 
 def test_a_winner_that_is_refused_when_it_runs_once_more_has_not_won_and_the_next_one_runs(store: Store) -> None:
@@ -416,40 +350,32 @@ def test_a_winner_that_is_refused_when_it_runs_once_more_has_not_won_and_the_nex
     assert all("to be confirmed" in f.measurement.log and f.timing is None for f in refused.values())
 
 
-def test_there_is_no_winner_if_all_are_refused_when_they_run_once_more(store: Store) -> None:
-    finals, _ = _finals_of(Untrusted(lambda request, found, n: _refused(request, found)), store)
-    assert finals.winner is None
-    assert {f.measurement.status for f in finals.finalists} == {Status.WRONG}
-
-
 def test_who_won_finals_that_are_held_anew_and_confirm_nobody_has_not_won(store: Store) -> None:
-    found, run, _ = search(configure(60), store, 6)
+    found, _, run = search(configure(60), store, LandscapeExecutor(6))
     for fate, wins in (
         (lambda request, found, n: found, True),
         (lambda request, found, n: _refused(request, found), False),
     ):
         executor = Untrusted(fate)
-        held = _finals(executor, FINALS, found, store, run, 4)
+        held = hold_all_finals(found, run, store, executor, 4)
         executor.close()
         assert [f.winner is not None for f in held] == [wins]
         assert [task.winner is not None for task in find_run(store, run.name).tasks] == [wins]
+    assert {f.measurement.status for f in held[0].finalists} == {Status.WRONG}
 
 
-def test_a_last_race_that_dies_is_held_again(store: Store) -> None:
-    executor = Untrusted(lambda request, found, n: found if n else RaceResult(log="it died", device_lost=True))
+@pytest.mark.parametrize("dies", [1, 2])
+def test_a_last_race_that_dies_is_held_again_once(store: Store, dies: int) -> None:
+    executor = Untrusted(lambda request, found, n: found if n >= dies else RaceResult(log="it died", device_lost=True))
     finals, elites = _finals_of(executor, store)
-    assert finals.winner is not None
-    assert finals.winner.candidate == elites[0]
     assert executor.confirmations == 2
-
-
-def test_there_is_no_winner_if_the_last_race_dies_again(store: Store) -> None:
-    executor = Untrusted(lambda request, found, n: RaceResult(log="it died", device_lost=True))
-    finals, elites = _finals_of(executor, store)
-    assert finals.winner is None
-    assert executor.confirmations == 2
-    (unconfirmed,) = (f for f in finals.finalists if f.candidate == elites[0])
-    assert "could not be confirmed: it died" in unconfirmed.measurement.log
+    if dies == 1:
+        assert finals.winner is not None
+        assert finals.winner.candidate == elites[0]
+    else:
+        assert finals.winner is None
+        (unconfirmed,) = (f for f in finals.finalists if f.candidate == elites[0])
+        assert "could not be confirmed: it died" in unconfirmed.measurement.log
 
 
 class Disturbed(LandscapeExecutor):
@@ -468,22 +394,13 @@ class Disturbed(LandscapeExecutor):
         return self._later(found)  # type: ignore[return-value]
 
 
-def _searched(executor: LandscapeExecutor, store: Store) -> tuple[Search, StoredRun]:
-    config = configure(60)
-    run = store.create_run(plan_run(config, KERNEL, None), ENVIRONMENT)
-    found = make_search(config, store, run, executor)
-    found.run()
-    executor.close()
-    return found, run
-
-
 def _one_in_four(digest: str) -> bool:
     return int(digest[:2], 16) % 4 == 0
 
 
 def test_what_was_disturbed_and_would_be_the_best_is_measured_once_more(store: Store) -> None:
     executor = Disturbed(1, of=_one_in_four)
-    found, run = _searched(executor, store)
+    found, _, run = search(configure(60), store, executor)
     assert {executor.measured.count(d) for d in executor.measured if _one_in_four(d)} == {2}
     assert {executor.measured.count(d) for d in executor.measured if not _one_in_four(d)} == {1}
     assert all(t.ratio > 0.4 for e in store.evaluations(run) for t in e.evaluation.timings if t.ratio)
@@ -491,7 +408,7 @@ def test_what_was_disturbed_and_would_be_the_best_is_measured_once_more(store: S
 
 
 def test_what_is_always_disturbed_is_neither_best_nor_first_in_the_finals(store: Store) -> None:
-    found, _ = _searched(Disturbed(9, of=_one_in_four), store)
+    found, _, _ = search(configure(60), store, Disturbed(9, of=_one_in_four))
     best = found.progress.best[0]
     assert best.ratio > 0.4
     assert not _one_in_four(found._candidates[best.order].proposal.genome.digest)
@@ -500,7 +417,7 @@ def test_what_is_always_disturbed_is_neither_best_nor_first_in_the_finals(store:
 
 def test_a_machine_that_is_never_quiet_is_searched_all_the_same(store: Store) -> None:
     executor = Disturbed(9)
-    found, _ = _searched(executor, store)
+    found, _, _ = search(configure(60), store, executor)
     assert not found.progress.best
     elites = found.elites(0, 0, 5)
     assert [ratio_of(e.proposal.genome) for e in elites] == sorted(ratio_of(e.proposal.genome) for e in elites)
@@ -514,7 +431,7 @@ def test_a_machine_that_has_become_quiet_is_trusted_again(store: Store) -> None:
         return first_seen.setdefault(digest, len(first_seen)) < 12 or _one_in_four(digest)
 
     executor = Disturbed(9, of=early_or_one_in_four)
-    _searched(executor, store)
+    search(configure(60), store, executor)
     later = {d for d, n in first_seen.items() if n > 20 and _one_in_four(d)}
     assert {executor.measured.count(d) for d in later} == {2}
 
@@ -532,25 +449,21 @@ class WithIncumbent(LandscapeExecutor):
 
 
 def test_who_loses_against_the_best_in_the_race_of_both_is_not_the_new_best(store: Store) -> None:
-    found, _ = _searched(WithIncumbent(4), store)
+    found, _, run = search(configure(60), store, WithIncumbent(4))
     orders = {i.order for i in found.progress.improvements}
     assert orders
-    assert max(orders) < configure(60).max_in_flight + 2  # those whose measurement was asked for before there was a best
+    assert max(orders) < run.spec.max_in_flight + 2  # those whose measurement was asked for before there was a best
 
 
 def _search_for_a_subprocess(path: Path) -> None:
     """Starts or continues the run "killed"; said on stdout when it begins."""
     with Store.open(path, write=True) as store:
-        config = configure(150)
         try:
             run = store.run("killed")
         except UsageError:
-            run = store.create_run(plan_run(config, KERNEL, "killed"), ENVIRONMENT)
-        executor = LandscapeExecutor(os.getpid(), longest_s=0.03)
-        found = make_search(config, store, run, executor, store.evaluations(run))
+            run = store.create_run(replace(configure(150), name="killed"), ENVIRONMENT)
         print("searching", flush=True)
-        assert found.run() is StopReason.EVALUATIONS
-        executor.close()
+        assert search(run, store, LandscapeExecutor(os.getpid(), longest_s=0.03))[1] is StopReason.EVALUATIONS
 
 
 if __name__ == "__main__":

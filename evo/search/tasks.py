@@ -1,0 +1,94 @@
+"""An executor for one task: the candidates of a kernel for one workload, and the data that they are judged with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import cached_property
+
+from evo.evaluation import Build, Measurement
+from evo.executors import BuildRequest, Executor, Incumbent, MeasureRequest, RaceRequest, RaceResult
+from evo.lineage import RunSpec, Stage, gate_seeds
+from evo.problem.genome import Genome
+from evo.problem.kernel import Kernel, Limits, Workload, load_kernel
+from evo.problem.space import Space
+from evo.targets import find_target
+
+__all__ = ["TaskExecutor", "tasks_of"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskExecutor:
+    """kernel: name, or path of its folder, by which workers find it. seed: draws the data."""
+
+    executor: Executor
+    kernel: str
+    target: str
+    arch: str
+    workload: Workload
+    seed: int
+
+    @cached_property
+    def problem(self) -> Kernel:
+        return load_kernel(self.kernel)
+
+    @cached_property
+    def limits(self) -> Limits:
+        return find_target(self.target).limits(self.arch)
+
+    @cached_property
+    def space(self) -> Space:
+        return self.problem.space(self.target, self.workload, self.limits)
+
+    def build(self, genome: Genome) -> Future[Build]:
+        request = BuildRequest(
+            kernel=self.kernel, target=self.target, arch=self.arch, genome=genome, workload=self.workload
+        )
+        return self.executor.build(request)
+
+    def measure(
+        self, genome: Genome, build: Build, *, time: bool, incumbent: Incumbent | None = None
+    ) -> Future[Measurement]:
+        """Gates a build, and times it if that is asked for."""
+        request = MeasureRequest(
+            kernel=self.kernel,
+            target=self.target,
+            genome=genome,
+            workload=self.workload,
+            build=build,
+            seed=self.seed,
+            time=time,
+            incumbent=incumbent,
+        )
+        return self.executor.measure(request)
+
+    def race(
+        self, contenders: Sequence[tuple[str, Genome, Build]], baselines: Sequence[str] = (), *, hot: bool = False
+    ) -> RaceResult:
+        """Waits for the end of the race."""
+        request = RaceRequest(
+            kernel=self.kernel,
+            target=self.target,
+            workload=self.workload,
+            contenders=tuple(contenders),
+            baselines=tuple(baselines),
+            seed=self.seed,
+            hot=hot,
+        )
+        return self.executor.race(request).result()
+
+
+def tasks_of(spec: RunSpec, executor: Executor, stage: Stage) -> list[TaskExecutor]:
+    """The tasks of a run, with what their data are drawn with at this stage."""
+    return [
+        TaskExecutor(
+            executor=executor,
+            kernel=spec.kernel,
+            target=spec.target,
+            arch=spec.arch,
+            workload=workload,
+            seed=gate_seeds(spec.options, spec.seed)[stage],
+        )
+        for workload in spec.workloads
+    ]
