@@ -63,10 +63,6 @@ class Best(RelativeTime):
         return self.id
 
     @property
-    def speedup(self) -> float:
-        return 1 / self.ratio
-
-    @property
     def unconfirmed(self) -> bool:
         """Whether finals were held and confirmed no candidate: this one is what they have not refused, and not a result."""
         return self.finals == UNCONFIRMED

@@ -24,14 +24,16 @@ from evo.problem.space import Space, Value
 from evo.targets import find_target
 
 __all__ = [
-    "Failure", "FailureKind", "FailureReason", "FailureReport", "FailureTotal", "FailureValue", "Rule", "failure_reason",
-    "failure_reasons", "failure_totals", "list_failures", "present_space", "read_failures", "refused_finalists", "spent",
+    "Failure", "FailureKind", "FailureReason", "FailureReport", "FailureTotal", "FailureValue", "Rule", "failure_totals",
+    "present_space", "read_failures", "refused_finalists", "spent",
 ]  # fmt: skip
 
 _c, _i, _k, _b, _r = m.Candidate, m.Task, m.Check, m.Build, m.Run
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+(?:\.\d+)?(?:e[-+]?\d+)?|\b(?:nan|inf(?:inity)?)\b", re.IGNORECASE)
 _GOOD_SHARE = 0.25
 """Of a task's timed candidates, the fastest of which count as good."""
+_NOT_CHANCE = 2.0
+"""Standard errors."""
 _LEAST_AVOIDED = 2
 _KEPT_RULES = 50
 _TOGETHER = 8
@@ -39,7 +41,7 @@ _TOGETHER = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """A candidate that did not pass the search, or the finals. reason: what the gate said, or a line of its log."""
+    """A candidate that passed the search and was refused by the finals. reason: a line of its log."""
 
     id: str
     order: int
@@ -89,6 +91,11 @@ class FailureValue:
     elsewhere_share: float | None
     z: float | None
     structural: bool | None
+
+    @property
+    def frequent(self) -> bool:
+        """Whether it was refused more often than chance would have it."""
+        return self.z is not None and self.z >= _NOT_CHANCE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,23 +163,17 @@ def failure_totals(store: Store, kernel: str | None = None) -> list[FailureTotal
     totals: Counter[tuple[str, ...]] = Counter()
     for *group, _, _, n in rows:
         totals[tuple(group)] += int(n)
+    names = ("kernel", "target", "device", "status", "runs")
     found = [
-        FailureTotal(
-            kernel=a,
-            target=b,
-            device=c,
-            status=d,
-            runs=e,
-            candidates=int(n),
-            share=int(n) / totals[(a, b, c)],
-        )
-        for a, b, c, d, e, n in rows
+        FailureTotal(**dict(zip(names, known, strict=True)), candidates=int(n), share=int(n) / totals[tuple(known[:3])])
+        for *known, n in rows
     ]
     return sorted(found, key=lambda f: (f.kernel, f.target, f.device, -f.candidates, f.status))
 
 
-def read_failures(store: Store, run: str, *, template: bool = False) -> FailureReport:
-    """template: load the kernel, mark its structural parameters, and judge the constraints that its space has now.
+def read_failures(store: Store, run: str, *, template: bool = False, task: int | None = None) -> FailureReport:
+    """template: load the kernel, mark its structural parameters, and judge the constraints that its space has now. task:
+    only the candidates of this one.
 
     Raises UnknownNameError, or StoreError for an ambiguous prefix of a name.
     """
@@ -180,20 +181,21 @@ def read_failures(store: Store, run: str, *, template: bool = False) -> FailureR
         key = resolve_run(connection, run)
         about: Any = connection.execute(select(_r.name, _r.kernel, _r.target, _r.arch).where(_r.id == key)).one()
         tasks: Any = connection.execute(select(_i.workload, _i.dims, _i.dtype, _i.options).where(_i.run_id == key)).all()
-        rows = _candidates(connection, key)
-        said = _reasons(connection, *key_range(key))
+        rows = _candidates(connection, key, task)
+        said = _reasons(connection, key)
     spaces: dict[str, Space] = {}
-    for task in tasks if template else ():
-        workload = Workload.of(task.dims, task.dtype, task.options)
-        spaces[task.workload] = present_space(about.kernel, about.target, about.arch, workload)
+    for one in tasks if template else ():
+        workload = Workload.of(one.dims, one.dtype, one.options)
+        spaces[one.workload] = present_space(about.kernel, about.target, about.arch, workload)
     structural = frozenset(p.name for space in spaces.values() for p in space.parameters if p.structural)
     tried = _BitSets(rows)
+    refused = [row for row in rows if row.status not in PASSED]
     return FailureReport(
         run=about.name,
         candidates=len(rows),
-        refused=tried.refused.bit_count(),
-        kinds=tuple(_kinds(rows)),
-        reasons=tuple(_reason_groups(rows, said)),
+        refused=len(refused),
+        kinds=tuple(_kinds(refused, len(rows))),
+        reasons=tuple(_reason_groups(refused, said)),
         values=tuple(_values(tried, structural if template else None)),
         rules=tuple(_find_rules(tried, rows, spaces)),
     )
@@ -209,20 +211,6 @@ def present_space(kernel: str, target: str, arch: str, workload: Workload) -> Sp
     return problem.space(target, workload, find_target(target).limits(arch))
 
 
-def list_failures(store: Store, run: str, *, limit: int | None = None) -> tuple[Failure, ...]:
-    """The candidates of a run that did not pass the search, by order; the first `limit` of them."""
-    with store.reading() as connection:
-        first, last = key_range(resolve_run(connection, run))
-        rows = connection.execute(
-            select(_c.id, _c.public_id, _c.order, _c.task, _c.operator, _c.status, _c.genome)
-            .where(_c.id.between(first, last), _c.status.not_in(PASSED))
-            .order_by(_c.id)
-            .limit(limit)
-        ).all()
-        said = _reasons(connection, first, rows[-1].id) if rows else {}
-    return tuple(_failure(row, said.get(row.id, "")) for row in rows)
-
-
 def refused_finalists(store: Store, run: str) -> tuple[Failure, ...]:
     """The candidates of a run that passed its search and were refused by the last of their finals, by order."""
     f = m.Final
@@ -232,80 +220,69 @@ def refused_finalists(store: Store, run: str) -> tuple[Failure, ...]:
             .join_from(f, _c, _c.id == f.candidate_id)
             .where(_c.id.between(*key_range(resolve_run(connection, run))), last_refusals())
             .order_by(_c.id)
+        ).all()
+    return tuple(
+        Failure(
+            id=row.public_id,
+            order=row.order,
+            task=row.task,
+            operator=row.operator,
+            status=row.status,
+            reason=_error_line(row.log),
+            parameters=Genome.from_json(row.genome).parameters,
         )
-        return tuple(_failure(row, failure_reason(row.log)) for row in rows)
-
-
-def _failure(row: Any, reason: str) -> Failure:
-    return Failure(
-        id=row.public_id,
-        order=row.order,
-        task=row.task,
-        operator=row.operator,
-        status=row.status,
-        reason=reason,
-        parameters=Genome.from_json(row.genome).parameters,
+        for row in rows
     )
 
 
-def failure_reasons(store: Store, run: str, task: int) -> tuple[FailureReason, ...]:
-    """Of one workload of a run, the most frequent first. Raises as `read_failures` does."""
-    with store.reading() as connection:
-        key = resolve_run(connection, run)
-        rows = [row for row in _candidates(connection, key) if row.task == task]
-        return tuple(_reason_groups(rows, _reasons(connection, *key_range(key))))
-
-
-def failure_reason(log: str) -> str:
+def _error_line(log: str) -> str:
     """The first line that speaks of an error, or else the first."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     return next((line for line in lines if "error" in line.lower()), lines[0] if lines else "")
 
 
-def _candidates(connection: Connection, run_id: int) -> list[Any]:
-    return list(
-        connection.execute(
-            select(
-                _c.id, _c.public_id, _c.task, _i.workload, _c.status, _c.score, _c.genome, _c.seconds, _b.cached,
-                _b.seconds.label("build_seconds"),
-            )
-            .join_from(_c, _i, (_i.run_id == _c.run_id) & (_i.number == _c.task))
-            .join(_b, _b.candidate_id == _c.id, isouter=True)
-            .where(_c.id.between(*key_range(run_id)))
-            .order_by(_c.id)
+def _candidates(connection: Connection, run_id: int, task: int | None) -> list[Any]:
+    query = (
+        select(
+            _c.id, _c.public_id, _c.task, _i.workload, _c.status, _c.score, _c.genome, _c.seconds, _b.cached,
+            _b.seconds.label("build_seconds"),
         )
+        .join_from(_c, _i, (_i.run_id == _c.run_id) & (_i.number == _c.task))
+        .join(_b, _b.candidate_id == _c.id, isouter=True)
+        .where(_c.id.between(*key_range(run_id)))
+        .order_by(_c.id)
     )  # fmt: skip
+    return list(connection.execute(query if task is None else query.where(_c.task == task)))
 
 
-def _reasons(connection: Connection, first: int, last: int) -> dict[int, str]:
-    """By key, for the candidates from one key to another that were refused: what the gate said of the first failed case, or
-    a line of the log."""
+def _reasons(connection: Connection, run_id: int) -> dict[int, str]:
+    """By key, for the candidates of a run that were refused: what the gate said of the first failed case, or a line of the
+    log."""
     found: dict[int, str] = {}
     for key, log, build_log in connection.execute(
         select(_c.id, _c.log, _b.log)
         .join_from(_c, _b, _b.candidate_id == _c.id, isouter=True)
-        .where(_c.id.between(first, last), _c.status.not_in(PASSED))
+        .where(_c.id.between(*key_range(run_id)), _c.status.not_in(PASSED))
     ):
-        found[key] = failure_reason(log) or failure_reason(build_log or "")
+        found[key] = _error_line(log) or _error_line(build_log or "")
     for key, case, reason in connection.execute(
         select(_k.candidate_id, _k.case, _k.reason)
-        .where(_k.candidate_id.between(first, last), _k.round == 0, _k.passed.is_(False))
+        .where(_k.candidate_id.between(*key_range(run_id)), _k.round == 0, _k.passed.is_(False))
         .order_by(_k.candidate_id, _k.position.desc())
     ):
         found[key] = f"{case}: {reason}"
     return found
 
 
-def _kinds(rows: Sequence[Any]) -> list[FailureKind]:
+def _kinds(refused: Sequence[Any], candidates: int) -> list[FailureKind]:
     groups: dict[str, list[Any]] = defaultdict(list)
-    for row in rows:
-        if row.status not in PASSED:
-            groups[row.status].append(row)
+    for row in refused:
+        groups[row.status].append(row)
     found = [
         FailureKind(
             status=status,
             candidates=len(group),
-            share=len(group) / len(rows),
+            share=len(group) / candidates,
             seconds=sum(map(spent, group)),
             first=group[0].public_id,
         )
@@ -314,18 +291,13 @@ def _kinds(rows: Sequence[Any]) -> list[FailureKind]:
     return sorted(found, key=lambda k: (-k.candidates, k.status))
 
 
-def _reason_groups(rows: Sequence[Any], said: Mapping[int, str]) -> list[FailureReason]:
+def _reason_groups(refused: Sequence[Any], said: Mapping[int, str]) -> list[FailureReason]:
     groups: dict[tuple[str, str], list[Any]] = defaultdict(list)
-    for row in rows:
-        if row.status not in PASSED:
-            groups[row.status, _NUMBERS.sub("#", said.get(row.id, ""))].append(row)
+    for row in refused:
+        groups[row.status, _NUMBERS.sub("#", said[row.id])].append(row)
     found = [
         FailureReason(
-            status=status,
-            reason=reason,
-            candidates=len(group),
-            first=group[0].public_id,
-            example=said.get(group[0].id, ""),
+            status=status, reason=reason, candidates=len(group), first=group[0].public_id, example=said[group[0].id]
         )
         for (status, reason), group in groups.items()
     ]

@@ -52,8 +52,8 @@ class OperatorCredit:
     gain_rate: float | None
 
 
-def read_operators(store: Store, run: str, *, windows: int = 5) -> list[OperatorCredit]:
-    """By operator, all of the run first and then window by window of equal search time.
+def read_operators(store: Store, run: str, *, windows: int = 5, task: int | None = None) -> list[OperatorCredit]:
+    """By operator, all of the run first and then window by window of equal search time. task: only of this one.
 
     Raises UnknownNameError, or StoreError for an ambiguous prefix.
     """
@@ -61,7 +61,7 @@ def read_operators(store: Store, run: str, *, windows: int = 5) -> list[Operator
         raise UsageError(f"{windows} windows cannot be shown; choose 1 to 1000")
     with store.reading() as connection:
         key = resolve_run(connection, run)
-        rows = _candidates(connection, key)
+        rows = _candidates(connection, key, task)
         parents, disturbed = parents_by_child(connection, key), read_disturbed(connection, key)
     length = max((row.elapsed_s for row in rows), default=0.0)
     groups: dict[tuple[str, int | None], list[ComparedCandidate]] = defaultdict(list)
@@ -69,9 +69,10 @@ def read_operators(store: Store, run: str, *, windows: int = 5) -> list[Operator
         groups[one.row.operator, None].append(one)
         window = min(windows - 1, int(one.row.elapsed_s / length * windows)) if length else 0
         groups[one.row.operator, window].append(one)
-    found = [
-        _credit(name, window, group, _bounds(window, windows, length)) for (name, window), group in groups.items()
-    ]
+    found = []
+    for (name, number), group in groups.items():
+        bounds = (0.0, length) if number is None else (length * number / windows, length * (number + 1) / windows)
+        found.append(_credit(name, number, group, bounds))
     worth = {c.operator: (-(c.gain_rate or 0.0), -c.trials) for c in found if c.window is None}
     return sorted(found, key=lambda c: (worth[c.operator], c.operator, -1 if c.window is None else c.window))
 
@@ -90,16 +91,15 @@ class ComparedCandidate:
     """Logarithm of the task's best time before over its own; 0 for the first, and for those that are not better."""
 
 
-def _candidates(connection: Connection, run_id: int) -> list[Any]:
-    return list(
-        connection.execute(
-            select(_c.id, _c.task, _c.operator, _c.status, _c.score, _c.elapsed_s, _c.seconds, _b.cached)
-            .add_columns(_b.seconds.label("build_seconds"), _c.same_code_as_id)
-            .join_from(_c, _b, _b.candidate_id == _c.id, isouter=True)
-            .where(_c.id.between(*key_range(run_id)))
-            .order_by(_c.id)
-        )
+def _candidates(connection: Connection, run_id: int, task: int | None) -> list[Any]:
+    query = (
+        select(_c.id, _c.task, _c.operator, _c.status, _c.score, _c.elapsed_s, _c.seconds, _b.cached)
+        .add_columns(_b.seconds.label("build_seconds"), _c.same_code_as_id)
+        .join_from(_c, _b, _b.candidate_id == _c.id, isouter=True)
+        .where(_c.id.between(*key_range(run_id)))
+        .order_by(_c.id)
     )
+    return list(connection.execute(query if task is None else query.where(_c.task == task)))
 
 
 def parents_by_child(connection: Connection, run_id: int) -> dict[int, list[int]]:
@@ -137,10 +137,6 @@ def compare_with_parents(
         known = [scores[parent] for parent in parents.get(row.id, ()) if parent in scores]
         better = row.score is not None and row.score < min(known) if known else None
         yield ComparedCandidate(row, better, is_best, improvement)
-
-
-def _bounds(window: int | None, windows: int, length: float) -> tuple[float, float]:
-    return (0.0, length) if window is None else (length * window / windows, length * (window + 1) / windows)
 
 
 def _credit(

@@ -23,7 +23,7 @@ from evo.lineage.store import Store
 from evo.problem.space import Value
 
 __all__ = [
-    "ListedRun", "Point", "RunFinals", "RunSummary", "TaskSummary", "candidates_by_task", "find_run", "list_runs",
+    "ListedRun", "Point", "RunFinals", "RunSummary", "TaskSummary", "find_run", "list_runs",
     "read_history", "read_run_finals", "run_names",
 ]  # fmt: skip
 
@@ -32,7 +32,8 @@ _c, _i, _r = m.Candidate, m.Task, m.Run
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSummary:
-    """A workload of a run. best: the winner if one is named, else the candidate of the lowest score."""
+    """A workload of a run, with the number of its candidates. best: the winner if one is named, else the candidate of the
+    lowest score."""
 
     number: int
     workload: str
@@ -42,6 +43,7 @@ class TaskSummary:
     winner: str | None
     best: str | None
     best_score: float | None
+    candidates: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,15 +153,6 @@ def read_history(store: Store, run: str) -> tuple[Point, ...]:
         return tuple(Point(**row._mapping) for row in rows)
 
 
-def candidates_by_task(store: Store, run: str) -> dict[int, int]:
-    """Number of candidates of a run by task. Raises as `find_run` does."""
-    with store.reading() as connection:
-        key = resolve_run(connection, run)
-        query = select(_c.task, func.count()).where(_c.run_id == key).group_by(_c.task)
-        rows: Any = connection.execute(query).all()
-        return dict(rows)
-
-
 def _summary(store: Store, name: str) -> dict[str, Any]:
     with store.reading() as connection:
         key = resolve_run(connection, name)
@@ -204,9 +197,11 @@ def _counts(connection: Connection, run_id: int | None) -> dict[int, dict[str, i
 
 def _tasks(connection: Connection, run_id: int | None) -> dict[int, list[TaskSummary]]:
     leader, winner = aliased(_c), aliased(_c)
+    number = select(func.count()).where(_c.run_id == _i.run_id, _c.task == _i.number).correlate(_i).scalar_subquery()
     query = (
         select(_i.run_id, _i.number, _i.workload, _i.dims, _i.dtype, _i.options)
         .add_columns(leader.public_id.label("best"), leader.score.label("best_score"), winner.public_id.label("winner"))
+        .add_columns(number.label("candidates"))
         .join_from(_i, leader, leader.id == leader_key(), isouter=True)
         .join(winner, winner.id == m.Task.winner_id, isouter=True)
         .order_by(_i.run_id, _i.number)

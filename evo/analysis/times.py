@@ -41,6 +41,19 @@ class RelativeTime:
     disturbed: bool
 
     @property
+    def speedup(self) -> float:
+        """Over the reference."""
+        return 1 / self.ratio
+
+    @property
+    def speedup_low(self) -> float | None:
+        return 1 / self.ratio_high if self.ratio_high else None
+
+    @property
+    def speedup_high(self) -> float | None:
+        return 1 / self.ratio_low if self.ratio_low else None
+
+    @property
     def distances(self) -> tuple[float, float] | None:
         """Of the ratio from its two limits, as logarithms; None without an interval."""
         if not self.ratio_low or not self.ratio_high or self.ratio_low <= 0:

@@ -33,7 +33,6 @@ __all__ = ["register"]
 
 RunName = Annotated[str, typer.Argument(help="A run, or a unique beginning of its name; the latest if left out.")]
 _BAR = 24
-_NOT_CHANCE = 2.0
 """Standard errors between two shares from which on they are shown as different."""
 _ALTERNATIVES = 3
 
@@ -114,7 +113,7 @@ def _print_reasons(console: Console, report: FailureReport, top: int) -> None:
 
 def _print_values(console: Console, report: FailureReport, top: int) -> None:
     table = make_table("parameter", "tried", "refused", "share", "share elsewhere", right=("tried", "refused", "share"))
-    shown = [v for v in report.values if v.z is not None and v.z >= _NOT_CHANCE][:top]
+    shown = [v for v in report.values if v.frequent][:top]
     for v in shown:
         table.add_row(
             cell(f"{v.parameter}={v.value}{' (structural)' if v.structural else ''}"),

@@ -10,13 +10,13 @@ from typing import Any
 
 from rich.console import Console
 
-from evo.analysis.failures import failure_reasons, list_failures, refused_finalists
+from evo.analysis.failures import read_failures, refused_finalists
 from evo.analysis.finals import WorkloadFinals, ceiling_note, read_finals
-from evo.analysis.runs import candidates_by_task
+from evo.analysis.runs import find_run, read_history
 from evo.cli.options import command_line
 from evo.cli.screen import LONG_S, busy_share, doing
 from evo.cli.tables import Cells, make_table, marked, print_table, say, short_id, speedup, timing_record
-from evo.evaluation import Costs, Timing
+from evo.evaluation import PASSED, Costs, Timing
 from evo.lineage.models import public_id
 from evo.lineage.store import Store
 from evo.search.finals import Finalist, Finals
@@ -44,7 +44,7 @@ def outcome_record(
     own_s = max(0.0, progress.elapsed_s - run.elapsed_s)
     device_s = max(progress.spent.device_seconds, 1e-9)
     recorded = {f.task: f for f in read_finals(store, run.name, {f.ceiling for f in outcome.finals})}
-    tried = candidates_by_task(store, run.name)
+    tried = find_run(store, run.name).tasks
     return {
         "run": run.name,
         "kernel": run.spec.kernel,
@@ -63,7 +63,7 @@ def outcome_record(
             {"candidate": f.id, "order": f.order, "status": f.status, "log": f.reason}
             for f in refused_finalists(store, run.name)
         ],
-        "first_failure": next((f.id for f in list_failures(store, run.name, limit=1)), None),
+        "first_failure": next((p.id for p in read_history(store, run.name) if p.status not in PASSED), None),
         "resumed_from": resumed_from,
         "since_resumed": None
         if resumed_from is None
@@ -75,7 +75,7 @@ def outcome_record(
         **evaluation_costs(progress),
         "unfinished": unfinished(progress),
         "workloads": [
-            {"candidates": tried.get(task, 0), "refused_most": _refused_most(store, run.name, task, held)}
+            {"candidates": tried[task].candidates, "refused_most": _refused_most(store, run.name, task, held)}
             | _workload_record(outcome, task, held, before_search_s, recorded[task])
             for task, held in enumerate(outcome.finals)
         ],
@@ -84,7 +84,7 @@ def outcome_record(
 
 def _refused_most(store: Store, run: str, task: int, finals: Finals) -> dict[str, Any] | None:
     """The most frequent reason why a candidate did not pass, where none did."""
-    reasons = () if finals.finalists else failure_reasons(store, run, task)
+    reasons = () if finals.finalists else read_failures(store, run, task=task).reasons
     return asdict(reasons[0]) if reasons else None
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from evo.analysis.descent import Kin
 from evo.analysis.outcome import WorkloadOutcome
-from evo.analysis.population import FailureKind, Family, HeatMap, Milestone, OperatorShare
+from evo.analysis.population import Family, HeatMap, Milestone
 from evo.report.text import clean, counted, duration, interval, percent, short, times, value_text
 
 __all__ = [
@@ -38,7 +38,6 @@ __all__ = [
     "gain_text",
     "shade",
     "shown_steps",
-    "suspect_text",
 ]
 
 # Text and marks keep the contrast that WCAG 2 asks for at level AA. s: things without an order, the last one for the rest
@@ -550,7 +549,8 @@ def draw_importance(data: WorkloadOutcome) -> Figure | None:
     shown = [(i, share) for i, share in known if share >= _LEAST_SHARE][:_MOST_BARS]
     if not shown:
         return None
-    parameters = {p.name: p for p in data.parameters}
+    tried = data.candidates.parameters if data.candidates else ()
+    parameters = {p.name: p for p in tried}
     rows = []
     for i, share in shown:
         why = parameters[i.parameter].why if i.parameter in parameters else ""
@@ -573,39 +573,28 @@ def draw_importance(data: WorkloadOutcome) -> Figure | None:
             + (f" {counted(left, 'parameter')} with less {'is' if left == 1 else 'are'} left out." if left else "")
         ),
         alt=", ".join(f"{i.parameter} {percent(share, 1)}" for i, share in shown) + ".",
-        spec=_bars(rows, _ACCENT, [p.name for p in data.parameters if p.structural]),
+        spec=_bars(rows, _ACCENT, [p.name for p in tried if p.structural]),
     )
 
 
-def suspect_text(kind: FailureKind) -> str:
-    """The value that goes with a kind of failure; empty without one."""
-    s = kind.suspect
-    if s is None:
-        return ""
-    share = percent(s.failed / s.number)
-    return f"{s.parameter}={value_text(s.value)}: {s.failed} of {s.number} ({share}); else {percent(s.rest)}"
-
-
-def draw_failures(data: WorkloadOutcome, kinds: Sequence[FailureKind]) -> Figure | None:
-    if not kinds:
+def draw_failures(data: WorkloadOutcome) -> Figure | None:
+    found = data.failures
+    if not found.kinds:
         return None
-    rows = []
-    for kind in kinds:
-        said = suspect_text(kind)
-        rows.append(
-            {
-                "name": kind.name,
-                "value": kind.number,
-                "text": f"{kind.number:,} ({percent(kind.share, 1)})",
-                "tip": f"{kind.name}: {kind.number}" + (f"\n{said}" if said else ""),
-            }
-        )
-    failed = sum(k.number for k in kinds)
+    rows = [
+        {
+            "name": (name := kind.status.replace("_", " ")),
+            "value": kind.candidates,
+            "text": f"{kind.candidates:,} ({percent(kind.share, 1)})",
+            "tip": f"{name}: {kind.candidates}",
+        }
+        for kind in found.kinds
+    ]
     return Figure(
         name="failures",
         title="What was refused",
-        caption=f"{failed:,} of {counted(data.number, 'candidate')} were refused by the search, by kind.",
-        alt=", ".join(f"{k.name} {k.number}" for k in kinds) + ".",
+        caption=f"{found.refused:,} of {counted(data.number, 'candidate')} were refused by the search, by kind.",
+        alt=", ".join(f"{row['name']} {row['value']}" for row in rows) + ".",
         spec=_bars(rows, _WARN),
     )
 
@@ -615,34 +604,37 @@ def draw_failures(data: WorkloadOutcome, kinds: Sequence[FailureKind]) -> Figure
 _OPERATOR_BINS, _LANE_PX, _TALLEST = 48, 44, 0.68
 
 
-def draw_operators(data: WorkloadOutcome, shares: Sequence[OperatorShare]) -> Figure | None:
+def draw_operators(data: WorkloadOutcome) -> Figure | None:
     """A lane for each operator."""
-    some = data.candidates
-    if some is None or not shares or data.number < 2:
+    some, credits = data.candidates, data.operators
+    if some is None or data.number < 2:
         return None
     bins = min(_OPERATOR_BINS, data.number)
     edges = np.linspace(0, data.number, bins + 1)
-    made = [np.histogram(share.rows, edges)[0] for share in shares]
+    own = [np.flatnonzero(some.operator == some.operators.index(c.operator)) for c in credits]
+    made = [np.histogram(rows, edges)[0] for rows in own]
     tallest = max(int(counts.max()) for counts in made)
     bars: list[Spec] = []
     gains: list[Spec] = []
     firsts: list[Spec] = []
-    for lane, (share, counts) in enumerate(zip(shares, made, strict=True)):
-        better = np.histogram(share.better, edges)[0]
-        floor = len(shares) - 1.0 - lane
+    for lane, (name, rows, counts) in enumerate(zip((c.operator for c in credits), own, made, strict=True)):
+        better = np.histogram(rows[some.better[rows]], edges)[0]
+        floor = len(credits) - 1.0 - lane
         for b in map(int, np.flatnonzero(counts)):
             first = some.order[int(np.ceil(edges[b]))]
-            tip = f"{share.name}, from #{first} on\n{counts[b]} made, {better[b]} better than their parents"
+            tip = f"{name}, from #{first} on\n{counts[b]} made, {better[b]} better than their parents"
             bar = {"x": float(edges[b]), "x2": _with_gap(edges, b), "y": floor, "tip": tip}
             bars.append({**bar, "y2": floor + _TALLEST * float(counts[b]) / tallest})
             if better[b]:
                 gains.append({**bar, "y2": floor + _TALLEST * float(better[b]) / tallest})
-        for row in share.firsts:
-            tip = f"{share.name}: the best so far, #{some.order[row]}"
+        for row in map(int, rows[some.improvement[rows] > 0]):
+            tip = f"{name}: the best so far, #{some.order[row]}"
             firsts.append({"x": row + 0.5, "y": floor, "tip": tip})
     x = _number("x", "candidates evaluated", (0, data.number), tickCount=10)
-    y = _number("y", None, (0, len(shares)), values=list(range(len(shares))), labels=False)
-    lanes = [{"y": len(shares) - 1.0 - i, "name": s.name, "tried": f"{s.tried:,} tried"} for i, s in enumerate(shares)]
+    y = _number("y", None, (0, len(credits)), values=list(range(len(credits))), labels=False)
+    lanes = [
+        {"y": len(credits) - 1.0 - i, "name": c.operator, "tried": f"{c.trials:,} tried"} for i, c in enumerate(credits)
+    ]
     corners = {"x": x, "x2": {"field": "x2"}, "y": y, "y2": {"field": "y2"}}
     named = {"x": {"value": -10}, "y": y}
     layers = [
@@ -661,14 +653,14 @@ def draw_operators(data: WorkloadOutcome, shares: Sequence[OperatorShare]) -> Fi
             " diamonds: new bests."
         ),
         alt="; ".join(
-            f"{s.name}: {counted(s.tried, 'candidate')}, {len(s.better)} better than their parents,"
-            f" {counted(len(s.firsts), 'new best')}"
-            for s in shares
+            f"{c.operator}: {counted(c.trials, 'candidate')}, {c.better} better than their parents,"
+            f" {counted(c.improvements, 'new best')}"
+            for c in credits
         )
         + ".",
         spec={
             "width": WIDE_PX,
-            "height": _LANE_PX * len(shares) + 44,
+            "height": _LANE_PX * len(credits) + 44,
             "padding": {"left": 2, "top": 2, "bottom": 2, "right": 14},
             "layer": [layer for layer in layers if layer["data"]["values"]],
         },

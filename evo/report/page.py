@@ -21,19 +21,11 @@ from markupsafe import Markup
 from evo.analysis.candidates import TimingRecord
 from evo.analysis.finals import ceiling_note
 from evo.analysis.outcome import RunOutcome, WorkloadOutcome
-from evo.analysis.population import (
-    FailureKind,
-    HeatMap,
-    OperatorShare,
-    failure_kinds,
-    group_families,
-    map_pairs,
-    share_credit,
-)
+from evo.analysis.population import HeatMap, group_families, map_pairs
 from evo.errors import UsageError
 from evo.evaluation import within_noise
 from evo.report import figures, sentences
-from evo.report.figures import DARK, LIGHT, Figure, change_text, gain_text, suspect_text
+from evo.report.figures import DARK, LIGHT, Figure, change_text, gain_text
 from evo.report.sentences import run_headline, size
 from evo.report.text import clean, counted, duration, interval, micro, percent, short, times, value_text
 
@@ -63,8 +55,6 @@ class Section:
     data: WorkloadOutcome
     figures: dict[str, Figure]
     heats: tuple[HeatMap, ...]
-    failures: tuple[FailureKind, ...]
-    operators: tuple[OperatorShare, ...]
 
     @property
     def race(self) -> list[TimingRecord]:
@@ -79,26 +69,23 @@ def sections(data: RunOutcome) -> list[Section]:
 
 
 def _section(anchor: str, data: WorkloadOutcome) -> Section:
-    some, parameters = data.candidates, data.parameters
+    some = data.candidates
     if some is None:
-        return Section(anchor=anchor, data=data, figures={}, heats=(), failures=(), operators=())
-    kinds, operators = failure_kinds(some, parameters, data.failures), share_credit(some)
+        return Section(anchor=anchor, data=data, figures={}, heats=())
     drawn = (
         figures.draw_convergence(data, "evaluations"),
         figures.draw_convergence(data, "seconds"),
         figures.draw_lineage(data, anchor=f"{anchor}-step-"),
-        figures.draw_families(data, group_families(some, parameters, data.important)),
+        figures.draw_families(data, group_families(some, data.important)),
         figures.draw_importance(data),
-        figures.draw_failures(data, kinds),
-        figures.draw_operators(data, operators),
+        figures.draw_failures(data),
+        figures.draw_operators(data),
     )
     return Section(
         anchor=anchor,
         data=data,
         figures={f.name: f for f in drawn if f is not None},
-        heats=tuple(map_pairs(some, parameters, data.important)),
-        failures=tuple(kinds),
-        operators=tuple(operators),
+        heats=tuple(map_pairs(some, data.important)),
     )
 
 
@@ -116,7 +103,7 @@ def _environment() -> Environment:
     )
     environment.filters |= {
         "change": change_text, "counted": counted, "duration": duration, "gain": gain_text, "micro": micro,
-        "percent": percent, "short": short, "size": size, "suspect": suspect_text, "times": times, "value": value_text,
+        "percent": percent, "short": short, "size": size, "times": times, "value": value_text,
     }  # fmt: skip
     environment.globals |= {name: getattr(sentences, name) for name in sentences.__all__}
     environment.globals["ceiling_note"] = ceiling_note

@@ -109,8 +109,8 @@ def facts(data: WorkloadOutcome) -> list[Fact]:
                 disturbed=timing.disturbed,
             ),
         ]
-    if data.noise is not None:
-        found.append(Fact(name="noise floor", value=f"±{percent(data.noise, 2)}", note="the winner against its twin"))
+    if (noise := data.finals.noise_floor) is not None:
+        found.append(Fact(name="noise floor", value=f"±{percent(noise, 2)}", note="the winner against its twin"))
     if timing is not None and (bound := data.ceiling):
         found.append(
             Fact(
@@ -120,8 +120,8 @@ def facts(data: WorkloadOutcome) -> list[Fact]:
                 disturbed=bound.disturbed,
             )
         )
-    if data.regret is not None:
-        found.append(Fact(name="selection regret", value=percent(data.regret, 1), note="the search over the final"))
+    if (regret := data.finals.selection_regret) is not None:
+        found.append(Fact(name="selection regret", value=percent(regret, 1), note="the search over the final"))
     if data.candidates is not None:
         passed = int(data.candidates.passed.sum())
         refused = f", {len(data.refused)} refused later" if data.refused else ""
@@ -143,9 +143,9 @@ def _leader_fact(data: WorkloadOutcome, leader: CandidateRecord) -> Fact:
 
 def finalists_sentence(data: WorkloadOutcome) -> str:
     """Which finalists cannot be told from the winner, in words; empty where nothing won."""
-    if not any(f.winner for f in data.finalists):
+    if not any(f.winner for f in data.finals.finalists):
         return ""
-    ties = [f for f in data.finalists if f.tie]
+    ties = [f for f in data.finals.finalists if f.tie]
     if not ties:
         return "No other finalist ties with the winner."
     names = ", ".join(f"{short(f.id)} #{f.order}" for f in ties)
@@ -154,14 +154,14 @@ def finalists_sentence(data: WorkloadOutcome) -> str:
 
 def confirmation_sentences(data: WorkloadOutcome) -> list[str]:
     """The figure to quote, and what sets it apart from those of the finalists' race."""
-    again = data.confirmation
+    again = data.finals.confirmed
     if again is None:
         return []
-    value = "a tie" if within_noise(again.ratio, data.noise) else times(again.ratio)
-    took = f"{micro(again.median_us)} µs" if again.median_us is not None else "no time"
+    value = "a tie" if within_noise(again.ratio, data.finals.noise_floor) else times(again.ratio)
     return [
-        f"Confirmed: the winner ran once more, alone with the baselines, in a fresh process and on other data: {took},"
-        f" {value} ({interval(again.ratio_low, again.ratio_high)}){' !' if again.disturbed else ''}.",
+        "Confirmed: the winner ran once more, alone with the baselines, in a fresh process and on other data:"
+        f" {micro(again.median_us)} µs, {value} ({interval(again.ratio_low, again.ratio_high)})"
+        f"{' !' if again.disturbed else ''}.",
         *_sentences(quoted(again)),
     ]
 
@@ -169,26 +169,21 @@ def confirmation_sentences(data: WorkloadOutcome) -> list[str]:
 def remarks(data: WorkloadOutcome) -> list[str]:
     """What has to be said beside the table of the race, a sentence each."""
     said: list[str] = []
-    timing, race = data.timing, data.race
+    timing, finals = data.timing, data.finals
     if timing is None:
         return said
-    if race is None:
+    if timing.stage != "final":
         said.append(
             "No finals have timed this candidate: the figure is the search's own, which is too good on average for the best"
             " of many."
         )
-    elif not race.beside:
-        said.append(
-            "The baselines ran beside the run's winner, in the race after this candidate's own; only its speed-up compares"
-            " times of one race."
-        )
-    if data.regret is not None and data.leader is not None and data.leader.score:
+    if finals.selection_regret is not None and data.leader is not None and data.leader.score:
         said.append(
             f"The search had it at {times(data.leader.score)}; the final figure is the one to quote (selection regret"
-            f" {percent(data.regret, 1)})."
+            f" {percent(finals.selection_regret, 1)})."
         )
-    said += _sentences(*data.remarks)
-    if (hot := data.hot) is not None:
+    said += _sentences(*finals.remarks)
+    if (hot := finals.hot) is not None:
         gain = f", {times(hot.ratio)} the reference, which has them there too" if hot.ratio else ""
         said.append(f"With all data in the cache: {micro(hot.median_us)} µs{gain}{' !' if hot.disturbed else ''}.")
     for f in data.refused:
@@ -200,14 +195,6 @@ def remarks(data: WorkloadOutcome) -> list[str]:
 def _sentences(*said: str) -> list[str]:
     """Those that say something, as they stand by themselves."""
     return [f"{one[:1].upper()}{one[1:]}." for one in said if one]
-
-
-_MUCH = 1.25
-"""A winner that takes so many times as long as the ceiling has room left that is worth a word."""
-_LITTLE = 0.01
-"""A time that is closer than this share to the ceiling's is neither above it nor below."""
-_REGRET, _NOISE_FLOORS = 0.05, 3.0
-"""A selection regret is out of the ordinary above both: this share, and so many noise floors."""
 
 
 # What mattered
@@ -265,10 +252,10 @@ def protocol_words(data: WorkloadOutcome) -> list[str]:
                 f"Disturbed, and not taken again: {counted(int(timing.clocks['disturbed']), 'round')} of that race. Do not"
                 " trust its figures."
             )
-    if data.noise is not None:
+    if data.finals.noise_floor is not None:
         said.append(
             "Noise floor: the 95% interval of the ratio between the winner and its twin reaches"
-            f" ±{percent(data.noise, 2)} from 1. A speed-up nearer to 1 than that is called a tie."
+            f" ±{percent(data.finals.noise_floor, 2)} from 1. A speed-up nearer to 1 than that is called a tie."
         )
     elif timing is not None:
         said.append("No noise floor was recorded: no final has timed the leader beside a second copy of itself.")

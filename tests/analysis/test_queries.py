@@ -11,7 +11,7 @@ import pytest
 from evo.analysis.best import find_best
 from evo.analysis.candidates import read_candidate, read_candidate_build, read_source
 from evo.analysis.descent import read_family
-from evo.analysis.failures import list_failures
+from evo.analysis.failures import read_failures, refused_finalists
 from evo.analysis.runs import find_run, list_runs, read_history
 from evo.analysis.sql import select_sql
 from evo.errors import EngineError, StoreError, UnknownNameError, UsageError
@@ -112,15 +112,14 @@ class TestRuns:
             (s.ref(1), s.refused(1)),
             (s.ref(2), s.not_compiled(2)),
             (s.ref(3), s.failed(Status.TIMEOUT)),
+            (s.ref(4, task=1), s.refused(4)),
         )
-        failures = list_failures(store, "r")
-        assert [(f.id, f.order, f.status, f.reason) for f in failures] == [
-            (ids[1], 1, "wrong", "constant rows: Infinity where the reference is 0"),
-            (ids[2], 2, "compile_error", 'candidate.cu(1): error: identifier "this" is undefined'),
-            (ids[3], 3, "timeout", "timeout: it is gone"),
+        assert [(f.first, f.status, f.example) for f in read_failures(store, "r", task=0).reasons] == [
+            (ids[2], "compile_error", 'candidate.cu(1): error: identifier "this" is undefined'),
+            (ids[3], "timeout", "timeout: it is gone"),
+            (ids[1], "wrong", "constant rows: Infinity where the reference is 0"),
         ]
-        assert failures[0].parameters == s.genome(1).parameters
-        assert list_failures(store, "r", limit=2) == failures[:2]
+        assert read_failures(store, "r", task=1).candidates == 1
 
 
 class TestBest:
@@ -317,6 +316,7 @@ class TestSql:
 def test_every_answer_is_json(store: Store, family: list[str]) -> None:
     run = store.run("family")
     store.add_final(run, 5, s.final(0.35), elapsed_s=9.0)
+    store.add_final(run, 4, s.refused_final(), elapsed_s=9.0)
     store.add_baselines(run, 0, [s.timing(contender="torch")])
     store.set_status(run, RunStatus.FINISHED, reason="done", elapsed_s=9.0)
     answers = [
@@ -325,7 +325,7 @@ def test_every_answer_is_json(store: Store, family: list[str]) -> None:
         *find_best(store),
         *(read_candidate(store, name) for name in family),
         *read_family(store, family[5], descendants=0).members,
-        *list_failures(store, "family"),
+        *refused_finalists(store, "family"),
         *read_history(store, "family"),
     ]
     assert len({type(answer) for answer in answers}) == 7

@@ -17,7 +17,7 @@ from evo.analysis.comparison import compare
 from evo.analysis.descent import read_family
 from evo.analysis.diff import diff
 from evo.analysis.explanation import explain
-from evo.analysis.failures import failure_totals, list_failures, read_failures
+from evo.analysis.failures import failure_totals, read_failures
 from evo.analysis.finals import read_finals
 from evo.analysis.importance import read_importance
 from evo.analysis.operators import read_operators
@@ -95,11 +95,11 @@ QUESTIONS: dict[str, Question] = {
     "source": lambda store, name: read_source(store, name),
     "build": lambda store, name: read_candidate_build(store, name),
     "history": lambda store, name: read_history(store, "two"),
-    "failed": lambda store, name: list_failures(store, "two"),
     "family": lambda store, name: read_family(store, name[:10], diff=True).members,
     "diff": lambda store, name: diff(store, name, name).rows,
     "explain": lambda store, name: explain(store, name),
     "failures": lambda store, name: read_failures(store, "two"),
+    "failures of a task": lambda store, name: read_failures(store, "two", task=0),
     "operators": lambda store, name: read_operators(store, "two"),
     "importance": lambda store, name: read_importance(store, "two"),
     "compare": lambda store, name: compare(store, ["one", "two"]).rows,

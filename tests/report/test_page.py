@@ -147,7 +147,9 @@ def test_when_the_winner_was_found_is_told_by_its_own_number(known: dict[str, Ru
     (found,) = [f for f in facts(one) if f.name == "winner found after"]
     assert (found.value, found.note) == (duration(one.leader.elapsed_s), name)
     later = replace(one.milestones[-1], order=one.leader.order + 7, elapsed_s=31.0)
-    (found,) = [f for f in facts(replace(one, milestones=(later,))) if f.name == "winner found after"]
+    assert one.candidates is not None
+    candidates = replace(one.candidates, milestones=(later,))
+    (found,) = [f for f in facts(replace(one, candidates=candidates)) if f.name == "winner found after"]
     assert found.note == f"{name}; the fastest in the search was #{later.order}, after 31 s"
     assert [f.note for f in facts(known["nofinals"].workloads[0]) if f.name == "best found after"]
 
@@ -167,14 +169,14 @@ def test_the_finalists_are_listed_with_who_ties(known: dict[str, RunOutcome], pa
     one = known["one"].workloads[0]
     text = pages["one"].text
     assert one.leader is not None
-    assert [f.winner for f in one.finalists] == [True, False, False]
+    assert [f.winner for f in one.finals.finalists] == [True, False, False]
     listed = re.search(r"in the search (\w{10}) #(\d+) .*? winner .*?(\w{10}) #(\d+) .*?(\w{10}) #(\d+)", text)
     assert listed
-    assert listed.groups() == tuple(x for f in one.finalists for x in (f.id[:10], str(f.order)))
+    assert listed.groups() == tuple(x for f in one.finals.finalists for x in (f.id[:10], str(f.order)))
     assert "behind: the winner's speed-up over this one's" in text
     assert finalists_sentence(one) in text
-    near = tuple(replace(f, tie=not f.winner) for f in one.finalists)
-    assert finalists_sentence(replace(one, finalists=near)).startswith("2 finalists tie with the winner: ")
+    near = replace(one.finals, finalists=tuple(replace(f, tie=not f.winner) for f in one.finals.finalists))
+    assert finalists_sentence(replace(one, finals=near)).startswith("2 finalists tie with the winner: ")
     assert "The finalists" not in pages["nofinals"].text
 
 
@@ -187,7 +189,7 @@ def test_finalists_are_told_by_their_one_race_and_the_winner_by_the_one_that_con
     assert one.timing is not None
     assert one.timing.ratio is not None
     assert one.leader is not None
-    assert min(f.behind for f in one.finalists if f.behind is not None) > 1
+    assert min(f.behind for f in one.finals.finalists if f.behind is not None) > 1
     text = Page(render_page(changed)).text
     assert f"{1 / (one.leader.score * 1.01):.3f}×" in text, "the winner in the race of all finalists"  # type: ignore[operator]
     assert "All of them in one race" in text
@@ -273,7 +275,7 @@ def test_records_that_are_missing_leave_their_sentences_out(known: dict[str, Run
     data = known["one"]
     one = data.workloads[0]
     assert one.leader is not None
-    bare = replace(one, race=None, noise=None, leader=replace(one.leader, build=None, checks=(), timings=()), steps=())
+    bare = replace(one, leader=replace(one.leader, build=None, checks=(), timings=()), steps=())
     sparse = replace(data.run, environment={"device": "a GPU"}, options={}, budget={}, stop_reason="")
     text = Page(render_page(replace(data, run=sparse, workloads=(bare,)))).text
     assert "Right first" not in text
