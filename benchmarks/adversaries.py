@@ -58,7 +58,7 @@ import random
 import sys
 import tempfile
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -67,7 +67,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the cheats are the tests'
 
 from evo.evaluation import Status
-from evo.executors import BuildRequest, ExecutorConfig, MeasureRequest
+from evo.executors import ExecutorConfig, Request
 from evo.executors.local import LocalExecutor
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload, load_kernel
@@ -130,35 +130,26 @@ def try_random(place: Place, name: str, count: int, seed: int, dtype: str | None
     spaces = [kernel.space(place.target, w, limits) for w in workloads]
     genomes = [(workloads[i], Genome.of(spaces[i].sample(rng))) for i in chosen]
 
-    def request(index: int) -> BuildRequest:
+    def request(index: int) -> Request:
         workload, genome = genomes[index]
-        return BuildRequest(
-            kernel=name, target=place.target, arch=place.arch, genome=genome, workload=workload
+        return Request(
+            kernel=name, target=place.target, arch=place.arch, genome=genome, workload=workload, seed=seed
         )
 
-    builds = [place.executor.build(request(i)) for i in range(count)]
+    requests = [request(i) for i in range(count)]
+    builds = [place.executor.build(r) for r in requests]
     outcomes, faults, gate_s = Counter[str](), list[dict[str, object]](), 0.0
-    for (workload, genome), future in zip(genomes, builds, strict=True):
+    for asked, future in zip(requests, builds, strict=True):
         build = future.result()
         status, reason = build.status, build.log
         if build.binary is not None:
-            measured = place.executor.measure(
-                MeasureRequest(
-                    kernel=name,
-                    target=place.target,
-                    genome=genome,
-                    workload=workload,
-                    build=build,
-                    seed=seed,
-                    time=False,
-                )
-            ).result()
+            measured = place.executor.measure(replace(asked, build=build, time=False)).result()
             status, reason = measured.status, measured.log
             gate_s += measured.gate_seconds
         outcomes[status] += 1
         if status is not Status.OK:
-            fault = {"workload": workload.key, "status": status, "reason": reason.strip()[-400:]}
-            faults.append({**fault, "genome": dict(genome.parameters)})
+            fault = {"workload": asked.workload.key, "status": status, "reason": reason.strip()[-400:]}
+            faults.append({**fault, "genome": dict(asked.genome.parameters)})
     if as_json:
         print(json.dumps({"outcomes": outcomes, "faults": faults, "gate_seconds": gate_s}, indent=1))
     else:

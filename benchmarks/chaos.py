@@ -19,14 +19,14 @@ import sys
 import tempfile
 import time
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from evo.evaluation import Build, Status
-from evo.executors import BuildRequest, ExecutorConfig, MeasureRequest
+from evo.executors import ExecutorConfig, Request
 from evo.executors.local import LocalExecutor
 from evo.problem.genome import Genome
 from evo.problem.kernel import load_kernel
@@ -64,17 +64,14 @@ def run(target: str, arch: str, faults: list[str], first_number: int, builders: 
     def watch(future: Future[Any], order: int, what: str) -> None:
         future.add_done_callback(lambda f: done.put((order, what, f)))
 
+    def request(genome: Genome) -> Request:
+        return Request(kernel=str(KERNEL), target=target, arch=arch, genome=genome, workload=workload, seed=1)
+
     def build(order: int) -> None:
-        request = BuildRequest(
-            kernel=str(KERNEL), target=target, arch=arch, genome=genome(order), workload=workload
-        )
-        watch(executor.build(request), order, "build")
+        watch(executor.build(request(genome(order))), order, "build")
 
     def measure(order: int, built: Build) -> None:
-        request = MeasureRequest(
-            kernel=str(KERNEL), target=target, genome=genome(order), workload=workload, build=built, seed=1
-        )
-        watch(executor.measure(request), order, "measure")
+        watch(executor.measure(replace(request(genome(order)), build=built)), order, "measure")
 
     def settle(order: int, status: Status, log: str) -> None:
         tally.statuses[order] = status
@@ -85,18 +82,8 @@ def run(target: str, arch: str, faults: list[str], first_number: int, builders: 
             tally.unjust.append(f"{order} ({fault})")
 
     # The processes get ready and the first candidate makes its data outside the time: a search does that once.
-    warm = BuildRequest(
-        kernel=str(KERNEL),
-        target=target,
-        arch=arch,
-        genome=Genome.of({"fault": "none", "number": (1 << 14) - 1}),
-        workload=workload,
-    )
-    warm_build = executor.build(warm).result()
-    warm_request = MeasureRequest(
-        kernel=str(KERNEL), target=target, genome=warm.genome, workload=workload, build=warm_build, seed=1
-    )
-    executor.measure(warm_request).result()
+    warm = request(Genome.of({"fault": "none", "number": (1 << 14) - 1}))
+    executor.measure(replace(warm, build=executor.build(warm).result())).result()
 
     started = before = time.perf_counter()
     asked, window = 0, default_max_in_flight(builders)

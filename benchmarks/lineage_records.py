@@ -12,7 +12,6 @@ from evo.evaluation import (
     Candidate,
     Check,
     Evaluation,
-    Measurement,
     Parent,
     Proposal,
     Status,
@@ -197,10 +196,10 @@ class Search:
             clocks={"sm_mhz": 1980.0, "power_w": 412.5, "discarded": 0.0, "disturbed": 0.0},
         )
 
-    def finals(self) -> Iterator[tuple[int, int, Measurement]]:
+    def finals(self) -> Iterator[tuple[int, int, Evaluation]]:
         """(task, order, measurement), the winner of a task first."""
         for task, elite in enumerate(self.elite):
             for ratio, order in elite[:8]:
                 raced = (("candidate", ratio * 1.01), ("torch", 1.0))
                 timings = tuple(self._timing(task, name, value, "final") for name, value in raced)
-                yield task, order, Measurement(status=Status.OK, timings=timings, seconds=2.0)
+                yield task, order, Evaluation(status=Status.OK, timings=timings, seconds=2.0)

@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from evo.evaluation import Build, Timing
-from evo.executors import BuildRequest, ExecutorConfig, RaceRequest
+from evo.executors import ExecutorConfig, RaceRequest, Request
 from evo.executors.local import LocalExecutor
 from evo.measure.clock import noise_floor
 from evo.problem.genome import Genome
@@ -40,7 +40,7 @@ def default_build(
     space = kernel.space(target, workload, find_target(target).limits(arch))
     genome = Genome.of(space.complete(space.default))
     build = executor.build(
-        BuildRequest(kernel=name, target=target, arch=arch, genome=genome, workload=workload)
+        Request(kernel=name, target=target, arch=arch, genome=genome, workload=workload)
     ).result()
     if build.binary is None:
         raise SystemExit(f"the default of {name} does not build for {workload}: {build.log}")

@@ -20,7 +20,6 @@ __all__ = [
     "Check",
     "Costs",
     "Evaluation",
-    "Measurement",
     "Parent",
     "Proposal",
     "Status",
@@ -247,46 +246,32 @@ class Timing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measurement:
-    """What the device process found out about one binary."""
-
-    status: Status
-    checks: tuple[Check, ...] = ()
-    timings: tuple[Timing, ...] = ()
-    log: str = ""
-    seconds: float = 0.0
-    load_seconds: float = 0.0
-    gate_seconds: float = 0.0
-    timing_seconds: float = 0.0
-    device_lost: bool = False
-    """The device answers nothing any more: the process must be replaced before anything else is measured."""
-    data_changed: bool = False
-    """The verdict stands, but the process's data are no longer what others are to be judged with: likewise."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """Everything that is known of one candidate. Illegal combinations cannot be built."""
 
     status: Status
     build: Build | None = None
+    """None in what a device process found out: whoever asked it has the build."""
     checks: tuple[Check, ...] = ()
     timings: tuple[Timing, ...] = ()
     log: str = ""
     same_code_as: int | None = None
     """Order of the candidate with equal machine code and launch; its verdict and times hold for this one too."""
     seconds: float = 0.0
-    """Wall time in the device process."""
+    """Wall time in the device process. The next three are parts of it."""
+    load_seconds: float = 0.0
     gate_seconds: float = 0.0
     timing_seconds: float = 0.0
+    device_lost: bool = False
+    """The device answers nothing any more: the process must be replaced before anything else is measured."""
 
     def __post_init__(self) -> None:
         if self.timings and not (self.status.passed and self.checks and all(c.passed for c in self.checks)):
             raise EngineError(f"a candidate that did not pass the gate ({self.status}) cannot carry a time")
         if self.status is Status.SAME_CODE and self.same_code_as is None:
             raise EngineError("status same_code needs the candidate whose code it is")
-        if self.status.passed and (self.build is None or self.build.status is not Status.OK):
-            raise EngineError("a candidate that passed must have a successful build")
+        if self.status.passed and self.build is not None and self.build.status is not Status.OK:
+            raise EngineError("a candidate whose build failed cannot have passed")
 
     def timing(self, protocol: str = "cold") -> Timing | None:
         return next((t for t in self.timings if t.contender == "candidate" and t.protocol == protocol), None)
@@ -296,3 +281,8 @@ class Evaluation:
         """What a search minimises: the cold time over the reference baseline's. None if it has no time."""
         timing = self.timing()
         return timing.ratio if timing else None
+
+    @property
+    def data_changed(self) -> bool:
+        """The verdict stands, but its process's data are no longer what others are to be judged with."""
+        return any(c.data_changed for c in self.checks)

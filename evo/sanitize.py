@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING
 
 from evo.errors import CompileError, DeviceError, EvoError, UnknownNameError
 from evo.evaluation import Binary
-from evo.executors import BuildRequest
+from evo.executors import Request
 from evo.measure.buffers import extent
 from evo.measure.gate import case_seed
 from evo.measure.reference import Expected, allocate_outputs, argument_values, compare, expected_outputs
@@ -112,7 +112,7 @@ def find_compute_sanitizer(folders: Iterable[Path]) -> str:
 
 
 def sanitize(
-    request: BuildRequest, tools: Sequence[str], *, seed: int, limit_s: float, toolkits: Sequence[Path] = ()
+    request: Request, tools: Sequence[str], *, seed: int, limit_s: float, toolkits: Sequence[Path] = ()
 ) -> Sanitized:
     """Builds the candidate for each tool and runs it; findings are data.
 
@@ -171,7 +171,7 @@ class _Call:
     outputs: dict[int, tuple[Expected, torch.Tensor]]
 
 
-def _small_cases(kernel: Kernel, request: BuildRequest) -> list[Case]:
+def _small_cases(kernel: Kernel, request: Request) -> list[Case]:
     """Gate cases that are small enough to run a hundred times slower: every problem and alignment once, whatever its data.
 
     They move at most 8 MiB; the smallest four are always included.
@@ -186,7 +186,7 @@ def _small_cases(kernel: Kernel, request: BuildRequest) -> list[Case]:
     return [c for c in distinct.values() if c in few]
 
 
-def _draw_calls(kernel: Kernel, request: BuildRequest, session: Session, seed: int) -> Iterator[_Call]:
+def _draw_calls(kernel: Kernel, request: Request, session: Session, seed: int) -> Iterator[_Call]:
     """Each case with the data that the gate draws for it, launched as on this device. If the grid depends on the device, the
     case is launched again as on a single multiprocessor, where every block has to loop over more work."""
     import torch
@@ -238,7 +238,7 @@ class _Process:
 @dataclass(frozen=True, kw_only=True)
 class _Job:
     kernel: Kernel
-    request: BuildRequest
+    request: Request
     source: Source
     calls: tuple[_Call, ...]
     limit_s: float

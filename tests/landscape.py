@@ -12,8 +12,8 @@ import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from evo.evaluation import Binary, Build, Check, Measurement, Status, Timing
-from evo.executors import BuildRequest, InFlight, MeasureRequest, RaceRequest, RaceResult
+from evo.evaluation import Binary, Build, Check, Evaluation, Status, Timing
+from evo.executors import InFlight, RaceRequest, RaceResult, Request
 from evo.problem.genome import Genome
 
 
@@ -70,7 +70,7 @@ class LandscapeExecutor:
     def expect(self, kernel: str, target: str, workload: object, seed: int) -> None:
         """Nothing has to be made ready."""
 
-    def build(self, request: BuildRequest) -> Future[Build]:
+    def build(self, request: Request) -> Future[Build]:
         self.built.append(request.genome.digest)
         status = status_of(request.genome)
         if status is Status.COMPILE_ERROR:
@@ -82,14 +82,14 @@ class LandscapeExecutor:
             )
         return self._later(build)  # type: ignore[return-value]
 
-    def measure(self, request: MeasureRequest) -> Future[Measurement]:
+    def measure(self, request: Request) -> Future[Evaluation]:
         self.measured.append(request.genome.digest)
         if status_of(request.genome) is Status.WRONG:
             check = Check(case="normal", passed=False, reason="off", seed=request.seed)
-            return self._later(Measurement(status=Status.WRONG, checks=(check,), log="off"))  # type: ignore[return-value]
+            return self._later(Evaluation(status=Status.WRONG, checks=(check,), log="off"))  # type: ignore[return-value]
         timings = (timing(request.workload.key, ratio_of(request.genome)),) if request.time else ()
         passed = Check(case="normal", passed=True, error=0.0, allowed=1.0, seed=request.seed)
-        return self._later(Measurement(status=Status.OK, checks=(passed,), timings=timings))  # type: ignore[return-value]
+        return self._later(Evaluation(status=Status.OK, checks=(passed,), timings=timings))  # type: ignore[return-value]
 
     def race(self, request: RaceRequest) -> Future[RaceResult]:
         key = request.workload.key
@@ -115,9 +115,9 @@ class Hanging(LandscapeExecutor):
     def __init__(self) -> None:
         super().__init__(1)
         self.seen = threading.Event()
-        self._first: MeasureRequest | None = None
+        self._first: Request | None = None
 
-    def measure(self, request: MeasureRequest) -> Future[Measurement]:
+    def measure(self, request: Request) -> Future[Evaluation]:
         if self._first is not None:
             return super().measure(request)
         self._first = request

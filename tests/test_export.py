@@ -17,7 +17,6 @@ from evo.evaluation import (
     Candidate,
     Check,
     Evaluation,
-    Measurement,
     Proposal,
     Status,
     Timing,
@@ -97,7 +96,7 @@ def end_run(db: Path, *winners: int) -> None:
                 task = order % len(WORKLOADS)
                 own = timing(WORKLOADS[task], "final")
                 raced = replace(own, contender=FINALIST, ratio=0.6)
-                final = Measurement(status=Status.OK, checks=CHECKS, timings=(own, raced))
+                final = Evaluation(status=Status.OK, checks=CHECKS, timings=(own, raced))
                 store.add_final(run, order, final, elapsed_s=2.0)
                 store.set_winner(run, task, order)
         store.set_status(run, RunStatus.FINISHED, reason="evaluations done", elapsed_s=2.0)
@@ -144,7 +143,7 @@ def refuse(db: Path, *orders: int) -> None:
     with Store.open(db, write=True) as store:
         run = store.run("made")
         for order in orders:
-            wrong = Measurement(status=Status.WRONG, log="for 33 columns: y is NaN")
+            wrong = Evaluation(status=Status.WRONG, log="for 33 columns: y is NaN")
             store.add_final(run, order, wrong, elapsed_s=2.0)
         store.set_status(run, RunStatus.FINISHED, reason="evaluations done", elapsed_s=2.0)
 
@@ -191,7 +190,7 @@ def test_a_finalist_that_passed_where_nobody_was_confirmed_is_exported_with_that
     with Store.open(db, write=True) as store:
         run = store.run("made")
         add_candidate(store, run, 2, task=0)
-        raced = Measurement(status=Status.OK, checks=CHECKS, timings=(timing(WORKLOADS[0], "final"),))
+        raced = Evaluation(status=Status.OK, checks=CHECKS, timings=(timing(WORKLOADS[0], "final"),))
         store.add_final(run, 0, raced, elapsed_s=2.0)
     refuse(db, 2)
     name = public_id(run.uid, 0)

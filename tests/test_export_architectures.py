@@ -11,7 +11,7 @@ import pytest
 
 from evo import cli
 from evo.analysis.runs import read_history
-from evo.evaluation import Binary, Build, Candidate, Check, Evaluation, Measurement, Proposal, Status, Timing
+from evo.evaluation import Binary, Build, Candidate, Check, Evaluation, Proposal, Status, Timing
 from evo.lineage import Environment, RunSpec, RunStatus, StoredRun
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
@@ -82,10 +82,10 @@ def add(store: Store, run: StoredRun, order: int, score: float, values: dict[str
 def end(store: Store, run: StoredRun, winner: int, refused: int | None = None) -> None:
     [workload] = run.spec.workloads
     with store.transaction():
-        final = Measurement(status=Status.OK, checks=CHECKS, timings=(timing(workload, "final", 0.5),))
+        final = Evaluation(status=Status.OK, checks=CHECKS, timings=(timing(workload, "final", 0.5),))
         store.add_final(run, winner, final, elapsed_s=2.0)
         if refused is not None:
-            store.add_final(run, refused, Measurement(status=Status.WRONG, log="it was wrong"), elapsed_s=2.0)
+            store.add_final(run, refused, Evaluation(status=Status.WRONG, log="it was wrong"), elapsed_s=2.0)
         store.set_winner(run, 0, winner)
     store.set_status(run, RunStatus.FINISHED, reason="evaluations done", elapsed_s=2.0)
 

@@ -11,7 +11,7 @@ import pytest
 from evo import cli
 from evo.errors import DeviceError, UnknownNameError
 from evo.evaluation import Candidate, Check, Evaluation, Proposal, Status
-from evo.executors import BuildRequest, ExecutorConfig
+from evo.executors import ExecutorConfig, Request
 from evo.executors.local import LocalExecutor
 from evo.lineage import Environment
 from evo.lineage.models import public_id
@@ -56,7 +56,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def run_tool(toy: str, mode: str, tool: str, limit_s: float = 60.0) -> Report:
-    request = BuildRequest(
+    request = Request(
         kernel=toy,
         target="cpu",
         arch="native",
@@ -185,7 +185,7 @@ def recorded(toy: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, l
                     max_in_flight=8,
                     budget=Budget(evaluations=1),
                 )
-                request = BuildRequest(kernel=kernel, target="cpu", arch="native", genome=genome, workload=workload)
+                request = Request(kernel=kernel, target="cpu", arch="native", genome=genome, workload=workload)
                 build = executor.build(request).result()
                 run = store.create_run(spec, Environment(device="here", arch="native"))
                 ref = Candidate(

@@ -27,7 +27,7 @@ from evo.cli.recorded import is_of, may_have_been
 from evo.cli.search import KernelContext, choose_arch, load_context
 from evo.cli.tables import DISTURBED_NOTE, make_table, marked, print_table, say, short_id, timing_record
 from evo.errors import EvoError, UsageError
-from evo.executors import BuildRequest, RaceRequest
+from evo.executors import RaceRequest, Request
 from evo.lineage.database import shown
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
@@ -177,8 +177,8 @@ def _named(context: KernelContext, workload: Workload, texts: list[str]) -> list
     return found
 
 
-def _request(kernel: str, target: str, arch: str, genome: Genome, workload: Workload) -> BuildRequest:
-    return BuildRequest(kernel=kernel, target=target, arch=arch, genome=genome, workload=workload)
+def _request(kernel: str, target: str, arch: str, genome: Genome, workload: Workload) -> Request:
+    return Request(kernel=kernel, target=target, arch=arch, genome=genome, workload=workload)
 
 
 def _print_race(console: Console, kernel: Kernel, workload: Workload, record: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel, Workload, kernel_names, template_root
 
 if TYPE_CHECKING:
-    from evo.executors import BuildRequest
+    from evo.executors import Request
 
 __all__ = [
     "Recorded",
@@ -40,12 +40,12 @@ class Recorded:
     db: str
 
     @property
-    def request(self) -> BuildRequest:
+    def request(self) -> Request:
         """What builds it anew."""
-        from evo.executors import BuildRequest  # most commands only look at what is recorded
+        from evo.executors import Request  # most commands only look at what is recorded
 
         r = self.record
-        return BuildRequest(
+        return Request(
             kernel=r.kernel,
             target=r.target,
             arch=r.arch,

@@ -17,21 +17,20 @@ from typing import Protocol, cast
 import psutil
 
 from evo.discovery import find_plugin
-from evo.evaluation import Build, Measurement
-from evo.measure import Incumbent, MeasureRequest, RaceRequest, RaceResult
+from evo.evaluation import Build, Evaluation
+from evo.measure import Incumbent, RaceRequest, RaceResult, Request
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload
 
 __all__ = [
-    "BuildRequest",
     "Executor",
     "ExecutorConfig",
     "InFlight",
     "Incumbent",
-    "MeasureRequest",
     "OpenExecutor",
     "RaceRequest",
     "RaceResult",
+    "Request",
     "find_executor",
 ]
 
@@ -59,18 +58,6 @@ class ExecutorConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BuildRequest:
-    """Names and plain data only: the worker loads the kernel itself."""
-
-    kernel: str
-    """Name, or path of its folder."""
-    target: str
-    arch: str
-    genome: Genome
-    workload: Workload
-
-
-@dataclass(frozen=True, kw_only=True)
 class InFlight:
     """Work on a candidate that has begun and is not done, for `seconds` now. `left_s`: until it is ended if there is no
     answer; None where there is no limit."""
@@ -94,12 +81,12 @@ class Executor(Protocol):
         still being built. Returns at once; what goes wrong is told to the first of them."""
         ...
 
-    def build(self, request: BuildRequest) -> Future[Build]:
+    def build(self, request: Request) -> Future[Build]:
         """Never fails for a fault of the candidate: that is a Build with another status."""
         ...
 
-    def measure(self, request: MeasureRequest) -> Future[Measurement]:
-        """Likewise; a candidate that kills or hangs the device process is a Measurement that says so."""
+    def measure(self, request: Request) -> Future[Evaluation]:
+        """Likewise; a candidate that kills or hangs the device process is an Evaluation that says so."""
         ...
 
     def race(self, request: RaceRequest) -> Future[RaceResult]:

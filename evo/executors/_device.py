@@ -13,16 +13,18 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from evo.errors import DeviceError, EngineError
-from evo.evaluation import Build, Measurement, Status
-from evo.executors import ExecutorConfig, InFlight, MeasureRequest, RaceRequest, RaceResult
-from evo.executors import _tasks as tasks
-from evo.executors._limits import AdaptiveTimeout
-from evo.executors._tasks import Data
-from evo.executors._worker import Worker, WorkerLost
+from evo.evaluation import Build, Evaluation, Status
+from evo.executors import ExecutorConfig, InFlight, RaceRequest, RaceResult, Request
+from evo.executors._limits import AdaptiveTimeout, confine_candidate, limit_data, reap_child
+from evo.executors._processes import end_with_command
+from evo.executors._worker import Worker, WorkerLost, enter_stage
+from evo.measure import tasks as measuring
 from evo.problem.kernel import Workload
+from evo.targets import find_target
 
 __all__ = ["Device", "Job", "deliver"]
 
@@ -32,6 +34,8 @@ _READY_S = 600.0
 
 _LAUNCH_SHARE = 0.5
 """Of the gate's limit is that of a single launch on a GPU: the process itself sees that it hangs."""
+
+_UNLIMITED = 1 << 60
 
 _ATTEMPTS = 2
 """Of a candidate, and of the device to get ready."""
@@ -44,11 +48,21 @@ _JUDGED = frozenset({"gate", "timing", "race"})
 _NAMED_FAULTS = frozenset({Status.ILLEGAL_ADDRESS, Status.MISALIGNED_ADDRESS, Status.TRAP})
 
 
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """What all candidates of a workload are judged with."""
+
+    kernel: str
+    target: str
+    workload: Workload
+    seed: int
+
+
 @dataclass(kw_only=True)
 class Job:
     """A request, and the future that waits for its result. Of `Data`: make it ready, nobody waits."""
 
-    request: MeasureRequest | RaceRequest | Data
+    request: Request | RaceRequest | Data
     future: Future[Any] | None = None
     fresh: bool = False
     """It is to be done in a process that has not been used."""
@@ -92,7 +106,7 @@ class Device:
         if self._worker is None:
             with suppress(CancelledError, OSError):
                 self._worker = self._start()
-                self._worker.post(tasks.open_device, answered=False)
+                self._worker.post(open_device, answered=False)
 
     def post(self, job: Job) -> None:
         """Behind those posted before, of which there may be none if the job needs a fresh process."""
@@ -101,7 +115,7 @@ class Device:
                 return  # those posted are sent to the next process first
             self.open()
             if self._worker is not None:
-                self._worker.post(tasks.make_ready, job.request, answered=False)
+                self._worker.post(make_ready, job.request, answered=False)
             return
         self._posted.append(job)
         if self._worker is not None and not job.fresh:
@@ -110,7 +124,7 @@ class Device:
     def finish(self) -> None:
         """Waits for the result of the first job that was posted, and tells its future; what breaks evo itself, too."""
         job = self._posted[0]
-        result: Measurement | RaceResult | BaseException | None = None
+        result: Evaluation | RaceResult | BaseException | None = None
         try:
             while result is None:
                 result = self._attempt(job)
@@ -125,7 +139,7 @@ class Device:
     def in_flight(self) -> InFlight | None:
         """The candidate that is being gated or timed; or that waits for the device, and the data, to be ready."""
         job, worker = self._current, self._worker
-        if job is None or not isinstance(job.request, MeasureRequest):
+        if job is None or not isinstance(job.request, Request):
             return None
         now, stage = time.monotonic(), worker.stage if worker is not None else ""
         limited = worker is not None and stage in ("gate", "timing")
@@ -147,7 +161,7 @@ class Device:
 
     # -- one attempt ------------------------------------------------------------------------------------------------
 
-    def _attempt(self, job: Job) -> Measurement | RaceResult | None:
+    def _attempt(self, job: Job) -> Evaluation | RaceResult | None:
         """A result, or None if the job is to be tried again. Leaves a process behind that is fit for the next candidate, or
         none. Raises DeviceError if the device does not answer in a fresh process either, UsageError if the data do not
         fit."""
@@ -161,7 +175,7 @@ class Device:
                 self._send(posted)
         worker = self._worker
         try:
-            result: Measurement | RaceResult = worker.collect(self._limits_s(job))
+            result: Evaluation | RaceResult = worker.collect(self._limits_s(job))
         except WorkerLost as loss:
             if not _JUDGED & worker.spent_s.keys():
                 self._fail(f"its process {loss}")
@@ -177,7 +191,7 @@ class Device:
             # Where a candidate ran, nothing can be said to be evo's own fault.
             return self._lost(job, worker, Status.CRASH, f"in its process {str(error).partition(chr(10))[0]}")
         self._failures = 0
-        status = result.status if isinstance(result, Measurement) else Status.CRASH
+        status = result.status if isinstance(result, Evaluation) else Status.CRASH
         if result.device_lost or status is Status.OUT_OF_MEMORY:
             words = worker.last_words()
             log = f"{result.log}: {words}" if words else result.log
@@ -202,7 +216,7 @@ class Device:
 
     def _lost(
         self, job: Job, worker: Worker, status: Status, log: str, *, named: bool = False
-    ) -> Measurement | RaceResult | None:
+    ) -> Evaluation | RaceResult | None:
         """The result of a candidate that has cost the process, or None if it is to be tried again. named: the device itself
         has named the fault."""
         self._failures, self._lost_any = 0, True
@@ -211,9 +225,9 @@ class Device:
         for stage in _JUDGED & worker.spent_s.keys():
             job.lost_s[stage] = job.lost_s.get(stage, 0.0) + worker.spent_s[stage]
         request = job.request
-        beside = isinstance(request, MeasureRequest) and request.incumbent is not None and "timing" in worker.spent_s
+        beside = isinstance(request, Request) and request.incumbent is not None and "timing" in worker.spent_s
         if job.attempts < _ATTEMPTS and (beside or not named):
-            if isinstance(request, MeasureRequest):
+            if isinstance(request, Request):
                 job.request = replace(request, incumbent=None)  # alone
             return None
         if job.attempts > 1:
@@ -222,9 +236,9 @@ class Device:
         if isinstance(request, RaceRequest):
             return RaceResult(log=f"{status}: {log}", seconds=seconds, device_lost=True)
         gated = worker.found if "timing" in worker.spent_s else None
-        return Measurement(
+        return Evaluation(
             status=status,
-            checks=gated.checks if isinstance(gated, Measurement) else (),
+            checks=gated.checks if isinstance(gated, Evaluation) else (),
             log=log,
             seconds=seconds,
             gate_seconds=job.lost_s.get("gate", 0.0),
@@ -237,9 +251,9 @@ class Device:
         it makes no data for timing before it is needed."""
         worker, self._spare = self._spare, None
         worker = worker or self._start()
-        if self._lost_any and not self._host_code and isinstance(job.request, MeasureRequest):
+        if self._lost_any and not self._host_code and isinstance(job.request, Request):
             self._spare = self._start()
-            self._spare.post(tasks.make_ready, job.data, ("gate",), answered=False)
+            self._spare.post(make_ready, job.data, ("gate",), answered=False)
         return worker
 
     def _end_worker(self) -> None:
@@ -252,15 +266,15 @@ class Device:
     def _send(self, job: Job) -> None:
         assert self._worker is not None
         if isinstance(job.request, RaceRequest):
-            self._worker.post(tasks.race, job.request)
-        elif isinstance(job.request, MeasureRequest):
+            self._worker.post(race, job.request)
+        elif isinstance(job.request, Request):
             gate, _ = self._adaptive(job.request)
             build, incumbent = _without_text(job.request.build), job.request.incumbent
-            if incumbent is not None and incumbent.build is not None:
+            if incumbent is not None:
                 incumbent = replace(incumbent, build=_without_text(incumbent.build))
             limit_s = _LAUNCH_SHARE * gate.limit_s()
             request = replace(job.request, build=build, incumbent=incumbent, launch_limit_s=limit_s)
-            self._worker.post(tasks.measure, request)
+            self._worker.post(measure, request)
 
     def _limits_s(self, job: Job) -> dict[str, float]:
         limits_s = {"opening": _OPENING_S, "ready": _READY_S}
@@ -270,7 +284,7 @@ class Device:
         gate, timing = self._adaptive(job.request)
         return limits_s | {"gate": gate.limit_s(), "timing": timing.limit_s()}
 
-    def _adaptive(self, request: MeasureRequest | Data) -> tuple[AdaptiveTimeout, AdaptiveTimeout]:
+    def _adaptive(self, request: Request | Data) -> tuple[AdaptiveTimeout, AdaptiveTimeout]:
         """For the gate and for the timing: a race waits for a quiet machine, up to its own limit."""
         key, config = (request.kernel, request.workload), self._config
         if key not in self._timeouts:
@@ -280,17 +294,17 @@ class Device:
             )
         return self._timeouts[key]
 
-    def _note(self, job: Job, result: Measurement | RaceResult) -> None:
-        if isinstance(job.request, MeasureRequest) and isinstance(result, Measurement) and result.status is Status.OK:
+    def _note(self, job: Job, result: Evaluation | RaceResult) -> None:
+        if isinstance(job.request, Request) and isinstance(result, Evaluation) and result.status is Status.OK:
             gate, timing = self._adaptive(job.request)
             gate.note(result.load_seconds + result.gate_seconds)
             if job.request.time:
                 timing.note(result.timing_seconds + result.gate_seconds)
 
 
-def _without_text(build: Build) -> Build:
+def _without_text(build: Build | None) -> Build | None:
     """What a message ahead consists of has to fit the pipe."""
-    return replace(build, source="", log="")
+    return None if build is None else replace(build, source="", log="")
 
 
 def deliver(future: Future[Any] | None, result: object) -> None:
@@ -304,3 +318,87 @@ def deliver(future: Future[Any] | None, result: object) -> None:
             future.set_exception(result)
         else:
             future.set_result(result)
+
+
+# -- in the process ------------------------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True)
+class _State:
+    """Of this process."""
+
+    memory_bytes: int = 0
+    """What a candidate may take beyond twice its data, where its memory is limited."""
+    used: bool = False
+    """A candidate has run in it."""
+    ready: dict[Data, set[str]] = field(default_factory=dict)
+    """For which of "gate" and "timing" there are data."""
+
+
+_state = _State()
+
+
+def prepare_device(target: str, index: int, scratch: Path, memory_bytes: int) -> None:
+    """Opens nothing yet."""
+    confine_candidate(scratch, host_code=find_target(target).shares_cores)
+    end_with_command()
+    measuring.choose_device(target, index)
+    _state.memory_bytes = memory_bytes
+
+
+def open_device() -> None:
+    """Raises DeviceError if there is none, or if it does not compute."""
+    measuring.open_device()
+    measuring.probe()
+
+
+def make_ready(data: Data, needed: tuple[str, ...] = ("gate", "timing")) -> None:
+    """Opens the device, and makes the data of a workload, for the gate and for timing, once. Raises DeviceError, UsageError
+    if they do not fit."""
+    ready = _state.ready.setdefault(data, set())
+    missing = set(needed) - ready
+    if missing or not _state.used:  # a spare is probed again: since it was opened another process has broken something
+        open_device()
+    if not missing:
+        return
+    enter_stage("ready")
+    host_code = find_target(data.target).shares_cores
+    if host_code:
+        limit_data(_UNLIMITED)
+    measuring.set_up(
+        data.kernel, data.target, data.workload, data.seed, gate="gate" in missing, timing="timing" in missing
+    )
+    if host_code:
+        # Baselines return outputs of their own, and those of a whole sample are kept: as much again as the data.
+        limit_data(_state.memory_bytes, times_held=2)
+    reap_child()  # what is found later is a candidate's
+    ready |= missing
+
+
+def measure(request: Request) -> Evaluation:
+    """Gates a candidate, and times it if it passes and that is asked for. Its stages are "opening", "gate" and "timing",
+    with "ready" before either if there are data to be made.
+
+    Raises DeviceError, UsageError; otherwise only if evo itself is broken.
+    """
+    data = _begin(request, "gate")
+
+    def gated(found: Evaluation) -> None:
+        make_ready(data)
+        enter_stage("timing", found)
+
+    return measuring.measure(request, gated)
+
+
+def race(request: RaceRequest) -> RaceResult:
+    """Likewise, with the stage "race"."""
+    _begin(request, "race")
+    return measuring.race(request)
+
+
+def _begin(request: Request | RaceRequest, stage: str) -> Data:
+    data = Data(kernel=request.kernel, target=request.target, workload=request.workload, seed=request.seed)
+    make_ready(data, ("timing",) if stage == "race" else (stage,))
+    _state.used = True
+    enter_stage(stage)
+    return data

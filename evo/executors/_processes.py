@@ -46,7 +46,7 @@ __all__ = [
 _IMPORTED = [
     "evo.executors._processes",  # first: from then on nothing is said on the terminal
     "evo.cli",
-    "evo.executors._tasks",
+    "evo.executors.local",
     "evo.measure.harness",
 ]
 

@@ -32,7 +32,7 @@ from evo.targets import classify
 
 __all__ = ["Worker", "WorkerLost", "enter_stage", "exit_status", "exit_text", "ran_out_of_memory"]
 
-_STARTING_S = 60.0
+_STARTING_S = 120.0
 
 _ENDING_S = 60.0
 """How long a killed process may take: a driver first ends what runs on the device."""

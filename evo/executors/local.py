@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import queue
 import shutil
+import signal
 import tempfile
 import threading
 import time
@@ -20,21 +21,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from evo.errors import EngineError, EvoError
-from evo.evaluation import Build, Measurement, Status
-from evo.executors import BuildRequest, ExecutorConfig, InFlight, MeasureRequest, RaceRequest, RaceResult
-from evo.executors import _tasks as tasks
-from evo.executors._device import Device, Job, deliver
-from evo.executors._limits import SCRATCH, AdaptiveTimeout, drop_stale_scratch
-from evo.executors._processes import start_server
-from evo.executors._tasks import Data
+from evo.errors import CompileError, EngineError, TemplateError
+from evo.evaluation import Build, Evaluation, Status
+from evo.executors import ExecutorConfig, InFlight, RaceRequest, RaceResult, Request
+from evo.executors._device import Data, Device, Job, deliver, prepare_device
+from evo.executors._limits import SCRATCH, AdaptiveTimeout, confine_builder, drop_stale_scratch
+from evo.executors._processes import end_with_children, end_with_command, start_server
 from evo.executors._worker import Worker, WorkerLost, ran_out_of_memory
-from evo.problem.kernel import Workload
+from evo.problem.kernel import Workload, load_kernel
+from evo.problem.render import render
 from evo.targets import find_target
+from evo.targets._cache import BuildCache
 
 __all__ = ["EXECUTOR", "LocalExecutor"]
-
-_START_S = 120.0
 
 _ATTEMPTS = 2
 """Of a build, when its builder dies."""
@@ -59,12 +58,12 @@ class LocalExecutor:
         self._closed = False
         self._changed = threading.Condition()
         """Guards all of this object but the device, and tells the device's thread that something has changed."""
-        self._builds: queue.SimpleQueue[tuple[BuildRequest, Future[Build]] | None] = queue.SimpleQueue()
-        self._held_builds: list[tuple[BuildRequest, Future[Build]]] = []
+        self._builds: queue.SimpleQueue[tuple[Request, Future[Build]] | None] = queue.SimpleQueue()
+        self._held_builds: list[tuple[Request, Future[Build]]] = []
         self._building = 0
         """Builds that are neither held nor done."""
         self._builders: list[Worker | None] = [None] * config.builders
-        self._building_at: list[tuple[BuildRequest, float] | None] = [None] * config.builders
+        self._building_at: list[tuple[Request, float] | None] = [None] * config.builders
         """By builder: what it is at, and since when by time.monotonic()."""
         self._build_timeout = AdaptiveTimeout(floor_s=config.build_floor_s, ceiling_s=config.build_timeout_s)
         self._measurements: deque[Job] = deque()
@@ -80,7 +79,7 @@ class LocalExecutor:
 
     # -- the seam -----------------------------------------------------------------------------------------------------
 
-    def build(self, request: BuildRequest) -> Future[Build]:
+    def build(self, request: Request) -> Future[Build]:
         future: Future[Build] = Future()
         self._track(future)
         with self._changed:
@@ -91,7 +90,7 @@ class LocalExecutor:
                 self._builds.put((request, future))
         return future
 
-    def measure(self, request: MeasureRequest) -> Future[Measurement]:
+    def measure(self, request: Request) -> Future[Evaluation]:
         return self._submit(request)
 
     def race(self, request: RaceRequest) -> Future[RaceResult]:
@@ -158,7 +157,7 @@ class LocalExecutor:
     def _start_device(self) -> Worker:
         config = self._config
         arguments = (self._target, config.device_index, self._scratch, config.candidate_memory_bytes)
-        return self._start_worker(tasks.prepare_device, arguments, candidates=self._turns)
+        return self._start_worker(prepare_device, arguments, candidates=self._turns)
 
     def _track(self, future: Future[Any]) -> None:
         with self._changed:
@@ -173,7 +172,7 @@ class LocalExecutor:
 
     # -- the device's thread ------------------------------------------------------------------------------------------
 
-    def _submit(self, request: MeasureRequest | RaceRequest) -> Future[Any]:
+    def _submit(self, request: Request | RaceRequest) -> Future[Any]:
         future: Future[Any] = Future()
         self._track(future)
         with self._changed:
@@ -220,7 +219,7 @@ class LocalExecutor:
     # -- the builders' threads ----------------------------------------------------------------------------------------
 
     def _serve_builds(self, place: int) -> None:
-        with suppress(CancelledError, WorkerLost, EvoError):  # the first build has another one started
+        with suppress(CancelledError, OSError):  # the first build has another one started
             self._builder(place)
         while (job := self._builds.get()) is not None:
             request, future = job
@@ -238,7 +237,7 @@ class LocalExecutor:
         if (worker := self._builders[place]) is not None:
             worker.end()
 
-    def _build(self, place: int, request: BuildRequest) -> Build:
+    def _build(self, place: int, request: Request) -> Build:
         started = time.monotonic()
 
         def failed(status: Status, log: str) -> Build:
@@ -249,8 +248,8 @@ class LocalExecutor:
             limit_s = self._build_timeout.limit_s()
             try:
                 worker = self._builder(place)
-                worker.post(tasks.build, request, str(self._config.cache_dir))
-                build: Build = worker.collect({"build": limit_s})
+                worker.post(build, request, str(self._config.cache_dir))
+                built: Build = worker.collect({"build": limit_s})
             except WorkerLost as loss:
                 self._builders[place] = None
                 if self._closed:
@@ -262,23 +261,75 @@ class LocalExecutor:
                 if loss.status is Status.OUT_OF_MEMORY:
                     return failed(loss.status, f"the compiler {loss}")
                 return failed(Status.CRASH, f"the builder {loss} while it compiled this, twice")
-            if build.status is Status.OK and not build.cached:
-                self._build_timeout.note(build.seconds)
-            if build.status is Status.COMPILE_ERROR and ran_out_of_memory(build.log):
-                return replace(build, status=Status.OUT_OF_MEMORY)
-            return build
+            if built.status is Status.OK and not built.cached:
+                self._build_timeout.note(built.seconds)
+            if built.status is Status.COMPILE_ERROR and ran_out_of_memory(built.log):
+                return replace(built, status=Status.OUT_OF_MEMORY)
+            return built
         raise EngineError("a build ended without a result")
 
     def _builder(self, place: int) -> Worker:
-        """One that has what it needs imported."""
         worker = self._builders[place]
         if worker is None:
-            arguments = (self._scratch, self._config.build_memory_bytes)
-            worker = self._start_worker(tasks.prepare_builder, arguments)
-            worker.post(tasks.load_target, self._target)
-            worker.collect({"start": _START_S})
-            self._builders[place] = worker
+            arguments = (self._target, self._scratch, self._config.build_memory_bytes)
+            worker = self._builders[place] = self._start_worker(prepare_builder, arguments)
         return worker
+
+
+# -- in a builder ---------------------------------------------------------------------------------------------------
+
+
+def prepare_builder(target: str, scratch: Path, memory_bytes: int) -> None:
+    """A builder ends with its compiler: at once when it is ended, and when the process that wanted it is gone."""
+    confine_builder(scratch, memory_bytes)
+    find_target(target)  # imports what builds need
+    signal.signal(signal.SIGTERM, lambda *_: end_with_children())
+    end_with_command()
+
+
+def build(request: Request, cache_dir: str) -> Build:
+    """Renders and compiles one candidate. A failing candidate is a Build that says so."""
+    kernel, target = load_kernel(request.kernel), find_target(request.target)
+    compiler = target.compiler()
+    try:
+        source = render(
+            kernel, request.target, request.genome, kernel.binding(request.target, request.workload), request.arch
+        )
+    except TemplateError as error:
+        return Build(
+            status=Status.RENDER_ERROR, arch=request.arch, compiler=compiler, source_digest="", log=str(error)
+        )
+    started = time.perf_counter()
+    workdir = Path(tempfile.mkdtemp(prefix="evo-build-"))
+    try:
+        binary, seconds, cached = BuildCache(Path(cache_dir)).get_or_build(target, source, request.arch, workdir)
+    except CompileError as error:
+        return Build(
+            status=Status.COMPILE_ERROR,
+            arch=request.arch,
+            compiler=compiler,
+            source_digest=source.digest,
+            source=source.text,
+            seconds=time.perf_counter() - started,
+            log=str(error),
+        )
+    finally:
+        shutil.rmtree(workdir, ignore_errors=True)
+    limits = target.limits(request.arch)
+    launch = kernel.launch(request.target, request.genome.parameters, request.workload, limits)
+    return Build(
+        status=Status.OK,
+        arch=request.arch,
+        compiler=compiler,
+        source_digest=source.digest,
+        source=source.text,
+        seconds=seconds,
+        cached=cached,
+        log=binary.log,
+        binary=binary,
+        smem_dynamic_bytes=launch.smem_bytes,
+        occupancy=target.occupancy(binary, launch, limits),
+    )
 
 
 EXECUTOR = LocalExecutor

@@ -19,7 +19,7 @@ from sqlalchemy import Connection, Dialect, Table, insert, select, update
 from sqlalchemy.exc import DBAPIError
 
 from evo.errors import EngineError, StoreError
-from evo.evaluation import Candidate, Check, Evaluation, Measurement, Timing
+from evo.evaluation import Candidate, Check, Evaluation, Timing
 from evo.lineage import LATEST, Environment, RunSpec, RunStatus, Stage, StoredRun
 from evo.lineage import models as m
 from evo.lineage.database import command_line
@@ -79,7 +79,7 @@ def timing_rows(
     return [{**place, **_fields(timing, TIMING_NAMES)} for timing in timings]
 
 
-def final_row(candidate_id: int, measurement: Measurement, round_: int) -> Row:
+def final_row(candidate_id: int, measurement: Evaluation, round_: int) -> Row:
     outcome = _fields(measurement, ("status", "log", "seconds", "gate_seconds", "timing_seconds"))
     return {"candidate_id": candidate_id, "round": round_, **outcome, "created": datetime.now(UTC)}
 

@@ -1,6 +1,7 @@
 """Whether a candidate is right, how fast it is, and how sure that is: the gate, the clock, references, buffers.
 
-What is asked of a device process is a `MeasureRequest` or a `RaceRequest`; `evo.measure.tasks` answers it.
+What is asked of worker processes is a `Request` or a `RaceRequest`: names and frozen data only, for the worker loads the
+kernel itself. `evo.measure.tasks` answers both in a device process.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from evo.evaluation import Build, Timing
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload
 
-__all__ = ["Incumbent", "MeasureRequest", "RaceRequest", "RaceResult"]
+__all__ = ["Incumbent", "RaceRequest", "RaceResult", "Request"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,15 +26,18 @@ class Incumbent:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasureRequest:
-    """Gate one binary for one workload and, if it passes and `time` is set, time it beside the reference; and beside
-    the incumbent, if it comes close to that."""
+class Request:
+    """Build one candidate for one workload; with its `build`: gate it and, if it passes and `time` is set, time it beside
+    the reference; and beside the incumbent, if it comes close to that."""
 
     kernel: str
+    """Name, or path of its folder."""
     target: str
+    arch: str
     genome: Genome
     workload: Workload
-    build: Build
+    build: Build | None = None
+    """None of what is yet to be built."""
     seed: int = 0
     time: bool = True
     incumbent: Incumbent | None = None
@@ -69,4 +73,4 @@ class RaceResult:
     seconds: float = 0.0
     device_lost: bool = False
     data_changed: bool = False
-    """See `evo.evaluation.Measurement`."""
+    """See `evo.evaluation.Evaluation`."""

@@ -11,8 +11,8 @@ from functools import cache
 from typing import TYPE_CHECKING, TypeVar
 
 from evo.errors import DeviceError, HangError, LaunchError
-from evo.evaluation import BOOTSTRAP_SAMPLES, Binary, Check, Measurement, Status, Timing
-from evo.measure import MeasureRequest, RaceRequest, RaceResult
+from evo.evaluation import BOOTSTRAP_SAMPLES, Binary, Check, Evaluation, Status, Timing
+from evo.measure import RaceRequest, RaceResult, Request
 from evo.measure.clock import CLOSE, Protocol
 from evo.problem.kernel import Kernel, Workload, load_kernel
 from evo.targets import Loaded, Session, classify, find_target
@@ -114,14 +114,14 @@ def _harness(kernel_name: str, target: str, workload: Workload, seed: int) -> Ti
     return TimingHarness(load_kernel(kernel_name), target, workload, open_device(), seed)
 
 
-def measure(request: MeasureRequest, gated: Callable[[Measurement], None] = lambda found: None) -> Measurement:
+def measure(request: Request, gated: Callable[[Evaluation], None] = lambda found: None) -> Evaluation:
     """Loads one binary, runs it on the gate's cases up to the first refusal, and times it if it passes and that is asked
     for; then looks at what the timed calls wrote. Raises only if evo itself is broken.
 
     gated: called between the gate and the timing, with what the gate has found.
     """
     return _judged(
-        lambda: _measure(request, gated), lambda status, log: Measurement(status=status, log=log, device_lost=True)
+        lambda: _measure(request, gated), lambda status, log: Evaluation(status=status, log=log, device_lost=True)
     )
 
 
@@ -174,12 +174,13 @@ def _changed_arithmetic(before: tuple[int, tuple[float, ...]]) -> str:
     return "it changed how its process rounds floating-point numbers" if rounding != before[1] else ""
 
 
-def _measure(request: MeasureRequest, gated: Callable[[Measurement], None]) -> Measurement:
+def _measure(request: Request, gated: Callable[[Evaluation], None]) -> Evaluation:
     started = time.perf_counter()
     kernel, session = load_kernel(request.kernel), open_device()
     harness = _harness(request.kernel, request.target, request.workload, request.seed)
+    assert request.build is not None
     assert request.build.binary is not None
-    found = Measurement(status=Status.OK)
+    found = Evaluation(status=Status.OK)
     loaded = None
     try:
         loaded = _load(request.build.binary, kernel, session)
@@ -208,8 +209,8 @@ def _load(binary: Binary, kernel: Kernel, session: Session) -> Loaded:
 
 
 def _gate(
-    request: MeasureRequest, kernel: Kernel, harness: TimingHarness, loaded: Loaded, found: Measurement
-) -> Measurement:
+    request: Request, kernel: Kernel, harness: TimingHarness, loaded: Loaded, found: Evaluation
+) -> Evaluation:
     """Raises LaunchError."""
     started = time.perf_counter()
     point, limits = request.genome.parameters, open_device().limits
@@ -222,14 +223,13 @@ def _gate(
         found,
         checks=checks,
         gate_seconds=time.perf_counter() - started,
-        data_changed=any(c.data_changed for c in checks),
     )
     return found if all(c.passed for c in checks) else _refused(found, Status.WRONG)
 
 
 def _clock(
-    request: MeasureRequest, kernel: Kernel, harness: TimingHarness, loaded: Loaded, found: Measurement
-) -> Measurement:
+    request: Request, kernel: Kernel, harness: TimingHarness, loaded: Loaded, found: Evaluation
+) -> Evaluation:
     """Raises LaunchError."""
     started = time.perf_counter()
     launch = kernel.launch(request.target, request.genome.parameters, request.workload, open_device().limits)
@@ -246,18 +246,17 @@ def _clock(
         checks=(*found.checks, check),
         gate_seconds=found.gate_seconds + time.perf_counter() - timed,
         timing_seconds=timed - started,
-        data_changed=check.data_changed,
     )
     return replace(found, timings=timings) if check.passed else _refused(found, status)
 
 
-def _refused(found: Measurement, status: Status) -> Measurement:
+def _refused(found: Evaluation, status: Status) -> Evaluation:
     """By its last check."""
     last = found.checks[-1]
     return replace(found, status=status, log=last.reason if status is Status.IMPOSSIBLE else f"{last.case}: {last.reason}")
 
 
-def _time(request: MeasureRequest, kernel: Kernel, harness: TimingHarness, candidate: Contender) -> tuple[Timing, ...]:
+def _time(request: Request, kernel: Kernel, harness: TimingHarness, candidate: Contender) -> tuple[Timing, ...]:
     """Beside the reference; and again beside the incumbent too, if the candidate comes close to that."""
     reference = harness.baseline(kernel.reference_baseline)
     protocol, kept, incumbent = _protocol("search", request.target), frozenset({reference.name}), request.incumbent

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from evo.errors import EvoError, UsageError
 from evo.evaluation import Build, Status, Timing, holds_one
-from evo.executors import BuildRequest, Executor, MeasureRequest, RaceRequest
+from evo.executors import Executor, RaceRequest, Request
 from evo.measure.clock import paired_gain
 from evo.problem.genome import Change, Genome
 from evo.problem.kernel import Workload
@@ -173,17 +173,21 @@ class _Bench:
             self._reasons[subset] = f"not legal: {'; '.join(broken)}" if broken else ""
             self._genomes[subset] = genome
             if not broken:
-                request = BuildRequest(
-                    kernel=problem.kernel,
-                    target=problem.target,
-                    arch=problem.arch,
-                    genome=genome,
-                    workload=problem.workload,
-                )
-                waiting.append((subset, self._executor.build(request)))
+                waiting.append((subset, self._executor.build(self._request(genome))))
         for subset, future in waiting:
             self._builds[subset] = future.result()
             self._reasons[subset] = self._verdict(subset)
+
+    def _request(self, genome: Genome) -> Request:
+        problem = self._problem
+        return Request(
+            kernel=problem.kernel,
+            target=problem.target,
+            arch=problem.arch,
+            genome=genome,
+            workload=problem.workload,
+            seed=problem.seed,
+        )
 
     def _genome(self, subset: _Subset) -> Genome:
         """The start with some edits made; a conditional parameter that neither end has stands at its default."""
@@ -204,20 +208,11 @@ class _Bench:
 
     def _verdict(self, subset: _Subset) -> str:
         """Why it cannot be raced; empty if it passed the gate."""
-        build, problem = self._builds[subset], self._problem
+        build = self._builds[subset]
         if build.binary is None:
             return f"does not compile ({build.status})"
-        measured = self._executor.measure(
-            MeasureRequest(
-                kernel=problem.kernel,
-                target=problem.target,
-                genome=self._genomes[subset],
-                workload=problem.workload,
-                build=build,
-                seed=problem.seed,
-                time=False,
-            )
-        ).result()
+        asked = replace(self._request(self._genomes[subset]), build=build, time=False)
+        measured = self._executor.measure(asked).result()
         if measured.status is Status.OK:
             return ""
         failed = next((f"{c.case}: {c.reason}" for c in measured.checks if not c.passed), measured.log.strip())

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from evo.errors import UsageError
-from evo.evaluation import Build, Check, Measurement, Status
-from evo.executors import BuildRequest, Executor, InFlight, MeasureRequest
+from evo.evaluation import Build, Check, Evaluation, Status
+from evo.executors import Executor, InFlight, Request
 from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel, Workload
 from evo.problem.space import Point
@@ -66,7 +66,7 @@ class Checked:
     cases: tuple[str, ...]
     """Names of the gate's cases, in order. The gate ends at the first that is refused."""
     build: Build
-    measurement: Measurement | None = None
+    measurement: Evaluation | None = None
     """None if it was not run: it did not compile, or was only to be compiled."""
     timed: bool = False
     """Whether it was to be run at the workload's own size too, as a search times it."""
@@ -98,7 +98,7 @@ def check_workloads_of(kernel: Kernel, target: str) -> tuple[tuple[Workload, ...
 
 def branch_requests(
     name: str, kernel: Kernel, target: str, arch: str, workloads: Sequence[Workload]
-) -> list[tuple[BuildRequest, Point]]:
+) -> list[tuple[Request, Point]]:
     """(request, what differs from the default) of every structural branch that is legal for each workload.
 
     name: of the kernel, or its folder, by which workers find it.
@@ -109,7 +109,7 @@ def branch_requests(
         for point in points:
             changes = {k: v for k, v in point.items() if points[0].get(k) != v}
             genome = Genome.of(point)
-            request = BuildRequest(kernel=name, target=target, arch=arch, genome=genome, workload=workload)
+            request = Request(kernel=name, target=target, arch=arch, genome=genome, workload=workload)
             found.append((request, changes))
     return found
 
@@ -117,7 +117,7 @@ def branch_requests(
 def check_kernel(
     executor: Executor,
     kernel: Kernel,
-    branches: Sequence[tuple[BuildRequest, Point]],
+    branches: Sequence[tuple[Request, Point]],
     *,
     timed: frozenset[Workload],
     gate: bool,
@@ -143,13 +143,14 @@ def check_kernel(
         build, measurement = _wait(future, report), None
         time = request.workload in timed and request.workload not in too_large
         if gate and build.binary is not None:
+            asked = replace(request, build=build, seed=seed)
             try:
-                measurement = _wait(executor.measure(_measure_request(request, build, seed, time=time)), report)
+                measurement = _wait(executor.measure(replace(asked, time=time)), report)
             except UsageError as error:
                 if not time:
                     raise
                 time, too_large[request.workload] = False, str(error)
-                measurement = _wait(executor.measure(_measure_request(request, build, seed, time=False)), report)
+                measurement = _wait(executor.measure(replace(asked, time=False)), report)
         results.append(
             Checked(
                 workload=request.workload,
@@ -167,7 +168,7 @@ def check_kernel(
 def check_candidate(
     executor: Executor,
     kernel: Kernel,
-    request: BuildRequest,
+    request: Request,
     *,
     gate: bool,
     seed: int,
@@ -181,24 +182,12 @@ def check_candidate(
     """
     limits = find_target(request.target).limits(request.arch)
     near = kernel.legal_neighbours(request.target, request.genome.parameters, request.workload, limits)
-    requests: list[tuple[BuildRequest, Point]] = [(replace(request, workload=w), {}) for w in (request.workload, *near)]
+    requests: list[tuple[Request, Point]] = [(replace(request, workload=w), {}) for w in (request.workload, *near)]
     timed = frozenset({request.workload})
     results, too_large = check_kernel(executor, kernel, requests, timed=timed, gate=gate, seed=seed, observe=observe)
     for reason in too_large.values():
         raise UsageError(reason)
     return results
-
-
-def _measure_request(request: BuildRequest, build: Build, seed: int, *, time: bool) -> MeasureRequest:
-    return MeasureRequest(
-        kernel=request.kernel,
-        target=request.target,
-        genome=request.genome,
-        workload=request.workload,
-        build=build,
-        seed=seed,
-        time=time,
-    )
 
 
 def _wait(future: Future[_T], report: Callable[[], None]) -> _T:

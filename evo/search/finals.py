@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from evo.errors import EvoError
-from evo.evaluation import AA_CONTROL, FINALIST, Build, Candidate, Check, Measurement, Status, Timing
+from evo.evaluation import AA_CONTROL, FINALIST, Build, Candidate, Check, Evaluation, Status, Timing
 from evo.executors import RaceResult
 from evo.measure.clock import noise_floor
 from evo.problem.genome import Genome
@@ -30,7 +30,7 @@ class Finalist:
     """A finalist with what the finals found out about it."""
 
     candidate: Candidate
-    measurement: Measurement
+    measurement: Evaluation
 
     @property
     def timing(self) -> Timing | None:
@@ -91,7 +91,7 @@ class _Race:
         """Those that passed the gate."""
         self._refused: dict[str, str] = {}
         """Why a race refused it."""
-        self._verdicts: dict[str, Measurement] = {}
+        self._verdicts: dict[str, Evaluation] = {}
         building = [(c, [(t, t.build(c.proposal.genome)) for t in self._tasks_for(c.proposal.genome)]) for c in elites]
         for candidate, builds in building:
             name, genome = str(candidate.order), candidate.proposal.genome
@@ -106,9 +106,9 @@ class _Race:
         near = task.problem.legal_neighbours(task.target, genome.parameters, task.workload, task.limits)
         return [task, *(replace(task, workload=w) for w in near)]
 
-    def _gate(self, genome: Genome, builds: list[tuple[TaskExecutor, Build]]) -> Measurement:
+    def _gate(self, genome: Genome, builds: list[tuple[TaskExecutor, Build]]) -> Evaluation:
         """One verdict over the workload and its neighbours, up to the first refusal."""
-        total = Measurement(status=Status.OK)
+        total = Evaluation(status=Status.OK)
         for task, built in builds:
             if built.binary is None:
                 return replace(total, status=built.status, checks=(), log=f"for {task.workload}: {built.log}")

@@ -19,7 +19,7 @@ from typing import Any
 from threadpoolctl import threadpool_limits
 
 from evo.errors import StoreError
-from evo.evaluation import Build, Candidate, Costs, Evaluation, Measurement, Status, Timing
+from evo.evaluation import Build, Candidate, Costs, Evaluation, Status, Timing
 from evo.executors import Executor, Incumbent
 from evo.lineage import Stage, StoredRun
 from evo.lineage.store import Store
@@ -242,7 +242,7 @@ class Search:
         )
         self._when_done(future, lambda done: self._on_measure(candidate, done.result()))
 
-    def _on_measure(self, candidate: Candidate, measured: Measurement) -> None:
+    def _on_measure(self, candidate: Candidate, measured: Evaluation) -> None:
         costs = Costs(
             device_seconds=measured.seconds,
             load_seconds=measured.load_seconds,
@@ -259,17 +259,7 @@ class Search:
         elif any(t.contender == "candidate" and not t.disturbed for t in measured.timings):
             self._disturbed_again = 0
         self.progress.measuring -= 1
-        evaluation = Evaluation(
-            status=measured.status,
-            build=candidate.build,
-            checks=measured.checks,
-            timings=measured.timings,
-            log=measured.log,
-            seconds=measured.seconds,
-            gate_seconds=measured.gate_seconds,
-            timing_seconds=measured.timing_seconds,
-        )
-        self._finish(candidate, evaluation)
+        self._finish(candidate, replace(measured, build=candidate.build))
         for duplicate in candidate.duplicates:
             self._finish_duplicate(duplicate, candidate)
         candidate.duplicates.clear()
@@ -278,9 +268,9 @@ class Search:
         candidate.costs += costs
         self.progress.spent += costs
 
-    def _claims_too_much(self, candidate: Candidate, measured: Measurement) -> bool:
+    def _claims_too_much(self, candidate: Candidate, measured: Evaluation) -> bool:
         """Whether it would be the best so far, and something disturbed its timing."""
-        timing = next((t for t in measured.timings if t.contender == "candidate"), None)
+        timing = measured.timing()
         if timing is None or timing.ratio is None or not timing.disturbed:
             return False
         best = self.progress.best.get(candidate.task)

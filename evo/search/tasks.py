@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from evo.evaluation import Build, Measurement
-from evo.executors import BuildRequest, Executor, Incumbent, MeasureRequest, RaceRequest, RaceResult
+from evo.evaluation import Build, Evaluation
+from evo.executors import Executor, Incumbent, RaceRequest, RaceResult, Request
 from evo.lineage import RunSpec, Stage, gate_seeds
 from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel, Limits, Workload, load_kernel
@@ -41,27 +41,24 @@ class TaskExecutor:
     def space(self) -> Space:
         return self.problem.space(self.target, self.workload, self.limits)
 
-    def build(self, genome: Genome) -> Future[Build]:
-        request = BuildRequest(
-            kernel=self.kernel, target=self.target, arch=self.arch, genome=genome, workload=self.workload
+    def request(self, genome: Genome) -> Request:
+        return Request(
+            kernel=self.kernel,
+            target=self.target,
+            arch=self.arch,
+            genome=genome,
+            workload=self.workload,
+            seed=self.seed,
         )
-        return self.executor.build(request)
+
+    def build(self, genome: Genome) -> Future[Build]:
+        return self.executor.build(self.request(genome))
 
     def measure(
         self, genome: Genome, build: Build, *, time: bool, incumbent: Incumbent | None = None
-    ) -> Future[Measurement]:
+    ) -> Future[Evaluation]:
         """Gates a build, and times it if that is asked for."""
-        request = MeasureRequest(
-            kernel=self.kernel,
-            target=self.target,
-            genome=genome,
-            workload=self.workload,
-            build=build,
-            seed=self.seed,
-            time=time,
-            incumbent=incumbent,
-        )
-        return self.executor.measure(request)
+        return self.executor.measure(replace(self.request(genome), build=build, time=time, incumbent=incumbent))
 
     def race(
         self, contenders: Sequence[tuple[str, Genome, Build]], baselines: Sequence[str] = (), *, hot: bool = False

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from evo.evaluation import Measurement, Status
-from evo.executors import BuildRequest, Executor, ExecutorConfig, MeasureRequest
+from evo.evaluation import Evaluation, Status
+from evo.executors import Executor, ExecutorConfig, Request
 from evo.executors.local import LocalExecutor
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload, load_kernel
@@ -73,9 +73,9 @@ def try_all(
     kernel = load_kernel(str(folder))
     near = kernel.neighbours(target, workload) if neighbours else ()
 
-    def request(cheat: Cheat, size: Workload) -> BuildRequest:
+    def request(cheat: Cheat, size: Workload) -> Request:
         genome = Genome.of({"cheat": cheat.name})
-        return BuildRequest(kernel=str(folder), target=target, arch=arch, genome=genome, workload=size)
+        return Request(kernel=str(folder), target=target, arch=arch, genome=genome, workload=size, seed=1)
 
     def sizes(cheat: Cheat) -> list[Workload]:
         return [workload, *(near if cheat.stage in ("", "neighbour") else ())]
@@ -89,15 +89,7 @@ def try_all(
                 verdict = Verdict(cheat=cheat, stage="build", status=build.status, reason=build.log)
                 break
             measured = executor.measure(
-                MeasureRequest(
-                    kernel=str(folder),
-                    target=target,
-                    genome=Genome.of({"cheat": cheat.name}),
-                    workload=size,
-                    build=build,
-                    seed=1,
-                    time=timed and size == workload,
-                )
+                replace(request(cheat, size), build=build, time=timed and size == workload)
             ).result(PATIENCE_S)
             if measured.status is not Status.OK:
                 stage = _stage(measured) if size == workload else "neighbour"
@@ -106,7 +98,7 @@ def try_all(
         yield verdict
 
 
-def _stage(measured: Measurement) -> str:
+def _stage(measured: Evaluation) -> str:
     if measured.status is Status.LOAD_ERROR:
         return "load"
     if measured.status is Status.IMPOSSIBLE:

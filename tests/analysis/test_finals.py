@@ -15,7 +15,7 @@ from evo.cli import run as run_command
 from evo.cli.options import make_console
 from evo.cli.results import race_table
 from evo.cli.tables import make_table, timing_record
-from evo.evaluation import FINALIST, Measurement, Timing, within_noise
+from evo.evaluation import FINALIST, Evaluation, Timing, within_noise
 from evo.lineage import RunStatus, Stage
 from evo.lineage.models import public_id
 from evo.lineage.store import Store
@@ -80,7 +80,7 @@ def final(contender: str, ratio: float, clocks: dict[str, float]) -> Timing:
     return replace(s.timing(s.SMALL, ratio, contender=contender), protocol="final", clocks=clocks)
 
 
-def measured(*timings: Timing) -> Measurement:
+def measured(*timings: Timing) -> Evaluation:
     return replace(s.final(0.5), timings=timings)
 
 
@@ -175,7 +175,7 @@ def test_a_run_where_a_candidate_is_wanted_is_answered_with_the_command_to_use(r
     )
 
 
-def in_one_race(ratios: dict[int, float], confirmed: float) -> dict[int, Measurement]:
+def in_one_race(ratios: dict[int, float], confirmed: float) -> dict[int, Evaluation]:
     """By order: measurements of a race of forty rounds, of which the first won; it was confirmed at another ratio, in a race
     in which everything took twice as long."""
     found = {}

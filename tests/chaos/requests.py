@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from evo.evaluation import Build, Measurement, Status
-from evo.executors import BuildRequest, MeasureRequest
+from evo.evaluation import Build, Evaluation, Status
+from evo.executors import Request
 from evo.executors.local import LocalExecutor
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload
@@ -16,26 +17,24 @@ PATIENCE_S = 200.0
 """How long a test waits for anything at all: the machine may be busy."""
 
 
-def build_request(target: str, arch: str, fault: str, number: int) -> BuildRequest:
+def build_request(target: str, arch: str, fault: str, number: int) -> Request:
     genome = Genome.of({"fault": fault, "number": number})
-    return BuildRequest(kernel=KERNEL, target=target, arch=arch, genome=genome, workload=WORKLOAD)
+    return Request(kernel=KERNEL, target=target, arch=arch, genome=genome, workload=WORKLOAD, seed=1)
 
 
-def measure_request(built: BuildRequest, build: Build, *, timed: bool) -> MeasureRequest:
-    return MeasureRequest(
-        kernel=KERNEL, target=built.target, genome=built.genome, workload=WORKLOAD, build=build, seed=1, time=timed
-    )
+def measure_request(built: Request, build: Build, *, timed: bool) -> Request:
+    return replace(built, build=build, time=timed)
 
 
-def evaluate(executor: LocalExecutor, asked: BuildRequest, *, timed: bool = False) -> tuple[Build, Measurement]:
+def evaluate(executor: LocalExecutor, asked: Request, *, timed: bool = False) -> tuple[Build, Evaluation]:
     build = executor.build(asked).result(PATIENCE_S)
     assert build.status is Status.OK, build.log
     return build, executor.measure(measure_request(asked, build, timed=timed)).result(PATIENCE_S)
 
 
 def neighbours_of_a_fault(
-    executor: LocalExecutor, healthy: BuildRequest, bad: BuildRequest, *, timed: bool
-) -> tuple[Measurement, Measurement, Measurement]:
+    executor: LocalExecutor, healthy: Request, bad: Request, *, timed: bool
+) -> tuple[Evaluation, Evaluation, Evaluation]:
     """A healthy candidate, a broken one, and the healthy one again, asked for at once."""
     first, second = (executor.build(r) for r in (healthy, bad))
     builds = [first.result(PATIENCE_S), second.result(PATIENCE_S)]

@@ -15,8 +15,8 @@ import torch
 from evo import cli
 from evo.cli.screen import CheckLines, Screen
 from evo.errors import UsageError
-from evo.evaluation import Candidate, Evaluation, Measurement, Proposal, Status
-from evo.executors import BuildRequest, ExecutorConfig, InFlight, MeasureRequest
+from evo.evaluation import Candidate, Evaluation, Proposal, Status
+from evo.executors import ExecutorConfig, InFlight, Request
 from evo.executors.local import LocalExecutor
 from evo.lineage import Environment, RunSpec, Stage, gate_seeds
 from evo.lineage.models import public_id
@@ -88,11 +88,11 @@ class Small(LandscapeExecutor):
 
     asked: list[bool]
 
-    def measure(self, request: MeasureRequest) -> Future[Measurement]:
+    def measure(self, request: Request) -> Future[Evaluation]:
         self.asked.append(request.time)
         if not request.time:
             return super().measure(request)
-        refused: Future[Measurement] = Future()
+        refused: Future[Evaluation] = Future()
         refused.set_exception(UsageError("the data do not fit"))
         return refused
 
@@ -216,19 +216,11 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
             seed = gate_seeds(run.spec.options, run.spec.seed)[Stage.SEARCH]
             for order, mode in enumerate(("honest", "picky", "wrong")):
                 genome = Genome.of({"mode": mode, "unroll": 1})
-                request = BuildRequest(
+                request = Request(
                     kernel=kernel, target="cpu", arch="native", genome=genome, workload=run.spec.workloads[0]
                 )
                 build = executor.build(request).result()
-                measure = MeasureRequest(
-                    kernel=kernel,
-                    target="cpu",
-                    genome=genome,
-                    workload=request.workload,
-                    build=build,
-                    seed=seed,
-                    time=False,
-                )
+                measure = replace(request, build=build, seed=seed, time=False)
                 measured = executor.measure(measure).result()
                 ref = Candidate(
                     order=order,
@@ -370,7 +362,7 @@ class Listening(LandscapeExecutor):
 
     seeds: set[int]
 
-    def measure(self, request: MeasureRequest) -> Any:
+    def measure(self, request: Request) -> Any:
         self.seeds.add(request.seed)
         return super().measure(request)
 

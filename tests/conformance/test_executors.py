@@ -13,12 +13,11 @@ from evo.discovery import plugin_names
 from evo.errors import UnknownNameError, UsageError
 from evo.evaluation import Build, Status
 from evo.executors import (
-    BuildRequest,
     Executor,
     ExecutorConfig,
-    MeasureRequest,
     RaceRequest,
     RaceResult,
+    Request,
     find_executor,
 )
 from evo.problem.genome import Genome
@@ -47,17 +46,16 @@ def genome(mode: str, unroll: int = 1) -> Genome:
     return Genome.of({"mode": mode, "unroll": unroll})
 
 
+def request(kernel: str, mode: str, unroll: int = 1) -> Request:
+    return Request(kernel=kernel, target="cpu", arch="native", genome=genome(mode, unroll), workload=WORKLOAD, seed=1)
+
+
 def built(executor: Executor, kernel: str, mode: str, unroll: int = 1) -> Build:
-    request = BuildRequest(
-        kernel=kernel, target="cpu", arch="native", genome=genome(mode, unroll), workload=WORKLOAD
-    )
-    return executor.build(request).result(PATIENCE_S)
+    return executor.build(request(kernel, mode, unroll)).result(PATIENCE_S)
 
 
-def measurement(kernel: str, build: Build, mode: str, *, time: bool = True) -> MeasureRequest:
-    return MeasureRequest(
-        kernel=kernel, target="cpu", genome=genome(mode), workload=WORKLOAD, build=build, seed=1, time=time
-    )
+def measurement(kernel: str, build: Build, mode: str, *, time: bool = True) -> Request:
+    return replace(request(kernel, mode), build=build, time=time)
 
 
 def raced(executor: Executor, kernel: str, contenders: dict[str, tuple[str, Build]]) -> RaceResult:

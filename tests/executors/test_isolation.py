@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from evo.evaluation import Status
-from evo.executors import BuildRequest, ExecutorConfig
+from evo.executors import ExecutorConfig, Request
 from evo.executors.local import LocalExecutor
 from tests.chaos.kernel import BUILD_FAULTS, CPU_FAULTS, faults
 from tests.chaos.requests import PATIENCE_S, build_request, evaluate, measure_request, neighbours_of_a_fault
@@ -81,7 +81,7 @@ def executor(
     opened.close()
 
 
-def request(fault: str, number: int) -> BuildRequest:
+def request(fault: str, number: int) -> Request:
     return build_request("cpu", "native", fault, number)
 
 

@@ -17,10 +17,9 @@ import psutil
 import pytest
 
 from evo.errors import DeviceError
-from evo.evaluation import Build, Measurement, Status
-from evo.executors import BuildRequest, ExecutorConfig, Incumbent, InFlight, MeasureRequest
-from evo.executors import _tasks as tasks
-from evo.executors._device import Device, Job
+from evo.evaluation import Build, Evaluation, Status
+from evo.executors import ExecutorConfig, Incumbent, InFlight, Request
+from evo.executors._device import Device, Job, prepare_device
 from evo.executors._worker import Worker
 from evo.executors.local import LocalExecutor
 from evo.measure import tasks as measuring
@@ -47,16 +46,13 @@ PATIENCE_S = 200.0
 """How long a test waits for anything at all: the machine may be busy."""
 
 
-def build_request(kernel: Path, mode: str = "honest", unroll: int = 1) -> BuildRequest:
+def build_request(kernel: Path, mode: str = "honest", unroll: int = 1) -> Request:
     genome = Genome.of({"mode": mode, "unroll": unroll})
-    return BuildRequest(kernel=str(kernel), target="cpu", arch="native", genome=genome, workload=WORKLOAD)
+    return Request(kernel=str(kernel), target="cpu", arch="native", genome=genome, workload=WORKLOAD, seed=1)
 
 
-def measure_request(kernel: Path, build: Build, mode: str = "honest", *, timed: bool = True) -> MeasureRequest:
-    genome = Genome.of({"mode": mode, "unroll": 1})
-    return MeasureRequest(
-        kernel=str(kernel), target="cpu", genome=genome, workload=WORKLOAD, build=build, seed=1, time=timed
-    )
+def measure_request(kernel: Path, build: Build, mode: str = "honest", *, timed: bool = True) -> Request:
+    return replace(build_request(kernel, mode), build=build, time=timed)
 
 
 def descendants() -> list[psutil.Process]:
@@ -123,7 +119,7 @@ def honest(executor: LocalExecutor, kernel: Path) -> Build:
     return build
 
 
-def measure(executor: LocalExecutor, kernel: Path, build: Build, mode: str = "honest") -> Measurement:
+def measure(executor: LocalExecutor, kernel: Path, build: Build, mode: str = "honest") -> Evaluation:
     return executor.measure(measure_request(kernel, build, mode)).result(PATIENCE_S)
 
 
@@ -274,7 +270,7 @@ def test_a_renewed_device_is_another_process(executor: LocalExecutor, kernel: Pa
 
 
 def prepare_dead_device(scratch: Path) -> None:
-    tasks.prepare_device("cpu", 0, scratch, 1 << 28)
+    prepare_device("cpu", 0, scratch, 1 << 28)
     session = measuring.open_device()
 
     def fall_silent() -> None:
@@ -286,7 +282,7 @@ def prepare_dead_device(scratch: Path) -> None:
 def prepare_deaf_device(scratch: Path) -> None:
     import torch
 
-    tasks.prepare_device("cpu", 0, scratch, 1 << 28)
+    prepare_device("cpu", 0, scratch, 1 << 28)
     torch.arange = lambda count, **options: torch.zeros(count, dtype=torch.int64)  # type: ignore[assignment]
 
 

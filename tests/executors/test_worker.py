@@ -15,10 +15,11 @@ import pytest
 
 from evo.errors import EngineError
 from evo.evaluation import Status
-from evo.executors import _tasks as tasks
+from evo.executors._device import prepare_device
 from evo.executors._limits import AdaptiveTimeout
 from evo.executors._processes import start_server
 from evo.executors._worker import Worker, WorkerLost, enter_stage, exit_status, exit_text, ran_out_of_memory
+from evo.executors.local import prepare_builder
 from evo.targets import classify
 
 PATIENCE_S = 200.0
@@ -178,8 +179,8 @@ def reaches(port: int) -> bool:
 @pytest.mark.parametrize(
     ("prepare", "arguments", "reached"),
     [
-        (tasks.prepare_device, ("cpu", 0, Path("{tmp}"), 1 << 30), False),
-        (tasks.prepare_builder, (Path("{tmp}"), 1 << 30), False),
+        (prepare_device, ("cpu", 0, Path("{tmp}"), 1 << 30), False),
+        (prepare_builder, ("cpu", Path("{tmp}"), 1 << 30), False),
         (nothing, (), True),
     ],
     ids=["a candidate", "a builder", "any other process"],

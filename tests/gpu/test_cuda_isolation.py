@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from evo.evaluation import Status
-from evo.executors import BuildRequest, ExecutorConfig
+from evo.executors import ExecutorConfig, Request
 from evo.executors.local import LocalExecutor
 from evo.targets import find_target
 from tests.chaos.kernel import CUDA_FAULTS
@@ -46,7 +46,7 @@ def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalExecutor
     opened.close()
 
 
-def request(fault: str, number: int) -> BuildRequest:
+def request(fault: str, number: int) -> Request:
     return build_request("cuda", find_target("cuda").device().arch, fault, number)
 
 

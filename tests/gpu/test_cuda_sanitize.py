@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from evo import cli
-from evo.executors import BuildRequest
+from evo.executors import Request
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload, load_kernel
@@ -110,7 +110,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def run_tools(kernel: str, genome: Genome, tools: tuple[str, ...], workload: Workload | None = None) -> Sanitized:
-    request = BuildRequest(
+    request = Request(
         kernel=kernel,
         target="cuda",
         arch=find_target("cuda").device().arch,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from evo import cli
-from evo.executors import BuildRequest, ExecutorConfig
+from evo.executors import ExecutorConfig, Request
 from evo.executors.local import LocalExecutor
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
@@ -89,7 +89,7 @@ def check_attention(wanted: dict[str, Value], sizes: Sequence[str], cache: Path)
             point = space.complete({**space.default, **{n: v for n, v in wanted.items() if n in space.by_name}})
             if space.violations(point):
                 pytest.skip(f"not legal here: {'; '.join(space.violations(point))}")
-            request = BuildRequest(
+            request = Request(
                 kernel="attention", target="cuda", arch=arch, genome=Genome.of(point), workload=workload
             )
             trials = check_candidate(executor, kernel, request, gate=True, seed=1)

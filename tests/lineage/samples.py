@@ -15,7 +15,6 @@ from evo.evaluation import (
     Candidate,
     Check,
     Evaluation,
-    Measurement,
     Parent,
     Proposal,
     Status,
@@ -166,11 +165,11 @@ def failed(status: Status) -> Evaluation:
     return Evaluation(status=status, log=f"\n{status}: it is gone\nand more", seconds=30.0)
 
 
-def final(ratio: float, *, task: int = 0) -> Measurement:
+def final(ratio: float, *, task: int = 0) -> Evaluation:
     search = passed(0)
     rounds = (20.1 * ratio, 20.3 * ratio, 19.9 * ratio)
     measured = replace(timing(SPEC.workloads[task], ratio), protocol="final", samples_us=rounds)
-    return Measurement(
+    return Evaluation(
         status=Status.OK,
         checks=search.checks,
         timings=(measured,),
@@ -181,8 +180,8 @@ def final(ratio: float, *, task: int = 0) -> Measurement:
     )
 
 
-def refused_final() -> Measurement:
-    return Measurement(status=Status.WRONG, checks=refused(0).checks, log="not so right", seconds=1.0)
+def refused_final() -> Evaluation:
+    return Evaluation(status=Status.WRONG, checks=refused(0).checks, log="not so right", seconds=1.0)
 
 
 def new_run(store: Store, name: str | None = None) -> StoredRun:

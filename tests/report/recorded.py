@@ -14,7 +14,6 @@ from evo.evaluation import (
     Candidate,
     Check,
     Evaluation,
-    Measurement,
     Status,
     Timing,
 )
@@ -227,7 +226,7 @@ def _hold_finals(store: Store, run: StoredRun, task: int, workload: Workload, se
         if order == best[0]:
             raced = replace(timings[0], contender=FINALIST)
             timings = [timing(workload, ratio, protocol="final"), raced]
-        measurement = Measurement(status=Status.OK, checks=(check,), timings=tuple(timings))
+        measurement = Evaluation(status=Status.OK, checks=(check,), timings=tuple(timings))
         store.add_final(run, order, measurement, elapsed_s=run.elapsed_s)
     beside = [
         timing(workload, 1.0, contender="torch", protocol="final"),

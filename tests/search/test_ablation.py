@@ -13,8 +13,8 @@ import pytest
 from evo.analysis.explanation import edits_between
 from evo.cli import run as run_command
 from evo.errors import UsageError
-from evo.evaluation import Build, Candidate, Measurement, Proposal, Status, Timing
-from evo.executors import BuildRequest, ExecutorConfig, MeasureRequest, RaceRequest, RaceResult
+from evo.evaluation import Build, Candidate, Evaluation, Proposal, Status, Timing
+from evo.executors import ExecutorConfig, RaceRequest, RaceResult, Request
 from evo.executors.local import LocalExecutor
 from evo.lineage.models import public_id
 from evo.lineage.store import Store
@@ -107,11 +107,11 @@ class Noisy:
     def __init__(self, *disturbed: int, again: str = "") -> None:
         self._disturbed, self.races, self._again = disturbed, 0, again
 
-    def build(self, request: BuildRequest) -> Future[Build]:
+    def build(self, request: Request) -> Future[Build]:
         return _done(s.build(0))
 
-    def measure(self, request: MeasureRequest) -> Future[Measurement]:
-        return _done(Measurement(status=Status.OK))
+    def measure(self, request: Request) -> Future[Evaluation]:
+        return _done(Evaluation(status=Status.OK))
 
     def race(self, request: RaceRequest) -> Future[RaceResult]:
         spoilt = self._disturbed[min(self.races, len(self._disturbed) - 1)]

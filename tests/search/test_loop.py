@@ -19,8 +19,8 @@ import pytest
 from evo.analysis.runs import find_run
 from evo.cli.results import evaluation_costs
 from evo.errors import StoreError, UsageError
-from evo.evaluation import AA_CONTROL, FINALIST, Build, Candidate, Costs, Measurement, Proposal, Status
-from evo.executors import BuildRequest, MeasureRequest, RaceRequest, RaceResult
+from evo.evaluation import AA_CONTROL, FINALIST, Build, Candidate, Costs, Evaluation, Proposal, Status
+from evo.executors import RaceRequest, RaceResult, Request
 from evo.lineage import Environment, RunSpec, StoredRun
 from evo.lineage.store import Store
 from evo.problem.kernel import load_kernel
@@ -233,10 +233,10 @@ def test_what_a_replay_takes_comes_before_the_search(store: Store, monkeypatch: 
 class Costly(LandscapeExecutor):
     """A build costs 2 s, and a measurement 3 s on the device; or so it says."""
 
-    def build(self, request: BuildRequest) -> Future[Build]:
+    def build(self, request: Request) -> Future[Build]:
         return _changed(super().build(request), seconds=2.0)
 
-    def measure(self, request: MeasureRequest) -> Future[Measurement]:
+    def measure(self, request: Request) -> Future[Evaluation]:
         return _changed(super().measure(request), seconds=3.0, gate_seconds=1.0, timing_seconds=1.5)
 
 
@@ -261,7 +261,7 @@ def test_costs_of_a_resumed_run_are_told_over_the_candidates_since_then(store: S
 def test_without_a_finished_candidate_costs_are_no_average(store: Store) -> None:
     """What was built and not measured when a search ended is in no finished candidate's costs."""
     executor = Costly(1)
-    stuck: Future[Measurement] = Future()
+    stuck: Future[Evaluation] = Future()
     executor.measure = lambda request: stuck  # type: ignore[method-assign]
     part, reason, _ = search(configure(40, seconds=1.0), store, executor)
     assert reason is StopReason.TIME
@@ -385,7 +385,7 @@ class Disturbed(LandscapeExecutor):
         super().__init__(2)
         self.times, self.of = times, of
 
-    def measure(self, request: MeasureRequest) -> Future[Measurement]:
+    def measure(self, request: Request) -> Future[Evaluation]:
         digest = request.genome.digest
         found = super().measure(request).result()
         if found.timings and self.of(digest) and self.measured.count(digest) <= self.times:
@@ -439,7 +439,7 @@ def test_a_machine_that_has_become_quiet_is_trusted_again(store: Store) -> None:
 class WithIncumbent(LandscapeExecutor):
     """Whoever has an incumbent loses against it in the race of both, whatever its own ratio says."""
 
-    def measure(self, request: MeasureRequest) -> Future[Measurement]:
+    def measure(self, request: Request) -> Future[Evaluation]:
         found = super().measure(request).result()
         if found.timings and request.incumbent is not None:
             own = found.timings[0]
