@@ -103,11 +103,10 @@ def _candidates(connection: Connection, run_id: int, task: int | None) -> list[A
 
 
 def parents_by_child(connection: Connection, run_id: int) -> dict[int, list[int]]:
-    """Keys of the parents of every candidate of a run that has any."""
+    """Keys of the parents of every candidate of a run that has any, the first parent first."""
     found: dict[int, list[int]] = defaultdict(list)
-    for child, parent in connection.execute(
-        select(_p.child_id, _p.parent_id).where(_p.child_id.between(*key_range(run_id)))
-    ):
+    related = select(_p.child_id, _p.parent_id).where(_p.child_id.between(*key_range(run_id)))
+    for child, parent in connection.execute(related.order_by(_p.child_id, _p.position)):
         found[child].append(parent)
     return found
 

@@ -11,21 +11,19 @@ import logging
 import socket
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 import waitress.server
 from bottle import Bottle, HTTPError, request, response
-from sqlalchemy import func, select
+from sqlalchemy import select
 
-from evo.analysis.best import Best, find_best
 from evo.analysis.outcome import read_outcome
-from evo.analysis.runs import RunSummary, find_run
+from evo.analysis.runs import list_runs
 from evo.errors import EvoError, UnknownNameError, UsageError
-from evo.evaluation import within_noise
 from evo.lineage import RunStatus
 from evo.lineage import models as m
 from evo.lineage.database import command_line
@@ -37,8 +35,8 @@ from evo.report.trials import TrialMirror
 
 __all__ = ["LivePages", "is_own_host", "open_server", "server_url"]
 
-_PAGE_SIZE, _MOST_PAGES = 50, 10**6
-_KEPT = 6
+_LISTED_RUNS = 500
+_KEPT_PAGES = 6
 _REST = 10.0
 _LEAST_WAIT_S, _MOST_WAIT_S, _IDLE_WAIT_S = 2.0, 60.0, 15.0
 _THREADS = 8
@@ -112,52 +110,35 @@ class LivePages:
     ) -> None:
         self._db, self._host, self._named, self._rest = db, host, named, rest
         self._trials, self._optuna = trials, optuna
-        self._made: OrderedDict[str, tuple[str, str, float]] = OrderedDict()
         self._making = threading.Lock()
-        self._assets = {
-            "style.css": ("text/css; charset=utf-8", read_style()),
-            "page.js": ("text/javascript; charset=utf-8", read_script()),
-            "live.js": ("text/javascript; charset=utf-8", read_script("live")),
-        }
+        self._made = lru_cache(_KEPT_PAGES)(self._make)
         self._app = Bottle()
-        self._app.get("/", callback=self._index_frame)
-        self._app.get("/body", callback=self._index)
+        self._app.get("/", callback=lambda: self._frame("evo: runs", "/body"))
+        self._app.get("/body", callback=self._body)
         self._app.get("/run/<name>", callback=self._run_frame)
-        self._app.get("/run/<name>/body", callback=self._run)
-        self._app.get("/assets/<name>", callback=self._asset)
+        self._app.get("/run/<name>/body", callback=self._body)
+        self._app.get("/assets/<name>", callback=_asset)
         self._app.install(_explained)
         self._app.default_error_handler = _plain
 
     def __call__(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
-        added = _OWN_HEADERS
+        own = not environ.get("PATH_INFO", "").startswith(_OPTUNA)
 
         def begin(status: str, headers: list[tuple[str, str]], *rest: Any) -> Any:
-            return start(status, [*headers, *added], *rest)
+            return start(status, [*headers, *(_OWN_HEADERS if own else _HEADERS)], *rest)
 
-        refusal = ""
         if not is_own_host(environ.get("HTTP_HOST", ""), self._host):
-            refusal = "421 Misdirected Request: this server goes by another name"
+            refusal = "421 Misdirected Request", b"this server goes by another name\n"
         elif environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
-            refusal = "405 Method Not Allowed: nothing can be changed here"
-        elif environ.get("PATH_INFO", "").startswith(_OPTUNA):
-            if self._optuna is not None:
-                added = _HEADERS
-                return self._optuna(environ, begin)
-            refusal = "404 Not Found: Optuna's dashboard is not installed"
-        if refusal:
-            status, _, said = refusal.partition(": ")
-            begin(status, [("Content-Type", "text/plain; charset=utf-8")])
-            return [f"{said}\n".encode()]
-        return self._app(environ, begin)  # type: ignore[no-any-return]
-
-    def _asset(self, name: str) -> str:
-        if name not in self._assets:
-            raise HTTPError(404)
-        response.content_type, text = self._assets[name]
-        return text
-
-    def _index_frame(self) -> str:
-        return self._frame("evo: runs", f"/body?page={_page_number()}")
+            refusal = "405 Method Not Allowed", b"nothing can be changed here\n"
+        elif own:
+            return self._app(environ, begin)  # type: ignore[no-any-return]
+        elif self._optuna is not None:
+            return self._optuna(environ, begin)
+        else:
+            refusal = "404 Not Found", b"Optuna's dashboard is not installed\n"
+        begin(refusal[0], [("Content-Type", "text/plain; charset=utf-8")])
+        return [refusal[1]]
 
     def _run_frame(self, name: str) -> str:
         with Store.open(self._db, write=False) as store:
@@ -169,79 +150,61 @@ class LivePages:
     def _frame(self, title: str, body: str) -> str:
         """The page around a part, which its script fetches, and fetches again."""
         file = command_line(self._named, "report", "RUN", "--out", "report.html")
-        return render(
-            "live.html.j2", error="", title=title, body=body, optuna=self._optuna is not None, file=file
-        )
+        return render("live.html.j2", error="", title=title, body=body, optuna=self._optuna is not None, file=file)
 
-    def _index(self) -> str:
-        page = _page_number()
-
-        def make(store: Store) -> str:
-            with store.reading() as connection:
-                number = connection.scalar(select(func.count()).select_from(m.Run)) or 0
-                names = connection.scalars(
-                    select(m.Run.name).order_by(m.Run.id.desc()).limit(_PAGE_SIZE).offset((page - 1) * _PAGE_SIZE)
-                ).all()
-            return render(
-                "index.html.j2",
-                start=command_line(self._named, "search", "KERNEL"),
-                rows=[_index_row(store, find_run(store, name)) for name in names],
-                place=str(store),
-                number=number,
-                page=page,
-                pages=max(1, -(-number // _PAGE_SIZE)),
-            )
-
-        return self._part(f"index {page}", None, make)
-
-    def _run(self, name: str) -> str:
-        def make(store: Store) -> str:
-            return render_body(read_outcome(store, name, db=self._named), live=True, studies=self._studies(store, name))
-
-        return self._part(f"run {name}", name, make)
-
-    def _part(self, key: str, run: str | None, make: Callable[[Store], str]) -> str:
-        """What stands in a frame; 304 if the browser has it as it is. It is made anew where the run, or any run, changed."""
-        with self._making, Store.open(self._db, write=False) as store:  # one at a time: a search needs the cores
-            state, running = self._state(store, run)
-            tag = f'"{hashlib.sha256(f"{key} {state}".encode()).hexdigest()[:24]}"'
-            kept = self._made.get(key)
-            known = request.get_header("If-None-Match") == tag
-            if not known and (kept is None or kept[0] != tag):
-                began = time.monotonic()
-                text = make(store)
-                kept = self._made[key] = tag, text, time.monotonic() - began
-                self._made.move_to_end(key)
-                while len(self._made) > _KEPT:
-                    self._made.popitem(last=False)
-        cost = kept[2] if kept is not None else 0.0
-        wait_s = min(max(_LEAST_WAIT_S, self._rest * cost), _MOST_WAIT_S) if running else _IDLE_WAIT_S
+    def _body(self, name: str | None = None) -> str:
+        """What stands in the frame of a run, or of the index; 304 if the browser has it as it is."""
+        with self._making:  # one at a time: a search needs the cores
+            state, running = self._state(name)
+            text, cost_s = self._made(name, state)
+        tag = f'"{hashlib.sha256(f"{name} {state}".encode()).hexdigest()[:24]}"'
+        wait_s = min(max(_LEAST_WAIT_S, self._rest * cost_s), _MOST_WAIT_S) if running else _IDLE_WAIT_S
         response.set_header("ETag", tag)
         response.set_header("X-Wait-Seconds", f"{wait_s:.1f}")
-        if known or kept is None:
+        if request.get_header("If-None-Match") == tag:
             response.status = 304
             return ""
-        return kept[1]
+        return text
 
-    def _state(self, store: Store, name: str | None) -> tuple[str, bool]:
-        """What changes whenever a page of the run, or of all runs, does; and whether a search goes on there."""
-        with store.reading() as connection:
-            some = select(m.Run.id, m.Run.uid, m.Run.updated, m.Run.status)
+    def _state(self, name: str | None) -> tuple[str, bool]:
+        """What changes whenever the page of a run, or of all runs, does; and whether a search goes on there."""
+        with Store.open(self._db, write=False) as store, store.reading() as connection:
+            some = select(m.Run.id, m.Run.uid, m.Run.name, m.Run.updated, m.Run.status)
             some = some if name is None else some.where(m.Run.id == resolve_run(connection, name))
             rows = connection.execute(some).all()
             dead = gone(store, connection, {row.id: row.status for row in rows})
         running = [row.id for row in rows if row.status == RunStatus.RUNNING.value and row.id not in dead]
         last = max((row.updated for row in rows), default=None)
-        studies = self._studies(store, name) if name is not None else ()
+        studies = self._studies(rows[0].name) if name is not None else {}
         return f"{[row.uid for row in rows]} {last} {running} {studies}", bool(running)
 
-    def _studies(self, store: Store, name: str) -> tuple[tuple[str, str], ...]:
-        """Workloads, and where Optuna's dashboard shows the trials of each."""
+    def _make(self, name: str | None, state: str) -> tuple[str, float]:
+        """What stands in a frame, and the seconds that making it took. It is kept as long as the state is the same."""
+        began = time.monotonic()
+        with Store.open(self._db, write=False) as store:
+            if name is None:
+                start = command_line(self._named, "search", "KERNEL")
+                text = render("index.html.j2", runs=list_runs(store), most=_LISTED_RUNS, place=str(store), start=start)
+            else:
+                outcome = read_outcome(store, name, db=self._named)
+                text = render_body(outcome, live=True, studies=self._studies(outcome.run.name))
+        return text, time.monotonic() - began
+
+    def _studies(self, run: str) -> dict[str, str]:
+        """Where Optuna's dashboard shows the trials of a workload, by workload."""
         if self._optuna is None or self._trials is None:
-            return ()
-        run = store.run(name)
-        ids = self._trials.study_ids(run.name, [w.key for w in run.spec.workloads])
-        return tuple((workload, f"/dashboard/studies/{key}") for workload, key in ids.items())
+            return {}
+        return {workload: f"/dashboard/studies/{key}" for workload, key in self._trials.study_ids(run).items()}
+
+
+def _asset(name: str) -> str:
+    if name == "style.css":
+        response.content_type = "text/css; charset=utf-8"
+        return read_style()
+    if name not in ("page.js", "live.js"):
+        raise HTTPError(404)
+    response.content_type = "text/javascript; charset=utf-8"
+    return read_script(name)
 
 
 def _explained(callback: Callable[..., str]) -> Callable[..., bytes]:
@@ -261,14 +224,3 @@ def _explained(callback: Callable[..., str]) -> Callable[..., bytes]:
 def _plain(error: HTTPError) -> str:
     response.content_type = "text/plain; charset=utf-8"
     return "there is no such page\n" if error.status_code == 404 else f"{error.status_line}\n"
-
-
-def _index_row(store: Store, run: RunSummary) -> dict[str, Any]:
-    best: Best | None = min(find_best(store, run=run.name), key=lambda b: (b.unconfirmed, b.ratio), default=None)
-    tie = best is not None and within_noise(best.ratio, best.noise_floor)
-    return {"run": run, "best": best, "tie": tie, "href": f"/run/{quote(run.name, safe='')}"}
-
-
-def _page_number() -> int:
-    text = request.query.get("page", "1")
-    return max(1, min(int(text), _MOST_PAGES)) if text.isdecimal() and len(text) < 8 else 1

@@ -10,6 +10,7 @@ import base64
 import hashlib
 import os
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -127,9 +128,9 @@ def read_style() -> str:
     return text
 
 
-def read_script(name: str = "page") -> str:
-    """page: shows what a mark of a figure means, beside the pointer or the focus. live: keeps a page up to date."""
-    return (_FOLDER / f"{name}.js").read_text(encoding="utf-8")
+def read_script(name: str) -> str:
+    """page.js: shows what a mark of a figure means, beside the pointer or the focus. live.js: keeps a page up to date."""
+    return (_FOLDER / name).read_text(encoding="utf-8")
 
 
 def render_body(
@@ -137,17 +138,17 @@ def render_body(
     drawn: list[Section] | None = None,
     *,
     live: bool = False,
-    studies: tuple[tuple[str, str], ...] = (),
+    studies: Mapping[str, str] | None = None,
 ) -> str:
-    """What stands between the page's frame: also what a live page exchanges. studies: workloads, and where Optuna's
-    dashboard shows the trials of each."""
+    """What stands between the page's frame: also what a live page exchanges. studies: where Optuna's dashboard shows the
+    trials of a workload, by workload."""
     drawn = sections(data) if drawn is None else drawn
-    return render("report.html.j2", data=data, run=data.run, sections=drawn, live=live, studies=studies)
+    return render("report.html.j2", data=data, run=data.run, sections=drawn, live=live, studies=studies or {})
 
 
 def render_page(data: RunOutcome, drawn: list[Section] | None = None) -> str:
     """The whole file. Its policy forbids browsers to load anything, and to run anything but its own script."""
-    css, program = read_style(), read_script()
+    css, program = read_style(), read_script("page.js")
     policy = (
         f"default-src 'none'; style-src '{_hash(css)}'; script-src '{_hash(program)}'; img-src data:; base-uri 'none';"
         " form-action 'none'"

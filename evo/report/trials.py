@@ -6,10 +6,8 @@ candidate's score, its parameters are the genome's; what else is known is in its
 
 from __future__ import annotations
 
-import json
 import threading
 import warnings
-from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,8 +16,9 @@ from filelock import FileLock, Timeout
 from sqlalchemy import func, select
 from sqlalchemy.orm import aliased
 
+from evo.analysis.operators import parents_by_child
 from evo.analysis.outcome import read_problem
-from evo.analysis.runs import find_run
+from evo.analysis.runs import RunSummary, TaskSummary, find_run
 from evo.errors import EvoError, UsageError
 from evo.evaluation import PASSED
 from evo.lineage import RunStatus
@@ -27,7 +26,7 @@ from evo.lineage import models as m
 from evo.lineage.models import ORDERS_PER_RUN, key_range, public_id
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
-from evo.problem.space import Value
+from evo.problem.space import Space
 from evo.report.text import clean
 
 if TYPE_CHECKING:
@@ -40,7 +39,8 @@ __all__ = ["MOST_TRIALS", "TrialMirror", "study_name"]
 MOST_TRIALS = 50_000
 """Of one run; more than that no browser shows."""
 _PAUSE_S = 2.0
-_c, _p = m.Candidate, m.Parentage
+_JOURNAL_BEGINS = b'{"op_code":'
+_c = m.Candidate
 
 
 def study_name(run: str, workload: str) -> str:
@@ -58,14 +58,16 @@ class TrialMirror:
         import optuna
         from optuna.storages.journal import JournalFileBackend
 
-        _check_journal(journal)
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        self._db, self.journal = db, journal
+        self._db, self.journal, self.writes = db, journal, True
         self._lock = FileLock(f"{journal}.writer")
         try:
+            if journal.exists() and not _is_journal(journal):
+                raise UsageError(
+                    f"{journal} is there and is not a journal of Optuna's; it is left as it is: name another with --optuna"
+                )
             self._lock.acquire(timeout=0)
-            self.writes = True
         except Timeout:
             self.writes = False
         except OSError as error:
@@ -74,7 +76,6 @@ class TrialMirror:
             ) from error
         self.storage: BaseStorage = optuna.storages.JournalStorage(JournalFileBackend(str(journal)))
         self._wanted: set[str] = set()
-        self._written: dict[str, set[int]] = {}
         self._choices: dict[int, dict[str, CategoricalDistribution]] = {}
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._work, name="trials", daemon=True)
@@ -93,10 +94,10 @@ class TrialMirror:
         """From now on the run's trials are kept up to date, too."""
         self._wanted.add(run)
 
-    def study_ids(self, run: str, workloads: Iterable[str]) -> dict[str, int]:
-        """Of the studies that are there, by workload."""
-        known = {s.study_name: s._study_id for s in self.storage.get_all_studies()}
-        return {w: known[study_name(run, w)] for w in workloads if study_name(run, w) in known}
+    def study_ids(self, run: str) -> dict[str, int]:
+        """Of a run's studies that are there, by workload."""
+        before, known = study_name(run, ""), self.storage.get_all_studies()
+        return {s.study_name.removeprefix(before): s._study_id for s in known if s.study_name.startswith(before)}
 
     def _work(self) -> None:
         while not self._stopping.is_set():
@@ -116,13 +117,22 @@ class TrialMirror:
 
     def copy(self, store: Store, name: str) -> None:
         """Writes the candidates of a run that are not written yet. Raises UnknownNameError."""
-        run = store.run(name)
-        written = self._written.setdefault(run.uid, set())
+        run, summary, spaces = store.run(name), find_run(store, name), None
+        studies = {task.number: self._open_study(summary, task, run.uid) for task in summary.tasks}
+        for number, study in studies.items():
+            if study not in self._choices:
+                spaces = read_problem(summary).spaces if spaces is None else spaces
+                self._choices[study] = _choices(spaces.get(number))
+        written = {
+            trial.user_attrs["order"]
+            for study in studies.values()
+            for trial in self.storage.get_all_trials(study, deepcopy=False)
+        }
+        if len(written) >= min(summary.evaluations, MOST_TRIALS):
+            return
         original = aliased(_c)
         with store.reading() as connection:
-            number = connection.scalar(select(func.count()).where(_c.id.between(*key_range(run.id)))) or 0
-            if 0 < min(number, MOST_TRIALS) <= len(written):
-                return
+            parents = parents_by_child(connection, run.id)
             rows = connection.execute(
                 select(_c.id, _c.task, _c.genome, _c.operator, _c.status, _c.created, _c.seconds)
                 # One whose machine code was known has the score of that, as the sampler is told.
@@ -132,81 +142,45 @@ class TrialMirror:
                 .order_by(_c.id)
                 .limit(MOST_TRIALS)
             ).all()
-            parents: dict[int, list[str]] = {}
-            for child, parent in connection.execute(
-                select(_p.child_id, _p.parent_id)
-                .where(_p.child_id.between(*key_range(run.id)))
-                .order_by(_p.child_id, _p.position)
-            ):
-                parents.setdefault(child, []).append(public_id(run.uid, parent % ORDERS_PER_RUN))
-        studies = self._open_studies(store, run, rows)
         for row in rows:
             order = row.id % ORDERS_PER_RUN
             if order not in written and not self._stopping.is_set():
+                ids = [public_id(run.uid, parent % ORDERS_PER_RUN) for parent in parents.get(row.id, ())]
+                about = {"candidate": public_id(run.uid, order), "order": order, "parents": ids}
                 study = studies[row.task]
-                about = {"candidate": public_id(run.uid, order), "order": order, "parents": parents.get(row.id, [])}
                 self.storage.create_new_trial(study, template_trial=_trial(row, about, self._choices[study]))
-                written.add(order)
 
-    def _open_studies(self, store: Store, run: Any, rows: Iterable[Any]) -> dict[int, int]:
-        """Keys of the studies by number of the task. A study of another run that had the name is replaced."""
+    def _open_study(self, run: RunSummary, task: TaskSummary, uid: str) -> int:
+        """Its key. A study of another run that had the name is replaced."""
         import optuna
-        from optuna.distributions import CategoricalDistribution
 
-        summary = find_run(store, run.name)
-        known = {s.study_name: s._study_id for s in self.storage.get_all_studies()}
-        found, spaces = {}, None
-        for task in summary.tasks:
-            name = study_name(run.name, task.workload)
-            key = known.get(name)
-            if key is not None and self.storage.get_study_user_attrs(key).get("run_uid") != run.uid:
-                self.storage.delete_study(key)
-                key = None
-            if key is None:
-                study = optuna.create_study(study_name=name, storage=self.storage, direction="minimize")
-                study.set_metric_names(["time over the reference's"])
-                facts = {
-                    "run_uid": run.uid, "run": run.name, "workload": task.workload, "kernel": summary.kernel,
-                    "device": summary.device, "sampler": summary.sampler, "seed": summary.seed,
-                }  # fmt: skip
-                for fact, value in facts.items():
-                    study.set_user_attr(fact, clean(value) if isinstance(value, str) else value)
-                key = study._study_id
-            if key not in self._choices:
-                spaces = read_problem(summary).spaces if spaces is None else spaces
-                space = spaces.get(task.number)
-                choices = {p.name: p.values for p in space.parameters} if space else _tried(rows, task.number)
-                self._choices[key] = {clean(n): CategoricalDistribution(some) for n, some in choices.items()}
-                trials = self.storage.get_all_trials(key, deepcopy=False)
-                self._written[run.uid].update(t.user_attrs["order"] for t in trials)
-            found[task.number] = key
-        return found
+        known = self.study_ids(run.name).get(task.workload)
+        if known is not None:
+            if self.storage.get_study_user_attrs(known).get("run_uid") == uid:
+                return known
+            self.storage.delete_study(known)
+        name = study_name(run.name, task.workload)
+        study = optuna.create_study(study_name=name, storage=self.storage, direction="minimize")
+        study.set_metric_names(["time over the reference's"])
+        facts = {
+            "run_uid": uid, "run": run.name, "workload": task.workload, "kernel": clean(run.kernel),
+            "device": clean(run.device), "sampler": run.sampler, "seed": run.seed,
+        }  # fmt: skip
+        for fact, value in facts.items():
+            study.set_user_attr(fact, value)
+        return study._study_id
 
 
-def _check_journal(path: Path) -> None:
-    """Raises UsageError for a file that is something else than a journal of Optuna's."""
-    if path.is_dir():
-        raise UsageError(f"--optuna {path} is a folder; name a file in it, such as {path / 'optuna.log'}")
-    if not path.exists() or not path.stat().st_size:
-        return
-    try:
-        with path.open("rb") as file:
-            known = "op_code" in json.loads(file.readline(1 << 20))
-    except (OSError, ValueError, TypeError):
-        known = False
-    if not known:
-        raise UsageError(
-            f"{path} is there and is not a journal of Optuna's; it is left as it is: name another with --optuna"
-        )
+def _is_journal(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(_JOURNAL_BEGINS)) in (_JOURNAL_BEGINS, b"")
 
 
-def _tried(rows: Iterable[Any], task: int) -> dict[str, tuple[Value, ...]]:
-    """Values by parameter as far as they are known, where the kernel is not."""
-    values: dict[str, dict[tuple[type, Value], Value]] = {}
-    for row in rows:
-        for name, value in Genome.from_json(row.genome).items if row.task == task else ():
-            values.setdefault(name, {})[type(value), value] = value
-    return {name: tuple(sorted(some.values(), key=str)) for name, some in values.items()}
+def _choices(space: Space | None) -> dict[str, CategoricalDistribution]:
+    """By parameter; none where the kernel is not known any more."""
+    from optuna.distributions import CategoricalDistribution
+
+    return {clean(p.name): CategoricalDistribution(p.values) for p in (space.parameters if space else ())}
 
 
 def _trial(row: Any, about: dict[str, Any], choices: dict[str, CategoricalDistribution]) -> FrozenTrial:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -76,17 +77,13 @@ def test_only_a_name_that_no_stranger_can_point_here_is_answered(header: str, se
     assert is_own_host(header, served) is own
 
 
-def test_a_foreign_host_header_gets_nothing(client: Client) -> None:
+def test_a_foreign_host_header_gets_nothing_and_nobody_can_change_anything(client: Client) -> None:
     for path in ("/", "/body", "/run/one", "/dashboard", "/assets/style.css"):
         status, _, body = client.get(path, host="evil.example")
         assert status == 421
         assert "one" not in body.split()
-
-
-def test_nothing_can_be_changed(client: Client) -> None:
-    for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
-        assert client.get("/run/one", method=method)[0] == 405
-        assert client.get("/api/studies", method=method)[0] == 405
+        for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
+            assert client.get(path, method=method)[0] == 405
 
 
 def test_every_page_forbids_what_it_does_not_need(client: Client) -> None:
@@ -108,8 +105,6 @@ def test_the_index_lists_the_runs_the_latest_first_and_links_to_them(client: Cli
     assert '<td class="n">tie</td>' not in body[body.index("/run/two") :]
     assert "<script" not in body
     assert "&lt;script&gt;" in body
-    assert client.get("/body?page=2")[2].count("<tr>") == 0
-    assert client.get("/body?page=%3Cb%3E")[0] == 200
 
 
 def test_the_index_marks_what_the_finals_did_not_confirm(tmp_path: Path) -> None:
@@ -147,10 +142,8 @@ def test_what_is_not_there_is_one_sentence(client: Client) -> None:
     status, _, body = client.get("/run/<b>nobody")
     assert status == 404
     assert "&lt;b&gt;nobody" in body
-    assert "Traceback" not in body
-    assert client.get("/run/one/body/more")[0] == 404
-    assert client.get("/../../etc/passwd")[0] == 404
-    assert client.get("/dashboard")[0] == 404
+    for path in ("/run/one/body/more", "/../../etc/passwd", "/dashboard", "/assets/page.html.j2"):
+        assert client.get(path)[0] == 404
 
 
 def test_a_database_that_goes_away_is_said_and_comes_back(database: Path, tmp_path: Path) -> None:
@@ -182,15 +175,19 @@ def mirrored(tmp_path: Path) -> Iterator[tuple[Store, Recording, TrialMirror]]:
         search = Recording(store, Plan(name="live", evaluations=60, workloads=WORKLOADS))
         search.advance(40)
         mirror = TrialMirror(str(path), tmp_path / "optuna.log")
+        mirror.copy(store, "live")
         yield store, search, mirror
         mirror.stop()
+
+
+def _trials(mirror: TrialMirror) -> int:
+    return sum(len(mirror.storage.get_all_trials(s._study_id)) for s in mirror.storage.get_all_studies())
 
 
 def test_a_study_of_each_task_has_its_candidates_as_trials(mirrored: tuple[Store, Recording, TrialMirror]) -> None:
     import optuna
 
     store, _, mirror = mirrored
-    mirror.copy(store, "live")
     task = find_run(store, "live").tasks[1]
     study = optuna.load_study(study_name=study_name("live", task.workload), storage=mirror.storage)
     assert study.direction == optuna.study.StudyDirection.MINIMIZE
@@ -226,60 +223,36 @@ def test_a_trial_whose_machine_code_was_known_has_the_score_of_that(tmp_path: Pa
     assert study.trials[1].user_attrs["status"] == "same_code"
 
 
-def test_trials_are_added_as_the_search_goes_on_and_none_twice(
+def test_trials_are_added_as_the_search_goes_on_and_none_twice_and_by_one_dashboard(
     mirrored: tuple[Store, Recording, TrialMirror], tmp_path: Path
 ) -> None:
     store, search, mirror = mirrored
-    mirror.copy(store, "live")
     search.advance(20)
     mirror.copy(store, "live")
-    assert _trials(mirror) == 60
+    other = TrialMirror(str(tmp_path / "lineage.db"), tmp_path / "optuna.log")
+    assert (_trials(mirror), _trials(other)) == (60, 60)
+    assert (mirror.writes, other.writes) == (True, False)
+    other.stop()
     mirror.stop()
     again = TrialMirror(str(tmp_path / "lineage.db"), tmp_path / "optuna.log")
     again.copy(store, "live")
-    assert _trials(again) == 60
+    assert (again.writes, _trials(again)) == (True, 60)
     again.stop()
 
 
-def _trials(mirror: TrialMirror) -> int:
-    return sum(len(mirror.storage.get_all_trials(s._study_id)) for s in mirror.storage.get_all_studies())
-
-
-def test_two_dashboards_do_not_write_one_journal(
+def test_a_run_that_took_over_a_name_gets_a_study_of_its_own_also_where_its_kernel_is_gone(
     mirrored: tuple[Store, Recording, TrialMirror], tmp_path: Path
 ) -> None:
-    store, _, mirror = mirrored
-    mirror.copy(store, "live")
-    other = TrialMirror(str(tmp_path / "lineage.db"), tmp_path / "optuna.log")
-    assert mirror.writes
-    assert not other.writes
-    assert _trials(other) == 40
-    other.stop()
-
-
-def test_a_run_that_took_over_a_name_gets_a_study_of_its_own(
-    mirrored: tuple[Store, Recording, TrialMirror], tmp_path: Path
-) -> None:
-    store, _, mirror = mirrored
-    mirror.copy(store, "live")
+    _, _, mirror = mirrored
     mirror.stop()
     with Store.open(tmp_path / "other.db", write=True) as other:
-        record_run(other, Plan(name="live", evaluations=12, workloads=WORKLOADS, finals=False))
+        plan = Plan(name="live", evaluations=12, workloads=WORKLOADS, finals=False, kernel=f"/nowhere/{HOSTILE}")
+        record_run(other, plan)
         mirror = TrialMirror(str(tmp_path / "other.db"), tmp_path / "optuna.log")
         mirror.copy(other, "live")
         assert _trials(mirror) == 12
-        mirror.stop()
-
-
-def test_a_kernel_that_is_gone_still_has_its_parameters(tmp_path: Path) -> None:
-    path = tmp_path / "lineage.db"
-    with Store.open(path, write=True) as store:
-        record_run(store, Plan(name="gone", evaluations=20, kernel=f"/nowhere/{HOSTILE}"))
-        mirror = TrialMirror(str(path), tmp_path / "optuna.log")
-        mirror.copy(store, "gone")
-        key = mirror.storage.get_all_studies()[0]._study_id
-        for trial in mirror.storage.get_all_trials(key):
-            assert trial.params == read_candidate(store, trial.user_attrs["candidate"]).parameters
+        for trial in mirror.storage.get_all_trials(next(iter(mirror.study_ids("live").values()))):
+            assert trial.user_attrs["elsewhere"] == read_candidate(other, trial.user_attrs["candidate"]).parameters
         mirror.stop()
 
 
@@ -287,61 +260,53 @@ def test_what_is_not_a_journal_is_not_written_to(database: Path, tmp_path: Path)
     before = database.read_bytes()
     with pytest.raises(UsageError, match="is not a journal of Optuna's"):
         TrialMirror(str(database), database)
-    with pytest.raises(UsageError, match="is a folder"):
+    with pytest.raises(UsageError, match="Is a directory; name another file"):
         TrialMirror(str(database), tmp_path)
     assert database.read_bytes() == before
 
 
-@pytest.fixture
-def dashboard(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
-    """The command itself, over a database with one run."""
+def _serve(database: Path, program: tuple[str, ...] = ("-m", "evo")) -> subprocess.Popen[str]:
+    """The command itself."""
+    command = [sys.executable, *program, "dashboard", "--db", str(database), "--port", "0"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def test_the_command_serves_its_pages_and_optunas_and_ends_when_told_to(tmp_path: Path) -> None:
+    pytest.importorskip("optuna_dashboard")
     path = tmp_path / "lineage.db"
     with Store.open(path, write=True) as store:
         record_run(store, Plan(name="served", evaluations=30))
-    command = [sys.executable, "-m", "evo", "dashboard", "--db", str(path), "--port", "0", "--json"]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-    assert running.stdout is not None
-    said = ""
-    while not said.endswith("}\n"):
-        line = running.stdout.readline()
-        assert line, running.communicate()[1]
-        said += line
-    yield running, json.loads(said)
-    running.kill()
-    running.communicate()
+    running = _serve(path)
+    try:
+        assert running.stdout is not None
+        url, optuna = (re.search(r"http://127\.0\.0\.1:\S+", running.stdout.readline()) for _ in range(2))
+        assert url
+        assert optuna
+        with urlopen(f"{url[0]}run/served/body", timeout=60) as answer:
+            assert "30 candidates" in answer.read().decode()
+        with urlopen(optuna[0].rstrip(";"), timeout=60) as answer:
+            assert "Optuna" in answer.read().decode()
+        names: list[str] = []
+        while not names:  # the studies are written beside
+            with urlopen(f"{url[0]}api/studies", timeout=60) as answer:
+                names = [s["study_name"] for s in json.load(answer)["study_summaries"]]
+        assert names[0].startswith("served/rows=4096")
+        assert path.with_suffix(".optuna.log").exists()
+        running.send_signal(signal.SIGINT)
+        _, err = running.communicate(timeout=60)
+        assert (running.returncode, err) == (0, "")
+    finally:
+        running.kill()
 
 
-def test_the_command_serves_its_pages_and_optunas_and_ends_when_told_to(
-    dashboard: tuple[subprocess.Popen[str], dict[str, Any]],
-) -> None:
-    pytest.importorskip("optuna_dashboard")
-    running, said = dashboard
-    assert said["url"].startswith("http://127.0.0.1:")
-    with urlopen(f"{said['url']}run/served/body", timeout=60) as answer:
-        assert "30 candidates" in answer.read().decode()
-    with urlopen(said["optuna"], timeout=60) as answer:
-        assert "Optuna" in answer.read().decode()
-    names: list[str] = []
-    while not names:  # the studies are written beside
-        with urlopen(f"{said['url']}api/studies", timeout=60) as answer:
-            names = [s["study_name"] for s in json.load(answer)["study_summaries"]]
-    assert names[0].startswith("served/rows=4096")
-    assert Path(said["journal"]).name == "lineage.optuna.log"
-    running.send_signal(signal.SIGINT)
-    _, err = running.communicate(timeout=60)
-    assert (running.returncode, err) == (0, "")
-
-
-def test_without_optunas_dashboard_the_command_says_what_to_install(database: Path, tmp_path: Path) -> None:
+def test_without_optunas_dashboard_the_command_says_what_to_install(database: Path) -> None:
     program = (
         "import sys, importlib.util as u; find = u.find_spec\n"
         "u.find_spec = lambda name, *rest: None if name == 'optuna_dashboard' else find(name, *rest)\n"
         "from evo.cli import main; main()"
     )
-    command = [sys.executable, "-c", program, "dashboard", "--db", str(database), "--port", "0"]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    running = _serve(database, ("-c", program))
     try:
         assert running.stdout is not None
         assert running.stdout.readline().startswith("serving http://127.0.0.1:")
