@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -265,9 +264,9 @@ def test_what_is_not_a_journal_is_not_written_to(database: Path, tmp_path: Path)
     assert database.read_bytes() == before
 
 
-def _serve(database: Path, program: tuple[str, ...] = ("-m", "evo")) -> subprocess.Popen[str]:
+def _serve(database: Path, *options: str, program: tuple[str, ...] = ("-m", "evo")) -> subprocess.Popen[str]:
     """The command itself."""
-    command = [sys.executable, *program, "dashboard", "--db", str(database), "--port", "0"]
+    command = [sys.executable, *program, "dashboard", "--db", str(database), "--port", "0", *options]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
@@ -277,22 +276,21 @@ def test_the_command_serves_its_pages_and_optunas_and_ends_when_told_to(tmp_path
     path = tmp_path / "lineage.db"
     with Store.open(path, write=True) as store:
         record_run(store, Plan(name="served", evaluations=30))
-    running = _serve(path)
+    running = _serve(path, "--json")
     try:
         assert running.stdout is not None
-        url, optuna = (re.search(r"http://127\.0\.0\.1:\S+", running.stdout.readline()) for _ in range(2))
-        assert url
-        assert optuna
-        with urlopen(f"{url[0]}run/served/body", timeout=60) as answer:
+        said = json.loads("".join(running.stdout.readline() for _ in range(5)))
+        assert said.keys() == {"url", "optuna", "journal"}
+        with urlopen(f"{said['url']}run/served/body", timeout=60) as answer:
             assert "30 candidates" in answer.read().decode()
-        with urlopen(optuna[0].rstrip(";"), timeout=60) as answer:
+        with urlopen(said["optuna"], timeout=60) as answer:
             assert "Optuna" in answer.read().decode()
         names: list[str] = []
         while not names:  # the studies are written beside
-            with urlopen(f"{url[0]}api/studies", timeout=60) as answer:
+            with urlopen(f"{said['url']}api/studies", timeout=60) as answer:
                 names = [s["study_name"] for s in json.load(answer)["study_summaries"]]
         assert names[0].startswith("served/rows=4096")
-        assert path.with_suffix(".optuna.log").exists()
+        assert Path(said["journal"]) == path.with_suffix(".optuna.log")
         running.send_signal(signal.SIGINT)
         _, err = running.communicate(timeout=60)
         assert (running.returncode, err) == (0, "")
@@ -306,7 +304,7 @@ def test_without_optunas_dashboard_the_command_says_what_to_install(database: Pa
         "u.find_spec = lambda name, *rest: None if name == 'optuna_dashboard' else find(name, *rest)\n"
         "from evo.cli import main; main()"
     )
-    running = _serve(database, ("-c", program))
+    running = _serve(database, program=("-c", program))
     try:
         assert running.stdout is not None
         assert running.stdout.readline().startswith("serving http://127.0.0.1:")
