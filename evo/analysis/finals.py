@@ -11,9 +11,9 @@ from sqlalchemy import select
 from evo.analysis.candidates import TimingRecord, read_timing_record
 from evo.analysis.times import (
     HeldRace,
-    RaceTime,
     RelativeTime,
     gain_between,
+    gain_fields,
     gain_within,
     held_races,
     noise_floors,
@@ -24,20 +24,13 @@ from evo.lineage.models import unrefused
 from evo.lineage.read import resolve_run, rows_of
 from evo.lineage.store import Store
 
-__all__ = [
-    "Confirmation", "Finalist", "WorkloadFinals", "ceiling_note", "ceiling_remark", "quoted", "read_finals", "regret_remark",
-    "shift_remark",
-]  # fmt: skip
+__all__ = ["Confirmation", "Finalist", "WorkloadFinals", "ceiling_note", "quoted", "read_finals"]
 
 _c, _i = m.Candidate, m.Task
 _SHIFT = 0.02
 """A smaller difference of the winner's speed-up between its two races is not remarked on."""
 _MUCH = 1.25
 """A winner that takes so many times as long as the roofline copy leaves room that is worth a remark."""
-_LITTLE = 0.01
-"""A winner closer than this to the copy counts as equal to it."""
-_REGRET, _NOISE_FLOORS = 0.05, 3.0
-"""A selection regret is remarked on above both: this share, and so many noise floors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,60 +118,54 @@ def _workload_finals(
     """rows: what is known of the finalists that were not refused, by key."""
     raced = {k: time for k, time in race.common().items() if k in rows}
     winner = task.winner_id if task.winner_id in raced else None
-    finalists = [_finalist(rows[k], time, raced.get(winner or 0), winner) for k, time in raced.items()]
+    first, again = raced.get(winner or 0), race.confirmed().get(winner or 0)
+    finalists = []
+    for k, time in raced.items():
+        gain = gain_within(time, first) if first is not None and k != winner else None
+        known = {name: getattr(rows[k], name) for name in ("order", "operator", "score")}
+        finalists.append(
+            Finalist(
+                **time.figures(), **gain_fields(gain, "behind"), **known, id=rows[k].public_id, winner=k == winner
+            )
+        )
     finalists.sort(key=lambda f: (not f.winner, f.ratio, f.order))
     beside = [read_timing_record(row) for row in race.beside]
     cold = [t for t in beside if t.protocol != "hot"]
     bound = min((t for t in cold if t.contender in ceilings), key=lambda t: t.median_us, default=None)
-    again = race.confirmed().get(winner) if winner is not None else None
     claimed = rows[winner].score if winner is not None and again is not None else None
-    regret = again.ratio / claimed - 1 if again is not None and claimed else None
     over_bound = again.median_us / bound.median_us if again is not None and bound is not None else None
-    confirmed = _confirmation(again, raced[winner], floor) if again is not None and winner is not None else None
-    remarks = [
-        ceiling_remark(over_bound, bound.contender, floor) if over_bound is not None and bound is not None else "",
-        regret_remark(regret, floor) if regret is not None else "",
-        shift_remark(confirmed.shift) if confirmed is not None and confirmed.shift is not None else "",
-    ]
+    change = gain_between(first, again)
+    shifted = change is not None and change.tie is False and abs(change.gain - 1) > max(_SHIFT, floor or 0.0)
+    shift = change.gain if change is not None and shifted else None
+    remarks = []
+    if bound is not None and over_bound is not None and over_bound >= _MUCH:
+        remarks.append(
+            f"the winner takes {over_bound:.2f} times as long as {bound.contender}, which moves as many bytes: up to"
+            f" {1 - 1 / over_bound:.0%} of its time may be left to gain, by a longer search or another template"
+        )
+    if shift is not None:
+        remarks.append(
+            f"the winner's two races do not agree: the speed-up was {abs(shift - 1):.0%} {'more' if shift > 1 else 'less'}"
+            " when it was confirmed, beyond both intervals: the machine, or what else ran there, made that difference; the"
+            " figure is no surer than that"
+        )
     return WorkloadFinals(
         task=task.number,
         workload=task.workload,
         winner=rows[winner].public_id if winner is not None else None,
         noise_floor=floor,
-        confirmed=confirmed,
+        confirmed=Confirmation(**again.figures(), shift=shift) if again is not None else None,
         finalists=tuple(finalists),
         baselines=tuple(t for t in cold if t.contender != AA_CONTROL),
         hot=next((read_timing_record(r) for r in race.finalists if r.candidate_id == winner and r.protocol == "hot"), None),
         ceiling=bound.contender if bound is not None else None,
         times_ceiling=over_bound,
         claimed_speedup=1 / claimed if claimed else None,
-        selection_regret=regret,
+        selection_regret=again.ratio / claimed - 1 if again is not None and claimed else None,
         disturbed=any(t.disturbed for t in cold),
         discarded_rounds=int(max((t.clocks.get("discarded", 0.0) for t in beside), default=0.0)),
-        remarks=tuple(remark for remark in remarks if remark),
+        remarks=tuple(remarks),
     )
-
-
-def _finalist(row: Any, own: RaceTime, first: RaceTime | None, winner: int | None) -> Finalist:
-    gain = gain_within(own, first) if first is not None and row.id != winner else None
-    return Finalist(
-        **own.figures(),
-        id=row.public_id,
-        order=row.order,
-        operator=row.operator,
-        winner=row.id == winner,
-        score=row.score,
-        behind=gain.gain if gain else None,
-        behind_low=gain.low if gain else None,
-        behind_high=gain.high if gain else None,
-        tie=gain.tie if gain else None,
-    )
-
-
-def _confirmation(again: RaceTime, raced: RaceTime, floor: float | None) -> Confirmation:
-    change = gain_between(raced, again)
-    apart = change is not None and change.tie is False and abs(change.gain - 1) > max(_SHIFT, floor or 0.0)
-    return Confirmation(**again.figures(), shift=change.gain if change is not None and apart else None)
 
 
 def quoted(confirmed: Confirmation) -> str:
@@ -188,43 +175,9 @@ def quoted(confirmed: Confirmation) -> str:
     return "that is the figure to quote"
 
 
-def shift_remark(shift: float) -> str:
-    """What a `Confirmation.shift` means."""
-    more = f"{abs(shift - 1):.0%} {'more' if shift > 1 else 'less'}"
-    return (
-        f"the winner's two races do not agree: the speed-up was {more} when it was confirmed, beyond both intervals:"
-        " the machine, or what else ran there, made that difference; the figure is no surer than that"
-    )
-
-
 def ceiling_note(ceiling: str) -> str:
     """What a column of times over the ceiling's means. ceiling: the contender that is it."""
     return (
         f"over {ceiling}, the fastest baseline here that only moves the bytes, as PyTorch does it: above 1, slower than"
         " that; below 1, faster"
-    )
-
-
-def ceiling_remark(times_ceiling: float, ceiling: str, noise: float | None) -> str:
-    """What a winner's time over the ceiling's says; empty where there is nothing to remark on."""
-    if times_ceiling >= _MUCH:
-        return (
-            f"the winner takes {times_ceiling:.2f} times as long as {ceiling}, which moves as many bytes: up to"
-            f" {1 - 1 / times_ceiling:.0%} of its time may be left to gain, by a longer search or another template"
-        )
-    if times_ceiling < 1 - max(_LITTLE, noise or 0.0):
-        return (
-            f"the winner takes {1 - times_ceiling:.0%} less time than {ceiling}, which does less work: PyTorch's {ceiling}"
-            " is not the fastest that can be had here, so it does not say how much is left to gain"
-        )
-    return ""
-
-
-def regret_remark(regret: float, noise: float | None) -> str:
-    """What a selection regret says that is far above the noise floor; empty for one that is not."""
-    if not noise or abs(regret) <= max(_REGRET, _NOISE_FLOORS * noise):
-        return ""
-    return (
-        f"the selection regret is {abs(regret) / noise:.0f} times the noise floor: search and final do not agree, as where"
-        " other programs ran or clocks changed in between; what only the search timed is no surer than that"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import Connection, and_, select
@@ -13,16 +13,14 @@ from evo.evaluation import FINALIST, Status, holds_one
 from evo.lineage import Stage
 from evo.lineage import models as m
 from evo.lineage.models import key_range
-from evo.lineage.read import TIMING_COLUMNS, at_once, rows_of
+from evo.lineage.read import TIMING_COLUMNS, at_once, columns_of, rows_of
 
 __all__ = [
-    "Gain", "HeldRace", "RaceTime", "RelativeTime", "gain_between", "gain_within", "held_races", "noise_floors",
-    "read_disturbed", "search_times",
+    "Gain", "HeldRace", "RaceTime", "RelativeTime", "gain_between", "gain_fields", "gain_within", "held_races",
+    "noise_floors", "read_disturbed", "search_times",
 ]  # fmt: skip
 
 _c, _r, _t = m.Candidate, m.Run, m.Timing
-_TIME_COLUMNS = (_t.ratio, _t.ratio_low, _t.ratio_high, _t.median_us, _t.low_us, _t.high_us, _t.clocks)
-_SAME_CODE = Status.SAME_CODE.value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +63,9 @@ class RelativeTime:
         return {name: getattr(self, name) for name in RelativeTime.__dataclass_fields__}
 
 
+_FIGURES = columns_of(m.Timing, RelativeTime, "disturbed")
+
+
 @dataclass(frozen=True, kw_only=True)
 class RaceTime(RelativeTime):
     """timed: of a time of the search, key of the candidate that was timed: another one of the same machine code, or itself.
@@ -93,6 +94,12 @@ class Gain:
         return None if self.low is None or self.high is None else holds_one(self.low, self.high)
 
 
+def gain_fields(gain: Gain | None, name: str = "gain") -> dict[str, Any]:
+    """Of a record that has a gain, its limits and whether it is a tie among its fields; all None without one."""
+    low, high, tie = (gain.low, gain.high, gain.tie) if gain else (None, None, None)
+    return {name: gain.gain if gain else None, f"{name}_low": low, f"{name}_high": high, "tie": tie}
+
+
 def gain_between(before: RelativeTime | None, after: RelativeTime | None) -> Gain | None:
     """The gain from one to the other; None where either has no time.
 
@@ -102,7 +109,8 @@ def gain_between(before: RelativeTime | None, after: RelativeTime | None) -> Gai
     """
     if before is None or after is None or before.ratio <= 0 or after.ratio <= 0:
         return None
-    if _same_measurement(before, after):
+    known = [time.timed for time in (before, after) if isinstance(time, RaceTime) and time.timed is not None]
+    if len(known) == 2 and known[0] == known[1]:
         return Gain(gain=1.0, low=1.0, high=1.0, same_code=True)
     gain = before.ratio / after.ratio
     one, other = before.distances, after.distances
@@ -110,11 +118,6 @@ def gain_between(before: RelativeTime | None, after: RelativeTime | None) -> Gai
         return Gain(gain=gain)
     down, up = math.hypot(one[0], other[1]), math.hypot(one[1], other[0])
     return Gain(gain=gain, low=gain * math.exp(-down), high=gain * math.exp(up))
-
-
-def _same_measurement(one: RelativeTime, other: RelativeTime) -> bool:
-    timed = [time.timed for time in (one, other) if isinstance(time, RaceTime) and time.timed is not None]
-    return len(timed) == 2 and timed[0] == timed[1]
 
 
 def gain_within(before: RaceTime, after: RaceTime) -> Gain | None:
@@ -132,13 +135,13 @@ def gain_within(before: RaceTime, after: RaceTime) -> Gain | None:
 def search_times(connection: Connection, run_id: int, keys: Sequence[int]) -> dict[int, RaceTime]:
     """The cold time that the search took of each candidate of a run, by key. A candidate whose machine code was known
     already has the time of the candidate that it was known from. Candidates without a time are left out."""
-    query = select(_t.candidate_id, *_TIME_COLUMNS).where(
+    query = select(_t.candidate_id, *_FIGURES, _t.clocks).where(
         _t.run_id == run_id, _t.round == 0, _t.contender == "candidate", _t.protocol == "cold"
     )
-    known = select(_c.id, _c.same_code_as_id).where(_c.same_code_as_id.is_not(None), _c.status == _SAME_CODE)
+    known = select(_c.id, _c.same_code_as_id).where(_c.same_code_as_id.is_not(None), _c.status == Status.SAME_CODE.value)
     originals = {row.id: row.same_code_as_id for row in rows_of(connection, known, keys, _c.id)}
     found = {
-        row.candidate_id: replace(_race_time(row), timed=row.candidate_id)
+        row.candidate_id: _race_time(row, timed=row.candidate_id)
         for row in rows_of(connection, query, sorted({*keys, *originals.values()}), _t.candidate_id)
         if row.ratio is not None
     }
@@ -171,17 +174,19 @@ class HeldRace:
 
     def common(self) -> dict[int, RaceTime]:
         """Cold times in the race of all finalists, by key."""
-        return {k: time for k, contender, time in self._cold() if contender == FINALIST or k not in self.winners}
+        won = self.winners
+        rows = (row for row in self._cold if row.contender == FINALIST or row.candidate_id not in won)
+        return {row.candidate_id: _race_time(row, samples_us=row.samples_us) for row in rows}
 
     def confirmed(self) -> dict[int, RaceTime]:
         """The winner's cold time in the race that confirmed it, by key."""
-        return {k: time for k, contender, time in self._cold() if contender != FINALIST and k in self.winners}
+        won = self.winners
+        rows = (row for row in self._cold if row.contender != FINALIST and row.candidate_id in won)
+        return {row.candidate_id: _race_time(row, samples_us=row.samples_us) for row in rows}
 
-    def _cold(self) -> list[tuple[int, str, RaceTime]]:
-        rows = [row for row in self.finalists if row.protocol != "hot" and row.ratio]
-        return [
-            (row.candidate_id, row.contender, replace(_race_time(row), samples_us=row.samples_us)) for row in rows
-        ]
+    @property
+    def _cold(self) -> list[Any]:
+        return [row for row in self.finalists if row.protocol != "hot" and row.ratio]
 
 
 def held_races(connection: Connection, run_id: int, task: int) -> list[HeldRace]:
@@ -204,16 +209,9 @@ def held_races(connection: Connection, run_id: int, task: int) -> list[HeldRace]
     return [race for race in found if race.finalists]
 
 
-def _race_time(row: Any) -> RaceTime:
-    return RaceTime(
-        median_us=row.median_us,
-        low_us=row.low_us,
-        high_us=row.high_us,
-        ratio=row.ratio,
-        ratio_low=row.ratio_low,
-        ratio_high=row.ratio_high,
-        disturbed=bool(row.clocks.get("disturbed")),
-    )
+def _race_time(row: Any, **more: Any) -> RaceTime:
+    figures = {column.key: getattr(row, column.key) for column in _FIGURES}
+    return RaceTime(**figures, disturbed=bool(row.clocks.get("disturbed")), **more)
 
 
 def noise_floors(connection: Connection, runs: Collection[str]) -> dict[tuple[str, str], float]:
