@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import Connection, case, func, select
 
 from evo.analysis.best import UNCONFIRMED, Best, best_of_runs
-from evo.analysis.times import gain_between, noise_floors
+from evo.analysis.runs import RunSummary, find_run
+from evo.analysis.times import gain_between, gain_fields, noise_floors
 from evo.evaluation import PASSED
-from evo.lineage import RunStatus, StoredRun
 from evo.lineage import models as m
-from evo.lineage.liveness import gone
 from evo.lineage.models import key_range
-from evo.lineage.read import read_run, resolve_run
+from evo.lineage.read import resolve_run
 from evo.lineage.store import Store
 
 __all__ = ["MILESTONES", "ComparedRun", "Comparison", "SettingDifference", "compare"]
@@ -92,98 +91,62 @@ class Comparison:
 
 def compare(store: Store, runs: Sequence[str]) -> Comparison:
     """Raises UnknownNameError, or StoreError for an ambiguous prefix. A run named twice counts once."""
+    known = {run.name: run for run in (find_run(store, name) for name in runs)}
     rows: dict[str, list[tuple[ComparedRun, Best | None]]] = defaultdict(list)
     with store.reading() as connection:
-        keys = list(dict.fromkeys(resolve_run(connection, name) for name in runs))
-        known = [read_run(connection, key) for key in keys]
-        dead = gone(store, connection, {run.id: run.status for run in known})
-        known = [replace(run, status=RunStatus.INTERRUPTED) if run.id in dead else run for run in known]
-        floors = noise_floors(connection, [run.name for run in known])
-        for run in known:
-            counts, reached = _counts(connection, run.id), _reached(connection, run.id)
-            leaders = {leader.workload: leader for leader in best_of_runs(connection, [run.id])}
-            searched = max((n.until_s for n in counts.values()), default=0.0)
-            for task, workload in enumerate(run.spec.workloads):
-                leader, floor = leaders.get(workload.key), floors.get((run.name, workload.key))
-                counted, first_s = counts.get(task, _Counts()), reached.get(task, {})
-                row = _row(run, workload.key, leader, floor, counted, searched, first_s)
-                rows[workload.key].append((row, leader))
-    ranked = [row for workload_key in sorted(rows) for row in _ranked(rows[workload_key])]
-    return Comparison(rows=tuple(ranked), settings=tuple(_settings(known)))
+        floors = noise_floors(connection, known)
+        for run in known.values():
+            key = resolve_run(connection, run.name)
+            courses = _courses(connection, key)
+            leaders = {leader.workload: leader for leader in best_of_runs(connection, [key])}
+            searched_s = max((course.until_s for course in courses.values()), default=0.0)
+            for task in run.tasks:
+                leader, floor = leaders.get(task.workload), floors.get((run.name, task.workload))
+                row = _row(run, task.workload, leader, floor, courses.get(task.number), searched_s)
+                rows[task.workload].append((row, leader))
+    ranked = [row for workload in sorted(rows) for row in _ranked(rows[workload])]
+    return Comparison(rows=tuple(ranked), settings=tuple(_settings(list(known.values()))))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Counts:
-    """Candidates of a task, those of them that passed, and the seconds of search until the last."""
-
-    candidates: int = 0
-    passed: int = 0
-    until_s: float = 0.0
-
-
-def _counts(connection: Connection, run_id: int) -> dict[int, _Counts]:
-    """By task."""
+def _courses(connection: Connection, run_id: int) -> dict[int, Any]:
+    """By task: its candidates, those that passed, the seconds of search until the last, and until the search's own figure
+    first was each milestone."""
     passed = func.sum(case((_c.status.in_(PASSED), 1), else_=0))
+    reached = [func.min(case((_c.score <= 1 / milestone, _c.elapsed_s))).label(f"{milestone}x") for milestone in MILESTONES]
     rows = connection.execute(
-        select(_c.task, func.count(), passed, func.max(_c.elapsed_s))
+        select(_c.task, func.count().label("candidates"), passed.label("passed"), func.max(_c.elapsed_s).label("until_s"))
+        .add_columns(*reached)
         .where(_c.id.between(*key_range(run_id)))
         .group_by(_c.task)
     )
-    return {task: _Counts(candidates=int(n), passed=int(p), until_s=until) for task, n, p, until in rows}
+    return {row.task: row for row in rows}
 
 
-def _reached(connection: Connection, run_id: int) -> dict[int, dict[str, float | None]]:
-    """By task, when the search's own figure first was a milestone."""
-    names = {milestone: f"{milestone}x" for milestone in MILESTONES}
-    columns = [
-        func.min(case((_c.score <= 1 / milestone, _c.elapsed_s))).label(f"m{i}")
-        for i, milestone in enumerate(MILESTONES)
-    ]
-    rows = connection.execute(
-        select(_c.task, *columns)
-        .where(_c.id.between(*key_range(run_id)), _c.score.is_not(None))
-        .group_by(_c.task)
-    )
-    return {task: dict(zip(names.values(), times, strict=True)) for task, *times in rows}
+_OF_BEST = ("stage", "speedup", "speedup_low", "speedup_high", "median_us", "low_us", "high_us", "finals")
 
 
 def _row(
-    run: StoredRun,
-    workload: str,
-    leader: Best | None,
-    noise_floor: float | None,
-    counted: _Counts,
-    search_s: float,
-    reached: Mapping[str, float | None],
+    run: RunSummary, workload: str, leader: Best | None, noise_floor: float | None, course: Any, search_s: float
 ) -> ComparedRun:
+    candidates, passed = (int(course.candidates), int(course.passed)) if course else (0, 0)
     return ComparedRun(
         workload=workload,
         run=run.name,
-        kernel=run.spec.kernel,
-        target=run.spec.target,
-        device=run.environment.device,
-        status=run.status.value,
+        kernel=run.kernel,
+        target=run.target,
+        device=run.device,
+        status=run.status,
         best=leader.id if leader else None,
-        stage=leader.stage if leader else None,
-        speedup=1 / leader.ratio if leader else None,
-        speedup_low=1 / leader.ratio_high if leader and leader.ratio_high else None,
-        speedup_high=1 / leader.ratio_low if leader and leader.ratio_low else None,
-        median_us=leader.median_us if leader else None,
-        low_us=leader.low_us if leader else None,
-        high_us=leader.high_us if leader else None,
+        **{name: getattr(leader, name, None) for name in _OF_BEST},
         disturbed=bool(leader and leader.disturbed),
-        finals=leader.finals if leader else None,
         noise_floor=noise_floor,
-        behind=None,
-        behind_low=None,
-        behind_high=None,
-        tie=None,
-        candidates=counted.candidates,
-        passed=counted.passed,
-        failures=counted.candidates - counted.passed,
+        **gain_fields(None, "behind"),
+        candidates=candidates,
+        passed=passed,
+        failures=candidates - passed,
         search_s=search_s,
-        candidates_per_s=counted.candidates / search_s if search_s else None,
-        reached_s={f"{milestone}x": reached.get(f"{milestone}x") for milestone in MILESTONES},
+        candidates_per_s=candidates / search_s if search_s else None,
+        reached_s={f"{milestone}x": course._mapping[f"{milestone}x"] if course else None for milestone in MILESTONES},
     )
 
 
@@ -195,13 +158,11 @@ def _ranked(rows: Sequence[tuple[ComparedRun, Best | None]]) -> list[ComparedRun
     found = []
     for row, leader in ordered:
         gain = gain_between(leader, first.setdefault((row.kernel, row.device), leader))
-        if gain is not None:
-            row = replace(row, behind=gain.gain, behind_low=gain.low, behind_high=gain.high, tie=gain.tie)
-        found.append(row)
+        found.append(replace(row, **gain_fields(gain, "behind")))
     return found
 
 
-def _settings(runs: Sequence[StoredRun]) -> list[SettingDifference]:
+def _settings(runs: Sequence[RunSummary]) -> list[SettingDifference]:
     flat = {run.name: dict(_flat("", _setup(run))) for run in runs}
     names = dict.fromkeys(name for values in flat.values() for name in values)
     found = []
@@ -212,21 +173,10 @@ def _settings(runs: Sequence[StoredRun]) -> list[SettingDifference]:
     return found
 
 
-def _setup(run: StoredRun) -> dict[str, Any]:
-    spec, environment = run.spec, asdict(run.environment)
-    return {
-        "kernel": spec.kernel,
-        "kernel_digest": spec.kernel_digest,
-        "target": spec.target,
-        "arch": spec.arch,
-        "sampler": spec.sampler,
-        "seed": spec.seed,
-        "window": spec.max_in_flight,
-        "workloads": [w.key for w in spec.workloads],
-        "budget": dict(spec.budget),
-        "options": dict(spec.options),
-        "environment": environment,
-    }
+def _setup(run: RunSummary) -> dict[str, Any]:
+    names = ("kernel", "kernel_digest", "target", "arch", "sampler", "seed", "budget", "options", "environment")
+    workloads = [task.workload for task in run.tasks]
+    return {name: getattr(run, name) for name in names} | {"window": run.max_in_flight, "workloads": workloads}
 
 
 def _flat(prefix: str, value: Any) -> list[tuple[str, Any]]:

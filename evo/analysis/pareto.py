@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import Connection, and_, func, select
@@ -22,7 +22,8 @@ __all__ = ["AXES", "Nondominated", "read_pareto"]
 
 _c, _i, _b, _k, _t = m.Candidate, m.Task, m.Build, m.Check, m.Timing
 
-AXES = ("time", "registers", "spills", "shared", "error")
+_FIELDS = {"time": "ratio", "registers": "registers", "spills": "spill_bytes", "shared": "smem_bytes", "error": "error"}
+AXES = tuple(_FIELDS)
 """What can be traded, each the less the better. time: over the reference's; shared: bytes a block, static and dynamic;
 error: the largest of a gate case, over what was allowed."""
 
@@ -60,48 +61,27 @@ def read_pareto(store: Store, run: str, axes: Sequence[str] = AXES) -> list[Nond
         raise UsageError(f"a front needs axes; choose among {', '.join(AXES)}")
     with store.reading() as connection:
         key = resolve_run(connection, run)
-        rows = _rows(connection, key)
-        errors = _errors(connection, key) if "error" in axes else {}
-        disturbed = read_disturbed(connection, key)
-    tasks: dict[int, list[_Point]] = defaultdict(list)
-    for row in rows:
-        point = _point(row, errors.get(row.id))
-        tasks[row.task].append(point)
-    found = []
-    for task in sorted(tasks):
-        found += _front(tasks[task], axes, disturbed)
-    return found
+        errors, disturbed = _errors(connection, key), read_disturbed(connection, key)
+        tasks: dict[int, list[Nondominated]] = defaultdict(list)
+        for row in _rows(connection, key):
+            tasks[row.task].append(_record(row, errors.get(row.id), disturbed=row.id in disturbed))
+    return [record for task in sorted(tasks) for record in _front(tasks[task], [_FIELDS[axis] for axis in axes])]
 
 
-@dataclass(frozen=True)
-class _Point:
-    row: Any
-    figures: dict[str, float | None]
-
-
-def _rows(connection: Connection, run_id: int) -> list[Any]:
-    return list(
-        connection.execute(
-            select(
-                _c.id, _c.public_id, _c.order, _c.task, _c.score, _c.genome, _i.workload, _t.median_us, _b.registers,
-                _b.spill_bytes, _b.smem_static_bytes, _b.smem_dynamic_bytes,
-            )
-            .join_from(_c, _i, and_(_i.run_id == _c.run_id, _i.number == _c.task))
-            .join(_b, _b.candidate_id == _c.id, isouter=True)
-            .join(
-                _t,
-                and_(
-                    _t.run_id == _c.run_id,
-                    _t.candidate_id == _c.id,
-                    _t.round == 0,
-                    _t.contender == "candidate",
-                    _t.protocol == "cold",
-                ),
-                isouter=True,
-            )
-            .where(_c.id.between(*key_range(run_id)), _c.score.is_not(None))
-            .order_by(_c.id)
+def _rows(connection: Connection, run_id: int) -> Any:
+    timed = and_(
+        _t.run_id == _c.run_id, _t.candidate_id == _c.id, _t.round == 0, _t.contender == "candidate", _t.protocol == "cold"
+    )
+    return connection.execute(
+        select(
+            _c.id, _c.public_id, _c.order, _c.task, _c.score, _c.genome, _i.workload, _t.median_us, _b.registers,
+            _b.spill_bytes, _b.smem_static_bytes, _b.smem_dynamic_bytes,
         )
+        .join_from(_c, _i, and_(_i.run_id == _c.run_id, _i.number == _c.task))
+        .join(_b, _b.candidate_id == _c.id, isouter=True)
+        .join(_t, timed, isouter=True)
+        .where(_c.id.between(*key_range(run_id)), _c.score.is_not(None))
+        .order_by(_c.id)
     )  # fmt: skip
 
 
@@ -115,44 +95,9 @@ def _errors(connection: Connection, run_id: int) -> dict[int, float]:
     return {key: worst for key, worst in rows if worst is not None}
 
 
-def _point(row: Any, error: float | None) -> _Point:
-    parts = (row.smem_static_bytes, row.smem_dynamic_bytes)
-    shared = None if parts == (None, None) else sum(part or 0 for part in parts)
-    figures = {
-        "time": row.score,
-        "registers": row.registers,
-        "spills": row.spill_bytes,
-        "shared": shared,
-        "error": error,
-    }
-    return _Point(row, figures)
-
-
-def _front(points: list[_Point], axes: Sequence[str], disturbed: Collection[int]) -> list[Nondominated]:
-    """Sorted by all axes, a point can only be dominated by one before it. A figure that is not known is the worst there
-    is, so that nothing is beaten by what nobody knows."""
-
-    def place(point: _Point) -> tuple[float, ...]:
-        return tuple(float("inf") if (v := point.figures[axis]) is None else float(v) for axis in axes)
-
-    front: dict[tuple[float, ...], list[_Point]] = {}
-    for point in sorted(points, key=lambda p: (place(p), p.row.order)):
-        own = place(point)
-        if own in front:
-            front[own].append(point)
-        elif not any(all(a <= b for a, b in zip(other, own, strict=True)) for other in front):
-            front[own] = [point]
-    best = min(point.row.score for point in points)
-    kept = [(group[0], len(group) - 1) for group in front.values()]
-    kept.sort(key=lambda pair: (pair[0].row.score, pair[0].row.order))
-    return [
-        _record(point, equal, fastest=point.row.score == best, disturbed=point.row.id in disturbed) for point, equal in kept
-    ]
-
-
-def _record(point: _Point, equal: int, *, fastest: bool, disturbed: bool) -> Nondominated:
-    row, figures = point.row, point.figures
-    shared = figures["shared"]
+def _record(row: Any, error: float | None, *, disturbed: bool) -> Nondominated:
+    """As if nothing were equal to it, or faster."""
+    shared = [part for part in (row.smem_static_bytes, row.smem_dynamic_bytes) if part is not None]
     return Nondominated(
         workload=row.workload,
         id=row.public_id,
@@ -161,10 +106,30 @@ def _record(point: _Point, equal: int, *, fastest: bool, disturbed: bool) -> Non
         median_us=row.median_us,
         registers=row.registers,
         spill_bytes=row.spill_bytes,
-        smem_bytes=None if shared is None else int(shared),
-        error=figures["error"],
-        equal=equal,
-        fastest=fastest,
+        smem_bytes=sum(shared) if shared else None,
+        error=error,
+        equal=0,
+        fastest=False,
         disturbed=disturbed,
         parameters=Genome.from_json(row.genome).parameters,
     )
+
+
+def _front(records: Sequence[Nondominated], fields: Sequence[str]) -> list[Nondominated]:
+    """Sorted by all axes, a record can only be dominated by one before it. A figure that is not known is the worst there
+    is, so that nothing is beaten by what nobody knows."""
+
+    def place(record: Nondominated) -> tuple[float, ...]:
+        figures = (getattr(record, name) for name in fields)
+        return tuple(float("inf") if figure is None else float(figure) for figure in figures)
+
+    front: dict[tuple[float, ...], list[Nondominated]] = {}
+    for record in sorted(records, key=lambda r: (place(r), r.order)):
+        own = place(record)
+        if own in front:
+            front[own].append(record)
+        elif not any(all(a <= b for a, b in zip(other, own, strict=True)) for other in front):
+            front[own] = [record]
+    best = min(record.ratio for record in records)
+    kept = [replace(group[0], equal=len(group) - 1, fastest=group[0].ratio == best) for group in front.values()]
+    return sorted(kept, key=lambda record: (record.ratio, record.order))
