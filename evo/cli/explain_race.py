@@ -29,17 +29,17 @@ from evo.errors import UsageError
 from evo.evaluation import Timing
 from evo.problem.genome import Genome
 from evo.problem.kernel import load_kernel
-from evo.problem.space import Space
-from evo.search.ablation import Ablation, PairedGain, Problem, measure_ablation
+from evo.search.ablation import Ablation, PairedGain, measure_ablation
 from evo.search.run import open_executor
+from evo.search.tasks import TaskExecutor
 from evo.targets import find_target
 
 __all__ = ["ablation_record", "measure_edits", "tell_race"]
 
 
-def measure_edits(recorded: Recorded, found: Explanation, space: Space, *, kernel_digest: str, seed: int) -> Ablation:
-    """The edits of an explanation, timed in one race on this machine. space: the kernel's present one; kernel_digest: of
-    the kernel as it was searched. Raises UsageError where the candidate's code does not run here."""
+def measure_edits(recorded: Recorded, found: Explanation, *, kernel_digest: str, seed: int) -> Ablation:
+    """The edits of an explanation, timed in one race on this machine. kernel_digest: of the kernel as it was searched.
+    Raises UsageError where the candidate's code does not run here."""
     request, record = recorded.request, recorded.record
     target = find_target(record.target)
     if reason := target.runs(record.arch):
@@ -50,20 +50,20 @@ def measure_edits(recorded: Recorded, found: Explanation, space: Space, *, kerne
     kernel = load_kernel(record.kernel)
     if kernel.digest != kernel_digest:
         typer.echo(f"evo: kernel {kernel.name} has changed since: what its template renders now is timed", err=True)
-    problem = Problem(
-        kernel=record.kernel,
-        target=record.target,
-        arch=record.arch,
-        workload=request.workload,
-        space=space,
-        seed=seed,
-    )
     base, edits = Genome.of(found.base), [credit.change for credit in found.edits]
     if sys.stderr.isatty():  # nothing is shown until the end
         what = f"{len(edits)} edit{'s' * (len(edits) != 1)}"
         typer.echo(f"evo: building, gating and timing {what}; this takes a minute or more", err=True)
     with open_executor(record.target, worker_settings(record.target, recorded.db)) as executor:
-        return measure_ablation(executor, problem, base, request.genome, edits)
+        task = TaskExecutor(
+            executor=executor,
+            kernel=record.kernel,
+            target=record.target,
+            arch=record.arch,
+            workload=request.workload,
+            seed=seed,
+        )
+        return measure_ablation(task, base, request.genome, edits)
 
 
 def ablation_record(ablation: Ablation, credits: Sequence[EditCredit]) -> dict[str, Any]:

@@ -257,7 +257,7 @@ def explain(
         assert space is not None
         drawn = int.from_bytes(os.urandom(4)) if seed is None else seed
         recorded = Recorded(record=record, db=db)
-        ablation = measure_edits(recorded, found, space, kernel_digest=digest, seed=drawn)
+        ablation = measure_edits(recorded, found, kernel_digest=digest, seed=drawn)
     if json:
         print_json(found, measured=ablation_record(ablation, found.edits) if ablation else None)
         return

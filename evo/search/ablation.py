@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from evo.errors import EvoError, UsageError
 from evo.evaluation import Build, Status, Timing, holds_one
-from evo.executors import Executor, RaceRequest, Request
 from evo.measure.clock import paired_gain
 from evo.problem.genome import Change, Genome
-from evo.problem.kernel import Workload
-from evo.problem.space import Space, Value
+from evo.problem.space import Value
+from evo.search.tasks import TaskExecutor
 
-__all__ = ["Ablation", "PairedGain", "Problem", "Step", "Without", "measure_ablation"]
-
-_Subset = frozenset[int]
+__all__ = ["Ablation", "PairedGain", "Step", "Without", "measure_ablation"]
 
 _RACES = 2
 """How often the race is held at most, while something disturbs more of it than taking rounds again can mend."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Problem:
-    """What is timed, and where. seed: draws the data."""
-
-    kernel: str
-    target: str
-    arch: str
-    workload: Workload
-    space: Space
-    seed: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,9 +80,7 @@ class Ablation:
         return int(self.end.clocks.get("discarded", 0.0))
 
 
-def measure_ablation(
-    executor: Executor, problem: Problem, start: Genome, end: Genome, edits: Sequence[Change]
-) -> Ablation:
+def measure_ablation(task: TaskExecutor, start: Genome, end: Genome, edits: Sequence[Change]) -> Ablation:
     """Builds, gates and races what lies between the two genomes.
 
     A first race, of the candidate without each edit, tells in which order they are worth making. Then everything is timed
@@ -105,205 +88,141 @@ def measure_ablation(
     disturbed them, as those of finals are; if too few are clean, all of it is held once more.
     Raises UsageError if one of the two ends is not legal here or refused, EvoError if the race cannot be held.
     """
-    bench = _Bench(executor, problem, start, end, edits)
-    everything: _Subset = frozenset(range(len(edits)))
-    bench.add([frozenset(), everything, *(everything - {i} for i in everything)])
-    for subset, what in ((frozenset(), "where it begins"), (everything, "the candidate")):
-        if reason := bench.reason(subset):
+    variants = _Variants(task)
+    numbers = range(len(edits))
+    without = [_between(task, start, end, edits, [j for j in numbers if j != i]) for i in numbers]
+    variants.add([start, end, *without])
+    for genome, what in ((start, "where it begins"), (end, "the candidate")):
+        if reason := variants.reasons[genome]:
             raise UsageError(f"{what} cannot be timed here: {reason}")
-    without = [i for i in sorted(everything) if not bench.reason(everything - {i})]
-    order = tuple(sorted(everything))
-    seconds = 0.0
-    if len(without) > 1:
-        pilot = bench.race([everything, *(everything - {i} for i in without)])
+    timed = [i for i in numbers if not variants.reasons[without[i]]]
+    order, seconds = tuple(numbers), 0.0
+    if len(timed) > 1:
+        pilot = variants.race([end, *(without[i] for i in timed)])
         seconds = pilot.seconds
-        costs = {i: pilot.gain(everything - {i}, everything).gain for i in without}
-        order = tuple(sorted(everything, key=lambda i: (-costs.get(i, 0.0), i)))
-    steps = bench.path(order)
-    race, races, took = bench.quiet_race(
-        [frozenset(), everything, *(everything - {i} for i in without), *(s for s, _ in steps)]
+        costs = {i: pilot.gain(without[i], end).gain for i in timed}
+        order = tuple(sorted(numbers, key=lambda i: (-costs.get(i, 0.0), i)))
+    prefixes = [_between(task, start, end, edits, order[: n + 1]) for n in numbers]
+    variants.add(prefixes)
+    races = variants.race_until_quiet(
+        [start, end, *(without[i] for i in timed), *(p for p in prefixes if not variants.reasons[p])]
     )
-    found, before, pending = [], frozenset[int](), tuple[int, ...]()
-    for subset, made in steps:
-        pending += made
-        if not race.refused(subset):
-            found.append(Step(edits=pending, gain=race.gain(before, subset), timing=race.timing(subset)))
-            before, pending = subset, ()
+    race = min(races, key=lambda race: (-len(race.timings), race.disturbed))
+    path, before, pending = [], start, tuple[int, ...]()
+    for edit, genome in zip(order, prefixes, strict=True):
+        pending += (edit,)  # where the edit does not work yet, it is made together with the next one
+        if not (variants.reasons[genome] or race.refused.get(genome.digest)):
+            path.append(Step(edits=pending, gain=race.gain(before, genome), timing=race.timing(genome)))
+            before, pending = genome, ()
+    missing = [variants.reasons[genome] or race.refused.get(genome.digest, "") for genome in without]
     return Ablation(
-        start=race.timing(frozenset()),
-        end=race.timing(everything),
-        total=race.gain(frozenset(), everything),
+        start=race.timing(start),
+        end=race.timing(end),
+        total=race.gain(start, end),
         order=order,
-        without=tuple(_without(bench, race, i, everything) for i in sorted(everything)),
-        path=tuple(found),
+        without=tuple(
+            Without(edit=i, gain=None, timing=None, reason=missing[i])
+            if missing[i]
+            else Without(edit=i, gain=race.gain(without[i], end), timing=race.timing(without[i]), reason="")
+            for i in numbers
+        ),
+        path=tuple(path),
         reference=race.reference,
-        seconds=seconds + took,
-        races=races,
+        seconds=seconds + sum(race.seconds for race in races),
+        races=len(races),
     )
 
 
-def _without(bench: _Bench, race: _Race, edit: int, everything: _Subset) -> Without:
-    rest = everything - {edit}
-    if reason := bench.reason(rest) or race.refused(rest):
-        return Without(edit=edit, gain=None, timing=None, reason=reason)
-    return Without(edit=edit, gain=race.gain(rest, everything), timing=race.timing(rest), reason="")
+def _between(task: TaskExecutor, start: Genome, end: Genome, edits: Sequence[Change], made: Sequence[int]) -> Genome:
+    """The start with some edits made; a conditional parameter that neither end has stands at its default."""
+    if not made or len(made) == len(edits):
+        return end if made else start
+    values: dict[str, Value] = {**end.parameters, **start.parameters}
+    for number in made:
+        for name, (_, after) in edits[number].items():
+            if after is None:
+                values.pop(name, None)
+            else:
+                values[name] = after
+    return Genome.of(task.space.complete(values))
 
 
-class _Bench:
-    """Genomes by the edits they have; each is built and gated once."""
+class _Variants:
+    """Genomes that are raced; each is built and gated once."""
 
-    def __init__(
-        self, executor: Executor, problem: Problem, start: Genome, end: Genome, edits: Sequence[Change]
-    ) -> None:
-        self._executor, self._problem, self._edits = executor, problem, edits
-        self._start, self._end = start, end
-        self._genomes: dict[_Subset, Genome] = {}
-        self._builds: dict[_Subset, Build] = {}
-        self._reasons: dict[_Subset, str] = {}
-
-    def add(self, subsets: Sequence[_Subset]) -> None:
-        """All builds at once, then the gate."""
-        problem = self._problem
-        waiting = []
-        for subset in dict.fromkeys(subsets):
-            if subset in self._reasons:
-                continue
-            genome = self._genome(subset)
-            broken = problem.space.violations(genome.parameters)
-            self._reasons[subset] = f"not legal: {'; '.join(broken)}" if broken else ""
-            self._genomes[subset] = genome
-            if not broken:
-                waiting.append((subset, self._executor.build(self._request(genome))))
-        for subset, future in waiting:
-            self._builds[subset] = future.result()
-            self._reasons[subset] = self._verdict(subset)
-
-    def _request(self, genome: Genome) -> Request:
-        problem = self._problem
-        return Request(
-            kernel=problem.kernel,
-            target=problem.target,
-            arch=problem.arch,
-            genome=genome,
-            workload=problem.workload,
-            seed=problem.seed,
-        )
-
-    def _genome(self, subset: _Subset) -> Genome:
-        """The start with some edits made; a conditional parameter that neither end has stands at its default."""
-        if len(subset) == len(self._edits):
-            return self._end
-        if not subset:
-            return self._start
-        values: dict[str, Value] = {**self._end.parameters, **self._start.parameters}
-        for number, edit in enumerate(self._edits):
-            for name, (_, after) in edit.items():
-                if number not in subset:
-                    continue
-                if after is None:
-                    values.pop(name, None)
-                else:
-                    values[name] = after
-        return Genome.of(self._problem.space.complete(values))
-
-    def _verdict(self, subset: _Subset) -> str:
+    def __init__(self, task: TaskExecutor) -> None:
+        self._task = task
+        self._builds: dict[Genome, Build] = {}
+        self.reasons: dict[Genome, str] = {}
         """Why it cannot be raced; empty if it passed the gate."""
-        build = self._builds[subset]
+
+    def add(self, genomes: Sequence[Genome]) -> None:
+        """All builds at once, then the gate."""
+        building = []
+        for genome in dict.fromkeys(genomes):
+            if genome in self.reasons:
+                continue
+            broken = self._task.space.violations(genome.parameters)
+            self.reasons[genome] = f"not legal: {'; '.join(broken)}" if broken else ""
+            if not broken:
+                building.append((genome, self._task.build(genome)))
+        for genome, future in building:
+            self._builds[genome] = future.result()
+            self.reasons[genome] = self._verdict(genome)
+
+    def _verdict(self, genome: Genome) -> str:
+        build = self._builds[genome]
         if build.binary is None:
             return f"does not compile ({build.status})"
-        asked = replace(self._request(self._genomes[subset]), build=build, time=False)
-        measured = self._executor.measure(asked).result()
+        measured = self._task.measure(genome, build, time=False).result()
         if measured.status is Status.OK:
             return ""
         failed = next((f"{c.case}: {c.reason}" for c in measured.checks if not c.passed), measured.log.strip())
         return f"{measured.status}: {failed.splitlines()[0] if failed else ''}"
 
-    def reason(self, subset: _Subset) -> str:
-        return self._reasons[subset]
+    def race(self, genomes: Sequence[Genome]) -> _Race:
+        """A genome's name in it is its digest."""
+        result = self._task.race([(g.digest, g, self._builds[g]) for g in dict.fromkeys(genomes)])
+        if not result.timings:
+            raise EvoError(f"the race for {self._task.workload} could not be held: {result.log}")
+        timings = {t.contender: t for t in result.timings if t.protocol != "hot"}
+        return _Race(timings=timings, refused=dict(result.refused), seconds=result.seconds)
 
-    def path(self, order: Sequence[int]) -> list[tuple[_Subset, tuple[int, ...]]]:
-        """Growing sets of edits, with the edits new in each. One that does not work is left out, and its edit is made
-        together with the next."""
-        prefixes = [frozenset(order[: n + 1]) for n in range(len(order))]
-        self.add(prefixes)
-        found, pending = [], list[int]()
-        for edit, prefix in zip(order, prefixes, strict=True):
-            pending.append(edit)
-            if not self._reasons[prefix]:
-                found.append((prefix, tuple(pending)))
-                pending = []
-        return found
-
-    def quiet_race(self, subsets: Sequence[_Subset]) -> tuple[_Race, int, float]:
-        """The first race that nothing disturbed, or of those that are held and timed most the least disturbed one; how many
-        there were, and their seconds."""
-        held = [self.race(subsets)]
+    def race_until_quiet(self, genomes: Sequence[Genome]) -> list[_Race]:
+        """One race, or several if something disturbed all but the last."""
+        held = [self.race(genomes)]
         while held[-1].disturbed and len(held) < _RACES:
             try:
-                held.append(self.race(subsets))
+                held.append(self.race(genomes))
             except EvoError:
                 break  # a disturbed race is better than none
-        best = min(held, key=lambda race: (-race.timed, race.disturbed))
-        return best, len(held), sum(race.seconds for race in held)
-
-    def race(self, subsets: Sequence[_Subset]) -> _Race:
-        """Equal genomes run once."""
-        problem = self._problem
-        names: dict[Genome, str] = {}
-        contenders = []
-        for subset in dict.fromkeys(subsets):
-            genome = self._genomes[subset]
-            if genome not in names:
-                names[genome] = f"v{len(names)}"
-                contenders.append((names[genome], genome, self._builds[subset]))
-        request = RaceRequest(
-            kernel=problem.kernel,
-            target=problem.target,
-            workload=problem.workload,
-            contenders=tuple(contenders),
-            baselines=(),
-            seed=problem.seed,
-        )
-        result = self._executor.race(request).result()
-        if not result.timings:
-            raise EvoError(f"the race for {problem.workload} could not be held: {result.log}")
-        by_subset = {subset: names[self._genomes[subset]] for subset in subsets}
-        return _Race(result.timings, dict(result.refused), by_subset, result.seconds)
+        return held
 
 
+@dataclass(frozen=True, kw_only=True)
 class _Race:
-    """Timings of one race by sets of edits."""
+    """timings, refused (the reason): by contender."""
 
-    def __init__(
-        self, timings: Sequence[Timing], refused: Mapping[str, str], names: Mapping[_Subset, str], seconds: float
-    ) -> None:
-        self._timings = {t.contender: t for t in timings if t.protocol != "hot"}
-        self._refused, self._names, self.seconds = refused, names, seconds
-
-    def refused(self, subset: _Subset) -> str:
-        return self._refused.get(self._names[subset], "")
-
-    @property
-    def timed(self) -> int:
-        """Contenders that were not let go."""
-        return len(self._timings)
+    timings: dict[str, Timing]
+    refused: dict[str, str]
+    seconds: float
 
     @property
     def disturbed(self) -> float:
         """The share of the rounds that something disturbed; 0 where there were enough others."""
-        return max(t.clocks.get("disturbed", 0.0) / max(len(t.samples_us), 1) for t in self._timings.values())
+        return max(t.clocks.get("disturbed", 0.0) / max(len(t.samples_us), 1) for t in self.timings.values())
 
     @property
     def reference(self) -> Timing:
-        own = set(self._names.values())
-        return next(t for name, t in self._timings.items() if name not in own and t.ratio is None)
+        return next(t for t in self.timings.values() if t.ratio is None)
 
-    def timing(self, subset: _Subset) -> Timing:
-        found = self._timings.get(self._names[subset])
+    def timing(self, genome: Genome) -> Timing:
+        found = self.timings.get(genome.digest)
         if found is None:
-            raise EvoError(f"the race could not time every variant: {self.refused(subset) or 'one was let go'}")
+            reason = self.refused.get(genome.digest, "one was let go")
+            raise EvoError(f"the race could not time every variant: {reason}")
         return found
 
-    def gain(self, before: _Subset, after: _Subset) -> PairedGain:
+    def gain(self, before: Genome, after: Genome) -> PairedGain:
         gain, low, high = paired_gain(self.timing(before).samples_us, self.timing(after).samples_us)
         return PairedGain(gain=gain, low=low, high=high)

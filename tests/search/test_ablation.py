@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel, Workload, load_kernel
 from evo.problem.space import Point
-from evo.search.ablation import Ablation, PairedGain, Problem, measure_ablation
+from evo.search.ablation import Ablation, PairedGain, measure_ablation
+from evo.search.tasks import TaskExecutor
 from evo.targets import find_target
 from tests.lineage import samples as s
 from tests.toy_kernel import write_kernel
@@ -35,24 +37,22 @@ _NOT_ALONE = (
 )
 
 
-def measured(folder: Path, start: Point, end: Point) -> tuple[Ablation, list[str]]:
-    """The ablation, and the first name of each edit."""
-    kernel = load_kernel(str(folder))
-    space = kernel.space("cpu", WORKLOAD, find_target("cpu").limits("native"))
+def ablated(folder: Path, start: Point, end: Point, executor: Any) -> Ablation:
     one, other = Genome.of(start), Genome.of(end)
-    edits = edits_between(one, other)
-    problem = Problem(kernel=str(folder), target="cpu", arch="native", workload=WORKLOAD, space=space, seed=1)
-    executor = LocalExecutor("cpu", ExecutorConfig(builders=1, cache_dir=folder / "cache"))
-    try:
-        return measure_ablation(executor, problem, one, other, edits), [next(iter(edit)) for edit in edits]
-    finally:
-        executor.close()
+    task = TaskExecutor(
+        executor=executor, kernel=str(folder), target="cpu", arch="native", workload=WORKLOAD, seed=1
+    )
+    return measure_ablation(task, one, other, edits_between(one, other))
+
+
+def measured(folder: Path, start: Point, end: Point) -> Ablation:
+    with closing(LocalExecutor("cpu", ExecutorConfig(builders=1, cache_dir=folder / "cache"))) as executor:
+        return ablated(folder, start, end, executor)
 
 
 def test_each_edit_is_taken_out_and_all_are_made_in_turn(tmp_path: Path) -> None:
-    folder = write_kernel(tmp_path / "toy", ("honest", "tell_time"))
-    found, names = measured(folder, {"mode": "honest", "unroll": 1}, {"mode": "tell_time", "unroll": 4})
-    assert names == ["mode", "unroll"]
+    folder = write_kernel(tmp_path / "toy", ("honest", "exact"))
+    found = measured(folder, {"mode": "honest", "unroll": 1}, {"mode": "exact", "unroll": 4})
     assert [w.edit for w in found.without] == [0, 1]
     assert all(w.gain and w.timing and not w.reason for w in found.without)
     assert sorted(found.order) == [0, 1]
@@ -65,8 +65,7 @@ def test_each_edit_is_taken_out_and_all_are_made_in_turn(tmp_path: Path) -> None
 
 def test_edits_that_are_not_legal_alone_are_made_together(tmp_path: Path) -> None:
     folder = write_kernel(tmp_path / "toy", ("honest", "exact"), constraints=_NOT_ALONE)
-    found, names = measured(folder, {"mode": "honest", "unroll": 1}, {"mode": "exact", "unroll": 4})
-    assert names == ["mode", "unroll"]
+    found = measured(folder, {"mode": "honest", "unroll": 1}, {"mode": "exact", "unroll": 4})
     without_mode, without_unroll = found.without
     assert without_mode.gain is None
     assert without_mode.reason == "not legal: pair: they need each other"
@@ -80,7 +79,7 @@ def test_what_is_wrong_on_the_way_is_not_timed(tmp_path: Path) -> None:
     broken = '{{ 3 if p.mode == "exact" and p.unroll == 1 else 2 }}'
     template = template.replace('{{ 3 if p.mode == "wrong" else 2 }}', broken)
     folder = write_kernel(tmp_path / "toy", ("honest", "exact"), template=template)
-    found, _ = measured(folder, {"mode": "honest", "unroll": 1}, {"mode": "exact", "unroll": 4})
+    found = measured(folder, {"mode": "honest", "unroll": 1}, {"mode": "exact", "unroll": 4})
     without = {w.edit: w for w in found.without}
     assert without[1].gain is None
     assert without[1].reason.startswith("wrong: normal 5: ")
@@ -137,12 +136,9 @@ def _timing(name: str, us: float, clocks: dict[str, float]) -> Timing:
 
 
 def noisy(folder: Path, *disturbed: int, again: str = "") -> Ablation:
-    kernel = load_kernel(str(write_kernel(folder, ("honest", "exact"))))
-    space = kernel.space("cpu", WORKLOAD, find_target("cpu").limits("native"))
-    problem = Problem(kernel=str(folder), target="cpu", arch="native", workload=WORKLOAD, space=space, seed=1)
-    one, other = Genome.of({"mode": "honest", "unroll": 1}), Genome.of({"mode": "honest", "unroll": 4})
-    executor: Any = Noisy(*disturbed, again=again)
-    found = measure_ablation(executor, problem, one, other, edits_between(one, other))
+    write_kernel(folder, ("honest", "exact"))
+    executor = Noisy(*disturbed, again=again)
+    found = ablated(folder, {"mode": "honest", "unroll": 1}, {"mode": "honest", "unroll": 4}, executor)
     assert executor.races == found.races + (again == "lost")
     assert found.seconds == 1.5 * found.races
     return found
