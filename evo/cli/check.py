@@ -33,17 +33,11 @@ from evo.cli.search import load_context
 from evo.cli.tables import make_table, print_table, say, short_id, short_workload, visible
 from evo.errors import DeviceError, KernelError, UnknownNameError, UsageError
 from evo.evaluation import Status
-from evo.problem.kernel import find_kernel, load_kernel
+from evo.problem.kernel import find_kernel
 from evo.sanitize import Sanitized, choose_tools, sanitize
-from evo.search.check import (
-    Checked,
-    branch_requests,
-    check_candidate,
-    check_kernel,
-    check_workloads_of,
-    ignore_progress,
-)
+from evo.search.check import Checked, check_candidate, check_kernel, check_workloads_of
 from evo.search.run import RunSettings, default_builders, open_executor
+from evo.search.tasks import TaskExecutor
 from evo.targets import find_target
 
 __all__ = ["register"]
@@ -88,14 +82,15 @@ def check(
     own, near = (named, ()) if named else check_workloads_of(problem, context.target)
     why_not = _why_not_here(context.target, context.arch)
     with context.open_executor() as executor:
+        task = TaskExecutor(
+            executor=executor, kernel=kernel, target=context.target, arch=context.arch, workload=own[0], seed=drawn
+        )
         branches, not_timed = check_kernel(
-            executor,
-            problem,
-            branch_requests(kernel, problem, context.target, context.arch, (*own, *near)),
+            task,
+            (*own, *near),
             timed=frozenset(w for w in own if all(size for _, size in w.dims)),
             gate=not (why_not or compile_only),
-            seed=drawn,
-            observe=ignore_progress if json else CheckLines("branches"),
+            observe=None if json else CheckLines("branches"),
         )
     if json:
         print_json(
@@ -227,13 +222,21 @@ def _check_candidate(name: str, seed: int, compile_only: bool, db: str, json: bo
     why_not = _why_not_here(request.target, request.arch)
     if why_not and not compile_only:
         raise DeviceError(f"{why_not.removeprefix('compiled only: ')}; to compile it only, add --compile-only")
-    kernel, target = load_kernel(request.kernel), find_target(request.target)
-    observe = ignore_progress if json else CheckLines("workloads")
+    target = find_target(request.target)
+    observe = None if json else CheckLines("workloads")
     # A cache of its own: what is checked is what the compiler makes now, not what it once made.
     with tempfile.TemporaryDirectory(prefix="evo-check-") as folder:
         settings = RunSettings(builders=default_builders(target), cache_dir=Path(folder))
         with open_executor(request.target, settings) as executor:
-            results = check_candidate(executor, kernel, request, gate=not compile_only, seed=seed, observe=observe)
+            task = TaskExecutor(
+                executor=executor,
+                kernel=request.kernel,
+                target=request.target,
+                arch=request.arch,
+                workload=request.workload,
+                seed=seed,
+            )
+            results = check_candidate(task, request.genome, gate=not compile_only, observe=observe)
     record = {
         "candidate": recorded.record.id,
         "kernel": request.kernel,

@@ -13,21 +13,13 @@ from typing import TypeVar
 
 from evo.errors import UsageError
 from evo.evaluation import Build, Check, Evaluation, Status
-from evo.executors import Executor, InFlight, Request
+from evo.executors import InFlight
 from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel, Workload
 from evo.problem.space import Point
-from evo.targets import find_target
+from evo.search.tasks import TaskExecutor
 
-__all__ = [
-    "CheckProgress",
-    "Checked",
-    "branch_requests",
-    "check_candidate",
-    "check_kernel",
-    "check_workloads_of",
-    "ignore_progress",
-]
+__all__ = ["CheckProgress", "Checked", "check_candidate", "check_kernel", "check_workloads_of"]
 
 _OBSERVE_S = 0.5
 
@@ -50,9 +42,8 @@ class CheckProgress:
 Observe = Callable[[CheckProgress], None]
 """Is called several times a second while something is waited for."""
 
-
-def ignore_progress(progress: CheckProgress) -> None:
-    """For those who print nothing meanwhile."""
+_Subject = tuple[TaskExecutor, Genome, Point]
+"""What is checked, and what differs from the default there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,83 +87,29 @@ def check_workloads_of(kernel: Kernel, target: str) -> tuple[tuple[Workload, ...
     return own, tuple(kernel.neighbours(target, example))
 
 
-def branch_requests(
-    name: str, kernel: Kernel, target: str, arch: str, workloads: Sequence[Workload]
-) -> list[tuple[Request, Point]]:
-    """(request, what differs from the default) of every structural branch that is legal for each workload.
-
-    name: of the kernel, or its folder, by which workers find it.
-    """
-    found = []
-    for workload in workloads:
-        points = kernel.space(target, workload, find_target(target).limits(arch)).branches()
-        for point in points:
-            changes = {k: v for k, v in point.items() if points[0].get(k) != v}
-            genome = Genome.of(point)
-            request = Request(kernel=name, target=target, arch=arch, genome=genome, workload=workload)
-            found.append((request, changes))
-    return found
-
-
 def check_kernel(
-    executor: Executor,
-    kernel: Kernel,
-    branches: Sequence[tuple[Request, Point]],
+    task: TaskExecutor,
+    workloads: Sequence[Workload],
     *,
     timed: frozenset[Workload],
     gate: bool,
-    seed: int,
-    observe: Observe = ignore_progress,
+    observe: Observe | None = None,
 ) -> tuple[list[Checked], dict[Workload, str]]:
     """(results, workloads whose timing data do not fit this machine, each with the reason: they are gated only).
 
-    Builds all `branches`, then gates those that compiled, and times those of the workloads in `timed`. Without `gate`
-    nothing is run. Failures are data.
+    Builds every structural branch that is legal for each workload, then gates those that compiled, and times those of the
+    workloads in `timed`. Without `gate` nothing is run. Failures are data.
     """
-    building = [(request, changes, executor.build(request)) for request, changes in branches]
-    changes_of = {(request.genome, request.workload): changes for request, changes in branches}
-    results: list[Checked] = []
-    too_large: dict[Workload, str] = {}
-
-    def report() -> None:
-        work = next(iter(executor.in_flight()), None)
-        changes = changes_of.get((work.genome, work.workload), {}) if work else {}
-        observe(CheckProgress(done=len(results), count=len(building), work=work, changes=changes))
-
-    for request, changes, future in building:
-        build, measurement = _wait(future, report), None
-        time = request.workload in timed and request.workload not in too_large
-        if gate and build.binary is not None:
-            asked = replace(request, build=build, seed=seed)
-            try:
-                measurement = _wait(executor.measure(replace(asked, time=time)), report)
-            except UsageError as error:
-                if not time:
-                    raise
-                time, too_large[request.workload] = False, str(error)
-                measurement = _wait(executor.measure(replace(asked, time=False)), report)
-        results.append(
-            Checked(
-                workload=request.workload,
-                genome=request.genome,
-                changes=changes,
-                cases=tuple(case.name for case in kernel.cases(request.target, request.workload)),
-                build=build,
-                measurement=measurement,
-                timed=time and measurement is not None,
-            )
-        )
-    return results, too_large
+    subjects: list[_Subject] = []
+    for own in (replace(task, workload=workload) for workload in workloads):
+        points = own.space.branches()
+        for point in points:
+            subjects.append((own, Genome.of(point), {k: v for k, v in point.items() if points[0].get(k) != v}))
+    return _check(subjects, timed, gate, observe)
 
 
 def check_candidate(
-    executor: Executor,
-    kernel: Kernel,
-    request: Request,
-    *,
-    gate: bool,
-    seed: int,
-    observe: Observe = ignore_progress,
+    task: TaskExecutor, genome: Genome, *, gate: bool, observe: Observe | None = None
 ) -> list[Checked]:
     """Builds a candidate for its workload and for the neighbours it is legal for, then gates all that compiled.
 
@@ -180,22 +117,52 @@ def check_candidate(
     at its own workload and its timed outputs are verified. A refusal at one workload leaves the others to be gated.
     Raises UsageError if the data of its timing do not fit this machine.
     """
-    limits = find_target(request.target).limits(request.arch)
-    near = kernel.legal_neighbours(request.target, request.genome.parameters, request.workload, limits)
-    requests: list[tuple[Request, Point]] = [(replace(request, workload=w), {}) for w in (request.workload, *near)]
-    timed = frozenset({request.workload})
-    results, too_large = check_kernel(executor, kernel, requests, timed=timed, gate=gate, seed=seed, observe=observe)
+    subjects: list[_Subject] = [(one, genome, {}) for one in task.with_neighbours(genome)]
+    results, too_large = _check(subjects, frozenset({task.workload}), gate, observe)
     for reason in too_large.values():
         raise UsageError(reason)
     return results
 
 
-def _wait(future: Future[_T], report: Callable[[], None]) -> _T:
-    """The future's result; `report` is called now and then while it is waited for."""
-    while True:
-        try:
-            return future.result(timeout=_OBSERVE_S)
-        except TimeoutError:
-            if future.done():
-                return future.result()
-            report()
+def _check(
+    subjects: Sequence[_Subject], timed: frozenset[Workload], gate: bool, observe: Observe | None
+) -> tuple[list[Checked], dict[Workload, str]]:
+    executor = subjects[0][0].executor
+    building = [(task, genome, changes, task.build(genome)) for task, genome, changes in subjects]
+    changes_of = {(genome, task.workload): changes for task, genome, changes in subjects}
+    results: list[Checked] = []
+    too_large: dict[Workload, str] = {}
+
+    def wait(future: Future[_T]) -> _T:
+        while observe is not None and not future.done():
+            try:
+                return future.result(timeout=_OBSERVE_S)
+            except TimeoutError:
+                work = next(iter(executor.in_flight()), None)
+                changes = changes_of.get((work.genome, work.workload), {}) if work else {}
+                observe(CheckProgress(done=len(results), count=len(building), work=work, changes=changes))
+        return future.result()
+
+    for task, genome, changes, future in building:
+        workload, build, measurement = task.workload, wait(future), None
+        time = workload in timed and workload not in too_large
+        if gate and build.binary is not None:
+            try:
+                measurement = wait(task.measure(genome, build, time=time))
+            except UsageError as error:
+                if not time:
+                    raise
+                time, too_large[workload] = False, str(error)
+                measurement = wait(task.measure(genome, build, time=False))
+        results.append(
+            Checked(
+                workload=workload,
+                genome=genome,
+                changes=changes,
+                cases=tuple(case.name for case in task.problem.cases(task.target, workload)),
+                build=build,
+                measurement=measurement,
+                timed=time and measurement is not None,
+            )
+        )
+    return results, too_large

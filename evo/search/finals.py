@@ -92,19 +92,13 @@ class _Race:
         self._refused: dict[str, str] = {}
         """Why a race refused it."""
         self._verdicts: dict[str, Evaluation] = {}
-        building = [(c, [(t, t.build(c.proposal.genome)) for t in self._tasks_for(c.proposal.genome)]) for c in elites]
+        building = [(c, [(t, t.build(c.proposal.genome)) for t in task.with_neighbours(c.proposal.genome)]) for c in elites]
         for candidate, builds in building:
             name, genome = str(candidate.order), candidate.proposal.genome
             verdict = self._gate(genome, [(t, future.result()) for t, future in builds])
             self._verdicts[name] = verdict
             if verdict.status is Status.OK:
                 self.contenders[name] = (genome, builds[0][1].result())
-
-    def _tasks_for(self, genome: Genome) -> list[TaskExecutor]:
-        """For the workload, and for the neighbours that the genome is legal for."""
-        task = self._task
-        near = task.problem.legal_neighbours(task.target, genome.parameters, task.workload, task.limits)
-        return [task, *(replace(task, workload=w) for w in near)]
 
     def _gate(self, genome: Genome, builds: list[tuple[TaskExecutor, Build]]) -> Evaluation:
         """One verdict over the workload and its neighbours, up to the first refusal."""

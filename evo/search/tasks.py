@@ -41,6 +41,11 @@ class TaskExecutor:
     def space(self) -> Space:
         return self.problem.space(self.target, self.workload, self.limits)
 
+    def with_neighbours(self, genome: Genome) -> list[TaskExecutor]:
+        """This one, and one for each neighbouring workload that the genome is legal for."""
+        near = self.problem.legal_neighbours(self.target, genome.parameters, self.workload, self.limits)
+        return [self, *(replace(self, workload=workload) for workload in near)]
+
     def request(self, genome: Genome) -> Request:
         return Request(
             kernel=self.kernel,

@@ -24,10 +24,11 @@ from evo.lineage.store import Store
 from evo.measure.gate import case_seed
 from evo.problem.genome import Genome
 from evo.problem.kernel import load_kernel
-from evo.search.check import CheckProgress, branch_requests, check_candidate, check_kernel
+from evo.search.check import CheckProgress, check_candidate, check_kernel
 from evo.search.loop import Search
 from evo.search.progress import Budget, StopReason
 from evo.search.run import plan_run
+from evo.search.tasks import TaskExecutor
 from tests.landscape import Hanging, LandscapeExecutor
 from tests.toy_kernel import write_kernel
 
@@ -97,12 +98,15 @@ class Small(LandscapeExecutor):
         return refused
 
 
+def task_for(executor: LandscapeExecutor) -> TaskExecutor:
+    return TaskExecutor(executor=executor, kernel="layernorm", target="cpu", arch="native", workload=OWN, seed=1)
+
+
 def test_a_workload_whose_data_do_not_fit_is_gated_all_the_same() -> None:
-    requests = branch_requests("layernorm", KERNEL, "cpu", "native", [OWN])
     executor = Small(1)
     executor.asked = []
     try:
-        branches, untimed = check_kernel(executor, KERNEL, requests, timed=frozenset({OWN}), gate=True, seed=1)
+        branches, untimed = check_kernel(task_for(executor), [OWN], timed=frozenset({OWN}), gate=True)
     finally:
         executor.close()
     assert untimed == {OWN: "the data do not fit"}
@@ -123,37 +127,39 @@ class Told:
 
 
 def test_a_check_of_a_kernel_knows_which_branch_it_waits_for() -> None:
-    requests = branch_requests("layernorm", KERNEL, "cpu", "native", [OWN])
     executor = Hanging()
+    points = task_for(executor).space.branches()
     tell = Told(executor)
     try:
-        check_kernel(executor, KERNEL, requests, timed=frozenset({OWN}), gate=True, seed=1, observe=tell)
+        check_kernel(task_for(executor), [OWN], timed=frozenset({OWN}), gate=True, observe=tell)
     finally:
         executor.close()
     (progress,) = tell.waited_for
     assert progress.work is not None
-    assert (progress.work.genome, progress.changes) in [(request.genome, changes) for request, changes in requests]
+    point = progress.work.genome.parameters
+    assert point in points
+    assert progress.changes == {name: value for name, value in point.items() if points[0].get(name) != value}
     assert progress.work.genome.digest == executor.measured[0]
-    assert progress.count == len(requests)
+    assert progress.count == len(points)
     assert progress.done < progress.count
 
 
 def test_a_check_of_a_candidate_knows_what_it_waits_for() -> None:
-    request, _ = branch_requests("layernorm", KERNEL, "cpu", "native", [OWN])[0]
     executor = Hanging()
     tell = Told(executor)
     try:
-        check_candidate(executor, KERNEL, request, gate=True, seed=1, observe=tell)
+        task = task_for(executor)
+        check_candidate(task, Genome.of(task.space.complete({})), gate=True, observe=tell)
     finally:
         executor.close()
     assert [s.work.workload for s in tell.waited_for if s.work] == [OWN]
 
 
 def test_what_a_check_waits_for_is_said_on_stderr_once_it_takes_long(capsys: pytest.CaptureFixture[str]) -> None:
-    request, changes = branch_requests("layernorm", KERNEL, "cpu", "native", [OWN])[1]
+    genome, changes = Genome.of({"mode": "honest"}), {"mode": "honest"}
     tell = CheckLines("branches")
     for seconds in (0.5, 2.5, 3.5, 4.0):
-        work = InFlight(genome=request.genome, workload=OWN, stage="gate", seconds=seconds, left_s=30 - seconds)
+        work = InFlight(genome=genome, workload=OWN, stage="gate", seconds=seconds, left_s=30 - seconds)
         tell(CheckProgress(done=3, count=18, work=work, changes=changes))
     captured = capsys.readouterr()
     assert captured.out == ""

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from evo import cli
-from evo.executors import ExecutorConfig, Request
+from evo.executors import ExecutorConfig
 from evo.executors.local import LocalExecutor
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import load_kernel
 from evo.problem.space import Value
 from evo.search.check import check_candidate
+from evo.search.tasks import TaskExecutor
 from evo.targets import find_target
 
 pytestmark = pytest.mark.gpu
@@ -89,10 +90,10 @@ def check_attention(wanted: dict[str, Value], sizes: Sequence[str], cache: Path)
             point = space.complete({**space.default, **{n: v for n, v in wanted.items() if n in space.by_name}})
             if space.violations(point):
                 pytest.skip(f"not legal here: {'; '.join(space.violations(point))}")
-            request = Request(
-                kernel="attention", target="cuda", arch=arch, genome=Genome.of(point), workload=workload
+            task = TaskExecutor(
+                executor=executor, kernel="attention", target="cuda", arch=arch, workload=workload, seed=1
             )
-            trials = check_candidate(executor, kernel, request, gate=True, seed=1)
+            trials = check_candidate(task, Genome.of(point), gate=True)
             assert all(t.passed for t in trials), [(t.workload.key, t.build.log, t.measurement) for t in trials]
 
 
