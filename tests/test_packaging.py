@@ -74,12 +74,6 @@ def test_a_wheel_carries_its_templates_and_finds_them(installed: Path, tmp_path:
         assert copy.read_bytes() == template.read_bytes()
 
 
-def test_a_wheel_carries_the_migrations_of_the_database(installed: Path) -> None:
-    migrations = sorted(p.name for p in (ROOT / "evo/lineage/migrations").rglob("*.py"))
-    assert migrations
-    assert sorted(p.name for p in (installed / "evo/lineage/migrations").rglob("*.py")) == migrations
-
-
 def test_a_wheel_carries_the_pages_of_a_report(installed: Path) -> None:
     pages = sorted(p.name for p in (ROOT / "evo/report/templates").iterdir())
     assert {"page.html.j2", "report.html.j2", "style.css", "page.js", "live.js"} <= set(pages)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import string
 import zlib
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from sqlalchemy import Connection, and_, select
@@ -13,18 +13,18 @@ from sqlalchemy.orm import aliased
 
 from evo.analysis.times import held_races, noise_floors
 from evo.errors import EngineError, StoreError, UnknownNameError, UsageError
-from evo.evaluation import PASSED, Build, Status, Timing
+from evo.evaluation import PASSED, Status, Timing
 from evo.lineage import gate_seeds
 from evo.lineage import models as m
 from evo.lineage.models import ORDERS_PER_RUN
-from evo.lineage.read import BUILD_COLUMNS, CHECK_COLUMNS, TIMING_COLUMNS, at_once, columns_of, iso, read_build
+from evo.lineage.read import CHECK_COLUMNS, TIMING_COLUMNS, at_once, columns_of, iso
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.space import Value
 
 __all__ = [
     "BuildRecord", "CandidateRecord", "CheckRecord", "FinalRace", "FinalRecord", "Relative", "TimingRecord",
-    "read_artefacts", "read_candidate", "read_candidate_build", "read_parents", "read_source", "read_timing_record",
+    "read_artefacts", "read_candidate", "read_parents", "read_source", "read_timing_record",
     "resolve_candidate",
 ]  # fmt: skip
 
@@ -349,25 +349,6 @@ def read_source(store: Store, prefix: str) -> str:
     why = "it was never built" if built is None else "it was dropped by evo prune"
     why = "it could not be rendered" if status == Status.RENDER_ERROR else why
     raise StoreError(f"candidate {prefix} has no source: {why}")
-
-
-def read_candidate_build(store: Store, prefix: str) -> Build:
-    """The build of a candidate as it was added, with source text and, where that was stored, code.
-
-    Raises UnknownNameError, or StoreError if it was never built.
-    """
-    with store.reading() as connection:
-        key = resolve_candidate(connection, prefix)
-        b = m.Build
-        row = connection.execute(select(b.binary_sha, *BUILD_COLUMNS).where(b.candidate_id == key)).one_or_none()
-        if row is None:
-            raise StoreError(f"candidate {prefix} was never built")
-        source = connection.scalar(select(_c.source_sha).where(_c.id == key))
-        kept = read_artefacts(connection, [digest for digest in (source, row.binary_sha) if digest])
-    build = read_build(row[1:])
-    if build.binary is not None and row.binary_sha is not None:
-        build = replace(build, binary=replace(build.binary, code=kept[row.binary_sha]))
-    return build if source is None else replace(build, source=kept[source].decode("utf-8", "surrogatepass"))
 
 
 def read_artefacts(connection: Connection, digests: Collection[str]) -> dict[str, bytes]:

@@ -8,6 +8,7 @@ import sqlite3
 import tempfile
 from contextlib import closing, suppress
 from datetime import UTC, datetime
+from glob import escape
 from pathlib import Path
 
 from evo.errors import StoreError
@@ -60,11 +61,7 @@ def _default_name(path: Path) -> Path:
 
 def newest_backup(path: Path) -> Path | None:
     """The newest one that `back_up` has put beside a database."""
-    start = f"{path.stem}{_MARK}"
-    try:
-        found = [p for p in path.parent.iterdir() if p.name.startswith(start) and p.suffix == path.suffix]
-    except OSError:
-        return None
+    found = path.parent.glob(f"{escape(path.stem + _MARK)}*{path.suffix}")
     return max(found, key=lambda p: p.stem, default=None)
 
 

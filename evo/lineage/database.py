@@ -19,7 +19,6 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import (
     ArgumentError,
     DBAPIError,
-    InvalidRequestError,
     NoSuchModuleError,
     SQLAlchemyError,
     StatementError,
@@ -53,14 +52,7 @@ class Location:
 
 def command_line(where: str | URL | None, *words: str) -> str:
     """A command to be typed next, quoted for a shell. It names the database, without its password; None: it names none."""
-    return shlex.join(("evo", *words, *(("--db", _address(where)) if where is not None else ())))
-
-
-def _address(where: str | URL) -> str:
-    """As --db takes it."""
-    if isinstance(where, str):
-        return shown(where)
-    return str(where.database) if where.get_backend_name() == "sqlite" else _render(where)
+    return shlex.join(("evo", *words, *(("--db", shown(where)) if where is not None else ())))
 
 
 def locate(where: str | Path) -> Location:
@@ -81,28 +73,17 @@ def locate(where: str | Path) -> Location:
             raise ValueError("@")
         backend, driver = url.get_backend_name(), url.get_driver_name()
     except (ArgumentError, NoSuchModuleError, ValueError):  # whose words may hold a part of a password
-        raise StoreError(f"{_hidden(where)!r} is not a database URL; {_url_hint(where)}") from None
-    if backend == "sqlite" and driver == "pysqlite":
-        if not url.database or url.database == ":memory:":
-            raise StoreError(f"{where!r} names no file, so nothing would be kept; {_EXAMPLES}")
-        if url.query:
-            raise StoreError(f"{where!r}: options after '?' are not understood; write sqlite:///FILE")
-        path = Path(url.database).expanduser().absolute()
-        return Location(url=URL.create("sqlite", database=str(path)), path=path)
+        raise StoreError(
+            f"{_hidden(where)!r} is not a database URL; {_EXAMPLES}, with special characters of a name or password as"
+            " %40 for '@'"
+        ) from None
+    if (backend, driver) == ("sqlite", "pysqlite"):
+        if not url.database or url.database == ":memory:" or url.query:
+            raise StoreError(f"{where!r} names no file, or more than a file; {_EXAMPLES}")
+        return locate(Path(url.database))
     if url.drivername in ("postgresql", "postgresql+psycopg"):
         return Location(url=url.set(drivername="postgresql+psycopg"), path=None)
     raise StoreError(f"{_hidden(where)!r}: evo does not work with {url.drivername} databases; {_EXAMPLES}")
-
-
-def _url_hint(where: str) -> str:
-    """What to write instead of what is no URL. It quotes nothing, which could be of a password."""
-    scheme, _, rest = where.partition("://")
-    server, _, path = rest.partition("/")
-    if scheme == "postgres":
-        return "write postgresql:// instead of postgres://"
-    if "@" not in path and (port := re.search(r":([^:\]@]*)$", server)) and not port[1].isdecimal():
-        return "its port is not a number"
-    return f"{_EXAMPLES}, with special characters of a name or password as %40 for '@'"
 
 
 _EXAMPLES = "write a file, sqlite:///FILE or postgresql://USER@HOST/NAME"
@@ -110,8 +91,10 @@ _EXAMPLES = "write a file, sqlite:///FILE or postgresql://USER@HOST/NAME"
 _SERVER_WITHOUT_URL = re.compile(r"\bpassword\s*=|^postgres\w*(\+\w+)?:|^[a-z0-9+]+:[^@]*@")
 
 
-def shown(where: str | Path) -> str:
-    """`where` as it may be printed: without the password that a URL may carry."""
+def shown(where: str | Path | URL) -> str:
+    """`where` as it may be printed and --db takes it: without the password that a URL may carry."""
+    if isinstance(where, URL):
+        return str(where.database) if where.get_backend_name() == "sqlite" else _render(where)
     if isinstance(where, Path) or "://" not in where:
         return str(where)
     try:
@@ -219,15 +202,10 @@ def _connect_server(location: Location, *, write: bool) -> Engine:
         engine = create_engine(
             location.url, json_serializer=_write_json, pool_pre_ping=True, connect_args=options, hide_parameters=True
         )
-    except ModuleNotFoundError as error:
+    except ImportError as error:  # no psycopg, or one without the C library that it wraps
         raise StoreError(
-            f"{location} needs the Python package {error.name!r}, which is not installed; install it with:"
+            f"{location} needs the Python package 'psycopg' with the library libpq ({first_line(error)}); install them with:"
             " pip install 'evo-kernels[postgres]'"
-        ) from error
-    except ImportError as error:  # psycopg without the C library that it wraps
-        raise StoreError(
-            f"{location} needs the library libpq, which the package 'psycopg' did not find ({first_line(error)});"
-            " install it with: pip install 'evo-kernels[postgres]'"
         ) from error
     except (ArgumentError, TypeError) as error:  # a driver's word on the URL's options
         raise StoreError(f"{location} cannot be opened: {first_line(error)}") from error
@@ -248,44 +226,19 @@ def _connect_server(location: Location, *, write: bool) -> Engine:
 # NaN is not JSON, and PostgreSQL refuses it. The order of keys is kept: a workload's dimensions have one.
 _write_json = partial(json.dumps, allow_nan=False, separators=(",", ":"))
 
-# Primary result codes of SQLite (https://www.sqlite.org/rescode.html), the low byte of an extended one.
+# Primary result codes of SQLite (https://www.sqlite.org/rescode.html), the low byte of an extended one. What its own words
+# say as well has no sentence here.
 _DAMAGED = 11
+_BUSY = "is being written by another program; wait until it is done, or close it"
 _SQLITE = {
-    3: "may not be used by this account; check the permissions of the file and its folder",
-    5: "is being written by another program; wait until it is done, or close it",
-    6: "is being written by another program; wait until it is done, or close it",
+    5: _BUSY,
+    6: _BUSY,
     8: "cannot be written; check the permissions of the file and its folder",
-    10: "cannot be read or written by the system (disk I/O error); check the disk and its free space",
     13: "cannot grow because the disk is full; no half record was kept: free some space, then go on",
     14: "cannot be opened; check that its folder exists and may be written, and that the disk is not full",
-    26: "is not a SQLite database; name another file with --db",
 }
-# SQLSTATE codes of PostgreSQL (its manual, appendix A).
-_POSTGRES = {
-    "25006": "is open for reading only",
-    "42501": "does not let this user do that; ask for the rights to create and write tables",
-    "53100": "cannot grow because the disk is full; no half record was kept: free some space, then go on",
-    "53300": "takes no more connections; close some, or raise its max_connections",
-    "57P01": "was shut down by its administrator",
-    "40P01": "had two writers waiting for each other (deadlock); no half record was kept: try again",
-}
-# What PostgreSQL and libpq say where no connection comes about; they give no code for it.
-_UNREACHABLE = (
-    (
-        "password authentication failed",
-        "does not take this user and password; correct them in the URL, or in ~/.pgpass",
-    ),
-    ("no password supplied", "wants a password; give it in ~/.pgpass, in PGPASSWORD, or in the URL"),
-    ("does not exist", "is not there ({said}); create it with: createdb NAME"),
-    ("connection refused", "cannot be reached: no server listens there; start it, or correct host and port in the URL"),
-    ("no such file or directory", "cannot be reached: no server runs on this machine; start it, or name its host"),
-    ("resolve host", "cannot be reached: nothing is known of that host; correct it in the URL"),
-    ("timeout expired", "cannot be reached: its server does not answer; look whether it runs and lets you in"),
-    ("timed out", "cannot be reached: its server does not answer; look whether it runs and lets you in"),
-    ("pg_hba.conf", "lets nobody in from here as this user; its administrator can, in pg_hba.conf"),
-    ("too many", "takes no more connections; close some, or raise its max_connections"),
-    ("starting up", "is just being started; try again in a moment"),
-)
+_NO_RIGHTS = "42501"
+"""SQLSTATE of PostgreSQL."""
 
 
 @contextmanager
@@ -304,8 +257,6 @@ def translated(place: Location) -> Iterator[None]:
         raise EngineError(f"a record cannot be stored: {first_line(error.orig or error)}") from error
     except (ValueError, OverflowError) as error:  # likewise, by the driver
         raise EngineError(f"a record cannot be stored: {first_line(error)}") from error
-    except InvalidRequestError as error:
-        raise EngineError(f"the lineage database was misused: {first_line(error)}") from error
     except SQLAlchemyError as error:
         raise StoreError(f"{place} cannot be used: {first_line(error)}") from error
 
@@ -320,14 +271,13 @@ def _explain(place: Location, error: BaseException, *, connected: bool) -> Store
         return damage(place.path)
     if isinstance(code, int) and code & 0xFF in _SQLITE:
         return StoreError(f"{place} {_SQLITE[code & 0xFF]}")
-    state = getattr(error, "sqlstate", None)
-    if isinstance(state, str) and state in _POSTGRES:
-        return StoreError(f"{place} {_POSTGRES[state]}")
-    if not connected and not isinstance(error, sqlite3.Error):
-        said = str(error)
-        for words, sentence in _UNREACHABLE:
-            if words in said.lower():
-                return StoreError(f"{place} {sentence.format(said=said.strip().rpartition('FATAL:')[2].strip())}")
+    if getattr(error, "sqlstate", None) == _NO_RIGHTS:
+        return StoreError(f"{place} does not let this user do that; ask for the rights to create and write tables")
+    if not connected and not isinstance(error, sqlite3.Error):  # psycopg, whose words have no password in them
+        return StoreError(
+            f"{place} cannot be reached: {first_line(error).rpartition(' failed: ')[2]}; check host, port, database and user"
+            " in the URL, the password in ~/.pgpass or PGPASSWORD, and that the server runs; createdb makes a database"
+        )
     # The classes of PEP 249 have the same names in every driver.
     kinds = {kind.__name__ for kind in type(error).__mro__}
     if connected and kinds & {"IntegrityError", "DataError", "ProgrammingError"}:

@@ -10,7 +10,6 @@ import fcntl
 import os
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,14 +22,13 @@ from evo.lineage import models as m
 if TYPE_CHECKING:
     from evo.lineage.store import Store
 
-__all__ = ["GONE", "Claims", "WriterLock", "gone", "release_dead_runs", "take_turns", "write_alone", "write_beside"]
+__all__ = ["GONE", "Claims", "WriterLock", "gone", "release_dead_runs", "take_turns", "write_alone"]
 
 # Any numbers that other users of PostgreSQL's advisory locks will not take.
 _NAMES = 0x65766F  # "evo": names of runs and environments are given out one after another
 _ARTEFACTS = 0x65766F01
 _RUNS = 0x65766F02  # the first of two numbers, the second being the run's id
-_TRIES, _PAUSE_S = 5, 0.1
-_LOOKED_AT_S = 0.2  # readers that look whether the lock file is held have it for far less
+_TRIES, _PAUSE_S = 10, 0.05
 
 GONE = "its process ended without saying why"
 """Why a run stopped whose process could not tell."""
@@ -52,35 +50,33 @@ class WriterLock:
     """
 
     def __init__(self, database: Path) -> None:
-        from filelock import FileLock, Timeout  # not for readers, which need no lock
-
-        self.path = _lock_path(database)
-        self._lock = FileLock(self.path)
-        holder = self._holder()  # first: older releases of filelock empty the file when they try
         try:
-            self._lock.acquire(timeout=_LOOKED_AT_S, poll_interval=0.02)
-        except Timeout:
-            if not self.path.exists():  # filelock takes any file that cannot be made for one that is being made
-                raise StoreError(f"cannot write in the folder {database.parent}; choose another with --db") from None
-            raise StoreError(
-                f"another search (pid {holder}) writes to this database ({database}); wait for it to end,"
-                " or use --db FILE for a second one"
-            ) from None
+            self._file = _lock_path(database).open("a+")
         except OSError as error:
             raise StoreError(
                 f"cannot write in the folder {database.parent}: {error.strerror or error}; choose another with --db"
             ) from error
-        with suppress(OSError):  # only for the other one's message; the lock is held without it
-            self.path.write_text(f"{os.getpid()}\n")
+        self._file.seek(0)
+        holder = self._file.read().strip() or "unknown"
+        for _ in range(_TRIES):  # a reader may be looking whether it is held
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                time.sleep(_PAUSE_S)
+        else:
+            self._file.close()
+            raise StoreError(
+                f"another search (pid {holder}) writes to this database ({database}); wait for it to end,"
+                " or use --db FILE for a second one"
+            )
+        self._file.truncate(0)
+        print(os.getpid(), file=self._file, flush=True)  # for the other one's message
 
     def release(self) -> None:
-        self._lock.release()
-
-    def _holder(self) -> str:
-        try:
-            return self.path.read_text().strip() or "unknown"
-        except OSError:
-            return "unknown"
+        """Also for processes that were forked meanwhile, which have the file open too."""
+        fcntl.flock(self._file, fcntl.LOCK_UN)
+        self._file.close()
 
 
 def take_turns(connection: Connection) -> None:
@@ -89,17 +85,8 @@ def take_turns(connection: Connection) -> None:
         connection.execute(select(func.pg_advisory_xact_lock(_NAMES)))
 
 
-def write_beside(connection: Connection) -> None:
-    """For a transaction that stores artefacts in one go, sorted by digest.
-
-    Two of them that store the same ones wait for each other in one direction only.
-    """
-    if _is_server(connection):
-        connection.execute(select(func.pg_advisory_xact_lock_shared(_ARTEFACTS)))
-
-
 def write_alone(connection: Connection) -> None:
-    """For a transaction that stores artefacts in several goes, or deletes some: until it ends, no other does.
+    """For a transaction that stores artefacts or deletes some: until it ends, no other does.
 
     Two such at once could each wait for what the other has stored, and one would be told of a deadlock.
     """
@@ -122,7 +109,7 @@ class Claims:
             return
         if self._connection is None:
             self._connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-        for _ in range(_TRIES):  # a reader may be looking whether the run is alive
+        for _ in range(_TRIES):  # another process may be looking whether the run is alive
             if self._connection.scalar(select(func.pg_try_advisory_lock(_RUNS, run.id))):
                 self._held.add(run.id)
                 return

@@ -41,14 +41,12 @@ from evo.errors import EngineError
 from evo.evaluation import PASSED
 
 __all__ = [
-    "ORDERS_PER_RUN", "PASSED_VALUES", "VIEWS", "Artefact", "Base", "Build", "Candidate", "Check", "Environment", "Final",
+    "ORDERS_PER_RUN", "VIEWS", "Artefact", "Base", "Build", "Candidate", "Check", "Environment", "Final",
     "Key", "Parentage", "Run", "Task", "Timing", "candidate_key", "key_range", "last_refusals", "leader_key", "public_id",
     "unrefused",
 ]  # fmt: skip
 
 ORDERS_PER_RUN = 2**32
-PASSED_VALUES = ", ".join(f"'{status}'" for status in PASSED)
-"""For SQL that is written out: the status of a candidate is among them if it passed."""
 PUBLIC_ID_DIGITS = 16
 """64 bits: among a million candidates, two share an id with a chance of 3e-8, and are refused if they do."""
 
@@ -349,17 +347,17 @@ class Timing(Base):
     clocks: Mapped[JsonObject]
 
 
-def last_refusals() -> ColumnElement[bool]:
-    """Of `Final`: it is the last one of its candidate, and refused it."""
-    final, last = Final, aliased(Final)
-    newest = select(func.max(last.round)).where(last.candidate_id == final.candidate_id).scalar_subquery()
-    return and_(final.status.not_in(PASSED), final.round == newest)
+def last_refusals(key: Any = Final.candidate_id) -> ColumnElement[bool]:
+    """Of `Final`: it is the last one of its candidate, and refused it. key: the column that the candidate is known by."""
+    last = aliased(Final)
+    newest = select(func.max(last.round)).where(last.candidate_id == key).scalar_subquery()
+    return and_(Final.status.not_in(PASSED), Final.round == newest)
 
 
 def unrefused() -> ColumnElement[bool]:
     """Of `Candidate`: no final has refused it. Asked of one candidate after the other: few finals are looked at where few
     candidates are, and all of them never."""
-    refused = select(Final.candidate_id).where(Final.candidate_id == Candidate.id, last_refusals())
+    refused = select(Final.candidate_id).where(Final.candidate_id == Candidate.id, last_refusals(Candidate.id))
     return ~refused.correlate(Candidate).exists()
 
 
@@ -377,25 +375,11 @@ def leader_key() -> ColumnElement[int | None]:
 
 
 # The views: what a database shows to other programs that open it. Their names and columns are stable: columns
-# may be added at the end, and none is renamed or taken away. They are made anew by every migration (SQLite cannot alter
-# a table that a view reads), so a change here needs a revision, if an empty one. `docs/database.md` describes them; the
-# SQL is understood by SQLite, PostgreSQL and DuckDB alike.
+# may be added at the end, and none is renamed or taken away. They are made anew with every version of the schema, so a
+# change here needs one, if without statements. `docs/database.md` describes them; the SQL is understood by SQLite,
+# PostgreSQL and DuckDB alike.
 
-# The winner of a task, or else its candidate with the lowest score that its last final, if any, has not refused.
-_LEADER = f"""
-    COALESCE(i.winner_id, (
-        SELECT c.id
-        FROM candidate c
-        WHERE c.run_id = i.run_id AND c.task = i.number AND c.score IS NOT NULL
-            AND NOT EXISTS (
-                SELECT 1
-                FROM final f
-                WHERE f.candidate_id = c.id AND f.status NOT IN ({PASSED_VALUES})
-                    AND f.round = (SELECT MAX(l.round) FROM final l WHERE l.candidate_id = c.id)
-            )
-        ORDER BY c.score, c.id
-        LIMIT 1
-    ))"""
+_LED = select(Task.__table__, leader_key().label("leader_id")).compile(compile_kwargs={"literal_binds": True})
 
 # CROSS JOIN: SQLite then keeps to this order, and does not begin with every timing there is.
 _V_BEST = f"""
@@ -422,7 +406,7 @@ FROM (
                 PARTITION BY c.id
                 ORDER BY t.round DESC, CASE t.protocol WHEN 'final' THEN 2 WHEN 'cold' THEN 1 ELSE 0 END DESC, t.id
             ) AS recency
-        FROM (SELECT i.*, {_LEADER} AS leader_id FROM task i) i
+        FROM ({_LED}) i
         CROSS JOIN candidate c
         CROSS JOIN timing t
         CROSS JOIN run r

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, select
 
-from evo.errors import EngineError, StoreError, UnknownNameError, UsageError
+from evo.errors import StoreError, UnknownNameError, UsageError
 from evo.evaluation import Binary, Build, Candidate, Check, Evaluation, Parent, Proposal, Status, Timing
 from evo.lineage import LATEST, Environment, RunSpec, RunStatus, StoredEvaluation, StoredRun
 from evo.lineage import models as m
@@ -22,14 +22,15 @@ from evo.problem.genome import Genome
 from evo.problem.kernel import Workload
 
 __all__ = [
-    "BINARY_NAMES", "BUILD_COLUMNS", "BUILD_NAMES", "CHECK_COLUMNS", "CHECK_NAMES", "ENVIRONMENT_COLUMNS", "SPEC_NAMES",
-    "TIMING_COLUMNS", "TIMING_NAMES", "at_once", "columns_of", "iso", "read_build", "read_environment",
-    "read_evaluation", "read_evaluations", "read_run", "resolve_run", "rows_of",
+    "BINARY_NAMES", "BUILD_NAMES", "CHECK_COLUMNS", "CHECK_NAMES", "ENVIRONMENT_COLUMNS", "SPEC_NAMES",
+    "TIMING_COLUMNS", "TIMING_NAMES", "at_once", "columns_of", "iso", "read_environment",
+    "read_evaluations", "read_run", "resolve_run", "rows_of",
 ]  # fmt: skip
 
 _AT_ONCE = 400  # SQLite takes 999 variables in a query at least
 _OFFERED = 10
 _Key = TypeVar("_Key")
+_Record = TypeVar("_Record")
 
 
 def columns_of(table: Any, record: type[Any], *unstored: str) -> tuple[Any, ...]:
@@ -42,8 +43,6 @@ TIMING_COLUMNS = columns_of(m.Timing, Timing)
 CHECK_COLUMNS = columns_of(m.Check, Check, "data_changed")
 _BUILD_COLUMNS = columns_of(m.Build, Build, "source", "binary")
 _BINARY_COLUMNS = columns_of(m.Build, Binary, "code", "log", "triggers_dependents")
-BUILD_COLUMNS = (*_BUILD_COLUMNS, m.Build.binary_log, *_BINARY_COLUMNS)
-"""For `read_build`."""
 ENVIRONMENT_COLUMNS = tuple(c.label(f"environment_{c.key}") for c in columns_of(m.Environment, Environment))
 """For `read_environment`; a run has an `arch`, too."""
 _SPEC_COLUMNS = columns_of(m.Run, RunSpec, "workloads")
@@ -128,8 +127,8 @@ def read_environment(row: Any) -> Environment:
     return Environment(**{column.key.removeprefix("environment_"): row[column.key] for column in ENVIRONMENT_COLUMNS})
 
 
-def read_build(row: Sequence[Any]) -> Build:
-    """From values of BUILD_COLUMNS; without source text and code, which are artefacts."""
+def _build(row: Sequence[Any]) -> Build:
+    """Without source text and code, which are artefacts."""
     built = dict(zip(BUILD_NAMES, row, strict=False))
     status, (binary_log, *figures) = Status(built.pop("status")), row[len(BUILD_NAMES) :]
     binary = None
@@ -141,30 +140,22 @@ def read_build(row: Sequence[Any]) -> Build:
 
 def read_evaluations(connection: Connection, run: StoredRun) -> list[StoredEvaluation]:
     """Every candidate of the run as it was added, by order, but without source text and binary code."""
-    return _read(connection, run, *m.key_range(run.id))
-
-
-def read_evaluation(connection: Connection, run: StoredRun, order: int) -> StoredEvaluation:
-    """One of them. Raises EngineError if there is no such order."""
-    key = m.candidate_key(run.id, order)
-    found = _read(connection, run, key, key)
-    if not found:
-        raise EngineError(f"run {run.name!r} has no candidate {order}")
-    return found[0]
-
-
-def _read(connection: Connection, run: StoredRun, first: int, last: int) -> list[StoredEvaluation]:
-    """The candidates of keys `first` to `last`."""
     c, p = m.Candidate, m.Parentage
+    first, last = m.key_range(run.id)
     with _uncollected():
         parents: dict[int, list[Parent]] = defaultdict(list)
-        query = select(p.child_id, p.parent_id, p.role).where(p.child_id.between(first, last))
-        for child, parent, role in connection.execute(query.order_by(p.child_id, p.position)):
+        edges = select(p.child_id, p.parent_id, p.role).where(p.child_id.between(first, last))
+        for child, parent, role in connection.execute(edges.order_by(p.child_id, p.position)):
             parents[child].append(Parent(parent % m.ORDERS_PER_RUN, role))
-        checks, timings = _checks(connection, first, last), _timings(connection, run, first, last)
+        k, t = m.Check, m.Timing
+        query = select(*CHECK_COLUMNS, k.candidate_id).where(k.candidate_id.between(first, last), k.round == 0)
+        checks = _by_candidate(connection, query.order_by(k.candidate_id, k.position), Check, CHECK_NAMES)
+        query = select(*TIMING_COLUMNS, t.candidate_id)
+        query = query.where(t.run_id == run.id, t.candidate_id.between(first, last), t.round == 0)
+        timings = _by_candidate(connection, query.order_by(t.candidate_id, t.id), Timing, TIMING_NAMES)
         rows = connection.execute(
             select(c.id, c.task, c.public_id, c.genome, c.operator, c.elapsed_s, c.status, c.log, c.same_code_as_id)
-            .add_columns(c.seconds, c.gate_seconds, c.timing_seconds, *BUILD_COLUMNS)
+            .add_columns(c.seconds, c.gate_seconds, c.timing_seconds, *_BUILD_COLUMNS, m.Build.binary_log, *_BINARY_COLUMNS)
             .join_from(c, m.Build, m.Build.candidate_id == c.id, isouter=True)
             .where(c.id.between(first, last))
             .order_by(c.id)
@@ -181,7 +172,7 @@ def _read(connection: Connection, run: StoredRun, first: int, last: int) -> list
             )
             evaluation = Evaluation(
                 status=Status(status),
-                build=None if built[0] is None else read_build(built),
+                build=None if built[0] is None else _build(built),
                 checks=tuple(checks.get(key, ())),
                 timings=tuple(timings.get(key, ())),
                 log=log,
@@ -194,22 +185,13 @@ def _read(connection: Connection, run: StoredRun, first: int, last: int) -> list
         return found
 
 
-def _checks(connection: Connection, first: int, last: int) -> dict[int, list[Check]]:
-    k = m.Check
-    found: dict[int, list[Check]] = defaultdict(list)
-    query = select(*CHECK_COLUMNS, k.candidate_id).where(k.candidate_id.between(first, last), k.round == 0)
-    for row in connection.execute(query.order_by(k.candidate_id, k.position)):
-        found[row[-1]].append(Check(**dict(zip(CHECK_NAMES, row, strict=False))))
-    return found
-
-
-def _timings(connection: Connection, run: StoredRun, first: int, last: int) -> dict[int, list[Timing]]:
-    t = m.Timing
-    found: dict[int, list[Timing]] = defaultdict(list)
-    query = select(*TIMING_COLUMNS, t.candidate_id)
-    query = query.where(t.run_id == run.id, t.candidate_id.between(first, last), t.round == 0)
-    for row in connection.execute(query.order_by(t.candidate_id, t.id)):
-        found[row[-1]].append(Timing(**dict(zip(TIMING_NAMES, row, strict=False))))
+def _by_candidate(
+    connection: Connection, query: Any, record: type[_Record], names: Sequence[str]
+) -> dict[int, list[_Record]]:
+    """Records by key of their candidate, which is the last column of the query's rows."""
+    found: dict[int, list[_Record]] = defaultdict(list)
+    for row in connection.execute(query):
+        found[row[-1]].append(record(**dict(zip(names, row, strict=False))))
     return found
 
 

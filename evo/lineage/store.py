@@ -10,16 +10,15 @@ from types import TracebackType
 from typing import Any
 
 from sqlalchemy import Connection, Engine, func, select, update
-from sqlalchemy.exc import IntegrityError
 
-from evo.errors import EngineError, StoreError
+from evo.errors import EngineError
 from evo.evaluation import Candidate, Evaluation, Timing
 from evo.lineage import Environment, RunSpec, RunStatus, Stage, StoredEvaluation, StoredRun
 from evo.lineage import models as m
 from evo.lineage.database import Location, connect, locate, make_folder, translated
 from evo.lineage.liveness import Claims, WriterLock, release_dead_runs
-from evo.lineage.read import read_evaluation, read_evaluations, read_run, resolve_run
-from evo.lineage.schema import OlderSchemaError, check_schema, migrate, schema_of
+from evo.lineage.read import read_evaluations, read_run, resolve_run
+from evo.lineage.schema import prepare, schema_of
 from evo.lineage.write import Batch, check_rows, clean_text, final_row, insert_rows, insert_run, timing_rows
 
 __all__ = ["Store"]
@@ -59,7 +58,10 @@ class Store:
             engine = connect(location, write=write)
             undo.callback(engine.dispose)
             with translated(location):
-                cls._prepare(engine, location, write=write)
+                prepare(engine, location, write=write)
+                if write:  # of a file this is the only writer
+                    with engine.begin() as connection:
+                        release_dead_runs(connection)
             undo.pop_all()
         return cls(engine, location, lock, write=write)
 
@@ -69,27 +71,9 @@ class Store:
         engine = connect(location, write=False)
         try:
             with translated(location), engine.connect() as connection:
-                check_schema(connection, location)
+                schema_of(connection, location)
         finally:
             engine.dispose()
-
-    @staticmethod
-    def _prepare(engine: Engine, location: Location, *, write: bool) -> None:
-        with engine.connect() as connection:
-            current = check_schema(connection, location)
-            revision = schema_of(connection)
-        if not current and not write and not revision:
-            raise StoreError(f"{location} is empty; run a search first, or name another with --db")
-        if not current and not write:
-            raise OlderSchemaError(
-                f"{location} is of an older evo (schema {revision}); the next search that writes to it brings it up to"
-                f" date, or: {location.command('vacuum')}"
-            )
-        if not current:
-            migrate(engine, location)
-        if write:  # of a file this is the only writer
-            with engine.begin() as connection:
-                release_dead_runs(connection)
 
     def __enter__(self) -> Store:
         return self
@@ -177,16 +161,10 @@ class Store:
         if not self._write:
             raise EngineError(f"{self} was opened for reading only")
         try:
-            with translated(self._location):
-                try:
-                    with self._engine.begin() as connection:
-                        self._open = connection
-                        yield connection
-                        self._batch.flush(connection, last=True)
-                except IntegrityError:
-                    with self._engine.connect() as connection:
-                        self._batch.explain(connection)
-                    raise
+            with translated(self._location), self._engine.begin() as connection:
+                self._open = connection
+                yield connection
+                self._batch.flush(connection)
         finally:
             self._open, self._batch = None, Batch()
 
@@ -275,11 +253,6 @@ class Store:
         """Everything added so far, sorted by order."""
         with self.reading() as connection:
             return read_evaluations(connection, run)
-
-    def evaluation(self, run: StoredRun, order: int) -> StoredEvaluation:
-        """One of them. Raises EngineError if there is no such order."""
-        with self.reading() as connection:
-            return read_evaluation(connection, run, order)
 
     def _find(self, connection: Connection, run: StoredRun, order: int) -> tuple[int, int]:
         """Key and task of a candidate, among those still waiting to be inserted too."""

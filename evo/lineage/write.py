@@ -9,7 +9,7 @@ import re
 import secrets
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import PurePath
@@ -23,11 +23,11 @@ from evo.evaluation import Candidate, Check, Evaluation, Timing
 from evo.lineage import LATEST, Environment, RunSpec, RunStatus, Stage, StoredRun
 from evo.lineage import models as m
 from evo.lineage.database import command_line
-from evo.lineage.liveness import take_turns, write_alone, write_beside
-from evo.lineage.read import BINARY_NAMES, BUILD_NAMES, CHECK_NAMES, SPEC_NAMES, TIMING_NAMES, at_once
+from evo.lineage.liveness import take_turns, write_alone
+from evo.lineage.read import BINARY_NAMES, BUILD_NAMES, CHECK_NAMES, SPEC_NAMES, TIMING_NAMES, rows_of
 
 __all__ = [
-    "Batch", "Row", "check_rows", "clean_text", "final_row", "insert_new", "insert_rows", "insert_run", "timing_rows",
+    "Batch", "Row", "check_rows", "clean_text", "final_row", "insert_rows", "insert_run", "known_artefacts", "timing_rows",
 ]  # fmt: skip
 
 Row = dict[str, Any]
@@ -91,8 +91,6 @@ class Batch:
         self._rows: dict[Table, list[Row]] = defaultdict(list)
         self._artefacts: dict[str, tuple[str, bytes]] = {}
         self._progress: dict[int, tuple[float, datetime]] = {}
-        self._runs: dict[int, StoredRun] = {}
-        self._alone = False  # no other transaction stores artefacts until this one ends
 
     def __len__(self) -> int:
         """Candidates gathered."""
@@ -122,24 +120,19 @@ class Batch:
         self._rows[_CHECK] += check_rows(key, evaluation.checks, Stage.SEARCH, 0)
         self._rows[_TIMING] += timing_rows(run, candidate.task, key, evaluation.timings, Stage.SEARCH, 0)
         self._progress[run.id] = (elapsed_s, now)
-        self._runs[run.id] = run
 
     def _keep(self, kind: str, content: bytes) -> str:
         digest = hashlib.sha256(content).hexdigest()
         self._artefacts[digest] = (kind, content)
         return digest
 
-    def flush(self, connection: Connection, *, last: bool = False) -> None:
-        """Inserts everything and forgets it. What the tables refuse is an IntegrityError: see `explain`.
-
-        last: the transaction ends with this.
-        """
+    def flush(self, connection: Connection) -> None:
+        """Inserts everything and forgets it. What the tables refuse is an IntegrityError."""
         if not self._rows[_CANDIDATE]:
             return
-        if self._artefacts and not self._alone:
-            self._alone = not last
-            (write_beside if last else write_alone)(connection)
-        self._insert_artefacts(connection)
+        if self._artefacts:
+            write_alone(connection)
+            self._insert_artefacts(connection)
         for table in _INSERTED:
             insert_rows(connection, table, self._rows[table])
         for run_id, (elapsed_s, now) in self._progress.items():
@@ -148,41 +141,14 @@ class Batch:
         self._artefacts.clear()
         self._progress.clear()
 
-    def explain(self, connection: Connection) -> None:
-        """Raises the EngineError that says which candidate was refused and why, if that can be seen.
-
-        To be asked after the transaction was rolled back, on another one.
-        """
-        gathered: set[int] = set()
-        for row in self._rows[_CANDIDATE]:
-            key, name = row["id"], f"candidate {row['order']} of run {self._runs[row['run_id']].name!r}"
-            if key in gathered or self._exists(connection, key):
-                raise EngineError(f"{name} is recorded already; a candidate is recorded once")
-            gathered.add(key)
-            needed = [p["parent_id"] for p in self._rows[_PARENTAGE] if p["child_id"] == key]
-            needed += [row["same_code_as_id"]] if row["same_code_as_id"] is not None else []
-            for other in needed:
-                if other not in gathered and not self._exists(connection, other):
-                    raise EngineError(
-                        f"{name} refers to candidate {other % m.ORDERS_PER_RUN}, which is not recorded; record it first"
-                    )
-
-    @staticmethod
-    def _exists(connection: Connection, key: int) -> bool:
-        return connection.scalar(select(_CANDIDATE.c.id).where(_CANDIDATE.c.id == key)) is not None
-
     def _insert_artefacts(self, connection: Connection) -> None:
-        known: set[str] = set()
-        digests = sorted(self._artefacts)
-        for some in at_once(digests):
-            known.update(connection.scalars(select(_ARTEFACT.c.sha256).where(_ARTEFACT.c.sha256.in_(some))))
+        known = known_artefacts(connection, self._artefacts)
         rows = [
             {"sha256": digest, "kind": kind, "size": len(content), "data": zlib.compress(content, _COMPRESSION)}
-            for digest in digests
+            for digest, (kind, content) in self._artefacts.items()
             if digest not in known
-            for kind, content in (self._artefacts[digest],)
         ]
-        insert_new(connection, _ARTEFACT, rows)  # another writer to the same server may have stored one since the look-up
+        insert_rows(connection, _ARTEFACT, rows)
 
 
 def _candidate_row(run: StoredRun, candidate: Candidate, evaluation: Evaluation) -> Row:
@@ -216,9 +182,15 @@ def _parentage_rows(run: StoredRun, candidate: Candidate) -> list[Row]:
     ]
 
 
-def insert_rows(connection: Connection, table: Table, rows: Sequence[Row]) -> None:
+def known_artefacts(connection: Connection, digests: Collection[str]) -> set[str]:
+    """Those that are stored."""
+    query = select(_ARTEFACT.c.sha256)
+    return {row.sha256 for row in rows_of(connection, query, digests, _ARTEFACT.c.sha256)}
+
+
+def insert_rows(connection: Connection, table: Table, rows: Sequence[Row], *, new: bool = False) -> None:
     """Inserts rows that all have the same keys in the same order, past the statement compiler: several times faster than
-    an ordinary insert. What a table refuses is an IntegrityError."""
+    an ordinary insert. What a table refuses is an IntegrityError. new: rows whose key is there already are passed over."""
     if not rows:
         return
     columns = tuple(rows[0])
@@ -226,22 +198,13 @@ def insert_rows(connection: Connection, table: Table, rows: Sequence[Row]) -> No
     _convert(values, table, columns, connection.dialect)
     quote = connection.dialect.identifier_preparer.quote
     place, names = quote(table.name), ", ".join(quote(c) for c in columns)
-    if connection.dialect.name == "postgresql":
+    on_server = connection.dialect.name == "postgresql"
+    if on_server and not new:
         _copy(connection, f"COPY {place} ({names}) FROM STDIN", values)
-    else:
-        marks = ", ".join("?" * len(columns))
-        connection.exec_driver_sql(f"INSERT INTO {place} ({names}) VALUES ({marks})", values)
-
-
-def insert_new(connection: Connection, table: Table, rows: Sequence[Row]) -> None:
-    """The same, but rows whose key is there already are passed over."""
-    if not rows:
         return
-    quote = connection.dialect.identifier_preparer.quote
-    names = ", ".join(quote(c) for c in rows[0])
-    marks = ", ".join(["%s" if connection.dialect.name == "postgresql" else "?"] * len(rows[0]))
-    statement = f"INSERT INTO {quote(table.name)} ({names}) VALUES ({marks}) ON CONFLICT DO NOTHING"
-    connection.exec_driver_sql(statement, [tuple(row.values()) for row in rows])
+    marks = ", ".join(["%s" if on_server else "?"] * len(columns))
+    passed_over = " ON CONFLICT DO NOTHING" if new else ""
+    connection.exec_driver_sql(f"INSERT INTO {place} ({names}) VALUES ({marks}){passed_over}", values)
 
 
 def _convert(values: list[tuple[Any, ...]], table: Table, columns: tuple[str, ...], dialect: Dialect) -> None:

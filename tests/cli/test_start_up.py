@@ -18,7 +18,6 @@ HEAVY = {
     "numpy",
     "optuna",
     "cuda",
-    "alembic",
     "psycopg",
     "sqlalchemy.dialects.postgresql",
     "jinja2",
@@ -52,7 +51,7 @@ ASKED = {
     "query": ["query", "SELECT 1"],
     "prune": ["prune", "first", "--dry-run"],
 }
-NEEDED = {"diff": {"elftools"}, "importance": {"numpy", "optuna"}, "prune": {"filelock"}}
+NEEDED = {"diff": {"elftools"}, "importance": {"numpy", "optuna"}}
 """By command: what it cannot do without."""
 PROGRAM = """
 import json, sys

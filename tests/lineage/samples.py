@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import sys
+import textwrap
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import select
 
-from evo.analysis.candidates import TimingRecord, read_timing_record
+from evo.analysis.candidates import TimingRecord, read_artefacts, read_timing_record
 from evo.evaluation import (
     Binary,
     Build,
@@ -205,4 +208,30 @@ def baselines(store: Store, run: str) -> list[TimingRecord]:
         return [read_timing_record(row) for row in connection.execute(query.order_by(t.id))]
 
 
-CHECKOUT = Path(__file__).resolve().parents[2]
+def kept(store: Store, name: str) -> tuple[bytes | None, bytes | None]:
+    """Source and code of a candidate as they are stored."""
+    c, b = models.Candidate, models.Build
+    query = select(c.source_sha, b.binary_sha).join_from(c, b, b.candidate_id == c.id, isouter=True)
+    with store.reading() as connection:
+        source, code = connection.execute(query.where(c.public_id == name)).one()
+        found = read_artefacts(connection, [digest for digest in (source, code) if digest])
+    return found.get(source), found.get(code)
+
+
+def rows(store: Store, sql: str) -> list[tuple[Any, ...]]:
+    with store.reading() as connection:
+        return [tuple(row) for row in connection.exec_driver_sql(sql)]
+
+
+_PRELUDE = f"""
+import sys
+sys.path[:0] = [{str(Path(__file__).resolve().parents[2])!r}, {str(Path(__file__).parent)!r}]
+import samples as s
+from evo.errors import EvoError, StoreError
+from evo.lineage.store import Store
+"""
+
+
+def program(script: str, *arguments: object, prefix: tuple[str, ...] = ()) -> list[str]:
+    """The command of a process that runs a script with these samples."""
+    return [*prefix, sys.executable, "-c", _PRELUDE + textwrap.dedent(script), *map(str, arguments)]

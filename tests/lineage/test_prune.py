@@ -9,7 +9,6 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import samples as s
 
-from evo.analysis.candidates import read_candidate_build
 from evo.analysis.descent import read_family
 from evo.errors import StoreError, UnknownNameError
 from evo.evaluation import Parent
@@ -44,10 +43,10 @@ def holders(store: Store, run: str) -> tuple[set[int], set[int], set[int]]:
     sources, codes, samples = set(), set(), set()
     for evaluation in store.evaluations(stored):
         order = evaluation.candidate.order
-        build = read_candidate_build(store, evaluation.public_id)
-        if build.source:
+        source, code = s.kept(store, evaluation.public_id)
+        if source is not None:
             sources.add(order)
-        if build.binary is not None and build.binary.code:
+        if code is not None:
             codes.add(order)
         if any(t.samples_us for t in evaluation.evaluation.timings):
             samples.add(order)
@@ -55,16 +54,7 @@ def holders(store: Store, run: str) -> tuple[set[int], set[int], set[int]]:
 
 
 def artefacts(store: Store) -> int:
-    with store.reading() as connection:
-        return int(connection.exec_driver_sql("SELECT count(*) FROM artefact").scalar() or 0)
-
-
-def test_the_winners_line_and_every_leader_keep_everything(store: Store, run: str) -> None:
-    kept = FAMILY | {8}
-    done = prune(store, [run], ALL, dry=False)
-    assert holders(store, run) == (kept, kept, kept)
-    assert done.kept == len(kept)
-    assert artefacts(store) == 2 * len(kept)
+    return int(s.rows(store, "SELECT count(*) FROM artefact")[0][0])
 
 
 def whole(store: Store, run: StoredRun) -> list[StoredEvaluation]:
@@ -75,11 +65,14 @@ def whole(store: Store, run: StoredRun) -> list[StoredEvaluation]:
     ]
 
 
-def test_candidates_themselves_stay_with_all_that_a_search_needs(store: Store, run: str) -> None:
+def test_candidates_stay_and_the_winners_line_and_every_leader_keep_everything(store: Store, run: str) -> None:
     stored = store.run(run)
     before = whole(store, stored)
-    ancestors = read_family(store, store.evaluation(stored, 5).public_id, descendants=0).members
-    prune(store, [run], ALL, dry=False)
+    ancestors = read_family(store, store.evaluations(stored)[5].public_id, descendants=0).members
+    done = prune(store, [run], ALL, dry=False)
+    kept = FAMILY | {8}
+    assert holders(store, run) == (kept, kept, kept)
+    assert (done.kept, artefacts(store)) == (len(kept), 2 * len(kept))
     assert whole(store, stored) == before
     assert read_family(store, ancestors[-1].id, descendants=0).members == ancestors
 

@@ -12,7 +12,7 @@ import samples as s
 from sqlalchemy import Connection, Engine, event
 
 from evo.analysis.best import best_by_run, find_best
-from evo.analysis.candidates import read_candidate, read_candidate_build, read_source
+from evo.analysis.candidates import read_candidate, read_source
 from evo.analysis.comparison import compare
 from evo.analysis.descent import read_family
 from evo.analysis.diff import diff
@@ -87,13 +87,11 @@ def connected(store: Store, ask: Callable[[Connection], object]) -> object:
 
 QUESTIONS: dict[str, Question] = {
     "evaluations": lambda store, name: store.evaluations(store.run("two")),
-    "evaluation": lambda store, name: store.evaluation(store.run("two"), 7),
     "run": lambda store, name: find_run(store, "two"),
     "candidate": lambda store, name: read_candidate(store, name[:10]),
     "finalist": lambda store, name: read_candidate(store, public_id(store.run("two").uid, 1)),
     "ancestry": lambda store, name: read_family(store, name, descendants=0).members,
     "source": lambda store, name: read_source(store, name),
-    "build": lambda store, name: read_candidate_build(store, name),
     "history": lambda store, name: read_history(store, "two"),
     "family": lambda store, name: read_family(store, name[:10], diff=True).members,
     "diff": lambda store, name: diff(store, name, name).rows,

@@ -112,12 +112,10 @@ def test_v_lineage_can_be_followed_to_the_roots(store: Store) -> None:
 
 def test_v_timings_has_every_timing_with_its_names(store: Store) -> None:
     fill(store)
-    with store.reading() as connection:
-        every = connection.execute(text("SELECT count(*), count(candidate) FROM v_timings")).one()
-        raw = connection.execute(text("SELECT count(*), count(candidate_id) FROM timing")).one()
-        final = connection.execute(text("SELECT * FROM v_timings WHERE stage = 'final'")).one()
-    assert tuple(every) == tuple(raw)
-    assert (final.run, final.order, final.protocol, final.round) == ("first", 2, "final", 1)
+    every = s.rows(store, "SELECT count(*), count(candidate) FROM v_timings")
+    assert every == s.rows(store, "SELECT count(*), count(candidate_id) FROM timing")
+    final = s.rows(store, "SELECT run, \"order\", protocol, round FROM v_timings WHERE stage = 'final'")
+    assert final == [("first", 2, "final", 1)]
 
 
 @pytest.mark.parametrize("analyzed", [False, True])

@@ -122,7 +122,7 @@ def test_every_verdict_is_recorded_and_no_machine_code_is_measured_twice(store: 
     same = [e for e in recorded if e.evaluation.status is Status.SAME_CODE]
     assert same, "the landscape makes some genomes share their code"
     for e in same:
-        original = store.evaluation(run, e.evaluation.same_code_as or 0)
+        original = recorded[e.evaluation.same_code_as or 0]
         assert code_of(original.candidate.proposal.genome) == code_of(e.candidate.proposal.genome)
         assert not e.evaluation.timings
     for e in recorded:
