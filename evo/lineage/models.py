@@ -350,7 +350,7 @@ class Timing(Base):
 def last_refusals(key: Any = Final.candidate_id) -> ColumnElement[bool]:
     """Of `Final`: it is the last one of its candidate, and refused it. key: the column that the candidate is known by."""
     last = aliased(Final)
-    newest = select(func.max(last.round)).where(last.candidate_id == key).scalar_subquery()
+    newest = select(func.max(last.round)).where(last.candidate_id == key).correlate_except(last).scalar_subquery()
     return and_(Final.status.not_in(PASSED), Final.round == newest)
 
 

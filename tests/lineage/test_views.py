@@ -47,7 +47,8 @@ def fill(store: Store) -> None:
             store.add(run, s.ref(order, *parents), s.passed(order, score), elapsed_s=float(order))
     store.add(first, s.ref(3, 0), s.refused(3), elapsed_s=3.0)
     store.add(first, s.ref(4, task=1), s.passed(4, 0.6, task=1), elapsed_s=4.0)
-    store.add_final(first, 2, s.final(0.42), elapsed_s=5.0)
+    for ratio in (0.43, 0.42):
+        store.add_final(first, 2, s.final(ratio), elapsed_s=5.0)
     store.set_winner(first, 0, 2)
     store.add_final(second, 1, s.refused_final(), elapsed_s=5.0)
 
@@ -62,6 +63,7 @@ def test_their_columns_are_as_promised(store: Store) -> None:
 
 def test_v_best_is_what_evo_best_says(store: Store) -> None:
     fill(store)
+    assert find_best(store, run="second")[0].order == 0, "its final has refused the other, as another's has not"
     expected = find_best(store)
     with store.reading() as connection:
         rows = connection.execute(text("SELECT * FROM v_best ORDER BY kernel, target, device, workload")).all()
@@ -115,7 +117,7 @@ def test_v_timings_has_every_timing_with_its_names(store: Store) -> None:
     every = s.rows(store, "SELECT count(*), count(candidate) FROM v_timings")
     assert every == s.rows(store, "SELECT count(*), count(candidate_id) FROM timing")
     final = s.rows(store, "SELECT run, \"order\", protocol, round FROM v_timings WHERE stage = 'final'")
-    assert final == [("first", 2, "final", 1)]
+    assert final == [("first", 2, "final", 1), ("first", 2, "final", 2)]
 
 
 @pytest.mark.parametrize("analyzed", [False, True])
