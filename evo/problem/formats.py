@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
 import jinja2
-from jinja2.sandbox import SandboxedEnvironment
 
 from evo.errors import KernelError, UsageError
 from evo.problem.kernel import Kernel, Workload
+from evo.problem.render import template_environment
 
 __all__ = ["FORMATS_FILE", "all_tables", "check_fit", "fill", "format_table", "values_of"]
 
@@ -50,7 +49,7 @@ def values_of(workload: Workload) -> dict[str, Any]:
 def fill(text: str, values: Mapping[str, Any]) -> str:
     """The rendered text. Raises KernelError, which names what is undefined or wrong."""
     try:
-        return _environment().from_string(text).render(values)
+        return template_environment().from_string(text).render(values)
     except jinja2.TemplateError as error:
         raise KernelError(f"a text in {FORMATS_FILE} does not render ({error}): {text.strip()[:60]!r}") from error
 
@@ -64,10 +63,3 @@ def check_fit(table: Mapping[str, Any], format: str, candidate: str, workload: W
                 f"{candidate} is for {workload.key}, which {format} has no place for: {reason}; leave it out, or choose "
                 f"another --format"
             )
-
-
-@cache
-def _environment() -> SandboxedEnvironment:
-    return SandboxedEnvironment(
-        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
-    )

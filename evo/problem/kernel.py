@@ -8,7 +8,7 @@ import importlib.util
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -113,17 +113,6 @@ class Launch:
     cluster: int = 1
     alignment: int = 1
     programmatic: bool = False
-
-    @classmethod
-    def of(cls, plan: LaunchPlan, sizes: Mapping[str, int], multiprocessors: int) -> Launch:
-        return cls(
-            grid=plan.grid(sizes, multiprocessors),
-            block=(plan.threads, 1, 1),
-            smem_bytes=plan.smem_bytes,
-            cluster=plan.cluster,
-            alignment=plan.alignment,
-            programmatic=plan.programmatic,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,32 +259,28 @@ class Kernel:
     folder: Path = field(default=Path(), compare=False)
 
     def __post_init__(self) -> None:
+        for fault in self._faults():
+            raise KernelError(f"kernel {self.name!r}{fault}")
+
+    def _faults(self) -> Iterator[str]:
         names = {d.name for d in self.dimensions} | set(self.options)
         tensors = {a.name for a in self.arguments if a.kind != "scalar"}
         for a in self.arguments:
             if a.stride_of is not None and a.stride_of[0] not in tensors:
-                raise KernelError(
-                    f"kernel {self.name!r}: scalar argument {a.name!r} is a stride of {a.stride_of[0]!r}, which is no"
-                    f" tensor argument"
-                )
+                yield f": scalar argument {a.name!r} is a stride of {a.stride_of[0]!r}, which is no tensor argument"
             if a.kind == "scalar" and a.stride_of is None and a.name not in names:
-                raise KernelError(
-                    f"kernel {self.name!r}: scalar argument {a.name!r} is neither a dimension nor an option"
-                )
+                yield f": scalar argument {a.name!r} is neither a dimension nor an option"
             if a.kind == "output" and a.optional and a.name not in self.options:
-                raise KernelError(f"kernel {self.name!r}: no option {a.name!r} asks for the optional output of that name")
-            for d in a.shape:
-                if d not in names:
-                    raise KernelError(f"kernel {self.name!r}: argument {a.name!r} has an unknown dimension {d!r}")
-        for name in self.option_min:
-            if name not in self.options:
-                raise KernelError(f"kernel {self.name!r}: `option_min` names {name!r}, which is not one of its options")
+                yield f": no option {a.name!r} asks for the optional output of that name"
+            for unknown in set(a.shape) - names:
+                yield f": argument {a.name!r} has an unknown dimension {unknown!r}"
+        for name in set(self.option_min) - set(self.options):
+            yield f": `option_min` names {name!r}, which is not one of its options"
         for target, dtypes in self.dtypes.items():
-            for dtype in dtypes:
-                if dtype not in self.tolerance:
-                    raise KernelError(f"kernel {self.name!r}: no tolerance for {dtype} of target {target!r}")
+            for dtype in set(dtypes) - set(self.tolerance):
+                yield f": no tolerance for {dtype} of target {target!r}"
         if not any(b.role == "reference" for b in self.baselines):
-            raise KernelError(f"kernel {self.name!r} has no baseline of role 'reference' to be compared with")
+            yield " has no baseline of role 'reference' to be compared with"
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -369,7 +354,15 @@ class Kernel:
         )
 
     def launch(self, target: str, point: Mapping[str, Value], workload: Workload, limits: Limits) -> Launch:
-        return Launch.of(self.plan(target, point, workload), dict(workload.dims), limits.multiprocessors)
+        plan = self.plan(target, point, workload)
+        return Launch(
+            grid=plan.grid(dict(workload.dims), limits.multiprocessors),
+            block=(plan.threads, 1, 1),
+            smem_bytes=plan.smem_bytes,
+            cluster=plan.cluster,
+            alignment=plan.alignment,
+            programmatic=plan.programmatic,
+        )
 
     def legal_neighbours(
         self, target: str, point: Mapping[str, Value], workload: Workload, limits: Limits
@@ -391,16 +384,11 @@ class Kernel:
 
 
 def kernel_digest(folder: Path) -> str:
-    """`Kernel.digest` of the kernel in a folder, which need not be loaded for that."""
+    """`Kernel.digest` of the kernel in a folder, which need not be loaded for that; wherever the folder lies."""
     kept = {".py", ".j2", ".cuh", ".h"}
     files = [*folder.rglob("*"), *(template_root() / "_shared").rglob("*")]
-    return files_digest(p for p in files if p.suffix in kept and p.name != FRONTEND_FILE)
-
-
-def files_digest(paths: Iterable[Path]) -> str:
-    """sha256 over names and contents, wherever the files lie."""
     digest = hashlib.sha256()
-    for name, content in sorted((p.name, p.read_bytes()) for p in paths):
+    for name, content in sorted((p.name, p.read_bytes()) for p in files if p.suffix in kept and p.name != FRONTEND_FILE):
         digest.update(name.encode() + b"\0" + content + b"\0")
     return digest.hexdigest()
 

@@ -16,7 +16,7 @@ from evo.errors import TemplateError
 from evo.problem.genome import Genome
 from evo.problem.kernel import Binding, Kernel, template_root
 
-__all__ = ["Source", "render"]
+__all__ = ["Source", "render", "template_environment"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,14 +55,15 @@ _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 
 
 @cache
-def _environment(folder: Path) -> SandboxedEnvironment:
+def template_environment(*folders: Path) -> SandboxedEnvironment:
+    """Templates are text, not HTML, and are looked up in these folders."""
     return SandboxedEnvironment(
-        loader=jinja2.FileSystemLoader([folder, template_root()]),
+        loader=jinja2.FileSystemLoader(folders),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        autoescape=False,  # the output is C++, not HTML
+        autoescape=False,
     )
 
 
@@ -78,7 +79,7 @@ def render(kernel: Kernel, target: str, genome: Genome, binding: Binding, arch: 
     """
     file = _template_file(kernel, target)
     try:
-        text = _environment(kernel.folder).get_template(file).render(
+        text = template_environment(kernel.folder, template_root()).get_template(file).render(
             p=_Parameters(**{**kernel.inactive.get(target, {}), **genome.parameters}),
             dtype=binding.dtype,
             dims=_Parameters(**dict(binding.dims)),

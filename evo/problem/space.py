@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from evo.errors import SpaceError, UnknownNameError
@@ -170,6 +171,10 @@ class Space:
             found = [f"{c.name}: {c.reason}" for c in self.constraints if not c.holds(point)]
         return found
 
+    def _holds(self, point: Mapping[str, Value]) -> bool:
+        """Whether a complete point of the space breaks no constraint."""
+        return all(c.holds(point) for c in self.constraints)
+
     def is_legal(self, point: Mapping[str, Value]) -> bool:
         return not self.violations(point)
 
@@ -179,12 +184,13 @@ class Space:
         if found:
             raise SpaceError(f"not a legal point of the search space: {'; '.join(found)} (got {dict(point)})")
 
-    def draw(self, rng: random.Random) -> Point:
-        """A point that respects conditions, not necessarily constraints."""
+    def draw(self, rng: random.Random, partial: Mapping[str, Value] = MappingProxyType({})) -> Point:
+        """`partial` without its inactive parameters, and with missing active ones drawn at random: a point that respects
+        conditions, not necessarily constraints."""
         point: Point = {}
         for p in self.parameters:
             if self.is_active(p, point):
-                point[p.name] = rng.choice(p.values)
+                point[p.name] = partial[p.name] if p.name in partial else rng.choice(p.values)
         return point
 
     def sample(self, rng: random.Random) -> Point:
@@ -236,7 +242,6 @@ class Space:
         What the parameter is conditional on is met first; then breadth-first over changes of up to two other parameters,
         then random.
         """
-        self.require(name, value)
         start = self.complete({**self._activating(self.by_name[name], base), name: value})
         if start.get(name) == value and self.is_legal(start):
             return start
@@ -250,14 +255,14 @@ class Space:
                         if repr(near) in seen:
                             continue
                         seen.add(repr(near))
-                        if near.get(name) == value and not any(not c.holds(near) for c in self.constraints):
+                        if near.get(name) == value and self._holds(near):
                             return near
                         following.append(near)
             frontier = following
         rng = random.Random(0)
         for _ in range(_NEAREST_ATTEMPTS):
             point = self.draw(rng)
-            if point.get(name) == value and all(c.holds(point) for c in self.constraints):
+            if point.get(name) == value and self._holds(point):
                 return point
         return None
 
@@ -289,7 +294,7 @@ class Space:
 
         def walk(rest: Sequence[Parameter], point: Point) -> Iterator[Point]:
             if not rest:
-                if all(c.holds(point) for c in self.constraints):
+                if self._holds(point):
                     yield dict(point)
                 return
             head, tail = rest[0], rest[1:]
@@ -326,17 +331,12 @@ class Space:
         """
         for name, value in fixed.items():
             self.require(name, value)
-        kept = tuple(
-            type(p)(name=p.name, values=(fixed[p.name],), when=p.when, why=p.why, structural=p.structural)
-            if p.name in fixed
-            else p
-            for p in self.parameters
-        )
+        kept = tuple(replace(p, values=(fixed[p.name],)) if p.name in fixed else p for p in self.parameters)
         free = Space(parameters=kept, constraints=self.constraints)
         default = free.complete({**self.default, **fixed})
         if not free.is_legal(default):
             default = free.sample(random.Random(0))
-        return Space(parameters=kept, constraints=self.constraints, default=default)
+        return replace(free, default=default)
 
 
 def _is_one_of(value: Value, values: Sequence[Value]) -> bool:

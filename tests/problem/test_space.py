@@ -131,11 +131,6 @@ def test_a_branch_behind_a_condition_of_a_condition_is_reached() -> None:
     assert found == {"s0": 3, "s1": 3, "s2": 3, "s3": 3, "first": 7, "second": 9, "third": "yes"}
 
 
-def test_the_nearest_of_an_unknown_name_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(UnknownNameError, match="tile"):
-        tiny_space().nearest({}, "tle", 1)
-
-
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(UnknownNameError, match="unknown parameter 'tiel'; did you mean tile"):
         tiny_space().complete({"tiel": 2})

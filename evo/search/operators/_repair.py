@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from evo.problem.space import Ordinal, Parameter, Point, Space, Value
 
-__all__ = ["change", "fill", "move", "repair"]
+__all__ = ["change", "move", "repair"]
 
 _SIDEWAYS = 0.25
 """Share of the moves that mend nothing by themselves which are still looked into: two rules that block each
@@ -31,20 +31,11 @@ def move(rng: random.Random, parameter: Parameter, value: Value) -> Value:
     return rng.choices(others, weights)[0]
 
 
-def fill(rng: random.Random, space: Space, partial: Mapping[str, Value]) -> Point:
-    """`partial` without its inactive parameters, and with missing active ones drawn at random."""
-    point: Point = {}
-    for p in space.parameters:
-        if space.is_active(p, point):
-            point[p.name] = partial[p.name] if p.name in partial else rng.choice(p.values)
-    return point
-
-
 def change(rng: random.Random, space: Space, point: Point, moved: Mapping[str, Value]) -> Point:
-    """`point`, which must be complete, with the values of `moved`; conditions are followed as by `fill`."""
+    """`point`, which must be complete, with the values of `moved`; conditions are followed as by `Space.draw`."""
     changed = {**point, **moved}
     if any(w.parameter in moved for p in space.parameters for w in p.when):
-        return fill(rng, space, changed)
+        return space.draw(rng, changed)
     return changed
 
 

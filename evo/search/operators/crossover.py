@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from evo.problem.genome import Genome
 from evo.problem.space import Point, Space
-from evo.search.operators._repair import fill, repair
+from evo.search.operators._repair import repair
 
 __all__ = ["OPERATOR", "Crossover"]
 
@@ -37,7 +37,7 @@ class Crossover:
                     inherited[p.name] = source[p.name] if p.name in source else other[p.name]
                 else:
                     inherited[p.name] = rng.choice(p.values)
-            child = repair(rng, space, fill(rng, space, inherited))
+            child = repair(rng, space, space.draw(rng, inherited))
             if child is not None and child not in (a, b):
                 return Genome.of(child)
         return None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from evo.problem.genome import Genome
 from evo.problem.space import Space
-from evo.search.operators._repair import fill, repair
+from evo.search.operators._repair import repair
 
 __all__ = ["OPERATOR", "Jump"]
 
@@ -31,7 +31,7 @@ class Jump:
             count = rng.randint(min(2, len(names)), max(2, len(names) // 2))
             forgotten = rng.sample(names, min(count, len(names)))
             kept = {n: v for n, v in start.items() if n not in forgotten}
-            child = repair(rng, space, fill(rng, space, kept))
+            child = repair(rng, space, space.draw(rng, kept))
             if child is not None and child != start:
                 return Genome.of(child)
         return None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from evo.problem.genome import Genome
 from evo.problem.space import Space
-from evo.search.operators._repair import fill, repair
+from evo.search.operators._repair import repair
 
 __all__ = ["OPERATOR", "Structural"]
 
@@ -36,7 +36,7 @@ class Structural:
                 if any(w.parameter in dependent for w in p.when):
                     dependent.add(p.name)
             kept = {n: v for n, v in start.items() if n not in dependent}
-            child = repair(rng, space, fill(rng, space, {**kept, block.name: value}), keep={block.name})
+            child = repair(rng, space, space.draw(rng, {**kept, block.name: value}), keep={block.name})
             if child is not None:
                 return Genome.of(child)
         return None

@@ -10,9 +10,8 @@ from __future__ import annotations
 import random
 from bisect import insort
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from evo.errors import EngineError
 from evo.evaluation import Parent, Proposal
 from evo.problem.genome import Genome
 from evo.problem.space import Space
@@ -22,7 +21,7 @@ from evo.search.samplers._points import Unseen
 from evo.search.samplers._surrogate import Surrogate
 from evo.search.samplers.tpe import TpeSampler
 
-__all__ = ["SAMPLER", "Credit", "EvolutionConfig", "EvolutionSampler", "Individual", "Population"]
+__all__ = ["SAMPLER", "Credit", "EvolutionConfig", "EvolutionSampler"]
 
 _ROLES = {1: ("parent",), 2: ("first", "second")}
 _ATTEMPTS_PER_CHILD = 4
@@ -63,45 +62,6 @@ class EvolutionConfig:
         at_least(self, 0.0, "injection", high=1.0)
 
 
-@dataclass(frozen=True, kw_only=True, order=True)
-class Individual:
-    """A candidate that passed. Ordered by score, then by age."""
-
-    score: float
-    order: int
-    genome: Genome = field(compare=False)
-
-
-class Population:
-    """At most `capacity` individuals, best first."""
-
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
-        self._members: list[Individual] = []
-
-    def __len__(self) -> int:
-        return len(self._members)
-
-    @property
-    def best(self) -> Individual | None:
-        return self._members[0] if self._members else None
-
-    def add(self, individual: Individual) -> bool:
-        """Takes the individual in if it is among the best; whether it was."""
-        insort(self._members, individual)
-        if len(self._members) > self._capacity:
-            return self._members.pop() is not individual
-        return True
-
-    def select(self, rng: random.Random, tournament: int) -> Individual:
-        """The best of `tournament` drawn at random (with replacement)."""
-        return self._members[min(rng.randrange(len(self._members)) for _ in range(tournament))]
-
-    def shrink(self, survivors: int) -> None:
-        """Lets all but the best `survivors` go."""
-        del self._members[survivors:]
-
-
 class Credit:
     """Probability matching (Thierens 2005): shares proportional to prior weight times quality, with a floor.
 
@@ -128,50 +88,44 @@ class EvolutionSampler:
         self._rng = random.Random(seed)
         self._unseen = Unseen(space)
         self._seeder = TpeSampler(space, seed, {"startup": max(1, config.seeding // 2)})
-        self._seeds: set[int] = set()
-        self._told = 0
-        self._rows: dict[int, int] = {}
-        self._pending: dict[int, Proposal] = {}
         self._surrogate = Surrogate(space, seed)
-        self._population = Population(config.population)
         self._credit = Credit([find_operator(n) for n in operator_names()])
+        self._population: list[tuple[float, int, Genome]] = []
+        """(score, order, genome), best first; of equal scores the older one."""
+        self._pending: dict[int, tuple[Proposal, int, bool]] = {}
+        """By order: the proposal, its row of the surrogate, and whether it is the seeder's."""
+        self._told = 0
         self._since_better = 0
 
     def ask(self, order: int) -> Proposal:
-        if self._told < self._config.seeding or self._seeder.begins:
-            proposal = self._seeder.ask(order)
-            self._seeds.add(order)
-        else:
-            proposal = self._evolve()
+        seeding = self._told < self._config.seeding or self._seeder.begins
+        proposal = self._seeder.ask(order) if seeding else self._evolve()
         self._unseen.remember(proposal.genome)
-        self._rows[order] = self._surrogate.mark_pending(proposal.genome)
-        self._pending[order] = proposal
+        self._pending[order] = proposal, self._surrogate.mark_pending(proposal.genome), seeding
         return proposal
 
     def tell(self, order: int, score: float | None, duplicate_of: int | None = None) -> None:
-        proposal = self._pending.pop(order, None)
-        if proposal is None:
-            raise EngineError(f"sampler evolution was told of candidate {order}, which it did not propose")
+        proposal, row, seeding = self._pending.pop(order)
         self._told += proposal.operator != "start"
-        if order in self._seeds:
-            self._seeds.remove(order)
+        if seeding:
             self._seeder.tell(order, score, duplicate_of)
-        self._surrogate.learn(self._rows.pop(order), score)
+        self._surrogate.learn(row, score)
         # A duplicate is a neutral mutation, which would crowd out a candidate that differs.
         worth = self._admit(order, proposal.genome, score if duplicate_of is None else None)
         self._credit.reward(proposal.operator, worth)
 
     def _admit(self, order: int, genome: Genome, score: float | None) -> float:
-        """Takes a result into the population; what that was worth, 0 to 1."""
+        """Takes a result into the population if it is among the best; what that was worth, 0 to 1."""
+        config, population = self._config, self._population
         self._since_better += 1
-        if self._since_better % self._config.patience == 0:
-            self._population.shrink(max(2, self._config.population // 4))  # room for newcomers to have children
+        if self._since_better % config.patience == 0:
+            del population[max(2, config.population // 4) :]  # room for newcomers to have children
         if score is None:
             return 0.0
-        best = self._population.best
-        if not self._population.add(Individual(score=score, order=order, genome=genome)):
+        insort(population, (score, order, genome))
+        if len(population) > config.population and population.pop()[1] == order:
             return 0.0
-        if best is None or score < best.score:
+        if population[0][1] == order:
             self._since_better = 0
             return _WORTH_OF_BEST
         return _WORTH_OF_MEMBER
@@ -180,7 +134,7 @@ class EvolutionSampler:
         # Where nothing has been found for long, the surrogate is part of the reason: it is asked less.
         restless = self._since_better >= self._config.patience
         injection = max(self._config.injection, _RESTLESS_INJECTION) if restless else self._config.injection
-        if not len(self._population) or self._rng.random() < injection:
+        if not self._population or self._rng.random() < injection:
             return self._random()
         screened = self._surrogate.ready and not (restless and self._rng.random() < _RESTLESS_UNSCREENED)
         wanted = self._config.children if screened else 1
@@ -194,21 +148,27 @@ class EvolutionSampler:
         if not children:
             return self._random()
         if len(children) == 1:
-            return children[0]
+            return children[0]  # also where the surrogate is not ready
         merits = self._surrogate.merits([c.genome for c in children])
         return children[max(range(len(children)), key=lambda i: merits[i])]
 
     def _child(self) -> Proposal | None:
         operator = self._credit.pick(self._rng)
-        parents = [self._population.select(self._rng, self._config.tournament) for _ in range(operator.arity)]
-        if len({p.order for p in parents}) < operator.arity:
+        parents = [self._select() for _ in range(operator.arity)]
+        if len({order for order, _ in parents}) < operator.arity:
             return None
-        genome = operator(self._rng, self._space, [p.genome for p in parents])
+        genome = operator(self._rng, self._space, [genome for _, genome in parents])
         if genome is None or genome not in self._unseen:
             return None
         roles = _ROLES[operator.arity]
-        named = tuple(Parent(order=p.order, role=role) for p, role in zip(parents, roles, strict=True))
+        named = tuple(Parent(order=order, role=role) for (order, _), role in zip(parents, roles, strict=True))
         return Proposal(genome=genome, operator=operator.name, parents=named)
+
+    def _select(self) -> tuple[int, Genome]:
+        """(order, genome) of the best in a tournament, drawn at random with replacement."""
+        drawn = (self._rng.randrange(len(self._population)) for _ in range(self._config.tournament))
+        _, order, genome = self._population[min(drawn)]
+        return order, genome
 
     def _random(self) -> Proposal:
         return Proposal(genome=self._unseen.draw(self._rng), operator="random")

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
-from optuna.trial import Trial, TrialState, create_trial
+from optuna.trial import TrialState, create_trial
 
-from evo.errors import EngineError
 from evo.evaluation import Proposal
 from evo.problem.genome import Genome
-from evo.problem.space import Ordinal, Parameter, Point, Space
+from evo.problem.space import Ordinal, Point, Space
 from evo.search.operators import find_operator
 from evo.search.operators._repair import repair
 from evo.search.samplers import at_least, read_options
@@ -62,9 +61,9 @@ class TpeSampler:
         self._unseen = Unseen(space)
         self._model = ParzenModel(space, seed, self._config.history)
         self._mutation = find_operator("mutation")
-        self._tickets: dict[int, int] = {}
-        self._told = 0
         self._given: set[int] = set()
+        """Orders of the points that the search was to start from: they are not counted."""
+        self._told = 0
         self._first = deque(first_proposals(space))
 
     @property
@@ -75,16 +74,14 @@ class TpeSampler:
     def ask(self, order: int) -> Proposal:
         proposal = self._propose()
         self._unseen.remember(proposal.genome)
-        self._tickets[order] = self._model.mark_pending(proposal.genome.parameters)
+        self._model.mark_pending(order, proposal.genome.parameters)
         if proposal.operator == "start":
             self._given.add(order)
         return proposal
 
     def tell(self, order: int, score: float | None, duplicate_of: int | None = None) -> None:
-        if order not in self._tickets:
-            raise EngineError(f"sampler tpe was told of candidate {order}, which it did not propose")
         self._told += order not in self._given
-        self._model.learn(self._tickets.pop(order), score)
+        self._model.learn(order, score)
 
     def _propose(self) -> Proposal:
         if self._first:
@@ -98,8 +95,10 @@ class TpeSampler:
                 genome = Genome.of(point)
                 if genome in self._unseen:
                     return Proposal(genome=genome, operator="tpe")
-        for _ in range(_NEIGHBOUR_ATTEMPTS if genome is not None else 0):
-            near = self._mutation(self._rng, self._space, [genome]) if genome is not None else None
+        if genome is None:
+            return self._random()
+        for _ in range(_NEIGHBOUR_ATTEMPTS):
+            near = self._mutation(self._rng, self._space, [genome])
             if near is not None and near in self._unseen:
                 return Proposal(genome=near, operator="tpe")
         return self._random()
@@ -128,10 +127,16 @@ class ParzenModel:
 
     def __init__(self, space: Space, seed: int, history: int) -> None:
         self._space, self._seed, self._history = space, seed, history
-        self._records: list[_Record] = []
+        self._records: dict[int, _Record] = {}
+        """By order."""
         # Positions, not values: an estimator tells 1 and True apart no better than Python does.
         self._positions = {p.name: {(type(v), v): i for i, v in enumerate(p.values)} for p in space.parameters}
-        self._distributions = {p.name: _distribution(p) for p in space.parameters}
+        self._distributions: dict[str, BaseDistribution] = {
+            p.name: IntDistribution(0, len(p.values) - 1)
+            if isinstance(p, Ordinal)
+            else CategoricalDistribution(range(len(p.values)))
+            for p in space.parameters
+        }
         self._generation = 0
         self._begin([])
 
@@ -141,22 +146,23 @@ class ParzenModel:
         point: Point = {}
         for p in self._space.parameters:
             if self._space.is_active(p, point):
-                point[p.name] = p.values[_suggest(trial, p)]
+                last = len(p.values) - 1
+                ordinal = isinstance(p, Ordinal)
+                i = trial.suggest_int(p.name, 0, last) if ordinal else trial.suggest_categorical(p.name, range(last + 1))
+                point[p.name] = p.values[i]
         # What is evaluated may be another point, so trials are added by `mark_pending`, not kept from here.
         self._study.tell(trial, state=TrialState.FAIL)
         self._trials += 1
         return point
 
-    def mark_pending(self, point: Point) -> int:
-        """Says that `point` is being evaluated; returns its ticket for `learn`. Points nearby are avoided."""
-        record = _Record(point=point)
-        self._records.append(record)
-        self._add(record)
-        return len(self._records) - 1
+    def mark_pending(self, order: int, point: Point) -> None:
+        """Says that `point` is being evaluated. Points nearby are avoided."""
+        self._records[order] = _Record(point=point)
+        self._add(self._records[order])
 
-    def learn(self, ticket: int, score: float | None) -> None:
-        """The result of an expected point; None if it failed, which ranks below every score."""
-        record = self._records[ticket]
+    def learn(self, order: int, score: float | None) -> None:
+        """The result of a pending point; None if it failed, which ranks below every score."""
+        record = self._records[order]
         record.score = score
         record.state = TrialState.PRUNED if score is None else TrialState.COMPLETE
         self._study.tell(record.trial, score, state=record.state)
@@ -165,11 +171,11 @@ class ParzenModel:
 
     def _worth_keeping(self) -> list[_Record]:
         """Those that run, the best quarter of the history, the latest three quarters; in their order."""
-        done = [r for r in self._records if r.state is not TrialState.RUNNING]
+        done = [r for r in self._records.values() if r.state is not TrialState.RUNNING]
         ranked = sorted((r.score, i) for i, r in enumerate(done) if r.score is not None)
         quarter = self._history // 4
         kept = {i for _, i in ranked[:quarter]} | set(range(max(0, len(done) - 3 * quarter), len(done)))
-        running = [r for r in self._records if r.state is TrialState.RUNNING]
+        running = [r for r in self._records.values() if r.state is TrialState.RUNNING]
         return [done[i] for i in sorted(kept)] + running
 
     def _begin(self, records: list[_Record]) -> None:
@@ -200,18 +206,6 @@ class ParzenModel:
         record.trial = self._trials
         self._trials += 1
         self._live += 1
-
-
-def _distribution(parameter: Parameter) -> BaseDistribution:
-    if isinstance(parameter, Ordinal):
-        return IntDistribution(0, len(parameter.values) - 1)
-    return CategoricalDistribution(range(len(parameter.values)))
-
-
-def _suggest(trial: Trial, parameter: Parameter) -> int:
-    if isinstance(parameter, Ordinal):
-        return trial.suggest_int(parameter.name, 0, len(parameter.values) - 1)
-    return trial.suggest_categorical(parameter.name, range(len(parameter.values)))
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from spaces import tiled_space
 
 from evo.problem.space import Constraint, Ordinal, Space
-from evo.search.operators._repair import change, fill, repair
+from evo.search.operators._repair import change, repair
 
 SPACE = tiled_space()
 
@@ -52,4 +52,4 @@ def test_a_condition_that_turns_on_brings_its_parameters_and_one_that_turns_off_
     staged = change(rng, SPACE, point, {"path": "bulk"})
     assert {"stages", "swizzle"} <= set(staged)
     assert "hint" not in staged
-    assert fill(rng, SPACE, {**staged, "path": "direct"}).keys() == point.keys()
+    assert SPACE.draw(rng, {**staged, "path": "direct"}).keys() == point.keys()
