@@ -73,21 +73,22 @@ class Case:
 
     def calls(self) -> list[Callable[[], object]]:
         loaded = self.session.load(self.binary, self.kernel.entry)
-        return list(self.bench.candidate("own", loaded, self.launch).calls)
+        return list(self.bench.candidate(loaded, self.launch))
 
 
 def times(name: str, text: str) -> dict[str, Any]:
     case = Case(name, text)
-    own = case.bench.candidate("own", case.session.load(case.binary, case.kernel.entry), case.launch)
+    own = case.calls()
     plain = replace(case.launch, alignment=1, programmatic=False, smem_bytes=0)
-    nothing = case.bench.candidate("empty", case.session.load(case.empty, "empty"), plain)
-    reference = case.bench.baseline(case.kernel.reference_baseline)
+    nothing = case.bench.candidate(case.session.load(case.empty, "empty"), plain)
+    reference = case.kernel.reference_baseline
     found: dict[str, Any] = {"workload": case.workload.key}
     for protocol, sets in ((PROTOCOL, None), (replace(PROTOCOL, name="hot", cold=False), 1)):
-        timed = case.bench.time([own, nothing, reference], protocol, reference.name, sets=sets)
+        entries = {"own": own, "empty": nothing, reference.name: case.bench.baseline(reference)}
+        timed = case.bench.time(entries, protocol, reference.name, sets=sets)
         found["evo" if protocol.cold else "hot"] = timed[0].median_us
         found["empty"] = timed[1].median_us
-    found["do_bench"], found["single"] = _do_bench(case, own.calls)
+    found["do_bench"], found["single"] = _do_bench(case, own)
     found["ncu"] = _ncu(name, text, case.kernel.entry, "none")
     found["flushed"] = _ncu(name, text, case.kernel.entry, "all")
     return found

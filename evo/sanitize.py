@@ -37,10 +37,10 @@ from evo.errors import CompileError, DeviceError, EvoError, UnknownNameError
 from evo.evaluation import Binary
 from evo.executors import Request
 from evo.measure.buffers import extent
-from evo.measure.gate import case_seed
-from evo.measure.reference import Expected, allocate_outputs, argument_values, compare, expected_outputs
+from evo.measure.gate import allocate_outputs, argument_values, case_seed, expected_outputs
 from evo.problem.kernel import Case, Kernel, Launch, load_kernel
 from evo.problem.render import Source, render
+from evo.runtime.tolerance import Expected, compare
 from evo.targets import Loaded, Session, Target, find_target
 from evo.targets.cpu import CpuTarget, compiler_path
 

@@ -18,6 +18,7 @@ from pathlib import Path
 WAY = {
     "evo/search/samplers/evolution.py": (),
     "evo/search/loop.py": (),
+    "evo/search/tasks.py": (),
     "evo/evaluation.py": ("Proposal", "Candidate", "Binary", "Build", "Check", "Timing", "Evaluation"),
     "evo/executors/local.py": (),
     "evo/executors/_worker.py": (),
@@ -33,8 +34,7 @@ WAY = {
     "evo/targets/__init__.py": ("Loaded",),
     "evo/targets/_cuda_session.py": (),
     "evo/measure/gate.py": (),
-    "evo/measure/reference.py": (),
-    "evo/measure/harness.py": ("Contender",),
+    "evo/measure/harness.py": (),
     "evo/measure/clock.py": (),
     "evo/lineage/store.py": (),
     "evo/lineage/write.py": (),

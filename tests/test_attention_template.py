@@ -13,9 +13,8 @@ import torch
 
 from evo.errors import WorkloadError
 from evo.export import ExportItem, ExportRequest, find_exporter
-from evo.measure.gate import Gate
+from evo.measure.gate import Gate, allocate_outputs
 from evo.measure.harness import TimingHarness
-from evo.measure.reference import allocate_outputs
 from evo.problem.genome import Genome
 from evo.problem.kernel import Baseline, Tensors, Workload, load_kernel
 from evo.problem.render import render

@@ -6,15 +6,13 @@ or a huge number.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
-    from evo.problem.kernel import Tensors
+from evo.problem.kernel import Tensors
 
 __all__ = ["HUGE", "NAN", "ZERO", "Arena", "Layout", "Memory", "bits", "extent", "same", "sum_of"]
 
@@ -31,6 +29,7 @@ NAN, HUGE, ZERO = 0xFF, 0x6B, 0x00
 """Bytes that memory is filled with. As float16, bfloat16, float32 and float64 they make a NaN that no arithmetic makes;
 3798, 2.8e26, 2.8e26 and 1e209; and 0."""
 
+
 @dataclass(frozen=True, kw_only=True)
 class _Span:
     """Where a tensor lies, in bytes from the beginning."""
@@ -42,13 +41,20 @@ class _Span:
     like: torch.Tensor
     """Its dtype, sizes and strides."""
 
-    @property
-    def words(self) -> str:
-        return f"{'output' if self.is_output else 'input'} {self.name}"
-
     def view(self, storage: torch.Tensor) -> torch.Tensor:
         flat = storage[self.start : self.end].view(self.like.dtype)
         return flat.as_strided(self.like.shape, self.like.stride())
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Piece:
+    """An input, or a guard: what a candidate must leave as it is. In bytes from the beginning."""
+
+    start: int
+    end: int
+    is_guard: bool
+    tensor: str
+    """The input, or the tensor that the guard is nearest to."""
 
 
 class Layout:
@@ -59,8 +65,6 @@ class Layout:
     """
 
     def __init__(self, inputs: Tensors, outputs: Mapping[str, torch.Tensor], offset: int = 0) -> None:
-        import torch
-
         spans, at = [], 0
         for is_output, tensors in ((False, inputs), (True, outputs)):
             for name, t in tensors.items():
@@ -76,7 +80,22 @@ class Layout:
         ends = [(0, 0), *((s.start, s.end) for s in spans if s.is_output), (self.size, self.size)]
         self.fixed = tuple((end, start) for (_, end), (start, _) in pairwise(ends))
         """Bytes that a candidate must leave as they are: all but the outputs, as (start, end)."""
+        self.pieces = tuple(self._pieces())
+        """The same, by what lies there."""
         self.before_outputs = ends[1][0]
+
+    def _pieces(self) -> Iterator[_Piece]:
+        at, before = 0, ""
+        for s in self.spans:
+            name, middle = f"{'output' if s.is_output else 'input'} {s.name}", at
+            if before:  # half of the guard between two tensors belongs to each
+                middle = (at + s.start) // 2 // 8 * 8
+                yield _Piece(start=at, end=middle, is_guard=True, tensor=before)
+            yield _Piece(start=middle, end=s.start, is_guard=True, tensor=name)
+            if not s.is_output:
+                yield _Piece(start=s.start, end=s.end, is_guard=False, tensor=name)
+            at, before = s.end, name
+        yield _Piece(start=at, end=self.size, is_guard=True, tensor=before)
 
 
 class Memory:
@@ -107,13 +126,8 @@ class Memory:
 
     def changed(self, image: Memory) -> str:
         """Which input or guard differs from `image`, in words."""
-        inputs, beside = dict[str, None](), dict[str, None]()
-        for at in (self.bytes != image.bytes).nonzero()[:, 0].tolist():
-            if any(s.start <= at < s.end for s in self.layout.spans if s.is_output):
-                continue
-            near = min(self.layout.spans, key=lambda s: max(s.start - at, at - s.end + 1, 0))
-            (inputs if near.start <= at < near.end else beside)[near.words] = None
-        return _complaint(list(inputs), list(beside))
+        one, other = self.bytes, image.bytes
+        return _complaint(p for p in self.layout.pieces if not torch.equal(one[p.start : p.end], other[p.start : p.end]))
 
 
 class Arena:
@@ -129,26 +143,18 @@ class Arena:
 
     def output_sums(self, first: int, last: int) -> torch.Tensor:
         """Of the outputs in sets `first` to before `last`: int64 [last - first, outputs]."""
-        import torch
-
         # Up to the next whole word: what follows an output is guard.
-        sums = [_sums(self.bytes[first:last], s.start, _up(s.end)) for s in self.layout.spans if s.is_output]
+        sums = [_sums(self.bytes[first:last], s.start, -(-s.end // 8) * 8) for s in self.layout.spans if s.is_output]
         return torch.stack(sums, 1)
 
     def fixed_sums(self) -> torch.Tensor:
         """Of each guard and each input, in all sets: int64 [sets, pieces]. For `changed`."""
-        import torch
-
-        return torch.stack([_sums(self.bytes, start, end) for start, end, _, _ in self._pieces()], 1)
+        return torch.stack([_sums(self.bytes, p.start, p.end) for p in self.layout.pieces], 1)
 
     def changed(self, before: torch.Tensor, now: torch.Tensor) -> str:
         """What differs between two `fixed_sums`, in words; empty if nothing does."""
         differ = (before != now).any(0).tolist()
-        inputs, beside = dict[str, None](), dict[str, None]()
-        for (_, _, words, is_guard), differs in zip(self._pieces(), differ, strict=True):
-            if differs:
-                (beside if is_guard else inputs)[words] = None
-        return _complaint(list(inputs), list(beside))
+        return _complaint(p for p, differs in zip(self.layout.pieces, differ, strict=True) if differs)
 
     def poison(self, first: int, last: int, byte: int) -> None:
         """Fills the outputs in sets `first` to before `last` with that byte."""
@@ -158,45 +164,23 @@ class Arena:
                 pattern = bytes([byte]) * words.element_size()
                 words.fill_(int.from_bytes(pattern, "little", signed=words.element_size() > 1))
 
-    def _pieces(self) -> list[tuple[int, int, str, bool]]:
-        """(start, end, tensor in words, whether it is the tensor's guard) of all but the outputs, in order."""
-        found: list[tuple[int, int, str, bool]] = []
-        at = 0
-        for i, s in enumerate(self.layout.spans):
-            middle = (at + s.start) // 2 // 8 * 8
-            if i:
-                found.append((at, middle, self.layout.spans[i - 1].words, True))
-            found.append((middle if i else at, s.start, s.words, True))
-            if not s.is_output:
-                found.append((s.start, s.end, s.words, False))
-            at = s.end
-        found.append((at, self.layout.size, self.layout.spans[-1].words, True))
-        return found
 
-
-def _complaint(inputs: list[str], beside: list[str]) -> str:
-    if beside:
+def _complaint(changed: Iterable[_Piece]) -> str:
+    pieces = list(changed)
+    if beside := dict.fromkeys(p.tensor for p in pieces if p.is_guard):
         return f"memory outside {', '.join(beside)} was written"
-    return f"{', '.join(inputs)} was changed" if inputs else ""
+    return f"{', '.join(p.tensor for p in pieces)} was changed" if pieces else ""
 
 
 def _allocate(count: int, size: int, device: torch.device) -> torch.Tensor:
     """uint8 [count, size], aligned."""
-    import torch
-
     whole = torch.empty(count * size + _ALIGNMENT + 2 * _SPARE_BYTES, dtype=torch.uint8, device=device)
     first = -whole.data_ptr() % _ALIGNMENT + _SPARE_BYTES
     return whole[first : first + count * size].view(count, size)
 
 
-def _up(end: int) -> int:
-    return -(-end // 8) * 8
-
-
 def sum_of(tensors: Iterable[torch.Tensor]) -> int:
     """The sum of all their bits as integers, modulo 2^64, in few calls. All are on one device."""
-    import torch
-
     alike: dict[torch.dtype, list[torch.Tensor]] = {}
     for t in tensors:
         whole = t.dtype == torch.uint8 and t.numel() % 8 == 0
@@ -207,15 +191,11 @@ def sum_of(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def _sums(rows: torch.Tensor, start: int, end: int) -> torch.Tensor:
-    import torch
-
     return words_of(rows, start, end).sum(-1, dtype=torch.int64)
 
 
 def words_of(storage: torch.Tensor, start: int, end: int) -> torch.Tensor:
     """Bytes `start` to `end` of each row, as the widest integers that divide them evenly."""
-    import torch
-
     size = next(s for s in (8, 4, 2, 1) if start % s == 0 and end % s == 0)
     return storage[..., start:end].view({8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}[size])
 
@@ -229,14 +209,10 @@ def extent(tensor: torch.Tensor) -> int:
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's bits as integers, so that NaN equals itself."""
-    import torch
-
     if not tensor.is_floating_point():
         return tensor
     return tensor.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
 
 
 def same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    import torch
-
     return torch.equal(bits(one), bits(other))

@@ -15,7 +15,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-from typing import Protocol as Interface
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,13 +22,13 @@ from numpy.typing import NDArray
 from evo.evaluation import BOOTSTRAP_SAMPLES, Timing
 
 if TYPE_CHECKING:
+    from evo.measure.harness import RaceCheck  # imports PyTorch
     from evo.targets import Replay, Session
 
 __all__ = [
     "CLOSE",
     "COLD_CACHE_MULTIPLE",
     "Protocol",
-    "SampleCheck",
     "Samples",
     "calls_for",
     "cold_calls",
@@ -76,19 +75,6 @@ class Protocol:
     a scheduler's time slice, a hundred times what it took when the samples were sized."""
     least_rounds: int = 2
     """Rounds that are taken however long they last."""
-    warmup_rounds: int = 1
-
-
-class SampleCheck(Interface):
-    """Looks, during a race, at what the samples of contenders do. What it does itself is not timed."""
-
-    def before(self, name: str) -> None:
-        """Before a sample of a contender, also one that is a warm-up, and before the cache is filled with other data."""
-        ...
-
-    def after(self, name: str) -> None:
-        """Right after it."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +87,6 @@ class Samples:
     """Disturbed rounds that were taken again."""
     disturbed: int = 0
     """Disturbed rounds among those kept: there were too few others."""
-    disturbance: str = ""
-    """The last disturbance."""
 
 
 def sets_for(set_bytes: int, cache_bytes: int, memory_bytes: int, walk_bytes: int = 0) -> int:
@@ -128,10 +112,10 @@ def race(
     session: Session,
     contenders: Mapping[str, Replay],
     protocol: Protocol,
-    reference: str | None,
+    reference: str,
     *,
     incumbent: float | None = None,
-    check: SampleCheck | None = None,
+    check: RaceCheck | None = None,
     patient: bool = True,
 ) -> Samples:
     """Runs the contenders in interleaved rounds, a pair of rounds at a time, forth and back (ABBA).
@@ -139,39 +123,34 @@ def race(
     The race ends when the intervals of the ratios to `reference` are narrow enough. `incumbent` is the ratio that the first
     contender has to beat: a contender that is clearly worse is let go after the first pair, one that is close runs longer.
     Disturbed pairs are taken again, as long as the race has time for it; without `patient` they count as others do.
+    `check` looks, untimed, at what the samples do, and before the cache is filled with other data.
     """
     names = tuple(contenders)
     deadline = time.monotonic() + protocol.limit_s
 
     def sample_us(name: str) -> float:
+        if check is not None:
+            check.before(name)
         if protocol.cold:
             session.evict()
-        return contenders[name].run_us()
-
-    def checked_us(name: str) -> float:
-        if check is None:
-            return sample_us(name)
-        check.before(name)
-        us = sample_us(name)
-        check.after(name)
+        us = contenders[name].run_us()
+        if check is not None:
+            check.after(name)
         return us
 
-    for _ in range(protocol.warmup_rounds):
-        for name in names:
-            checked_us(name)
+    for name in names:  # warm up
+        sample_us(name)
     session.synchronize()
     kept: list[list[float]] = []
     spoilt: list[list[float]] = []
-    most, precision, disturbance = protocol.max_rounds, protocol.precision, ""
+    most, precision = protocol.max_rounds, protocol.precision
     while True:
         session.disturbance()  # forgets what was before
         pair = []
         for order in (names, names[::-1]):  # whole pairs, so that each contender runs first equally often
-            sample = {name: checked_us(name) for name in order}
+            sample = {name: sample_us(name) for name in order}
             pair.append([sample[name] for name in names])
-        found = session.disturbance()
-        disturbance = found or disturbance
-        (spoilt if found else kept).extend(pair)
+        (spoilt if session.disturbance() else kept).extend(pair)
         counted = kept if patient else kept + spoilt
         taken = len(kept) + len(spoilt)
         if taken >= 2 * most or len(counted) >= most or (time.monotonic() >= deadline and taken >= protocol.least_rounds):
@@ -179,7 +158,7 @@ def race(
         if not counted:
             continue
         us = np.array(counted)
-        if incumbent is not None and reference is not None:
+        if incumbent is not None:
             ratios = us[:, 0] / us[:, names.index(reference)]
             if ratios.min() > _HOPELESS * incumbent:
                 break
@@ -196,7 +175,6 @@ def race(
         us=np.array(kept if enough else kept + spoilt),
         discarded=len(spoilt) if enough else 0,
         disturbed=0 if enough else len(spoilt),
-        disturbance=disturbance,
     )
 
 
@@ -206,16 +184,16 @@ def summarise(
     *,
     workload: str,
     protocol: str,
-    reference: str | None,
-    calls: int = 1,
-    sets: int = 1,
-    clocks: Mapping[str, float] | None = None,
+    reference: str,
+    calls: int,
+    sets: int,
+    clocks: Mapping[str, float],
 ) -> Timing:
     """The Timing of one contender of a race. Its `clocks` also say how many rounds were discarded, or disturbed."""
     own = samples.us[:, samples.names.index(name)]
     low, high = interval(own)
     ratio = ratio_low = ratio_high = None
-    if reference is not None and reference != name:
+    if reference != name:
         ratios = own / samples.us[:, samples.names.index(reference)]
         ratio = float(np.median(ratios))
         ratio_low, ratio_high = interval(ratios)
@@ -232,7 +210,7 @@ def summarise(
         ratio_high=ratio_high,
         calls_per_sample=calls,
         sets=sets,
-        clocks={**(clocks or {}), "discarded": float(samples.discarded), "disturbed": float(samples.disturbed)},
+        clocks={**clocks, "discarded": float(samples.discarded), "disturbed": float(samples.disturbed)},
     )
 
 
@@ -252,29 +230,20 @@ def paired_gain(before_us: Sequence[float], after_us: Sequence[float]) -> tuple[
 
 
 def interval(values: NDArray[np.float64]) -> tuple[float, float]:
-    """Interval of the median, with confidence `evo.evaluation.interval_confidence`: by a bootstrap, or the whole range of
-    few samples, of which a bootstrap would be too narrow."""
-    if len(values) < BOOTSTRAP_SAMPLES:
-        return float(values.min()), float(values.max())
-    return bootstrap_interval(values)
-
-
-def bootstrap_interval(values: NDArray[np.float64], confidence: float = 0.95) -> tuple[float, float]:
-    """Percentile bootstrap interval of the median; the resampling is seeded, so equal samples agree.
+    """Interval of the median, with confidence `evo.evaluation.interval_confidence`: of few samples their whole range, for
+    which a bootstrap would be too narrow; of more a percentile bootstrap, seeded, so that equal samples agree.
 
     It draws blocks of successive samples, from a circle: noise that lasts longer than a round correlates neighbours, and
     single draws would take them for independent (Politis & Romano 1992).
     """
     n = len(values)
-    if n < 2:
-        return float(values[0]), float(values[0])
+    if n < BOOTSTRAP_SAMPLES:
+        return float(values.min()), float(values.max())
     rng = np.random.default_rng(0)
     length = block_length(values)
     starts = rng.integers(0, n, size=(_BOOTSTRAP_RESAMPLES, -(-n // length)))
     picks = (starts[:, :, None] + np.arange(length)).reshape(_BOOTSTRAP_RESAMPLES, -1)[:, :n] % n
-    medians = np.median(values[picks], axis=1)
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(medians, [tail, 1 - tail])
+    low, high = np.quantile(np.median(values[picks], axis=1), [0.025, 0.975])
     return float(low), float(high)
 
 
@@ -291,14 +260,12 @@ def block_length(values: NDArray[np.float64]) -> int:
     return max(1, min(math.ceil(wanted), n // 3))
 
 
-def _widest(us: NDArray[np.float64], names: Sequence[str], reference: str | None) -> float:
-    """The widest relative interval among the contenders (of ratios where there is a reference)."""
+def _widest(us: NDArray[np.float64], names: Sequence[str], reference: str) -> float:
+    """The widest relative interval among the contenders' ratios."""
     widest = 0.0
     for i, name in enumerate(names):
-        if reference is not None and name == reference:
-            continue
-        values = us[:, i] / us[:, names.index(reference)] if reference is not None else us[:, i]
-        low, high = interval(values)
-        widest = max(widest, (high - low) / float(np.median(values)))
+        if name != reference:
+            ratios = us[:, i] / us[:, names.index(reference)]
+            low, high = interval(ratios)
+            widest = max(widest, (high - low) / float(np.median(ratios)))
     return widest
-

@@ -1,7 +1,7 @@
 """The gate: is a candidate's output right? Nothing is timed, stored or exported that has not passed.
 
 For every case the candidate gets copies of the inputs and poisoned outputs, each with guard zones on both sides, and
-its result is compared with a float64 reference (`evo.measure.reference`). Inputs and guards must be as before.
+its result is compared with a float64 reference. Inputs and guards must be as before.
 
 - A read beside an input shows: the guards hold NaN, and in some launches another value.
 - The first case of a kernel is launched several times: in other memory, on other data in the same memory, again, and over
@@ -17,31 +17,36 @@ A verdict follows from the kernel, the genome and the seed: the same launches on
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
+from functools import partial
+from itertools import cycle
+
+import torch
 
 from evo.errors import LaunchError
 from evo.evaluation import Check
 from evo.measure.buffers import HUGE, NAN, ZERO, Layout, Memory, bits, same, sum_of
-from evo.measure.reference import (
-    Expected,
-    allocate_outputs,
-    argument_values,
-    compare,
-    expected_outputs,
-    findings,
-    poison,
-    verdict,
-)
 from evo.problem.kernel import Case, Kernel, Launch, Tensors, Workload
+from evo.runtime.tolerance import Expected, compare, expected, findings, verdict
+from evo.targets import Session
 
-if TYPE_CHECKING:
-    import torch
+__all__ = [
+    "Gate",
+    "PreparedCase",
+    "allocate_outputs",
+    "argument_values",
+    "as_outputs",
+    "case_seed",
+    "expected_outputs",
+]
 
-    from evo.targets import Loaded, Session
+_ODD_VALUE = 12288.0
+"""Exact in every dtype, and written by no kernel."""
 
-__all__ = ["Gate", "PreparedCase", "case_seed"]
+Call = Callable[[Sequence[object], Launch], None]
+"""One launch of an entry point: `evo.targets.Loaded`, without its end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,19 +71,6 @@ class PreparedCase:
     seed: int
     trials: tuple[_Trial, ...]
 
-    @property
-    def inputs(self) -> Tensors:
-        """As the first launch gets them."""
-        return self.trials[0].memory.inputs
-
-    @property
-    def outputs(self) -> dict[str, torch.Tensor]:
-        return self.trials[0].memory.outputs
-
-    @property
-    def pristine(self) -> Tensors:
-        return self.trials[0].inputs
-
 
 class Gate:
     """Prepares cases once per process and judges candidates on them."""
@@ -93,8 +85,6 @@ class Gate:
 
     def prepare(self, case: Case, *, repeated: bool = False) -> PreparedCase:
         """`repeated`: with the further launches of a kernel's first case."""
-        import torch
-
         if (case, repeated) in self._prepared:
             return self._prepared[case, repeated]
         seed = case_seed(self._seed, case)
@@ -105,8 +95,8 @@ class Gate:
         def image(inputs: Tensors, expected: tuple[Expected, ...], guard: int) -> Memory:
             made = Memory(layout, device)
             made.fill(inputs, guard)
-            for e in expected:
-                poison(made.outputs[e.name], all_finite=e.all_finite)
+            for e in expected:  # NaN, but where NaN may be expected
+                made.outputs[e.name].fill_(float("nan") if e.all_finite else _ODD_VALUE)
             return made
 
         data = self._kernel.inputs(case.workload, case.data, generator)
@@ -121,24 +111,13 @@ class Gate:
             stale = image(data, expected, HUGE)
             for e in wanted:
                 stale.outputs[e.name].copy_(e.reference)
+            new, changed = image(other, wanted, HUGE), "on other data in the same memory"
+            over = "over the result of other data"
             trials += [
                 _Trial(memory=there, image=odd, inputs=data, expected=expected, repeats=True, where="in other memory"),
-                _Trial(
-                    memory=here,
-                    image=image(other, wanted, HUGE),
-                    inputs=other,
-                    expected=wanted,
-                    where="on other data in the same memory",
-                ),
+                _Trial(memory=here, image=new, inputs=other, expected=wanted, where=changed),
                 _Trial(memory=there, image=plain, inputs=data, expected=expected, repeats=True, where="once more"),
-                _Trial(
-                    memory=here,
-                    image=stale,
-                    inputs=data,
-                    expected=expected,
-                    repeats=True,
-                    where="over the result of other data",
-                ),
+                _Trial(memory=here, image=stale, inputs=data, expected=expected, repeats=True, where=over),
             ]
         prepared = PreparedCase(case=case, seed=seed, trials=tuple(trials))
         self._prepared[case, repeated] = prepared
@@ -154,9 +133,9 @@ class Gate:
         launch = Launch(grid=(1, 1, 1), block=(1, 1, 1))
         for number, case in enumerate(self._kernel.cases(self._target, workload)):
             prepared = self.prepare(case, repeated=number == 0)
-            self.check(_Right(prepared), launch, prepared)
+            self.check(partial(_write_reference, cycle(prepared.trials)), launch, prepared)
             if number == 0:
-                self.check(_Idle(), launch, prepared)
+                self.check(lambda values, launch: None, launch, prepared)
 
     def intact(self) -> bool:
         """Whether the data that candidates are judged by are as they were made. They lie in memory like the candidates' own,
@@ -171,26 +150,23 @@ class Gate:
         self._held += new
         self._sum = (self._sum + sum_of(new)) % (1 << 64)
 
-    def check(self, loaded: Loaded, launch: Launch, prepared: PreparedCase) -> Check:
+    def check(self, call: Call, launch: Launch, prepared: PreparedCase) -> Check:
         """Runs one case. A launch that fails raises LaunchError: it may have broken the device."""
-        error: float | None = None
-        reason = ""
         first: dict[str, torch.Tensor] = {}
-        judged = prepared.trials[0].expected[-1]  # what the error is of: the three figures are of one launch
         for number, trial in enumerate(prepared.trials, 1):
-            found, of, reason = self._try(loaded, launch, prepared.case, trial, first)
-            if reason or (not trial.repeats and _share(found, of) >= _share(error, judged)):
+            found, of, reason = self._try(call, launch, prepared.case, trial, first)
+            if number == 1 or reason:  # the three figures are of one launch
                 error, judged = found, of
             if reason:
                 wrong_result = reason.startswith(f"{judged.name}: ")
                 reason += f" (launch {number}, {trial.where})" if trial.where else ""
-                if wrong_result and (cause := self._cause(loaded, launch, prepared.case, trial)):
+                if wrong_result and (cause := self._cause(call, launch, prepared.case, trial)):
                     reason += f"; {cause}"
                 break
             if number == 1 and len(prepared.trials) > 1:
                 first = {n: o.clone() for n, o in trial.memory.outputs.items()}
         if not reason and launch.programmatic and len(prepared.trials) > 1:
-            reason = self._try_late(loaded, launch, prepared, first)
+            reason = self._try_late(call, launch, prepared, first)
         return Check(
             case=prepared.case.name,
             passed=not reason,
@@ -202,7 +178,7 @@ class Gate:
         )
 
     def run(
-        self, loaded: Loaded, cases: Sequence[tuple[Case, Launch]], *, launch_limit_s: float = math.inf
+        self, call: Call, cases: Sequence[tuple[Case, Launch]], *, launch_limit_s: float = math.inf
     ) -> tuple[Check, ...]:
         """Checks in order, up to and including the first that fails. The last says whether the data have been changed that
         candidates are judged by. Raises LaunchError, and HangError after a launch of `launch_limit_s`."""
@@ -211,7 +187,7 @@ class Gate:
         for case, launch in cases:
             prepared = self.prepare(case, repeated=not checks)
             try:
-                checks.append(self.check(loaded, launch, prepared))
+                checks.append(self.check(call, launch, prepared))
             except LaunchError as error:
                 raise type(error)(f"case {case.name}: {error}") from error  # a hang stays one
             if not checks[-1].passed:
@@ -223,24 +199,22 @@ class Gate:
         return tuple(checks)
 
     def _launch(
-        self, loaded: Loaded, launch: Launch, case: Case, memory: Memory, image: Memory, shared: int = NAN
+        self, call: Call, launch: Launch, case: Case, memory: Memory, image: Memory, shared: int = NAN
     ) -> None:
         """One launch on what `image` holds. Raises LaunchError."""
         memory.bytes.copy_(image.bytes)
         if self._hazards is not None:
             self._hazards.scrub(shared)
         if all(o.numel() for o in memory.outputs.values()):
-            loaded(argument_values(self._kernel, case.workload, memory.inputs, memory.outputs), launch)
+            call(argument_values(self._kernel, case.workload, memory.inputs, memory.outputs), launch)
             self._session.await_launch(self._launch_limit_s)
 
     def _try(
-        self, loaded: Loaded, launch: Launch, case: Case, trial: _Trial, first: dict[str, torch.Tensor]
+        self, call: Call, launch: Launch, case: Case, trial: _Trial, first: dict[str, torch.Tensor]
     ) -> tuple[float | None, Expected, str]:
         """(largest error, the output it is of, reason for refusal or "")."""
-        import torch
-
         memory = trial.memory
-        self._launch(loaded, launch, case, memory, trial.image)
+        self._launch(call, launch, case, memory, trial.image)
         flags = memory.changes(trial.image)
         judged = [e for e in trial.expected if memory.outputs[e.name].numel()]
         for e in judged:
@@ -264,7 +238,7 @@ class Gate:
             reason = memory.changed(trial.image)
         return error, last, reason
 
-    def _try_late(self, loaded: Loaded, launch: Launch, prepared: PreparedCase, first: dict[str, torch.Tensor]) -> str:
+    def _try_late(self, call: Call, launch: Launch, prepared: PreparedCase, first: dict[str, torch.Tensor]) -> str:
         """The first case once more, behind a kernel that writes its inputs late; until then they hold other data."""
         if self._hazards is None or not all(o.numel() for o in first.values()):
             return ""
@@ -274,18 +248,18 @@ class Gate:
         memory.write(prepared.trials[2].inputs)
         values = argument_values(self._kernel, prepared.case.workload, memory.inputs, memory.outputs)
         with self._hazards.write_late(memory.before_outputs, trial.image.before_outputs):
-            loaded(values, launch)
+            call(values, launch)
         self._session.await_launch(self._launch_limit_s)
         if all(same(memory.outputs[n], o) for n, o in first.items()):
             return ""
         return "read an input before the kernel that writes it had ended"
 
-    def _cause(self, loaded: Loaded, launch: Launch, case: Case, trial: _Trial) -> str:
+    def _cause(self, call: Call, launch: Launch, case: Case, trial: _Trial) -> str:
         """What a wrong result depends on, found by launching again with one thing changed; "" if it is simply wrong."""
         wrong = {n: o.clone() for n, o in trial.memory.outputs.items()}
 
         def differs(image: Memory, shared: int = NAN) -> bool:
-            self._launch(loaded, launch, case, trial.memory, image, shared)
+            self._launch(call, launch, case, trial.memory, image, shared)
             return not all(same(trial.memory.outputs[n], o) for n, o in wrong.items())
 
         if differs(trial.image):
@@ -302,38 +276,63 @@ class Gate:
         return ""
 
 
-class _Right:
-    """A `Loaded` that writes the reference for each launch of a case in turn."""
-
-    def __init__(self, prepared: PreparedCase) -> None:
-        self._trials = iter(prepared.trials)
-
-    def __call__(self, values: Sequence[object], launch: Launch) -> None:
-        trial = next(self._trials, None)
-        for e in trial.expected if trial is not None else ():
-            trial.memory.outputs[e.name].copy_(e.reference)  # type: ignore[union-attr]
-
-    def close(self) -> None:
-        """Does nothing."""
-
-
-class _Idle:
-    """A `Loaded` that writes nothing, which is wrong."""
-
-    def __call__(self, values: Sequence[object], launch: Launch) -> None:
-        """Does nothing."""
-
-    def close(self) -> None:
-        """Does nothing."""
-
-
-def _share(error: float | None, judged: Expected) -> float:
-    """The share of the allowed error that it is."""
-    return 0.0 if error is None else error / judged.largest_allowed
+def _write_reference(trials: Iterator[_Trial], values: Sequence[object], launch: Launch) -> None:
+    trial = next(trials)
+    for e in trial.expected:
+        trial.memory.outputs[e.name].copy_(e.reference)
 
 
 def case_seed(seed: int, case: Case) -> int:
     """A seed of the case's own, so that adding a case leaves the data of the others as they were."""
-    import zlib
-
     return (seed * 0x9E3779B1 + zlib.crc32(f"{case.name}|{case.workload.key}|{case.data}".encode())) % 2**63
+
+
+def argument_values(
+    kernel: Kernel, workload: Workload, inputs: Tensors, outputs: Mapping[str, torch.Tensor]
+) -> tuple[object, ...]:
+    """The entry point's arguments in order: tensors, None for an absent optional one, numbers."""
+    sizes = {**dict(workload.dims), **dict(workload.options)}
+    tensors = {**inputs, **outputs}
+    values: list[object] = []
+    for a in kernel.arguments:
+        if a.kind != "scalar":
+            values.append(tensors.get(a.name) if a.optional else tensors[a.name])
+        elif a.stride_of is not None:
+            tensor = tensors[a.stride_of[0]]
+            values.append(0 if tensor is None else tensor.stride(a.stride_of[1]))
+        else:
+            number = sizes[a.name]
+            values.append(float(number) if a.dtype.startswith("float") else int(number))
+    return tuple(values)
+
+
+def allocate_outputs(kernel: Kernel, workload: Workload, device: torch.device) -> dict[str, torch.Tensor]:
+    """Makes uninitialised outputs."""
+    outputs = {}
+    for a in kernel.outputs(workload):
+        dtype = getattr(torch, workload.dtype if a.dtype == "problem" else a.dtype)
+        order = kernel.memory_order(workload, a.name) if kernel.memory_order else range(len(a.shape))
+        sizes = [workload.dim(a.shape[axis]) for axis in order]
+        axes = sorted(range(len(sizes)), key=list(order).__getitem__)
+        outputs[a.name] = torch.empty(sizes, dtype=dtype, device=device).permute(axes)
+    return outputs
+
+
+def as_outputs(kernel: Kernel, workload: Workload, result: object) -> dict[str, torch.Tensor]:
+    """A baseline's result, a tensor or a sequence of them, by output name. Some outputs may be missing."""
+    tensors = result if isinstance(result, tuple | list) else (result,)
+    return dict(zip((a.name for a in kernel.outputs(workload)), tensors, strict=False))
+
+
+def expected_outputs(kernel: Kernel, inputs: Tensors, workload: Workload) -> tuple[Expected, ...]:
+    """References and bounds for one set of inputs, on their device."""
+    wide = {n: t.double() if t is not None and t.is_floating_point() else t for n, t in inputs.items()}
+    references = kernel.reference(wide, workload)
+    own = as_outputs(kernel, workload, kernel.reference_baseline.call(inputs, workload))
+    found = []
+    for argument in kernel.outputs(workload):
+        dtype = workload.dtype if argument.dtype == "problem" else argument.dtype
+        tolerance = astuple(kernel.tolerance[dtype])
+        reference, torchs = references[argument.name], own.get(argument.name)
+        found.append(expected(argument.name, reference, torchs, getattr(torch, dtype), tolerance))
+    return tuple(found)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 
 import psutil
@@ -20,22 +20,17 @@ from evo.evaluation import Check, Timing
 from evo.measure import Incumbent
 from evo.measure.buffers import HUGE, NAN, Arena, Layout, same
 from evo.measure.clock import Protocol, calls_for, cold_calls, race, sets_for, summarise
-from evo.measure.gate import Gate
-from evo.measure.reference import (
-    Expected,
-    allocate_outputs,
-    argument_values,
-    as_outputs,
-    compare,
-    expected_outputs,
-    findings,
-    verdict,
-)
-from evo.measure.roofline import RooflineGauge
+from evo.measure.gate import Gate, allocate_outputs, argument_values, as_outputs, expected_outputs
+from evo.measure.roofline import Roofline
 from evo.problem.kernel import Baseline, Kernel, Launch, Tensors, Workload
+from evo.runtime.tolerance import Expected, compare, findings, verdict
 from evo.targets import Loaded, Replay, Session, find_target
 
-__all__ = ["Contender", "RaceCheck", "TimedData", "TimingHarness"]
+__all__ = ["Calls", "RaceCheck", "TimedData", "TimingHarness"]
+
+Calls = Sequence[Callable[[], object]]
+"""What a contender of a race does: a call for each buffer set."""
+
 
 _WALK_BYTES = {False: 1 << 30, True: 1 << 28}
 """What the buffer sets hold at least, by whether the target shares its cores: a quarter of a millisecond at 4 TB/s,
@@ -63,33 +58,6 @@ _SUMMED_BYTES = {"cuda": 256 << 20, "cpu": 32 << 20}
 _COMPARED_ELEMENTS = {"cuda": 1 << 62, "cpu": 1 << 18}
 """Elements of an output that are compared with float64 in a race: on a GPU all, on a CPU those of some rows."""
 
-_CASE = "timed"
-"""The name of a race's check."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Contender:
-    """One contender of a race: a call per buffer set."""
-
-    name: str
-    calls: Sequence[Callable[[], object]]
-    owns_outputs: bool = True
-    """Whether it writes the outputs of the buffer sets; a baseline returns others."""
-    programmatic: bool = False
-    """Whether it may begin before the kernel ahead of it has ended."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Rows:
-    """Some rows of an output, and what is expected there. at: indices of all dimensions but the last; None for all."""
-
-    expected: Expected
-    at: tuple[torch.Tensor, ...] | None
-
-    def findings(self, outputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-        output = outputs[self.expected.name]
-        return findings(output if self.at is None else output[self.at], self.expected)
-
 
 class TimedData:
     """What is timed on: `count` buffer sets with random inputs of their own, all between guards.
@@ -113,16 +81,23 @@ class TimedData:
             memory.write(draw() if i else own)
         self.inputs = {False: own, True: draw()}
         self.expected = {state: expected_outputs(kernel, inputs, workload) for state, inputs in self.inputs.items()}
-        most = _COMPARED_ELEMENTS[self.device.type]
-        self.rows = {state: [_some_rows(e, most) for e in expected] for state, expected in self.expected.items()}
+        self._rows = {e.name: _some_rows(e.reference, _COMPARED_ELEMENTS[self.device.type]) for e in self.expected[False]}
+        self._expected = {state: [self._some(e) for e in expected] for state, expected in self.expected.items()}
         output_bytes = sum(s.end - s.start for s in layout.spans if s.is_output)
         self.summed_sets = max(1, _SUMMED_BYTES[self.device.type] // max(1, output_bytes))
         self._sums = self.arena.fixed_sums()
 
-    @property
-    def reference(self) -> Mapping[str, torch.Tensor]:
-        """The outputs of the reference buffer."""
-        return self.arena.sets[0].outputs
+    def findings(self, state: bool) -> list[tuple[Expected, torch.Tensor]]:
+        """Of each output of the reference buffer, or of some rows of it."""
+        outputs = self.arena.sets[0].outputs
+        return [
+            (e, torch.stack(findings(_at(outputs[e.name], self._rows[e.name]), e))) for e in self._expected[state]
+        ]
+
+    def _some(self, e: Expected) -> Expected:
+        rows = self._rows[e.name]
+        reference, finite, allowed = (_at(t, rows) for t in (e.reference, e.finite, e.allowed))
+        return replace(e, reference=reference, finite=finite, allowed=allowed)
 
     def exchange_inputs(self, state: bool) -> None:
         """Writes one of the two states of the reference buffer's inputs."""
@@ -133,27 +108,17 @@ class TimedData:
         return self.arena.changed(self._sums, self.arena.fixed_sums())
 
 
-def _some_rows(expected: Expected, most_elements: int) -> _Rows:
-    """Rows that hold about so many elements, spread evenly from the first to the last; or all of a small output."""
-    shape = expected.reference.shape
-    if expected.reference.numel() <= most_elements or len(shape) < 2:
-        return _Rows(expected=expected, at=None)
-    rows = expected.reference.numel() // shape[-1]
-    number = min(rows, max(2, most_elements // shape[-1]))
-    left = torch.linspace(0, rows - 1, number, dtype=torch.float64, device=expected.reference.device).long()
-    # Not torch.unravel_index, whose first call imports sympy: a third of a second.
-    places: list[torch.Tensor] = []
-    for size in reversed(shape[1:-1]):
-        places.insert(0, left % size)
-        left = left // size
-    at = (left, *places)
-    some = replace(
-        expected,
-        reference=expected.reference[at],
-        finite=expected.finite[at],
-        allowed=expected.allowed[at],
-    )
-    return _Rows(expected=some, at=at)
+def _some_rows(output: torch.Tensor, most_elements: int) -> torch.Tensor | None:
+    """Numbers of rows that hold about so many elements, spread evenly from the first to the last; None for all."""
+    if output.numel() <= most_elements or output.ndim < 2:
+        return None
+    rows = output.numel() // output.shape[-1]
+    number = min(rows, max(2, most_elements // output.shape[-1]))
+    return torch.linspace(0, rows - 1, number, dtype=torch.float64, device=output.device).long()
+
+
+def _at(output: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
+    return output if rows is None else output.flatten(0, -2)[rows]
 
 
 @dataclass(kw_only=True)
@@ -211,7 +176,7 @@ class RaceCheck:
             p.differs.append((sums[0] != p.own[exchanged]).any())
         else:
             p.own[exchanged] = sums[0]
-            p.findings += [(r.expected, torch.stack(r.findings(data.reference))) for r in data.rows[exchanged]]
+            p.findings += data.findings(exchanged)
         if p.others is not None:
             p.differs.append((sums[1:] != p.others).any())
         else:
@@ -227,14 +192,14 @@ class RaceCheck:
         return p.check
 
     def _judge(self, p: _Progress) -> Check:
-        check = Check(case=_CASE, passed=True)
+        check = Check(case="timed", passed=True)
         if reason := self._data.changed():
             return replace(check, passed=False, reason=f"{reason} (in a timed call)", data_changed=True)
         for number, (e, found) in enumerate(p.findings):
             error, reason = verdict(tuple(found.tolist()), None, e)
             check = replace(check, error=error, allowed=e.largest_allowed, torch_error=e.torch_error)
             if reason:
-                later = ", after its inputs had changed" if number >= len(self._data.rows[False]) else ""
+                later = ", after its inputs had changed" if number >= len(self._data.expected[False]) else ""
                 return replace(check, passed=False, reason=f"{e.name}: {reason} (in a timed call{later})")
         if p.differs and bool(torch.stack(p.differs).any()):
             return replace(check, passed=False, reason="another result on the same data (in a timed call)")
@@ -249,11 +214,11 @@ class TimingHarness:
         self._shares_cores = find_target(target).shares_cores
         self._seed = seed
         self.gate = Gate(kernel, target, session, seed)
-        self._roofline = RooflineGauge(session)
+        self._roofline = Roofline(session)
         self._replays: dict[tuple[str, int], Replay] = {}
         self._call_us: dict[str, float] = {}
         self._check: RaceCheck | None = None
-        self._incumbent: tuple[object, Loaded, Contender] | None = None
+        self._incumbent: tuple[object, Loaded, Calls] | None = None
         self._in_vain = 0
 
     @cached_property
@@ -288,25 +253,20 @@ class TimingHarness:
         assert self.data.arena.sets
         self._roofline.refusal(math.inf, self._kernel.cost(self._workload), in_cache=False)  # measured when first asked
 
-    def candidate(self, name: str, loaded: Loaded, launch: Launch) -> Contender:
+    def candidate(self, loaded: Loaded, launch: Launch) -> Calls:
         sets = self.data.arena.sets
 
         def bind(i: int) -> Callable[[], object]:
             values = argument_values(self._kernel, self._workload, sets[i].inputs, sets[i].outputs)
             return lambda: loaded(values, launch)
 
-        calls = [bind(i) for i in range(self.set_count)]
-        return Contender(name=name, calls=calls, programmatic=launch.programmatic)
+        return [bind(i) for i in range(self.set_count)]
 
-    def baseline(self, baseline: Baseline) -> Contender:
+    def baseline(self, baseline: Baseline) -> Calls:
         sets = self.data.arena.sets
+        return [partial(baseline.call, sets[i].inputs, self._workload) for i in range(self.set_count)]
 
-        def bind(i: int) -> Callable[[], object]:
-            return lambda: baseline.call(sets[i].inputs, self._workload)
-
-        return Contender(name=baseline.name, calls=[bind(i) for i in range(self.set_count)], owns_outputs=False)
-
-    def incumbent(self, incumbent: Incumbent) -> Contender | None:
+    def incumbent(self, incumbent: Incumbent) -> Calls | None:
         """The incumbent as a contender; it stays loaded until another takes its place. None if it has no build."""
         if incumbent.build is None or incumbent.build.binary is None:
             return None
@@ -319,32 +279,31 @@ class TimingHarness:
                 self._incumbent[1].close()
                 self._incumbent = None
             loaded = self._session.load(incumbent.build.binary, self._kernel.entry)
-            self._incumbent = (key, loaded, self.candidate("incumbent", loaded, launch))
+            self._incumbent = (key, loaded, self.candidate(loaded, launch))
         return self._incumbent[2]
 
     def time(
         self,
-        entries: Sequence[Contender],
+        entries: Mapping[str, Calls],
         protocol: Protocol,
-        reference: str | None,
+        reference: str,
         *,
-        keep: frozenset[str] = frozenset(),
+        keep: str = "",
         sets: int | None = None,
         incumbent: float | None = None,
         checked: Sequence[str] = (),
     ) -> tuple[Timing, ...]:
         """Races the entries over the first `sets` buffer sets: all of them (cold), or one (hot).
 
-        Replays of entries named in `keep` are kept for the next race. `incumbent`: see `clock.race`. The entries named in
+        The replay of the entry named `keep` is kept for the next race. `incumbent`: see `clock.race`. The entries named in
         `checked` are checked in the race; `complaint` then has the verdict.
         """
-        entries = [replace(e, calls=e.calls[:sets]) for e in entries]
+        entries = {name: calls[:sets] for name, calls in entries.items()}
         replays: dict[str, Replay] = {}
-        own: list[Replay] = []
         try:
-            for entry in entries:
-                replays[entry.name] = self._replay(entry, protocol, entry.name in keep, own)
-            called = {e.name: min(len(e.calls), replays[e.name].calls) for e in entries if e.name in checked}
+            for name, calls in entries.items():
+                replays[name] = self._replay(name, calls, protocol, keep=name == keep)
+            called = {name: min(len(entries[name]), replays[name].calls) for name in checked}
             self._check = RaceCheck(self.data, called)
             self._session.clocks()  # what it counts is counted from here
             samples = race(
@@ -361,53 +320,54 @@ class TimingHarness:
             return tuple(
                 summarise(
                     samples,
-                    e.name,
+                    name,
                     workload=self._workload.key,
                     protocol=protocol.name,
                     reference=reference,
-                    calls=replays[e.name].calls,
-                    sets=len(e.calls),
+                    calls=replays[name].calls,
+                    sets=len(calls),
                     clocks=clocks,
                 )
-                for e in entries
+                for name, calls in entries.items()
             )
         finally:
-            for replay in own:
-                replay.close()
+            for name, replay in replays.items():
+                if name != keep:
+                    replay.close()
 
     def complaint(self, name: str) -> Check:
         """Whether a contender of the last race did its work in it."""
         assert self._check is not None
         return self._check.verdict(name)
 
-    def verify(self, entry: Contender) -> Check:
+    def verify(self, calls: Calls, *, programmatic: bool) -> Check:
         """Checks a contender as a race does, untimed, by calls on the reference buffer alone; then `reads_early`. Raises
         LaunchError."""
-        check = RaceCheck(self.data, {entry.name: 1})
+        check = RaceCheck(self.data, {"": 1})
         for _ in range(_VERIFIED_CALLS):
-            check.before(entry.name)
-            entry.calls[0]()
+            check.before("")
+            calls[0]()
             self._session.synchronize()
-            check.after(entry.name)
-        found = check.verdict(entry.name)
-        if found.passed and (reason := self.reads_early(entry)):
+            check.after("")
+        found = check.verdict("")
+        if found.passed and (reason := self.reads_early(calls, programmatic=programmatic)):
             found = replace(found, passed=False, reason=reason)
         return found
 
-    def reads_early(self, entry: Contender) -> str:
+    def reads_early(self, calls: Calls, *, programmatic: bool) -> str:
         """Whether a contender that may begin early waits for its inputs at this size, too: it is launched behind a kernel
         that writes them late, where others are until then. Empty if it does; raises LaunchError."""
-        hazards = self._session.hazards if entry.programmatic else None
+        hazards = self._session.hazards if programmatic else None
         if hazards is None:
             return ""
         data, memory = self.data, self.data.arena.sets[0]
-        entry.calls[0]()
+        calls[0]()
         right = {n: o.clone() for n, o in memory.outputs.items()}
         image = memory.before_outputs.clone()
         data.exchange_inputs(True)
         data.arena.poison(0, 1, NAN)
         with hazards.write_late(memory.before_outputs, image):
-            entry.calls[0]()
+            calls[0]()
         self._session.synchronize()
         if all(same(memory.outputs[n], o) for n, o in right.items()):
             return ""
@@ -416,12 +376,9 @@ class TimingHarness:
     def impossible(self, timings: Sequence[Timing], contender: str) -> str:
         """Why one of a contender's times cannot be; empty if they can."""
         cost = self._kernel.cost(self._workload)
-        for t in timings:
-            if t.contender != contender:
-                continue
-            if reason := self._roofline.refusal(t.median_us, cost, in_cache=t.protocol == "hot"):
-                return reason
-        return ""
+        own = (t for t in timings if t.contender == contender)
+        reasons = (self._roofline.refusal(t.median_us, cost, in_cache=t.protocol == "hot") for t in own)
+        return next(filter(None, reasons), "")
 
     def check_baseline(self, baseline: Baseline) -> str:
         """Why a baseline cannot be raced: it does not run here, or its own result is not right; empty if it can."""
@@ -440,21 +397,19 @@ class TimingHarness:
                 return reason
         return ""
 
-    def _replay(self, entry: Contender, protocol: Protocol, keep: bool, own: list[Replay]) -> Replay:
+    def _replay(self, name: str, calls: Calls, protocol: Protocol, *, keep: bool) -> Replay:
         """Its calls, one after another over the sets."""
-        if entry.name not in self._call_us or not keep:
-            self._call_us[entry.name] = self._session.estimate_us(entry.calls[0])
-        calls = self._calls(len(entry.calls), self._call_us[entry.name], protocol)
-        if (entry.name, calls) in self._replays:
-            return self._replays[entry.name, calls]
-        replay = self._session.record([entry.calls[i % len(entry.calls)] for i in range(calls)])
+        if name not in self._call_us or not keep:
+            self._call_us[name] = self._session.estimate_us(calls[0])
+        count = self._count(len(calls), self._call_us[name], protocol)
+        if (name, count) in self._replays:
+            return self._replays[name, count]
+        replay = self._session.record([calls[i % len(calls)] for i in range(count)])
         if keep:
-            self._replays[entry.name, calls] = replay
-        else:
-            own.append(replay)
+            self._replays[name, count] = replay
         return replay
 
-    def _calls(self, sets: int, call_us: float, protocol: Protocol) -> int:
+    def _count(self, sets: int, call_us: float, protocol: Protocol) -> int:
         if not protocol.cold:
             return calls_for(call_us, protocol.sample_us, least=1, most=None)
         set_bytes = self._kernel.cost(self._workload).bytes

@@ -8,17 +8,14 @@ and Patterson, 2009, as a test).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import torch
 
 from evo.problem.kernel import Cost
+from evo.targets import Session
 
-if TYPE_CHECKING:
-    from evo.targets import Session
-
-__all__ = ["Roofline", "RooflineGauge", "measure_roofline"]
+__all__ = ["Roofline"]
 
 _MARGIN = {"cuda": 0.9, "cpu": 0.5}
 """The share of a measured bound that is still believed: the probes may miss the device's best by as much, the more so on
@@ -34,70 +31,54 @@ _PRODUCT_SIZE = {"cuda": 4096, "cpu": 1024}
 """Rows and columns of the matrices whose product gives the rate of arithmetic."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Roofline:
-    """Best rates seen on a device, and the share of the bound below which a time is not believed."""
-
-    memory_bytes_per_s: float
-    cache_bytes_per_s: float
-    flops_per_s: float
-    margin: float
-
-    def raised(self, other: Roofline) -> Roofline:
-        """The better of both rates each."""
-        return Roofline(
-            memory_bytes_per_s=max(self.memory_bytes_per_s, other.memory_bytes_per_s),
-            cache_bytes_per_s=max(self.cache_bytes_per_s, other.cache_bytes_per_s),
-            flops_per_s=max(self.flops_per_s, other.flops_per_s),
-            margin=self.margin,
-        )
-
-    def us(self, cost: Cost, *, in_cache: bool) -> float:
-        """Microseconds below which a time for that cost is not believed."""
-        bytes_per_s = max(self.memory_bytes_per_s, self.cache_bytes_per_s if in_cache else 0.0)
-        return self.margin * 1e6 * max(cost.bytes / bytes_per_s, cost.flops / self.flops_per_s)
-
-    def refusal(self, us: float, cost: Cost, *, in_cache: bool) -> str:
-        """Why a time is impossible; empty if it is not."""
-        least = self.us(cost, in_cache=in_cache)
-        if us >= least:
-            return ""
-        return (
-            f"{us:.3g} us is impossible: moving {cost.bytes:,} bytes and computing {cost.flops:,} operations takes"
-            f" this device at least {least:.3g} us"
-        )
-
-
-class RooflineGauge:
     """Measures a device's rates when they are first needed, and again whenever they would refuse a time: a probe that
     something disturbed must not be held against a candidate."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._roofline: Roofline | None = None
+        self._rates: _Rates | None = None
 
     def refusal(self, us: float, cost: Cost, *, in_cache: bool) -> str:
         """Why a time is impossible; empty if it is not."""
-        roofline = self._roofline or measure_roofline(self._session)
+        rates = self._rates or _measure(self._session)
         for _ in range(_DOUBTS):
-            if not roofline.refusal(us, cost, in_cache=in_cache):
+            if us >= self._least_us(rates, cost, in_cache):
                 break
-            roofline = roofline.raised(measure_roofline(self._session))
-        self._roofline = roofline
-        return roofline.refusal(us, cost, in_cache=in_cache)
+            rates = rates.raised(_measure(self._session))
+        self._rates, least_us = rates, self._least_us(rates, cost, in_cache)
+        if us >= least_us:
+            return ""
+        return (
+            f"{us:.3g} us is impossible: moving {cost.bytes:,} bytes and computing {cost.flops:,} operations takes"
+            f" this device at least {least_us:.3g} us"
+        )
+
+    def _least_us(self, rates: _Rates, cost: Cost, in_cache: bool) -> float:
+        """Below which a time for that cost is not believed."""
+        bytes_per_s = max(rates.memory_bytes_per_s, rates.cache_bytes_per_s if in_cache else 0.0)
+        bound_us = 1e6 * max(cost.bytes / bytes_per_s, cost.flops / rates.flops_per_s)
+        return _MARGIN[self._session.device.type] * bound_us
 
 
-def measure_roofline(session: Session) -> Roofline:
+class _Rates(NamedTuple):
+    """The best that was seen of a device."""
+
+    memory_bytes_per_s: float
+    cache_bytes_per_s: float
+    flops_per_s: float
+
+    def raised(self, other: _Rates) -> _Rates:
+        """The better of both each."""
+        return _Rates(*map(max, self, other))
+
+
+def _measure(session: Session) -> _Rates:
     """Takes tens of milliseconds on a GPU, hundreds on a CPU."""
     cache_bytes = session.limits.cache_bytes
     memory = _bandwidth(session, max(_MEMORY_MULTIPLE * cache_bytes, _LEAST_MEMORY_BYTES), repeats=1)
     cache = _bandwidth(session, max(cache_bytes // _CACHE_SHARE, 1 << 16), repeats=20)
-    return Roofline(
-        memory_bytes_per_s=memory,
-        cache_bytes_per_s=max(memory, cache),
-        flops_per_s=_arithmetic(session),
-        margin=_MARGIN[session.device.type],
-    )
+    return _Rates(memory, max(memory, cache), _arithmetic(session))
 
 
 def _bandwidth(session: Session, footprint_bytes: int, repeats: int) -> float:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from evo.errors import DeviceError, HangError, LaunchError
 from evo.evaluation import BOOTSTRAP_SAMPLES, Binary, Check, Evaluation, Status, Timing
@@ -18,7 +18,7 @@ from evo.problem.kernel import Kernel, Workload, load_kernel
 from evo.targets import Loaded, Session, classify, find_target
 
 if TYPE_CHECKING:
-    from evo.measure.harness import Contender, TimingHarness
+    from evo.measure.harness import Calls, TimingHarness
 
 __all__ = ["choose_device", "measure", "open_device", "probe", "race", "set_up"]
 
@@ -233,11 +233,11 @@ def _clock(
     """Raises LaunchError."""
     started = time.perf_counter()
     launch = kernel.launch(request.target, request.genome.parameters, request.workload, open_device().limits)
-    candidate = harness.candidate("candidate", loaded, launch)
+    candidate = harness.candidate(loaded, launch)
     timings = _time(request, kernel, harness, candidate)
     timed = time.perf_counter()
     check, status = harness.complaint("candidate"), Status.WRONG
-    if check.passed and (reason := harness.reads_early(candidate)):
+    if check.passed and (reason := harness.reads_early(candidate, programmatic=launch.programmatic)):
         check = replace(check, passed=False, reason=reason)
     if check.passed and (reason := harness.impossible(timings, "candidate")):
         check, status = replace(check, passed=False, reason=reason), Status.IMPOSSIBLE
@@ -256,19 +256,15 @@ def _refused(found: Evaluation, status: Status) -> Evaluation:
     return replace(found, status=status, log=last.reason if status is Status.IMPOSSIBLE else f"{last.case}: {last.reason}")
 
 
-def _time(request: Request, kernel: Kernel, harness: TimingHarness, candidate: Contender) -> tuple[Timing, ...]:
+def _time(request: Request, kernel: Kernel, harness: TimingHarness, candidate: Calls) -> tuple[Timing, ...]:
     """Beside the reference; and again beside the incumbent too, if the candidate comes close to that."""
-    reference = harness.baseline(kernel.reference_baseline)
-    protocol, kept, incumbent = _protocol("search", request.target), frozenset({reference.name}), request.incumbent
-    timings = harness.time(
-        [candidate, reference],
-        protocol,
-        reference.name,
-        keep=kept,
-        incumbent=incumbent.ratio if incumbent else None,
-        checked=("candidate",),
-    )
-    is_close = incumbent is not None and (timings[0].ratio or 0.0) <= CLOSE * incumbent.ratio
+    reference = kernel.reference_baseline
+    entries = {"candidate": candidate, reference.name: harness.baseline(reference)}
+    protocol, incumbent = _protocol("search", request.target), request.incumbent
+    how: dict[str, Any] = {"keep": reference.name, "checked": ("candidate",)}
+    ratio = incumbent.ratio if incumbent else None
+    timings = harness.time(entries, protocol, reference.name, incumbent=ratio, **how)
+    is_close = ratio is not None and (timings[0].ratio or 0.0) <= CLOSE * ratio
     if incumbent is None or not is_close or not harness.complaint("candidate").passed:
         return timings
     try:
@@ -279,7 +275,7 @@ def _time(request: Request, kernel: Kernel, harness: TimingHarness, candidate: C
         raise
     if other is None:
         return timings
-    return harness.time([candidate, other, reference], protocol, reference.name, keep=kept, checked=("candidate",))
+    return harness.time({"candidate": candidate, "incumbent": other, **entries}, protocol, reference.name, **how)
 
 
 def _race(request: RaceRequest) -> RaceResult:
@@ -288,7 +284,8 @@ def _race(request: RaceRequest) -> RaceResult:
     harness = _harness(request.kernel, request.target, request.workload, request.seed)
     reference = kernel.reference_baseline
     refused: dict[str, str] = {}
-    contenders: list[Contender] = []
+    contenders: dict[str, Calls] = {}
+    baselines: dict[str, Calls] = {}
     loaded_all: list[Loaded] = []
     data_changed = False
 
@@ -309,9 +306,9 @@ def _race(request: RaceRequest) -> RaceResult:
         return check.passed
 
     def time_all(protocol: Protocol, sets: int | None = None) -> tuple[Timing, ...]:
-        names = [c.name for c in contenders]
-        timings = harness.time([*contenders, *baselines], protocol, reference.name, sets=sets, checked=names)
-        for name in names:
+        entries = {**contenders, **baselines}
+        timings = harness.time(entries, protocol, reference.name, sets=sets, checked=tuple(contenders))
+        for name in contenders:
             accept(name, harness.complaint(name))
         return timings
 
@@ -321,16 +318,15 @@ def _race(request: RaceRequest) -> RaceResult:
             launch = kernel.launch(request.target, genome.parameters, request.workload, session.limits)
             try:
                 loaded_all.append(_load(built.binary, kernel, session))
-                entry = harness.candidate(name, loaded_all[-1], launch)
-                if accept(name, harness.verify(entry)):
-                    contenders.append(entry)
+                calls = harness.candidate(loaded_all[-1], launch)
+                if accept(name, harness.verify(calls, programmatic=launch.programmatic)):
+                    contenders[name] = calls
             except LaunchError as error:
                 refused[name] = str(error)
                 if not _answers(session):
                     raise
             if data_changed:  # nobody else can be judged any more
                 return result(log=refused[name])
-        baselines = []
         for name in dict.fromkeys((reference.name, *request.baselines)):
             baseline = kernel.baseline(name)
             if request.target not in baseline.targets:
@@ -339,7 +335,7 @@ def _race(request: RaceRequest) -> RaceResult:
             if reason and name != reference.name:
                 refused[name] = reason
             else:
-                baselines.append(harness.baseline(baseline))
+                baselines[name] = harness.baseline(baseline)
         protocol = _protocol("final", request.target)
         timings = list(time_all(protocol))
         if request.hot and harness.fits_cache and not data_changed:
@@ -349,9 +345,9 @@ def _race(request: RaceRequest) -> RaceResult:
             if len(contenders) > 1:
                 refused.clear()
             return result(log=log)
-        for entry in contenders:
-            if entry.name not in refused and (reason := harness.impossible(timings, entry.name)):
-                refused[entry.name] = reason
+        for name in contenders.keys() - refused.keys():
+            if reason := harness.impossible(timings, name):
+                refused[name] = reason
         return result(timings)
     except LaunchError as error:
         return replace(result(log=str(error)), device_lost=not _answers(session))

@@ -10,9 +10,10 @@ from itertools import pairwise
 import pytest
 import torch
 
+from evo.evaluation import Check
 from evo.measure import harness
 from evo.measure.clock import Protocol
-from evo.measure.harness import TimingHarness
+from evo.measure.harness import Calls, TimingHarness
 from evo.problem.kernel import Launch, load_kernel
 from evo.targets import find_target
 
@@ -125,10 +126,21 @@ def bench() -> Iterator[TimingHarness]:
         yield made
 
 
+def against_torch(bench: TimingHarness, mistake: Mistake) -> dict[str, Calls]:
+    return {
+        "candidate": bench.candidate(Candidate(mistake), LAUNCH),
+        "torch": bench.baseline(KERNEL.reference_baseline),
+    }
+
+
+def verified(bench: TimingHarness, mistake: Mistake) -> Check:
+    return bench.verify(bench.candidate(Candidate(mistake), LAUNCH), programmatic=False)
+
+
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_finalist_is_not_raced_that(bench: TimingHarness, mistake: str) -> None:
     make, reason = MISTAKES[mistake]
-    check = bench.verify(bench.candidate("a", Candidate(make()), LAUNCH))
+    check = verified(bench, make())
     assert not check.passed
     assert reason in check.reason
     assert check.data_changed == (("written" in reason and "never" not in reason) or "changed (" in reason)
@@ -141,11 +153,11 @@ IN_RACES = [(mistake, sets) for mistake in MISTAKES for sets in (8, 1) if (mista
 @pytest.mark.parametrize(("mistake", "sets"), IN_RACES)
 def test_a_race_refuses_a_candidate_that(bench: TimingHarness, mistake: str, sets: int) -> None:
     make, reason = MISTAKES[mistake]
-    entries = [
-        bench.candidate("candidate", Candidate(make()), LAUNCH),
-        bench.candidate("incumbent", Candidate(right), LAUNCH),  # whose right results are in the same outputs
-        bench.baseline(KERNEL.reference_baseline),
-    ]
+    entries = {
+        "candidate": bench.candidate(Candidate(make()), LAUNCH),
+        "incumbent": bench.candidate(Candidate(right), LAUNCH),  # whose right results are in the same outputs
+        "torch": bench.baseline(KERNEL.reference_baseline),
+    }
     bench.time(entries, PROTOCOL, "torch", sets=sets, checked=("candidate", "incumbent"))
     check = bench.complaint("candidate")
     assert not check.passed
@@ -160,7 +172,7 @@ def test_a_race_refuses_a_candidate_that(bench: TimingHarness, mistake: str, set
 def test_the_first_pair_of_rounds_is_enough_for_most_mistakes(bench: TimingHarness) -> None:
     """After it a candidate that is far behind its incumbent is let go."""
     for make in (lambda: leaves_the_last_row, lambda: keeps_the_larger, caches_by_pointer, lambda: changes_x):
-        entries = [bench.candidate("candidate", Candidate(make()), LAUNCH), bench.baseline(KERNEL.reference_baseline)]
+        entries = against_torch(bench, make())
         bench.time(entries, replace(PROTOCOL, min_rounds=2, max_rounds=2), "torch", sets=12, checked=("candidate",))
         assert not bench.complaint("candidate").passed
 
@@ -180,19 +192,15 @@ def test_sets_that_are_not_compared_have_to_agree_bit_for_bit(
     x = bench.data.arena.sets[0].inputs["x"]
     assert x is not None
     first = x.data_ptr()
-    entries = [
-        bench.candidate("candidate", Candidate(last_bit_wanders), LAUNCH),
-        bench.baseline(KERNEL.reference_baseline),
-    ]
-    bench.time(entries, PROTOCOL, "torch", checked=("candidate",))
+    bench.time(against_torch(bench, last_bit_wanders), PROTOCOL, "torch", checked=("candidate",))
     assert bench.complaint("candidate").reason == "another result on the same data (in a timed call)"
 
 
 def test_a_candidate_that_is_right_is_not_refused(bench: TimingHarness) -> None:
-    entry = bench.candidate("candidate", Candidate(right), LAUNCH)
-    assert bench.verify(entry).passed
+    entries = against_torch(bench, right)
+    assert verified(bench, right).passed
     for sets in (8, 1):
-        bench.time([entry, bench.baseline(KERNEL.reference_baseline)], PROTOCOL, "torch", sets=sets, checked=("candidate",))
+        bench.time(entries, PROTOCOL, "torch", sets=sets, checked=("candidate",))
         check = bench.complaint("candidate")
         assert check.passed, check.reason
         assert check.error is not None
@@ -213,11 +221,11 @@ def test_of_a_large_output_rows_from_the_first_to_the_last_are_compared(
 
         return mistake
 
-    refused = [not bench.verify(bench.candidate("a", Candidate(wrong_at(r)), LAUNCH)).passed for r in range(64)]
+    refused = [not verified(bench, wrong_at(r)).passed for r in range(64)]
     assert refused[0]
     assert refused[63]
     assert sum(refused) == 8
-    assert not bench.verify(bench.candidate("a", Candidate(leaves_row_five), LAUNCH)).passed  # by its poison
+    assert not verified(bench, leaves_row_five).passed  # by its poison
 
 
 def leaves_row_five(x: torch.Tensor, y: torch.Tensor, work: Work) -> None:
@@ -253,10 +261,10 @@ def test_a_candidate_that_may_begin_early_has_to_wait_for_its_inputs_at_the_time
         if waits:
             work()
 
-    entry = bench.candidate("a", Candidate(begins_early), replace(LAUNCH, programmatic=True))
-    assert ("read an input before" in bench.verify(entry).reason) == (not waits)
+    calls = bench.candidate(Candidate(begins_early), LAUNCH)
+    assert ("read an input before" in bench.verify(calls, programmatic=True).reason) == (not waits)
     assert bench.data.changed() == ""
-    assert bench.reads_early(replace(entry, programmatic=False)) == ""
+    assert bench.reads_early(calls, programmatic=False) == ""
 
 
 def test_timed_tensors_lie_between_guards(bench: TimingHarness) -> None:

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from evo.measure.gate import Gate
-from evo.measure.reference import Expected, compare
 from evo.problem.kernel import Case, Kernel, Tensors, Workload, kernel_names, load_kernel
+from evo.runtime.tolerance import Expected, compare
 from evo.targets import find_target
 
 _MOST_ELEMENTS = 1 << 20
@@ -68,7 +68,7 @@ class _Problem:
     def reasons(self, model: Callable[[Tensors, Expected], torch.Tensor | None], case: Case) -> list[str] | None:
         """Why each output that the model has something for is refused, "" if it is not; None if it has for none."""
         prepared = self.gate.prepare(case)
-        outputs = [(e, model(prepared.pristine, e)) for e in prepared.trials[0].expected]
+        outputs = [(e, model(prepared.trials[0].inputs, e)) for e in prepared.trials[0].expected]
         return [compare(o.to(self._dtype_of(e)), e)[1] for e, o in outputs if o is not None] or None
 
     def _dtype_of(self, expected: Expected) -> torch.dtype:
