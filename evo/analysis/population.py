@@ -1,11 +1,7 @@
-"""The candidates of a run as columns: new bests, families of structural choices, pairs of parameters.
-
-A run may have a million candidates. Everything here is computed on arrays that are read once.
-"""
+"""The candidates of a run as columns: new bests, families of structural choices, pairs of parameters."""
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,18 +18,14 @@ from evo.lineage import StoredRun
 from evo.lineage import models as m
 from evo.lineage.models import ORDERS_PER_RUN, key_range, public_id
 from evo.lineage.store import Store
-from evo.problem.space import Space, Value
+from evo.problem.genome import Genome
+from evo.problem.space import Point, Space, Value
 
 __all__ = [
     "Cell", "Family", "HeatMap", "Milestone", "Population", "TriedParameter", "group_families", "map_pairs",
     "read_population",
 ]  # fmt: skip
 
-Rows = NDArray[np.int64]
-"""Indices into the columns."""
-
-ABSENT = -1
-"""Place of the value of a parameter that has no part in a genome."""
 _CHOICES, _FAMILIES = 3, 8
 _PAIRED, _MOST_SHOWN = 4, 12
 
@@ -42,12 +34,11 @@ _c = m.Candidate
 
 @dataclass(frozen=True, kw_only=True)
 class TriedParameter:
-    """values: those that were tried, in the order in which the kernel declares them. places: for each candidate, the index
-    of its value among them, or ABSENT. structural: selects another algorithm or code shape."""
+    """values: those that were tried, in the order in which the kernel declares them. structural: selects another algorithm
+    or code shape."""
 
     name: str
     values: tuple[Value, ...]
-    places: NDArray[np.int32]
     structural: bool
     why: str = ""
 
@@ -77,18 +68,18 @@ class Milestone(RelativeTime):
 class Population:
     """The candidates of one task, a row each, by order.
 
-    order, elapsed_s, score (NaN without one), operator (an index into `operators`). passed: the search did not refuse it.
-    better, improvement: see `evo.analysis.operators.ComparedCandidate`. milestones: the new bests.
+    score: NaN without one. passed: the search did not refuse it. better, improvement: see
+    `evo.analysis.operators.ComparedCandidate`. points: the parameters of each. milestones: the new bests.
     """
 
     order: NDArray[np.int64]
     elapsed_s: NDArray[np.float64]
     score: NDArray[np.float64]
-    operator: NDArray[np.int32]
+    operator: NDArray[np.str_]
     passed: NDArray[np.bool_]
     better: NDArray[np.bool_]
     improvement: NDArray[np.float64]
-    operators: tuple[str, ...]
+    points: tuple[Point, ...]
     parameters: tuple[TriedParameter, ...]
     milestones: tuple[Milestone, ...]
 
@@ -109,7 +100,7 @@ def read_population(
 
     spaces: the kernel's, by number of the task, as far as they are known. refused: ids of those that the finals refused.
     """
-    found: dict[int, list[ComparedCandidate]] = defaultdict(list)
+    tasks: dict[int, list[ComparedCandidate]] = defaultdict(list)
     with store.reading() as connection:
         parents, disturbed = parents_by_child(connection, run.id), read_disturbed(connection, run.id)
         rows = connection.execute(
@@ -118,88 +109,67 @@ def read_population(
             .order_by(_c.id)
         ).all()
         for one in compare_with_parents(rows, parents, disturbed):
-            found[one.row.task].append(one)
-        bests = [one.row.id for some in found.values() for one in some if one.best]
-        times = search_times(connection, run.id, bests)
-    return {
-        task: _columns(
-            some,
-            _tried_parameters([one.row.genome for one in some], spaces.get(task)),
-            tuple(_milestones(run.uid, some, times, refused)),
+            tasks[one.row.task].append(one)
+        times = search_times(connection, run.id, [one.row.id for some in tasks.values() for one in some if one.best])
+    found = {}
+    for task, some in sorted(tasks.items()):
+        points = tuple(Genome.from_json(one.row.genome).parameters for one in some)
+        found[task] = Population(
+            order=np.array([one.row.id for one in some], np.int64) % ORDERS_PER_RUN,
+            elapsed_s=np.array([one.row.elapsed_s for one in some], float),
+            score=np.array([one.row.score for one in some], float),  # None becomes NaN
+            operator=np.array([one.row.operator for one in some]),
+            passed=np.array([one.row.status in PASSED for one in some]),
+            better=np.array([bool(one.better) for one in some]),
+            improvement=np.array([one.improvement for one in some]),
+            points=points,
+            parameters=_tried_parameters(points, spaces.get(task)),
+            milestones=tuple(
+                _milestone(run.uid, evaluated, one, times[one.row.id], refused)
+                for evaluated, one in enumerate(some, 1)
+                if one.best
+            ),
         )
-        for task, some in sorted(found.items())
-    }
-
-
-def _columns(
-    some: list[ComparedCandidate], parameters: tuple[TriedParameter, ...], milestones: tuple[Milestone, ...]
-) -> Population:
-    operators = {name: number for number, name in enumerate(dict.fromkeys(one.row.operator for one in some))}
-    return Population(
-        order=np.array([one.row.id for one in some], np.int64) % ORDERS_PER_RUN,
-        elapsed_s=np.array([one.row.elapsed_s for one in some], float),
-        score=np.array([one.row.score for one in some], float),  # None becomes NaN
-        operator=np.array([operators[one.row.operator] for one in some], np.int32),
-        passed=np.array([one.row.status in PASSED for one in some]),
-        better=np.array([bool(one.better) for one in some]),
-        improvement=np.array([one.improvement for one in some]),
-        operators=tuple(operators),
-        parameters=parameters,
-        milestones=milestones,
-    )
-
-
-def _milestones(
-    uid: str, some: list[ComparedCandidate], times: Mapping[int, RelativeTime], refused: Collection[str]
-) -> list[Milestone]:
-    found = []
-    for row, one in enumerate(some):
-        if one.best:
-            order = one.row.id % ORDERS_PER_RUN
-            name = public_id(uid, order)
-            found.append(
-                Milestone(
-                    **times[one.row.id].figures(),
-                    order=order,
-                    id=name,
-                    evaluated=row + 1,
-                    elapsed_s=one.row.elapsed_s,
-                    refused=name in refused,
-                )
-            )
     return found
 
 
-def _tried_parameters(genomes: Sequence[str], space: Space | None) -> tuple[TriedParameter, ...]:
+def _milestone(
+    uid: str, evaluated: int, one: ComparedCandidate, time: RelativeTime, refused: Collection[str]
+) -> Milestone:
+    order = one.row.id % ORDERS_PER_RUN
+    name = public_id(uid, order)
+    return Milestone(
+        **time.figures(),
+        order=order,
+        id=name,
+        evaluated=evaluated,
+        elapsed_s=one.row.elapsed_s,
+        refused=name in refused,
+    )
+
+
+def _tried_parameters(points: Sequence[Point], space: Space | None) -> tuple[TriedParameter, ...]:
     """In the order in which the kernel declares them, then those that it does not have any more. Where the kernel does not
     tell, a parameter of words alone is taken for structural."""
-    tried: dict[str, dict[str, Value]] = defaultdict(dict)
-    points = [json.loads(text)["parameters"] for text in genomes]
+    tried: dict[str, set[Value]] = defaultdict(set)
     for point in points:
         for name, value in point.items():
-            tried[name].setdefault(repr(value), value)
+            tried[name].add(value)
     declared = space.by_name if space else {}
     found = []
     for name in [n for n in declared if n in tried] + sorted(n for n in tried if n not in declared):
         known = declared.get(name)
-        order = [repr(value) for value in known.values] if known else []
-        keys = sorted(tried[name], key=lambda k: (order.index(k) if k in order else len(order), _rank(tried[name][k])))
-        place = {key: i for i, key in enumerate(keys)}
+        order = list(known.values) if known else []
+        order += sorted(tried[name].difference(order), key=lambda value: (isinstance(value, str), value))
         found.append(
             TriedParameter(
                 name=name,
-                values=tuple(tried[name][key] for key in keys),
-                places=np.array([place[repr(p[name])] if name in p else ABSENT for p in points], np.int32),
-                structural=known.structural if known else all(isinstance(v, str) for v in tried[name].values()),
+                values=tuple(value for value in order if value in tried[name]),
+                structural=known.structural if known else all(isinstance(value, str) for value in tried[name]),
                 why=known.why if known else "",
             )
         )
     return tuple(found)
-
-
-def _rank(value: Value) -> tuple[float, str]:
-    """Numbers by size before words by letter."""
-    return (float("inf"), value) if isinstance(value, str) else (float(value), "")
 
 
 # Families: what the population was made of as the search went on
@@ -207,14 +177,15 @@ def _rank(value: Value) -> tuple[float, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """Candidates that made the same structural choices. choices: None for a parameter that has no part.
+    """Candidates that made the same structural choices. choices: None for a parameter that has no part. rows: indices into
+    the columns.
 
     others: number of the small families that this one stands for, which have no choices in common; 0 for a real one.
     best: the lowest ratio.
     """
 
     choices: tuple[tuple[str, Value | None], ...]
-    rows: Rows
+    rows: NDArray[np.int64]
     best: float | None
     others: int = 0
 
@@ -225,32 +196,29 @@ def group_families(some: Population, important: Sequence[str]) -> list[Family]:
     Families share the structural choices that mattered most, at most three. important: names, the first mattered most.
     Empty where no structural choice was varied.
     """
-    varied = [p for p in some.parameters if p.structural and len(p.values) > 1]
-    varied.sort(key=lambda p: important.index(p.name) if p.name in important else len(important))
-    chosen = varied[:_CHOICES]
+    varied = [p.name for p in some.parameters if p.structural and len(p.values) > 1]
+    chosen = sorted(varied, key=lambda name: important.index(name) if name in important else len(important))[:_CHOICES]
     if not chosen:
         return []
-    kinds, member = np.unique(np.stack([p.places for p in chosen], axis=1), axis=0, return_inverse=True)
-    member = member.reshape(-1)
-    order = np.argsort(-np.bincount(member, minlength=len(kinds)), kind="stable")
-    kept = list(order[: _FAMILIES - 1] if len(kinds) > _FAMILIES else order)
-    best = int(np.nanargmin(some.score)) if np.isfinite(some.score).any() else None
-    if best is not None and member[best] not in kept:
-        kept[-1] = member[best]
-    found = []
-    for kind in kept:
-        places = zip(chosen, kinds[kind], strict=True)
-        choices = tuple((p.name, None if place == ABSENT else p.values[place]) for p, place in places)
-        rows = np.flatnonzero(member == kind)
-        found.append(Family(choices=choices, rows=rows, best=_lowest(some.score[rows])))
-    rest = np.flatnonzero(~np.isin(member, kept))
-    if len(rest):
-        found.append(Family(choices=(), rows=rest, best=_lowest(some.score[rest]), others=len(kinds) - len(kept)))
+    members: dict[tuple[Value | None, ...], list[int]] = defaultdict(list)
+    for row, point in enumerate(some.points):
+        members[tuple(point.get(name) for name in chosen)].append(row)
+    fastest = np.nanargmin(some.score) if np.isfinite(some.score).any() else 0
+    kinds = sorted(members, key=lambda kind: (fastest not in members[kind], -len(members[kind])))
+    kept = kinds if len(kinds) <= _FAMILIES else kinds[: _FAMILIES - 1]
+    found = [_family(some, members[kind], tuple(zip(chosen, kind, strict=True))) for kind in kept]
+    found.sort(key=lambda family: -len(family.rows))
+    if rest := kinds[len(kept) :]:
+        found.append(_family(some, [row for kind in rest for row in members[kind]], (), others=len(rest)))
     return found
 
 
-def _lowest(scores: NDArray[np.float64]) -> float | None:
-    return float(np.nanmin(scores)) if np.isfinite(scores).any() else None
+def _family(
+    some: Population, rows: Sequence[int], choices: tuple[tuple[str, Value | None], ...], others: int = 0
+) -> Family:
+    scores = some.score[rows]
+    best = float(np.nanmin(scores)) if np.isfinite(scores).any() else None
+    return Family(choices=choices, rows=np.array(rows), best=best, others=others)
 
 
 # Pairs: what two values together led to
@@ -288,26 +256,21 @@ def map_pairs(some: Population, important: Sequence[str]) -> list[HeatMap]:
 
 def _map(some: Population, one: TriedParameter, other: TriedParameter) -> HeatMap:
     across, down = (one, other) if len(one.values) <= len(other.values) else (other, one)
-    columns, rows = _axis(across), _axis(down)
-    cells = [
-        tuple(_cell(some, (down.places == row) & (across.places == column)) for column in columns) for row in rows
-    ]
-    return HeatMap(
-        across=across.name, down=down.name, columns=tuple(columns.values()), rows=tuple(rows.values()), cells=tuple(cells)
+    members: dict[tuple[Value | None, Value | None], list[int]] = defaultdict(list)
+    for number, point in enumerate(some.points):
+        members[point.get(down.name), point.get(across.name)].append(number)
+    rows, columns = (
+        (*p.values, None) if any(p.name not in point for point in some.points) else p.values for p in (down, across)
     )
+    cells = tuple(tuple(_cell(some, members[row, column]) for column in columns) for row in rows)
+    return HeatMap(across=across.name, down=down.name, columns=columns, rows=rows, cells=cells)
 
 
-def _axis(parameter: TriedParameter) -> dict[int, Value | None]:
-    """Values by their place."""
-    absent = {ABSENT: None} if (parameter.places == ABSENT).any() else {}
-    return {**dict(enumerate(parameter.values)), **absent}
-
-
-def _cell(some: Population, members: NDArray[np.bool_]) -> Cell:
+def _cell(some: Population, members: Sequence[int]) -> Cell:
     ups = some.speedup[members]
     known = ups[np.isfinite(ups)]
     return Cell(
-        tried=int(members.sum()),
+        tried=len(members),
         passed=int(some.passed[members].sum()),
         best=float(known.max()) if len(known) else None,
         median=float(np.median(known)) if len(known) else None,

@@ -611,7 +611,7 @@ def draw_operators(data: WorkloadOutcome) -> Figure | None:
         return None
     bins = min(_OPERATOR_BINS, data.number)
     edges = np.linspace(0, data.number, bins + 1)
-    own = [np.flatnonzero(some.operator == some.operators.index(c.operator)) for c in credits]
+    own = [np.flatnonzero(some.operator == c.operator) for c in credits]
     made = [np.histogram(rows, edges)[0] for rows in own]
     tallest = max(int(counts.max()) for counts in made)
     bars: list[Spec] = []
