@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from evo.analysis.candidates import CandidateRecord, TimingRecord, read_candidate
 from evo.analysis.descent import Kin, read_family
 from evo.analysis.failures import Failure, FailureReport, read_failures
 from evo.analysis.finals import WorkloadFinals
-from evo.analysis.importance import Importance, most_important, read_importance
+from evo.analysis.importance import Importance, read_importance
 from evo.analysis.operators import OperatorCredit, read_operators
 from evo.analysis.population import Milestone, Population, read_population
 from evo.analysis.runs import RunFinals, RunSummary, TaskSummary, find_run, read_run_finals
-from evo.errors import EvoError, SpaceError
+from evo.errors import EvoError
 from evo.evaluation import within_noise
 from evo.lineage.store import Store
 from evo.problem.kernel import find_kernel, kernel_digest, load_kernel, template_root
-from evo.problem.space import Space, Value
+from evo.problem.space import Space
 from evo.targets import find_target
 
 __all__ = ["Problem", "RunOutcome", "WorkloadOutcome", "read_outcome", "read_problem"]
@@ -42,8 +42,7 @@ class WorkloadOutcome:
 
     leader: the winner, or else the best of the search, which no final has confirmed. steps: the leader's ancestors and
     itself. operators: over all of the search. refused: by the finals. importance: of every parameter, the most important
-    first; untried: legal values of the most important ones that no candidate had, as far as the space is known. roles: of
-    baselines.
+    first. roles: of baselines.
     """
 
     task: TaskSummary
@@ -55,7 +54,6 @@ class WorkloadOutcome:
     operators: tuple[OperatorCredit, ...]
     refused: tuple[Failure, ...]
     importance: tuple[Importance, ...]
-    untried: tuple[tuple[str, Value], ...]
     roles: Mapping[str, str]
 
     @property
@@ -93,8 +91,7 @@ class WorkloadOutcome:
     @property
     def reference(self) -> TimingRecord | None:
         """The baseline that speed-ups are over, if a final timed it."""
-        named = [t for t in self.baselines if self.roles.get(t.contender) == "reference"]
-        return next(iter(named or [t for t in self.baselines if t.ratio is None]), None)
+        return next((t for t in self.baselines if t.ratio is None), None)
 
     @property
     def ceiling(self) -> TimingRecord | None:
@@ -125,9 +122,8 @@ def read_outcome(store: Store, name: str, *, db: str | None = None) -> RunOutcom
     populations = read_population(store, store.run(run.name), problem.spaces, {f.id for f in run.refused_in_finals})
     workloads = []
     for task, finals in zip(run.tasks, run.finals, strict=True):
-        leading, space = task.winner or task.best, problem.spaces.get(task.number)
+        leading = task.winner or task.best
         operators = read_operators(store, run.name, windows=1, task=task.number)
-        weighed = tuple(i for i in importance if i.workload == task.workload)
         workloads.append(
             WorkloadOutcome(
                 task=task,
@@ -138,8 +134,7 @@ def read_outcome(store: Store, name: str, *, db: str | None = None) -> RunOutcom
                 failures=read_failures(store, run.name, task=task.number),
                 operators=tuple(o for o in operators if o.window is None),
                 refused=tuple(f for f in run.refused_in_finals if f.task == task.number),
-                importance=weighed,
-                untried=() if space is None or problem.changed else _untried(weighed, space),
+                importance=tuple(i for i in importance if i.workload == task.workload),
                 roles=problem.roles,
             )
         )
@@ -168,21 +163,3 @@ def read_problem(run: RunSummary) -> Problem:
     changed = "" if kernel.digest == run.kernel_digest else "the kernel has changed since this run"
     return Problem(spaces=spaces, roles={b.name: b.role for b in kernel.baselines}, changed=changed)
 
-
-def _untried(weighed: Sequence[Importance], space: Space) -> tuple[tuple[str, Value], ...]:
-    """Values that some legal point has."""
-    found = []
-    for record in most_important(weighed):
-        parameter = space.by_name.get(record.parameter)
-        tried = {repr(t.value) for t in record.tried}
-        for value in parameter.values if parameter is not None else ():
-            if repr(value) not in tried and _is_possible(space, record.parameter, value):
-                found.append((record.parameter, value))
-    return tuple(found)
-
-
-def _is_possible(space: Space, name: str, value: Value) -> bool:
-    try:
-        return bool(space.restricted({name: value}).default)
-    except SpaceError:
-        return False

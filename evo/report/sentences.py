@@ -207,19 +207,13 @@ def importance_gap(data: WorkloadOutcome) -> str:
     return "; ".join(dict.fromkeys(i.note for i in data.importance if i.note)) or "no candidate has a time"
 
 
-def hardly_tried(data: WorkloadOutcome) -> list[str]:
-    """Values of the parameters that mattered most of which the run cannot tell whether they are slow, a sentence each."""
-    said = []
-    if least := undersampled(data.importance):
-        parts = []
-        for one in least:
-            fared = f"best {times(one.tried.best)}" if one.tried.best else "none with a time"
-            parts.append(f"{one.parameter}={value_text(one.value)} ({one.tried.candidates:,} of {one.of:,}, {fared})")
-        said.append(f"Tried least of what mattered most: {', '.join(parts)}.")
-    if data.untried:
-        named = ", ".join(f"{name}={value_text(value)}" for name, value in data.untried)
-        said.append(f"Never tried, though legal: {named}.")
-    return said
+def hardly_tried(data: WorkloadOutcome) -> str:
+    """Values of the parameters that mattered most of which the run cannot tell whether they are slow; empty without any."""
+    parts = []
+    for one in undersampled(data.importance):
+        fared = f"best {times(one.tried.best)}" if one.tried.best else "none with a time"
+        parts.append(f"{one.parameter}={value_text(one.value)} ({one.tried.candidates:,} of {one.of:,}, {fared})")
+    return f"Tried least of what mattered most: {', '.join(parts)}." if parts else ""
 
 
 # How it was measured, and on what

@@ -99,25 +99,15 @@ def test_a_child_of_two_is_better_only_if_it_beats_the_faster_one(tmp_path: Path
     assert some.better.tolist() == [False, False, False, True]
 
 
-def test_values_of_what_mattered_that_were_hardly_or_never_tried_are_named(known: dict[str, RunOutcome]) -> None:
-    data, gone = known["one"], known["gone"].workloads[0]
-    one = data.workloads[0]
+def test_values_of_what_mattered_that_were_hardly_tried_are_named(known: dict[str, RunOutcome]) -> None:
+    one = known["one"].workloads[0]
     assert one.candidates is not None
-    space = data.problem.spaces[0]
-    least, never = hardly_tried(one)
-    tried = {p.name: p for p in one.candidates.parameters}
-    top = one.important[:3]
-    for parameter, value, number in re.findall(r"(\w+)=(\S+) \((\d+) of ", least):
-        assert parameter in top
+    least = re.findall(r"(\w+)=(\S+) \((\d+) of ", hardly_tried(one))
+    assert least
+    for parameter, value, number in least:
+        assert parameter in one.important[:3]
         having = [point for point in one.candidates.points if value_text(point.get(parameter)) == value]
         assert len(having) == int(number)
-    assert one.untried
-    for name, value in one.untried:
-        assert name in top
-        assert value not in tried[name].values
-        assert space.is_legal(space.restricted({name: value}).default)
-        assert f"{name}={value_text(value)}" in never
-    assert not gone.untried, "nobody knows the space of a kernel that is gone"
 
 
 def test_the_importance_of_few_candidates_is_not_guessed(known: dict[str, RunOutcome]) -> None:
