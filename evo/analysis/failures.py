@@ -6,6 +6,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -36,7 +37,6 @@ _NOT_CHANCE = 2.0
 """Standard errors."""
 _LEAST_AVOIDED = 2
 _KEPT_RULES = 50
-_TOGETHER = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,9 +103,9 @@ class Rule:
     """What a constraint that forbids `rule` would have done in this run.
 
     kind: "new", or "existing" for one of the space as it is now, which this run did not have. more: of the avoided, those
-    that no rule listed before it avoids; the first rules are listed such that they are worth having together. good_lost: of
-    the passing ones it forbids, those among the fastest quarter of their workload. best_lost: the fastest of a workload is
-    among them. seconds: what building and measuring the avoided ones cost.
+    that no rule avoids that is worth more. good_lost: of the passing ones it forbids, those among the fastest quarter of
+    their workload. best_lost: the fastest of a workload is among them. seconds: what building and measuring the avoided ones
+    cost.
     """
 
     kind: str
@@ -188,7 +188,7 @@ def read_failures(store: Store, run: str, *, template: bool = False, task: int |
         workload = Workload.of(one.dims, one.dtype, one.options)
         spaces[one.workload] = present_space(about.kernel, about.target, about.arch, workload)
     structural = frozenset(p.name for space in spaces.values() for p in space.parameters if p.structural)
-    tried = _BitSets(rows)
+    tried = _Tried(rows)
     refused = [row for row in rows if row.status not in PASSED]
     return FailureReport(
         run=about.name,
@@ -197,7 +197,7 @@ def read_failures(store: Store, run: str, *, template: bool = False, task: int |
         kinds=tuple(_kinds(refused, len(rows))),
         reasons=tuple(_reason_groups(refused, said)),
         values=tuple(_values(tried, structural if template else None)),
-        rules=tuple(_find_rules(tried, rows, spaces)),
+        rules=tuple(_find_rules(tried, spaces)),
     )
 
 
@@ -304,44 +304,35 @@ def _reason_groups(refused: Sequence[Any], said: Mapping[int, str]) -> list[Fail
     return sorted(found, key=lambda r: (-r.candidates, r.status, r.reason))
 
 
-def _values(tried: _BitSets, structural: frozenset[str] | None) -> list[FailureValue]:
+def _values(tried: _Tried, structural: frozenset[str] | None) -> list[FailureValue]:
+    present: dict[str, int] = defaultdict(int)
+    for (name, _), having in tried.having.items():
+        present[name] |= having
     found = []
-    for pair, having in tried.having.items():
-        name = pair[0]
-        others = tried.present[name] & ~having
+    for (name, value), having in tried.having.items():
         n, bad = having.bit_count(), (having & tried.refused).bit_count()
+        others = present[name] & ~having
         others_n, bad_elsewhere = others.bit_count(), (others & tried.refused).bit_count()
+        z = None
+        if others_n:  # of two shares, with their common variance
+            common = (bad + bad_elsewhere) / (n + others_n)
+            spread = math.sqrt(common * (1 - common) * (1 / n + 1 / others_n))
+            z = (bad / n - bad_elsewhere / others_n) / spread if spread else 0.0
         found.append(
             FailureValue(
                 parameter=name,
-                value=tried.values[pair],
+                value=value,
                 candidates=n,
                 refused=bad,
                 share=bad / n,
                 elsewhere=others_n,
                 elsewhere_refused=bad_elsewhere,
                 elsewhere_share=bad_elsewhere / others_n if others_n else None,
-                z=_z(n, bad, others_n, bad_elsewhere),
+                z=z,
                 structural=None if structural is None else name in structural,
             )
         )
-    return sorted(found, key=lambda v: (-_surplus(v), v.parameter, str(v.value)))
-
-
-def _z(n: int, bad: int, others: int, bad_elsewhere: int) -> float | None:
-    """Of two shares, with their common variance."""
-    if not n or not others:
-        return None
-    common = (bad + bad_elsewhere) / (n + others)
-    spread = math.sqrt(common * (1 - common) * (1 / n + 1 / others))
-    return (bad / n - bad_elsewhere / others) / spread if spread else 0.0
-
-
-def _surplus(value: FailureValue) -> float:
-    """Refused beyond what the parameter's other values would lead to expect."""
-    return (
-        value.refused - value.candidates * value.elsewhere_share if value.elsewhere_share is not None else 0.0
-    )
+    return sorted(found, key=lambda v: (-(v.z or 0.0), v.parameter, str(v.value)))
 
 
 def spent(row: Any) -> float:
@@ -349,128 +340,96 @@ def spent(row: Any) -> float:
     return float(row.seconds + (0.0 if row.cached or row.build_seconds is None else row.build_seconds))
 
 
-class _BitSets:
-    """A run's candidates as sets of bits: which have a value, which were refused, which were good."""
+class _Tried:
+    """A run's candidates as sets of bits, one a candidate: those that have a value, those that were refused, those that
+    passed, of these the fastest quarter and the fastest of each task."""
 
     def __init__(self, rows: Sequence[Any]) -> None:
-        refused: list[int] = []
-        self.having: dict[tuple[str, str], int] = defaultdict(int)
-        self.values: dict[tuple[str, str], Value] = {}
-        self.present: dict[str, int] = defaultdict(int)
-        scores: dict[int, list[tuple[float, int]]] = defaultdict(list)
+        self.rows = rows
+        members: dict[tuple[str, Value], list[int]] = defaultdict(list)
+        timed: dict[int, list[tuple[float, int]]] = defaultdict(list)
         for number, row in enumerate(rows):
-            if row.status not in PASSED:
-                refused.append(number)
-            elif row.score is not None:
-                scores[row.task].append((row.score, number))
-        members: dict[tuple[str, str], list[int]] = defaultdict(list)
-        for number, row in enumerate(rows):
-            for name, value in Genome.from_json(row.genome).items:
-                members[name, repr(value)].append(number)
-                self.values[name, repr(value)] = value
-        for pair, numbers in members.items():
-            self.having[pair] = _bits(numbers, len(rows))
-            self.present[pair[0]] |= self.having[pair]
-        self.refused = _bits(refused, len(rows))
+            for pair in Genome.from_json(row.genome).items:
+                members[pair].append(number)
+            if row.score is not None:
+                timed[row.task].append((row.score, number))
+        self.having = {pair: self.bits(numbers) for pair, numbers in members.items()}
+        self.refused = self.bits([number for number, row in enumerate(rows) if row.status not in PASSED])
         self.passed = ((1 << len(rows)) - 1) & ~self.refused
-        ranked = [sorted(timed) for timed in scores.values()]
-        good = [number for timed in ranked for _, number in timed[: max(1, round(_GOOD_SHARE * len(timed)))]]
-        self.good = _bits(good, len(rows))
-        self.best = _bits([timed[0][1] for timed in ranked], len(rows))
+        ranked = [[number for _, number in sorted(some)] for some in timed.values()]
+        self.good = self.bits([n for some in ranked for n in some[: max(1, round(_GOOD_SHARE * len(some)))]])
+        self.best = self.bits([some[0] for some in ranked])
+
+    def bits(self, numbers: Sequence[int]) -> int:
+        """The set of these; by bytes, because a shift of a long integer copies it."""
+        data = bytearray(len(self.rows) // 8 + 1)
+        for number in numbers:
+            data[number >> 3] |= 1 << (number & 7)
+        return int.from_bytes(data, "little")
+
+    def breaks(self, bits: int) -> int:
+        """How many of them were refused."""
+        return (bits & self.refused).bit_count()
+
+    def worth(self, bits: int) -> float:
+        """Share of the failures among them, less the share of what passed and of what was good."""
+        refused, passed, good = (max(1, kind.bit_count()) for kind in (self.refused, self.passed, self.good))
+        lost = (bits & self.passed).bit_count() / passed + (bits & self.good).bit_count() / good
+        return self.breaks(bits) / refused - lost
+
+    def spares(self, both: int, one: int) -> bool:
+        """Whether of one set more passed than was refused outside of the other."""
+        left_out = one & ~both
+        return (left_out & self.passed).bit_count() > self.breaks(left_out)
 
 
-def _bits(numbers: Sequence[int], size: int) -> int:
-    """Set bits of these numbers; by bytes, because a shift of a long integer copies it."""
-    data = bytearray(size // 8 + 1)
-    for number in numbers:
-        data[number >> 3] |= 1 << (number & 7)
-    return int.from_bytes(data, "little")
-
-
-def _find_rules(tried: _BitSets, rows: Sequence[Any], spaces: Mapping[str, Space]) -> list[Rule]:
-    """spaces: the kernel's present ones by workload, as far as they are to be judged."""
-    if not tried.refused:
-        return []
-    candidates = [("new", _text(tried, [pair]), bits) for pair, bits in tried.having.items()]
+def _find_rules(tried: _Tried, spaces: Mapping[str, Space]) -> list[Rule]:
+    """The most worth first, before those that add nothing to them. spaces: the kernel's present ones by workload, as far as
+    they are to be judged."""
+    forbidden = {f"{name}={value}": bits for (name, value), bits in tried.having.items()}
     # Only values that break something on their own account can do so together.
-    suspects = [(p, b) for p, b in tried.having.items() if (b & tried.refused).bit_count() >= _LEAST_AVOIDED]
-    for (p, a), (q, b) in combinations(suspects, 2):
-        both = a & b
+    suspects = [(pair, bits) for pair, bits in tried.having.items() if tried.breaks(bits) >= _LEAST_AVOIDED]
+    for ((name, value), a), ((other, its), b) in combinations(suspects, 2):
         # A pair has to spare more of what passed than it lets through of what did not.
-        enough = (both & tried.refused).bit_count() >= _LEAST_AVOIDED
-        if p[0] != q[0] and enough and _spares(tried, both, a) and _spares(tried, both, b):
-            candidates.append(("new", _text(tried, [p, q]), both))
+        if name != other and tried.spares(a & b, a) and tried.spares(a & b, b):
+            forbidden[f"{name}={value} and {other}={its}"] = a & b
     broken: dict[str, list[int]] = defaultdict(list)
-    for number, row in enumerate(rows) if spaces else ():
+    for number, row in enumerate(tried.rows) if spaces else ():
         for name in _violations(spaces[row.workload], Genome.from_json(row.genome).parameters):
             broken[name].append(number)
-    candidates += [("existing", name, _bits(numbers, len(rows))) for name, numbers in broken.items()]
-    useful = [
-        (kind, rule, bits)
-        for kind, rule, bits in candidates
-        if (bits & tried.refused).bit_count() >= (_LEAST_AVOIDED if kind == "new" else 1)
-    ]
-    useful.sort(key=lambda r: (-_worth(tried, r[2], 0), r[0], len(r[1]), r[1]))
-    found, avoided, chosen = [], 0, set()
-    for _ in range(min(_TOGETHER, len(useful))):  # whichever adds most to those before it
-        best = max((r for r in useful if r[1] not in chosen), key=lambda r: _worth(tried, r[2], avoided))
-        if _worth(tried, best[2], avoided) <= 0:
-            break
-        found.append(_rule(tried, rows, *best, avoided))
-        chosen.add(best[1])
-        avoided |= best[2]
+    useful = [("new", rule, bits) for rule, bits in forbidden.items() if tried.breaks(bits) >= _LEAST_AVOIDED]
+    judged = [("existing", rule, tried.bits(numbers)) for rule, numbers in broken.items()]
+    useful += [one for one in judged if tried.breaks(one[2])]
+    useful.sort(key=lambda one: (-tried.worth(one[2]), one[0], len(one[1]), one[1]))
+    found, avoided = [], 0
     for kind, rule, bits in useful[:_KEPT_RULES]:
-        if rule not in chosen:
-            found.append(_rule(tried, rows, kind, rule, bits, avoided))
-    return found
+        found.append(_rule(tried, kind, rule, bits, (bits & tried.refused & ~avoided).bit_count()))
+        avoided |= bits if tried.worth(bits) > 0 else 0
+    return sorted(found, key=lambda rule: not rule.more)
 
 
 def _violations(space: Space, point: Mapping[str, Value]) -> list[str]:
     """Names of the constraints that a point breaks. A point of another space breaks none, as nothing can be said of it; and
     a constraint that cannot be asked, because the space has changed, counts as holding."""
-    if any(name not in space.by_name for name in point):
-        return []
     broken = []
-    for constraint in space.constraints:
-        try:
+    for constraint in space.constraints if space.by_name.keys() >= point.keys() else ():
+        with suppress(EvoError, LookupError, TypeError, ValueError, ArithmeticError):
             if not constraint.holds(point):
                 broken.append(constraint.name)
-        except (EvoError, LookupError, TypeError, ValueError, ArithmeticError):
-            continue
     return broken
 
 
-def _spares(tried: _BitSets, both: int, one: int) -> bool:
-    left_out = one & ~both
-    return (left_out & tried.passed).bit_count() > (left_out & tried.refused).bit_count()
-
-
-def _worth(tried: _BitSets, bits: int, avoided: int) -> float:
-    """Share of the failures that it avoids beyond `avoided`, less the share of what passed and of what was good that
-    goes with them."""
-    refused, passed, good = (max(1, kind.bit_count()) for kind in (tried.refused, tried.passed, tried.good))
-    lost = (bits & tried.passed).bit_count() / passed + (bits & tried.good).bit_count() / good
-    return (bits & tried.refused & ~avoided).bit_count() / refused - lost
-
-
-def _text(tried: _BitSets, pairs: Sequence[tuple[str, str]]) -> str:
-    return " and ".join(f"{name}={tried.values[name, text]}" for name, text in pairs)
-
-
-def _rule(tried: _BitSets, rows: Sequence[Any], kind: str, rule: str, bits: int, before: int) -> Rule:
+def _rule(tried: _Tried, kind: str, rule: str, bits: int, more: int) -> Rule:
     avoided = bits & tried.refused
+    numbers = (number for number, digit in enumerate(reversed(bin(avoided))) if digit == "1")
     return Rule(
         kind=kind,
         rule=rule,
         avoided=avoided.bit_count(),
         avoided_share=avoided.bit_count() / tried.refused.bit_count(),
-        more=(avoided & ~before).bit_count(),
+        more=more,
         passed_lost=(bits & tried.passed).bit_count(),
         good_lost=(bits & tried.good).bit_count(),
         best_lost=bool(bits & tried.best),
-        seconds=sum(spent(rows[number]) for number in _numbers(avoided)),
+        seconds=sum(spent(tried.rows[number]) for number in numbers),
     )
-
-
-def _numbers(bits: int) -> list[int]:
-    return [number for number, digit in enumerate(reversed(bin(bits))) if digit == "1"]
