@@ -12,7 +12,7 @@ from sqlalchemy import Connection, case, func, select
 
 from evo.analysis.best import UNCONFIRMED, Best, best_of_runs
 from evo.analysis.runs import RunSummary, find_run
-from evo.analysis.times import gain_between, gain_fields, noise_floors
+from evo.analysis.times import gain_between, gain_fields
 from evo.evaluation import PASSED
 from evo.lineage import models as m
 from evo.lineage.models import key_range
@@ -94,15 +94,14 @@ def compare(store: Store, runs: Sequence[str]) -> Comparison:
     known = {run.name: run for run in (find_run(store, name) for name in runs)}
     rows: dict[str, list[tuple[ComparedRun, Best | None]]] = defaultdict(list)
     with store.reading() as connection:
-        floors = noise_floors(connection, known)
         for run in known.values():
             key = resolve_run(connection, run.name)
             courses = _courses(connection, key)
             leaders = {leader.workload: leader for leader in best_of_runs(connection, [key])}
             searched_s = max((course.until_s for course in courses.values()), default=0.0)
             for task in run.tasks:
-                leader, floor = leaders.get(task.workload), floors.get((run.name, task.workload))
-                row = _row(run, task.workload, leader, floor, courses.get(task.number), searched_s)
+                leader = leaders.get(task.workload)
+                row = _row(run, task.workload, leader, courses.get(task.number), searched_s)
                 rows[task.workload].append((row, leader))
     ranked = [row for workload in sorted(rows) for row in _ranked(rows[workload])]
     return Comparison(rows=tuple(ranked), settings=tuple(_settings(list(known.values()))))
@@ -122,12 +121,13 @@ def _courses(connection: Connection, run_id: int) -> dict[int, Any]:
     return {row.task: row for row in rows}
 
 
-_OF_BEST = ("stage", "speedup", "speedup_low", "speedup_high", "median_us", "low_us", "high_us", "finals")
+_OF_BEST = (
+    "stage", "speedup", "speedup_low", "speedup_high", "median_us", "low_us", "high_us", "finals", "noise_floor"
+)  # fmt: skip
+"""The fields of `Best` that a row has, too."""
 
 
-def _row(
-    run: RunSummary, workload: str, leader: Best | None, noise_floor: float | None, course: Any, search_s: float
-) -> ComparedRun:
+def _row(run: RunSummary, workload: str, leader: Best | None, course: Any, search_s: float) -> ComparedRun:
     candidates, passed = (int(course.candidates), int(course.passed)) if course else (0, 0)
     return ComparedRun(
         workload=workload,
@@ -139,7 +139,6 @@ def _row(
         best=leader.id if leader else None,
         **{name: getattr(leader, name, None) for name in _OF_BEST},
         disturbed=bool(leader and leader.disturbed),
-        noise_floor=noise_floor,
         **gain_fields(None, "behind"),
         candidates=candidates,
         passed=passed,

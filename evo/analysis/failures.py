@@ -26,7 +26,7 @@ from evo.targets import find_target
 
 __all__ = [
     "Failure", "FailureKind", "FailureReason", "FailureReport", "FailureTotal", "FailureValue", "Rule", "failure_totals",
-    "present_space", "read_failures", "refused_finalists", "spent",
+    "present_space", "read_failures", "read_tried", "refused_finalists", "spent",
 ]  # fmt: skip
 
 _c, _i, _k, _b, _r = m.Candidate, m.Task, m.Check, m.Build, m.Run
@@ -180,13 +180,13 @@ def read_failures(store: Store, run: str, *, template: bool = False, task: int |
     with store.reading() as connection:
         key = resolve_run(connection, run)
         about: Any = connection.execute(select(_r.name, _r.kernel, _r.target, _r.arch).where(_r.id == key)).one()
-        tasks: Any = connection.execute(select(_i.workload, _i.dims, _i.dtype, _i.options).where(_i.run_id == key)).all()
-        rows = _candidates(connection, key, task)
+        tasks: Any = connection.execute(select(_i.number, _i.dims, _i.dtype, _i.options).where(_i.run_id == key)).all()
+        rows = read_tried(connection, key, task)
         said = _reasons(connection, key)
-    spaces: dict[str, Space] = {}
-    for one in tasks if template else ():
-        workload = Workload.of(one.dims, one.dtype, one.options)
-        spaces[one.workload] = present_space(about.kernel, about.target, about.arch, workload)
+    spaces = {
+        number: present_space(about.kernel, about.target, about.arch, Workload.of(dims, dtype, options))
+        for number, dims, dtype, options in (tasks if template else ())
+    }
     structural = frozenset(p.name for space in spaces.values() for p in space.parameters if p.structural)
     tried = _Tried(rows)
     refused = [row for row in rows if row.status not in PASSED]
@@ -241,17 +241,15 @@ def _error_line(log: str) -> str:
     return next((line for line in lines if "error" in line.lower()), lines[0] if lines else "")
 
 
-def _candidates(connection: Connection, run_id: int, task: int | None) -> list[Any]:
+def read_tried(connection: Connection, run_id: int, task: int | None = None) -> list[Any]:
+    """The candidates of a run, or of one of its tasks, by order, with what their builds cost."""
     query = (
-        select(
-            _c.id, _c.public_id, _c.task, _i.workload, _c.status, _c.score, _c.genome, _c.seconds, _b.cached,
-            _b.seconds.label("build_seconds"),
-        )
-        .join_from(_c, _i, (_i.run_id == _c.run_id) & (_i.number == _c.task))
-        .join(_b, _b.candidate_id == _c.id, isouter=True)
+        select(_c.id, _c.public_id, _c.task, _c.operator, _c.genome, _c.status, _c.score, _c.same_code_as_id)
+        .add_columns(_c.elapsed_s, _c.seconds, _b.cached, _b.seconds.label("build_seconds"))
+        .join_from(_c, _b, _b.candidate_id == _c.id, isouter=True)
         .where(_c.id.between(*key_range(run_id)))
         .order_by(_c.id)
-    )  # fmt: skip
+    )
     return list(connection.execute(query if task is None else query.where(_c.task == task)))
 
 
@@ -383,8 +381,8 @@ class _Tried:
         return (left_out & self.passed).bit_count() > self.breaks(left_out)
 
 
-def _find_rules(tried: _Tried, spaces: Mapping[str, Space]) -> list[Rule]:
-    """The most worth first, before those that add nothing to them. spaces: the kernel's present ones by workload, as far as
+def _find_rules(tried: _Tried, spaces: Mapping[int, Space]) -> list[Rule]:
+    """The most worth first, before those that add nothing to them. spaces: the kernel's present ones by task, as far as
     they are to be judged."""
     forbidden = {f"{name}={value}": bits for (name, value), bits in tried.having.items()}
     # Only values that break something on their own account can do so together.
@@ -395,7 +393,7 @@ def _find_rules(tried: _Tried, spaces: Mapping[str, Space]) -> list[Rule]:
             forbidden[f"{name}={value} and {other}={its}"] = a & b
     broken: dict[str, list[int]] = defaultdict(list)
     for number, row in enumerate(tried.rows) if spaces else ():
-        for name in _violations(spaces[row.workload], Genome.from_json(row.genome).parameters):
+        for name in _violations(spaces[row.task], Genome.from_json(row.genome).parameters):
             broken[name].append(number)
     useful = [("new", rule, bits) for rule, bits in forbidden.items() if tried.breaks(bits) >= _LEAST_AVOIDED]
     judged = [("existing", rule, tried.bits(numbers)) for rule, numbers in broken.items()]

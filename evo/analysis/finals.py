@@ -9,15 +9,7 @@ from typing import Any
 from sqlalchemy import select
 
 from evo.analysis.candidates import TimingRecord, read_timing_record
-from evo.analysis.times import (
-    HeldRace,
-    RelativeTime,
-    gain_between,
-    gain_fields,
-    gain_within,
-    held_races,
-    noise_floors,
-)
+from evo.analysis.times import HeldRace, RelativeTime, gain_between, gain_fields, gain_within, held_races
 from evo.evaluation import AA_CONTROL
 from evo.lineage import models as m
 from evo.lineage.models import unrefused
@@ -98,7 +90,6 @@ def read_finals(store: Store, run: str, ceilings: Collection[str] = ("copy",)) -
     """
     with store.reading() as connection:
         key = resolve_run(connection, run)
-        name = connection.execute(select(m.Run.name).where(m.Run.id == key)).scalar_one()
         tasks: Any = connection.execute(
             select(_i.number, _i.workload, _i.winner_id).where(_i.run_id == key).order_by(_i.number)
         ).all()
@@ -106,15 +97,10 @@ def read_finals(store: Store, run: str, ceilings: Collection[str] = ("copy",)) -
         keys = sorted({row.candidate_id for race in races.values() for row in race.finalists})
         about = select(_c.id, _c.public_id, _c.order, _c.operator, _c.score).where(unrefused())
         rows = {row.id: row for row in rows_of(connection, about, keys, _c.id)}
-        floors = noise_floors(connection, [name])
-    return tuple(
-        _workload_finals(task, races[task.number], rows, floors.get((name, task.workload)), ceilings) for task in tasks
-    )
+    return tuple(_workload_finals(task, races[task.number], rows, ceilings) for task in tasks)
 
 
-def _workload_finals(
-    task: Any, race: HeldRace, rows: Mapping[int, Any], floor: float | None, ceilings: Collection[str]
-) -> WorkloadFinals:
+def _workload_finals(task: Any, race: HeldRace, rows: Mapping[int, Any], ceilings: Collection[str]) -> WorkloadFinals:
     """rows: what is known of the finalists that were not refused, by key."""
     raced = {k: time for k, time in race.common().items() if k in rows}
     winner = task.winner_id if task.winner_id in raced else None
@@ -131,6 +117,7 @@ def _workload_finals(
     finalists.sort(key=lambda f: (not f.winner, f.ratio, f.order))
     beside = [read_timing_record(row) for row in race.beside]
     cold = [t for t in beside if t.protocol != "hot"]
+    floor = next((t.clocks["noise_floor"] for t in cold if "noise_floor" in t.clocks), None)
     bound = min((t for t in cold if t.contender in ceilings), key=lambda t: t.median_us, default=None)
     claimed = rows[winner].score if winner is not None and again is not None else None
     over_bound = again.median_us / bound.median_us if again is not None and bound is not None else None

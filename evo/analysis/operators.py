@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, select
 
-from evo.analysis.failures import spent
+from evo.analysis.failures import read_tried, spent
 from evo.analysis.times import read_disturbed
 from evo.errors import UsageError
 from evo.evaluation import PASSED, Status
@@ -21,7 +20,7 @@ from evo.lineage.store import Store
 
 __all__ = ["ComparedCandidate", "OperatorCredit", "compare_with_parents", "parents_by_child", "read_operators"]
 
-_c, _b, _p = m.Candidate, m.Build, m.Parentage
+_p = m.Parentage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,12 +59,10 @@ def read_operators(store: Store, run: str, *, windows: int = 5, task: int | None
     if not 1 <= windows <= 1000:
         raise UsageError(f"{windows} windows cannot be shown; choose 1 to 1000")
     with store.reading() as connection:
-        key = resolve_run(connection, run)
-        rows = _candidates(connection, key, task)
-        parents, disturbed = parents_by_child(connection, key), read_disturbed(connection, key)
-    length = max((row.elapsed_s for row in rows), default=0.0)
+        compared = compare_with_parents(connection, resolve_run(connection, run), task)
+    length = max((one.row.elapsed_s for one in compared), default=0.0)
     groups: dict[tuple[str, int | None], list[ComparedCandidate]] = defaultdict(list)
-    for one in compare_with_parents(rows, parents, disturbed):
+    for one in compared:
         groups[one.row.operator, None].append(one)
         window = min(windows - 1, int(one.row.elapsed_s / length * windows)) if length else 0
         groups[one.row.operator, window].append(one)
@@ -91,38 +88,18 @@ class ComparedCandidate:
     """Logarithm of the task's best time before over its own; 0 for the first, and for those that are not better."""
 
 
-def _candidates(connection: Connection, run_id: int, task: int | None) -> list[Any]:
-    query = (
-        select(_c.id, _c.task, _c.operator, _c.status, _c.score, _c.elapsed_s, _c.seconds, _b.cached)
-        .add_columns(_b.seconds.label("build_seconds"), _c.same_code_as_id)
-        .join_from(_c, _b, _b.candidate_id == _c.id, isouter=True)
-        .where(_c.id.between(*key_range(run_id)))
-        .order_by(_c.id)
-    )
-    return list(connection.execute(query if task is None else query.where(_c.task == task)))
+def compare_with_parents(connection: Connection, run_id: int, task: int | None = None) -> list[ComparedCandidate]:
+    """The candidates of a run, or of one of its tasks, against their parents, in the order of proposal.
 
-
-def parents_by_child(connection: Connection, run_id: int) -> dict[int, list[int]]:
-    """Keys of the parents of every candidate of a run that has any, the first parent first."""
-    found: dict[int, list[int]] = defaultdict(list)
-    related = select(_p.child_id, _p.parent_id).where(_p.child_id.between(*key_range(run_id)))
-    for child, parent in connection.execute(related.order_by(_p.child_id, _p.position)):
-        found[child].append(parent)
-    return found
-
-
-def compare_with_parents(
-    rows: Sequence[Any], parents: Mapping[int, Sequence[int]], disturbed: Collection[int]
-) -> Iterator[ComparedCandidate]:
-    """Each candidate against its parents, in the order of proposal.
-
-    rows: with `id`, `task`, `status`, `score` and `same_code_as_id`; parents: keys by that of the child. A candidate whose
-    machine code was known already has the known time as a parent; as a child it repeats, and is not better. disturbed: keys
-    of candidates whose times are no best times, unless their task has no others, as in the search.
+    A candidate whose machine code was known already has the known time as a parent; as a child it repeats, and is not
+    better. A disturbed time is no best time, unless its task has no others, as in the search.
     """
+    rows, disturbed = read_tried(connection, run_id, task), read_disturbed(connection, run_id)
+    parents = parents_by_child(connection, run_id)
     scores: dict[int, float] = {}
     best: dict[int, float] = {}
     clean = {row.task for row in rows if row.score is not None and row.score > 0 and row.id not in disturbed}
+    found = []
     for row in rows:
         improvement, is_best = 0.0, False
         if row.score is not None and row.score > 0:
@@ -135,7 +112,17 @@ def compare_with_parents(
             scores[row.id] = scores[row.same_code_as_id]
         known = [scores[parent] for parent in parents.get(row.id, ()) if parent in scores]
         better = row.score is not None and row.score < min(known) if known else None
-        yield ComparedCandidate(row, better, is_best, improvement)
+        found.append(ComparedCandidate(row, better, is_best, improvement))
+    return found
+
+
+def parents_by_child(connection: Connection, run_id: int) -> dict[int, list[int]]:
+    """Keys of the parents of every candidate of a run that has any, the main line first."""
+    found: dict[int, list[int]] = defaultdict(list)
+    query = select(_p.child_id, _p.parent_id).where(_p.child_id.between(*key_range(run_id)))
+    for child, parent in connection.execute(query.order_by(_p.child_id, _p.position)):
+        found[child].append(parent)
+    return found
 
 
 def _credit(

@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
 
 from evo.analysis.candidates import CandidateRecord, TimingRecord, read_candidate
 from evo.analysis.descent import Kin, read_family
 from evo.analysis.failures import Failure, FailureReport, read_failures
 from evo.analysis.finals import WorkloadFinals
 from evo.analysis.importance import Importance, read_importance
-from evo.analysis.operators import OperatorCredit, read_operators
-from evo.analysis.population import Milestone, Population, read_population
+from evo.analysis.operators import ComparedCandidate, OperatorCredit, compare_with_parents, read_operators
 from evo.analysis.runs import RunFinals, RunSummary, TaskSummary, find_run, read_run_finals
+from evo.analysis.times import RelativeTime, search_times
 from evo.errors import EvoError
-from evo.evaluation import within_noise
+from evo.evaluation import PASSED, within_noise
+from evo.lineage import StoredRun
+from evo.lineage.models import ORDERS_PER_RUN, public_id
 from evo.lineage.store import Store
+from evo.problem.genome import Genome
 from evo.problem.kernel import find_kernel, kernel_digest, load_kernel, template_root
-from evo.problem.space import Space
+from evo.problem.space import Point, Space, Value
 from evo.targets import find_target
 
-__all__ = ["Problem", "RunOutcome", "WorkloadOutcome", "read_outcome", "read_problem"]
+__all__ = [
+    "Cell", "Family", "HeatMap", "Milestone", "Population", "Problem", "RunOutcome", "TriedParameter", "WorkloadOutcome",
+    "group_families", "map_pairs", "read_outcome", "read_population", "read_problem",
+]  # fmt: skip
+
+_CHOICES, _FAMILIES = 3, 8
+_PAIRED, _MOST_SHOWN = 4, 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +48,67 @@ class Problem:
     spaces: Mapping[int, Space]
     roles: Mapping[str, str]
     changed: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TriedParameter:
+    """values: those that were tried, in the order in which the kernel declares them. structural: selects another algorithm
+    or code shape."""
+
+    name: str
+    values: tuple[Value, ...]
+    structural: bool
+    why: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Milestone(RelativeTime):
+    """A candidate that was faster than all before it on its task. evaluated: how many were tried there by then, itself
+    included. refused: by the finals, later. Disturbed only where all times of the task were."""
+
+    order: int
+    id: str
+    evaluated: int
+    elapsed_s: float
+    refused: bool
+
+    @property
+    def low(self) -> float:
+        """Limit of the speed-up, like `high`; the speed-up itself without an interval."""
+        return self.speedup_low or self.speedup
+
+    @property
+    def high(self) -> float:
+        return self.speedup_high or self.speedup
+
+
+@dataclass(frozen=True, kw_only=True)
+class Population:
+    """The candidates of one task, a row each, by order.
+
+    score: NaN without one. passed: the search did not refuse it. better, improvement: see
+    `evo.analysis.operators.ComparedCandidate`. points: the parameters of each. milestones: the new bests.
+    """
+
+    order: NDArray[np.int64]
+    elapsed_s: NDArray[np.float64]
+    score: NDArray[np.float64]
+    operator: NDArray[np.str_]
+    passed: NDArray[np.bool_]
+    better: NDArray[np.bool_]
+    improvement: NDArray[np.float64]
+    points: tuple[Point, ...]
+    parameters: tuple[TriedParameter, ...]
+    milestones: tuple[Milestone, ...]
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    @property
+    def speedup(self) -> NDArray[np.float64]:
+        """Over the reference; NaN where there is no time."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(self.score > 0, 1.0 / self.score, np.nan)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,3 +238,180 @@ def read_problem(run: RunSummary) -> Problem:
     changed = "" if kernel.digest == run.kernel_digest else "the kernel has changed since this run"
     return Problem(spaces=spaces, roles={b.name: b.role for b in kernel.baselines}, changed=changed)
 
+
+def read_population(
+    store: Store, run: StoredRun, spaces: Mapping[int, Space], refused: Collection[str]
+) -> dict[int, Population]:
+    """By number of the task; tasks without candidates are left out.
+
+    spaces: the kernel's, by number of the task, as far as they are known. refused: ids of those that the finals refused.
+    """
+    tasks: dict[int, list[ComparedCandidate]] = defaultdict(list)
+    with store.reading() as connection:
+        for one in compare_with_parents(connection, run.id):
+            tasks[one.row.task].append(one)
+        times = search_times(connection, run.id, [one.row.id for some in tasks.values() for one in some if one.best])
+    found = {}
+    for task, some in sorted(tasks.items()):
+        points = tuple(Genome.from_json(one.row.genome).parameters for one in some)
+        found[task] = Population(
+            order=np.array([one.row.id for one in some], np.int64) % ORDERS_PER_RUN,
+            elapsed_s=np.array([one.row.elapsed_s for one in some], float),
+            score=np.array([one.row.score for one in some], float),  # None becomes NaN
+            operator=np.array([one.row.operator for one in some]),
+            passed=np.array([one.row.status in PASSED for one in some]),
+            better=np.array([bool(one.better) for one in some]),
+            improvement=np.array([one.improvement for one in some]),
+            points=points,
+            parameters=_tried_parameters(points, spaces.get(task)),
+            milestones=tuple(
+                _milestone(run.uid, evaluated, one, times[one.row.id], refused)
+                for evaluated, one in enumerate(some, 1)
+                if one.best
+            ),
+        )
+    return found
+
+
+def _milestone(
+    uid: str, evaluated: int, one: ComparedCandidate, time: RelativeTime, refused: Collection[str]
+) -> Milestone:
+    order = one.row.id % ORDERS_PER_RUN
+    name = public_id(uid, order)
+    return Milestone(
+        **time.figures(),
+        order=order,
+        id=name,
+        evaluated=evaluated,
+        elapsed_s=one.row.elapsed_s,
+        refused=name in refused,
+    )
+
+
+def _tried_parameters(points: Sequence[Point], space: Space | None) -> tuple[TriedParameter, ...]:
+    """In the order in which the kernel declares them, then those that it does not have any more. Where the kernel does not
+    tell, a parameter of words alone is taken for structural."""
+    tried: dict[str, set[Value]] = defaultdict(set)
+    for point in points:
+        for name, value in point.items():
+            tried[name].add(value)
+    declared = space.by_name if space else {}
+    found = []
+    for name in [n for n in declared if n in tried] + sorted(n for n in tried if n not in declared):
+        known = declared.get(name)
+        order = list(known.values) if known else []
+        order += sorted(tried[name].difference(order), key=lambda value: (isinstance(value, str), value))
+        found.append(
+            TriedParameter(
+                name=name,
+                values=tuple(value for value in order if value in tried[name]),
+                structural=known.structural if known else all(isinstance(value, str) for value in tried[name]),
+                why=known.why if known else "",
+            )
+        )
+    return tuple(found)
+
+
+# Families: what the population was made of as the search went on
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """Candidates that made the same structural choices. choices: None for a parameter that has no part. rows: indices into
+    the columns.
+
+    others: number of the small families that this one stands for, which have no choices in common; 0 for a real one.
+    best: the lowest ratio.
+    """
+
+    choices: tuple[tuple[str, Value | None], ...]
+    rows: NDArray[np.int64]
+    best: float | None
+    others: int = 0
+
+
+def group_families(some: Population, important: Sequence[str]) -> list[Family]:
+    """The largest families and the rest as one, by number of candidates; that of the fastest is always among them.
+
+    Families share the structural choices that mattered most, at most three. important: names, the first mattered most.
+    Empty where no structural choice was varied.
+    """
+    varied = [p.name for p in some.parameters if p.structural and len(p.values) > 1]
+    chosen = sorted(varied, key=lambda name: important.index(name) if name in important else len(important))[:_CHOICES]
+    if not chosen:
+        return []
+    members: dict[tuple[Value | None, ...], list[int]] = defaultdict(list)
+    for row, point in enumerate(some.points):
+        members[tuple(point.get(name) for name in chosen)].append(row)
+    fastest = np.nanargmin(some.score) if np.isfinite(some.score).any() else 0
+    kinds = sorted(members, key=lambda kind: (fastest not in members[kind], -len(members[kind])))
+    kept = kinds if len(kinds) <= _FAMILIES else kinds[: _FAMILIES - 1]
+    found = [_family(some, members[kind], tuple(zip(chosen, kind, strict=True))) for kind in kept]
+    found.sort(key=lambda family: -len(family.rows))
+    if rest := kinds[len(kept) :]:
+        found.append(_family(some, [row for kind in rest for row in members[kind]], (), others=len(rest)))
+    return found
+
+
+def _family(
+    some: Population, rows: Sequence[int], choices: tuple[tuple[str, Value | None], ...], others: int = 0
+) -> Family:
+    scores = some.score[rows]
+    best = float(np.nanmin(scores)) if np.isfinite(scores).any() else None
+    return Family(choices=choices, rows=np.array(rows), best=best, others=others)
+
+
+# Pairs: what two values together led to
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """best, median: speed-ups, None where nothing passed."""
+
+    tried: int
+    passed: int
+    best: float | None
+    median: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeatMap:
+    """cells[row][column], for the values of `down` and `across`; None among values: has no part in the genome."""
+
+    across: str
+    down: str
+    columns: tuple[Value | None, ...]
+    rows: tuple[Value | None, ...]
+    cells: tuple[tuple[Cell, ...], ...]
+
+
+def map_pairs(some: Population, important: Sequence[str]) -> list[HeatMap]:
+    """One for every pair of the four parameters that mattered most."""
+    if not np.isfinite(some.score).any():
+        return []
+    varied = {p.name: p for p in some.parameters if 1 < len(p.values) <= _MOST_SHOWN}
+    names = [n for n in important if n in varied] or list(varied)
+    return [_map(some, varied[a], varied[b]) for a, b in combinations(names[:_PAIRED], 2)]
+
+
+def _map(some: Population, one: TriedParameter, other: TriedParameter) -> HeatMap:
+    across, down = (one, other) if len(one.values) <= len(other.values) else (other, one)
+    members: dict[tuple[Value | None, Value | None], list[int]] = defaultdict(list)
+    for number, point in enumerate(some.points):
+        members[point.get(down.name), point.get(across.name)].append(number)
+    rows, columns = (
+        (*p.values, None) if any(p.name not in point for point in some.points) else p.values for p in (down, across)
+    )
+    cells = tuple(tuple(_cell(some, members[row, column]) for column in columns) for row in rows)
+    return HeatMap(across=across.name, down=down.name, columns=columns, rows=rows, cells=cells)
+
+
+def _cell(some: Population, members: Sequence[int]) -> Cell:
+    ups = some.speedup[members]
+    known = ups[np.isfinite(ups)]
+    return Cell(
+        tried=len(members),
+        passed=int(some.passed[members].sum()),
+        best=float(known.max()) if len(known) else None,
+        median=float(np.median(known)) if len(known) else None,
+    )

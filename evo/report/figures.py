@@ -18,8 +18,7 @@ from markupsafe import Markup, escape
 from numpy.typing import NDArray
 
 from evo.analysis.descent import Kin
-from evo.analysis.outcome import WorkloadOutcome
-from evo.analysis.population import Family, HeatMap, Milestone
+from evo.analysis.outcome import Family, HeatMap, Milestone, WorkloadOutcome
 from evo.report.text import clean, counted, duration, interval, percent, short, times, value_text
 
 __all__ = [

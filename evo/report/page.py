@@ -21,8 +21,7 @@ from markupsafe import Markup
 
 from evo.analysis.candidates import TimingRecord
 from evo.analysis.finals import ceiling_note
-from evo.analysis.outcome import RunOutcome, WorkloadOutcome
-from evo.analysis.population import HeatMap, group_families, map_pairs
+from evo.analysis.outcome import HeatMap, RunOutcome, WorkloadOutcome, group_families, map_pairs
 from evo.errors import UsageError
 from evo.evaluation import within_noise
 from evo.report import figures, sentences

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from recorded import PLANS, Plan, record_run
 
-from evo.analysis.outcome import RunOutcome, read_outcome
-from evo.analysis.population import group_families, map_pairs, read_population
+from evo.analysis.outcome import RunOutcome, group_families, map_pairs, read_outcome, read_population
 from evo.lineage.store import Store
 from evo.report.figures import DARK, LIGHT, draw_convergence, draw_heat_map, draw_lineage, shown_steps
 from evo.report.page import sections
