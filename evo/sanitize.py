@@ -26,8 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,12 +35,12 @@ from typing import TYPE_CHECKING
 from evo.errors import CompileError, DeviceError, EvoError, UnknownNameError
 from evo.evaluation import Binary
 from evo.executors import Request
-from evo.measure.buffers import extent
-from evo.measure.gate import allocate_outputs, argument_values, case_seed, expected_outputs
-from evo.problem.kernel import Case, Kernel, Launch, load_kernel
+from evo.measure.buffers import NAN, extent
+from evo.measure.gate import Gate, argument_values
+from evo.problem.kernel import Kernel, Launch, load_kernel
 from evo.problem.render import Source, render
 from evo.runtime.tolerance import Expected, compare
-from evo.targets import Loaded, Session, Target, find_target
+from evo.targets import Session, Target, find_target
 from evo.targets.cpu import CpuTarget, compiler_path
 
 if TYPE_CHECKING:
@@ -50,9 +49,22 @@ if TYPE_CHECKING:
 __all__ = ["Report", "Sanitized", "choose_tools", "find_compute_sanitizer", "make_calls", "read_report", "sanitize"]
 
 _TOOLS = {
-    "cuda": ("memcheck", "racecheck", "initcheck", "synccheck"),
-    "cpu": ("address", "undefined", "initcheck"),
+    "cuda": {
+        # A call that the driver refuses is not a fault of the candidate, unless it ends the process, which reports it.
+        # Padding keeps an access beyond one allocation from falling into the next.
+        "memcheck": ("--report-api-errors", "no", "--padding", "512"),
+        "racecheck": ("--racecheck-report", "analysis"),
+        "initcheck": (),
+        "synccheck": (),
+    },
+    "cpu": {
+        "address": ("-fsanitize=address", "-fsanitize-recover=address", "-fno-omit-frame-pointer", "-g"),
+        "undefined": ("-fsanitize=undefined", "-g"),
+        # Unoptimised: the optimiser may give a variable that is unset on one path its value on the other path.
+        "initcheck": ("-O0",),
+    },
 }
+"""By target and tool the options: compute-sanitizer's, or the compiler's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,11 +104,9 @@ def choose_tools(target: str, wanted: str) -> tuple[str, ...]:
     """The tool named, or for "all" every one that the target has. Raises UnknownNameError, DeviceError."""
     if target not in _TOOLS:
         raise DeviceError(f"there is no sanitizer for target {target}; targets that have one: {', '.join(_TOOLS)}")
-    if wanted == "all":
-        return _TOOLS[target]
-    if wanted not in _TOOLS[target]:
+    if wanted not in ("all", *_TOOLS[target]):
         raise UnknownNameError(f"sanitizer for target {target}", wanted, ["all", *_TOOLS[target]])
-    return (wanted,)
+    return tuple(_TOOLS[target]) if wanted == "all" else (wanted,)
 
 
 def find_compute_sanitizer(folders: Iterable[Path]) -> str:
@@ -124,27 +134,22 @@ def sanitize(
     sanitizer = find_compute_sanitizer(toolkits) if request.target == "cuda" else ""
     if reason := target.runs(request.arch):
         raise DeviceError(f"{reason}: sanitize it where it does")
-    binding = kernel.binding(request.target, request.workload)
-    source = render(kernel, request.target, request.genome, binding, request.arch)
+    source = render(
+        kernel, request.target, request.genome, kernel.binding(request.target, request.workload), request.arch
+    )
     session = target.open()
     try:
-        job = _Job(
-            kernel=kernel,
-            request=request,
-            source=source,
-            calls=tuple(_draw_calls(kernel, request, session, seed)),
-            limit_s=limit_s,
+        job = _Job(kernel, request, source, tuple(_draw_calls(kernel, request, session, seed)), limit_s)
+        reports = tuple(
+            _under_compute_sanitizer(job, tool, sanitizer) if sanitizer else _under_gcc(job, tool) for tool in tools
         )
-        reports = [
-            _under_compute_sanitizer(job, tool, sanitizer) if request.target == "cuda" else _under_gcc(job, tool)
-            for tool in tools
-        ]
     finally:
         session.close()
-    return Sanitized(source_digest=source.digest, cases=tuple(c.name for c in job.calls), reports=tuple(reports))
+    return Sanitized(source_digest=source.digest, cases=tuple(c.name for c in job.calls), reports=reports)
 
 
 _SMALL_BYTES = 8 << 20
+"""Cases that move no more can run a hundred times slower."""
 _SMALLEST_CASES = 4
 _LEAD_BYTE = b"\xa5"
 """Fills the memory before a tensor that does not start at an aligned address."""
@@ -159,6 +164,11 @@ class _Memory:
     size_bytes: int
     data: bytes | None
 
+    def content(self, fill: int | None) -> bytes:
+        """What it begins with, where outputs hold that byte; None: what is there when they are allocated."""
+        data = bytes([fill]) * self.size_bytes if self.data is None and fill is not None else self.data
+        return _LEAD_BYTE * self.lead_bytes + (data or b"")
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Call:
@@ -171,32 +181,22 @@ class _Call:
     outputs: dict[int, tuple[Expected, torch.Tensor]]
 
 
-def _small_cases(kernel: Kernel, request: Request) -> list[Case]:
-    """Gate cases that are small enough to run a hundred times slower: every problem and alignment once, whatever its data.
-
-    They move at most 8 MiB; the smallest four are always included.
-    """
-    distinct: dict[tuple[object, int], Case] = {}
-    for case in kernel.cases(request.target, request.workload):
-        if all(size for _, size in case.workload.dims):
-            distinct.setdefault((case.workload, case.offset), case)
-    ranked = sorted(distinct.values(), key=lambda c: kernel.cost(c.workload).bytes)
-    few = ranked[:_SMALLEST_CASES]
-    few += [c for c in ranked[_SMALLEST_CASES:] if kernel.cost(c.workload).bytes <= _SMALL_BYTES]
-    return [c for c in distinct.values() if c in few]
-
-
 def _draw_calls(kernel: Kernel, request: Request, session: Session, seed: int) -> Iterator[_Call]:
-    """Each case with the data that the gate draws for it, launched as on this device. If the grid depends on the device, the
-    case is launched again as on a single multiprocessor, where every block has to loop over more work."""
+    """The small cases of the gate, every problem and alignment once, with the data that the gate draws for the first of
+    them, launched as on this device. If the grid depends on the device, the case is launched again as on a single
+    multiprocessor, where every block has to loop over more work."""
     import torch
 
-    for case in _small_cases(kernel, request):
-        generator = torch.Generator(device=session.device).manual_seed(case_seed(seed, case))
-        inputs = kernel.inputs(case.workload, case.data, generator)
-        made = allocate_outputs(kernel, case.workload, session.device)
-        expected = {e.name: e for e in expected_outputs(kernel, inputs, case.workload)}
-        values = list(argument_values(kernel, case.workload, inputs, made))
+    gate = Gate(kernel, request.target, session, seed)
+    cases = [c for c in kernel.cases(request.target, request.workload) if all(size for _, size in c.workload.dims)]
+    distinct = {(c.workload, c.offset): c for c in reversed(cases)}
+    ranked = sorted(distinct.values(), key=lambda c: kernel.cost(c.workload).bytes)
+    for rank, case in enumerate(ranked):
+        if rank >= _SMALLEST_CASES and kernel.cost(case.workload).bytes > _SMALL_BYTES:
+            break
+        prepared = gate.prepare(case)
+        expected = {e.name: e for e in prepared.trials[0].expected}
+        values = list(argument_values(kernel, case.workload, prepared.pristine, prepared.outputs))
         outputs = {}
         for place, (argument, value) in enumerate(zip(kernel.arguments, values, strict=True)):
             if isinstance(value, torch.Tensor):
@@ -216,26 +216,18 @@ def _draw_calls(kernel: Kernel, request: Request, session: Session, seed: int) -
 
 @dataclass(frozen=True, kw_only=True)
 class _Process:
-    """A watched process that has ended.
-
-    command: for a shell. code: the exit code, negative for a signal; None if it took too long. results: for each call that
-    has returned, in order, the contents of its tensors' allocations, by place among the arguments.
-    """
+    """A watched process that has ended. command: for a shell. results: for each call that has returned, in order, the
+    contents of its tensors' allocations, by place among the arguments. failure: why it did not finish, and at which case;
+    empty if it did."""
 
     command: str
-    code: int | None
     output: str
     seconds: float
-    results: tuple[dict[int, bytes], ...]
-
-    @property
-    def where(self) -> str:
-        """The case that it was running."""
-        cases = re.findall(r"^evo: case (.*)$", self.output, re.MULTILINE)
-        return f" at case {cases[-1]}" if cases else ""
+    results: list[dict[int, bytes]]
+    failure: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Job:
     kernel: Kernel
     request: Request
@@ -251,9 +243,10 @@ class _Job:
         except CompileError as error:
             raise EvoError(f"the candidate does not compile with {' '.join(flags)}: {str(error).strip()}") from error
 
-    def run(self, code: bytes, fill: int | None, environment: Mapping[str, str], tool: Sequence[str] = ()) -> _Process:
+    def run(self, code: bytes, fill: int | None, environment: dict[str, str], tool: Sequence[str] = ()) -> _Process:
         """Makes the calls in a process that `tool`, the beginning of its command, starts. fill: the byte that outputs hold
         before; None leaves them as they were allocated."""
+        started = time.perf_counter()
         with tempfile.TemporaryDirectory(prefix="evo-sanitize-") as name:
             folder = Path(name)
             calls = [(c.name, c.launch, c.values) for c in self.calls]
@@ -261,18 +254,44 @@ class _Job:
             (folder / "calls").write_bytes(pickle.dumps((self.request.target, self.kernel.entry, fill, calls)))
             child = "import evo.sanitize, sys; sys.exit(evo.sanitize.make_calls(sys.argv[1]))"
             command = [*tool, sys.executable, "-P", "-c", child, name]
-            path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-            started = time.perf_counter()
-            exit_code, output = _run_process(command, self.limit_s, {**environment, **path})
+            path = os.pathsep.join(filter(None, sys.path))
+            exit_code: int | None = None
+            with (folder / "said").open("wb") as said:  # no pipe: what the candidate has started may hold its end open
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=said,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, **environment, "PYTHONPATH": path},
+                    start_new_session=True,
+                )
+                try:
+                    with suppress(subprocess.TimeoutExpired):
+                        exit_code = process.wait(self.limit_s)
+                finally:
+                    with suppress(ProcessLookupError, PermissionError):
+                        os.killpg(process.pid, signal.SIGKILL)  # and what it has started
+                    process.wait()
+            output = (folder / "said").read_text(errors="replace")
             files = (folder / str(number) for number in range(len(calls)))
-            results = tuple(pickle.loads(f.read_bytes()) for f in files if f.exists())
+            results = [pickle.loads(f.read_bytes()) for f in files if f.exists()]
+        done = exit_code == 0 and len(results) == len(calls)
         return _Process(
             command=shlex.join([*(f"{n}={value}" for n, value in environment.items()), *command]),
-            code=exit_code,
             output=output,
             seconds=time.perf_counter() - started,
             results=results,
+            failure="" if done else self._failure(exit_code, output),
         )
+
+    def _failure(self, exit_code: int | None, output: str) -> str:
+        cases = re.findall(r"^evo: case (.*)$", output, re.MULTILINE)
+        where = f" at case {cases[-1]}" if cases else ""
+        if exit_code is None:
+            return f"no end within {self.limit_s:.0f} s{where}"
+        how = f"exit code {exit_code}" if exit_code >= 0 else signal.strsignal(-exit_code)
+        said = [s.removeprefix("evo: ") for s in output.splitlines() if s.strip() and not s.startswith(("=", "evo: case "))]
+        return f"the process died ({how}){where}{f': {said[-1].strip()}' if said else ''}"
 
     def report(self, tool: str, processes: Sequence[_Process], messages: Iterable[str], errors: int) -> Report:
         ended = zip(self.calls, processes[-1].results, strict=False)
@@ -286,23 +305,22 @@ class _Job:
             seconds=sum(p.seconds for p in processes),
         )
 
-    def _refusal(self, call: _Call, result: Mapping[int, bytes]) -> str:
+    def _refusal(self, call: _Call, result: dict[int, bytes]) -> str:
         """Why the gate refuses the result of a call; empty if it does not."""
         import torch
 
         for place, found in result.items():
             memory, name = call.values[place], self.kernel.arguments[place].name
             assert isinstance(memory, _Memory)
-            lead, data = found[: memory.lead_bytes], found[memory.lead_bytes :]
-            if memory.data not in (None, data):
-                return f"input {name} was changed"
             if place not in call.outputs:
+                if found != memory.content(None):
+                    return f"input {name} was changed"
                 continue
-            if lead != _LEAD_BYTE * memory.lead_bytes:
+            if found[: memory.lead_bytes] != memory.content(None):
                 return f"memory outside output {name} was written"
             expected, like = call.outputs[place]
-            output = torch.frombuffer(bytearray(data), dtype=like.dtype).as_strided(like.shape, like.stride())
-            if reason := compare(output.to(like.device), expected)[1]:
+            output = torch.frombuffer(bytearray(found[memory.lead_bytes :]), dtype=like.dtype)
+            if reason := compare(output.as_strided(like.shape, like.stride()).to(like.device), expected)[1]:
                 return f"{name}: {reason}"
         return ""
 
@@ -314,117 +332,108 @@ class _Job:
         return f"{message} | {lines[number - 1].strip()}" if 0 < number <= len(lines) else message
 
 
-def _run_process(command: Sequence[str], limit_s: float, environment: Mapping[str, str]) -> tuple[int | None, str]:
-    """The exit code, None after `limit_s`, and what it wrote to stdout and stderr. `environment` is added to this
-    process's own."""
-    with tempfile.TemporaryFile() as said:  # no pipe: a process that the candidate has started may hold its end open
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **environment},
-            start_new_session=True,
-        )
-        code: int | None = None
-        try:
-            with suppress(subprocess.TimeoutExpired):
-                code = process.wait(limit_s)
-        finally:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)  # and what it has started
-            process.wait()
-        said.seek(0)
-        return code, said.read().decode(errors="replace")
+_MakeCall = Callable[[Launch, Sequence[object], int | None], dict[int, bytes]]
+"""Of a launch, arguments and fill: what the allocations hold afterwards."""
 
 
 def make_calls(name: str) -> int:
     """What the watched process does: makes the calls that `_Job.run` has left in a folder; its exit code. Says on stdout
     which case it begins, and why it ends if the device refuses something."""
-    import torch
-
     folder = Path(name)
     target, entry, fill, calls = pickle.loads((folder / "calls").read_bytes())
     try:
-        session = find_target(target).open()
-        if target == "cpu":
-            from evo.targets._cpu_session import CpuLoaded
-
-            # Unlike the session, this leaves the file in place, in which the sanitizer finds names and lines.
-            loaded: Loaded = CpuLoaded(ctypes.CDLL(str(folder / "candidate"), mode=os.RTLD_LOCAL | os.RTLD_NOW), entry)
-        else:
-            loaded = session.load(Binary(code=(folder / "candidate").read_bytes(), code_hash=""), entry)
+        make_call = _load_on_cpu(folder, entry) if target == "cpu" else _load_on_gpu(folder, target, entry)
         for number, (case, launch, values) in enumerate(calls):
             print(f"evo: case {case}", flush=True)
-            held: dict[int, torch.Tensor] = {}
-            for place, memory in enumerate(values):
-                if isinstance(memory, _Memory):
-                    size = memory.lead_bytes + memory.size_bytes
-                    data = memory.data if memory.data is not None or fill is None else bytes([fill]) * memory.size_bytes
-                    content = bytearray(_LEAD_BYTE * memory.lead_bytes + (data or b""))
-                    held[place] = torch.empty(size, dtype=torch.uint8, device=session.device)
-                    if content:  # copied from the host: fill_ would run a kernel of PyTorch's
-                        held[place][: len(content)].copy_(torch.frombuffer(content, dtype=torch.uint8))
-            tensors = {place: held[place][values[place].lead_bytes :] for place in held}
-            loaded([tensors.get(place, value) for place, value in enumerate(values)], replace(launch, programmatic=False))
-            session.synchronize()
-            results = {place: tensor.cpu().numpy().tobytes() for place, tensor in held.items()}
-            (folder / str(number)).write_bytes(pickle.dumps(results))
+            (folder / str(number)).write_bytes(pickle.dumps(make_call(launch, values, fill)))
     except EvoError as error:
         print(f"evo: {error}", flush=True)
         return 3
     return 0
 
 
-_NAN_BYTE = 255
-"""NaN in every dtype."""
-_ERRORS_FOUND = 86
-_OPTIONS = {
-    # A call that the driver refuses is not a fault of the candidate, unless it ends the process, which reports it.
-    # Padding keeps an access beyond one allocation from falling into the next.
-    "memcheck": ("--report-api-errors", "no", "--padding", "512"),
-    "racecheck": ("--racecheck-report", "analysis"),
-    "initcheck": (),
-    "synccheck": (),
-}
+def _load_on_gpu(folder: Path, target: str, entry: str) -> _MakeCall:
+    import torch
+
+    session = find_target(target).open()
+    loaded = session.load(Binary(code=(folder / "candidate").read_bytes(), code_hash=""), entry)
+
+    def make_call(launch: Launch, values: Sequence[object], fill: int | None) -> dict[int, bytes]:
+        held: dict[int, torch.Tensor] = {}
+        arguments = list(values)
+        for place, memory in enumerate(values):
+            if isinstance(memory, _Memory):
+                content = bytearray(memory.content(fill))
+                size = memory.lead_bytes + memory.size_bytes
+                held[place] = torch.empty(size, dtype=torch.uint8, device=session.device)
+                arguments[place] = held[place][memory.lead_bytes :]
+                if content:  # copied from the host: fill_ would run a kernel of PyTorch's
+                    held[place][: len(content)].copy_(torch.frombuffer(content, dtype=torch.uint8))
+        loaded(arguments, replace(launch, programmatic=False))
+        session.synchronize()
+        return {place: tensor.cpu().numpy().tobytes() for place, tensor in held.items()}
+
+    return make_call
+
+
+def _load_on_cpu(folder: Path, entry: str) -> _MakeCall:
+    """Without PyTorch, which takes seconds to start under a sanitizer. The file stays: in it names and lines are found."""
+    ctypes.CDLL("libgomp.so.1", mode=os.RTLD_GLOBAL)
+    function = ctypes.CDLL(str(folder / "candidate"), mode=os.RTLD_LOCAL | os.RTLD_NOW)[entry]
+    function.restype = None
+    allocate = ctypes.CDLL(None).memalign
+    allocate.argtypes, allocate.restype = (ctypes.c_size_t, ctypes.c_size_t), ctypes.c_void_p
+
+    def make_call(launch: Launch, values: Sequence[object], fill: int | None) -> dict[int, bytes]:
+        held: dict[int, tuple[int, int]] = {}
+        arguments: list[object] = []
+        for place, value in enumerate(values):
+            if isinstance(value, _Memory):
+                size, content = value.lead_bytes + value.size_bytes, value.content(fill)
+                held[place] = allocate(_ALIGNMENT, size), size
+                ctypes.memmove(held[place][0], content, len(content))
+                arguments.append(ctypes.c_void_p(held[place][0] + value.lead_bytes))
+            elif value is None:
+                arguments.append(ctypes.c_void_p())
+            else:
+                arguments.append(ctypes.c_float(value) if isinstance(value, float) else ctypes.c_int64(value))  # type: ignore[arg-type]
+        function(*arguments)
+        return {place: ctypes.string_at(address, size) for place, (address, size) in held.items()}
+
+    return make_call
+
+
+_ALIGNMENT = 64
+"""Bytes, as of PyTorch's allocator on a CPU."""
 
 
 def _under_compute_sanitizer(job: _Job, tool: str, sanitizer: str) -> Report:
     """Raises DeviceError where the tool does not work."""
     code = job.compile(find_target("cuda"), "-lineinfo")  # which leaves the machine code as it is
-    command = [sanitizer, "--tool", tool, "--error-exitcode", str(_ERRORS_FOUND), "--target-processes", "all"]
-    command += ["--show-backtrace", "no", *_OPTIONS[tool]]
-    fill = None if tool == "initcheck" else _NAN_BYTE  # outputs that were filled count as initialised
+    command = [sanitizer, "--tool", tool, "--error-exitcode", "86", "--target-processes", "all"]
+    command += ["--show-backtrace", "no", *_TOOLS["cuda"][tool]]
+    fill = None if tool == "initcheck" else NAN  # outputs that were filled count as initialised
     # With this, every tensor of PyTorch's is an allocation of the driver's.
     process = job.run(code, fill, {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, command)
     count, found = read_report(process.output)
-    if process.code is None:
-        count, found = max(count or 0, 1), [*found, f"no end within {process.seconds:.0f} s{process.where}"]
-    elif count is None or "Device not supported" in process.output:
+    ended = not process.failure.startswith("no end")
+    if ended and (count is None or "Device not supported" in process.output):
         lines = [line.lstrip("= ") for line in process.output.splitlines() if line.strip("= ")]
         raise DeviceError(
-            f"{tool} of {sanitizer} did not work here ({'; '.join(lines[-3:]) or f'exit code {process.code}'}): run it"
+            f"{tool} of {sanitizer} did not work here ({'; '.join(lines[-3:]) or process.failure}): run it"
             " where the GPU and its driver support debugging tools"
         )
-    elif count == 0 and not (process.code == 0 and len(process.results) == len(job.calls)):
-        said = re.search(r"^evo: (?!case )(.*)$", process.output, re.MULTILINE)
-        reason = said.group(1) if said else f"the process died (exit code {process.code})"
-        count, found = 1, [*found, f"{reason}{process.where}"]
-    return job.report(tool, [process], found, count)
+    if process.failure and not (ended and count):
+        count, found = max(count or 0, 1), [*found, process.failure]
+    return job.report(tool, [process], found, count or 0)
 
 
 _SUMMARY = re.compile(r"^=+ ERROR SUMMARY: (\d+) error", re.MULTILINE)
 _RACES = re.compile(r"^=+ RACECHECK SUMMARY: \d+ hazards? displayed \((\d+) errors?, \d+ warnings?\)", re.MULTILINE)
+_REPORT = re.compile(r"^=+ (?! )(.+)\n((?:=+ {5}.*\n)*)", re.MULTILINE)
+"""A title, and the indented lines below it."""
 _LINES = 5
-_NOT_FOUND = (
-    "COMPUTE-SANITIZER",
-    "ERROR SUMMARY",
-    "LEAK SUMMARY",
-    "RACECHECK SUMMARY",
-    "Target application",
-    "Warning: Error buffer overflow",
-)
-"""Beginnings of lines that are not reports."""
+_NO_REPORT = re.compile("COMPUTE-SANITIZER|(ERROR|LEAK|RACECHECK) SUMMARY|Target application|Warning: Error buffer overflow")
 
 
 def read_report(output: str) -> tuple[int | None, list[str]]:
@@ -434,39 +443,28 @@ def read_report(output: str) -> tuple[int | None, list[str]]:
     Warnings are not errors: they report races that may be intended (between warps in step).
     """
     counts = _RACES.findall(output) or _SUMMARY.findall(output)  # one of every process that used the GPU
-    first: dict[tuple[str, ...], list[str]] = {}
-    seen: Counter[tuple[str, ...]] = Counter()
-    for report in _reports(output):
-        where = [re.sub(r"\s*\[\d+ hazards?\]", "", line) for line in report[1:] if re.match(r"(and .+ access )?at ", line)]
-        kind = (report[0], *where)
-        first.setdefault(kind, report)
-        seen[kind] += 1
-    more = {kind: f" (and {count - 1} more like it)" if count > 1 else "" for kind, count in seen.items()}
-    return sum(map(int, counts)) if counts else None, ["; ".join(first[k][:_LINES]) + more[k] for k in first]
-
-
-def _reports(output: str) -> Iterator[list[str]]:
-    """The lines of each report: a title, and the indented lines below it."""
-    report: list[str] = []
-    for line in output.splitlines():
-        if not line.startswith("========="):
-            continue
-        text = line.lstrip("=")
-        if text.startswith("     ") and report:
-            report.append(text.strip())
-            continue
-        if report:
-            yield report
-        title = text.strip()
-        report = [title] if title and not title.startswith(_NOT_FOUND) else []
-    if report:
-        yield report
+    kinds: dict[tuple[str, ...], list[str]] = {}
+    for title, below in _REPORT.findall(output):
+        lines = [line.lstrip("=").strip() for line in below.splitlines()]
+        where = [re.sub(r"\s*\[\d+ hazards?\]", "", line) for line in lines if re.match(r"(and .+ access )?at ", line)]
+        if not _NO_REPORT.match(title):
+            kinds.setdefault((title, *where), []).append("; ".join([title, *lines][:_LINES]))
+    found = [first + (f" (and {len(more)} more like it)" if more else "") for first, *more in kinds.values()]
+    return sum(map(int, counts)) if counts else None, found
 
 
 _COMPILER = "g++"
-_PATTERN_BYTE = 0xFE
+_PATTERN = 0xFE
 """What g++'s -ftrivial-auto-var-init=pattern fills with."""
 _ASAN = "detect_leaks=0:halt_on_error=0:handle_abort=1"
+_ADDRESS = (
+    r"ERROR: AddressSanitizer:? ([\w-]+)",
+    r"^((?:READ|WRITE) of size \d+)",
+    r"#\d+ 0x[0-9a-f]+ (in \S+ \S*?candidate\.cpp:\d+)",
+    r"is located (.+?region)",
+)
+"""What is told of a report: heap-buffer-overflow, WRITE of size 4, in twice candidate.cpp:12, 0 bytes to the right of a
+4004-byte region."""
 
 
 def _under_gcc(job: _Job, tool: str) -> Report:
@@ -474,41 +472,37 @@ def _under_gcc(job: _Job, tool: str) -> Report:
     if tool == "initcheck":
         processes, found = _compare_fills(job)
     else:
-        flags = [f"-fsanitize={tool}", "-g"]
-        flags += ["-fsanitize-recover=address", "-fno-omit-frame-pointer"] if tool == "address" else []
         runtime = _runtime("libasan.so" if tool == "address" else "libubsan.so")
         environment = {"LD_PRELOAD": runtime, "ASAN_OPTIONS": _ASAN, "UBSAN_OPTIONS": "print_stacktrace=0"}
-        processes = [job.run(job.compile(CpuTarget(_COMPILER), *flags), _NAN_BYTE, environment)]
+        processes = [job.run(job.compile(CpuTarget(_COMPILER), *_TOOLS["cpu"][tool]), NAN, environment)]
         output = processes[0].output
-        found = list(_address_errors(output) if tool == "address" else _undefined_errors(output))
-    if not found:
-        found = [reason for p in processes if (reason := _failure(job, p))]
+        found = [f"{what}, {place}" for place, what in re.findall(r"(candidate\.cpp:\d+:\d+): runtime error: (.+)", output)]
+        for report in output.split(f"{'=' * 65}\n")[1:]:
+            facts = [m[1] for pattern in _ADDRESS if (m := re.search(pattern, report, re.MULTILINE))]
+            found.append(re.sub(r" /\S*/(?=candidate)", " ", ", ".join(facts)))
+    found = found or [p.failure for p in processes if p.failure][:1]
     return job.report(tool, processes, found, len(found))
 
 
 def _compare_fills(job: _Job) -> tuple[list[_Process], list[str]]:
     """The processes, and which outputs depend on what unset memory holds."""
-    # Unoptimised: the optimiser may give a variable that is unset on one path its value on the other path.
     builds = {
-        fill: job.compile(CpuTarget(_COMPILER), "-O0", f"-ftrivial-auto-var-init={name}")
-        for fill, name in ((0, "zero"), (_PATTERN_BYTE, "pattern"))
+        fill: job.compile(CpuTarget(_COMPILER), *_TOOLS["cpu"]["initcheck"], f"-ftrivial-auto-var-init={name}")
+        for fill, name in ((0, "zero"), (_PATTERN, "pattern"))
     }
-    processes: list[_Process] = []
-    for fill in (0, _PATTERN_BYTE, 0):  # the third shows results that depend on the order of threads
+    processes = []
+    for fill in (0, _PATTERN, 0):  # the third shows results that depend on the order of threads
         environment = {
             "LD_PRELOAD": _runtime("libasan.so"),  # only for its malloc, which fills
             "ASAN_OPTIONS": f"{_ASAN}:max_malloc_fill_size={2**31 - 1}:malloc_fill_byte={fill}",
         }
         processes.append(job.run(builds[fill], fill, environment))
-        if _failure(job, processes[-1]):
-            return processes, []
-    zero, pattern, again = (p.results for p in processes)
     found = [
         f"{call.name}: {job.kernel.arguments[place].name} depends on memory that was never written: it differs where that"
         " memory does"
-        for number, call in enumerate(job.calls)
+        for call, zero, pattern, again in zip(job.calls, *(p.results for p in processes), strict=False)
         for place in call.outputs
-        if zero[number][place] != pattern[number][place] and zero[number][place] == again[number][place]
+        if zero[place] == again[place] != pattern[place]
     ]
     return processes, found
 
@@ -524,43 +518,3 @@ def _runtime(name: str) -> str:
             " dnf install libasan libubsan), or leave --tool out"
         )
     return str(found.resolve())  # the linker's name for it may be a text file
-
-
-_ADDRESS = re.compile(r"ERROR: AddressSanitizer:? (?P<kind>[\w-]+)")
-_ACCESS = re.compile(r"^(?P<access>(?:READ|WRITE) of size \d+)", re.MULTILINE)
-_FRAME = re.compile(r"#\d+ 0x[0-9a-f]+ in (?P<function>\S+) \S*?(?P<place>candidate\.cpp:\d+)")
-_PLACE = re.compile(r"is located (?P<place>.+?region)")
-_UNDEFINED = re.compile(r"(candidate\.cpp:\d+:\d+): runtime error: (.+)")
-
-
-def _address_errors(output: str) -> Iterator[str]:
-    """heap-buffer-overflow: WRITE of size 4 in twice, candidate.cpp:12, 0 bytes to the right of a 4004-byte region."""
-    for report in output.split("=================================================================")[1:]:
-        if not (kind := _ADDRESS.search(report)):
-            continue
-        access, frame = _ACCESS.search(report), _FRAME.search(report)
-        what = [access["access"]] if access else []
-        where = [f"in {frame['function']}, {frame['place']}"] if frame else []
-        parts = [" ".join(what + where)] if what or where else []
-        if place := _PLACE.search(report):
-            parts.append(place["place"])
-        yield f"{kind['kind']}: {', '.join(parts)}" if parts else kind["kind"]
-
-
-def _undefined_errors(output: str) -> Iterator[str]:
-    for place, what in _UNDEFINED.findall(output):
-        yield f"{what}, {place}"
-
-
-def _failure(job: _Job, process: _Process) -> str:
-    """Why the process did not finish; empty if it did."""
-    if process.code == 0 and len(process.results) == len(job.calls):
-        return ""
-    if process.code is None:
-        return f"no end within {process.seconds:.0f} s{process.where}"
-    reason = f"exit code {process.code}"
-    if process.code < 0:
-        with suppress(ValueError):
-            reason = signal.Signals(-process.code).name
-    lines = [line.strip() for line in process.output.splitlines() if line.strip()]
-    return f"the process died ({reason}){process.where}{': ' + lines[-1] if lines else ''}"
