@@ -181,20 +181,21 @@ def test_a_job_that_is_there_is_left_alone(tmp_path: Path, capsys: pytest.Captur
 
 
 BAD_NORM = {
-    "axis 'a' must be": {"axes": {"a": 1}},
-    "tensor 'x' must have": {"inputs": {"x": {"shape": [["b"]], "dtype": "a"}}},
-    "tensor 'x' names axis 'b'": {"inputs": {"x": {"shape": ["b"], "dtype": "float16"}}},
-    "states definition 'layernorm_h4096' a second time": {},
+    "bad.json is not as FlashInfer-Bench writes it": {"axes": {"a": 1}},
+    "axis 'a' must have a whole value": {"axes": {"a": {"value": "7"}}},
+    "unhashable type": {"inputs": {"x": {"shape": [["b"]], "dtype": "a"}}},
+    "tensor 'x' must have a dtype, and a shape of axes' names": {"inputs": {"x": {"shape": ["b"], "dtype": "float16"}}},
+    "definition 'layernorm_h4096' is stated a second time": {},
 }
 DAMAGED = [
     *(("definitions/bad.json", json.dumps({**NORM, **change}), sentence) for sentence, change in BAD_NORM.items()),
-    ("definitions/bad.json", "[" * 100_000, "bad.json is not JSON"),
-    ("definitions/bad.json", "[]", "bad.json is list, where a JSON object is expected"),
+    ("definitions/bad.json", "[" * 100_000, "bad.json is not as FlashInfer-Bench writes it"),
+    ("definitions/bad.json", "[]", "it is list, where a JSON object is expected"),
     ("definitions/bad.json", '{"name": 3}', "'name' must be a text, got 3"),
     ("definitions/bad.json", '{"name": NaN}', "NaN is not a JSON number"),
-    ("workloads/bad.jsonl", "\n{}\n", "bad.jsonl, line 2 is not a workload"),
-    ("workloads/bad.jsonl", '{"definition": "other", "workload": {"axes": {}}}', "line 1 is for definition 'other'"),
-    ("workloads/bad.jsonl", '{"definition": [], "workload": {"axes": {}}}', "is for definition [], which"),
+    ("workloads/bad.jsonl", "\n{}\n", "bad.jsonl, line 2 is not as FlashInfer-Bench writes it (there is no 'workload')"),
+    ("workloads/bad.jsonl", '{"definition": "other", "workload": {"axes": {}}}', "line 1 is not as"),
+    ("workloads/bad.jsonl", '{"definition": [], "workload": {"axes": {}}}', "line 1 is not as"),
     (
         "workloads/bad.jsonl",
         json.dumps({"definition": "layernorm_h4096", "workload": {"axes": {"batch_size": "7"}}}),
@@ -224,4 +225,4 @@ def test_what_is_no_dataset_is_refused_with_the_reason(tmp_path: Path, capsys: p
     assert "folder.json cannot be read" in refusal(capsys, str(tmp_path))
     (tmp_path / "definitions" / "folder.json").rmdir()
     (tmp_path / "definitions" / "latin.json").write_bytes(b"\xff\xfe")
-    assert "latin.json is not UTF-8" in refusal(capsys, str(tmp_path))
+    assert "latin.json is not as FlashInfer-Bench writes it ('utf-8' codec" in refusal(capsys, str(tmp_path))

@@ -20,8 +20,8 @@ from evo.cli.search import read_job
 from evo.cli.tables import short_id
 from evo.errors import StoreError, UnknownNameError, UsageError
 from evo.evaluation import FINALIST
-from evo.export import Advising, Combining, Exporter, ExportItem, ExportRequest, RunExporter, find_exporter
-from evo.export._builds import asked_of, with_ptx
+from evo.export import Combining, Exporter, ExportItem, ExportRequest, RunExporter, find_exporter
+from evo.export._package import asked_of, with_ptx
 from evo.export.flashinfer_bench import Refusal, Taken
 from evo.export.flashinfer_bench import import_workloads as import_dataset
 from evo.lineage import RunStatus, Stage
@@ -71,15 +71,8 @@ def export(
         return
     workloads = ", ".join(f"{c.workload.split(',dtype')[0]} {c.dtype}" for c in chosen) or f"run {what[0]}"
     typer.echo(f"{out}: {len(written)} files for {workloads}")
-    if isinstance(exporter, Combining):
-        typer.echo(f"built for {'; '.join(exporter.summary(out))}")
-    if isinstance(exporter, Advising):
-        typer.echo(exporter.advice(out))
-        return
-    run = f"python -m {out.name}"
-    typer.echo(f"try it:  {run} check   and   {run} bench   in {out.resolve().parent}")
-    if (out / "frontend.cpp").is_file():
-        typer.echo(f"build its native launcher, once a machine, which makes calls cheaper:  {run} build")
+    for line in exporter.advice(out):
+        typer.echo(line)
 
 
 def export_all_candidates(store: Store, what: Sequence[str], exporter: RunExporter, out: Path) -> list[Path]:

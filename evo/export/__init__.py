@@ -16,7 +16,6 @@ from evo.problem.genome import Genome
 from evo.problem.kernel import Workload
 
 __all__ = [
-    "Advising",
     "Combining",
     "ExportItem",
     "ExportRequest",
@@ -66,6 +65,10 @@ class Exporter(Protocol):
         """
         ...
 
+    def advice(self, out: Path) -> list[str]:
+        """How to use what was written, in lines for the terminal."""
+        ...
+
 
 @runtime_checkable
 class Combining(Exporter, Protocol):
@@ -73,10 +76,6 @@ class Combining(Exporter, Protocol):
 
     def export_together(self, parts: Sequence[ExportRequest]) -> list[Path]:
         """As `export`, for requests of one kernel with the same `out`."""
-        ...
-
-    def summary(self, out: Path) -> list[str]:
-        """What an export was built for, a phrase for each architecture."""
         ...
 
     def remarks(self, out: Path) -> list[str]:
@@ -90,15 +89,6 @@ class RunExporter(Exporter, Protocol):
 
     def export_run(self, run: StoredRun, evaluations: Sequence[StoredEvaluation], out: Path) -> list[Path]:
         """Writes the files and returns their paths. `out` as in `Exporter.export`. Raises UsageError."""
-        ...
-
-
-@runtime_checkable
-class Advising(Protocol):
-    """An exporter that can say how to use its files."""
-
-    def advice(self, out: Path) -> str:
-        """One line for the terminal."""
         ...
 
 

@@ -10,15 +10,14 @@ variant's genome is legal for: the kernel describes them in formats.toml, tables
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NoReturn
 
 from evo.errors import KernelError, SpaceError, TemplateError
-from evo.export._manifest import recipe, sha256_of
+from evo.export._package import recipe, sha256_of
 from evo.problem.formats import all_tables
 from evo.problem.genome import Genome
-from evo.problem.kernel import Kernel, Limits, Workload
+from evo.problem.kernel import Dimension, Kernel, Workload
 from evo.problem.render import Source, render
 from evo.problem.space import Space
 from evo.targets import Target, find_target
@@ -34,100 +33,78 @@ _MOST_LISTED = 512
 _PROBES = 64
 
 
-def add_fallbacks(folder: Path, kernel: Kernel, manifest: dict[str, Any]) -> None:
-    """Adds `jit` to the records of variants, and a list `general` of further sources, which are written to `folder`.
+def add_fallbacks(kernel: Kernel, manifest: dict[str, Any], files: dict[str, bytes]) -> None:
+    """Adds `jit` to the records of variants, and a list `general` of further sources, which are added to `files`.
 
     None and nothing for a target for which the kernel compiles in no size, or several. Raises KernelError for a wrong table
     of the kernel's, TemplateError.
     """
     manifest["general"] = []
-    for name in dict.fromkeys(v["target"] for v in manifest["variants"]):
-        variants = [v for v in manifest["variants"] if v["target"] == name]
-        spaces = _Spaces(kernel, find_target(name))
-        for record in variants:
-            record["jit"] = _of_variant(spaces, record, variants) if spaces.dimension else None
-        if spaces.dimension:
-            manifest["general"] += _general(folder, spaces, variants, manifest["headers"])
+    for target in map(find_target, dict.fromkeys(v["target"] for v in manifest["variants"])):
+        variants = [v for v in manifest["variants"] if v["target"] == target.name]
+        fixed = [d for d in kernel.dimensions if d.name in kernel.compile_time_dims[target.name]]
+        # Of machine code and PTX, one source is enough: it is compiled where it runs.
+        machine_code = {v["workload"]["key"] for v in variants if v["arch"].startswith("sm_")}
+        for v in variants:
+            v["jit"] = None
+            if len(fixed) == 1 and not (v["arch"].startswith("compute_") and v["workload"]["key"] in machine_code):
+                workload = kernel.workload(target.name, v["workload"]["key"])
+                form = _Form(kernel, target, fixed[0], workload, Genome.of(v["genome"]), v["arch"])
+                v["jit"] = form.described(v["launch"], form.around())
+        if len(fixed) == 1:
+            for record, source in _general(kernel, target, fixed[0], variants):
+                manifest["general"].append(record)
+                manifest["headers"] |= {name: sha256_of(text) for name, text in source.includes.items()}
+                files |= {n: text.encode() for n, text in {record["source"]: source.text, **source.includes}.items()}
 
 
-def _of_variant(
-    spaces: _Spaces, record: Mapping[str, Any], variants: Sequence[Mapping[str, Any]]
-) -> dict[str, Any] | None:
-    key = record["workload"]["key"]
-    if record["arch"].startswith("compute_") and any(
-        v["workload"]["key"] == key and v["arch"].startswith("sm_") for v in variants
-    ):
-        return None  # one source of the same is enough: it is compiled where it runs
-    workload = spaces.kernel.workload(spaces.target.name, key)
-    genome = Genome.of(record["genome"])
-    form = _Form(spaces, workload, genome, record["arch"])
-    return form.described(record["launch"], form.around())
-
-
-class _Spaces:
-    """Of one kernel and target. `dimension`: the one that is compiled in; None if there is none, or several."""
-
-    def __init__(self, kernel: Kernel, target: Target) -> None:
-        self.kernel, self.target = kernel, target
-        found = [d for d in kernel.dimensions if d.name in kernel.compile_time_dims[target.name]]
-        self.dimension = found[0] if len(found) == 1 else None
-        self._limits: dict[str, Limits] = {}
-
-    def launch(self, genome: Genome, workload: Workload, arch: str) -> dict[str, Any] | None:
-        """The plan of a launch; None where the genome is not legal."""
-        space = self.of(workload, arch)
-        if space is None or not space.is_legal(genome.parameters):
-            return None
-        return asdict(self.kernel.plan(self.target.name, genome.parameters, workload))
-
-    def of(self, workload: Workload, arch: str) -> Space | None:
-        """None where the kernel does not take the workload."""
-        if arch not in self._limits:
-            self._limits[arch] = self.target.limits(arch)
-        if self.kernel.validate(workload):
-            return None
-        try:
-            return self.kernel.space(self.target.name, workload, self._limits[arch])
-        except SpaceError:
-            return None
-
-
+@dataclass(frozen=True)
 class _Form:
-    """A genome, and the source that is its own at every size."""
+    """A genome, and the source that is its own at every size of the dimension that is compiled in."""
 
-    def __init__(self, spaces: _Spaces, workload: Workload, genome: Genome, arch: str) -> None:
-        assert spaces.dimension is not None
-        self._spaces, self._dimension, self._arch = spaces, spaces.dimension, arch
-        self.workload, self.genome = workload, genome
-        self.own = workload.dim(self._dimension.name)
+    kernel: Kernel
+    target: Target
+    dimension: Dimension
+    workload: Workload
+    genome: Genome
+    arch: str
+
+    @property
+    def own(self) -> int:
+        return self.workload.dim(self.dimension.name)
 
     def render(self, size: int | _Blank) -> Source:
-        kernel, target = self._spaces.kernel, self._spaces.target.name
-        binding = kernel.binding(target, self.workload)
-        fixed = replace(binding, dims=((self._dimension.name, size),))  # type: ignore[arg-type]
+        binding = self.kernel.binding(self.target.name, self.workload)
+        fixed = replace(binding, dims=((self.dimension.name, size),))  # type: ignore[arg-type]
         # PTX is compiled from the text that machine code of that architecture is.
-        return render(kernel, target, self.genome, fixed, self._arch.replace("compute_", "sm_"))
+        return render(self.kernel, self.target.name, self.genome, fixed, self.arch.replace("compute_", "sm_"))
+
+    def launch(self, size: int) -> dict[str, Any] | None:
+        """The plan of a launch; None where the genome is not legal."""
+        workload = _with_size(self.workload, self.dimension.name, size)
+        space = _space_of(self.kernel, self.target, workload, self.arch)
+        if space is None or not space.is_legal(self.genome.parameters):
+            return None
+        return asdict(self.kernel.plan(self.target.name, self.genome.parameters, workload))
 
     def around(self) -> Iterator[int]:
-        """Sizes not far from its own."""
-        return _listed(max(self._dimension.low, self.own // _REACH), min(self._dimension.high, self.own * _REACH))
+        """Sizes not far from its own: all, or where there are too many, the multiples of a power of two."""
+        size = max(self.dimension.low, self.own // _REACH)
+        while size <= min(self.dimension.high, self.own * _REACH):
+            yield size
+            step = max(1, (1 << size.bit_length() >> 1) // _PER_DOUBLING)
+            size = (size // step + 1) * step
 
     def described(self, plan: Mapping[str, Any], sizes: Iterable[int]) -> dict[str, Any] | None:
         """For the manifest: where in the source the size stands, the sizes it may be, how it is compiled. None if the source
         depends on the size in another way, or none is legal. `plan`: the launch at its own size, of which those at others
         are told as changes."""
-        name, spaces = self._dimension.name, self._spaces
-        changes: dict[int, dict[str, Any]] = {}
-        for n in sizes:
-            launch = spaces.launch(self.genome, _with_size(self.workload, name, n), self._arch)
-            if launch is not None:
-                changes[n] = {k: v for k, v in launch.items() if v != plan[k]}
-        if not changes:
-            return None
-        blanks = self._blanks({self.own, min(changes), max(changes)})
+        launches = {n: launch for n in sizes if (launch := self.launch(n)) is not None}
+        changes = {n: {k: v for k, v in launch.items() if v != plan[k]} for n, launch in launches.items()}
+        blanks = self._blanks({self.own, min(changes), max(changes)}) if changes else None
         if blanks is None:
             return None
-        return {"dimension": name, "blanks": blanks, "sizes": _as_ranges(changes)}
+        return {"dimension": self.dimension.name, "blanks": blanks, "sizes": _as_ranges(changes)}
 
     def _blanks(self, sizes: Iterable[int]) -> list[int] | None:
         """Where the size begins in the source for the workload, in bytes; None if a source for one of `sizes` is another
@@ -138,12 +115,8 @@ class _Form:
                 return None
         except TemplateError:  # the template computes with it
             return None
-        width, position, found = len(str(self.own)), 0, []
-        for part in parts[:-1]:
-            position += len(part)
-            found.append(position)
-            position += width
-        return found
+        own = str(self.own).encode()
+        return [len(own.join(parts[: i + 1])) for i in range(len(parts) - 1)]
 
 
 class _Blank:
@@ -162,38 +135,35 @@ class _Blank:
 
 
 def _general(
-    folder: Path, spaces: _Spaces, variants: Sequence[Mapping[str, Any]], headers: dict[str, str]
-) -> Iterator[dict[str, Any]]:
+    kernel: Kernel, target: Target, dimension: Dimension, variants: Sequence[Mapping[str, Any]]
+) -> Iterator[tuple[dict[str, Any], Source]]:
     """The kernel's own sources for ranges of sizes, for the dtypes and compiled-in options that variants have."""
-    kernel, target = spaces.kernel, spaces.target.name
     arch = min((v["arch"] for v in variants), key=lambda a: (int("".join(filter(str.isdigit, a)) or 0), a))
     samples: dict[tuple[object, ...], Workload] = {}
     for variant in variants:
-        sample = kernel.workload(target, variant["workload"]["key"])
-        samples.setdefault((sample.dtype, kernel.binding(target, sample).options), sample)
+        sample = kernel.workload(target.name, variant["workload"]["key"])
+        samples.setdefault((sample.dtype, kernel.binding(target.name, sample).options), sample)
     for row in all_tables(kernel).get("module", {}).get("general", []):
         if missing := sorted({"target", "dtypes", "from", "to", "as_for"} - set(row)):
             raise KernelError(f"kernel {kernel.name!r}: a table [[module.general]] of its formats.toml lacks {missing[0]!r}")
         for sample in samples.values():
-            if row["target"] == target and sample.dtype in row["dtypes"]:
-                yield _general_record(folder, spaces, row, sample, arch, headers)
+            if row["target"] == target.name and sample.dtype in row["dtypes"]:
+                workload = _with_size(sample, dimension.name, row["as_for"])
+                yield _general_record(_Form(kernel, target, dimension, workload, Genome.of({}), arch), row)
 
 
-def _general_record(
-    folder: Path, spaces: _Spaces, row: Mapping[str, Any], sample: Workload, arch: str, headers: dict[str, str]
-) -> dict[str, Any]:
-    """As a variant's record, without a binary. Raises KernelError."""
-    assert spaces.dimension is not None
-    kernel, target, name = spaces.kernel, spaces.target, spaces.dimension.name
+def _general_record(bare: _Form, row: Mapping[str, Any]) -> tuple[dict[str, Any], Source]:
+    """As a variant's record, without a binary; and its source. `bare`: without a genome, which the row of the kernel's table
+    gives. Raises KernelError."""
+    kernel, target, workload, name = bare.kernel, bare.target, bare.workload, bare.dimension.name
     first, last = row["from"], row["to"]
     where = f"kernel {kernel.name!r}, [[module.general]] for {name} from {first} to {last}"
-    workload = _with_size(sample, name, row["as_for"])
-    space = spaces.of(workload, arch)
+    space = _space_of(kernel, target, workload, bare.arch)
     if space is None:
         raise KernelError(f"{where}: the kernel does not take {name}={row['as_for']}")
     known = {n: v for n, v in row.get("parameters", {}).items() if n in space.by_name}  # an architecture may lack some
-    form = _Form(spaces, workload, Genome.of(space.complete(known)), arch)
-    launch = spaces.launch(form.genome, workload, arch)
+    form = replace(bare, genome=Genome.of(space.complete(known)))
+    launch = form.launch(form.own)
     if launch is None:
         raise KernelError(f"{where}: {'; '.join(space.violations(form.genome.parameters))}")
     all_listed = last - first < _MOST_LISTED
@@ -202,43 +172,41 @@ def _general_record(
     if described is None:
         raise KernelError(f"{where}: the source depends on it in another way than as a number in it")
     if not all_listed:
-        if any(r["launch"] for r in described["sizes"]) or sum(map(_count, described["sizes"])) < len(sizes):
+        if any(form.launch(n) != launch for n in sizes):
             raise KernelError(f"{where}: not every size in it is legal with one and the same launch")
         described["sizes"] = [{"first": first, "last": last, "step": 1, "launch": {}}]
     source, options = form.render(form.own), dict(kernel.binding(target.name, workload).options)
-    file = f"general_{sample.dtype}{''.join(f'_{n}' for n, v in options.items() if v)}_{first}_to_{last}.{target.language}"
-    for path, text in {file: source.text, **source.includes}.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes(text.encode())
-    headers.update({name: sha256_of(text) for name, text in source.includes.items()})
-    return {
+    on = "".join(f"_{n}" for n, v in options.items() if v)
+    record = {
         "target": target.name,
-        "arch": arch,
+        "arch": form.arch,
         "workload": {
             "dims": dict(workload.dims) | {n: int(v) for n, v in options.items()},
             "dtype": workload.dtype,
         },
         "fixed": list(kernel.compile_time_dims[target.name]),
         "genome": form.genome.parameters,
-        "source": file,
+        "source": f"general_{workload.dtype}{on}_{first}_to_{last}.{target.language}",
         "source_sha256": sha256_of(source.text),
         "recipe": recipe(target.name, source.flags),
         "launch": launch,
         "jit": described,
     }
+    return record, source
+
+
+def _space_of(kernel: Kernel, target: Target, workload: Workload, arch: str) -> Space | None:
+    """None where the kernel does not take the workload."""
+    if kernel.validate(workload):
+        return None
+    try:
+        return kernel.space(target.name, workload, target.limits(arch))
+    except SpaceError:
+        return None
 
 
 def _with_size(workload: Workload, name: str, size: int) -> Workload:
     return replace(workload, dims=tuple((n, size if n == name else k) for n, k in workload.dims))
-
-
-def _listed(first: int, last: int) -> Iterator[int]:
-    """All from first to last, or from where there are too many, the multiples of a power of two."""
-    size = first
-    while size <= last:
-        yield size
-        step = max(1, (1 << size.bit_length() >> 1) // _PER_DOUBLING)
-        size = (size // step + 1) * step
 
 
 def _as_ranges(changes: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -253,7 +221,3 @@ def _as_ranges(changes: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]
                 continue
         found.append({"first": size, "last": size, "step": 1, "launch": dict(changes[size])})
     return found
-
-
-def _count(sizes: Mapping[str, Any]) -> int:
-    return len(range(sizes["first"], sizes["last"] + 1, sizes["step"]))

@@ -14,14 +14,13 @@ Reference: flashinfer-bench 0.1.2, flashinfer_bench/data and compile/builders/py
 
 from __future__ import annotations
 
-import ast
 import base64
 import json
 import math
 import re
 import uuid
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,9 +29,9 @@ from typing import Any
 
 from evo import __version__
 from evo.errors import UsageError
-from evo.export import Exporter, ExportItem, ExportRequest
-from evo.export._folder import place_package, publish, write_manifest
-from evo.export._manifest import timing_of
+from evo.export import Exporter, ExportItem, ExportRequest, find_exporter
+from evo.export._folder import publish, read_manifest
+from evo.export._package import timing_of
 from evo.problem.formats import all_tables, check_fit, fill, format_table, values_of
 from evo.problem.kernel import Kernel, Workload, load_kernel
 from evo.problem.space import Value
@@ -78,27 +77,24 @@ class FlashInferBenchExporter:
 
     def export(self, request: ExportRequest) -> list[Path]:
         """Raises UsageError for a kernel that formats.toml does not describe, and what `ModuleExporter.export` raises."""
-        out = request.out.absolute()
         kernel = load_kernel(request.kernel)
-        kernel.check_target(request.target)
         table = format_table(kernel, self.name)
         groups: dict[str, list[ExportItem]] = {}
         for item in request.items:
             check_fit(table, self.name, item.candidate, item.workload)
             groups.setdefault(fill(table["name"], values_of(item.workload)), []).append(item)
-        if not groups:
-            raise UsageError("there is nothing to export: name a run that has a winner, or candidates")
-        with publish(out, self.name) as folder:
+
+        def write(folder: Path) -> dict[str, Any]:
             manifests = [
                 _write_group(folder, kernel, table, name, replace(request, items=tuple(items)))
                 for name, items in groups.items()
             ]
-            variants = [variant for manifest in manifests for variant in manifest["variants"]]
-            write_manifest(folder, self.name, {**manifests[0], "variants": variants})
-        return sorted(p for p in out.rglob("*") if p.is_file())
+            return {**manifests[0], "variants": [v for manifest in manifests for v in manifest["variants"]]}
 
-    def advice(self, out: Path) -> str:
-        return f"evaluate it:  flashinfer-bench run --local {out}"
+        return publish(request.out, self.name, write)
+
+    def advice(self, out: Path) -> list[str]:
+        return [f"evaluate it:  flashinfer-bench run --local {out}"]
 
 
 def _write_group(
@@ -135,8 +131,9 @@ def _definition(kernel: Kernel, table: Mapping[str, Any], name: str, request: Ex
         axis: {"type": "const", "value": workload.dim(dim)} if dim in constant else {"type": "var"}
         for axis, dim in table["axes"].items()
     }
-    inputs = _inputs(table, values_of(workload))
-    values = values_of(workload) | {"inputs": list(inputs)}
+    values = values_of(workload)
+    optional = table.get("optional", {})
+    inputs = {n: shape for n, shape in table["inputs"].items() if n not in optional or values[optional[n]]}
     return {
         "name": name,
         "description": f"{kernel.title}, as {kernel.replaces} computes it.",
@@ -145,14 +142,8 @@ def _definition(kernel: Kernel, table: Mapping[str, Any], name: str, request: Ex
         "axes": axes,
         "inputs": {n: {"shape": shape, "dtype": workload.dtype} for n, shape in inputs.items()},
         "outputs": {n: {"shape": shape, "dtype": workload.dtype} for n, shape in table["outputs"].items()},
-        "reference": fill(table["reference"], values).lstrip("\n"),
+        "reference": fill(table["reference"], values | {"inputs": list(inputs)}).lstrip("\n"),
     }
-
-
-def _inputs(table: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Without those that an option of the workload leaves out."""
-    optional = table.get("optional", {})
-    return {n: shape for n, shape in table["inputs"].items() if n not in optional or values[optional[n]]}
 
 
 def _solution(
@@ -163,7 +154,8 @@ def _solution(
     package = f"{kernel.entry}_package"
     with TemporaryDirectory(prefix="evo-export-") as scratch:
         place = Path(scratch) / package
-        manifest = place_package(request, place)
+        find_exporter("module").export(replace(request, out=place))
+        manifest = read_manifest(place)
         sources = [_source(place, path) for path in sorted(p for p in place.rglob("*") if p.is_file())]
     main = _MAIN.format(title=kernel.title, version=__version__, package=package) + fill(table["run"], values)
     name = re.sub(r"\W+", "_", f"evo_{definition['name']}_{request.arch}_{request.items[0].candidate}")
@@ -206,14 +198,14 @@ def _evaluation(request: ExportRequest, item: ExportItem) -> dict[str, Any] | No
         return None
     own_us, reference_us = timing["median_us"], timing["torch_us"]
     errors = [float(c["error"]) for c in item.record.get("checks", ()) if c.get("error") is not None]
-    environment, created = request.environment, item.record.get("created")
+    environment, created = request.environment, item.record.get("created") or datetime.now(UTC)
     return {
         "status": "PASSED",
         "environment": {
             "hardware": str(item.record.get("device") or environment.get("device") or request.arch),
             "libs": {n: str(v) for n in ("torch", "cuda", "evo") if (v := environment.get(n))},
         },
-        "timestamp": created.isoformat() if isinstance(created, datetime) else str(created or _now()),
+        "timestamp": created.isoformat() if isinstance(created, datetime) else str(created),
         "log": "Timed and judged by evo: cold caches, interleaved with PyTorch, which is the reference here; errors are "
         "the largest of its gate, against float64.",
         "correctness": {
@@ -226,10 +218,6 @@ def _evaluation(request: ExportRequest, item: ExportItem) -> dict[str, Any] | No
             "speedup_factor": reference_us / own_us,
         },
     }
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 class _NotServed(Exception):
@@ -286,76 +274,65 @@ def _read_dataset(path: Path) -> tuple[dict[str, dict[str, Any]], dict[str, list
         raise UsageError(f"{path} is not a folder; name one that holds definitions/ and workloads/ of FlashInfer-Bench")
     definitions: dict[str, dict[str, Any]] = {}
     for file in sorted((path / "definitions").rglob("*.json")):
-        definition = _parse(str(file), _read_text(file))
-        _check_definition(file, definition)
-        if definition["name"] in definitions:
-            raise UsageError(f"{file} states definition {definition['name']!r} a second time; remove one of the two")
-        definitions[definition["name"]] = definition
+        with _blaming(str(file)):
+            definition = _parse(file.read_text(encoding="utf-8"))
+            _check_definition(definition)
+            if definition["name"] in definitions:
+                raise ValueError(f"definition {definition['name']!r} is stated a second time")
+            definitions[definition["name"]] = definition
     if not definitions:
         raise UsageError(f"there is no definition (definitions/**/*.json) in {path}; name the dataset's own folder")
     records: dict[str, list[dict[str, Any]]] = {name: [] for name in definitions}
     for file in sorted((path / "workloads").rglob("*.jsonl")):
-        for number, line in enumerate(_read_text(file).split("\n"), 1):
-            if line.strip():
-                where = f"{file}, line {number}"
-                trace = _parse(where, line)
-                _check_trace(where, trace, definitions)
-                records[trace["definition"]].append(trace["workload"])
+        with _blaming(str(file)):
+            lines = file.read_text(encoding="utf-8").split("\n")
+        for number, line in enumerate(lines, 1):
+            with _blaming(f"{file}, line {number}"):
+                if line.strip():
+                    trace = _parse(line)
+                    workload = trace["workload"]
+                    if bad := [(axis, n) for axis, n in workload["axes"].items() if type(n) is not int or n < 0]:
+                        raise ValueError(f"axis {bad[0][0]!r} must be a whole number from 0, got {bad[0][1]!r}")
+                    if not isinstance(workload.get("inputs", {}), dict):
+                        raise ValueError(f"its inputs must be an object, got {workload['inputs']!r}")
+                    records[trace["definition"]].append(workload)
     return definitions, records
 
 
-def _read_text(file: Path) -> str:
+@contextmanager
+def _blaming(where: str) -> Iterator[None]:
+    """Raises UsageError, which names the place, for what is not as FlashInfer-Bench writes it."""
     try:
-        return file.read_text(encoding="utf-8")
+        yield
     except OSError as error:
-        raise UsageError(f"{file} cannot be read ({error.strerror}); fix its rights, or remove it") from None
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{file} is not UTF-8 ({error.reason} at byte {error.start}); correct or remove it") from None
+        raise UsageError(f"{where} cannot be read ({error.strerror}); fix its rights, or remove it") from None
+    except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
+        what = f"there is no {error}" if isinstance(error, KeyError) else error
+        raise UsageError(f"{where} is not as FlashInfer-Bench writes it ({what}); correct or remove it") from None
 
 
-def _parse(where: str, text: str) -> dict[str, Any]:
+def _parse(text: str) -> dict[str, Any]:
     def refuse_constant(name: str) -> float:
         raise ValueError(f"{name} is not a JSON number")
 
-    try:
-        record = json.loads(text, parse_constant=refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{where} is not JSON ({error}); correct or remove it") from None
+    record = json.loads(text, parse_constant=refuse_constant)
     if not isinstance(record, dict):
-        raise UsageError(f"{where} is {type(record).__name__}, where a JSON object is expected; correct or remove it")
+        raise ValueError(f"it is {type(record).__name__}, where a JSON object is expected")
     return record
 
 
-def _check_definition(file: Path, definition: Mapping[str, Any]) -> None:
-    """Raises UsageError unless the parts that are used have the form that FlashInfer-Bench defines."""
+def _check_definition(definition: Mapping[str, Any]) -> None:
+    """Raises what `_blaming` catches unless the parts that are used have the form that FlashInfer-Bench defines."""
     for key, kind in (("name", str), ("op_type", str), ("axes", dict), ("inputs", dict), ("outputs", dict)):
-        if not isinstance(definition.get(key), kind):
-            wanted = "a text" if kind is str else "an object"
-            raise UsageError(f"{file} is not a definition: {key!r} must be {wanted}, got {definition.get(key)!r}")
+        if not isinstance(definition[key], kind):
+            raise ValueError(f"{key!r} must be {'a text' if kind is str else 'an object'}, got {definition[key]!r}")
     axes = definition["axes"]
     for axis, spec in axes.items():
-        if not isinstance(spec, dict) or (spec.get("type") != "var" and type(spec.get("value")) is not int):
-            raise UsageError(f'{file}: axis {axis!r} must be {{"type": "var"}} or have a whole "value", got {spec!r}')
-    for name, spec in (*definition["inputs"].items(), *definition["outputs"].items()):
-        shape: Any = spec.get("shape", 0) if isinstance(spec, dict) else 0
-        is_shape = shape is None or (isinstance(shape, list) and all(isinstance(axis, str) for axis in shape))
-        if not is_shape or not isinstance(spec.get("dtype"), str):
-            raise UsageError(f"{file}: tensor {name!r} must have a shape, of axes' names, and a dtype, got {spec!r}")
-        if unknown := [axis for axis in shape or () if axis not in axes]:
-            raise UsageError(f"{file}: tensor {name!r} names axis {unknown[0]!r}, which is not among its axes")
-
-
-def _check_trace(where: str, trace: Mapping[str, Any], definitions: Mapping[str, Any]) -> None:
-    """As `_check_definition`."""
-    workload = trace.get("workload")
-    if not isinstance(workload, dict) or not isinstance(workload.get("axes"), dict):
-        raise UsageError(f"{where} is not a workload: it has no object 'workload' with 'axes'; correct or remove it")
-    if not isinstance(trace.get("definition"), str) or trace["definition"] not in definitions:
-        raise UsageError(f"{where} is for definition {trace.get('definition')!r}, which is not in definitions/")
-    if bad := [(axis, n) for axis, n in workload["axes"].items() if type(n) is not int or n < 0]:
-        raise UsageError(f"{where}: axis {bad[0][0]!r} must be a whole number from 0, got {bad[0][1]!r}")
-    if not isinstance(workload.get("inputs", {}), dict):
-        raise UsageError(f"{where}: 'inputs' must be an object, got {workload['inputs']!r}")
+        if spec.get("type") != "var" and type(spec["value"]) is not int:
+            raise ValueError(f"axis {axis!r} must have a whole value, got {spec!r}")
+    for name, tensor in (*definition["inputs"].items(), *definition["outputs"].items()):
+        if not isinstance(tensor["dtype"], str) or any(axis not in axes for axis in tensor["shape"] or ()):
+            raise ValueError(f"tensor {name!r} must have a dtype, and a shape of axes' names, got {tensor!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -442,24 +419,15 @@ def _bind(name: str, pattern: list[str], shape: list[str] | None, axes: dict[str
 
 def _constants(accept: Mapping[str, Any], reference: object, scalars: Mapping[str, str]) -> dict[str, Value]:
     """Options that the reference code sets to a number: eps = 1e-6, or f(..., eps=1e-6)."""
-    wanted = {name: o for o, names in accept.get("constants", {}).items() if o not in scalars for name in names}
-    found: dict[str, set[float]] = {}
-    tree: ast.AST = ast.Module([], [])
-    with suppress(SyntaxError, TypeError):
-        tree = ast.parse(reference)  # type: ignore[call-overload]
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            name, value = node.targets[0].id, node.value
-        elif isinstance(node, ast.keyword) and node.arg:
-            name, value = node.arg, node.value
-        else:
-            continue
-        if name in wanted and isinstance(value, ast.Constant) and isinstance(value.value, float):
-            found.setdefault(wanted[name], set()).add(value.value)
-    for option, values in found.items():
+    found: dict[str, Value] = {}
+    for option, names in accept.get("constants", {}).items():
+        number = rf"\b(?:{'|'.join(names)})\s*=\s*([\d.]+(?:[eE][-+]?\d+)?)(?=\s*(?:[,)#\n]|$))"
+        values = {float(n) for n in re.findall(number, str(reference))} if option not in scalars else set()
         if len(values) > 1:
             raise _NotServed(f"its reference uses several values of {option} ({', '.join(map(str, sorted(values)))})")
-    return {option: values.pop() for option, values in found.items()}
+        if values:
+            found[option] = values.pop()
+    return found
 
 
 def _to_workload(

@@ -11,12 +11,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from evo.errors import UsageError
-from evo.export import Exporter, ExportRequest
-from evo.export._folder import file_digests, place_package, publish, write_manifest
+from evo.export import Exporter, ExportRequest, find_exporter
+from evo.export._folder import file_digests, publish, read_manifest
 from evo.problem.formats import fill, format_table, values_of
 from evo.problem.kernel import Kernel, load_kernel
 
@@ -34,31 +35,32 @@ class HuggingFaceExporter:
     def export(self, request: ExportRequest) -> list[Path]:
         """Raises UsageError for a kernel without layers or a name that `kernels` does not take, and what
         `ModuleExporter.export` raises."""
-        out = request.out.absolute()
         kernel = load_kernel(request.kernel)
-        kernel.check_target(request.target)
         table = format_table(kernel, self.name)
-        name = out.name.lower().replace("_", "-")
+        folder_name = request.out.absolute().name
+        name = folder_name.lower().replace("_", "-")
         if not _NAME.fullmatch(name):
             raise UsageError(
-                f"the folder's name becomes the kernel's, and `kernels` does not accept {out.name!r}: use two or more "
+                f"the folder's name becomes the kernel's, and `kernels` does not accept {folder_name!r}: use two or more "
                 f"letters, digits and -, starting with a letter"
             )
-        with publish(out, self.name) as folder:
+
+        def write(folder: Path) -> dict[str, Any]:
             variant = folder / "build" / f"torch-{request.target}"
             package = kernel.name if kernel.name.isidentifier() else "kernel"
-            manifest = place_package(request, variant / package)
+            find_exporter("module").export(replace(request, out=variant / package))
             values = values_of(request.items[0].workload) | {"package": package}
             (variant / "__init__.py").write_text(_init(kernel, package), encoding="utf-8")
             (variant / "layers.py").write_text(fill(table["layers"], values), encoding="utf-8")
             metadata = _metadata(name, request, file_digests(variant))
             (variant / "metadata.json").write_text(json.dumps(metadata, indent=2) + "\n", encoding="utf-8")
             (folder / "README.md").write_text(_card(kernel, name, request, table["layer"]), encoding="utf-8")
-            write_manifest(folder, self.name, manifest)
-        return sorted(p for p in out.rglob("*") if p.is_file())
+            return read_manifest(variant / package)
 
-    def advice(self, out: Path) -> str:
-        return f"load it:  kernels.get_local_kernel(Path({str(out)!r}))   or upload the folder to a repository of the Hub"
+        return publish(request.out, self.name, write)
+
+    def advice(self, out: Path) -> list[str]:
+        return [f"load it:  kernels.get_local_kernel(Path({str(out)!r}))   or upload the folder to a repository of the Hub"]
 
 
 def _metadata(name: str, request: ExportRequest, files: dict[str, str]) -> dict[str, Any]:

@@ -10,29 +10,25 @@ Reference: https://github.com/ScalingIntelligence/KernelBench, src/kernelbench/e
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from pprint import pformat
 from typing import Any
 
 from evo import __version__
 from evo.errors import UsageError
-from evo.export import Exporter, ExportItem, ExportRequest
-from evo.export._builds import BuiltVariant, build_variants, check_parts
-from evo.export._folder import publish, write_manifest
-from evo.export._manifest import manifest_record
+from evo.export import Exporter, ExportRequest
+from evo.export._folder import publish
+from evo.export._package import build_package
 from evo.problem.formats import check_fit, fill, format_table, values_of
-from evo.problem.kernel import Kernel, load_kernel
+from evo.problem.kernel import Kernel, Workload, load_kernel
 
 __all__ = ["EXPORTER", "KernelBenchExporter"]
 
 _MODEL_NEW = Path(__file__).with_name("_kernelbench.py.j2")
 _WORDS = {"int64": "q", "int32": "i4x", "float32": "f4x", "float64": "d"}
-_PRECISION = {"float16": "torch.float16", "bfloat16": "torch.bfloat16", "float32": "torch.float32"}
 
 
 class KernelBenchExporter:
@@ -43,9 +39,7 @@ class KernelBenchExporter:
     def export(self, request: ExportRequest) -> list[Path]:
         """Raises UsageError for a target that is no GPU, a workload that the convention has no place for, and a kernel
         that formats.toml does not describe; TemplateError and CompileError."""
-        out = request.out.absolute()
         kernel = load_kernel(request.kernel)
-        kernel.check_target(request.target)
         if request.target != "cuda":
             raise UsageError(
                 f"KernelBench evaluates on GPUs only, and these are for {request.target}: export winners of --target cuda, "
@@ -54,64 +48,65 @@ class KernelBenchExporter:
         table = format_table(kernel, self.name)
         for item in request.items:
             check_fit(table, self.name, item.candidate, item.workload)
-        check_parts(kernel, (request,))
-        with publish(out, self.name) as folder:
-            variants, left_out = build_variants(kernel, (request,))
-            for variant in variants:
-                item = variant.found.item
-                stem = re.sub(r"\W+", "_", f"{kernel.name}_{item.workload.dtype}_{_sizes(item)}")
-                for option, value in item.workload.options:
+
+        def write(folder: Path) -> dict[str, Any]:
+            manifest, files = build_package(kernel, (request,))
+            headers = {name: files[name].decode() for name in sorted(manifest["headers"])}
+            for v in manifest["variants"]:
+                workload = kernel.workload(request.target, v["workload"]["key"])
+                sizes = "x".join(str(size) for _, size in workload.dims)
+                stem = re.sub(r"\W+", "_", f"{kernel.name}_{workload.dtype}_{sizes}")
+                for option, value in workload.options:
                     stem += f"_{option}" if value is True and not kernel.options[option] else ""
-                _write(folder / f"{stem}.py", _model(kernel, table, item))
-                _write(folder / f"{stem}_new.py", _model_new(kernel, table, variant, f"{stem}.py"))
-            write_manifest(folder, self.name, manifest_record(kernel, (request,), variants, left_out))
-        return sorted(p for p in out.rglob("*") if p.is_file())
+                if (folder / f"{stem}.py").exists():
+                    raise UsageError(f"two of these winners are both called {stem}.py: export them to folders of their own")
+                code = {"source": files[v["source"]].decode(), "headers": headers, "cubin": files[v["binary"]]}
+                solution = _model_new(kernel, table, workload, v, code, f"{stem}.py")
+                (folder / f"{stem}.py").write_text(_model(table, workload), encoding="utf-8")
+                (folder / f"{stem}_new.py").write_text(solution, encoding="utf-8")
+            return manifest
 
-    def advice(self, out: Path) -> str:
-        return f"evaluate NAME_new.py in {out} against NAME.py:  kernelbench.eval.eval_kernel_against_ref"
+        return publish(request.out, self.name, write)
 
-
-def _sizes(item: ExportItem) -> str:
-    return "x".join(str(size) for _, size in item.workload.dims)
-
-
-def _write(path: Path, text: str) -> None:
-    if path.exists():
-        raise UsageError(f"two of these winners are both called {path.name}: export them to folders of their own")
-    path.write_text(text, encoding="utf-8")
+    def advice(self, out: Path) -> list[str]:
+        return [f"evaluate NAME_new.py in {out} against NAME.py:  kernelbench.eval.eval_kernel_against_ref"]
 
 
-def _model(kernel: Kernel, table: Mapping[str, Any], item: ExportItem) -> str:
+def _model(table: Mapping[str, Any], workload: Workload) -> str:
     return (
-        f'"""KernelBench\'s problem ({table["problem"]}) at {item.workload.key}.\n\n'
-        f'Evaluate with precision={_PRECISION[item.workload.dtype]}.\n"""\n\n'
-        f"import torch\nfrom torch import nn\n\n\n{fill(table['model'], values_of(item.workload))}"
+        f'"""KernelBench\'s problem ({table["problem"]}) at {workload.key}.\n\n'
+        f'Evaluate with precision=torch.{workload.dtype}.\n"""\n\n'
+        f"import torch\nfrom torch import nn\n\n\n{fill(table['model'], values_of(workload))}"
     )
 
 
-def _model_new(kernel: Kernel, table: Mapping[str, Any], variant: BuiltVariant, problem_file: str) -> str:
-    item, source, cubin = variant.found.item, variant.found.source, variant.found.binary.code
-    target, values = variant.target.name, values_of(item.workload)
-    fixed = {name: size for name, size in item.workload.dims if name in kernel.compile_time_dims[target]}
-    plan = kernel.plan(target, variant.found.genome.parameters, item.workload)
+def _model_new(
+    kernel: Kernel,
+    table: Mapping[str, Any],
+    workload: Workload,
+    variant: Mapping[str, Any],
+    code: Mapping[str, Any],
+    problem_file: str,
+) -> str:
+    values = values_of(workload)
+    headers = "".join(f"\n    {json.dumps(name)}: {_text(text)}," for name, text in code["headers"].items())
     body = {
         **values,
         "title": kernel.title,
         "problem": table["problem"],
         "problem_file": problem_file,
         "version": __version__,
-        "workload": item.workload.key,
-        "arch": variant.arch,
-        "candidate": item.candidate,
-        "fixed_text": ", ".join(f"{n}={s}" for n, s in fixed.items()) or "none",
-        "fixed": repr(fixed),
-        "source": _text(source.text),
-        "headers": "{" + "".join(f"\n    {json.dumps(n)}: {_text(t)}," for n, t in sorted(source.includes.items())) + "\n}",
-        "cubin": base64.encodebytes(cubin).decode(),
+        "workload": workload.key,
+        "arch": variant["arch"],
+        "candidate": variant["candidate"],
+        "fixed": repr({name: size for name, size in workload.dims if name in variant["fixed"]}),
+        "source": _text(code["source"]),
+        "headers": f"{{{headers}\n}}",
+        "cubin": base64.encodebytes(code["cubin"]).decode(),
         "entry": json.dumps(kernel.entry),
-        "geometry": pformat(asdict(plan), width=110, sort_dicts=False),
+        "geometry": pformat(variant["launch"], width=110, sort_dicts=False),
         "arguments": json.dumps(["Q" if a.kind != "scalar" else _WORDS[a.dtype] for a in kernel.arguments]),
-        "name": json.dumps(f"evo_{kernel.entry}_{hashlib.sha256(cubin).hexdigest()[:16]}"),
+        "name": json.dumps(f"evo_{kernel.entry}_{variant['binary_sha256'][:16]}"),
         "model_new": fill(table["model_new"], values),
     }
     return fill(_MODEL_NEW.read_text(encoding="utf-8"), body)

@@ -8,9 +8,8 @@ for; the local headers that the sources include.
 
 from __future__ import annotations
 
-import ast
-import json
 import keyword
+import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -20,10 +19,9 @@ from typing import Any
 from evo import __version__, runtime
 from evo.errors import KernelError, UsageError
 from evo.export import Combining, ExportRequest
-from evo.export._builds import BuiltVariant, build_variants, check_parts
-from evo.export._folder import MANIFEST, file_digests, publish, to_json
+from evo.export._folder import MANIFEST, publish, read_manifest
 from evo.export._jit import add_fallbacks
-from evo.export._manifest import manifest_record
+from evo.export._package import build_package
 from evo.problem.kernel import FRONTEND_FILE, Kernel, load_kernel
 from evo.runtime.package import INIT, MAIN, slower
 
@@ -31,7 +29,6 @@ __all__ = ["EXPORTER", "ModuleExporter"]
 
 _RUNTIME = Path(runtime.__file__).parent
 _NATIVE_FRONTEND = "frontend.cpp"
-_SCALARS = ("int64", "int32", "float32", "float64")
 _TAKEN = frozenset({"evo", "torch", *sys.stdlib_module_names})
 
 
@@ -52,25 +49,22 @@ class ModuleExporter:
 
     def export_together(self, parts: Sequence[ExportRequest]) -> list[Path]:
         """One package of several requests for one kernel, which differ in target, architecture or environment."""
-        out = parts[0].out.absolute()
-        _check_package_name(out.name)
+        _check_package_name(parts[0].out.absolute().name)
         kernel = load_kernel(parts[0].kernel)
         frontend = _frontend_of(kernel)
-        _check_scalars(kernel)
-        check_parts(kernel, parts)
-        with publish(out, ModuleExporter.name) as folder:
-            variants, left_out = build_variants(kernel, parts)
-            for variant in variants:
-                _write_variant(folder, variant)
-            manifest = manifest_record(kernel, parts, variants, left_out)
-            add_fallbacks(folder, kernel, manifest)
-            manifest = self._complete(folder, frontend, manifest)
-            manifest["files"] = file_digests(folder)
-            (folder / MANIFEST).write_text(to_json(manifest), encoding="utf-8")
-        return sorted(p for p in out.rglob("*") if p.is_file())
+
+        def write(folder: Path) -> dict[str, Any]:
+            manifest, files = build_package(kernel, parts)
+            add_fallbacks(kernel, manifest, files)
+            for name, data in files.items():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / name).write_bytes(data)
+            return self._complete(folder, frontend, manifest)
+
+        return publish(parts[0].out, self.name, write)
 
     def _complete(self, folder: Path, frontend: Path, manifest: dict[str, Any]) -> dict[str, Any]:
-        """Adds to sources and binaries what runs them; the manifest, less its list of files."""
+        """Adds to sources and binaries what runs them; the manifest."""
         (folder / "__init__.py").write_text(f'"""{_introduction(manifest)}"""\n\n{INIT}', encoding="utf-8")
         (folder / "__main__.py").write_text(MAIN, encoding="utf-8")
         (folder / "runtime").mkdir()
@@ -81,12 +75,17 @@ class ModuleExporter:
                 (folder / path.name).write_bytes(path.read_bytes())
         return manifest
 
-    def summary(self, out: Path) -> list[str]:
-        number = Counter((v["arch"], v["standing"]) for v in _manifest(out)["variants"])
-        return [f"{arch}: {n} {standing}" for (arch, standing), n in number.items()]
+    def advice(self, out: Path) -> list[str]:
+        number = Counter((v["arch"], v["standing"]) for v in read_manifest(out)["variants"])
+        run = f"python -m {out.name}"
+        lines = [f"built for {'; '.join(f'{arch}: {n} {standing}' for (arch, standing), n in number.items())}"]
+        lines.append(f"try it:  {run} check   and   {run} bench   in {out.resolve().parent}")
+        if (out / _NATIVE_FRONTEND).is_file():
+            lines.append(f"build its native launcher, once a machine, which makes calls cheaper:  {run} build")
+        return lines
 
     def remarks(self, out: Path) -> list[str]:
-        manifest = _manifest(out)
+        manifest = read_manifest(out)
         archs: dict[str, list[str]] = {}
         for v in manifest["variants"]:
             if instead := v["instead_of"]:
@@ -101,11 +100,6 @@ class ModuleExporter:
         return [remark.replace("ARCHS", " and ".join(among)) for remark, among in archs.items()]
 
 
-def _manifest(out: Path) -> dict[str, Any]:
-    manifest: dict[str, Any] = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
-    return manifest
-
-
 def _check_package_name(name: str) -> None:
     if not (name.isidentifier() and name.isascii()) or keyword.iskeyword(name):
         raise UsageError(
@@ -116,42 +110,16 @@ def _check_package_name(name: str) -> None:
 
 
 def _frontend_of(kernel: Kernel) -> Path:
-    """Raises UsageError if it has none, KernelError if it does not say what is public (__all__; it is read and not run)."""
+    """Raises UsageError if it has none, KernelError if it does not say what is public (__all__; it is not run)."""
     path = kernel.folder / FRONTEND_FILE
     if not path.is_file():
         raise UsageError(
             f"kernel {kernel.name!r} has no {FRONTEND_FILE} in {kernel.folder}, the function that PyTorch code would "
             f"call: write one, or choose another --format"
         )
-    try:
-        body = ast.parse(path.read_text(encoding="utf-8")).body
-    except (SyntaxError, ValueError) as error:
-        raise KernelError(f"{path} cannot be read ({error})") from error
-    assigned = [t.id for node in body if isinstance(node, ast.Assign) for t in node.targets if isinstance(t, ast.Name)]
-    if "__all__" not in assigned:
+    if not re.search(r"^__all__ = ", path.read_text(encoding="utf-8"), re.MULTILINE):
         raise KernelError(f"{path} does not say what is public: define __all__ = [...]")
     return path
-
-
-def _check_scalars(kernel: Kernel) -> None:
-    for argument in kernel.arguments:
-        if argument.kind == "scalar" and argument.dtype not in _SCALARS:
-            raise KernelError(
-                f"kernel {kernel.name!r}: scalar argument {argument.name!r} has dtype {argument.dtype!r}, and "
-                f"exported modules pass only {', '.join(_SCALARS)}"
-            )
-
-
-def _write_variant(folder: Path, variant: BuiltVariant) -> None:
-    source = variant.found.source
-    (folder / variant.source_file).write_bytes(source.text.encode())
-    (folder / variant.binary_file).write_bytes(variant.found.binary.code)
-    for name, text in source.includes.items():
-        path = folder / name
-        if not path.resolve().is_relative_to(folder.resolve()):
-            raise KernelError(f"{variant.source_file} includes {name!r}, which is not below its include folders")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(text.encode())
 
 
 def _introduction(manifest: dict[str, Any]) -> str:

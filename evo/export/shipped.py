@@ -12,7 +12,7 @@ from evo.export import Combining
 from evo.export.module import ModuleExporter
 from evo.runtime.package import source_text
 
-__all__ = ["EXPORTER", "share_sources", "without_bulk"]
+__all__ = ["EXPORTER", "share_sources"]
 
 _KEPT_OF_RECORD = ("run", "order", "operator", "device", "created")
 _OF_BINARY = ("binary", "binary_sha256", "same_code_as_measured")
@@ -26,28 +26,21 @@ class ShippedExporter(ModuleExporter):
     name = "shipped"
 
     def _complete(self, folder: Path, frontend: Path, manifest: dict[str, Any]) -> dict[str, Any]:
-        for name in manifest["headers"]:
+        """Leaves out PTX (a source is compiled for newer GPUs, too), binaries, headers, and what the database tells
+        better."""
+        for name in (*manifest["headers"], *(v["binary"] for v in manifest["variants"])):
             (folder / name).unlink()
-        for v in manifest["variants"]:
-            (folder / v["binary"]).unlink()
         texts = {p.name: p.read_text(encoding="utf-8") for p in folder.iterdir() if p.is_file()}
-        manifest = without_bulk(manifest)
-        stored = share_sources(texts, [*manifest["variants"], *manifest["general"]])
+        variants = []
+        for v in (v for v in manifest["variants"] if not v["arch"].startswith("compute_")):
+            origin = {name: v["record"][name] for name in _KEPT_OF_RECORD if name in v["record"]}
+            variants.append({name: value for name, value in v.items() if name not in _OF_BINARY} | {"record": origin})
+        stored = share_sources(texts, [*variants, *manifest["general"]])
         for name in texts.keys() - stored:
             (folder / name).unlink()
         for empty in sorted((p for p in folder.rglob("*") if p.is_dir()), reverse=True):
             empty.rmdir()
-        return manifest
-
-
-def without_bulk(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The manifest without PTX (a source is compiled for newer GPUs, too), binaries, and what the database tells better."""
-    variants = []
-    for v in manifest["variants"]:
-        if not v["arch"].startswith("compute_"):
-            kept = {name: value for name, value in v.items() if name not in _OF_BINARY}
-            variants.append(kept | {"record": {n: v["record"][n] for n in _KEPT_OF_RECORD if n in v["record"]}})
-    return {**manifest, "variants": variants, "headers": {}}
+        return {**manifest, "variants": variants, "headers": {}}
 
 
 def share_sources(texts: Mapping[str, str], records: Sequence[dict[str, Any]]) -> set[str]:

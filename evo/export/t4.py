@@ -20,7 +20,7 @@ from typing import Any
 from evo.errors import UsageError
 from evo.evaluation import Evaluation, Status, Timing
 from evo.export import ExportRequest, RunExporter
-from evo.export._folder import publish, write_manifest
+from evo.export._folder import publish
 from evo.lineage import StoredEvaluation, StoredRun
 
 __all__ = ["EXPORTER", "T4Exporter"]
@@ -37,13 +37,6 @@ _INVALIDITY = {
     Status.IMPOSSIBLE: "correctness",
 }
 """All others are "runtime". T4 has timeout, compile, runtime, correctness, constraints and correct."""
-_VALUES = {
-    "compile": "CompilationFailedConfig",
-    "runtime": "RuntimeFailedConfig",
-    "timeout": "RuntimeFailedConfig",
-    "correctness": "RuntimeFailedConfig",
-}
-"""Values in place of a time, as Kernel Tuner writes them."""
 
 
 class T4Exporter:
@@ -58,25 +51,21 @@ class T4Exporter:
         """Raises UsageError for a run without candidates, and what `publish` raises."""
         if not evaluations:
             raise UsageError(f"run {run.name!r} has no candidates yet: there is nothing to export")
-        out = out.absolute()
         own = {e.candidate.order: e for e in evaluations}
-        with publish(out, self.name) as folder:
-            for number, workload in enumerate(run.spec.workloads):
-                found = [e for e in evaluations if e.candidate.task == number]
-                document = {
-                    "schema_version": _SCHEMA_VERSION,
-                    "metadata": _metadata(run, workload.key),
-                    "results": [_result(run, e, own) for e in found],
-                }
-                stem = re.sub(r"[^\w.=+-]+", "_", f"{run.name}-{number}-{run.spec.kernel.rpartition('/')[2]}")
-                (folder / f"{stem}.t4.json").write_text(
-                    json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8"
-                )
-            write_manifest(folder, self.name, {"run": run.name})
-        return sorted(p for p in out.rglob("*") if p.is_file())
 
-    def advice(self, out: Path) -> str:
-        return f"one file for each workload of the run, by the schema of T4 results {_SCHEMA_VERSION}"
+        def write(folder: Path) -> dict[str, str]:
+            for number, workload in enumerate(run.spec.workloads):
+                results = [_result(run, e, own) for e in evaluations if e.candidate.task == number]
+                document = {"schema_version": _SCHEMA_VERSION, "metadata": _metadata(run, workload.key), "results": results}
+                stem = re.sub(r"[^\w.=+-]+", "_", f"{run.name}-{number}-{run.spec.kernel.rpartition('/')[2]}")
+                text = json.dumps(document, indent=1, allow_nan=False)
+                (folder / f"{stem}.t4.json").write_text(f"{text}\n", encoding="utf-8")
+            return {"run": run.name}
+
+        return publish(out, self.name, write)
+
+    def advice(self, out: Path) -> list[str]:
+        return [f"one file for each workload of the run, by the schema of T4 results {_SCHEMA_VERSION}"]
 
 
 def _metadata(run: StoredRun, workload: str) -> dict[str, Any]:
@@ -102,29 +91,15 @@ def _metadata(run: StoredRun, workload: str) -> dict[str, Any]:
 
 
 def _result(run: StoredRun, stored: StoredEvaluation, others: Mapping[int, StoredEvaluation]) -> dict[str, Any]:
-    evaluation, genome = stored.evaluation, stored.candidate.proposal.genome
+    evaluation, proposal = stored.evaluation, stored.candidate.proposal
     invalidity = _INVALIDITY.get(evaluation.status, "runtime")
     timing = _timing(evaluation, others)
-    configuration: dict[str, Any] = dict(genome.parameters)
-    value: float | str = timing.median_us / 1e3 if timing else _VALUES.get(invalidity, "RuntimeFailedConfig")
+    failed = "CompilationFailedConfig" if invalidity == "compile" else "RuntimeFailedConfig"  # as Kernel Tuner writes them
+    value: float | str = timing.median_us / 1e3 if timing else failed
     measurements: list[dict[str, Any]] = [{"name": "time", "value": value, "unit": "ms" if timing else ""}]
     if timing is not None and timing.ratio is not None:
         measurements.append({"name": "ratio", "value": timing.ratio, "unit": ""})
-    return {
-        "timestamp": _timestamp(run.created, stored.elapsed_s),
-        "configuration": configuration,
-        "times": _times(evaluation, timing),
-        "invalidity": invalidity,
-        "correctness": 1.0 if evaluation.status.passed else 0.0,
-        "measurements": measurements,
-        "objectives": ["time"],
-        "evo": _own(stored),
-    }
-
-
-def _own(stored: StoredEvaluation) -> dict[str, Any]:
-    evaluation, proposal = stored.evaluation, stored.candidate.proposal
-    record = {
+    own = {
         "candidate": stored.public_id,
         "order": stored.candidate.order,
         "status": evaluation.status.value,
@@ -133,8 +108,18 @@ def _own(stored: StoredEvaluation) -> dict[str, Any]:
         "elapsed_s": stored.elapsed_s,
     }
     if evaluation.same_code_as is not None:
-        record["same_code_as"] = evaluation.same_code_as
-    return record
+        own["same_code_as"] = evaluation.same_code_as
+    return {
+        # When it was recorded, if the run was never interrupted: elapsed time does not count interruptions.
+        "timestamp": (datetime.fromisoformat(run.created) + timedelta(seconds=stored.elapsed_s)).isoformat(),
+        "configuration": dict(proposal.genome.parameters),
+        "times": _times(evaluation, timing),
+        "invalidity": invalidity,
+        "correctness": 1.0 if evaluation.status.passed else 0.0,
+        "measurements": measurements,
+        "objectives": ["time"],
+        "evo": own,
+    }
 
 
 def _timing(evaluation: Evaluation, others: Mapping[int, StoredEvaluation]) -> Timing | None:
@@ -161,11 +146,6 @@ def _times(evaluation: Evaluation, timing: Timing | None) -> dict[str, Any]:
     if timing is not None:
         times["runtimes"] = [t / 1e3 for t in timing.samples_us]
     return times
-
-
-def _timestamp(created: str, elapsed_s: float) -> str:
-    """When it was recorded, if the run was never interrupted: elapsed time does not count interruptions."""
-    return (datetime.fromisoformat(created) + timedelta(seconds=elapsed_s)).isoformat()
 
 
 EXPORTER: RunExporter = T4Exporter()

@@ -17,7 +17,7 @@ import torch
 
 from evo.errors import DeviceError, UsageError
 from evo.export import Combining, ExportItem, ExportRequest, exporter_names, find_exporter
-from evo.export._builds import asked_of, with_ptx
+from evo.export._package import asked_of, with_ptx
 from evo.export.module import ModuleExporter
 from evo.problem.genome import Genome
 from evo.problem.kernel import load_kernel
@@ -127,7 +127,7 @@ def test_where_a_winner_cannot_be_built_the_best_one_that_can_takes_its_place(se
         "what is built for sm_89 and compute_89 is test/second, because test/programmatic cannot be built for it (there is"
         " no launch=programmatic)"
     )
-    assert MODULE.summary(several) == ["sm_90: 2 measured", "sm_89: 2 compiled", "compute_89: 2 compiled"]
+    assert MODULE.advice(several)[0] == "built for sm_90: 2 measured; sm_89: 2 compiled; compute_89: 2 compiled"
 
 
 def test_a_workload_that_nothing_can_be_built_for_is_left_out_and_named(hopper: ExportRequest, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import evo
 from evo.errors import CompileError, KernelError, UsageError
 from evo.export import ExportRequest, find_exporter
 from evo.export._folder import publish
-from evo.export._manifest import _needed_features
+from evo.export._package import _needed_features
 from evo.problem.genome import Genome
 from evo.problem.kernel import load_kernel
 from evo.targets import find_target
@@ -191,12 +191,14 @@ def test_a_failure_half_way_leaves_everything_as_it_was(tmp_path: Path) -> None:
 
 def test_what_appears_while_the_export_is_under_way_is_not_replaced(tmp_path: Path) -> None:
     out = tmp_path / "one"
-    staging = publish(out, "module")
-    staging.__enter__()
-    out.mkdir()
-    (out / "notes.txt").write_text("mine")
+
+    def write(folder: Path) -> dict[str, Any]:
+        out.mkdir()
+        (out / "notes.txt").write_text("mine")
+        return {}
+
     with pytest.raises(UsageError, match="not empty"):
-        staging.__exit__(None, None, None)
+        publish(out, "module", write)
     assert listing(tmp_path) == {"one/notes.txt": b"mine"}
 
 
@@ -237,9 +239,6 @@ def test_a_kernel_without_a_usable_frontend_is_refused(tmp_path: Path) -> None:
         MODULE.export(request)
     (folder / "frontend.py").write_text("def f(): pass\n")
     with pytest.raises(KernelError, match="__all__"):
-        MODULE.export(request)
-    (folder / "frontend.py").write_text("def f(:\n")
-    with pytest.raises(KernelError, match="cannot be read"):
         MODULE.export(request)
     assert not (tmp_path / "one").exists()
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from evo.export._builds import with_ptx
+from evo.export._package import with_ptx
 from evo.export.module import ModuleExporter
 from evo.targets import find_target
 from tests.export.exports import edit_manifest, request_for

@@ -1,0 +1,323 @@
+"""A package of winners: sources and binaries, and the manifest, which is what its run time reads, and where everything in it
+comes from.
+
+Every winner is built for the architecture it was measured on, and for the others that are asked for. There it is itself
+where it is legal and compiles, else the best candidate for its workload that does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from evo.errors import CompileError, KernelError, UsageError
+from evo.evaluation import Binary
+from evo.export import ExportItem, ExportRequest
+from evo.problem.genome import Genome
+from evo.problem.kernel import Kernel
+from evo.problem.render import Source, render
+from evo.problem.space import Point, Space, Value
+from evo.runtime import cpu
+from evo.targets import Target, find_target
+from evo.targets.cpu import FLAGS, LIBRARIES
+
+__all__ = ["asked_of", "build_package", "recipe", "sha256_of", "timing_of", "with_ptx"]
+
+_MOST_COMPILATIONS = 20
+"""Of candidates that are legal and do not compile: what is wrong is then not the candidate."""
+_GPU = re.compile(r"(sm|compute)_(\d+)([af]?)")
+_TRUE_ANYWHERE = ("run", "candidate", "order", "operator", "device", "created", "lineage")
+_PSABI = {
+    "x86-64": "sse sse2",
+    "x86-64-v2": "cx16 lahf_lm popcnt pni sse4_1 sse4_2 ssse3",
+    "x86-64-v3": "abm avx avx2 bmi1 bmi2 f16c fma movbe",
+    "x86-64-v4": "avx512f avx512bw avx512cd avx512dq avx512vl",
+}
+"""What each level adds, as Linux spells it and evo.runtime.cpu reports it. Source: x86-64 psABI, table "Micro-Architecture
+Levels"."""
+
+
+class _Built(NamedTuple):
+    """A candidate built for an architecture. genome: as that architecture spells it."""
+
+    item: ExportItem
+    genome: Genome
+    source: Source
+    binary: Binary
+
+
+def asked_of(target: str, archs: Sequence[str]) -> tuple[str, ...]:
+    """Those of the architectures that are a target's: GPUs are called sm_XX or compute_XX, CPUs are not. Each once."""
+    return tuple(dict.fromkeys(a for a in archs if bool(_GPU.fullmatch(a)) == (target == "cuda")))
+
+
+def with_ptx(archs: Sequence[str]) -> tuple[str, ...]:
+    """Also PTX, for GPUs newer than these: of the lowest, so that whatever is at least as new as that runs something. Code
+    that uses a GPU's own instructions (sm_90a) has none that is newer."""
+    found = [_GPU.fullmatch(arch) for arch in archs]
+    plain = [int(m[2]) for m in found if m and m[1] == "sm" and not m[3]]
+    if not plain or any(m and m[1] == "compute" for m in found):
+        return tuple(archs)
+    return (*archs, f"compute_{min(plain)}")
+
+
+def build_package(kernel: Kernel, parts: Sequence[ExportRequest]) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """The manifest; and the files by name: sources, binaries, local headers.
+
+    Of its `variants`, what was measured comes first, in the order of the items. `left_out`: workloads for which nothing
+    could be built for an architecture. Raises UsageError for no winner, for two of one workload, target and architecture,
+    and where nothing at all can be built for one of the architectures; TemplateError, CompileError, DeviceError.
+    """
+    _check_winners(kernel, parts)
+    variants: list[dict[str, Any]] = []
+    left_out: list[dict[str, str]] = []
+    files: dict[str, bytes] = {}
+    headers: dict[str, str] = {}
+    for number, item, arch in _wanted(parts):
+        part, why = parts[number], ""
+        target, source = find_target(part.target), _source_as_measured(kernel, part, item)
+        if arch == part.arch:
+            built: _Built | None = _Built(item, item.genome, source, _compile(target, source, arch))
+        else:
+            built, why = _build_elsewhere(kernel, target, item, arch)
+        told = {"candidate": item.candidate, "reason": why}
+        if built is None:
+            left_out.append({**told, "workload": item.workload.key, "target": target.name, "arch": arch})
+            continue
+        if built.item is not item:
+            _source_as_measured(kernel, part, built.item)
+        record = _variant_record(kernel, target, arch, built, variants, measured_arch=part.arch)
+        record |= {"measured_on": number, "instead_of": told if why else None}
+        variants.append(record)
+        files |= {record["source"]: built.source.text.encode(), record["binary"]: built.binary.code}
+        for name, text in built.source.includes.items():
+            if name.startswith("/") or ".." in name.split("/"):
+                raise KernelError(f"{record['source']} includes {name!r}, which is not below its include folders")
+            files[name], headers[name] = text.encode(), sha256_of(text)
+    for m in left_out:
+        if not any((v["target"], v["arch"]) == (m["target"], m["arch"]) for v in variants):
+            raise UsageError(f"nothing here can be built for {m['arch']}; of {m['candidate']}, for one: {m['reason']}")
+    manifest = {
+        "kernel": {
+            "name": kernel.name,
+            "title": kernel.title,
+            "replaces": kernel.replaces,
+            "digest": kernel.digest,
+            "entry": kernel.entry,
+            "dimensions": [*map(asdict, kernel.dimensions), *_compiled_in(kernel)],
+            "arguments": [{"name": a.name, "kind": a.kind, "dtype": a.dtype} for a in kernel.arguments],
+            "tolerance": {dtype: asdict(tolerance) for dtype, tolerance in kernel.tolerance.items()},
+        },
+        "measured_on": [dict(part.environment) for part in parts],
+        "exported_on": {"machine": cpu.machine(), "python": platform.python_version(), "torch": version("torch")},
+        "variants": variants,
+        "headers": headers,
+        "left_out": left_out,
+    }
+    return manifest, files
+
+
+def _check_winners(kernel: Kernel, parts: Sequence[ExportRequest]) -> None:
+    seen: dict[tuple[str, str, str], str] = {}
+    for part in parts:
+        kernel.check_target(part.target)
+        for item in part.items:
+            key = (item.workload.key, part.target, part.arch)
+            if key in seen:
+                raise UsageError(f"{seen[key]} and {item.candidate} are both for {key[0]}: export one of them")
+            seen[key] = item.candidate
+    if not seen:
+        raise UsageError("there is nothing to export: name a run that has a winner, or candidates")
+
+
+def _wanted(parts: Sequence[ExportRequest]) -> Iterator[tuple[int, ExportItem, str]]:
+    """(part, item, architecture) of every build. For an architecture that several parts could be built for, the winner that
+    was measured on it, or else on code of its number (compute_89: sm_89), goes before the others of its workload."""
+    pairs = [(n, arch) for n, part in enumerate(parts) for arch in part.builds or (part.arch,)]
+
+    def place(pair: tuple[int, str]) -> int:
+        number, arch = pair
+        measured = parts[number].arch
+        return 0 if arch == measured else 1 if arch.partition("_")[2] == measured.partition("_")[2] else 2
+
+    done = set()
+    for number, arch in sorted(pairs, key=place):
+        for item in parts[number].items:
+            key = (parts[number].target, arch, item.workload)
+            if key not in done:
+                done.add(key)
+                yield number, item, arch
+
+
+def _source_as_measured(kernel: Kernel, part: ExportRequest, item: ExportItem) -> Source:
+    """Raises UsageError if another one is rendered today: what is recorded would not be true of it."""
+    source = render(kernel, part.target, item.genome, kernel.binding(part.target, item.workload), part.arch)
+    measured = item.record.get("source_digest")
+    if measured is not None and measured != source.digest:
+        raise UsageError(
+            f"{item.candidate} was measured with another source than kernel {kernel.name!r} gives today (its "
+            f"template has changed since): search again, or go back to the templates it was found with"
+        )
+    return source
+
+
+def _compile(target: Target, source: Source, arch: str) -> Binary:
+    """Raises CompileError."""
+    with tempfile.TemporaryDirectory(prefix="evo-export-") as workdir:
+        return target.compile(source, arch, Path(workdir))
+
+
+def _build_elsewhere(kernel: Kernel, target: Target, item: ExportItem, arch: str) -> tuple[_Built | None, str]:
+    """The item, or else the best of its alternatives, for an architecture it was not measured on; None if there is none.
+    And why it is not the item; empty if it is.
+
+    PTX is compiled from the text that machine code of that architecture is. Raises DeviceError for an unknown
+    architecture; TemplateError.
+    """
+    machine_code = arch.replace("compute_", "sm_")
+    limits = target.limits(machine_code)  # of PTX: what every GPU has that may compile it
+    space = kernel.space(target.name, item.workload, limits)
+    why, compilations = "", 0
+    for candidate in chain([item], item.alternatives):
+        point, unsaid = _as_spelt_there(space, candidate.genome, kernel.inactive.get(target.name, {}))
+        if broken := [f"there is no {n}={v}" for n, v in unsaid.items()] or space.violations(point):
+            why = why or "; ".join(broken)
+            continue
+        genome = Genome.of(point)
+        source = render(kernel, target.name, genome, kernel.binding(target.name, item.workload), machine_code)
+        try:
+            binary = _compile(target, source, arch)
+        except CompileError as error:
+            why, compilations = why or f"it does not compile ({_first_line(error)})", compilations + 1
+            if compilations == _MOST_COMPILATIONS:
+                break
+            continue
+        launch = kernel.launch(target.name, point, item.workload, limits)
+        if target.occupancy(binary, launch, limits) == 0:
+            why = why or f"a block of {launch.block[0]} threads with {binary.registers} registers each does not fit"
+            continue
+        return _Built(candidate, genome, source, binary), why
+    return None, why
+
+
+def _as_spelt_there(space: Space, genome: Genome, stand_ins: Mapping[str, Value]) -> tuple[Point, Point]:
+    """The same kernel as a point of another architecture's space, and what of it cannot be said there: a parameter that one
+    of the two spaces has not is the value that templates read in its place."""
+    given = genome.parameters
+    point: Point = {}
+    for parameter in space.parameters:
+        name = parameter.name
+        if space.is_active(parameter, point):
+            if name in given:
+                point[name] = given[name]
+            elif name in stand_ins:
+                point[name] = stand_ins[name]
+    return point, {n: v for n, v in given.items() if n not in point and stand_ins.get(n) != v}
+
+
+def _first_line(error: CompileError) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return next((line for line in lines if "error" in line), lines[0] if lines else "no message")
+
+
+def _compiled_in(kernel: Kernel) -> list[dict[str, Any]]:
+    """Options that are constants of a binary. A module chooses by them as it does by sizes: off is 0, on is 1."""
+    fixed = {name for names in kernel.compile_time_dims.values() for name in names}
+    return [{"name": name, "low": 0, "high": 1} for name in kernel.options if name in fixed]
+
+
+def _variant_record(
+    kernel: Kernel, target: Target, arch: str, built: _Built, before: Sequence[Mapping[str, Any]], *, measured_arch: str
+) -> dict[str, Any]:
+    """What a build's record says, but for what was asked for. `before`: the records of those that were made before."""
+    item, source, binary, measured = built.item, built.source, built.binary, arch == measured_arch
+    workload, fixed = item.workload, kernel.compile_time_dims[target.name]
+    sizes = "x".join(str(n) for d, n in workload.dims if d in fixed or not fixed)
+    stem = f"variant_{len(before)}_{workload.dtype}_{sizes}" + ("" if measured else f"_{arch}")
+    same = (v["source"] for v in before if (v["workload"]["key"], v["source_digest"]) == (workload.key, source.digest))
+    kind = "so" if target.name == "cpu" else "cubin" if binary.code.startswith(b"\x7fELF") else "ptx"
+    measured_code = item.record.get("code_hash") if measured else None
+    record: dict[str, Any] = {
+        "candidate": item.candidate,
+        "target": target.name,
+        "arch": arch,
+        "standing": "measured" if measured else "compiled",
+        "measured_arch": measured_arch,
+        "workload": {
+            "key": workload.key,
+            "dims": {d.name: workload.dim(d.name) for d in kernel.dimensions}
+            | {d["name"]: int(workload.option(d["name"])) for d in _compiled_in(kernel)},
+            "dtype": workload.dtype,
+            "options": dict(workload.options),
+        },
+        "fixed": list(fixed),
+        "genome": built.genome.parameters,
+        "source": next(same, f"{stem}.{target.language}"),
+        "source_sha256": sha256_of(source.text),
+        "source_digest": source.digest,
+        "recipe": recipe(target.name, source.flags),
+        "compiler": target.compiler(),
+        "binary": f"{stem}.{kind}",
+        "binary_sha256": sha256_of(binary.code),
+        "code_hash": binary.code_hash,
+        "same_code_as_measured": None if measured_code is None else measured_code == binary.code_hash,
+        "registers": binary.registers,
+        "spill_bytes": binary.spill_bytes,
+        "smem_static_bytes": binary.smem_static_bytes,
+        "launch": asdict(kernel.plan(target.name, built.genome.parameters, workload)),
+        "timing": timing_of(item.record) if measured else None,
+        "record": dict(item.record),
+    }
+    if not measured:
+        # Figures and verdicts would be taken for this architecture's. Ancestors may be told beside the measured build.
+        told = any(v["standing"] == "measured" and v["candidate"] == item.candidate for v in before)
+        kept = set(_TRUE_ANYWHERE) - ({"lineage"} if told else set())
+        record["record"] = {name: value for name, value in item.record.items() if name in kept}
+    if target.name == "cpu":
+        record["needs"] = {"machine": cpu.machine(), "features": _needed_features(arch, source.flags)}
+    return record
+
+
+def timing_of(record: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The one figure of a winner, out of its provenance: from its race with cold caches, beside the reference's median;
+    None without one."""
+    cold, baselines = ([t for t in record.get(of, ()) if t["protocol"] != "hot"] for of in ("timings", "baselines"))
+    own = next((t for t in cold if t["contender"] == "candidate" and t["ratio"] is not None), None)
+    if own is None:
+        return None
+    figures = ("stage", "median_us", "low_us", "high_us", "ratio", "ratio_low", "ratio_high")
+    return {
+        **{name: own.get(name) for name in figures},
+        "torch_us": next((t["median_us"] for t in (*cold, *baselines) if t["ratio"] is None), None),
+        "disturbed": bool((own.get("clocks") or {}).get("disturbed")),
+    }
+
+
+def recipe(target: str, flags: Sequence[str]) -> dict[str, list[str]]:
+    """What the compiler is told beside the architecture."""
+    if target == "cpu":
+        return {"flags": [*FLAGS, *flags], "libraries": list(LIBRARIES)}
+    standard = () if any(f.startswith(("--std", "-std")) for f in flags) else ("--std=c++17",)
+    return {"flags": [*standard, *flags]}
+
+
+def sha256_of(data: str | bytes) -> str:
+    return hashlib.sha256(data.encode() if isinstance(data, str) else data).hexdigest()
+
+
+def _needed_features(arch: str, flags: Iterable[str]) -> list[str] | None:
+    """Instruction sets that code for -march=`arch` may use; None where that is not known: it is then built anew."""
+    if arch == "native":
+        return sorted(cpu.features()) or None
+    if arch not in _PSABI or any(f.startswith("-m") for f in flags):
+        return None
+    levels = list(_PSABI)[: list(_PSABI).index(arch) + 1]
+    return sorted(f for level in levels for f in _PSABI[level].split())
