@@ -194,9 +194,9 @@ def _draw_calls(kernel: Kernel, request: Request, session: Session, seed: int) -
     for rank, case in enumerate(ranked):
         if rank >= _SMALLEST_CASES and kernel.cost(case.workload).bytes > _SMALL_BYTES:
             break
-        prepared = gate.prepare(case)
-        expected = {e.name: e for e in prepared.trials[0].expected}
-        values = list(argument_values(kernel, case.workload, prepared.pristine, prepared.outputs))
+        trial = gate.prepare(case).trials[0]
+        expected = {e.name: e for e in trial.expected}
+        values = list(argument_values(kernel, case.workload, trial.inputs, trial.memory.outputs))
         outputs = {}
         for place, (argument, value) in enumerate(zip(kernel.arguments, values, strict=True)):
             if isinstance(value, torch.Tensor):
