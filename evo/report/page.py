@@ -21,11 +21,11 @@ from markupsafe import Markup
 
 from evo.analysis.candidates import TimingRecord
 from evo.analysis.finals import ceiling_note
-from evo.analysis.outcome import HeatMap, RunOutcome, WorkloadOutcome, group_families, map_pairs
+from evo.analysis.outcome import RunOutcome, WorkloadOutcome
 from evo.errors import UsageError
 from evo.evaluation import within_noise
-from evo.report import figures, sentences
-from evo.report.figures import DARK, LIGHT, Figure, change_text, gain_text
+from evo.report import sentences
+from evo.report.figures import DARK, LIGHT, Figure, change_text, draw_workload, gain_text
 from evo.report.sentences import run_headline, size
 from evo.report.text import clean, counted, duration, interval, micro, percent, short, times, value_text
 
@@ -54,7 +54,6 @@ class Section:
     anchor: str
     data: WorkloadOutcome
     figures: dict[str, Figure]
-    heats: tuple[HeatMap, ...]
 
     @property
     def race(self) -> list[TimingRecord]:
@@ -65,28 +64,11 @@ class Section:
 
 def sections(data: RunOutcome) -> list[Section]:
     """Everything that is drawn, workload by workload."""
-    return [_section(f"w{number}", w) for number, w in enumerate(data.workloads, 1)]
-
-
-def _section(anchor: str, data: WorkloadOutcome) -> Section:
-    some = data.candidates
-    if some is None:
-        return Section(anchor=anchor, data=data, figures={}, heats=())
-    drawn = (
-        figures.draw_convergence(data, "evaluations"),
-        figures.draw_convergence(data, "seconds"),
-        figures.draw_lineage(data, anchor=f"{anchor}-step-"),
-        figures.draw_families(data, group_families(some, data.important)),
-        figures.draw_importance(data),
-        figures.draw_failures(data),
-        figures.draw_operators(data),
-    )
-    return Section(
-        anchor=anchor,
-        data=data,
-        figures={f.name: f for f in drawn if f is not None},
-        heats=tuple(map_pairs(some, data.important)),
-    )
+    found = []
+    for number, workload in enumerate(data.workloads, 1):
+        drawn = draw_workload(workload, anchor=f"w{number}-step-")
+        found.append(Section(anchor=f"w{number}", data=workload, figures={figure.name: figure for figure in drawn}))
+    return found
 
 
 @cache
@@ -107,7 +89,7 @@ def _environment() -> Environment:
     }  # fmt: skip
     environment.globals |= {name: getattr(sentences, name) for name in sentences.__all__}
     environment.globals["ceiling_note"] = ceiling_note
-    environment.globals |= {"interval": interval, "shade": figures.shade, "speedup": _speedup}
+    environment.globals |= {"interval": interval, "speedup": _speedup}
     return environment
 
 
@@ -200,8 +182,7 @@ def write_figures(folder: Path, drawn: list[Section]) -> list[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for section in drawn:
-            heats = (figures.draw_heat_map(heat, section.heats) for heat in section.heats)
-            for figure in (*section.figures.values(), *heats):
+            for figure in section.figures.values():
                 name = f"{section.anchor}-{figure.name}" if len(drawn) > 1 else figure.name
                 written += [folder / f"{name}.svg", folder / f"{name}.png"]
                 _write(written[-2], figure.document().encode())
