@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,12 +28,9 @@ from evo.problem.space import Point, Space, Value
 from evo.targets import find_target
 
 __all__ = [
-    "Cell", "Family", "HeatMap", "Milestone", "Population", "Problem", "RunOutcome", "TriedParameter", "WorkloadOutcome",
-    "group_families", "map_pairs", "read_outcome", "read_population", "read_problem",
+    "Milestone", "Population", "Problem", "RunOutcome", "TriedParameter", "WorkloadOutcome", "read_outcome",
+    "read_population", "read_problem",
 ]  # fmt: skip
-
-_CHOICES, _FAMILIES = 3, 8
-_PAIRED, _MOST_SHOWN = 4, 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,8 +82,7 @@ class Milestone(RelativeTime):
 class Population:
     """The candidates of one task, a row each, by order.
 
-    score: NaN without one. passed: the search did not refuse it. better, improvement: see
-    `evo.analysis.operators.ComparedCandidate`. points: the parameters of each. milestones: the new bests.
+    score: NaN without one. passed: the search did not refuse it. points: the parameters of each. milestones: the new bests.
     """
 
     order: NDArray[np.int64]
@@ -95,8 +90,6 @@ class Population:
     score: NDArray[np.float64]
     operator: NDArray[np.str_]
     passed: NDArray[np.bool_]
-    better: NDArray[np.bool_]
-    improvement: NDArray[np.float64]
     points: tuple[Point, ...]
     parameters: tuple[TriedParameter, ...]
     milestones: tuple[Milestone, ...]
@@ -260,8 +253,6 @@ def read_population(
             score=np.array([one.row.score for one in some], float),  # None becomes NaN
             operator=np.array([one.row.operator for one in some]),
             passed=np.array([one.row.status in PASSED for one in some]),
-            better=np.array([bool(one.better) for one in some]),
-            improvement=np.array([one.improvement for one in some]),
             points=points,
             parameters=_tried_parameters(points, spaces.get(task)),
             milestones=tuple(
@@ -310,108 +301,3 @@ def _tried_parameters(points: Sequence[Point], space: Space | None) -> tuple[Tri
             )
         )
     return tuple(found)
-
-
-# Families: what the population was made of as the search went on
-
-
-@dataclass(frozen=True, kw_only=True)
-class Family:
-    """Candidates that made the same structural choices. choices: None for a parameter that has no part. rows: indices into
-    the columns.
-
-    others: number of the small families that this one stands for, which have no choices in common; 0 for a real one.
-    best: the lowest ratio.
-    """
-
-    choices: tuple[tuple[str, Value | None], ...]
-    rows: NDArray[np.int64]
-    best: float | None
-    others: int = 0
-
-
-def group_families(some: Population, important: Sequence[str]) -> list[Family]:
-    """The largest families and the rest as one, by number of candidates; that of the fastest is always among them.
-
-    Families share the structural choices that mattered most, at most three. important: names, the first mattered most.
-    Empty where no structural choice was varied.
-    """
-    varied = [p.name for p in some.parameters if p.structural and len(p.values) > 1]
-    chosen = sorted(varied, key=lambda name: important.index(name) if name in important else len(important))[:_CHOICES]
-    if not chosen:
-        return []
-    members: dict[tuple[Value | None, ...], list[int]] = defaultdict(list)
-    for row, point in enumerate(some.points):
-        members[tuple(point.get(name) for name in chosen)].append(row)
-    fastest = np.nanargmin(some.score) if np.isfinite(some.score).any() else 0
-    kinds = sorted(members, key=lambda kind: (fastest not in members[kind], -len(members[kind])))
-    kept = kinds if len(kinds) <= _FAMILIES else kinds[: _FAMILIES - 1]
-    found = [_family(some, members[kind], tuple(zip(chosen, kind, strict=True))) for kind in kept]
-    found.sort(key=lambda family: -len(family.rows))
-    if rest := kinds[len(kept) :]:
-        found.append(_family(some, [row for kind in rest for row in members[kind]], (), others=len(rest)))
-    return found
-
-
-def _family(
-    some: Population, rows: Sequence[int], choices: tuple[tuple[str, Value | None], ...], others: int = 0
-) -> Family:
-    scores = some.score[rows]
-    best = float(np.nanmin(scores)) if np.isfinite(scores).any() else None
-    return Family(choices=choices, rows=np.array(rows), best=best, others=others)
-
-
-# Pairs: what two values together led to
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cell:
-    """best, median: speed-ups, None where nothing passed."""
-
-    tried: int
-    passed: int
-    best: float | None
-    median: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeatMap:
-    """cells[row][column], for the values of `down` and `across`; None among values: has no part in the genome."""
-
-    across: str
-    down: str
-    columns: tuple[Value | None, ...]
-    rows: tuple[Value | None, ...]
-    cells: tuple[tuple[Cell, ...], ...]
-
-
-def map_pairs(some: Population, important: Sequence[str]) -> list[HeatMap]:
-    """One for every pair of the four parameters that mattered most."""
-    if not np.isfinite(some.score).any():
-        return []
-    varied = {p.name: p for p in some.parameters if 1 < len(p.values) <= _MOST_SHOWN}
-    names = [n for n in important if n in varied] or list(varied)
-    return [_map(some, varied[a], varied[b]) for a, b in combinations(names[:_PAIRED], 2)]
-
-
-def _map(some: Population, one: TriedParameter, other: TriedParameter) -> HeatMap:
-    across, down = (one, other) if len(one.values) <= len(other.values) else (other, one)
-    members: dict[tuple[Value | None, Value | None], list[int]] = defaultdict(list)
-    for number, point in enumerate(some.points):
-        members[point.get(down.name), point.get(across.name)].append(number)
-    rows, columns = (
-        (*p.values, None) if any(p.name not in point for point in some.points) else p.values for p in (down, across)
-    )
-    cells = tuple(tuple(_cell(some, members[row, column]) for column in columns) for row in rows)
-    return HeatMap(across=across.name, down=down.name, columns=columns, rows=rows, cells=cells)
-
-
-def _cell(some: Population, members: Sequence[int]) -> Cell:
-    ups = some.speedup[members]
-    known = ups[np.isfinite(ups)]
-    return Cell(
-        tried=len(members),
-        passed=int(some.passed[members].sum()),
-        best=float(known.max()) if len(known) else None,
-        median=float(np.median(known)) if len(known) else None,
-    )

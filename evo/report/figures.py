@@ -198,9 +198,9 @@ def draw_convergence(data: WorkloadOutcome, against: Literal["evaluations", "sec
     positions = some.elapsed_s if seconds else np.arange(1, len(some) + 1, dtype=float)
     last = max(float(positions.max()), 1e-9)
     steps: list[tuple[float, Milestone]] = []
-    for place, m in sorted((m.elapsed_s if seconds else m.evaluated, m) for m in data.milestones):
+    for m in sorted(data.milestones, key=lambda m: m.elapsed_s if seconds else m.evaluated):
         if not steps or m.speedup > steps[-1][1].speedup:
-            steps.append((place, m))
+            steps.append((m.elapsed_s if seconds else m.evaluated, m))
     line = [{"x": place, "y": m.speedup, "low": m.low, "high": m.high} for place, m in steps]
     line += [{**line[-1], "x": last}] if line else []
     refused = sorted({round(float(p) / last * _MOST_STROKES) for p in positions[~some.passed]})

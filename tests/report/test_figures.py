@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
-from dataclasses import replace
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
-from recorded import PLANS, Plan, record_run
+from recorded import Plan, record_run
 
-from evo.analysis.outcome import RunOutcome, group_families, map_pairs, read_outcome, read_population
+from evo.analysis.outcome import RunOutcome, read_outcome
 from evo.lineage.store import Store
-from evo.report.figures import DARK, LIGHT, draw_convergence, draw_heat_map, draw_lineage, shown_steps
+from evo.report.figures import DARK, LIGHT, Figure, draw_lineage
 from evo.report.page import sections
 from evo.report.sentences import hardly_tried, importance_gap
 from evo.report.text import value_text
-from tests.lineage import samples as s
-
-pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("name", [plan.name for plan in PLANS])
+@pytest.fixture(scope="module")
+def drawn(known: dict[str, RunOutcome]) -> dict[str, Figure]:
+    """The figures of a run of one workload, by name."""
+    return sections(known["one"])[0].figures
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["two", "nofinals", "failures", "single", "gone"])
 def test_every_figure_is_xml_of_its_own_with_a_title_and_without_links(known: dict[str, RunOutcome], name: str) -> None:
     for section in sections(known[name]):
-        heats = (draw_heat_map(heat, section.heats) for heat in section.heats)
-        for figure in (*section.figures.values(), *heats):
+        for figure in section.figures.values():
             root = ET.fromstring(figure.document().encode())
             spaceless = [e.tag.rpartition("}")[2] for e in root.iter()]
             assert spaceless[:3] == ["svg", "title", "desc"]
@@ -41,61 +44,35 @@ def test_the_best_so_far_only_ever_rises_and_ends_at_the_lowest_score(known: dic
     assert data.candidates is not None
     assert ups[-1] == pytest.approx(1 / np.nanmin(data.candidates.score))
     assert all(m.low < m.speedup < m.high for m in data.milestones)
-    assert draw_convergence(data, "evaluations") is not None
-
-
-def test_a_lineage_of_ties_says_so(known: dict[str, RunOutcome]) -> None:
-    data = known["one"].workloads[0]
-    tied = tuple(replace(step, tie=True) if step.gain is not None else step for step in data.steps)
-    told, otherwise = draw_lineage(replace(data, steps=tied), anchor="s"), draw_lineage(data, anchor="s")
-    assert told is not None
-    assert otherwise is not None
-    assert "through first parents, each step of which is a tie" in told.caption
-    assert "through first parents, with the gains of steps that are no ties" in otherwise.caption
 
 
 def test_a_lineage_has_a_mark_for_each_ancestor_that_says_change_and_gain(known: dict[str, RunOutcome]) -> None:
     data = known["one"].workloads[0]
     figure = draw_lineage(data, anchor="w1-step-")
     assert figure is not None
-    steps = shown_steps(data)
     links = list(ET.fromstring(figure.inline()).iter("{http://www.w3.org/2000/svg}a"))
     said = {a.get("href"): a[0].get("aria-label") or "" for a in links}
-    assert said.keys() == {f"#w1-step-{s.order}" for s in steps}
-    gained = next(s for s in steps if s.gain is not None and not s.tie and s.change)
+    assert said.keys() == {f"#w1-step-{s.order}" for s in data.steps}
+    gained = next(s for s in data.steps if s.gain is not None and not s.tie and s.change)
     assert "→" in said[f"#w1-step-{gained.order}"]
     assert "gain over its first parent" in said[f"#w1-step-{gained.order}"]
 
 
-def test_cells_of_a_pair_count_every_candidate_once(known: dict[str, RunOutcome]) -> None:
+def test_every_candidate_is_in_one_cell_of_a_pair_and_in_one_part_of_what_was_tried_over_time(
+    known: dict[str, RunOutcome], drawn: dict[str, Figure]
+) -> None:
     data = known["one"].workloads[0]
     assert data.candidates is not None
-    maps = map_pairs(data.candidates, data.important)
-    assert 1 <= len(maps) <= 6
-    for heat in maps:
-        cells = [c for row in heat.cells for c in row]
-        assert sum(c.tried for c in cells) == data.number
-        assert max(c.best for c in cells if c.best) == pytest.approx(data.milestones[-1].speedup)
-        assert all(c.median <= c.best for c in cells if c.best and c.median)
-
-
-def test_families_divide_the_candidates_among_them(known: dict[str, RunOutcome]) -> None:
-    data = known["one"].workloads[0]
-    assert data.candidates is not None
-    families = group_families(data.candidates, data.important)
-    rows = np.concatenate([f.rows for f in families])
-    assert sorted(rows) == list(range(data.number))
-    assert min(f.best for f in families if f.best) == pytest.approx(1 / data.milestones[-1].speedup)
-
-
-def test_a_child_of_two_is_better_only_if_it_beats_the_faster_one(tmp_path: Path) -> None:
-    with Store.open(tmp_path / "lineage.db", write=True) as store:
-        run = store.create_run(s.SPEC, s.ENVIRONMENT)
-        tried = [(s.ref(0), 0.9), (s.ref(1), 0.4), (s.ref(2, 0, 1), 0.5), (s.ref(3, 0, 1), 0.3)]
-        for ref, ratio in tried:
-            store.add(run, ref, s.passed(ref.order, ratio), elapsed_s=1.0)
-        some = read_population(store, run, {}, set())[0]
-    assert some.better.tolist() == [False, False, False, True]
+    pairs = [figure for name, figure in drawn.items() if name.startswith("pair-")]
+    assert len(pairs) == 3
+    for pair in pairs:
+        cells = {row["tip"]: row for layer in pair.layers for row in layer["data"]["values"]}
+        assert sum(int(re.search(r"of (\d+) passed", tip)[1]) for tip in cells) == data.number  # type: ignore[index]
+        assert max(row.get("best", 0) for row in cells.values()) == pytest.approx(data.milestones[-1].speedup)
+    operators = Counter(data.candidates.operator.tolist())
+    for name, number in (("choices", data.number), ("operators", sum(operators.values()))):
+        assert sum(row["made"] for row in drawn[name].layers[0]["data"]["values"]) == number
+    assert drawn["operators"].alt.startswith("mutation: {} tried, best ".format(operators["mutation"]))
 
 
 def test_values_of_what_mattered_that_were_hardly_tried_are_named(known: dict[str, RunOutcome]) -> None:
@@ -141,10 +118,5 @@ def test_disturbed_times_are_on_the_line_only_where_there_are_no_others(tmp_path
         for share in (0.5, 1.0):
             record_run(store, Plan(name=f"busy{share:g}", evaluations=40, failing={}, disturbed=share, finals=False))
         half, whole = (read_outcome(store, f"busy{share:g}").workloads[0] for share in (0.5, 1.0))
-    assert half.milestones
-    assert not any(m.disturbed for m in half.milestones)
-    assert whole.milestones
-    assert all(m.disturbed for m in whole.milestones)
-    figure = draw_convergence(whole, "evaluations")
-    assert figure is not None
-    assert "Broken line" in figure.caption
+    assert [half.milestones != (), any(m.disturbed for m in half.milestones)] == [True, False]
+    assert [whole.milestones != (), all(m.disturbed for m in whole.milestones)] == [True, True]
