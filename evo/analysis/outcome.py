@@ -28,8 +28,7 @@ from evo.problem.space import Point, Space, Value
 from evo.targets import find_target
 
 __all__ = [
-    "Milestone", "Population", "Problem", "RunOutcome", "TriedParameter", "WorkloadOutcome", "read_outcome",
-    "read_population", "read_problem",
+    "Milestone", "Population", "Problem", "RunOutcome", "TriedParameter", "WorkloadOutcome", "read_outcome", "read_problem",
 ]  # fmt: skip
 
 
@@ -187,7 +186,7 @@ def read_outcome(store: Store, name: str, *, db: str | None = None) -> RunOutcom
     problem = read_problem(find_run(store, name))
     run = read_run_finals(store, name, [name for name, role in problem.roles.items() if role == "ceiling"] or ["copy"])
     importance = read_importance(store, run.name)
-    populations = read_population(store, store.run(run.name), problem.spaces, {f.id for f in run.refused_in_finals})
+    populations = _read_population(store, store.run(run.name), problem.spaces, {f.id for f in run.refused_in_finals})
     workloads = []
     for task, finals in zip(run.tasks, run.finals, strict=True):
         leading = task.winner or task.best
@@ -232,7 +231,7 @@ def read_problem(run: RunSummary) -> Problem:
     return Problem(spaces=spaces, roles={b.name: b.role for b in kernel.baselines}, changed=changed)
 
 
-def read_population(
+def _read_population(
     store: Store, run: StoredRun, spaces: Mapping[int, Space], refused: Collection[str]
 ) -> dict[int, Population]:
     """By number of the task; tasks without candidates are left out.
