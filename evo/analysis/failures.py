@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, select
 
+from evo.analysis.finals import error_line
+from evo.analysis.runs import find_run, list_runs
 from evo.errors import EvoError
 from evo.evaluation import PASSED
 from evo.lineage import models as m
-from evo.lineage.models import key_range, last_refusals
+from evo.lineage.models import key_range
 from evo.lineage.read import resolve_run
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
@@ -25,11 +27,11 @@ from evo.problem.space import Space, Value
 from evo.targets import find_target
 
 __all__ = [
-    "Failure", "FailureKind", "FailureReason", "FailureReport", "FailureTotal", "FailureValue", "Rule", "failure_totals",
-    "present_space", "read_failures", "read_tried", "refused_finalists", "spent",
+    "FailureKind", "FailureReason", "FailureReport", "FailureTotal", "FailureValue", "Rule", "failure_totals",
+    "present_space", "read_failures", "read_tried", "spent",
 ]  # fmt: skip
 
-_c, _i, _k, _b, _r = m.Candidate, m.Task, m.Check, m.Build, m.Run
+_c, _k, _b = m.Candidate, m.Check, m.Build
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+(?:\.\d+)?(?:e[-+]?\d+)?|\b(?:nan|inf(?:inity)?)\b", re.IGNORECASE)
 _GOOD_SHARE = 0.25
 """Of a task's timed candidates, the fastest of which count as good."""
@@ -37,19 +39,6 @@ _NOT_CHANCE = 2.0
 """Standard errors."""
 _LEAST_AVOIDED = 2
 _KEPT_RULES = 50
-
-
-@dataclass(frozen=True, kw_only=True)
-class Failure:
-    """A candidate that passed the search and was refused by the finals. reason: a line of its log."""
-
-    id: str
-    order: int
-    task: int
-    operator: str
-    status: str
-    reason: str
-    parameters: dict[str, Value]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,26 +136,22 @@ class FailureTotal:
 
 def failure_totals(store: Store, kernel: str | None = None) -> list[FailureTotal]:
     """How the candidates of all runs ended, those that passed too, by kernel, target and device."""
-    e = m.Environment
-    # By run from an index alone first: joined before, every candidate would be looked up.
-    counted = (
-        select(_c.run_id, _c.status, func.count().label("n")).group_by(_c.run_id, _c.status).cte("counted")
-    )
-    query = (
-        select(_r.kernel, _r.target, e.device, counted.c.status, func.count(), func.sum(counted.c.n))
-        .join_from(counted, _r, _r.id == counted.c.run_id)
-        .join(e, e.id == _r.environment_id)
-        .group_by(_r.kernel, _r.target, e.device, counted.c.status)
-    )
-    with store.reading() as connection:
-        rows = connection.execute(query if kernel is None else query.where(_r.kernel == kernel)).all()
-    totals: Counter[tuple[str, ...]] = Counter()
-    for *group, _, _, n in rows:
-        totals[tuple(group)] += int(n)
-    names = ("kernel", "target", "device", "status", "runs")
+    groups: dict[tuple[str, str, str], dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for run in list_runs(store):
+        for status, n in run.counts.items() if kernel in (None, run.kernel) else ():
+            groups[run.kernel, run.target, run.device][status].append(n)
     found = [
-        FailureTotal(**dict(zip(names, known, strict=True)), candidates=int(n), share=int(n) / totals[tuple(known[:3])])
-        for *known, n in rows
+        FailureTotal(
+            kernel=name,
+            target=target,
+            device=device,
+            status=status,
+            runs=len(counts),
+            candidates=sum(counts),
+            share=sum(counts) / sum(map(sum, by_status.values())),
+        )
+        for (name, target, device), by_status in groups.items()
+        for status, counts in by_status.items()
     ]
     return sorted(found, key=lambda f: (f.kernel, f.target, f.device, -f.candidates, f.status))
 
@@ -177,15 +162,14 @@ def read_failures(store: Store, run: str, *, template: bool = False, task: int |
 
     Raises UnknownNameError, or StoreError for an ambiguous prefix of a name.
     """
+    about = find_run(store, run)
     with store.reading() as connection:
-        key = resolve_run(connection, run)
-        about: Any = connection.execute(select(_r.name, _r.kernel, _r.target, _r.arch).where(_r.id == key)).one()
-        tasks: Any = connection.execute(select(_i.number, _i.dims, _i.dtype, _i.options).where(_i.run_id == key)).all()
+        key = resolve_run(connection, about.name)
         rows = read_tried(connection, key, task)
         said = _reasons(connection, key)
     spaces = {
-        number: present_space(about.kernel, about.target, about.arch, Workload.of(dims, dtype, options))
-        for number, dims, dtype, options in (tasks if template else ())
+        t.number: present_space(about.kernel, about.target, about.arch, Workload.of(t.dims, t.dtype, t.options))
+        for t in (about.tasks if template else ())
     }
     structural = frozenset(p.name for space in spaces.values() for p in space.parameters if p.structural)
     tried = _Tried(rows)
@@ -211,41 +195,11 @@ def present_space(kernel: str, target: str, arch: str, workload: Workload) -> Sp
     return problem.space(target, workload, find_target(target).limits(arch))
 
 
-def refused_finalists(store: Store, run: str) -> tuple[Failure, ...]:
-    """The candidates of a run that passed its search and were refused by the last of their finals, by order."""
-    f = m.Final
-    with store.reading() as connection:
-        rows: Any = connection.execute(
-            select(_c.public_id, _c.order, _c.task, _c.operator, _c.genome, f.status, f.log)
-            .join_from(f, _c, _c.id == f.candidate_id)
-            .where(_c.id.between(*key_range(resolve_run(connection, run))), last_refusals())
-            .order_by(_c.id)
-        ).all()
-    return tuple(
-        Failure(
-            id=row.public_id,
-            order=row.order,
-            task=row.task,
-            operator=row.operator,
-            status=row.status,
-            reason=_error_line(row.log),
-            parameters=Genome.from_json(row.genome).parameters,
-        )
-        for row in rows
-    )
-
-
-def _error_line(log: str) -> str:
-    """The first line that speaks of an error, or else the first."""
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
-    return next((line for line in lines if "error" in line.lower()), lines[0] if lines else "")
-
-
 def read_tried(connection: Connection, run_id: int, task: int | None = None) -> list[Any]:
     """The candidates of a run, or of one of its tasks, by order, with what their builds cost."""
     query = (
-        select(_c.id, _c.public_id, _c.task, _c.operator, _c.genome, _c.status, _c.score, _c.same_code_as_id)
-        .add_columns(_c.elapsed_s, _c.seconds, _b.cached, _b.seconds.label("build_seconds"))
+        select(_c.id, _c.public_id, _c.order, _c.task, _c.operator, _c.genome, _c.status, _c.score)
+        .add_columns(_c.same_code_as_id, _c.elapsed_s, _c.seconds, _b.cached, _b.seconds.label("build_seconds"))
         .join_from(_c, _b, _b.candidate_id == _c.id, isouter=True)
         .where(_c.id.between(*key_range(run_id)))
         .order_by(_c.id)
@@ -262,7 +216,7 @@ def _reasons(connection: Connection, run_id: int) -> dict[int, str]:
         .join_from(_c, _b, _b.candidate_id == _c.id, isouter=True)
         .where(_c.id.between(*key_range(run_id)), _c.status.not_in(PASSED))
     ):
-        found[key] = _error_line(log) or _error_line(build_log or "")
+        found[key] = error_line(log) or error_line(build_log or "")
     for key, case, reason in connection.execute(
         select(_k.candidate_id, _k.case, _k.reason)
         .where(_k.candidate_id.between(*key_range(run_id)), _k.round == 0, _k.passed.is_(False))

@@ -12,11 +12,16 @@ from evo.analysis.candidates import TimingRecord, read_timing_record
 from evo.analysis.times import HeldRace, RelativeTime, gain_between, gain_fields, gain_within, held_races
 from evo.evaluation import AA_CONTROL
 from evo.lineage import models as m
-from evo.lineage.models import unrefused
+from evo.lineage.models import key_range, last_refusals, unrefused
 from evo.lineage.read import resolve_run, rows_of
 from evo.lineage.store import Store
+from evo.problem.genome import Genome
+from evo.problem.space import Value
 
-__all__ = ["Confirmation", "Finalist", "WorkloadFinals", "ceiling_note", "quoted", "read_finals"]
+__all__ = [
+    "Confirmation", "Finalist", "RefusedFinalist", "WorkloadFinals", "ceiling_note", "error_line", "quoted", "read_finals",
+    "refused_finalists",
+]  # fmt: skip
 
 _c, _i = m.Candidate, m.Task
 _SHIFT = 0.02
@@ -45,6 +50,19 @@ class Finalist(RelativeTime):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RefusedFinalist:
+    """A candidate that passed the search and was refused by the finals. reason: a line of its log."""
+
+    id: str
+    order: int
+    task: int
+    operator: str
+    status: str
+    reason: str
+    parameters: dict[str, Value]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Confirmation(RelativeTime):
     """The winner's time in the race that confirmed it, which is the one to quote: in a fresh process, on other data, beside
     a second copy of itself and the baselines only. shift: its speed-up there over that of the race of all finalists, where
@@ -57,12 +75,11 @@ class Confirmation(RelativeTime):
 class WorkloadFinals:
     """The last final of one workload.
 
-    finalists: the winner, then the others by their speed-up; refused candidates are not among them
-    (`failures.refused_finalists`). one_race: always true; kept for programs that read it. baselines: cold, of the race that
-    confirmed the winner, without its second copy. hot: the winner's time with all data in the cache. ceiling: the fastest
-    baseline that only moves the bytes; times_ceiling: the winner's time over its. claimed_speedup: the winner's in the
-    search; selection_regret: by how much that overstated it. remarks: what is out of the ordinary about the winner's
-    figures, a sentence each.
+    finalists: the winner, then the others by their speed-up, without the refused. one_race: always true; kept for programs
+    that read it. baselines: cold, of the race that confirmed the winner, without its second copy. hot: the winner's time
+    with all data in the cache. ceiling: the fastest baseline that only moves the bytes; times_ceiling: the winner's time
+    over its. claimed_speedup: the winner's in the search; selection_regret: by how much that overstated it. remarks: what
+    is out of the ordinary about the winner's figures, a sentence each.
     """
 
     task: int
@@ -153,6 +170,36 @@ def _workload_finals(task: Any, race: HeldRace, rows: Mapping[int, Any], ceiling
         discarded_rounds=int(max((t.clocks.get("discarded", 0.0) for t in beside), default=0.0)),
         remarks=tuple(remarks),
     )
+
+
+def refused_finalists(store: Store, run: str) -> tuple[RefusedFinalist, ...]:
+    """The candidates of a run that passed its search and were refused by the last of their finals, by order."""
+    f = m.Final
+    with store.reading() as connection:
+        rows = connection.execute(
+            select(_c.public_id, _c.order, _c.task, _c.operator, f.status, _c.genome, f.log)
+            .join_from(f, _c, _c.id == f.candidate_id)
+            .where(_c.id.between(*key_range(resolve_run(connection, run))), last_refusals())
+            .order_by(_c.id)
+        ).all()
+    return tuple(
+        RefusedFinalist(
+            id=row.public_id,
+            order=row.order,
+            task=row.task,
+            operator=row.operator,
+            status=row.status,
+            reason=error_line(row.log),
+            parameters=Genome.from_json(row.genome).parameters,
+        )
+        for row in rows
+    )
+
+
+def error_line(log: str) -> str:
+    """The first line that speaks of an error, or else the first."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    return next((line for line in lines if "error" in line.lower()), lines[0] if lines else "")
 
 
 def quoted(confirmed: Confirmation) -> str:

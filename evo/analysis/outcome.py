@@ -11,16 +11,14 @@ from numpy.typing import NDArray
 
 from evo.analysis.candidates import CandidateRecord, TimingRecord, read_candidate
 from evo.analysis.descent import Kin, read_family
-from evo.analysis.failures import Failure, FailureReport, read_failures
-from evo.analysis.finals import WorkloadFinals
+from evo.analysis.failures import FailureReport, read_failures
+from evo.analysis.finals import RefusedFinalist, WorkloadFinals
 from evo.analysis.importance import Importance, read_importance
-from evo.analysis.operators import ComparedCandidate, OperatorCredit, compare_with_parents, read_operators
+from evo.analysis.operators import OperatorCredit, compare_with_parents, read_operators
 from evo.analysis.runs import RunFinals, RunSummary, TaskSummary, find_run, read_run_finals
 from evo.analysis.times import RelativeTime, search_times
-from evo.errors import EvoError
 from evo.evaluation import PASSED, within_noise
-from evo.lineage import StoredRun
-from evo.lineage.models import ORDERS_PER_RUN, public_id
+from evo.lineage.read import resolve_run
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import find_kernel, kernel_digest, load_kernel, template_root
@@ -109,7 +107,7 @@ class WorkloadOutcome:
 
     leader: the winner, or else the best of the search, which no final has confirmed. steps: the leader's ancestors and
     itself. operators: over all of the search. refused: by the finals. importance: of every parameter, the most important
-    first. roles: of baselines.
+    first.
     """
 
     task: TaskSummary
@@ -119,9 +117,8 @@ class WorkloadOutcome:
     steps: tuple[Kin, ...]
     failures: FailureReport
     operators: tuple[OperatorCredit, ...]
-    refused: tuple[Failure, ...]
+    refused: tuple[RefusedFinalist, ...]
     importance: tuple[Importance, ...]
-    roles: Mapping[str, str]
 
     @property
     def number(self) -> int:
@@ -156,11 +153,6 @@ class WorkloadOutcome:
         return self.finals.baselines if self.timing is not None and self.timing.stage == "final" else ()
 
     @property
-    def reference(self) -> TimingRecord | None:
-        """The baseline that speed-ups are over, if a final timed it."""
-        return next((t for t in self.baselines if t.ratio is None), None)
-
-    @property
     def ceiling(self) -> TimingRecord | None:
         """The fastest of the baselines that only move the bytes."""
         return next((t for t in self.baselines if t.contender == self.finals.ceiling), None)
@@ -186,7 +178,7 @@ def read_outcome(store: Store, name: str, *, db: str | None = None) -> RunOutcom
     problem = read_problem(find_run(store, name))
     run = read_run_finals(store, name, [name for name, role in problem.roles.items() if role == "ceiling"] or ["copy"])
     importance = read_importance(store, run.name)
-    populations = _read_population(store, store.run(run.name), problem.spaces, {f.id for f in run.refused_in_finals})
+    refused = {f.id for f in run.refused_in_finals}
     workloads = []
     for task, finals in zip(run.tasks, run.finals, strict=True):
         leading = task.winner or task.best
@@ -194,7 +186,7 @@ def read_outcome(store: Store, name: str, *, db: str | None = None) -> RunOutcom
         workloads.append(
             WorkloadOutcome(
                 task=task,
-                candidates=populations.get(task.number),
+                candidates=_read_population(store, run.name, task.number, problem.spaces.get(task.number), refused),
                 leader=read_candidate(store, leading) if leading else None,
                 finals=finals,
                 steps=read_family(store, leading, descendants=0).members if leading else (),
@@ -202,7 +194,6 @@ def read_outcome(store: Store, name: str, *, db: str | None = None) -> RunOutcom
                 operators=tuple(o for o in operators if o.window is None),
                 refused=tuple(f for f in run.refused_in_finals if f.task == task.number),
                 importance=tuple(i for i in importance if i.workload == task.workload),
-                roles=problem.roles,
             )
         )
     return RunOutcome(run=run, db=db, problem=problem, workloads=tuple(workloads))
@@ -223,58 +214,44 @@ def read_problem(run: RunSummary) -> Problem:
         spaces = {
             t.number: kernel.space(run.target, kernel.workload(run.target, t.workload), limits) for t in run.tasks
         }
-    except (EvoError, OSError):
-        return Problem(spaces={}, roles={}, changed="the kernel cannot be found here any more")
     except Exception as error:  # a kernel.py may raise anything, and the record can still be shown
-        return Problem(spaces={}, roles={}, changed=f"the kernel cannot be loaded any more ({type(error).__name__})")
+        return Problem(spaces={}, roles={}, changed=f"the kernel cannot be loaded here any more ({type(error).__name__})")
     changed = "" if kernel.digest == run.kernel_digest else "the kernel has changed since this run"
     return Problem(spaces=spaces, roles={b.name: b.role for b in kernel.baselines}, changed=changed)
 
 
 def _read_population(
-    store: Store, run: StoredRun, spaces: Mapping[int, Space], refused: Collection[str]
-) -> dict[int, Population]:
-    """By number of the task; tasks without candidates are left out.
-
-    spaces: the kernel's, by number of the task, as far as they are known. refused: ids of those that the finals refused.
-    """
-    tasks: dict[int, list[ComparedCandidate]] = defaultdict(list)
+    store: Store, run: str, task: int, space: Space | None = None, refused: Collection[str] = ()
+) -> Population | None:
+    """None without candidates. space: the kernel's, if it is known. refused: ids of those that the finals refused."""
     with store.reading() as connection:
-        for one in compare_with_parents(connection, run.id):
-            tasks[one.row.task].append(one)
-        times = search_times(connection, run.id, [one.row.id for some in tasks.values() for one in some if one.best])
-    found = {}
-    for task, some in sorted(tasks.items()):
-        points = tuple(Genome.from_json(one.row.genome).parameters for one in some)
-        found[task] = Population(
-            order=np.array([one.row.id for one in some], np.int64) % ORDERS_PER_RUN,
-            elapsed_s=np.array([one.row.elapsed_s for one in some], float),
-            score=np.array([one.row.score for one in some], float),  # None becomes NaN
-            operator=np.array([one.row.operator for one in some]),
-            passed=np.array([one.row.status in PASSED for one in some]),
-            points=points,
-            parameters=_tried_parameters(points, spaces.get(task)),
-            milestones=tuple(
-                _milestone(run.uid, evaluated, one, times[one.row.id], refused)
-                for evaluated, one in enumerate(some, 1)
-                if one.best
-            ),
+        key = resolve_run(connection, run)
+        some = compare_with_parents(connection, key, task)
+        times = search_times(connection, key, [one.row.id for one in some if one.best])
+    if not some:
+        return None
+    points = tuple(Genome.from_json(one.row.genome).parameters for one in some)
+    milestones = [
+        Milestone(
+            **times[one.row.id].figures(),
+            order=one.row.order,
+            id=one.row.public_id,
+            evaluated=evaluated,
+            elapsed_s=one.row.elapsed_s,
+            refused=one.row.public_id in refused,
         )
-    return found
-
-
-def _milestone(
-    uid: str, evaluated: int, one: ComparedCandidate, time: RelativeTime, refused: Collection[str]
-) -> Milestone:
-    order = one.row.id % ORDERS_PER_RUN
-    name = public_id(uid, order)
-    return Milestone(
-        **time.figures(),
-        order=order,
-        id=name,
-        evaluated=evaluated,
-        elapsed_s=one.row.elapsed_s,
-        refused=name in refused,
+        for evaluated, one in enumerate(some, 1)
+        if one.best
+    ]
+    return Population(
+        order=np.array([one.row.order for one in some]),
+        elapsed_s=np.array([one.row.elapsed_s for one in some], float),
+        score=np.array([one.row.score for one in some], float),  # None becomes NaN
+        operator=np.array([one.row.operator for one in some]),
+        passed=np.array([one.row.status in PASSED for one in some]),
+        points=points,
+        parameters=_tried_parameters(points, space),
+        milestones=tuple(milestones),
     )
 
 

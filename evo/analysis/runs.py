@@ -11,8 +11,7 @@ from sqlalchemy import Connection, func, select
 from sqlalchemy.orm import aliased
 
 from evo.analysis.best import Best, best_by_run
-from evo.analysis.failures import Failure, refused_finalists
-from evo.analysis.finals import WorkloadFinals, read_finals
+from evo.analysis.finals import RefusedFinalist, WorkloadFinals, read_finals, refused_finalists
 from evo.evaluation import PASSED
 from evo.lineage import RunStatus
 from evo.lineage import models as m
@@ -23,8 +22,8 @@ from evo.lineage.store import Store
 from evo.problem.space import Value
 
 __all__ = [
-    "ListedRun", "Point", "RunFinals", "RunSummary", "TaskSummary", "find_run", "list_runs",
-    "read_history", "read_run_finals", "run_names",
+    "ListedRun", "Point", "RunFinals", "RunSummary", "TaskSummary", "find_run", "list_runs", "read_history",
+    "read_run_finals",
 ]  # fmt: skip
 
 _c, _i, _r = m.Candidate, m.Task, m.Run
@@ -88,7 +87,7 @@ class RunFinals(RunSummary):
     """A run, its finals by workload, and the candidates that they refused."""
 
     finals: tuple[WorkloadFinals, ...]
-    refused_in_finals: tuple[Failure, ...]
+    refused_in_finals: tuple[RefusedFinalist, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,12 +133,6 @@ def read_run_finals(store: Store, name: str, ceilings: Collection[str] = ("copy"
     return RunFinals(
         **values, finals=read_finals(store, name, ceilings), refused_in_finals=refused_finalists(store, name)
     )
-
-
-def run_names(store: Store) -> list[str]:
-    """The latest first."""
-    with store.reading() as connection:
-        return list(connection.scalars(select(_r.name).order_by(_r.id.desc())))
 
 
 def read_history(store: Store, run: str) -> tuple[Point, ...]:

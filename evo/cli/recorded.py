@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evo.analysis.candidates import CandidateRecord, read_candidate
-from evo.analysis.runs import find_run, run_names
+from evo.analysis.runs import find_run, list_runs
 from evo.cli.options import command_line
 from evo.cli.tables import short_id
 from evo.errors import StoreError, UnknownNameError, UsageError
@@ -56,7 +56,7 @@ class Recorded:
 
 def unknown(store: Store, name: str) -> UnknownNameError:
     """Of what is neither a run nor a candidate. Runs have names that can be misspelt."""
-    return UnknownNameError("run or candidate", name, run_names(store))
+    return UnknownNameError("run or candidate", name, [run.name for run in list_runs(store)])
 
 
 def named_candidate(store: Store, name: str, db: str) -> CandidateRecord:

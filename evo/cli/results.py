@@ -10,8 +10,8 @@ from typing import Any
 
 from rich.console import Console
 
-from evo.analysis.failures import read_failures, refused_finalists
-from evo.analysis.finals import WorkloadFinals, ceiling_note, read_finals
+from evo.analysis.failures import read_failures
+from evo.analysis.finals import WorkloadFinals, ceiling_note, read_finals, refused_finalists
 from evo.analysis.runs import find_run, read_history
 from evo.cli.options import command_line
 from evo.cli.screen import LONG_S, busy_share, doing

@@ -13,8 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from evo.analysis.candidates import CandidateRecord, TimingRecord, read_candidate, read_source
-from evo.analysis.failures import Failure
-from evo.analysis.finals import Finalist, WorkloadFinals, quoted
+from evo.analysis.finals import Finalist, RefusedFinalist, WorkloadFinals, quoted
 from evo.analysis.runs import RunFinals, read_run_finals
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, make_console, print_json
 from evo.cli.recorded import named_candidate, unknown
@@ -227,7 +226,7 @@ def _print_run(console: Console, run: RunFinals, db: str) -> None:
 
 
 def _print_best(
-    console: Console, run: RunFinals, held: WorkloadFinals, refused: Sequence[Failure], db: str
+    console: Console, run: RunFinals, held: WorkloadFinals, refused: Sequence[RefusedFinalist], db: str
 ) -> None:
     """Why there is no winner, and what there is instead."""
     best = run.tasks[held.task].best

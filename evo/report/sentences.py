@@ -65,8 +65,8 @@ def headline(data: WorkloadOutcome) -> str:
             f"Nothing was found: of {counted(data.number, 'candidate')} {passed or 'none'} passed the gate and its timed"
             " calls."
         )
-    reference = data.reference
-    name = "PyTorch" if reference is None or reference.contender == "torch" else reference.contender
+    reference = next((t.contender for t in data.baselines if t.ratio is None), "torch")
+    name = "PyTorch" if reference == "torch" else reference
     mark = " (disturbed)" if timing.disturbed else ""
     if data.tie:
         return f"A tie with {name}{mark}: the difference is within the noise floor."

@@ -11,7 +11,8 @@ import pytest
 from evo.analysis.best import find_best
 from evo.analysis.candidates import read_candidate, read_source
 from evo.analysis.descent import read_family
-from evo.analysis.failures import read_failures, refused_finalists
+from evo.analysis.failures import read_failures
+from evo.analysis.finals import refused_finalists
 from evo.analysis.runs import find_run, list_runs, read_history
 from evo.analysis.sql import select_sql
 from evo.errors import EngineError, StoreError, UnknownNameError, UsageError

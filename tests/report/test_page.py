@@ -238,7 +238,7 @@ def test_a_run_without_candidates_still_says_how_it_was_set_up(pages: dict[str, 
 
 
 def test_a_kernel_that_is_gone_is_named_as_what_is_not_known(pages: dict[str, Page]) -> None:
-    assert "the kernel cannot be found here any more" in pages["gone"].text
+    assert "the kernel cannot be loaded here any more" in pages["gone"].text
 
 
 def test_records_that_are_missing_leave_their_sentences_out(known: dict[str, RunOutcome]) -> None:
