@@ -221,7 +221,7 @@ def read_problem(run: RunSummary) -> Problem:
 
 
 def _read_population(
-    store: Store, run: str, task: int, space: Space | None = None, refused: Collection[str] = ()
+    store: Store, run: str, task: int, space: Space | None, refused: Collection[str]
 ) -> Population | None:
     """None without candidates. space: the kernel's, if it is known. refused: ids of those that the finals refused."""
     with store.reading() as connection:
