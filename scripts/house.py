@@ -24,7 +24,6 @@ WAY = {
     "evo/executors/_worker.py": (),
     "evo/problem/render.py": ("Source",),
     "evo/targets/cuda.py": (),
-    "evo/targets/_nvrtc.py": (),
     "evo/runtime/nvrtc.py": (),
     "evo/targets/_machine_code.py": (),
     "evo/targets/_cache.py": (),

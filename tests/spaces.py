@@ -95,10 +95,10 @@ def tiled_space() -> Space:
 
 
 def tight_space() -> Space:
-    """One draw in 10^8 is legal: eight ordinals that must all be equal to the first."""
-    names = [f"p{i}" for i in range(9)]
+    """One draw in 10^7 is legal: five ordinals that must all be equal to the first."""
+    names = [f"p{i}" for i in range(5)]
     return Space(
-        parameters=tuple(Ordinal(name=n, values=tuple(range(10))) for n in names),
+        parameters=tuple(Ordinal(name=n, values=tuple(range(60))) for n in names),
         constraints=tuple(
             Constraint(name=f"{n}_equal", holds=lambda p, n=n: p[n] == p["p0"], reason="all are equal")
             for n in names[1:]

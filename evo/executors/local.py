@@ -31,7 +31,7 @@ from evo.executors._worker import Worker, WorkerLost, ran_out_of_memory
 from evo.problem.kernel import Workload, load_kernel
 from evo.problem.render import render
 from evo.targets import find_target
-from evo.targets._cache import BuildCache
+from evo.targets._cache import cached_build
 
 __all__ = ["EXECUTOR", "LocalExecutor"]
 
@@ -300,9 +300,8 @@ def build(request: Request, cache_dir: str) -> Build:
             status=Status.RENDER_ERROR, arch=request.arch, compiler=compiler, source_digest="", log=str(error)
         )
     started = time.perf_counter()
-    workdir = Path(tempfile.mkdtemp(prefix="evo-build-"))
     try:
-        binary, seconds, cached = BuildCache(Path(cache_dir)).get_or_build(target, source, request.arch, workdir)
+        binary, seconds, cached = cached_build(Path(cache_dir), target, source, request.arch)
     except CompileError as error:
         return Build(
             status=Status.COMPILE_ERROR,
@@ -313,8 +312,6 @@ def build(request: Request, cache_dir: str) -> Build:
             seconds=time.perf_counter() - started,
             log=str(error),
         )
-    finally:
-        shutil.rmtree(workdir, ignore_errors=True)
     limits = target.limits(request.arch)
     launch = kernel.launch(request.target, request.genome.parameters, request.workload, limits)
     return Build(

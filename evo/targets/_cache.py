@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import tempfile
 import time
 from contextlib import suppress
@@ -18,9 +17,9 @@ from evo.evaluation import Binary
 from evo.problem.render import Source
 from evo.targets import Target
 
-__all__ = ["BuildCache", "CachedBinary"]
+__all__ = ["CachedBinary", "cached_build"]
 
-_FORMAT = 3
+_FORMAT = 4
 """Part of every key: entries of another layout are never read."""
 
 
@@ -32,42 +31,28 @@ class CachedBinary(NamedTuple):
     cached: bool
 
 
-class BuildCache:
-    """A folder of entries, one file each, that any number of processes may share.
+def cached_build(folder: Path, target: Target, source: Source, arch: str) -> CachedBinary:
+    """The binary of `source` for `arch`, compiled in a temporary folder if it is not in the cache.
 
-    An entry is written to a temporary file and renamed, so that readers see all of it or nothing. If two processes
-    build the same, the later one replaces equal with equal. An entry that a crash or a bad disk has damaged does not
-    match its checksum and is built again.
+    The cache is a folder of entries, one file each, that any number of processes may share. An entry is written to a
+    temporary file and renamed, so that readers see all of it or nothing. If two processes build the same, the later one
+    replaces equal with equal. An entry that a crash or a bad disk has damaged does not match its checksum and is
+    built again.
+
+    Raises CompileError from the target; UsageError if the folder cannot be written to.
     """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def get_or_build(self, target: Target, source: Source, arch: str, workdir: Path | None = None) -> CachedBinary:
-        """The binary of `source` for `arch`, compiled in `workdir` (or a temporary folder) if it is not in the cache.
-
-        Raises CompileError from the target; UsageError if the folder cannot be written to.
-        """
-        path = self._path(target, source, arch)
-        found = _read(path)
-        if found is not None:
-            return found
-        own = Path(tempfile.mkdtemp(prefix="evo-build-")) if workdir is None else None
-        started = time.perf_counter()
-        try:
-            binary = target.compile(source, arch, workdir or own or Path())
-        finally:
-            if own is not None:
-                shutil.rmtree(own, ignore_errors=True)
-        seconds = time.perf_counter() - started
-        _write(path, binary, seconds)
-        return CachedBinary(binary, seconds, cached=False)
-
-    def _path(self, target: Target, source: Source, arch: str) -> Path:
-        # The source's digest covers text, local headers, entry point and flags.
-        parts = (str(_FORMAT), target.name, target.compiler(), arch, *source.flags, source.digest)
-        key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
-        return self._folder / key[:2] / f"{key[2:]}.build"
+    # The source's digest covers text, local headers, entry point and flags.
+    parts = (str(_FORMAT), target.name, target.compiler(), arch, source.digest)
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    path = folder / key[:2] / f"{key[2:]}.build"
+    if (found := _read(path)) is not None:
+        return found
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="evo-build-", ignore_cleanup_errors=True) as workdir:
+        binary = target.compile(source, arch, Path(workdir))
+    seconds = time.perf_counter() - started
+    _write(path, binary, seconds)
+    return CachedBinary(binary, seconds, cached=False)
 
 
 def _read(path: Path) -> CachedBinary | None:

@@ -16,12 +16,13 @@ import psutil
 
 from evo.errors import DeviceError, LaunchError
 from evo.problem.kernel import Limits
+from evo.targets import DeviceInfo
 
 __all__ = [
     "Clocks",
     "device_arch",
+    "device_info",
     "device_limits",
-    "device_record",
     "driver",
     "driver_version",
     "error_text",
@@ -136,8 +137,8 @@ def device_limits(index: int, arch: str) -> Limits:
     )
 
 
-def device_record(index: int) -> tuple[str, str, dict[str, str]]:
-    """Name, driver version and further details of a device. Raises DeviceError."""
+def device_info(index: int) -> DeviceInfo:
+    """Raises DeviceError if the GPU does not answer or this PyTorch cannot use it."""
     api, device = driver(), device_handle(index)
     name = _ask(api.cuDeviceGetName(128, device), "the device's name").split(b"\0")[0].decode()
     memory = _ask(api.cuDeviceTotalMem(device), "the device's memory")
@@ -155,7 +156,14 @@ def device_record(index: int) -> tuple[str, str, dict[str, str]]:
 
         pynvml.nvmlInit()
         version = str(pynvml.nvmlSystemGetDriverVersion())
-    return name, version, details
+    import torch  # slow to import, and only needed where there is a GPU
+
+    if torch.version.cuda is None:
+        raise DeviceError(
+            f"{name} answers, but this PyTorch ({torch.__version__}) is built without CUDA: install a CUDA "
+            f"build (https://pytorch.org/get-started/locally/), or run with --target cpu"
+        )
+    return DeviceInfo(name=name, arch=device_arch(index), driver=version, details=details)
 
 
 def _pci_bus(index: int) -> str:

@@ -9,6 +9,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from evo.problem.kernel import Launch, Limits
 from evo.problem.render import Source
 from evo.targets import EVICTION_MULTIPLE, DeviceInfo, Hazards, find_target
 from evo.targets._cuda_driver import Clocks, driver, driver_version, error_text, expect, version_advice
-from evo.targets._nvrtc import nvrtc_version
+from evo.targets.cuda import nvrtc_version
 
 __all__ = ["CudaHazards", "CudaLoaded", "CudaReplay", "CudaSession"]
 
@@ -234,79 +235,61 @@ class CudaLoaded:
         self._module, self._entry, self._limits = module, entry, limits
         self._function = expect(self._driver.cuModuleGetFunction(module, entry.encode()), f"looking up {entry!r}")
         self._unaligned: Any = None
-        attribute = self._driver.CUfunction_attribute
-        # Reading attributes makes a lazily loading driver load the code now, and not during a graph's capture.
-        self.registers = self._attribute(attribute.CU_FUNC_ATTRIBUTE_NUM_REGS)
-        self.smem_static_bytes = self._attribute(attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)
+        # Reading an attribute makes a lazily loading driver load the code now, and not during a graph's capture.
+        attribute = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
+        smem = expect(self._driver.cuFuncGetAttribute(attribute, self._function), f"loading {entry!r}")
+        self._smem_static_bytes = int(smem)
         self._sizes = self._parameter_sizes()
         self._buffer = ctypes.create_string_buffer(8 * _MOST_ARGUMENTS)
         base = ctypes.addressof(self._buffer)
         self._pointers = (ctypes.c_void_p * _MOST_ARGUMENTS)(*(base + 8 * i for i in range(_MOST_ARGUMENTS)))
         self._arguments = ctypes.addressof(self._pointers)
-        self._smem_allowed = _SMEM_WITHOUT_OPT_IN - self.smem_static_bytes
+        self._smem_allowed = _SMEM_WITHOUT_OPT_IN - self._smem_static_bytes
         self._cluster_allowed = _PORTABLE_CLUSTER
         self._extended: tuple[object, Any] = (None, None)
         self._checked_form: str | None = None
 
     def __call__(self, values: Sequence[object], launch: Launch) -> None:
-        addresses = self._pack(values)
-        if addresses & (launch.alignment - 1):
-            self._launch_unaligned(launch)
+        if self._pack(values) & (launch.alignment - 1):
+            plain = replace(launch, smem_bytes=0, cluster=1, programmatic=False)
+            self._enqueue(self._unaligned_function(launch.alignment), f"{self._entry}_unaligned", plain)
             return
         if launch.smem_bytes > self._smem_allowed or launch.cluster > self._cluster_allowed:
             self._opt_in(launch)
+        self._enqueue(self._function, self._entry, launch)
+
+    def _enqueue(self, function: Any, entry: str, launch: Launch) -> None:
         stream = self._current_stream(self._index)
         if launch.cluster == 1 and not launch.programmatic:
             (error,) = self._driver.cuLaunchKernel(
-                self._function, *launch.grid, *launch.block, launch.smem_bytes, stream, self._arguments, 0
+                function, *launch.grid, *launch.block, launch.smem_bytes, stream, self._arguments, 0
             )
         else:
             config = self._extended_config(launch, stream)
-            (error,) = self._driver.cuLaunchKernelEx(config, self._function, self._arguments, 0)
+            (error,) = self._driver.cuLaunchKernelEx(config, function, self._arguments, 0)
         if error:
             raise LaunchError(
-                f"launch of {self._entry!r} with grid {launch.grid}, block {launch.block}, "
+                f"launch of {entry!r} with grid {launch.grid}, block {launch.block}, "
                 f"{launch.smem_bytes} bytes of shared memory, cluster {launch.cluster}"
                 f"{', programmatic' if launch.programmatic else ''}: {error_text(self._driver, error)}"
             )
 
-    def _launch_unaligned(self, launch: Launch) -> None:
-        entry = f"{self._entry}_unaligned"
+    def _unaligned_function(self, alignment: int) -> Any:
         if self._unaligned is None:
+            entry = f"{self._entry}_unaligned"
             error, found = self._driver.cuModuleGetFunction(self._module, entry.encode())
             if error:
                 raise LaunchError(
-                    f"an address is not a multiple of {launch.alignment} bytes, which {self._entry!r} requires, and "
-                    f"there is no entry point {entry!r}"
+                    f"an address is not a multiple of {alignment} bytes, which {self._entry!r} requires, and there is no"
+                    f" entry point {entry!r}"
                 )
             self._unaligned = found
-        stream = self._current_stream(self._index)
-        (error,) = self._driver.cuLaunchKernel(
-            self._unaligned, *launch.grid, *launch.block, 0, stream, self._arguments, 0
-        )
-        if error:
-            raise LaunchError(
-                f"launch of {entry!r} with grid {launch.grid}, block {launch.block}: {error_text(self._driver, error)}"
-            )
-
-    def occupancy(self, launch: Launch) -> float:
-        """The driver's own count of resident threads over the multiprocessor's limit, 0 to 1."""
-        if launch.smem_bytes > self._smem_allowed:
-            self._opt_in(launch)
-        threads = launch.block[0] * launch.block[1] * launch.block[2]
-        blocks = expect(
-            self._driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(self._function, threads, launch.smem_bytes),
-            f"asking for the occupancy of {self._entry!r}",
-        )
-        return int(blocks) * threads / self._limits.threads_per_multiprocessor
+        return self._unaligned
 
     def close(self) -> None:
         if self._module is not None:
             self._driver.cuModuleUnload(self._module)
             self._module = None
-
-    def _attribute(self, attribute: Any) -> int:
-        return int(expect(self._driver.cuFuncGetAttribute(attribute, self._function), f"loading {self._entry!r}"))
 
     def _parameter_sizes(self) -> tuple[int, ...] | None:
         """Bytes of each parameter of the entry point; None where the driver does not report them (before 12.4)."""
@@ -366,7 +349,7 @@ class CudaLoaded:
     def _opt_in(self, launch: Launch) -> None:
         """Requests what goes beyond the defaults: shared memory over 48 KB, clusters over 8 blocks."""
         attribute = self._driver.CUfunction_attribute
-        total = launch.smem_bytes + self.smem_static_bytes
+        total = launch.smem_bytes + self._smem_static_bytes
         if total > self._limits.smem_bytes_per_block:
             raise LaunchError(
                 f"{self._entry!r} asks for {total:,} bytes of shared memory a block; this GPU has at most "
@@ -379,10 +362,8 @@ class CudaLoaded:
             self._smem_allowed = launch.smem_bytes
         if launch.cluster > self._cluster_allowed:
             key = attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
-            expect(
-                self._driver.cuFuncSetAttribute(self._function, key, 1),
-                f"allowing clusters of {launch.cluster}",
-            )
+            result = self._driver.cuFuncSetAttribute(self._function, key, 1)
+            expect(result, f"allowing clusters of {launch.cluster}")
             self._cluster_allowed = launch.cluster
 
     def _extended_config(self, launch: Launch, stream: int) -> Any:

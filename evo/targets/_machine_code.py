@@ -15,13 +15,9 @@ from typing import Any
 from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
 
-__all__ = [
-    "elf_code_hash",
-    "elf_triggers_dependents",
-    "ptx_code_hash",
-    "ptx_triggers_dependents",
-]
+__all__ = ["code_hash", "triggers_dependents"]
 
+_ELF = b"\x7fELF"
 _EM_CUDA = 190
 
 # Sections of a host library and of a cubin that decide what the code does. A cubin's .nv.constant0 is left
@@ -42,18 +38,20 @@ _EIFMT_SVAL = 0x04
 """An attribute whose 16-bit value is the length of the payload that follows."""
 
 
-def elf_code_hash(elf: bytes) -> str:
-    """sha256, hexadecimal, of what an ELF file (cubin or shared library) executes.
+def code_hash(code: bytes) -> str:
+    """sha256, hexadecimal, of what an ELF file (cubin or shared library) or PTX executes.
 
     Counted: instructions, constants, the targets of relocations, the sizes of static memory and, for a cubin,
     registers a thread and the cluster shape. Not counted: names of sections' neighbours, debug information,
-    notes. Bytes that are not an ELF file are hashed whole.
+    notes; of PTX comments, line tables and spacing. Its names stay: registers are numbered in order, and other names come
+    from the source. What looks like an ELF file and is none is hashed whole.
     """
+    if not code.startswith(_ELF):
+        return hashlib.sha256(" ".join(_without_noise(code).split()).encode()).hexdigest()
     try:
-        file = ELFFile(BytesIO(elf))
-        parts = sorted(_parts(file))
+        parts = sorted(_parts(ELFFile(BytesIO(code))))
     except (ELFError, ValueError, struct.error, UnicodeDecodeError):
-        return hashlib.sha256(elf).hexdigest()
+        return hashlib.sha256(code).hexdigest()
     digest = hashlib.sha256()
     for name, content in parts:
         digest.update(f"{name}\0{len(content)}\0".encode())
@@ -117,12 +115,8 @@ _PTX_NOISE = re.compile(
 )
 
 
-def ptx_code_hash(ptx: str) -> str:
-    """sha256, hexadecimal, of PTX without comments, line tables and spacing.
-
-    Names stay: registers are numbered in order, and other names come from the source.
-    """
-    return hashlib.sha256(" ".join(_PTX_NOISE.sub(" ", ptx).split()).encode()).hexdigest()
+def _without_noise(ptx: bytes) -> str:
+    return _PTX_NOISE.sub(" ", ptx.decode(errors="replace"))
 
 
 _INSTRUCTION_BYTES, _OPCODE = 16, 0xFFF
@@ -130,20 +124,13 @@ _PREEXIT = 0x82D
 """What griddepcontrol.launch_dependents becomes, from sm_90 to sm_121 alike (as nvdisasm names it)."""
 
 
-def elf_triggers_dependents(elf: bytes) -> bool:
-    """Whether a cubin has the instruction by which a kernel lets the next one start. False for bytes that are not
-    an ELF file."""
-    try:
-        texts = [s.data() for s in ELFFile(BytesIO(elf)).iter_sections() if s.name.startswith(".text")]
-    except (ELFError, ValueError, struct.error, UnicodeDecodeError):
-        return False
+def triggers_dependents(code: bytes) -> bool:
+    """Whether a cubin or PTX has the instruction by which a kernel lets the next one start."""
+    if not code.startswith(_ELF):
+        return "launch_dependents" in _without_noise(code)
+    texts = [s.data() for s in ELFFile(BytesIO(code)).iter_sections() if s.name.startswith(".text")]
     return any(
         int.from_bytes(text[at : at + 2], "little") & _OPCODE == _PREEXIT
         for text in texts
         for at in range(0, len(text), _INSTRUCTION_BYTES)
     )
-
-
-def ptx_triggers_dependents(ptx: str) -> bool:
-    """As `elf_triggers_dependents`, of PTX."""
-    return "launch_dependents" in _PTX_NOISE.sub(" ", ptx)

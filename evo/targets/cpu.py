@@ -20,9 +20,9 @@ from evo.errors import CompileError, DeviceError, UsageError
 from evo.evaluation import Binary
 from evo.problem.kernel import Launch, Limits
 from evo.problem.render import Source
-from evo.runtime.cpu import model
+from evo.runtime.cpu import features, model
 from evo.targets import DeviceInfo, Session, Target
-from evo.targets._machine_code import elf_code_hash
+from evo.targets._machine_code import code_hash
 
 __all__ = [
     "FLAGS",
@@ -70,14 +70,15 @@ class CpuTarget:
 
     def compiler(self) -> str:
         """With the processor, on which the meaning of -march=native depends."""
-        return f"{compiler_version(compiler_path(self._compiler))}, on {model()} [{_features_digest()}]"
+        instructions = hashlib.sha256(" ".join(sorted(features())).encode()).hexdigest()[:8]
+        return f"{compiler_version(compiler_path(self._compiler))}, on {model()} [{instructions}]"
 
     def compile(self, source: Source, arch: str, workdir: Path) -> Binary:
         """Raises CompileError; DeviceError for no compiler or an unknown arch; UsageError for a full disk."""
         path = compiler_path(self._compiler)
         check_arch(path, arch)
         code, log = build_library(source, arch, path, workdir)
-        return Binary(code=code, code_hash=elf_code_hash(code), log=log)
+        return Binary(code=code, code_hash=code_hash(code), log=log)
 
     def occupancy(self, binary: Binary, launch: Launch, limits: Limits) -> float | None:
         return None
@@ -92,14 +93,8 @@ class CpuTarget:
 
 @cache
 def _machine(arch: str) -> Limits:
-    cores = _usable_cores()
+    cores = frozenset(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
     return Limits(arch=arch, multiprocessors=len(cores), threads_per_block=1, cache_bytes=_cache_bytes(cores))
-
-
-def _usable_cores() -> frozenset[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return frozenset(os.sched_getaffinity(0))
-    return frozenset(range(os.cpu_count() or 1))
 
 
 def _cache_bytes(cores: frozenset[int]) -> int:
@@ -132,14 +127,6 @@ def _cpuinfo() -> str:
         return Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
     except OSError:
         return ""
-
-
-@cache
-def _features_digest() -> str:
-    """Eight hexadecimal digits that identify the instruction set."""
-    found = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", _cpuinfo(), re.MULTILINE)
-    flags = sorted(found.group(1).split()) if found else [platform.machine(), platform.processor()]
-    return hashlib.sha256(" ".join(flags).encode()).hexdigest()[:8]
 
 
 # The compiler.

@@ -6,7 +6,9 @@ the driver compiles when it loads it, for any GPU at least as new.
 
 from __future__ import annotations
 
+import importlib.util
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 from math import prod
@@ -16,17 +18,24 @@ from evo.errors import CompileError, DeviceError
 from evo.evaluation import Binary
 from evo.problem.kernel import Launch, Limits
 from evo.problem.render import Source
+from evo.runtime.nvrtc import Compiler, Refused
+from evo.runtime.package import Unavailable
 from evo.targets import DeviceInfo, Session, Target
-from evo.targets._cuda_driver import device_arch, device_limits, device_record, driver_version, version_advice
-from evo.targets._machine_code import (
-    elf_code_hash,
-    elf_triggers_dependents,
-    ptx_code_hash,
-    ptx_triggers_dependents,
-)
-from evo.targets._nvrtc import compiler_name, nvrtc_version, ptxas_figures, run_nvrtc
+from evo.targets._cuda_driver import device_arch, device_info, device_limits, driver_version, version_advice
+from evo.targets._machine_code import code_hash, triggers_dependents
 
-__all__ = ["TARGET", "CudaTarget", "arch_limits", "parse_arch", "resident_blocks", "resident_share", "runs_on"]
+__all__ = [
+    "TARGET",
+    "CudaTarget",
+    "arch_limits",
+    "nvrtc_version",
+    "parse_arch",
+    "ptxas_figures",
+    "resident_blocks",
+    "resident_share",
+    "run_nvrtc",
+    "runs_on",
+]
 
 
 class CudaTarget:
@@ -61,33 +70,19 @@ class CudaTarget:
 
     def compile(self, source: Source, arch: str, workdir: Path) -> Binary:
         """Writes nothing to `workdir`. Registers, spills and the like are None for compute_XX."""
-        kind, _ = parse_arch(arch)
-        output = run_nvrtc(source.text, arch, source.flags, source.include_dirs)
-        missing = CompileError(
-            f'the source has no entry point {source.entry!r}: declare extern "C" __global__ void {source.entry}(...)'
-        )
-        if kind == "compute":
-            ptx = output.code.decode()
-            if f".entry {source.entry}(" not in ptx:
-                raise missing
-            return Binary(
-                code=output.code,
-                code_hash=ptx_code_hash(ptx),
-                log=output.log,
-                triggers_dependents=ptx_triggers_dependents(ptx),
+        is_ptx = parse_arch(arch)[0] == "compute"
+        code, log = run_nvrtc(source.text, arch, source.flags, source.include_dirs)
+        figures = ptxas_figures(log, source.entry)
+        if f".entry {source.entry}(".encode() not in code if is_ptx else figures is None:
+            raise CompileError(
+                f'the source has no entry point {source.entry!r}: declare extern "C" __global__ void {source.entry}(...)'
             )
-        figures = ptxas_figures(output.log, source.entry)
-        if figures is None:
-            raise missing
         return Binary(
-            code=output.code,
-            code_hash=elf_code_hash(output.code),
-            triggers_dependents=elf_triggers_dependents(output.code),
-            log=output.log,
-            registers=figures.registers,
-            spill_bytes=figures.spill_bytes,
-            smem_static_bytes=figures.smem_static_bytes,
-            stack_bytes=figures.stack_bytes,
+            code=code,
+            code_hash=code_hash(code),
+            log=log,
+            triggers_dependents=triggers_dependents(code),
+            **(figures or {}),
         )
 
     def occupancy(self, binary: Binary, launch: Launch, limits: Limits) -> float | None:
@@ -106,19 +101,6 @@ class CudaTarget:
         return version_advice(nvrtc_version(), driver_version())
 
 
-def device_info(index: int) -> DeviceInfo:
-    """Raises DeviceError if the GPU does not answer or this PyTorch cannot use it."""
-    name, version, details = device_record(index)
-    import torch  # slow to import, and only needed where there is a GPU
-
-    if torch.version.cuda is None:
-        raise DeviceError(
-            f"{name} answers, but this PyTorch ({torch.__version__}) is built without CUDA: install a CUDA "
-            f"build (https://pytorch.org/get-started/locally/), or run with --target cpu"
-        )
-    return DeviceInfo(name=name, arch=device_arch(index), driver=version, details=details)
-
-
 @cache
 def _limits(arch: str) -> Limits:
     kind, number = parse_arch(arch)
@@ -134,6 +116,114 @@ def _limits(arch: str) -> Limits:
         return replace(own, smem_bytes_per_block=min(own.smem_bytes_per_block, promised.smem_bytes_per_block))
     return promised
 
+
+# How candidates are compiled: with which headers and options, and what ptxas says of them. The compiler and the headers come
+# as wheels (nvidia-cuda-nvrtc, nvidia-cuda-runtime), or from an installed toolkit.
+
+_REMEDY = "install it with: pip install 'evo-kernels[cu13]' (or [cu12], for drivers older than 580)"
+
+
+@cache
+def _compiler() -> Compiler:
+    """Raises DeviceError."""
+    try:
+        from cuda.pathfinder import load_nvidia_dynamic_lib
+
+        return Compiler(str(load_nvidia_dynamic_lib("nvrtc").abs_path))
+    except (ImportError, RuntimeError, OSError, AttributeError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise DeviceError(f"the CUDA compiler NVRTC cannot be loaded ({reason}); {_REMEDY}") from error
+
+
+def nvrtc_version() -> tuple[int, int]:
+    """(major, minor) of the CUDA release NVRTC belongs to. Raises DeviceError."""
+    return _compiler().version
+
+
+@cache
+def compiler_name() -> str:
+    """NVRTC's version with the patch level, and the CUDA headers': both shape the code. Raises DeviceError."""
+    # nvrtcVersion leaves the patch level out; the head of any PTX has it.
+    ptx, _ = run_nvrtc('extern "C" __global__ void probe() {}', "compute_80", ())
+    found = re.search(rb"release [\d.]+, V([\d.]+)", ptx)
+    version = found.group(1).decode() if found else ".".join(map(str, nvrtc_version()))
+    text = (_header_dirs()[0] / "cuda_runtime_api.h").read_text(errors="replace")
+    headers = re.search(r"#define\s+CUDART_VERSION\s+(\d+)", text)
+    return f"nvrtc {version}, headers {headers.group(1) if headers else 'unknown'}"
+
+
+@cache
+def _header_dirs() -> tuple[Path, ...]:
+    """Where cuda_fp16.h is, then libcu++ (cuda/std) if there is one. Raises DeviceError."""
+    from cuda.pathfinder import find_nvidia_header_directory
+
+    # Wheels of both CUDA 12 and 13 can lie side by side: headers must be of the compiler's own major version.
+    major = nvrtc_version()[0]
+    wheels = [f"cu{major}/include"] if major >= 13 else ["cuda_runtime/include"]
+    spec = importlib.util.find_spec("nvidia")
+    roots = [Path(p) for p in (spec.submodule_search_locations or ())] if spec else []
+    beside = next((root / w for root in roots for w in wheels if (root / w / "cuda_fp16.h").is_file()), None)
+    found = beside or find_nvidia_header_directory("cudart")
+    if found is None:
+        raise DeviceError(f"the CUDA headers (cuda_fp16.h) were not found beside NVRTC; {_REMEDY}")
+    extra = beside / "cccl" if beside else find_nvidia_header_directory("cccl")
+    return (Path(found), Path(extra)) if extra and Path(extra).is_dir() else (Path(found),)
+
+
+def run_nvrtc(text: str, arch: str, flags: Iterable[str], include_dirs: Iterable[str] = ()) -> tuple[bytes, str]:
+    """(a cubin for sm_XX, PTX text in UTF-8 for compute_XX; the log of NVRTC and ptxas).
+
+    Raises CompileError with the log, which names lines; DeviceError where the compiler is missing or does not
+    know `arch`.
+    """
+    flags = tuple(flags)
+    numbers = _compiler().architectures()
+    found = re.fullmatch(r"(?:sm|compute)_(\d+)[af]?", arch)
+    if found is None or int(found.group(1)) not in numbers:
+        raise DeviceError(
+            f"{_compiler()} does not compile for {arch!r}; it knows sm_XX and compute_XX with XX one of"
+            f" {', '.join(map(str, numbers))}"
+        )
+    options = [
+        *(() if any(f.startswith(("--std", "-std")) for f in flags) else ("--std=c++17",)),
+        *flags,
+        "--ptxas-options=-v",
+        # Where there is a driver, NVRTC takes machine code from the driver's cache, and ptxas then reports nothing.
+        *(("--no-cache",) if nvrtc_version() >= (12, 9) else ()),
+        *(f"--include-path={d}" for d in (*include_dirs, *map(str, _header_dirs()))),
+    ]
+    try:
+        code, log = _compiler().compile(text.encode(), {}, options, arch)
+    except Refused as error:
+        raise CompileError(_steady(error.log)) from None
+    except Unavailable as error:
+        raise CompileError(str(error)) from None
+    return code, _steady(log)
+
+
+def _steady(log: str) -> str:
+    """Without ptxas's own time, which would have every compilation of one source differ."""
+    return re.sub(r"\n?ptxas info +: Compile time = .*", "", log)
+
+
+def ptxas_figures(log: str, entry: str) -> dict[str, int] | None:
+    """What ptxas -v says of an entry point, as fields of `Binary`; None where it is not in the log (PTX has no ptxas)."""
+    _, compiled, rest = log.partition(f"Compiling entry function '{entry}'")
+    if not compiled:
+        return None
+    # Functions that were not inlined report their own stack frames within the section of their entry.
+    section = rest.partition("Compiling entry function")[0].partition(f"Function properties for {entry}\n")[2]
+
+    def figure(pattern: str) -> int:
+        found = re.search(pattern, section)
+        return int(found.group(1)) if found else 0
+
+    return {
+        "registers": figure(r"Used (\d+) registers"),
+        "spill_bytes": figure(r"(\d+) bytes spill stores") + figure(r"(\d+) bytes spill loads"),
+        "smem_static_bytes": figure(r"(\d+) bytes smem"),
+        "stack_bytes": figure(r"(\d+) bytes stack frame"),
+    }
 
 
 # What architectures offer, and how much of a kernel fits on a multiprocessor. Pure arithmetic.

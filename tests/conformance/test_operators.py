@@ -81,7 +81,7 @@ def test_where_nothing_can_vary_there_is_no_child(operator: Operator) -> None:
 
 
 def test_an_operator_gives_up_where_legal_points_are_out_of_reach(operator: Operator) -> None:
-    space = tight_space()  # ten legal points, nine moves apart
+    space = tight_space()  # sixty legal points, five moves apart
     parents = [Genome.of(dict.fromkeys(space.by_name, v)) for v in (5, 6)][: operator.arity]
     for seed in range(5):
         child = operator(random.Random(seed), space, parents)

@@ -13,7 +13,7 @@ from evo.evaluation import Binary
 from evo.problem.kernel import Launch, kernel_names, load_kernel
 from evo.problem.render import Source
 from evo.targets import Target, find_target, target_names
-from evo.targets._cache import BuildCache
+from evo.targets._cache import cached_build
 
 SOURCES = {
     "cuda": 'extern "C" __global__ void twice(float* y, long long n) { if (threadIdx.x < n) y[threadIdx.x] *= 2; }',
@@ -120,10 +120,9 @@ def test_an_unknown_flag_is_a_compile_error_that_names_it(target: Target, tmp_pa
 
 
 def test_a_binary_crosses_processes_and_the_cache_unchanged(target: Target, tmp_path: Path) -> None:
-    cache = BuildCache(tmp_path)
-    binary = cache.get_or_build(target, source_of(target), ARCHES[target.name]).binary
+    binary, _, _ = cached_build(tmp_path, target, source_of(target), ARCHES[target.name])
     assert pickle.loads(pickle.dumps(binary)) == binary
-    assert cache.get_or_build(target, source_of(target), ARCHES[target.name]).binary == binary
+    assert cached_build(tmp_path, target, source_of(target), ARCHES[target.name]).binary == binary
 
 
 def test_occupancy_is_a_share_or_nothing(target: Target, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from evo.errors import CompileError, DeviceError
 from evo.evaluation import Binary
 from evo.problem.render import Source
 from evo.targets import find_target
-from evo.targets._nvrtc import ptxas_figures
+from evo.targets.cuda import ptxas_figures
 
 CUDA = find_target("cuda")
 
