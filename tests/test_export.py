@@ -1,151 +1,147 @@
-"""`evo export`: winners of the finals, or what is named; and the manifest tells which."""
+"""`evo export`: winners of the finals, or what is named, for the architecture they were measured on and for others; the
+manifest tells which."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from evo import cli
-from evo.analysis.runs import find_run
-from evo.evaluation import (
-    FINALIST,
-    Binary,
-    Build,
-    Candidate,
-    Check,
-    Evaluation,
-    Proposal,
-    Status,
-    Timing,
-)
+from evo.analysis.runs import find_run, read_history
+from evo.evaluation import FINALIST, Binary, Build, Candidate, Check, Evaluation, Proposal, Status, Timing
 from evo.lineage import Environment, RunSpec, RunStatus, StoredRun
 from evo.lineage.models import public_id
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload, load_kernel
 from evo.problem.render import render
+from evo.problem.space import Value
 from evo.targets import find_target
 
 KERNEL = load_kernel("layernorm")
-WORKLOADS = tuple(KERNEL.workload("cpu", f"rows=8,cols={cols},dtype=float32") for cols in (32, 48))
-ENVIRONMENT = Environment(device="a CPU", arch="native", compiler="g++", torch="2", python="3", evo="0")
-SPEC = RunSpec(
-    kernel="layernorm",
-    kernel_digest=KERNEL.digest,
-    target="cpu",
-    arch="native",
-    sampler="random",
-    seed=1,
-    max_in_flight=8,
-    workloads=WORKLOADS,
-    options={},
-    budget={"evaluations": 2},
-    name="made",
-)
 CHECKS = (Check(case="normal", passed=True, error=0.0),)
+WORKLOADS = tuple(KERNEL.workload("cpu", f"rows=8,cols={cols},dtype=float32") for cols in (32, 48))
+ON_GPU = KERNEL.workload("cuda", "rows=64,cols=1024,dtype=float16")
+FOUND: tuple[tuple[float, dict[str, Value]], ...] = (
+    (0.50, {"launch": "programmatic"}),
+    (0.54, {"cluster": 2}),
+    (0.52, {"launch": "programmatic", "rows_per_block": 2}),
+    (0.53, {"rows_per_block": 2}),
+    (0.55, {}),
+)
+"""Score, and what differs from the default: sm_89 has neither programmatic launches nor clusters."""
 
 
-def timing(workload: Workload, protocol: str) -> Timing:
-    figures = {"median_us": 5.0, "low_us": 5.0, "high_us": 5.0, "samples_us": (5.0,), "ratio": 0.5}
+def timing(workload: Workload, protocol: str, ratio: float) -> Timing:
+    figures = {"median_us": 9 * ratio, "low_us": 1.0, "high_us": 9.0, "samples_us": (5.0,), "ratio": ratio}
     return Timing(workload=workload.key, contender="candidate", protocol=protocol, **figures)  # type: ignore[arg-type]
 
 
-def add_candidate(store: Store, run: StoredRun, order: int, task: int | None = None) -> None:
-    """The kernel's default, as if it had been measured."""
-    task = order if task is None else task
-    workload = WORKLOADS[task]
-    space = KERNEL.space("cpu", workload, find_target("cpu").limits("native"))
-    genome = Genome.of(space.complete(space.default))
-    source = render(KERNEL, "cpu", genome, KERNEL.binding("cpu", workload), "native")
+def new_run(store: Store, name: str, target: str, arch: str, workloads: Sequence[Workload]) -> StoredRun:
+    spec = RunSpec(
+        kernel="layernorm",
+        kernel_digest=KERNEL.digest,
+        target=target,
+        arch=arch,
+        sampler="random",
+        seed=1,
+        max_in_flight=8,
+        workloads=tuple(workloads),
+        options={},
+        budget={"evaluations": 2},
+        name=name,
+    )
+    device = "an H200" if target == "cuda" else "a CPU"
+    return store.create_run(spec, Environment(device=device, arch=arch, compiler="c", torch="2", python="3", evo="0"))
+
+
+def add(store: Store, run: StoredRun, order: int, task: int = 0, score: float = 0.5, **values: Value) -> str:
+    """A candidate near the kernel's default, as if it had been measured; its identifier."""
+    spec, workload = run.spec, run.spec.workloads[task]
+    space = KERNEL.space(spec.target, workload, find_target(spec.target).limits(spec.arch))
+    point = space.complete(space.default)
+    for name, value in values.items():
+        point = space.nearest(point, name, value) or pytest.fail(f"no legal point has {name}={value}")
+    genome = Genome.of(point)
+    source = render(KERNEL, spec.target, genome, KERNEL.binding(spec.target, workload), spec.arch)
     built = Build(
         status=Status.OK,
-        arch="native",
-        compiler="g++",
+        arch=spec.arch,
+        compiler="c",
         source_digest=source.digest,
         source=source.text,
-        binary=Binary(code=b"code", code_hash="0" * 64),
+        binary=Binary(code=b"code", code_hash=f"{order:064}"),
     )
-    evaluation = Evaluation(status=Status.OK, build=built, checks=CHECKS, timings=(timing(workload, "cold"),))
-    ref = Candidate(
-        order=order, task=task, workload=workload, proposal=Proposal(genome=genome, operator="default")
-    )
+    timed = (timing(workload, "cold", score),)
     with store.transaction():
-        store.add(run, ref, evaluation, elapsed_s=1.0)
+        store.add(
+            run,
+            Candidate(order=order, task=task, workload=workload, proposal=Proposal(genome=genome, operator="made")),
+            Evaluation(status=Status.OK, build=built, checks=CHECKS, timings=timed),
+            elapsed_s=1.0,
+        )
+    return public_id(run.uid, order)
+
+
+def end(store: Store, run: StoredRun, winners: Sequence[int] = (), refused: Sequence[int] = ()) -> None:
+    """The finals: won by `winners`, in the order of tasks where there are several."""
+    with store.transaction():
+        for order in refused:
+            store.add_final(run, order, Evaluation(status=Status.WRONG, log="for 33 columns: y is NaN"), elapsed_s=2.0)
+        for order in winners:
+            task = order % len(run.spec.workloads)
+            own = timing(run.spec.workloads[task], "final", 0.5)
+            raced = replace(own, contender=FINALIST, ratio=0.6)
+            final = Evaluation(status=Status.OK, checks=CHECKS, timings=(own, raced))
+            store.add_final(run, order, final, elapsed_s=2.0)
+            store.set_winner(run, task, order)
+    store.set_status(run, RunStatus.FINISHED, reason="evaluations done", elapsed_s=2.0)
+
+
+def export(db: Path, *names: str) -> list[dict[str, Any]]:
+    """The variants in the manifest."""
+    out = db.parent / "module"
+    assert cli.run(["export", *names, "--out", str(out), "--db", str(db)]) == 0
+    variants: list[dict[str, Any]] = json.loads((out / "manifest.json").read_text())["variants"]
+    return variants
+
+
+def refusal(db: Path, capsys: pytest.CaptureFixture[str], *names: str) -> str:
+    """The one sentence of a request that cannot be carried out."""
+    capsys.readouterr()
+    assert cli.run(["export", *names, "--out", str(db.parent / "module"), "--db", str(db)]) == 2
+    assert not (db.parent / "module").exists()
+    [sentence] = capsys.readouterr().err.splitlines()
+    return sentence
+
+
+# -- which candidates ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def db(tmp_path: Path) -> Path:
-    """A run of two workloads, each with a candidate that passed; stopped before its finals."""
+    """A run of two workloads on a CPU, each with a candidate that passed; stopped before its finals."""
     with Store.open(tmp_path / "lineage.db", write=True) as store:
-        run = store.create_run(SPEC, ENVIRONMENT)
+        run = new_run(store, "made", "cpu", "native", WORKLOADS)
         for order in range(len(WORKLOADS)):
-            add_candidate(store, run, order)
+            add(store, run, order, order)
         store.set_status(run, RunStatus.INTERRUPTED, reason="interrupted", elapsed_s=1.0)
     return tmp_path / "lineage.db"
 
 
-def end_run(db: Path, *winners: int) -> None:
-    """The finals, won by `winners`, each on its own workload."""
-    with Store.open(db, write=True) as store:
-        run = store.run("made")
-        with store.transaction():
-            for order in winners:
-                task = order % len(WORKLOADS)
-                own = timing(WORKLOADS[task], "final")
-                raced = replace(own, contender=FINALIST, ratio=0.6)
-                final = Evaluation(status=Status.OK, checks=CHECKS, timings=(own, raced))
-                store.add_final(run, order, final, elapsed_s=2.0)
-                store.set_winner(run, task, order)
-        store.set_status(run, RunStatus.FINISHED, reason="evaluations done", elapsed_s=2.0)
-
-
-def export(db: Path, *names: str) -> tuple[int, list[dict[str, object]]]:
-    """(exit code, what the manifest records of each variant)"""
-    out = db.parent / "module"
-    code = cli.run(["export", *names, "--out", str(out), "--db", str(db)])
-    if code:
-        assert not out.exists()
-        return code, []
-    return code, [v["record"] for v in json.loads((out / "manifest.json").read_text())["variants"]]
-
-
-def test_a_run_without_finals_is_not_exported_and_the_remedy_named(
+def test_a_run_without_winners_is_not_exported_and_the_remedy_named(
     db: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert export(db, "made") == (2, [])
-    assert "run 'made' is interrupted and has not named its winners" in capsys.readouterr().err
-    with Store.open(db, write=False) as store:
+    assert "run 'made' is interrupted and has not named its winners" in refusal(db, capsys, "made")
+    with Store.open(db, write=True) as store:
         assert store.run("made").status is RunStatus.INTERRUPTED
-
-
-def test_a_run_of_which_nothing_passed_the_finals_is_not_exported(
-    db: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    end_run(db)
-    assert export(db, "made") == (2, [])
-    assert "run 'made' has no winner" in capsys.readouterr().err
-
-
-def test_a_candidate_without_finals_is_exported_and_recorded_as_that(db: Path) -> None:
-    with Store.open(db, write=False) as store:
-        name = find_run(store, "made").tasks[0].best
-    assert name is not None
-    code, [record] = export(db, name)
-    assert code == 0
-    assert (record["winner"], record["timed_in"]) == (False, "search")
-
-
-def refuse(db: Path, *orders: int) -> None:
-    """The finals of the first workload refuse these, and the run ends."""
-    with Store.open(db, write=True) as store:
-        run = store.run("made")
-        for order in orders:
-            wrong = Evaluation(status=Status.WRONG, log="for 33 columns: y is NaN")
-            store.add_final(run, order, wrong, elapsed_s=2.0)
-        store.set_status(run, RunStatus.FINISHED, reason="evaluations done", elapsed_s=2.0)
+        end(store, store.run("made"))
+    assert "run 'made' has no winner" in refusal(db, capsys, "made")
 
 
 def test_a_candidate_that_no_final_looked_at_is_exported_with_that_said(
@@ -153,17 +149,19 @@ def test_a_candidate_that_no_final_looked_at_is_exported_with_that_said(
 ) -> None:
     with Store.open(db, write=True) as store:
         run = store.run("made")
-        name = public_id(run.uid, 0)
-    assert export(db, name)[0] == 0
+        name = find_run(store, "made").tasks[0].best
+    assert name is not None
+    [variant] = export(db, name)
+    assert (variant["record"]["winner"], variant["record"]["timed_in"]) == (False, "search")
     assert f"evo: {name[:10]}: no finals of run made have been held for its workload" in capsys.readouterr().err
     with Store.open(db, write=True) as store:
-        add_candidate(store, run, 2, task=0)
-    end_run(db, 2)
-    assert export(db, name)[0] == 0
+        winner = add(store, run, 2)
+        end(store, run, winners=[2])
+    export(db, name)
     told = capsys.readouterr().err
     assert f"evo: {name[:10]}: no final has looked at it" in told
-    assert f"the winner of its workload is {public_id(run.uid, 2)[:10]}" in told
-    assert export(db, public_id(run.uid, 2))[0] == 0
+    assert f"the winner of its workload is {winner[:10]}" in told
+    export(db, winner)
     assert capsys.readouterr().err == ""
 
 
@@ -172,10 +170,10 @@ def test_a_candidate_of_a_run_whose_finals_confirmed_nobody_is_exported_with_tha
 ) -> None:
     with Store.open(db, write=True) as store:
         run = store.run("made")
-        add_candidate(store, run, 2, task=0)
-    refuse(db, 2)
+        add(store, run, 2)
+        end(store, run, refused=[2])
     name = public_id(run.uid, 0)
-    assert export(db, name)[0] == 0
+    export(db, name)
     told = capsys.readouterr().err
     assert f"evo: {name[:10]}: unconfirmed: the finals of run made have no winner" in told
     assert "refused 1 finalist" in told
@@ -189,18 +187,15 @@ def test_a_finalist_that_passed_where_nobody_was_confirmed_is_exported_with_that
     """As where the race that was to confirm the first of them died."""
     with Store.open(db, write=True) as store:
         run = store.run("made")
-        add_candidate(store, run, 2, task=0)
-        raced = Evaluation(status=Status.OK, checks=CHECKS, timings=(timing(WORKLOADS[0], "final"),))
+        add(store, run, 2)
+        raced = Evaluation(status=Status.OK, checks=CHECKS, timings=(timing(WORKLOADS[0], "final", 0.5),))
         store.add_final(run, 0, raced, elapsed_s=2.0)
-    refuse(db, 2)
-    name = public_id(run.uid, 0)
-    if not over:
-        with Store.open(db, write=True) as store:
+        end(store, run, refused=[2])
+        if not over:
             store.set_status(run, RunStatus.INTERRUPTED, reason="interrupted", elapsed_s=2.0)
-    assert export(db, name)[0] == 0
+    export(db, public_id(run.uid, 0))
     told = capsys.readouterr().err
     assert "it passed the gate of the finals and their race, and nothing has confirmed its time" in told
-    assert "neighbouring sizes" not in told
     assert "no finals of run made have been held" not in told
     assert ("unconfirmed" in told) is over
     assert ("the finals of run made are not over for its workload" in told) is not over
@@ -209,30 +204,116 @@ def test_a_finalist_that_passed_where_nobody_was_confirmed_is_exported_with_that
 def test_a_candidate_that_the_finals_refused_is_exported_only_if_that_is_asked_for(
     db: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    refuse(db, 0)
-    with Store.open(db, write=False) as store:
-        name = public_id(store.run("made").uid, 0)
-    assert export(db, name) == (2, [])
-    told = capsys.readouterr().err
+    with Store.open(db, write=True) as store:
+        run = store.run("made")
+        end(store, run, refused=[0])
+    name = public_id(run.uid, 0)
+    told = refusal(db, capsys, name)
     assert f"candidate {name} was refused by the finals of run made (wrong: for 33 columns: y is NaN)" in told
     assert "--refused" in told
-    code, [record] = export(db, name, "--refused")
-    assert code == 0
+    [variant] = export(db, name, "--refused")
     assert f"evo: {name[:10]}: the finals refused it (wrong: for 33 columns: y is NaN)" in capsys.readouterr().err
-    assert record["refused"] == "wrong: for 33 columns: y is NaN"
+    assert variant["record"]["refused"] == "wrong: for 33 columns: y is NaN"
 
 
 def test_winners_are_exported_with_the_figures_of_the_finals(db: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    end_run(db, 0, 1)
-    code, records = export(db, "made")
-    assert code == 0
+    with Store.open(db, write=True) as store:
+        end(store, store.run("made"), winners=[0, 1])
+    records = [v["record"] for v in export(db, "made")]
     assert "python -m module build" in capsys.readouterr().out
     assert [(r["winner"], r["timed_in"], r["order"]) for r in records] == [(True, "final", 0), (True, "final", 1)]
-    assert [[(t["contender"], t["ratio"]) for t in r["timings"]] for r in records] == [[("candidate", 0.5)]] * 2  # type: ignore[attr-defined]
+    assert [[(t["contender"], t["ratio"]) for t in r["timings"]] for r in records] == [[("candidate", 0.5)]] * 2
 
 
 def test_a_workload_without_a_winner_is_left_out_and_named(db: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    end_run(db, 1)
-    code, [record] = export(db, "made")
-    assert (code, record["order"]) == (0, 1)
+    with Store.open(db, write=True) as store:
+        end(store, store.run("made"), winners=[1])
+    assert [v["record"]["order"] for v in export(db, "made")] == [1]
     assert f"evo: nothing won for {WORKLOADS[0].key}: it is left to PyTorch" in capsys.readouterr().err
+
+
+# -- for which architectures --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gpu(tmp_path: Path) -> Path:
+    """A database with a run on an H200 whose winner and next best need sm_90; the best of the others was refused in the
+    finals. And one on a CPU, of the same kernel."""
+    with Store.open(tmp_path / "lineage.db", write=True) as store:
+        run = new_run(store, "on_h200", "cuda", "sm_90", [ON_GPU])
+        for order, (score, values) in enumerate(FOUND):
+            add(store, run, order, score=score, **values)
+        end(store, run, winners=[0], refused=[3])
+        run = new_run(store, "on_cpu", "cpu", "native", WORKLOADS[:1])
+        add(store, run, 0)
+        end(store, run, winners=[0])
+    return tmp_path / "lineage.db"
+
+
+def orders(variants: list[dict[str, Any]]) -> list[tuple[str, int]]:
+    return [(v["arch"], v["record"]["order"]) for v in variants]
+
+
+def test_an_export_has_ptx_for_newer_gpus_beside_the_measured_code(gpu: Path) -> None:
+    variants = export(gpu, "on_h200")
+    assert orders(variants) == [("sm_90", 0), ("compute_90", 0)]
+    assert [v["standing"] for v in variants] == ["measured", "compiled"]
+    assert variants[0]["record"]["timed_in"] == "final"
+    assert "timings" not in variants[1]["record"]
+
+
+def test_the_best_candidate_that_an_architecture_takes_is_built_for_it(
+    gpu: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    variants = export(gpu, "on_h200", "--arch", "sm_90", "--arch", "sm_89")
+    assert orders(variants) == [("sm_90", 0), ("sm_89", 4), ("compute_89", 4)]
+    assert variants[1]["record"]["run"] == "on_h200"
+    said = capsys.readouterr()
+    [sentence] = said.err.splitlines()
+    assert sentence.startswith(f"evo: {ON_GPU.key}: what is built for sm_89 and compute_89 is ")
+    assert "(there is no launch=programmatic)" in sentence
+    assert "built for sm_90: 1 measured; sm_89: 1 compiled; compute_89: 1 compiled" in said.out
+    assert orders(export(gpu, "on_h200", "--arch", "sm_89")) == [("sm_89", 4), ("compute_89", 4)]
+
+
+def test_a_named_candidate_has_the_others_of_its_run_to_take_its_place(gpu: Path) -> None:
+    with Store.open(gpu, write=False) as store:
+        names = [point.id for point in read_history(store, "on_h200")]
+    assert orders(export(gpu, names[1], "--arch", "sm_90", "--arch", "sm_89"))[:2] == [("sm_90", 1), ("sm_89", 4)]
+    assert orders(export(gpu, names[3], "--refused", "--arch", "sm_89"))[0] == ("sm_89", 3), "it is what was asked for"
+
+
+def test_runs_on_several_targets_are_one_package(gpu: Path) -> None:
+    variants = export(gpu, "on_h200", "on_cpu", "--arch", "sm_89", "--arch", "sm_90")
+    assert [(v["target"], v["arch"]) for v in variants] == [
+        ("cuda", "sm_90"),
+        ("cpu", "native"),
+        ("cuda", "sm_89"),
+        ("cuda", "compute_89"),
+    ]
+    manifest = json.loads((gpu.parent / "module" / "manifest.json").read_text())
+    assert [manifest["measured_on"][v["measured_on"]]["device"] for v in variants[:2]] == ["an H200", "a CPU"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["on_cpu", "--arch", "sm_89"], "--arch sm_89 is none of target cpu"),
+        (["on_h200", "--arch", "sm89"], "--arch sm89 is none of target cuda"),
+        (["on_h200", "--arch", "sm_42"], "limits of 'sm_42' are not known"),
+        (["on_cpu", "--arch", "pentium9"], "knows no CPU architecture 'pentium9'"),
+        (["on_h200", "on_cpu", "--format", "huggingface"], "export them to folders of their own"),
+        (["on_h200", "--format", "huggingface", "--arch", "sm_89"], "leave out --arch"),
+        (["on_h200", "--format", "t4", "--arch", "sm_89"], "leave out --arch"),
+        (["on_h200", "on_h200x"], "on_h200x"),
+        (["needs_hopper", "--arch", "sm_89"], "nothing here can be built for sm_89; of "),
+    ],
+)
+def test_what_cannot_be_exported_is_refused_in_one_sentence(
+    gpu: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], reason: str
+) -> None:
+    with Store.open(gpu, write=True) as store:
+        run = new_run(store, "needs_hopper", "cuda", "sm_90", [ON_GPU])
+        add(store, run, 0, launch="programmatic")
+        end(store, run, winners=[0])
+    assert reason in refusal(gpu, capsys, *arguments)

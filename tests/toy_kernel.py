@@ -30,7 +30,7 @@ def note(event):
 def inputs(workload, data, generator):
     import torch
 
-    return {{"x": torch.randn(workload.dim("n"), generator=generator)}}
+    return {{"x": torch.randn(workload.dim("n"), generator=generator, device=generator.device)}}
 
 
 def case(n):
@@ -49,7 +49,7 @@ def plan(target, point, workload):
     if COMPILING:
         COMPILING.clear()
         note("end")
-    return LaunchPlan(threads=1)
+    return LaunchPlan({plan})
 
 
 KERNEL = Kernel(
@@ -57,9 +57,9 @@ KERNEL = Kernel(
     title="Twice",
     entry="twice",
     dimensions=(Dimension(name="n", low=0, high=1 << 20),),
-    dtypes={{"cpu": ("float32",)}},
+    dtypes={{{target!r}: ("float32",)}},
     options={{}},
-    compile_time_dims={{"cpu": ()}},
+    compile_time_dims={{{target!r}: ()}},
     arguments=(
         Argument(name="x", kind="input"),
         Argument(name="y", kind="output", shape=("n",)),
@@ -76,7 +76,7 @@ KERNEL = Kernel(
         Baseline(name="torch", role="reference", call=lambda inputs, workload: inputs["x"] * 2),
         Baseline(name="copy", role="ceiling", call=lambda inputs, workload: inputs["x"].clone()),
     ),
-    workloads={{"cpu": (Workload.of({{"n": 4096}}, "float32"),)}},
+    workloads={{{target!r}: (Workload.of({{"n": 4096}}, "float32"),)}},
     space=lambda target, workload, limits: Space(
         parameters=(
             Categorical(name="mode", values=MODES, why="temper", structural=True),
@@ -137,13 +137,16 @@ def write_kernel(
     *,
     template: str = TEMPLATE,
     constraints: str = "",
+    target: str = "cpu",
 ) -> Path:
-    """Writes kernel.py and cpu.cpp.j2 to `folder`; the first of `modes` is the default.
+    """Writes kernel.py and the target's template to `folder`; the first of `modes` is the default.
 
     Builders and calls of mode tell_time note the time, in seconds of the monotonic clock, in `folder`/log.txt.
     """
     folder.mkdir(parents=True)
     log = str(folder / "log.txt")
-    (folder / "kernel.py").write_text(_KERNEL.format(modes=modes, log=log, constraints=constraints))
-    (folder / "cpu.cpp.j2").write_text(template.replace("@LOG@", log))
+    plan = "threads=1" if target == "cpu" else 'threads=256, tiles=(("n", 256),)'
+    text = _KERNEL.format(modes=modes, log=log, constraints=constraints, target=target, plan=plan)
+    (folder / "kernel.py").write_text(text)
+    (folder / ("cpu.cpp.j2" if target == "cpu" else "cuda.cu.j2")).write_text(template.replace("@LOG@", log))
     return folder

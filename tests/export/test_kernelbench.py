@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,6 @@ from owners import kernelbench
 from evo.errors import UsageError
 from evo.export import find_exporter
 from tests.export.exports import request_for
-
-pytestmark = pytest.mark.slow
 
 EXPORTER = find_exporter("kernelbench")
 LAYERNORM = ("rows=64,cols=1024,dtype=float16", "rows=32,cols=4096,dtype=float32")
@@ -43,28 +40,36 @@ int cuLaunchKernelEx(const struct config* c, void* function, void** arguments, v
         printf("attribute %d: %u %u %u\n", c->attributes[i].id, v[0], v[1], v[2]);
     }
     printf("arguments %lld %lld %.2f\n", *(long long*)arguments[0], *(long long*)arguments[1], *(float*)arguments[2]);
-    fflush(stdout);
     return c->grid[0] > 9;
 }
 """
-_LAUNCH = """
-import struct, sys
-from pathlib import Path
-from torch.utils.cpp_extension import load_inline
-source = Path(sys.argv[1]).read_text()
-found = load_inline("launcher_test", cpp_sources=source, functions=["load_entry", "launch_entry"], extra_cflags=["-O0"])
-try:
-    found.load_entry(b"E", "kernel", 0, 1)
-except RuntimeError as error:
-    print(str(error).splitlines()[0], flush=True)
-function = found.load_entry(b"\\x7fELF\\0\\0", "kernel", 65536, 16)
-words = struct.pack("=Qqf4x", 12345678901, -3, 0.25)
-found.launch_entry(function, [8, 2, 1, 256, 65536, 16, 1], 99, words)
-found.launch_entry(function, [1, 1, 1, 32, 0, 1, 0], 0, words)
-try:
-    found.launch_entry(function, [10, 1, 1, 32, 0, 1, 0], 0, words)
-except RuntimeError as error:
-    print(str(error).splitlines()[0], flush=True)
+_CALLS = r"""
+#include <c10/util/Exception.h>
+#include <cstdio>
+#include <cstring>
+
+#include "launcher.cpp"
+
+template <class Call>
+static void refused(Call call) {
+    try {
+        call();
+    } catch (const c10::Error& error) {
+        puts(error.what_without_backtrace());
+    }
+}
+
+int main() {
+    std::string words(24, 0);
+    const long long sizes[] = {12345678901, -3};
+    const float number = 0.25f;
+    memcpy(&words[0], sizes, 16), memcpy(&words[16], &number, 4);
+    refused([] { load_entry("E", "kernel", 0, 1); });
+    const int64_t function = load_entry("\x7f" "ELF", "kernel", 65536, 16);
+    launch_entry(function, {8, 2, 1, 256, 65536, 16, 1}, 99, words);
+    launch_entry(function, {1, 1, 1, 32, 0, 1, 0}, 0, words);
+    refused([&] { launch_entry(function, {10, 1, 1, 32, 0, 1, 0}, 0, words); });
+}
 """
 
 
@@ -102,6 +107,7 @@ def test_its_loader_reads_the_problem(folder: Path) -> None:
                 assert model(*initial())(*tensors).shape == tensors[0].shape
 
 
+@pytest.mark.slow
 def test_its_loader_builds_the_solution_which_refuses_a_cpu(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,23 +125,19 @@ def test_its_loader_builds_the_solution_which_refuses_a_cpu(
     assert loaded["grid_of"]({"rows": 33, "cols": 1024}, 132)[1:] == (1, 1)
 
 
-def test_the_launcher_hands_the_driver_what_it_is_told(tmp_path: Path) -> None:
+def test_the_launcher_hands_the_driver_what_it_is_told(folder: Path, tmp_path: Path) -> None:
     """On a machine without a GPU a library that tells what it was called with stands in for the driver."""
-    (tmp_path / "driver.c").write_text(_DRIVER)
-    library = tmp_path / "libcuda.so.1"
-    command = [os.environ.get("CC", "gcc"), "-shared", "-fPIC", "-o", str(library), str(tmp_path / "driver.c")]
-    subprocess.run(command, check=True)
-    EXPORTER.export(request_for("cuda", "sm_90", tmp_path / "out", LAYERNORM[0]))
-    (solution,) = (tmp_path / "out").glob("*_new.py")
-    found = re.search(r"^LAUNCHER = r'''\n(.*?)^'''$", solution.read_text(), re.DOTALL | re.MULTILINE)
+    solution = next(folder.glob("*_new.py")).read_text()
+    found = re.search(r"^LAUNCHER = r'''\n(.*?)^'''$", solution, re.DOTALL | re.MULTILINE)
     assert found is not None
-    launcher = tmp_path / "launcher.cpp"
-    launcher.write_text(found[1])
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "TORCH_EXTENSIONS_DIR": str(tmp_path)}
-    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
-    run = subprocess.run(
-        [sys.executable, "-c", _LAUNCH, str(launcher)], env=environment, capture_output=True, text=True, check=False
-    )
+    for name, text in {"driver.c": _DRIVER, "launcher.cpp": found[1], "calls.cpp": _CALLS}.items():
+        (tmp_path / name).write_text(text)
+    torch_folder = Path(torch.__file__).parent
+    libraries = [f"-I{torch_folder / 'include'}", f"-L{torch_folder / 'lib'}", "-lc10", "-ldl"]
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", "libcuda.so.1", "driver.c"], cwd=tmp_path, check=True)
+    subprocess.run(["g++", "-std=c++17", "calls.cpp", "-o", "calls", *libraries], cwd=tmp_path, check=True)
+    environment = {**os.environ, "LD_LIBRARY_PATH": f"{tmp_path}{os.pathsep}{torch_folder / 'lib'}"}
+    run = subprocess.run([str(tmp_path / "calls")], env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     assert run.stdout.splitlines() == [
         "the kernel does not load: CUDA_ERROR_OF_THE_TEST (1)",

@@ -17,6 +17,7 @@ from evo.problem.kernel import Workload, load_kernel
 from evo.problem.space import Value
 from evo.sanitize import Sanitized, choose_tools, find_compute_sanitizer, sanitize
 from evo.targets import find_target
+from tests.toy_kernel import write_kernel
 
 TOOLKITS = [Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "bin", Path("/usr/local/cuda/bin")]
 
@@ -28,54 +29,7 @@ pytestmark = [
     ),
 ]
 
-KERNEL = """
-from evo.problem.kernel import Argument, Baseline, Case, Cost, Dimension, Kernel, LaunchPlan, Tolerance, Workload
-from evo.problem.space import Categorical, Space
-
 MODES = ("honest", "writes beyond", "reads beyond", "race", "unset", "divergent")
-
-
-def inputs(workload, data, generator):
-    import torch
-
-    return {"x": torch.randn(workload.dim("n"), generator=generator, device=generator.device)}
-
-
-def case(n, offset=0):
-    return Case(f"normal {n} {offset}", Workload.of({"n": n}, "float32"), "normal", offset)
-
-
-KERNEL = Kernel(
-    name="toy",
-    title="Twice",
-    entry="twice",
-    dimensions=(Dimension(name="n", low=0, high=1 << 20),),
-    dtypes={"cuda": ("float32",)},
-    options={},
-    compile_time_dims={"cuda": ()},
-    arguments=(
-        Argument(name="x", kind="input"),
-        Argument(name="y", kind="output", shape=("n",)),
-        Argument(name="n", kind="scalar", dtype="int64"),
-    ),
-    tolerance={"float32": Tolerance(atol=1e-6, rtol=1e-6)},
-    reference=lambda inputs, workload: {"y": 2 * inputs["x"]},
-    inputs=inputs,
-    data=("normal",),
-    cases=lambda target, workload: [case(512), case(1001), case(64, 1)],
-    neighbours=lambda target, workload: (),
-    cost=lambda workload: Cost(bytes=8 * workload.dim("n"), flops=workload.dim("n")),
-    baselines=(Baseline(name="torch", role="reference", call=lambda inputs, workload: inputs["x"] * 2),),
-    workloads={"cuda": (Workload.of({"n": 4096}, "float32"),)},
-    space=lambda target, workload, limits: Space(
-        parameters=(Categorical(name="mode", values=MODES, why="temper", structural=True),),
-        constraints=(),
-        default={"mode": "honest"},
-    ),
-    plan=lambda target, point, workload: LaunchPlan(threads=256, tiles=(("n", 256),)),
-)
-"""
-
 TEMPLATE = """
 extern "C" __global__ void twice(const float* x, float* y, long long n) {
     __shared__ float held[256];
@@ -103,10 +57,7 @@ extern "C" __global__ void twice(const float* x, float* y, long long n) {
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("kernels") / "toy"
-    folder.mkdir()
-    (folder / "kernel.py").write_text(KERNEL)
-    (folder / "cuda.cu.j2").write_text(TEMPLATE)
-    return str(folder)
+    return str(write_kernel(folder, MODES, template=TEMPLATE, target="cuda"))
 
 
 def run_tools(kernel: str, genome: Genome, tools: tuple[str, ...], workload: Workload | None = None) -> Sanitized:
@@ -136,14 +87,14 @@ FOUND = {
 @pytest.mark.parametrize("mode", FOUND)
 def test_a_fault_that_leaves_the_result_right_is_found_by_its_tool_with_its_line(toy: str, mode: str) -> None:
     tool, what, line = FOUND[mode]
-    (report,) = run_tools(toy, Genome.of({"mode": mode}), (tool,)).reports
+    (report,) = run_tools(toy, Genome.of({"mode": mode, "unroll": 1}), (tool,)).reports
     assert report.errors >= 1
     assert any(what in m and line in m for m in report.messages), report.messages
     assert not report.clean
 
 
 def test_an_honest_candidate_is_clean_under_every_tool(toy: str) -> None:
-    found = run_tools(toy, Genome.of({"mode": "honest"}), choose_tools("cuda", "all"))
+    found = run_tools(toy, Genome.of({"mode": "honest", "unroll": 1}), choose_tools("cuda", "all"))
     assert not found_by(found)
 
 
