@@ -35,8 +35,6 @@ from typing import TYPE_CHECKING
 from evo.errors import CompileError, DeviceError, EvoError, UnknownNameError
 from evo.evaluation import Binary
 from evo.executors import Request
-from evo.measure.buffers import NAN, extent
-from evo.measure.gate import Gate, argument_values
 from evo.problem.kernel import Kernel, Launch, load_kernel
 from evo.problem.render import Source, render
 from evo.runtime.tolerance import Expected, compare
@@ -151,6 +149,8 @@ def sanitize(
 _SMALL_BYTES = 8 << 20
 """Cases that move no more can run a hundred times slower."""
 _SMALLEST_CASES = 4
+_NAN_BYTE = 0xFF
+"""NaN in every dtype."""
 _LEAD_BYTE = b"\xa5"
 """Fills the memory before a tensor that does not start at an aligned address."""
 
@@ -186,6 +186,9 @@ def _draw_calls(kernel: Kernel, request: Request, session: Session, seed: int) -
     them, launched as on this device. If the grid depends on the device, the case is launched again as on a single
     multiprocessor, where every block has to loop over more work."""
     import torch
+
+    from evo.measure.buffers import extent
+    from evo.measure.gate import Gate, argument_values
 
     gate = Gate(kernel, request.target, session, seed)
     cases = [c for c in kernel.cases(request.target, request.workload) if all(size for _, size in c.workload.dims)]
@@ -338,7 +341,8 @@ _MakeCall = Callable[[Launch, Sequence[object], int | None], dict[int, bytes]]
 
 def make_calls(name: str) -> int:
     """What the watched process does: makes the calls that `_Job.run` has left in a folder; its exit code. Says on stdout
-    which case it begins, and why it ends if the device refuses something."""
+    which case it begins, and why it ends if the device refuses something. On a CPU it does without PyTorch, which takes
+    seconds to start under a sanitizer."""
     folder = Path(name)
     target, entry, fill, calls = pickle.loads((folder / "calls").read_bytes())
     try:
@@ -377,7 +381,7 @@ def _load_on_gpu(folder: Path, target: str, entry: str) -> _MakeCall:
 
 
 def _load_on_cpu(folder: Path, entry: str) -> _MakeCall:
-    """Without PyTorch, which takes seconds to start under a sanitizer. The file stays: in it names and lines are found."""
+    """The file stays where it is: the sanitizer finds names and lines in it."""
     ctypes.CDLL("libgomp.so.1", mode=os.RTLD_GLOBAL)
     function = ctypes.CDLL(str(folder / "candidate"), mode=os.RTLD_LOCAL | os.RTLD_NOW)[entry]
     function.restype = None
@@ -412,7 +416,7 @@ def _under_compute_sanitizer(job: _Job, tool: str, sanitizer: str) -> Report:
     code = job.compile(find_target("cuda"), "-lineinfo")  # which leaves the machine code as it is
     command = [sanitizer, "--tool", tool, "--error-exitcode", "86", "--target-processes", "all"]
     command += ["--show-backtrace", "no", *_TOOLS["cuda"][tool]]
-    fill = None if tool == "initcheck" else NAN  # outputs that were filled count as initialised
+    fill = None if tool == "initcheck" else _NAN_BYTE  # outputs that were filled count as initialised
     # With this, every tensor of PyTorch's is an allocation of the driver's.
     process = job.run(code, fill, {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, command)
     count, found = read_report(process.output)
@@ -474,7 +478,7 @@ def _under_gcc(job: _Job, tool: str) -> Report:
     else:
         runtime = _runtime("libasan.so" if tool == "address" else "libubsan.so")
         environment = {"LD_PRELOAD": runtime, "ASAN_OPTIONS": _ASAN, "UBSAN_OPTIONS": "print_stacktrace=0"}
-        processes = [job.run(job.compile(CpuTarget(_COMPILER), *_TOOLS["cpu"][tool]), NAN, environment)]
+        processes = [job.run(job.compile(CpuTarget(_COMPILER), *_TOOLS["cpu"][tool]), _NAN_BYTE, environment)]
         output = processes[0].output
         found = [f"{what}, {place}" for place, what in re.findall(r"(candidate\.cpp:\d+:\d+): runtime error: (.+)", output)]
         for report in output.split(f"{'=' * 65}\n")[1:]:

@@ -103,7 +103,7 @@ def test_a_wrong_output_is_refused_as_the_gate_refuses_it(toy: str) -> None:
 
 def test_a_candidate_that_kills_its_process_or_never_ends_is_reported_with_the_case(toy: str) -> None:
     (died,) = run_tool(toy, "crash", "initcheck").messages
-    (endless,) = run_tool(toy, "spins", "undefined", limit_s=10.0).messages
+    (endless,) = run_tool(toy, "spins", "undefined", limit_s=5.0).messages
     assert "the process died" in died
     assert "no end within" in endless
     assert "at case normal 5" in died
