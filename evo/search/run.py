@@ -10,7 +10,7 @@ import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -238,15 +238,8 @@ def describe_environment(target: Target) -> Environment:
         arch=info.arch,
         driver=info.driver,
         compiler=target.compiler(),
-        torch=_version("torch"),
+        torch=version("torch"),
         python=platform.python_version(),
         evo=__version__,
         details=dict(info.details),
     )
-
-
-def _version(distribution: str) -> str:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return ""

@@ -186,13 +186,8 @@ def strangers(processes: Sequence[int]) -> int:
     Raises LookupError if the identifiers are of another namespace."""
     if processes and os.getpid() not in processes:
         raise LookupError
-    found = 0
-    for process in processes:
-        with suppress(psutil.Error):
-            if process == os.getpid() or psutil.Process(process).ppid() == os.getppid():
-                continue
-        found += 1
-    return found
+    own = psutil.Process().parent()
+    return len(set(processes) - {p.pid for p in (own.children() if own else ())} - {os.getpid()})
 
 
 class Clocks:

@@ -1,31 +1,54 @@
-"""Evolutionary operators: how a genome is made from its parents. One module each; it defines `OPERATOR`.
+"""Evolutionary operators: how a genome is made from its parents. One module each; it defines `OPERATOR`, an `Operator`.
 
-An operator is a pure function of its random generator, the space and the parents. It returns a legal genome
-that differs from every parent, or None when it has nothing to offer here.
+What an operator draws is made legal here: by moving what it does not insist on.
 """
 
 from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Sequence
-from typing import Protocol, cast
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
 
 from evo.discovery import find_plugin, plugin_names
 from evo.problem.genome import Genome
-from evo.problem.space import Space
+from evo.problem.space import Ordinal, Parameter, Point, Space, Value
 
-__all__ = ["Operator", "find_operator", "operator_names"]
+__all__ = ["Operator", "change", "find_operator", "move", "operator_names", "repair"]
+
+_ATTEMPTS = 8
+_SIDEWAYS = 0.25
+"""Share of the moves that mend nothing by themselves which are still looked into: two rules that block each
+other are passed by such a move."""
+_FAR = 0.02
+"""Weight of every value of an ordinal whatever its distance, so that none is out of reach."""
 
 
-class Operator(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class Operator:
+    """A pure function of its random generator, the space and the parents.
+
+    arity: parents it needs, 1 or 2. weight: prior share of proposals among the operators.
+    draw: a complete point, which need not be legal, and the parameters that are not to be touched when it is repaired; None
+    where the operator has nothing to offer.
+    """
+
     name: str
     arity: int
-    """Parents it needs: 1 or 2."""
     weight: float
-    """Prior share of proposals among the operators."""
+    draw: Callable[[random.Random, Space, Sequence[Genome]], tuple[Point, Collection[str]] | None]
 
-    def __call__(self, rng: random.Random, space: Space, parents: Sequence[Genome]) -> Genome | None: ...
+    def __call__(self, rng: random.Random, space: Space, parents: Sequence[Genome]) -> Genome | None:
+        """A legal genome that differs from every parent; None if there is none, or a few attempts find none."""
+        known = [parent.parameters for parent in parents]
+        for _ in range(_ATTEMPTS):
+            if (drawn := self.draw(rng, space, parents)) is None:
+                return None
+            child = repair(rng, space, *drawn)
+            if child is not None and child not in known:
+                return Genome.of(child)
+        return None
 
 
 def operator_names() -> list[str]:
@@ -35,3 +58,72 @@ def operator_names() -> list[str]:
 def find_operator(name: str) -> Operator:
     """Raises UnknownNameError."""
     return cast(Operator, find_plugin(sys.modules[__name__], "operator", name))
+
+
+def move(rng: random.Random, parameter: Parameter, value: Value) -> Value:
+    """Another value of `parameter`: for an ordinal mostly one step up or down, half as often two, and so on.
+
+    `value` itself if the parameter has only one.
+    """
+    others = [v for v in parameter.values if v != value]
+    if not others:
+        return value
+    if not isinstance(parameter, Ordinal):
+        return rng.choice(others)
+    here = parameter.values.index(value)
+    weights = [0.5 ** abs(i - here) + _FAR for i in range(len(parameter.values)) if i != here]
+    return rng.choices(others, weights)[0]
+
+
+def change(rng: random.Random, space: Space, point: Point, moved: Mapping[str, Value]) -> Point:
+    """`point`, which must be complete, with the values of `moved`; conditions are followed as by `Space.draw`."""
+    changed = {**point, **moved}
+    if any(w.parameter in moved for p in space.parameters for w in p.when):
+        return space.draw(rng, changed)
+    return changed
+
+
+def repair(
+    rng: random.Random, space: Space, point: Point, keep: Collection[str] = (), steps: int = 24
+) -> Point | None:
+    """A legal point near `point`, which must be complete; parameters in `keep` are not touched.
+
+    Min-conflicts search (Minton et al. 1992): moves one free parameter at a time and takes the move unless it
+    breaks more constraints than before. None if that finds nothing within `steps` moves.
+    """
+    constraints = range(len(space.constraints))
+    broken = _broken(space, point, constraints, len(space.constraints))
+    free = _free(space, point, keep)
+    conditions = {w.parameter for p in space.parameters for w in p.when}
+    kept = {name: point[name] for name in keep if name in point}
+    for _ in range(steps):
+        if not broken or not free:
+            break
+        p = rng.choice(free)
+        # A kept parameter that one move turned off has its value again when another turns it on.
+        known = {**kept, **point} if p.name in conditions else point
+        moved = change(rng, space, known, {p.name: move(rng, p, point[p.name])})
+        # The broken rules first: most moves mend none of them, and then the others need no look.
+        still = _broken(space, moved, broken, len(broken))
+        if len(still) == len(broken) and rng.random() >= _SIDEWAYS:
+            continue
+        whole = (i for i in constraints if i not in broken)
+        after = still + _broken(space, moved, whole, len(broken) - len(still) + 1)
+        if len(after) <= len(broken):
+            point, broken, free = moved, after, _free(space, moved, keep)
+    return None if broken else point
+
+
+def _broken(space: Space, point: Point, which: Iterable[int], at_most: int) -> list[int]:
+    """Indices, among `which`, of constraints that do not hold; the search ends when there are `at_most`."""
+    found: list[int] = []
+    for i in which:
+        if not space.constraints[i].holds(point):
+            found.append(i)
+            if len(found) >= at_most:
+                break
+    return found
+
+
+def _free(space: Space, point: Point, keep: Collection[str]) -> list[Parameter]:
+    return [p for p in space.parameters if p.name in point and p.name not in keep and len(p.values) > 1]

@@ -9,7 +9,7 @@ from evo.errors import SpaceError
 from evo.evaluation import Proposal
 from evo.problem.genome import Genome
 from evo.problem.space import Point, Space
-from evo.search.operators._repair import repair
+from evo.search.operators import repair
 from evo.search.samplers import Exhausted
 
 __all__ = ["Unseen", "first_proposals", "given_proposals"]

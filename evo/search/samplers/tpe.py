@@ -12,13 +12,12 @@ from dataclasses import dataclass
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
-from optuna.trial import TrialState, create_trial
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from evo.evaluation import Proposal
 from evo.problem.genome import Genome
 from evo.problem.space import Ordinal, Point, Space
-from evo.search.operators import find_operator
-from evo.search.operators._repair import repair
+from evo.search.operators import find_operator, repair
 from evo.search.samplers import at_least, read_options
 from evo.search.samplers._points import Unseen, first_proposals
 
@@ -107,17 +106,6 @@ class TpeSampler:
         return Proposal(genome=self._unseen.draw(self._rng), operator="random")
 
 
-@dataclass(kw_only=True)
-class _Record:
-    """A point and what became of it; `score` is None while it runs, and where it failed."""
-
-    point: Point
-    state: TrialState = TrialState.RUNNING
-    score: float | None = None
-    trial: int = -1
-    """Its number in the present study."""
-
-
 class ParzenModel:
     """Suggests points like the good ones and unlike the rest (Bergstra et al. 2011; Watanabe 2023).
 
@@ -127,8 +115,8 @@ class ParzenModel:
 
     def __init__(self, space: Space, seed: int, history: int) -> None:
         self._space, self._seed, self._history = space, seed, history
-        self._records: dict[int, _Record] = {}
-        """By order."""
+        self._numbers: dict[int, int] = {}
+        """By order: of the trial in the present study."""
         # Positions, not values: an estimator tells 1 and True apart no better than Python does.
         self._positions = {p.name: {(type(v), v): i for i, v in enumerate(p.values)} for p in space.parameters}
         self._distributions: dict[str, BaseDistribution] = {
@@ -152,34 +140,38 @@ class ParzenModel:
                 point[p.name] = p.values[i]
         # What is evaluated may be another point, so trials are added by `mark_pending`, not kept from here.
         self._study.tell(trial, state=TrialState.FAIL)
-        self._trials += 1
         return point
 
     def mark_pending(self, order: int, point: Point) -> None:
         """Says that `point` is being evaluated. Points nearby are avoided."""
-        self._records[order] = _Record(point=point)
-        self._add(self._records[order])
+        params = {name: self._positions[name][type(value), value] for name, value in point.items()}
+        distributions = {name: self._distributions[name] for name in params}
+        attributes = {"order": order}
+        self._add(
+            create_trial(state=TrialState.RUNNING, params=params, distributions=distributions, user_attrs=attributes)
+        )
 
     def learn(self, order: int, score: float | None) -> None:
         """The result of a pending point; None if it failed, which ranks below every score."""
-        record = self._records[order]
-        record.score = score
-        record.state = TrialState.PRUNED if score is None else TrialState.COMPLETE
-        self._study.tell(record.trial, score, state=record.state)
-        if self._live > self._history + self._history // 2:
+        state = TrialState.PRUNED if score is None else TrialState.COMPLETE
+        self._study.tell(self._numbers[order], score, state=state)
+        if len(self._added()) > self._history + self._history // 2:
             self._begin(self._worth_keeping())
 
-    def _worth_keeping(self) -> list[_Record]:
+    def _added(self) -> list[FrozenTrial]:
+        """Of the present study, without the trials that suggestions were."""
+        return [t for t in self._study.get_trials(deepcopy=False) if t.state is not TrialState.FAIL]
+
+    def _worth_keeping(self) -> list[FrozenTrial]:
         """Those that run, the best quarter of the history, the latest three quarters; in their order."""
-        done = [r for r in self._records.values() if r.state is not TrialState.RUNNING]
-        ranked = sorted((r.score, i) for i, r in enumerate(done) if r.score is not None)
+        known = sorted(self._added(), key=lambda trial: int(trial.user_attrs["order"]))
+        done = [t for t in known if t.state is not TrialState.RUNNING]
+        ranked = sorted((t.value, i) for i, t in enumerate(done) if t.value is not None)
         quarter = self._history // 4
         kept = {i for _, i in ranked[:quarter]} | set(range(max(0, len(done) - 3 * quarter), len(done)))
-        running = [r for r in self._records.values() if r.state is TrialState.RUNNING]
-        return [done[i] for i in sorted(kept)] + running
+        return [done[i] for i in sorted(kept)] + [t for t in known if t.state is TrialState.RUNNING]
 
-    def _begin(self, records: list[_Record]) -> None:
-        self._trials = self._live = 0
+    def _begin(self, trials: list[FrozenTrial]) -> None:
         with _quiet():
             sampler = optuna.samplers.TPESampler(
                 multivariate=True,
@@ -190,22 +182,12 @@ class ParzenModel:
             )
             self._study = optuna.create_study(sampler=sampler, storage=optuna.storages.InMemoryStorage())
         self._generation += 1
-        for record in records:
-            self._add(record)
+        for trial in trials:
+            self._add(trial)
 
-    def _add(self, record: _Record) -> None:
-        params = {name: self._positions[name][type(value), value] for name, value in record.point.items()}
-        self._study.add_trial(
-            create_trial(
-                state=record.state,
-                params=params,
-                distributions={name: self._distributions[name] for name in params},
-                value=record.score,
-            )
-        )
-        record.trial = self._trials
-        self._trials += 1
-        self._live += 1
+    def _add(self, trial: FrozenTrial) -> None:
+        self._numbers[trial.user_attrs["order"]] = len(self._study.get_trials(deepcopy=False))
+        self._study.add_trial(trial)
 
 
 @contextmanager

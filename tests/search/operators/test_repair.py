@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from spaces import tiled_space
 
 from evo.problem.space import Constraint, Ordinal, Space
-from evo.search.operators._repair import change, repair
+from evo.search.operators import change, repair
 
 SPACE = tiled_space()
 
