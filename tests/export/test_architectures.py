@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from evo.errors import DeviceError, UsageError
-from evo.export import Combining, ExportItem, ExportRequest, exporter_names, find_exporter
+from evo.export import ExportItem, ExportRequest
 from evo.export._package import asked_of, with_ptx
 from evo.export.module import ModuleExporter
 from evo.problem.genome import Genome
@@ -85,16 +85,9 @@ def test_every_winner_is_built_for_every_architecture(several: Path) -> None:
         else:
             assert binary.startswith(b"\x7fELF")
             assert v["registers"] > 0
-            assert v["spill_bytes"] >= 0
-            assert v["smem_static_bytes"] >= 0
-        assert v["compiler"] == find_target("cuda").compiler()
         again, _ = run_nvrtc((several / v["source"]).read_text(), v["arch"], tuple(v["recipe"]["flags"]), (str(several),))
         assert again == binary
-
-
-def test_ptx_is_compiled_from_the_source_of_machine_code(several: Path) -> None:
-    variants = manifest_of(several)["variants"]
-    assert [v["source"] for v in variants[2:4]] == [v["source"] for v in variants[4:]]
+    assert [v["source"] for v in variants[2:4]] == [v["source"] for v in variants[4:]], "PTX is of the same text"
 
 
 def test_the_same_genome_is_the_same_kernel_elsewhere(several: Path) -> None:
@@ -102,8 +95,7 @@ def test_the_same_genome_is_the_same_kernel_elsewhere(several: Path) -> None:
     ninety, eighty_nine = (manifest_of(several)["variants"][i] for i in (0, 2))
     assert set(ninety["genome"]) - set(eighty_nine["genome"]) == {"cluster", "launch"}
     texts = [(several / v["source"]).read_text() for v in (ninety, eighty_nine)]
-    assert texts[0] != texts[1]
-    assert texts[0].replace("sm_90", "sm_89") == texts[1]
+    assert texts[0].replace("sm_90", "sm_89") == texts[1] != texts[0]
     assert ninety["launch"] == eighty_nine["launch"]
 
 
@@ -212,19 +204,17 @@ def test_winners_of_several_runs_are_one_package(hopper: ExportRequest, tmp_path
     ],
 )
 def test_newer_gpus_have_the_ptx_of_the_lowest_architecture(asked: tuple[str, ...], builds: tuple[str, ...]) -> None:
-    assert with_ptx(asked) == builds
-
-
-def test_architectures_are_told_apart_by_target() -> None:
-    asked = ["sm_90", "x86-64-v3", "compute_89", "native", "sm_90"]
-    assert asked_of("cuda", asked) == ("sm_90", "compute_89")
-    assert asked_of("cpu", asked) == ("x86-64-v3", "native")
+    target = "cpu" if "native" in asked else "cuda"
+    assert with_ptx(asked_of(target, [*asked, *asked])) == builds
+    assert asked_of("cuda" if target == "cpu" else "cpu", asked) == ()
 
 
 def test_a_package_chooses_by_the_gpus_capability(
     several: Path, use: Callable[[Path], ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dispatch = use(several).frontend.DISPATCH
+    module = use(several)
+    dispatch = module.frontend.DISPATCH
+    assert module.explain(torch.randn(4, 768), (768,)) == "PyTorch: nothing was tuned for cpu"
     choice = importlib.import_module(f"{several.name}.runtime.choice")
 
     def order(capability: tuple[int, int], cols: int) -> list[str]:
@@ -238,22 +228,14 @@ def test_a_package_chooses_by_the_gpus_capability(
     assert order((8, 0), 768) == []
 
 
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-W", "ignore", "-m", folder.name, *arguments]
-    return subprocess.run(command, cwd=folder.parent, capture_output=True, text=True, timeout=240, check=False)
-
-
 def test_what_nothing_here_runs_is_counted_by_architecture(several: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
-    checked = run(several, "check")
+    command = [sys.executable, "-W", "ignore", "-m", several.name, "check"]
+    checked = subprocess.run(command, cwd=several.parent, capture_output=True, text=True, timeout=240, check=False)
     assert checked.returncode == 1
     lines = checked.stdout.splitlines()
     assert [line for line in lines if line.startswith("2 variants for")] == [
         f"2 variants for {arch}  not checked: no CUDA GPU answers to PyTorch" for arch in BUILDS
     ]
     assert "no variant of this package runs on this machine" in lines[-1]
-
-
-def test_the_exporter_says_that_it_combines() -> None:
-    assert [name for name in exporter_names() if isinstance(find_exporter(name), Combining)] == ["module", "shipped"]

@@ -88,8 +88,7 @@ def test_every_number_of_columns_has_a_source(module: ModuleType, dtype: str) ->
     (dimension,) = (d for d in KERNEL.dimensions if d.name == "cols")
     jit = importlib.import_module(f"{module.__name__}.runtime.jit")
     general = [r for r in module.PACKAGE.manifest["general"] if r["workload"]["dtype"] == dtype]
-    left = [n for n in range(1, dimension.high + 1) if not any(jit._launch_at(r, n) for r in general)]
-    assert left == []
+    assert [n for n in range(1, dimension.high + 1) if not any(jit._launch_at(r, n) for r in general)] == []
 
 
 def test_the_nearest_variant_that_is_legal_comes_first(module: ModuleType) -> None:
@@ -135,53 +134,47 @@ def test_what_the_compiler_refuses_is_quoted(module: ModuleType) -> None:
         nvrtc.compiler().compile(b"int x = ;", {}, [], "sm_90")
 
 
-def test_a_size_that_the_template_computes_with_is_not_exchanged(tmp_path: Path) -> None:
-    kernel = tmp_path / "layernorm"
-    shutil.copytree(KERNEL.folder, kernel)
-    template = kernel / "cuda.cu.j2"
-    text = template.read_text()
-    assert "COLS = {{ dims.cols }}" in text
-    template.write_text(text.replace("COLS = {{ dims.cols }}", "COLS = {{ dims.cols * 1 }}"))
+@pytest.fixture
+def own(tmp_path: Path) -> tuple[Path, ExportRequest]:
+    """A copy of the kernel's folder, and a request for what is in it."""
+    kernel = Path(shutil.copytree(KERNEL.folder, tmp_path / "layernorm"))
     request = request_for("cuda", "sm_90", tmp_path / "out", "rows=64,cols=1024,dtype=float16")
-    request = replace(request, kernel=str(kernel))
+    return kernel, replace(request, kernel=str(kernel))
+
+
+def test_a_size_that_the_template_computes_with_is_not_exchanged(own: tuple[Path, ExportRequest]) -> None:
+    kernel, request = own
+    text = (kernel / "cuda.cu.j2").read_text()
+    assert "COLS = {{ dims.cols }}" in text
+    (kernel / "cuda.cu.j2").write_text(text.replace("COLS = {{ dims.cols }}", "COLS = {{ dims.cols * 1 }}"))
     with pytest.raises(KernelError, match="depends on it in another way"):
         find_exporter("module").export(request)
     (kernel / "formats.toml").unlink()
-    manifest = manifest_of(request)
-    assert manifest["variants"][0]["jit"] is None
-    assert manifest["general"] == []
-
-
-def test_a_range_that_is_not_legal_throughout_is_refused(tmp_path: Path) -> None:
-    kernel = tmp_path / "layernorm"
-    shutil.copytree(KERNEL.folder, kernel)
-    formats = kernel / "formats.toml"
-    request = request_for("cuda", "sm_90", tmp_path / "out", "rows=64,cols=1024,dtype=float16")
-    request = replace(request, kernel=str(kernel))
-    text = formats.read_text()
-    formats.write_text(text.replace("to = 1536", "to = 9000"))
-    with pytest.raises(KernelError, match="cols from 1 to 9000: not every size in it is legal"):
-        find_exporter("module").export(request)
-    formats.write_text(text.replace("as_for = 512", "as_for = 9000"))
-    with pytest.raises(KernelError, match="cols from 1 to 1536: unrolled_loops_are_short"):
-        find_exporter("module").export(request)
-    formats.write_text(text.replace("as_for = 512\n", ""))
-    with pytest.raises(KernelError, match="lacks 'as_for'"):
-        find_exporter("module").export(request)
-
-
-def manifest_of(request: ExportRequest) -> dict[str, Any]:
     find_exporter("module").export(request)
-    manifest: dict[str, Any] = json.loads((request.out / "manifest.json").read_text())
-    return manifest
+    manifest = json.loads((request.out / "manifest.json").read_text())
+    assert (manifest["variants"][0]["jit"], manifest["general"]) == (None, [])
 
 
-def test_a_kernel_that_compiles_in_no_size_needs_none_of_it(exported_cpu: dict[str, Any]) -> None:
-    assert [v["jit"] for v in exported_cpu["variants"]] == [None, None, None]
-    assert exported_cpu["general"] == []
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("to = 1536", "to = 9000", "cols from 1 to 9000: not every size in it is legal"),
+        ("as_for = 512\n", "as_for = 9000\n", "cols from 1 to 1536: unrolled_loops_are_short"),
+        ("as_for = 512\n", "", "lacks 'as_for'"),
+    ],
+)
+def test_a_range_that_is_not_legal_throughout_is_refused(
+    own: tuple[Path, ExportRequest], old: str, new: str, reason: str
+) -> None:
+    kernel, request = own
+    text = (kernel / "formats.toml").read_text()
+    assert old in text
+    (kernel / "formats.toml").write_text(text.replace(old, new))
+    with pytest.raises(KernelError, match=reason):
+        find_exporter("module").export(request)
 
 
-@pytest.fixture
-def exported_cpu(exported: Path) -> dict[str, Any]:
-    manifest: dict[str, Any] = json.loads((exported / "manifest.json").read_text())
-    return manifest
+def test_a_kernel_that_compiles_in_no_size_needs_none_of_it(exported: Path) -> None:
+    manifest = json.loads((exported / "manifest.json").read_text())
+    assert [v["jit"] for v in manifest["variants"]] == [None, None, None]
+    assert manifest["general"] == []

@@ -12,18 +12,15 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import torch
-from torch.nn import functional
 
 import evo
 from evo.errors import CompileError, KernelError, UsageError
-from evo.export import ExportRequest, find_exporter
+from evo.export import find_exporter
 from evo.export._folder import publish
 from evo.export._package import _needed_features
 from evo.problem.genome import Genome
 from evo.problem.kernel import load_kernel
 from evo.targets import find_target
-from evo.targets.cuda import run_nvrtc
 from tests.export.exports import request_for
 
 MODULE = find_exporter("module")
@@ -32,14 +29,6 @@ F32 = "rows=8,cols=32,dtype=float32"
 
 def listing(folder: Path) -> dict[str, bytes]:
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-
-
-def broken(request: ExportRequest) -> ExportRequest:
-    """The same, and one winner more that no longer compiles."""
-    good = request.items[0]
-    workload = load_kernel(request.kernel).workload("cpu", "rows=9,cols=32,dtype=float32")
-    bad = replace(good, workload=workload, genome=Genome.of({**good.genome.parameters, "simd_bits": 24}))
-    return replace(request, items=(good, bad))
 
 
 def test_the_files_are_readable_sources_binaries_and_what_runs_them(exported: Path) -> None:
@@ -118,11 +107,9 @@ def test_the_module_tells_of_its_variants(exported: Path, use: Callable[[Path], 
     ("name", "reason"),
     [
         ("my-kernel", "'my-kernel' cannot be imported"),
-        ("2fast", "cannot be imported"),
         ("class", "cannot be imported"),
         ("größe", "cannot be imported"),
         ("json", "would hide the one"),
-        ("torch", "would hide the one"),
     ],
 )
 def test_a_name_that_cannot_be_imported_is_refused(tmp_path: Path, name: str, reason: str) -> None:
@@ -131,24 +118,22 @@ def test_a_name_that_cannot_be_imported_is_refused(tmp_path: Path, name: str, re
     assert not list(tmp_path.iterdir())
 
 
-def test_nothing_but_an_earlier_export_is_replaced(tmp_path: Path) -> None:
+def test_an_earlier_export_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
     out = tmp_path / "mine"
-    out.mkdir()
-    (out / "notes.txt").write_text("mine")
     request = request_for("cpu", "native", out, F32)
-    with pytest.raises(UsageError, match="not empty and no earlier export"):
-        MODULE.export(request)
-    assert listing(out) == {"notes.txt": b"mine"}
-    (out / "notes.txt").unlink()
     MODULE.export(request)
-    first = listing(out)
     (out / "__pycache__").mkdir()
     (out / "__pycache__" / "frontend.pyc").write_bytes(b"stale")
+    before = listing(out)
+    good = request.items[0]
+    workload = load_kernel("layernorm").workload("cpu", "rows=9,cols=32,dtype=float32")
+    bad = replace(good, workload=workload, genome=Genome.of({**good.genome.parameters, "simd_bits": 24}))
+    with pytest.raises(CompileError):
+        MODULE.export(replace(request, items=(good, bad)))
+    assert listing(out) == before
     MODULE.export(request_for("cpu", "native", out, "rows=8,cols=33,dtype=bfloat16"))
-    assert (out / "variant_0_bfloat16_8x33.so").is_file()
-    assert not (out / "variant_0_float32_8x32.so").exists()
-    assert not (out / "__pycache__").exists()
-    assert set(first) - set(listing(out)) == {"variant_0_float32_8x32.cpp", "variant_0_float32_8x32.so"}
+    gone = {"variant_0_float32_8x32.cpp", "variant_0_float32_8x32.so", "__pycache__/frontend.pyc"}
+    assert set(before) - set(listing(out)) == gone
     (out / "added.py").write_text("mine")
     with pytest.raises(UsageError, match=r"added\.py in it is not evo's"):
         MODULE.export(request)
@@ -174,18 +159,6 @@ def test_files_links_and_other_exports_are_refused(tmp_path: Path) -> None:
     }.items():
         with pytest.raises(UsageError, match=reason):
             MODULE.export(request_for("cpu", "native", tmp_path / name, F32))
-    assert listing(tmp_path) == before
-
-
-def test_a_failure_half_way_leaves_everything_as_it_was(tmp_path: Path) -> None:
-    request = request_for("cpu", "native", tmp_path / "deep" / "one", F32)
-    with pytest.raises(CompileError):
-        MODULE.export(broken(request))
-    assert not list((tmp_path / "deep").iterdir())
-    MODULE.export(request)
-    before = listing(tmp_path)
-    with pytest.raises(CompileError):
-        MODULE.export(broken(request))
     assert listing(tmp_path) == before
 
 
@@ -217,14 +190,12 @@ def test_a_request_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_source_that_is_still_the_measured_one_is_exported(tmp_path: Path) -> None:
-    request = request_for("cpu", "native", tmp_path / "one", F32)
-    MODULE.export(request)
-    [variant] = json.loads((tmp_path / "one" / "manifest.json").read_text())["variants"]
-    same = replace(request.items[0], record={k: variant[k] for k in ("source_digest", "code_hash")})
-    MODULE.export(replace(request, items=(same,)))
-    [variant] = json.loads((tmp_path / "one" / "manifest.json").read_text())["variants"]
-    assert variant["same_code_as_measured"] is True
+def test_a_source_that_is_still_the_measured_one_is_exported(exported: Path, tmp_path: Path) -> None:
+    variant = json.loads((exported / "manifest.json").read_text())["variants"][0]
+    record = {name: variant[name] for name in ("source_digest", "code_hash")}
+    MODULE.export(request_for("cpu", "native", tmp_path / "one", variant["workload"]["key"], **record))
+    [again] = json.loads((tmp_path / "one" / "manifest.json").read_text())["variants"]
+    assert again["same_code_as_measured"] is True
 
 
 def test_a_kernel_without_a_usable_frontend_is_refused(tmp_path: Path) -> None:
@@ -250,30 +221,3 @@ def test_what_code_for_an_architecture_needs_of_a_cpu() -> None:
     assert level3 < set(_needed_features("x86-64-v4", ()) or ())
     assert _needed_features("x86-64-v3", ("-mavx512f",)) is None
     assert _needed_features("znver4", ()) is None
-
-
-def test_cuda_variants_are_exported_without_a_gpu(tmp_path: Path, use: Callable[[Path], ModuleType]) -> None:
-    out = tmp_path / "for_sm_89"
-    MODULE.export(
-        request_for("cuda", "sm_89", out, "rows=64,cols=1024,dtype=float16", "rows=64,cols=769,dtype=float32")
-    )
-    manifest = json.loads((out / "manifest.json").read_text())
-    limits = find_target("cuda").limits("sm_89")
-    for variant in manifest["variants"]:
-        assert (out / variant["binary"]).read_bytes().startswith(b"\x7fELF")
-        assert variant["arch"] == "sm_89"
-        assert variant["fixed"] == ["cols"]
-        assert 32 <= variant["launch"]["threads"] <= limits.threads_per_block
-        source = (out / variant["source"]).read_text()
-        again, _ = run_nvrtc(source, "sm_89", tuple(variant["recipe"]["flags"]), (str(out),))  # the headers are there, too
-        assert again.startswith(b"\x7fELF")
-    assert [v["source"] for v in manifest["variants"]] == ["variant_0_float16_1024.cu", "variant_1_float32_769.cu"]
-    module = use(out)
-    x = torch.randn(4, 769)
-    assert module.explain(x, (769,)) == "PyTorch: nothing was tuned for cpu"
-    assert torch.equal(module.layer_norm(x, (769,)), functional.layer_norm(x, (769,)))
-
-
-def test_ptx_is_exported_as_such(tmp_path: Path) -> None:
-    MODULE.export(request_for("cuda", "compute_89", tmp_path / "one", "rows=64,cols=32,dtype=float16"))
-    assert b".entry layernorm(" in (tmp_path / "one" / "variant_0_float16_32.ptx").read_bytes()
