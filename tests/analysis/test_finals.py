@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.text import Text
 
 from evo.cli import run as run_command
-from evo.cli.options import make_console
 from evo.cli.results import race_table
-from evo.cli.tables import make_table, timing_record
+from evo.cli.tables import timing_record
 from evo.evaluation import FINALIST, Evaluation, Timing, within_noise
 from evo.lineage import RunStatus, Stage
 from evo.lineage.models import public_id
@@ -84,18 +82,15 @@ def measured(*timings: Timing) -> Evaluation:
     return replace(s.final(0.5), timings=timings)
 
 
-@pytest.mark.parametrize("command", ["runs", "best", "show"])
-def test_a_disturbed_final_is_marked_wherever_its_figure_is_printed(record: Record, command: str) -> None:
-    recorded = record(BUSY)
-    told = recorded.ask(command, *([recorded.ids[0]] if command == "show" else []))
-    assert told.out.count(MARK) == 1
-    marked = [line for line in told.out.splitlines() if " !  " in line]
-    assert len(marked) == (4 if command == "show" else 1)
-
-
 @pytest.mark.parametrize(("clocks", "disturbed"), [(BUSY, True), (CALM, False)])
-def test_programs_are_told_of_disturbance_too(record: Record, clocks: dict[str, float], disturbed: bool) -> None:
+def test_a_disturbed_final_is_marked_wherever_its_figure_is_printed(
+    record: Record, clocks: dict[str, float], disturbed: bool
+) -> None:
     recorded = record(clocks)
+    for command, lines in ((["runs"], 1), (["best"], 1), (["show", recorded.ids[0]], 4)):
+        told = recorded.ask(*command).out
+        assert told.count(MARK) == disturbed, command
+        assert len([line for line in told.splitlines() if " !  " in line]) == lines * disturbed, command
     (best,) = recorded.document("best")
     (run,) = recorded.document("runs")
     shown = recorded.document("show", recorded.ids[0])
@@ -103,7 +98,6 @@ def test_programs_are_told_of_disturbance_too(record: Record, clocks: dict[str, 
     assert [t["disturbed"] for t in shown["timings"]] == [False, False, disturbed, False]
     assert [t["disturbed"] for t in shown["final_races"][0]["timings"]] == [disturbed] * 3
     assert [step["disturbed"] for step in recorded.document("lineage", recorded.ids[1])] == [False, False]
-    assert ("!" in recorded.ask("best").out) is disturbed
 
 
 def test_a_candidate_that_was_disturbed_in_the_search_is_marked_by_lineage_and_pareto(record: Record) -> None:
@@ -121,37 +115,14 @@ def test_a_candidate_that_was_disturbed_in_the_search_is_marked_by_lineage_and_p
     assert [found["disturbed"] for found in recorded.document("pareto", "mine", "--axes", "time")] == [True]
 
 
-def test_a_finalist_is_shown_beside_the_winners_race(record: Record) -> None:
-    recorded = record(CALM)
-    lines = [line.split() for line in recorded.ask("show", recorded.ids[0]).out.splitlines()]
-    assert [line[2] for line in lines if line[:2] == ["final", "cold"]] == ["candidate", "twin", "torch", "copy"]
-    out = recorded.ask("show", recorded.ids[1]).out
-    assert out.count("final, winner's race  cold") == 3
-    assert "the winner ran once more, without this candidate" in out
-    beside = [recorded.document("show", name)["final_races"][0]["beside"] for name in recorded.ids[:2]]
-    assert beside == [True, False]
-
-
-def test_each_of_several_finals_has_its_own_baselines(record: Record) -> None:
+def test_a_final_within_the_noise_floor_of_the_baseline_is_a_tie_in_every_command(record: Record) -> None:
     recorded = record(CALM)
     with Store.open(recorded.db, write=True) as store:
-        run = store.run("mine")
-        store.add_final(run, 0, measured(final("candidate", 0.51, BUSY)), elapsed_s=5.0)
-        store.add_baselines(run, 0, [final("copy", 0.47, BUSY)], stage=Stage.FINAL)
-    races = recorded.document("show", recorded.ids[0])["final_races"]
-    assert [(r["round"], [(t["contender"], t["ratio"]) for t in r["timings"]]) for r in races] == [
-        (1, [("twin", 0.521), ("torch", None), ("copy", 0.48)]),
-        (2, [("copy", 0.47)]),
-    ]
-
-
-def test_a_final_within_the_noise_floor_of_the_baseline_is_a_tie(record: Record) -> None:
-    recorded = record(CALM)
-    with Store.open(recorded.db, write=True) as store:
-        store.add_final(store.run("mine"), 1, measured(final("candidate", 0.997, CALM)), elapsed_s=5.0)
-    out = recorded.ask("show", recorded.ids[1]).out
-    row = next(line for line in out.splitlines() if line.startswith("final 2"))
-    assert "tie" in row.split()
+        store.add_final(store.run("mine"), 0, measured(final("candidate", 0.999, CALM)), elapsed_s=5.0)
+    for command in (["runs"], ["best"], ["show", "mine"]):
+        assert "tie" in recorded.ask(*command).out.split(), command
+    out = recorded.ask("show", recorded.ids[0]).out
+    assert "tie" in next(line for line in out.splitlines() if line.startswith("final 2")).split()
     assert "a tie within ±0.40%, the noise floor" in out
 
 
@@ -163,16 +134,6 @@ def test_a_finalist_that_was_refused_says_by_whom(record: Record) -> None:
     (run,) = recorded.document("runs")
     assert (run["passed"], run["refused_in_finals"]) == (3, 1)
     assert recorded.ask("runs").out.splitlines()[1].split()[5:8] == ["finished", "3", "2"]
-
-
-@pytest.mark.parametrize("command", ["diff", "lineage", "check"])
-def test_a_run_where_a_candidate_is_wanted_is_answered_with_the_command_to_use(record: Record, command: str) -> None:
-    recorded = record(CALM)
-    ended = recorded.ask(command, "mine", *(["mine"] if command == "diff" else []))
-    assert (ended.code, ended.out) == (2, "")
-    assert ended.err == (
-        f"evo: 'mine' is a run, and a candidate is wanted; its winner: evo show {recorded.ids[0][:10]} --db {recorded.db}\n"
-    )
 
 
 def in_one_race(ratios: dict[int, float], confirmed: float) -> dict[int, Evaluation]:
@@ -198,7 +159,8 @@ def raced_anew(recorded: Recorded, confirmed: float = 0.7, near: float = 0.52052
         store.add(run, s.ref(3, 0), s.passed(3, 0.53), elapsed_s=4.0)
         for order, measurement in in_one_race({0: 0.52, 1: 0.62, 3: near}, confirmed).items():
             store.add_final(run, order, measurement, elapsed_s=5.0)
-        store.add_baselines(run, 0, [final("twin", confirmed, {**EARLIER, "noise_floor": 0.004})], stage=Stage.FINAL)
+        beside = [final("twin", confirmed, {**EARLIER, "noise_floor": 0.004}), final("copy", 0.48, EARLIER)]
+        store.add_baselines(run, 0, beside, stage=Stage.FINAL)
         return [public_id(run.uid, order) for order in (0, 1, 3)]
 
 
@@ -217,70 +179,68 @@ def test_finalists_are_compared_by_the_race_that_all_of_them_ran_in(record: Reco
     assert by_id[near]["behind"] == pytest.approx(1.001)
     assert by_id[near]["tie"] is False, "round by round it is behind in all of them, whatever the rounds have in common"
     for f in held["finalists"][1:]:
-        between = recorded.document("diff", f["id"], recorded.ids[0])
+        between = recorded.document("diff", f["id"], winner)
+        assert (between["timed_in"], between["one_race"]) == ("final", True)
         assert [f["behind"], f["behind_low"], f["behind_high"], f["tie"]] == [
             between[name] for name in ("gain", "gain_low", "gain_high", "tie")
         ]
+        rows = {row["name"]: (row["one"], row["other"]) for row in between["rows"] if row["section"] == "time"}
+        assert rows["final median_us"][1] == pytest.approx(10.452)
+        assert rows["confirmed median_us"] == (None, pytest.approx(28.14))
     out = recorded.ask("show", "mine").out
-    rows = [line.split() for line in out.splitlines() if " #" in line]
-    assert [row[:2] for row in rows[:3]] == [[winner[:10], "#0"], [near[:10], "#3"], [last[:10], "#1"]]
-    assert rows[0][2] == "10.45"
-    assert "winner" in rows[0]
-    assert f"finalist {recorded.ids[2][:10]} #2" in out
-    assert "was refused: wrong" in out
-    assert "round by round in the race of all finalists" in out
+    rows_shown = [line.split() for line in out.splitlines() if " #" in line]
+    assert [row[:2] for row in rows_shown[:3]] == [[winner[:10], "#0"], [near[:10], "#3"], [last[:10], "#1"]]
+    assert rows_shown[0][2] == "10.45"
+    assert "winner" in rows_shown[0]
+    assert f"finalist {recorded.ids[2][:10]} #2 was refused: wrong" in out
     (told,) = (line for line in out.splitlines() if line.startswith("confirmed: "))
     for said in ("28.14 us", "1.429x", "the figure to quote"):
         assert said in told
     assert "the winner's two races do not agree" in out
-
-
-def test_a_finalist_whose_interval_holds_the_winner_ties(record: Record) -> None:
-    recorded = record(CALM)
-    _, _, near = raced_anew(recorded, near=0.52)
-    (held,) = recorded.document("show", "mine")["finals"]
-    assert {f["id"]: f["tie"] for f in held["finalists"]}[near] is True
-    row = next(line for line in recorded.ask("show", "mine").out.splitlines() if line.startswith(near[:10]))
-    assert "tie" in row.split()
-
-
-def test_two_finalists_differ_by_the_race_that_both_ran_in(record: Record) -> None:
-    recorded = record(CALM)
-    winner, last, near = raced_anew(recorded)
-    for other, gain, tie in ((last, 0.62 / 0.52, False), (near, 1.001, False)):
-        between = recorded.document("diff", other, winner)
-        assert (between["gain"], between["tie"]) == (pytest.approx(gain), tie)
-        assert (between["timed_in"], between["one_race"]) == ("final", True)
-        rows = {row["name"]: (row["one"], row["other"]) for row in between["rows"] if row["section"] == "time"}
-        assert rows["final median_us"][1] == pytest.approx(10.452)
-        assert rows["confirmed median_us"] == (None, pytest.approx(28.14))
+    assert held["times_ceiling"] == pytest.approx(28.14 / 9.648)
+    assert "takes 2.92 times as long as copy, which moves as many bytes: up to 66% of its time may be left" in out
     out = recorded.ask("diff", last, winner, "--no-source").out
     assert f"{winner[:10]} is 1.192x as fast in the finals" in out
     assert "round by round in one race" in out
 
 
-def test_a_winner_is_shown_in_both_of_its_races(record: Record) -> None:
+def test_a_winner_is_shown_in_both_of_its_races_and_a_finalist_beside_the_second(record: Record) -> None:
     recorded = record(CALM)
-    winner, last, _ = raced_anew(recorded)
+    winner, last, near = raced_anew(recorded, near=0.52)
+    (held,) = recorded.document("show", "mine")["finals"]
+    assert {f["id"]: f["tie"] for f in held["finalists"]}[near] is True
+    row = next(line for line in recorded.ask("show", "mine").out.splitlines() if line.startswith(near[:10]))
+    assert "tie" in row.split()
     out = recorded.ask("show", winner).out
     rows = [line for line in out.splitlines() if line.startswith("final 2")]
     assert [line.split()[:6] for line in rows] == [
         ["final", "2,", "all", "finalists", "cold", "candidate"],
         ["final", "2", "cold", "candidate", "28.14", "13.93"],
         ["final", "2", "cold", "twin", "14.07", "13.93"],
+        ["final", "2", "cold", "copy", "9.65", "9.55"],
     ]
     assert "all finalists: the race that chose the winner" in out
+    repeated = [line for line in out.splitlines() if line.startswith("to repeat the ")]
+    assert [line.endswith(f" --db {recorded.db}") for line in repeated] == [True, True]
     other = recorded.ask("show", last).out
     assert "final 2, all finalists  cold   candidate" in other
     assert "final 2, winner's race  cold   twin" in other
+    assert "the winner ran once more, without this candidate" in other
+    beside = [recorded.document("show", name)["final_races"][-1]["beside"] for name in (winner, last)]
+    assert beside == [True, False]
 
 
-def test_of_several_finals_the_last_is_shown(record: Record) -> None:
+def test_each_of_several_finals_has_its_own_baselines_and_of_a_run_the_last_is_shown(record: Record) -> None:
     recorded = record(CALM)
     with Store.open(recorded.db, write=True) as store:
         run = store.run("mine")
         store.add_final(run, 0, measured(final("candidate", 0.51, BUSY)), elapsed_s=5.0)
         store.add_baselines(run, 0, [final("copy", 0.47, BUSY)], stage=Stage.FINAL)
+    races = recorded.document("show", recorded.ids[0])["final_races"]
+    assert [(r["round"], [(t["contender"], t["ratio"]) for t in r["timings"]]) for r in races] == [
+        (1, [("twin", 0.521), ("torch", None), ("copy", 0.48)]),
+        (2, [("copy", 0.47)]),
+    ]
     (held,) = recorded.document("show", "latest")["finals"]
     assert [(f["order"], f["ratio"], f["disturbed"]) for f in held["finalists"]] == [(0, 0.51, True)]
     out = recorded.ask("show", "mine").out
@@ -340,15 +300,6 @@ def test_a_figure_is_rounded_once() -> None:
     assert not within_noise(1 / 1.0202547, 0.0202546)
     assert not within_noise(None, 0.1)
     assert not within_noise(1.0, None)
-
-
-def test_runs_and_best_call_the_same_speedup_a_tie(record: Record) -> None:
-    recorded = record(CALM)
-    with Store.open(recorded.db, write=True) as store:
-        run = store.run("mine")
-        store.add_final(run, 0, measured(final("candidate", 0.999, CALM)), elapsed_s=5.0)
-    for command in ("runs", "best", "show"):
-        assert "tie" in recorded.ask(command, *(["mine"] if command == "show" else [])).out.split(), command
 
 
 def unconfirmed(recorded: Recorded) -> str:
@@ -423,18 +374,3 @@ def test_a_run_whose_finals_are_not_over_has_not_confirmed_nobody(record: Record
         out = recorded.ask("show", "vain").out
     assert "unconfirmed" not in out
     assert "the finals are not over; the best that they have not refused: evo show " + left[:10] in out
-
-
-def test_commands_to_be_typed_next_name_the_database(record: Record) -> None:
-    recorded = record(CALM)
-    lines = recorded.ask("show", recorded.ids[0]).out.splitlines()
-    repeated = [line for line in lines if line.startswith("to repeat the ")]
-    assert len(repeated) == 2
-    assert all(line.endswith(f" --db {recorded.db}") for line in repeated)
-
-
-def test_texts_out_of_a_database_are_no_markup_and_move_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
-    table = make_table("[red]name", "figure")
-    table.add_row("[bold]x[/] :smile:\x1b[31m", Text("1.2x", style="green"))
-    make_console().print(table)
-    assert capsys.readouterr().out.split() == ["[red]name", "figure", "[bold]x[/]", ":smile:\\x1b[31m", "1.2x"]
