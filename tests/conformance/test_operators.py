@@ -65,15 +65,6 @@ def test_children_follow_from_the_generator_alone(operator: Operator) -> None:
     assert twice[0] == twice[1]
 
 
-def test_parents_are_not_changed(operator: Operator) -> None:
-    rng, space = random.Random(3), SPACES["tiled"]
-    parents = parents_of(operator, space, rng)
-    before = [p.to_json() for p in parents]
-    for _ in range(20):
-        operator(rng, space, parents)
-    assert [p.to_json() for p in parents] == before
-
-
 def test_where_nothing_can_vary_there_is_no_child(operator: Operator) -> None:
     only = Space(parameters=(Ordinal(name="a", values=(1,)), Ordinal(name="b", values=(2,))))
     parent = Genome.of({"a": 1, "b": 2})

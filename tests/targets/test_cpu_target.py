@@ -47,17 +47,25 @@ def compiled(tmp_path: Path) -> Compile:
     return compile_text
 
 
-def test_a_candidate_is_loaded_and_computes_what_it_says(compiled: Compile) -> None:
-    loaded = CPU.open().load(compiled(SCALE), "scale")
+def test_a_candidate_is_loaded_beside_one_of_the_same_name_and_computes_what_it_says(compiled: Compile) -> None:
+    session, before = CPU.open(), mapped()
+    twice = session.load(compiled(SCALE), "scale")
+    minus = session.load(compiled(SCALE.replace("x[i] * by", "x[i] - by")), "scale")
     x, bias, y = torch.randn(1000), torch.randn(1000), torch.empty(1000)
-    loaded((x, bias, y, 1000, 3.0), NOWHERE)
+    twice((x, bias, y, 1000, 3.0), NOWHERE)
     torch.testing.assert_close(y, x * 3 + bias)
     last = y[999].item()
-    loaded((x, None, y, 999, 2.0), NOWHERE)
-    torch.testing.assert_close(y[:999], x[:999] * 2)
+    minus((x, None, y, 999, 2.0), NOWHERE)
+    torch.testing.assert_close(y[:999], x[:999] - 2)
     assert y[999].item() == last
-    loaded.close()
-    loaded.close()
+    assert mapped() > before
+    for loaded in (twice, twice, minus):
+        loaded.close()
+    assert mapped() == before
+
+
+def mapped() -> int:
+    return sum("evo-" in line and ".so" in line for line in Path("/proc/self/maps").read_text().splitlines())
 
 
 def test_integers_are_64_bits_wide_and_floats_32(compiled: Compile) -> None:
@@ -67,28 +75,6 @@ def test_integers_are_64_bits_wide_and_floats_32(compiled: Compile) -> None:
     loaded((2**40 + 1, 0.1, a, b), NOWHERE)
     assert a.item() == 2**40 + 1
     assert b.item() == torch.tensor(0.1).item()
-
-
-def test_candidates_of_one_name_live_side_by_side(compiled: Compile) -> None:
-    session = CPU.open()
-    twice = session.load(compiled(SCALE), "scale")
-    minus = session.load(compiled(SCALE.replace("x[i] * by", "x[i] - by")), "scale")
-    x, y, z = torch.arange(8.0), torch.empty(8), torch.empty(8)
-    twice((x, None, y, 8, 2.0), NOWHERE)
-    minus((x, None, z, 8, 2.0), NOWHERE)
-    assert y.tolist() == (x * 2).tolist()
-    assert z.tolist() == (x - 2).tolist()
-
-
-def test_a_closed_candidate_is_out_of_the_process(compiled: Compile) -> None:
-    def mapped() -> int:
-        return sum("evo-" in line and ".so" in line for line in Path("/proc/self/maps").read_text().splitlines())
-
-    session, before = CPU.open(), mapped()
-    loaded = session.load(compiled(SCALE), "scale")
-    assert mapped() > before
-    loaded.close()
-    assert mapped() == before
 
 
 def test_candidates_run_on_the_threads_of_torch(compiled: Compile) -> None:
@@ -199,7 +185,7 @@ def test_what_does_not_load_is_the_candidates_fault_and_says_why(compiled: Compi
         CPU.open().load(Binary(code=b"not a library", code_hash=""), "scale")
 
 
-@pytest.mark.parametrize("arch", ["sm_89", "pentium-9000", "native; true", ""])
+@pytest.mark.parametrize("arch", ["sm_89", "native; true", ""])
 def test_an_unknown_architecture_is_refused(compiled: Compile, arch: str) -> None:
     with pytest.raises(DeviceError, match="knows no CPU architecture"):
         CPU.limits(arch)
@@ -221,15 +207,6 @@ def test_a_machine_without_a_compiler_says_how_to_get_one() -> None:
     assert "DeviceError: no C++ compiler found (looked for g++, c++, clang++): install one" in done.stderr
 
 
-def test_the_compiler_is_named_with_its_version_and_the_processor_and_limits_are_this_machines() -> None:
-    name, limits = CPU.compiler(), CPU.limits("native")
-    assert any(c.isdigit() for c in name)
-    assert CPU.device().name in name
-    assert limits.multiprocessors >= 1
-    assert limits.cache_bytes >= 1 << 20
-    assert limits.capability == 0
-
-
 def test_a_virtual_machine_is_not_taken_to_own_its_hosts_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "_reported_cache_bytes", lambda cores: 480 << 20)
     for flags, owned in (("fpu avx2 hypervisor", 32 << 20), ("fpu avx2", 480 << 20)):
@@ -241,20 +218,6 @@ def test_warnings_are_kept_as_the_log(compiled: Compile) -> None:
     binary = compiled(SCALE.replace("{\n", "{ int unused;\n", 1), flags=("-Wunused",))
     assert "unused variable" in binary.log
     assert compiled(SCALE).log == ""
-
-
-def test_compiling_loads_no_torch(tmp_path: Path) -> None:
-    program = f"""
-import sys
-from pathlib import Path
-from evo.problem.render import Source
-from evo.runtime.cpu import share_openmp_runtime
-from evo.targets import cpu, find_target
-source = Source(text={SCALE!r}, target="cpu", entry="scale")
-assert find_target("cpu").compile(source, "native", Path({str(tmp_path)!r})).code
-assert "torch" not in sys.modules
-"""
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="about x86-64")

@@ -11,7 +11,6 @@ import pytest
 from evo.targets._cuda_driver import strangers, version_advice
 
 ADVICE = [
-    ((13, 0), (13, 0), None),
     ((12, 9), (13, 0), None),
     ((12, 4), (12, 8), None),
     (

@@ -42,7 +42,7 @@ def cpu_hash(folder: Path, text: str = CPU_TEXT, *flags: str) -> str:
     return find_target("cpu").compile(source, "native", folder).code_hash
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90a", "sm_120", "compute_89"])
+@pytest.mark.parametrize("arch", ["sm_89", "sm_120", "compute_89"])
 def test_comments_and_spacing_leave_the_hash_of_gpu_code(arch: str) -> None:
     commented = "// another candidate\n" + GPU_TEXT.replace("    ", "\t /* again */ ")
     assert gpu_hash(commented, arch) == gpu_hash(GPU_TEXT, arch)
@@ -99,10 +99,3 @@ def test_a_shared_librarys_hash_is_of_its_code_data_and_flags_and_not_of_comment
 
 def test_what_only_looks_like_an_elf_file_is_hashed_whole() -> None:
     assert code_hash(b"\x7fELF" + bytes(10)) != code_hash(b"\x7fELF" + bytes(11))
-
-
-def test_ptx_strings_that_differ_only_in_noise_hash_equal() -> None:
-    ptx = b".version 9.0\n.visible .entry k()\n{\n\tret;\n}\n"
-    noisy = b'// made by\n.version 9.0\n.file 1 "a.cu"\n.visible  .entry k()\n{\n\t.loc 1 2 3\n\tret; // end\n}\n'
-    assert code_hash(noisy) == code_hash(ptx)
-    assert code_hash(ptx.replace(b"ret", b"exit")) != code_hash(ptx)

@@ -33,9 +33,9 @@ def test_a_space_without_a_legal_default_is_begun_at_random() -> None:
 
 
 def test_it_finds_better_points_than_chance() -> None:
-    seeds = range(4)
-    found = [best_score(play(EVOLUTION(tiled_space(), s, {}), outcome, 150, window=6)[1]) for s in seeds]
-    chance = [best_score(play(RANDOM(tiled_space(), s, {}), outcome, 150, window=6)[1]) for s in seeds]
+    seeds = range(3)
+    found = [best_score(play(EVOLUTION(tiled_space(), s, {}), outcome, 120, window=6)[1]) for s in seeds]
+    chance = [best_score(play(RANDOM(tiled_space(), s, {}), outcome, 120, window=6)[1]) for s in seeds]
     assert max(found) < min(chance)
     assert statistics.mean(found) < 0.56  # 0.501 is the best there is
 
@@ -67,10 +67,10 @@ def test_what_fails_is_avoided() -> None:
 
 def test_after_stagnation_it_looks_further_afield() -> None:
     sampler = EVOLUTION(tiled_space(), 5, {"patience": 40, "injection": 0.0})
-    proposals, _ = play(sampler, lambda g: 1.0, 400)
+    proposals, _ = play(sampler, lambda g: 1.0, 200)
     early, late = Counter(p.operator for p in proposals[12:40]), Counter(p.operator for p in proposals[60:])
     assert early["random"] == 0
-    assert late["random"] > 10
+    assert late["random"] > 5
 
 
 def test_credit_goes_to_what_helps_and_no_operator_is_forgotten() -> None:

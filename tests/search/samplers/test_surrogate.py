@@ -26,13 +26,14 @@ def samples(space: Space, count: int, seed: int) -> list[Genome]:
     return [Genome.of(space.sample(rng)) for _ in range(count)]
 
 
-@pytest.mark.parametrize("count", [40, 120, 250])
+@pytest.mark.parametrize("count", [40, 180])
 def test_it_tells_good_points_from_bad_ones_it_has_not_seen(count: int) -> None:
     space = tiled_space()
     known = samples(space, count, 1)
     surrogate = taught(space, known, [outcome(g) for g in known])
     fresh = [g for g in samples(space, 200, 2) if outcome(g) is not None]
-    ranked = sorted(fresh, key=lambda g: dict(zip(fresh, surrogate.merits(fresh), strict=True))[g], reverse=True)
+    merits = dict(zip(fresh, surrogate.merits(fresh), strict=True))
+    ranked = sorted(fresh, key=lambda g: merits[g], reverse=True)
     quarter = len(ranked) // 4
     best, worst = ([outcome(g) or 0.0 for g in part] for part in (ranked[:quarter], ranked[-quarter:]))
     assert statistics.mean(best) < statistics.mean(worst) - 0.05
@@ -89,16 +90,9 @@ def test_scores_may_be_of_any_size_and_sign() -> None:
     assert scaled == pytest.approx(merits, abs=1e-3)
 
 
-def test_one_sequence_of_calls_has_one_answer() -> None:
-    space = tiled_space()
-    known, fresh = samples(space, 200, 8), samples(space, 10, 9)
-    scores = [outcome(g) for g in known]
-    assert taught(space, known, scores).merits(fresh) == taught(space, known, scores).merits(fresh)
-
-
 def test_its_algebra_stays_exact_as_points_come_and_go() -> None:
     space, surrogate = tiled_space(), Surrogate(tiled_space(), 0)
-    for genome in samples(space, 220, 10):
+    for genome in samples(space, 180, 10):
         if surrogate.ready:
             surrogate.merits([genome])
         surrogate.learn(surrogate.mark_pending(genome), outcome(genome))

@@ -26,33 +26,24 @@ def test_the_default_comes_first_then_chance_then_the_estimator() -> None:
 
 
 @pytest.mark.parametrize("sampler", [TPE, RANDOM, EVOLUTION])
-def test_given_points_come_first_and_once(sampler: SamplerFactory) -> None:
+def test_given_points_come_first_and_once_and_beside_random_ones(sampler: SamplerFactory) -> None:
     space = tiled_space()
     rng = random.Random(3)
     points = [space.sample(rng) for _ in range(20)]
     given = space.with_initial_points([*points, points[0], space.complete({})])
     genomes = list(dict.fromkeys(map(Genome.of, given.initial_points)))
     first = [] if sampler is RANDOM else [Genome.of(space.complete({}))]
-    proposals, _ = play(sampler(given, 1, {}), outcome, 40, window=3)
+    proposals, _ = play(sampler(given, 1, {}), outcome, 60, window=3)
     expected = list(dict.fromkeys([*first, *genomes]))
     assert [p.genome for p in proposals[: len(expected)]] == expected
     assert {p.operator for p in proposals[len(first) : len(expected)]} == {"start"}
     assert len({p.genome for p in proposals}) == len(proposals)
     assert all(not p.parents for p in proposals[: len(expected)])
-
-
-@pytest.mark.parametrize("sampler", [TPE, EVOLUTION])
-def test_given_points_take_no_random_ones_place(sampler: SamplerFactory) -> None:
-    space, rng = tiled_space(), random.Random(3)
-    given = space.with_initial_points([space.sample(rng) for _ in range(20)])
-    proposals, _ = play(sampler(given, 1, {}), outcome, 60)
-    operators = [p.operator for p in proposals]
-    assert operators.count("start") >= 15
-    assert operators.count("random") >= 4
+    assert [p.operator for p in proposals].count("random") >= 4, "they take no random one's place"
 
 
 def test_it_finds_better_points_than_chance() -> None:
-    seeds = range(3)
+    seeds = range(2)
     tpe = [best_score(play(TPE(tiled_space(), s, {}), outcome, 100, window=4)[1]) for s in seeds]
     chance = [best_score(play(RANDOM(tiled_space(), s, {}), outcome, 100, window=4)[1]) for s in seeds]
     assert statistics.mean(tpe) < statistics.mean(chance) - 0.05
