@@ -168,7 +168,7 @@ def calls(package: Package, index: int, place: torch.device, rounds: int) -> dic
                 within = lambda name=name: sdpa_kernel(getattr(SDPBackend, name))  # noqa: E731
                 contenders[name] = sample(lambda: theirs(*args, **named), place, within)
         refused = [way for way in ways.values() if not way.startswith("variant")]
-        raced = race(contenders, rounds, watch(place), SAMPLE_S, MOST_CALLS)
+        raced = race(contenders, rounds, watch(), SAMPLE_S, MOST_CALLS)
     found: dict[str, Any] = {"ways": ways, "left_out": left_out, "contenders": {}}
     for name in contenders:
         by_clock = {clock: raced.timing(name, "PyTorch", i) for i, clock in enumerate(CLOCKS)}

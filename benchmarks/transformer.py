@@ -159,7 +159,7 @@ def speeds(shape: gpt.Shape, packages: list[Package], options: argparse.Namespac
         if talk:
             tell_calls(found, what)
         if "timing" not in options.without:
-            raced = race(contenders, options.rounds, watch(shape.place), SAMPLE_S)
+            raced = race(contenders, options.rounds, watch(), SAMPLE_S)
             found["timings"][what] = [
                 {"way": name, "over": over, **asdict(raced.timing(name, over))} for name, over in pairs(contenders)
             ]

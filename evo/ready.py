@@ -17,15 +17,12 @@ from __future__ import annotations
 import argparse
 import ast
 import json
-import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from importlib.abc import InspectLoader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from importlib.util import spec_from_loader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -75,22 +72,10 @@ class ReadyKernel:
     evo_version: str
     variants: tuple[ReadyVariant, ...]
 
-    @property
-    def archs(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(v.arch for v in self.variants))
-
-    @property
-    def dtypes(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(v.dtype for v in self.variants))
-
-    @property
-    def shapes(self) -> tuple[dict[str, int], ...]:
-        return tuple({tuple(v.shape.items()): v.shape for v in self.variants}.values())
-
 
 def kernels() -> tuple[ReadyKernel, ...]:
     """What is shipped, by name. Raises ImportError for a folder whose manifest cannot be read."""
-    return tuple(_read(folder) for folder in _folders())
+    return tuple(map(_read, _folders().values()))
 
 
 def _assets(name: str) -> Path:
@@ -100,9 +85,9 @@ def _assets(name: str) -> Path:
     return installed if installed.is_dir() else package.parent / name
 
 
-def _folders() -> list[Path]:
-    found = (path.parent for path in _assets("kernels").glob(f"*/{MANIFEST}"))
-    return sorted(folder for folder in found if folder.name.isidentifier())
+def _folders() -> dict[str, Path]:
+    found = sorted(path.parent for path in _assets("kernels").glob(f"*/{MANIFEST}"))
+    return {folder.name: folder for folder in found if folder.name.isidentifier()}
 
 
 def _template(folder: Path) -> Path:
@@ -111,6 +96,7 @@ def _template(folder: Path) -> Path:
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
+    """Raises ImportError."""
     path = folder / MANIFEST
     try:
         manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -125,29 +111,25 @@ def _functions(folder: Path) -> tuple[str, ...]:
     """__all__ of its frontend, which is read and not run, less what every package has. Raises ImportError."""
     path = _template(folder) / "frontend.py"
     try:
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets):
-                return tuple(name for name in ast.literal_eval(node.value) if name not in _OF_EVERY_PACKAGE)
+        body = ast.parse(path.read_text(encoding="utf-8")).body
+        (public,) = [n.value for n in body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "__all__"]
+        return tuple(name for name in ast.literal_eval(public) if name not in _OF_EVERY_PACKAGE)
     except (OSError, SyntaxError, ValueError, TypeError) as error:
-        raise ImportError(f"{path} cannot be read ({error})") from error
-    raise ImportError(f"{path} does not say what is public")
+        raise ImportError(f"{path} cannot be read, or does not say what is public ({error})") from error
 
 
 def _read(folder: Path) -> ReadyKernel:
     manifest = _manifest(folder)
-    try:
-        return ReadyKernel(
-            name=folder.name,
-            title=manifest["kernel"]["title"],
-            replaces=manifest["kernel"]["replaces"],
-            functions=_functions(folder),
-            folder=folder,
-            exported_at=manifest["exported_at"],
-            evo_version=manifest["evo_version"],
-            variants=tuple(map(_variant, manifest["variants"])),
-        )
-    except (KeyError, TypeError) as error:
-        raise ImportError(f"{folder / MANIFEST} is no manifest of an export ({type(error).__name__}: {error})") from error
+    return ReadyKernel(
+        name=folder.name,
+        title=manifest["kernel"]["title"],
+        replaces=manifest["kernel"]["replaces"],
+        functions=_functions(folder),
+        folder=folder,
+        exported_at=manifest["exported_at"],
+        evo_version=manifest["evo_version"],
+        variants=tuple(map(_variant, manifest["variants"])),
+    )
 
 
 def _variant(record: dict[str, Any]) -> ReadyVariant:
@@ -171,15 +153,14 @@ class _Shipped(MetaPathFinder, InspectLoader):
     """Imports each folder of shipped kernels as a package: its own files, those of its template, and the run time."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        parent, _, name = fullname.rpartition(".")
-        if name == "__main__" and self._folder(parent):
-            return spec_from_loader(fullname, self)
-        folder = self._folder(fullname)
+        package = fullname.removesuffix(".__main__")
+        parent, _, name = package.rpartition(".")
+        folder = _folders().get(name) if parent == _NAME else None
         if folder is None:
             return None
-        spec = spec_from_loader(fullname, self, origin=str(folder), is_package=True)
-        assert spec is not None
-        spec.submodule_search_locations = [str(p) for p in (folder, _template(folder), _assets("templates"))]
+        spec = ModuleSpec(fullname, self, origin=str(folder), is_package=package == fullname)
+        if package == fullname:
+            spec.submodule_search_locations = [str(p) for p in (folder, _template(folder), _assets("templates"))]
         return spec
 
     def get_source(self, fullname: str) -> str:
@@ -190,48 +171,37 @@ class _Shipped(MetaPathFinder, InspectLoader):
         sys.modules.setdefault(f"{module.__name__}.runtime", import_module("evo.runtime"))
         super().exec_module(module)
 
-    def _folder(self, fullname: str) -> Path | None:
-        parent, _, name = fullname.rpartition(".")
-        return next((f for f in _folders() if f.name == name), None) if parent == _NAME else None
 
-
-def _claims() -> dict[str, list[Path]]:
-    """The folders that lay claim to each name: packages to their own, and to those of their functions and modules. One that
-    cannot be read claims its own alone, and keeps nobody from using the others."""
-    found: dict[str, list[Path]] = {}
-    for folder in _folders():
-        names = [folder.name]
-        with suppress(ImportError):
-            names += _functions(folder)
-        for name in names:
-            found.setdefault(name, []).append(folder)
-    return found
+def _names(folder: Path) -> tuple[str, ...]:
+    """The package's, and those of its functions and modules. One that cannot be read has its own alone, and keeps nobody
+    from using the others."""
+    try:
+        return folder.name, *_functions(folder)
+    except ImportError:
+        return (folder.name,)
 
 
 def __getattr__(name: str) -> Any:
     """A shipped package, or a function or module of one. Raises ImportError where two of them claim the name."""
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    owners = _claims().get(name, [])
+    owners = [folder for folder in _folders().values() for own in _names(folder) if own == name]
     if not owners:
-        known = ", ".join(sorted(_claims())) or "nothing yet"
+        known = ", ".join(sorted({own for folder in _folders().values() for own in _names(folder)})) or "nothing yet"
         raise AttributeError(f"no kernel that is shipped with this evo is or has {name!r}; there are: {known}")
-    folder = owners[0]
-    if owners.count(folder) > 1:
-        raise ImportError(f"{folder} is called like a function that is in it: give the folder another name")
     if len(owners) > 1:
         raise ImportError(
-            f"{name!r} is in {' and in '.join(map(str, owners))}: keep one of them, or export both to one package, which "
-            f"takes all dtypes and devices of a function"
+            f"{name!r} is in {' and in '.join(map(str, owners))}: give folders other names than functions, and export one "
+            f"function to one package, which takes all its dtypes and devices"
         )
-    package = import_module(f"{_NAME}.{folder.name}")
-    found = package if name == folder.name else getattr(package, name)
+    package = import_module(f"{_NAME}.{owners[0].name}")
+    found = package if name == owners[0].name else getattr(package, name)
     globals()[name] = found
     return found
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *_claims()})
+    return sorted({*__all__, *(name for folder in _folders().values() for name in _names(folder))})
 
 
 def main() -> int:
@@ -253,7 +223,7 @@ def main() -> int:
         print("compiled: what was found on another architecture, built for this one and never timed on it")
     if found:
         print(f"what of it runs on this machine: python -m evo.ready.{found[0].name} check")
-    if not found:
+    else:
         print("no kernel is shipped with this evo")
     return 0
 
@@ -264,21 +234,15 @@ def _print_kernel(kernel: ReadyKernel) -> None:
     builds: dict[str, list[str]] = {}
     for variant in kernel.variants:
         builds.setdefault(variant.workload, []).append(_build(variant))
-    names = _told_apart(list(builds))
-    width = max(map(len, names), default=0)
+    # Options that all problems share tell nothing; sizes and dtype, which come before, always do.
+    shared = set.intersection(*(set(problem.split(",")) for problem in builds)) if len(builds) > 1 else set()
+    names = []
+    for problem in builds:
+        sizes, _, rest = problem.partition(",dtype=")
+        dtype, *options = rest.split(",")
+        names.append(",".join([sizes, f"dtype={dtype}", *(o for o in options if o not in shared)]))
     for name, told in zip(names, builds.values(), strict=True):
-        print(f"  {name.ljust(width)}  {', '.join(told)}")
-
-
-def _told_apart(problems: list[str]) -> list[str]:
-    """Sizes and dtype, and of the options behind them those in which the problems differ."""
-    parts = [problem.split(",") for problem in problems]
-    shared = set.intersection(*map(set, parts)) if len(parts) > 1 else set()
-    kept = []
-    for own in parts:
-        dtype = next((i for i, part in enumerate(own) if part.startswith("dtype=")), len(own))
-        kept.append(",".join(part for i, part in enumerate(own) if i <= dtype or part not in shared))
-    return kept
+        print(f"  {name.ljust(max(map(len, names)))}  {', '.join(told)}")
 
 
 def _build(variant: ReadyVariant) -> str:
@@ -291,13 +255,7 @@ def _build(variant: ReadyVariant) -> str:
 
 
 if __name__ == "__main__":
-    try:
-        code = main()
-        sys.stdout.flush()
-    except BrokenPipeError:  # who reads has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
-    sys.exit(code)
+    sys.exit(main())
 else:
     __path__: list[str] = []  # a package, too: `import evo.ready.NAME`
     sys.meta_path.insert(0, _Shipped())

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +10,6 @@ import pytest
 import torch
 
 from evo.errors import WorkloadError
-from evo.export import ExportItem, ExportRequest, find_exporter
 from evo.measure.gate import Gate, allocate_outputs
 from evo.measure.harness import TimingHarness
 from evo.problem.genome import Genome
@@ -207,22 +204,6 @@ def test_a_baseline_that_does_not_run_is_left_out_with_its_reason() -> None:
         bench.check_baseline(replace(peer, role="reference"))
 
 
-def test_an_exported_module_agrees_with_pytorch(tmp_path: Path) -> None:
-    items = []
-    for index, causal in enumerate((False, True)):
-        problem = workload(causal=causal)
-        space = KERNEL.space("cpu", problem, SESSION.limits)
-        genome = Genome.of(space.complete(space.default))
-        items.append(ExportItem(workload=problem, genome=genome, candidate=f"test/{index}", record={}))
-    out = tmp_path / "exported_attention"
-    request = ExportRequest(kernel="attention", target="cpu", arch="native", items=tuple(items), out=out)
-    find_exporter("module").export(request)
-    command = [sys.executable, "-m", out.name, "check", "--seed", "3"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("right: ") == 2, done.stdout
-
-
 ATTENTION_512 = "batch=2,heads=8,kv_heads=8,q_len=512,kv_len=512,head_dim=64,dtype=float16"
 
 
@@ -240,31 +221,35 @@ def test_what_is_legal_on_ada_is_the_same_kernel_on_hopper() -> None:
 
 
 SPLIT = {"split_kv": 2, "warps_m": 4, "block_n": 64, "k_stages": 2, "v_stages": 2}
+STAGGERED = {"stagger": "half", "warps_m": 8, "block_n": 64, "k_stages": 2, "v_stages": 3, "min_blocks": 1}
+FULL = f"{ATTENTION_512},causal=true,lse=true"
 
 
-@pytest.mark.parametrize("workload", [ATTENTION_512, f"{ATTENTION_512},causal=true,lse=true"])
 @pytest.mark.parametrize(
-    "more",
+    ("arch", "workload", "chosen"),
     [
-        {"split_kv": 8, "launch": "programmatic"},
-        {"split_kv": 4, "order": "heads", "m_tiles": 2, "mask": "apart"},
-        {"ahead": 1},
-        {"k_parts": 2, "v_wait": "late"},
-        {"first_copies": "all"},
+        ("sm_90", ATTENTION_512, {**SPLIT, "split_kv": 8, "launch": "programmatic"}),
+        ("sm_90", FULL, {**SPLIT, "split_kv": 4, "order": "heads", "m_tiles": 2, "mask": "apart"}),
+        ("sm_90", FULL, {**SPLIT, "ahead": 1}),
+        ("sm_90", ATTENTION_512, {**SPLIT, "k_parts": 2, "v_wait": "late"}),
+        ("sm_90", FULL, {**SPLIT, "first_copies": "all"}),
+        ("sm_89", FULL, {**STAGGERED, "q_store": "registers", "grid": "persistent"}),
+        ("sm_90", FULL, {**STAGGERED, "q_store": "registers", "grid": "persistent"}),
+        ("sm_89", FULL, {**STAGGERED, "k_stages": 3, "v_stages": 4}),
     ],
     ids=str,
 )
-def test_blocks_that_share_keys_compile(more: dict[str, Value], workload: str) -> None:
+def test_blocks_that_share_keys_and_warps_out_of_step_compile(arch: str, workload: str, chosen: dict[str, Value]) -> None:
     kernel, target = load_kernel("attention"), find_target("cuda")
-    problem, limits = kernel.workload("cuda", workload), target.limits("sm_90")
+    problem, limits = kernel.workload("cuda", workload), target.limits(arch)
     space = kernel.space("cuda", problem, limits)
-    point = space.complete({**space.default, **SPLIT, **more})
+    point = space.complete({**space.default, **chosen})
     assert not space.violations(point)
-    source = render(kernel, "cuda", Genome.of(point), kernel.binding("cuda", problem), "sm_90")
-    binary = target.compile(source, "sm_90", Path())
-    assert binary.spill_bytes == 0
+    assert chosen.items() <= point.items()
+    source = render(kernel, "cuda", Genome.of(point), kernel.binding("cuda", problem), arch)
+    assert target.compile(source, arch, Path()).spill_bytes == 0
     launch = kernel.launch("cuda", point, problem, limits)
-    assert launch.cluster == point["split_kv"]
+    assert launch.cluster == chosen.get("split_kv", 1)
     assert launch.grid[0] % launch.cluster == 0
 
 
@@ -286,20 +271,6 @@ def test_a_genome_is_also_gated_with_the_other_mask(causal: str, arch: str) -> N
     near = kernel.legal_neighbours("cuda", point, workload, limits)
     assert near == kernel.neighbours("cuda", workload)
     assert any(w.option("causal") != workload.option("causal") for w in near)
-
-
-@pytest.mark.parametrize("arch", ["sm_89", "sm_90"])
-@pytest.mark.parametrize("more", [{"q_store": "registers", "grid": "persistent"}, {"k_stages": 3, "v_stages": 4}], ids=str)
-def test_warps_out_of_step_compile(more: dict[str, Value], arch: str) -> None:
-    kernel, target = load_kernel("attention"), find_target("cuda")
-    problem, limits = kernel.workload("cuda", f"{ATTENTION_512},causal=true,lse=true"), target.limits(arch)
-    space = kernel.space("cuda", problem, limits)
-    staged = {"stagger": "half", "warps_m": 8, "block_n": 64, "k_stages": 2, "v_stages": 3, "min_blocks": 1, **more}
-    point = space.complete({**space.default, **staged})
-    assert not space.violations(point)
-    assert staged.items() <= point.items()
-    source = render(kernel, "cuda", Genome.of(point), kernel.binding("cuda", problem), arch)
-    assert target.compile(source, arch, Path()).spill_bytes == 0
 
 
 @pytest.mark.parametrize(("knob", "value"), [("shared_base", "asked"), ("copies", "unrolled"), ("rows", "together")])

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,8 +61,11 @@ def test_every_build_says_what_it_is(package: Package) -> None:
 
 
 def test_every_source_compiles_to_the_code_that_was_measured(package: Package) -> None:
-    """As it does at its first call: with the headers of today. Another compiler may make other code of it."""
-    for v in [*package.manifest["variants"], *package.manifest["general"]]:
+    """As it does at its first call: with the headers of today. Another compiler may make other code of it. The builds for
+    other architectures differ from these in a few lines; some stand for all."""
+    compiled = [v for v in package.manifest["variants"] if v["standing"] == "compiled"]
+    measured = [v for v in package.manifest["variants"] if v["standing"] == "measured"]
+    for v in [*measured, *compiled[::4], *package.manifest["general"]]:
         text = package.source(v)
         code, _ = compiler().compile(text, package.headers(text), v["recipe"]["flags"], v["arch"])
         if v.get("compiler") == find_target("cuda").compiler():
@@ -83,29 +87,21 @@ def test_the_kernel_it_was_found_for_is_still_here(package: Package) -> None:
     assert (kernel.folder / "frontend.py").is_file()
 
 
-def run(package: Package, cache: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-W", "ignore", "-m", f"evo.ready.{package.name}", *arguments]
-    environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(KERNELS.parent)}
-    return subprocess.run(
-        command, cwd=cache, env=environment, capture_output=True, text=True, timeout=280, check=False
-    )
+def test_it_tells_of_itself_on_any_machine_and_is_right_where_a_device_for_it_is(package: Package, tmp_path: Path) -> None:
+    def run(*arguments: str) -> tuple[int, list[dict[str, Any]]]:
+        command = [sys.executable, "-W", "ignore", "-m", f"evo.ready.{package.name}", *arguments, "--json"]
+        environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(KERNELS.parent)}
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280, check=False
+        )
+        return done.returncode, json.loads(done.stdout)
 
-
-def test_it_is_right_where_a_device_for_it_is(package: Package, tmp_path: Path) -> None:
-    done = run(package, tmp_path, "check", "--json")
-    variants = json.loads(done.stdout)
-    checked = [v for v in variants if v["right"] is not None]
-    if not checked:
-        assert done.returncode == 1
-        pytest.skip(f"no device for {package.name} is here: {variants[0]['unavailable']}")
-    wrong = [f"{v['workload']}: {c['case']}: {c['reason']}" for v in checked for c in v["cases"] if c["reason"]]
-    assert wrong == []
-    assert done.returncode == 0, done.stderr
-
-
-def test_it_imports_and_tells_of_itself_on_any_machine(package: Package, tmp_path: Path) -> None:
-    done = run(package, tmp_path, "show", "--json")
-    assert done.returncode == 0, done.stderr
-    shown = json.loads(done.stdout)
+    code, shown = run("show")
+    assert code == 0
     assert [v["arch"] for v in shown] == [v.arch for v in package.variants]
     assert all(v["unavailable"] or v["taken"] == v["variant"] for v in shown)
+    code, variants = run("check")
+    checked = [v for v in variants if v["right"] is not None]
+    wrong = [f"{v['workload']}: {c['case']}: {c['reason']}" for v in checked for c in v["cases"] if c["reason"]]
+    assert wrong == []
+    assert code == (0 if checked else 1)

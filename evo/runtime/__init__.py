@@ -3,8 +3,7 @@
 `evo export` copies this folder into every package it writes, so imports in it are relative. The engine uses single files of
 it. A kernel's frontend.py, the function with PyTorch's signature, is written against these names:
 
-    DISPATCH = Dispatch(PACKAGE, trial)       the variants of a package; trial: a Trial, how to find out whether code that
-                                              was compiled on this machine is right
+    DISPATCH = Dispatch(PACKAGE, module)      the variants of a package; module: the frontend itself
     found = DISPATCH[device, dtype, *sizes]   device: index of the GPU, -1 for the CPU; dtype: torch's; sizes: in the order
                                               of the kernel's dimensions. As cheap as a dict
     found is a str                            why no variant serves this problem: leave it to PyTorch
@@ -18,9 +17,10 @@ it. A kernel's frontend.py, the function with PyTorch's signature, is written ag
     addresses(*tensors) -> tuple | str        where they lie, 0 for None; or why they must be left to PyTorch
 
 What a frontend passes must be memory of that device and dtype, laid out as the kernel expects. Beside its public names
-(__all__), a frontend defines, for `python -m PACKAGE check` and `bench`:
+(__all__), a frontend defines, for `python -m PACKAGE check` and `bench`, and to try code that was compiled on this machine:
 
     SUBJECT, ORIGINAL                         the function of this package, and PyTorch's that it stands in for
+    served(table, *args)                      the result of what `table` has for a call; None: left to PyTorch
     explain(*args)                            the way a call takes: starts with "variant" or "PyTorch"
     exact(*args)                              the result in float64
     cases(sizes, dtype, device, seed)         yields (name, args): random and edge-case calls around a variant's sizes
@@ -40,7 +40,6 @@ _PROVIDERS = {
     "Package": "package",
     "Patch": "frontend",
     "Table": "trial",
-    "Trial": "trial",
     "addresses": "frontend",
     "main": "commands",
 }

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from math import isfinite
 from typing import Any
@@ -19,8 +19,8 @@ from .trial import Verdict, verdicts
 
 __all__ = ["main"]
 
-_PARTS_OF_TIMING = ("how", "own us", "torch us", "speed-up (95% interval)")
-_DISTURBED = "! something slowed this down while it was timed: do not trust the figure"
+Say = Callable[[str], object]
+"""print, or with --json nothing."""
 
 
 def main(package: Package, frontend: Any) -> int:
@@ -41,22 +41,14 @@ def main(package: Package, frontend: Any) -> int:
     for command in (building, checking, timing, showing):
         command.add_argument("--json", action="store_true", help="for programs")
     options = parser.parse_args()
-    records: Any
-    if options.command == "build":
-        records, code = _build(frontend, not options.json)
-    elif options.command == "check":
-        seed = torch.seed() % 2**31 if options.seed is None else options.seed
-        records, code = _check(frontend, seed, None if options.json else options.verbose, options.all)
-    elif options.command == "bench":
-        records, code = _bench(frontend, max(1, options.rounds), not options.json, options.all)
-    else:
-        records, code = _show(frontend, not options.json)
+    run = {"build": _build, "check": _check, "bench": _bench, "show": _show}[options.command]
+    records, code = run(frontend, options, (lambda line: None) if options.json else print)
     if options.json:
         print(json.dumps(records, indent=1))
     return code
 
 
-def _variants(frontend: Any, every: bool = True) -> list[dict[str, Any]]:
+def _variants(frontend: Any, every: bool) -> list[dict[str, Any]]:
     """What every command says of a variant: `taken` is the one that serves its problem here, perhaps another build of it;
     `unavailable` why it does not run itself, `rebuilt` why it was built. Unless `every`, those in whose place another one
     is taken are not loaded, and `unavailable` says so."""
@@ -84,18 +76,22 @@ def _variants(frontend: Any, every: bool = True) -> list[dict[str, Any]]:
 
 def _recorded(record: Mapping[str, Any]) -> dict[str, Any] | None:
     """What evo measured before the export, beside PyTorch and with cold caches; `how` says in which stage."""
-    timing = record["timing"]
-    if timing is None:
+    t = record["timing"]
+    if t is None:
         return None
+    own = Timing(t["median_us"], t["ratio"], t["ratio_low"], t["ratio_high"], bool(t["disturbed"]))
+    return {"device": record["record"].get("device"), **_figures(t["stage"], t["torch_us"], own)}
+
+
+def _figures(how: str, torch_us: float | None, own: Timing) -> dict[str, Any]:
     return {
-        "how": timing["stage"],
-        "device": record["record"].get("device"),
-        "own_us": timing["median_us"],
-        "torch_us": timing["torch_us"],
-        "speedup": 1 / timing["ratio"],
-        "speedup_low": 1 / timing["ratio_high"],
-        "speedup_high": 1 / timing["ratio_low"],
-        "disturbed": bool(timing["disturbed"]),
+        "how": how,
+        "own_us": own.us,
+        "torch_us": torch_us,
+        "speedup": 1 / own.ratio,
+        "speedup_low": 1 / own.high,
+        "speedup_high": 1 / own.low,
+        "disturbed": own.disturbed,
     }
 
 
@@ -104,10 +100,9 @@ def _gain(timing: dict[str, Any]) -> str:
     return f"{timing['speedup']:.3f} {interval}{' !' if timing['disturbed'] else ''}"
 
 
-def _explain(timings: list[dict[str, Any]]) -> None:
-    """What the mark means, where it was printed."""
+def _explain_marks(timings: list[dict[str, Any]], say: Say) -> None:
     if any(t["disturbed"] for t in timings):
-        print(_DISTURBED)
+        say("! something slowed this down while it was timed: do not trust the figure")
 
 
 def _names(variants: list[dict[str, Any]]) -> list[str]:
@@ -117,54 +112,43 @@ def _names(variants: list[dict[str, Any]]) -> list[str]:
     return [name.ljust(max(map(len, names))) for name in names]
 
 
-def _tell_rebuilt(variant: dict[str, Any]) -> None:
+def _tell_rebuilt(variant: dict[str, Any], say: Say) -> None:
     if variant["rebuilt"]:
-        print(f"  built from its source on this machine, because {variant['rebuilt']}")
+        say(f"  built from its source on this machine, because {variant['rebuilt']}")
 
 
-def _build(frontend: Any, talk: bool) -> tuple[dict[str, Any], int]:
-    if not hasattr(frontend, "NATIVE"):
-        print("this package has no native launcher", file=sys.stderr)
-        return {"native": None, "reason": "this package has none"}, 1
-    if frontend.NATIVE.call is None and talk:
-        print("building the native launcher: about half a minute", flush=True)
+def _build(frontend: Any, options: argparse.Namespace, say: Say) -> tuple[dict[str, Any], int]:
     try:
+        if not hasattr(frontend, "NATIVE"):
+            raise RuntimeError("this package has no native launcher")
+        if frontend.NATIVE.call is None:
+            say("building the native launcher: about half a minute")
         path = frontend.build()
     except RuntimeError as error:
         print(error, file=sys.stderr)
         return {"native": None, "reason": str(error)}, 1
-    reason = frontend.NATIVE.reason
-    if talk:
-        print(f"native launcher: {path}{f' (not used here: {reason})' if reason else ''}")
-    return {"native": path, "reason": reason}, 0
+    say(f"native launcher: {path}")
+    return {"native": path, "reason": ""}, 0
 
 
-def _show(frontend: Any, talk: bool) -> tuple[list[dict[str, Any]], int]:
+def _show(frontend: Any, options: argparse.Namespace, say: Say) -> tuple[list[dict[str, Any]], int]:
     variants, package = _variants(frontend, every=False), frontend.DISPATCH.package
-    if talk:
-        print(f"{package.kernel['title']}, in place of {package.kernel['replaces']}")
-        print(f"exported by evo {package.manifest['evo_version']} at {package.manifest['exported_at']}")
-        native = getattr(frontend, "NATIVE", None)
-        if native is not None:
-            print(f"native launcher: {native.reason or 'in use'}")
-        for problem in dict.fromkeys(v["workload"] for v in variants):
-            print(problem)
-            for v in variants:
-                if v["workload"] == problem:
-                    _show_build(v, package)
-        _explain([v["recorded"] for v in variants if v["recorded"]])
+    say(f"{package.kernel['title']}, in place of {package.kernel['replaces']}")
+    say(f"exported by evo {package.manifest['evo_version']} at {package.manifest['exported_at']}")
+    if hasattr(frontend, "NATIVE"):
+        say(f"native launcher: {frontend.NATIVE.reason or 'in use'}")
+    for problem in dict.fromkeys(v["workload"] for v in variants):
+        say(problem)
+        for v in (v for v in variants if v["workload"] == problem):
+            standing = f"{v['standing']}, " if v["standing"] == "compiled" else ""
+            say(f"  {v['variant']} {v['arch']}: {standing}candidate {v['candidate']}: {v['unavailable'] or 'runs here'}")
+            _tell_rebuilt(v, say)
+            if standing:
+                say(f"    {_compiled(package.variants[v['variant']].record)}")
+            elif r := v["recorded"]:
+                say(f"    {r['how']} on {r['device']}: {r['own_us']:.2f} us, speed-up over PyTorch {_gain(r)}")
+    _explain_marks([v["recorded"] for v in variants if v["recorded"]], say)
     return variants, 0
-
-
-def _show_build(v: dict[str, Any], package: Package) -> None:
-    standing = f"{v['standing']}, " if v["standing"] == "compiled" else ""
-    print(f"  {v['variant']} {v['arch']}: {standing}candidate {v['candidate']}: {v['unavailable'] or 'runs here'}")
-    _tell_rebuilt(v)
-    if v["standing"] == "compiled":
-        print(f"    {_compiled(package.variants[v['variant']].record)}")
-    elif v["recorded"]:
-        r = v["recorded"]
-        print(f"    {r['how']} on {r['device']}: {r['own_us']:.2f} us, speed-up over PyTorch {_gain(r)}")
 
 
 def _compiled(record: Mapping[str, Any]) -> str:
@@ -177,7 +161,7 @@ def _compiled(record: Mapping[str, Any]) -> str:
     return f"{told}: {record['registers']} registers, {spilled}, {smem_bytes} bytes of shared memory"
 
 
-def _tell_left_out(variants: list[dict[str, Any]], every: bool, done: str) -> None:
+def _tell_left_out(variants: list[dict[str, Any]], every: bool, done: str, say: Say) -> None:
     """What was not `done` ("checked", "timed"), and why: a line for each reason; apart, builds in whose place another one is
     taken here, by architecture."""
     others: Counter[str] = Counter()
@@ -188,83 +172,62 @@ def _tell_left_out(variants: list[dict[str, Any]], every: bool, done: str) -> No
         elif v["unavailable"]:
             reasons.setdefault((v["arch"], v["unavailable"]), []).append(name)
     for (arch, reason), names in reasons.items():
-        print(f"{names[0] if len(names) == 1 else f'{len(names)} variants for {arch}'}  not {done}: {reason}")
+        say(f"{names[0] if len(names) == 1 else f'{len(names)} variants for {arch}'}  not {done}: {reason}")
     if others:
         told = ", ".join(f"{number} for {arch}" for arch, number in others.items())
-        print(f"not {done}, because other builds are taken here: {told} (with --all, those that can run here are, too)")
+        say(f"not {done}, because other builds are taken here: {told} (with --all, those that can run here are, too)")
 
 
-def _check(frontend: Any, seed: int, verbose: bool | None, every: bool) -> tuple[list[dict[str, Any]], int]:
-    """Says nothing where `verbose` is None."""
-    variants = _variants(frontend, every)
+def _check(frontend: Any, options: argparse.Namespace, say: Say) -> tuple[list[dict[str, Any]], int]:
+    seed = torch.seed() % 2**31 if options.seed is None else options.seed
+    variants = _variants(frontend, options.all)
     for v, name in zip(variants, _names(variants), strict=True):
+        v["right"] = None
         if v["unavailable"]:
-            v["right"] = None
             continue
         found = list(verdicts(frontend, v["variant"], seed))
         v["right"] = not any(c.reason for c in found) and any(c.on_variant for c in found)
-        v["seed"], v["cases"] = seed, [asdict(c) for c in found]
-        for case in v["cases"]:
-            case["error"] = case["error"] if isfinite(case["error"]) else None  # JSON knows no infinity
-        if verbose is not None:
-            _tell_rebuilt(v)
-            _tell_verdicts(name, found, seed, verbose)
-    if verbose is not None:
-        _tell_left_out(variants, every, "checked")
+        v["seed"] = seed
+        # JSON knows no infinity.
+        v["cases"] = [{**asdict(c), "error": c.error if isfinite(c.error) else None} for c in found]
+        _tell_rebuilt(v, say)
+        for c in found:
+            if options.verbose or c.reason:
+                verdict = f"WRONG  {c.case}: {c.reason}" if c.reason else f"right  {c.case}: error {c.error:.3g}"
+                say(f"  {verdict} [{c.path}]")
+        say(f"{name}  {_summary(found)} (seed {seed})")
+    _tell_left_out(variants, options.all, "checked", say)
     checked = [v["right"] for v in variants if v["right"] is not None]
-    if not checked and verbose is not None:
-        print("no variant of this package runs on this machine: every call is left to PyTorch")
+    if not checked:
+        say("no variant of this package runs on this machine: every call is left to PyTorch")
     return variants, 0 if checked and all(checked) else 1
 
 
-def _tell_verdicts(name: str, found: list[Verdict], seed: int, verbose: bool) -> None:
-    for c in found:
-        if verbose or c.reason:
-            verdict = f"WRONG  {c.case}: {c.reason}" if c.reason else f"right  {c.case}: error {c.error:.3g}"
-            print(f"  {verdict} [{c.path}]")
+def _summary(found: list[Verdict]) -> str:
     wrong = sum(bool(c.reason) for c in found)
     own = [c for c in found if c.on_variant]
     worst = max(own, key=lambda c: c.error, default=None)
-    summary = f"error {worst.error:.3g}, PyTorch's {worst.torch_error:.3g}" if worst else "NO CASE USED IT"
-    result = f"{wrong} WRONG" if wrong else "right"
-    left = len(found) - len(own)
-    print(f"{name}  {result}: {len(own)} cases on it, {left} left to PyTorch; {summary} (seed {seed})")
+    errors = f"error {worst.error:.3g}, PyTorch's {worst.torch_error:.3g}" if worst else "NO CASE USED IT"
+    cases = f"{len(own)} cases on it, {len(found) - len(own)} left to PyTorch"
+    return f"{f'{wrong} WRONG' if wrong else 'right'}: {cases}; {errors}"
 
 
-def _bench(frontend: Any, rounds: int, talk: bool, every: bool) -> tuple[list[dict[str, Any]], int]:
-    variants = _variants(frontend, every)
-    names = _names(variants)
-    if talk:
-        how, own, original, faster = _PARTS_OF_TIMING
-        print(f"{'variant'.ljust(len(names[0]))}  {how:6}  {own:>9}  {original:>9}  {faster}")
+def _bench(frontend: Any, options: argparse.Namespace, say: Say) -> tuple[list[dict[str, Any]], int]:
+    variants = _variants(frontend, options.all)
+    names, told = _names(variants), []
+    say(f"{'variant'.ljust(len(names[0]))}  {'how':6}  {'own us':>9}  {'torch us':>9}  speed-up (95% interval)")
     for v, name in zip(variants, names, strict=True):
+        timings = [v["recorded"]] if v["recorded"] else []
         if not v["unavailable"]:
-            compared = compare(frontend, v["variant"], rounds)
-            v["timings"] = [_timing(how, torch_us, own) for how, (torch_us, own) in compared.items()]
-        for t in _all_timings(v) if talk else ():
+            compared = compare(frontend, v["variant"], max(1, options.rounds))
+            v["timings"] = [_figures(how, torch_us, own) for how, (torch_us, own) in compared.items()]
+            timings = v["timings"] + timings
+        for t in timings:
             torch_us = "-" if t["torch_us"] is None else f"{t['torch_us']:.2f}"
-            print(f"{name}  {t['how']:6}  {t['own_us']:9.2f}  {torch_us:>9}  {_gain(t)}")
-    if talk:
-        _tell_left_out(variants, every, "timed")
-        recorded = [v["recorded"] for v in variants if v["recorded"]]
-        for how, device in dict.fromkeys((r["how"], r["device"]) for r in recorded):
-            print(f"{how}: measured by evo before the export, on {device}")
-        _explain([t for v in variants for t in _all_timings(v)])
+            say(f"{name}  {t['how']:6}  {t['own_us']:9.2f}  {torch_us:>9}  {_gain(t)}")
+        told += timings
+    _tell_left_out(variants, options.all, "timed", say)
+    for how, device in dict.fromkeys((t["how"], t["device"]) for t in told if "device" in t):
+        say(f"{how}: measured by evo before the export, on {device}")
+    _explain_marks(told, say)
     return variants, 0 if any("timings" in v for v in variants) else 1
-
-
-def _all_timings(variant: dict[str, Any]) -> list[dict[str, Any]]:
-    """Those taken now, and the one recorded."""
-    return [*variant.get("timings", []), *([variant["recorded"]] if variant["recorded"] else [])]
-
-
-def _timing(how: str, torch_us: float, own: Timing) -> dict[str, Any]:
-    return {
-        "how": how,
-        "own_us": own.us,
-        "torch_us": torch_us,
-        "speedup": 1 / own.ratio,
-        "speedup_low": 1 / own.high,
-        "speedup_high": 1 / own.low,
-        "disturbed": own.disturbed,
-    }

@@ -13,14 +13,15 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from .package import Package, Unavailable, Variant
+from .package import Unavailable, Variant
 
 __all__ = [
     "CpuCall",
@@ -29,10 +30,11 @@ __all__ = [
     "compiler",
     "features",
     "keep_freed_memory",
+    "load_library",
     "load_shipped",
     "machine",
     "model",
-    "open_library",
+    "run",
     "share_openmp_runtime",
 ]
 
@@ -52,7 +54,7 @@ _TYPES: dict[str, Any] = {
     "d": ctypes.c_double,
 }
 _COMPILERS = ("g++", "c++", "clang++")
-_BUILD_TIMEOUT_S = 300
+_BUILD_TIMEOUT_S = 900
 _OPENMP_SYMBOL = "GOMP_parallel"
 
 
@@ -142,16 +144,21 @@ def keep_freed_memory() -> None:
 
 @dataclass(frozen=True, eq=False)
 class Library:
-    """A loaded entry point."""
+    """A variant's entry point, loaded."""
 
+    variant: Variant
     function: Any
+
+    def call(self, sizes: Mapping[str, int], retire: object) -> CpuCall:
+        """As Function.call; no call of it fails."""
+        return CpuCall(self, sizes)
 
 
 class CpuCall:
     """An entry point that is done when it returns. May be called by several threads at once."""
 
-    def __init__(self, variant: Variant, library: Library, sizes: Mapping[str, int]) -> None:
-        self.variant, self.sizes = variant, tuple(sizes.values())
+    def __init__(self, library: Library, sizes: Mapping[str, int]) -> None:
+        self.variant, self.sizes = library.variant, tuple(sizes.values())
         self._function = library.function
 
     def described(self) -> tuple[int, int, int, tuple[int, int, int], int, int, int, bool, int]:
@@ -163,7 +170,7 @@ class CpuCall:
         return True
 
 
-def load_shipped(package: Package, variant: Variant) -> Library:
+def load_shipped(variant: Variant) -> Library:
     """A variant's own library. Raises Unavailable, also where this CPU has not every instruction set it may use."""
     name, needs = variant.record["binary"], variant.record["needs"]
     if needs["machine"] != machine():
@@ -172,23 +179,23 @@ def load_shipped(package: Package, variant: Variant) -> Library:
         raise Unavailable(f"what {name} needs of a CPU is not known")
     if missing := set(needs["features"]) - features():
         raise Unavailable(f"{name} needs {', '.join(sorted(missing))}, which this CPU lacks")
-    package.read(name, variant.record["binary_sha256"])
-    return open_library(package.path(name), variant)
+    variant.package.read(name, variant.record["binary_sha256"])
+    return _open_library(variant.package.path(name), variant)
 
 
-def open_library(path: Path, variant: Variant) -> Library:
+def _open_library(path: Path, variant: Variant) -> Library:
     """Raises Unavailable."""
     if not machine().startswith("linux-"):
         raise Unavailable("CPU variants run on Linux only")
     try:
         share_openmp_runtime()
         # RTLD_LOCAL: variants share symbol names. RTLD_NOW: an undefined symbol shows here, not in a call.
-        function = ctypes.CDLL(str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)[variant.entry]
+        function = ctypes.CDLL(str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)[variant.package.kernel["entry"]]
     except (OSError, AttributeError) as error:
         raise Unavailable(f"{path.name} does not load ({error})") from error
     function.restype = None
-    function.argtypes = [_TYPES[code] for code in variant.arguments]
-    return Library(function)
+    function.argtypes = [_TYPES[code] for code in variant.package.arguments]
+    return Library(variant, function)
 
 
 def compiler() -> tuple[list[str], str]:
@@ -196,29 +203,49 @@ def compiler() -> tuple[list[str], str]:
     wanted = os.environ.get("CXX", "")
     for command in [shlex.split(wanted)] if wanted else [[name] for name in _COMPILERS]:
         if command and shutil.which(command[0]):
-            return command, _run([*command, "--version"]).partition("\n")[0].strip()
+            return command, run([*command, "--version"]).partition("\n")[0].strip()
     raise Unavailable(f"there is no C++ compiler ({wanted or ', '.join(_COMPILERS)})")
 
 
-def compile_library(
-    source: bytes, path: Path, flags: Sequence[str], libraries: Sequence[str], include: Sequence[str]
-) -> None:
-    """For this very CPU. Raises Unavailable."""
+def compile_library(source: bytes, recipe: Mapping[str, Any], folders: Iterable[Path]) -> bytes:
+    """For this very CPU. folders: of headers. Raises Unavailable."""
     command, version = compiler()
-    text = path.with_suffix(".cpp")
-    text.write_bytes(source)
-    libraries = () if "clang" in version else libraries  # clang's OpenMP calls need its own runtime
-    _run([*command, *flags, "-march=native", *include, str(text), "-o", str(path), *libraries])
+    libraries = () if "clang" in version else recipe["libraries"]  # clang's OpenMP calls need its own runtime
+    with _temporary_folder() as folder:
+        text, library = folder / "variant.cpp", folder / "variant.so"
+        text.write_bytes(source)
+        include = [f"-I{place}" for place in folders]
+        run([*command, *recipe["flags"], "-march=native", *include, str(text), "-o", str(library), *libraries])
+        return library.read_bytes()
 
 
-def _run(command: list[str]) -> str:
+def load_library(variant: Variant, name: str, code: bytes) -> Library:
+    """What was compiled of a variant. Raises Unavailable."""
+    with _temporary_folder() as folder:
+        (folder / name).write_bytes(code)
+        return _open_library(folder / name, variant)
+
+
+@contextmanager
+def _temporary_folder() -> Iterator[Path]:
+    """Raises Unavailable."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="evo-module-", ignore_cleanup_errors=True) as folder:
+            yield Path(folder)
+    except OSError as error:
+        raise Unavailable(f"no room to build in ({error.strerror})") from error
+
+
+def run(command: Sequence[str], **options: Any) -> str:
+    """What a compiler's command prints; options: of subprocess.run. Raises Unavailable, with its error."""
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=_BUILD_TIMEOUT_S, check=True
+            command, capture_output=True, text=True, errors="replace", timeout=_BUILD_TIMEOUT_S, check=False, **options
         )
-    except subprocess.CalledProcessError as error:
-        reason = (error.stderr.strip() or "no message").splitlines()[0]
-        raise Unavailable(f"{command[0]} refuses ({reason})") from error
     except (OSError, subprocess.SubprocessError) as error:
         raise Unavailable(f"{command[0]} does not run ({error})") from error
-    return done.stdout
+    if done.returncode:
+        lines = [line.strip() for line in f"{done.stdout}\n{done.stderr}".splitlines() if line.strip()]
+        telling = [line for line in lines if "error:" in line] or lines[-1:] or [f"exit code {done.returncode}"]
+        raise Unavailable(f"the compiler refuses ({telling[0]})")
+    return str(done.stdout)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from .package import Busy, LaunchPlan, Package, Unavailable, Variant
+from .package import Busy, LaunchPlan, Unavailable, Variant
 
 __all__ = [
     "CudaCall",
@@ -102,16 +102,21 @@ def _expect(driver: Any, error: int, doing: str) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Function:
-    """An entry point loaded into the primary context of one GPU, the one that PyTorch uses.
+    """A variant's entry point loaded into the primary context of one GPU, the one that PyTorch uses.
 
     `unaligned`: the one for addresses that are no multiples of the launch's alignment; 0 where that is 1.
     """
 
+    variant: Variant
     handle: int
     unaligned: int
     context: int
     index: int
     multiprocessors: int
+
+    def call(self, sizes: Mapping[str, int], retire: Callable[[int, int, str], None]) -> CudaCall:
+        """retire(index of the variant, GPU, reason): told of a launch that fails. Raises Unavailable."""
+        return CudaCall(self, sizes, retire)
 
 
 @contextmanager
@@ -123,14 +128,14 @@ def _context(driver: Any, context: int) -> Iterator[None]:
         driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
 
 
-def load_shipped(package: Package, variant: Variant, index: int) -> Function:
+def load_shipped(variant: Variant, index: int) -> Function:
     """A variant's own binary. Raises Unavailable; Busy while a CUDA graph is being captured, which loading code could
     break."""
     if torch.version.cuda is None:
         raise Unavailable("this PyTorch is not built for CUDA")
     refuse_while_capturing(index)
-    record = variant.record
-    return load_image(variant, package.read(record["binary"], record["binary_sha256"]), index)
+    name = variant.record["binary"]
+    return load_image(variant, name, variant.package.read(name, variant.record["binary_sha256"]), index)
 
 
 def refuse_while_capturing(index: int) -> None:
@@ -152,24 +157,21 @@ def beside_captures() -> Iterator[None]:
         driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
 
 
-def load_image(variant: Variant, image: bytes, index: int) -> Function:
-    """Code of a variant's, a cubin or PTX. Raises Unavailable."""
+def load_image(variant: Variant, name: str, image: bytes, index: int) -> Function:
+    """Code of a variant's, a cubin or PTX, that messages call `name`. Raises Unavailable."""
     driver = _driver()
     device, context = ctypes.c_int(), ctypes.c_void_p()
     _expect(driver, driver.cuDeviceGet(ctypes.byref(device), index), "the GPU does not answer")
-    _expect(
-        driver, driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "the GPU's context cannot be had"
-    )
+    _expect(driver, driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "the GPU's context cannot be had")
     assert context.value is not None
     with beside_captures(), _context(driver, context.value):
-        handle, unaligned = _load_functions(driver, image, variant)
+        handle, unaligned = _load_functions(driver, image, name, variant)
     properties = torch.cuda.get_device_properties(index)
-    return Function(handle, unaligned, context.value, index, properties.multi_processor_count)
+    return Function(variant, handle, unaligned, context.value, index, properties.multi_processor_count)
 
 
-def _load_functions(driver: Any, image: bytes, variant: Variant) -> tuple[int, int]:
-    module = ctypes.c_void_p()
-    name, plan = variant.record["binary"], variant.plan
+def _load_functions(driver: Any, image: bytes, name: str, variant: Variant) -> tuple[int, int]:
+    module, entry, plan = ctypes.c_void_p(), variant.package.kernel["entry"], variant.plan
     # The terminating NUL that ctypes sees to is what PTX needs; a cubin knows its own length.
     error = driver.cuModuleLoadData(ctypes.byref(module), image)
     if error == _NEWER_PTX:
@@ -177,17 +179,17 @@ def _load_functions(driver: Any, image: bytes, variant: Variant) -> tuple[int, i
     _expect(driver, error, f"{name} does not load")
     found = ctypes.c_int()
 
-    def look_up(entry: str) -> ctypes.c_void_p:
+    def look_up(symbol: str) -> ctypes.c_void_p:
         function = ctypes.c_void_p()
-        error = driver.cuModuleGetFunction(ctypes.byref(function), module, entry.encode())
-        _expect(driver, error, f"{name} has no entry point {entry}")
+        error = driver.cuModuleGetFunction(ctypes.byref(function), module, symbol.encode())
+        _expect(driver, error, f"{name} has no entry point {symbol}")
         # Also has a driver that loads lazily load the code now, and not amid a later capture.
         error = driver.cuFuncGetAttribute(ctypes.byref(found), _REGISTERS, function)
         _expect(driver, error, f"{name} does not load")
         return function
 
-    unaligned = look_up(f"{variant.entry}_unaligned").value if plan.alignment > 1 else 0
-    function = look_up(variant.entry)
+    unaligned = look_up(f"{entry}_unaligned").value if plan.alignment > 1 else 0
+    function = look_up(entry)
     _expect(driver, driver.cuFuncGetAttribute(ctypes.byref(found), _STATIC_SMEM, function), f"{name} does not load")
     if plan.smem_bytes + found.value > _SMEM_WITHOUT_OPT_IN:
         error = driver.cuFuncSetAttribute(function, _DYNAMIC_SMEM, plan.smem_bytes)
@@ -239,16 +241,14 @@ class CudaCall:
     """A function with its launch geometry. May be called by several threads at once."""
 
     def __init__(
-        self,
-        variant: Variant,
-        function: Function,
-        sizes: Mapping[str, int],
-        retire: Callable[[Variant, int, str], None],
+        self, function: Function, sizes: Mapping[str, int], retire: Callable[[int, int, str], None]
     ) -> None:
-        self.variant, self.sizes = variant, tuple(sizes.values())
+        variant = self.variant = function.variant
+        self.sizes = tuple(sizes.values())
         self._blocks = _grid(variant.plan, sizes, function.multiprocessors)
-        self._pack = struct.Struct("=" + "".join(_WORDS[code] for code in variant.arguments)).pack_into
-        self._addresses = [i for i, code in enumerate(variant.arguments) if code == "P"]
+        self._codes = variant.package.arguments
+        self._pack = struct.Struct("=" + "".join(_WORDS[code] for code in self._codes)).pack_into
+        self._addresses = [i for i, code in enumerate(self._codes) if code == "P"]
         self._misaligned = variant.plan.alignment - 1
         self._aligned_frames: list[_Frame] = []  # list.append and list.pop are atomic
         self._unaligned_frames: list[_Frame] = []
@@ -275,7 +275,7 @@ class CudaCall:
             frame = frames.pop()
         except IndexError:
             aligned = frames is self._aligned_frames
-            frame = _Frame(self._blocks, self.variant.plan, len(self.variant.arguments), aligned=aligned)
+            frame = _Frame(self._blocks, self.variant.plan, len(self._codes), aligned=aligned)
         self._pack(frame.words, 0, *values)
         frame.config.stream = _current_stream(self._index)
         error = _NO_CONTEXT
@@ -288,5 +288,5 @@ class CudaCall:
         if not error:
             return True
         if error not in _CAPTURE_ERRORS:
-            self._retire(self.variant, self._index, f"a launch failed: {_error_text(self._driver, error)}")
+            self._retire(self.variant.index, self._index, f"a launch failed: {_error_text(self._driver, error)}")
         return False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -87,34 +86,30 @@ class Patch:
     ) -> None:
         if model is not None and not isinstance(model, torch.nn.Module):
             raise TypeError(f"a model is a torch.nn.Module, got {type(model).__name__}; without one, functions are patched")
-        self._before = {name: getattr(torch.nn.functional, name) for name in functions or {}}
-        self._after = dict(functions or {})
-        for name, function in self._after.items():
+        self._functions = {n: (f, getattr(torch.nn.functional, n)) for n, f in (functions or {}).items()}
+        for name, (function, _) in self._functions.items():
             setattr(torch.nn.functional, name, function)
-        self._modules: list[tuple[torch.nn.Module, type]] = []
-        for module in model.modules() if model is not None else ():
-            wanted = (classes or {}).get(type(module))
-            if wanted is not None:
-                self._modules.append((module, type(module)))
-                module.__class__ = wanted
+        classes = classes or {}
+        found = [] if model is None else [(module, type(module)) for module in model.modules()]
+        self._modules = [(module, kind) for module, kind in found if kind in classes]
+        for module, kind in self._modules:
+            module.__class__ = classes[kind]
 
     def __len__(self) -> int:
         """How many functions and modules are replaced."""
-        return len(self._before) + len(self._modules)
+        return len(self._functions) + len(self._modules)
 
     def undo(self) -> None:
         """All as it was. What somebody else has replaced since then stays. Once is enough."""
-        for name, function in self._before.items():
-            if getattr(torch.nn.functional, name) is self._after[name]:
-                setattr(torch.nn.functional, name, function)
+        for name, (function, before) in self._functions.items():
+            if getattr(torch.nn.functional, name) is function:
+                setattr(torch.nn.functional, name, before)
         for module, kind in self._modules:
             module.__class__ = kind
-        self._before, self._modules = {}, []
+        self._functions, self._modules = {}, []
 
     def __enter__(self) -> Patch:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.undo()

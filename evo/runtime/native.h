@@ -1,15 +1,15 @@
-// The extension module: attach() makes an Operator of a package, which frontend.cpp says how to call.
+// The extension module: its Operator is the launcher of one package, and frontend.cpp says how to call it.
 //
-// frontend.cpp defines, in an unnamed namespace:
+// frontend.cpp includes this and defines, in an unnamed namespace:
 //
 //     const char* const SCHEMA;                                  of the operator, without its namespace
 //     void add_kernels(Operator&, torch::Library&);              what the dispatcher is to call for it
 //     PyObject* call(Operator&, PyObject* const* args);          the function as Python calls it; None: PyTorch's to do
 //     PyObject* explain(Operator&, PyObject* const* args);       which way such a call takes, as a str
-//     constexpr Py_ssize_t ARGUMENTS;                            how many both take, all by position
+//     const Py_ssize_t ARGUMENTS;                                how many both take, all by position
 #pragma once
 
-#include <Python.h>
+#include <pybind11/pybind11.h>
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -17,6 +17,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/library.h>
@@ -24,7 +25,6 @@
 #include <array>
 #include <atomic>
 #include <initializer_list>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -36,18 +36,15 @@
 
 namespace {
 
-// From problem to what runs it. Problems met before are looked up here; a new one is asked of the package's Dispatch, in
-// Python, which chooses a variant, checks its files and loads it.
+namespace py = pybind11;
 
-struct WithGil {
-    PyGILState_STATE state = PyGILState_Ensure();
-    ~WithGil() { PyGILState_Release(state); }
-};
-
-struct WithoutGil {
+struct WithoutGil {  // pybind11's own does more at every call
     PyThreadState* state = PyEval_SaveThread();
     ~WithoutGil() { PyEval_RestoreThread(state); }
 };
+
+// From problem to what runs it. Problems met before are looked up here; a new one is asked of the package's Dispatch, in
+// Python, which chooses a variant, checks its files and loads it.
 
 struct Problem {
     static constexpr size_t MOST = 12;
@@ -86,15 +83,8 @@ struct Answer {
 
 class Table {
   public:
-    // resolve(device, C++'s name of the dtype, *sizes): see native.py. retire(variant, device, reason).
-    Table(PyObject* resolve, PyObject* retire) { connect(resolve, retire); }
-
-    void connect(PyObject* resolve, PyObject* retire) {
-        Py_INCREF(resolve), Py_INCREF(retire);
-        Py_XSETREF(resolve_, resolve);
-        Py_XSETREF(retire_, retire);
-        clear();
-    }
+    // resolve(device, dtype, *sizes): see native.py. retire(variant, device, reason).
+    Table(py::object resolve, py::object retire) : resolve_(std::move(resolve)), retire_(std::move(retire)) {}
 
     std::shared_ptr<const Answer> find(const Problem& problem) {
         {
@@ -115,10 +105,11 @@ class Table {
 
     // A variant whose launch failed is not tried again.
     void retire(const Answer& answer, int device, const std::string& reason) {
-        const WithGil gil;
-        PyObject* done = PyObject_CallFunction(retire_, "iis", answer.variant, device, reason.c_str());
-        Py_XDECREF(done);
-        PyErr_Clear();
+        const py::gil_scoped_acquire gil;
+        try {
+            retire_(answer.variant, device, reason);
+        } catch (const py::error_already_set&) {  // the call is PyTorch's in any case
+        }
         clear();
     }
 
@@ -132,7 +123,8 @@ class Table {
     };
 
     std::shared_ptr<const Answer> ask(const Problem& problem) {
-        const WithGil gil;
+        const py::gil_scoped_acquire gil;
+        const py::error_scope callers;
         std::uint64_t cleared;
         {
             const std::shared_lock<std::shared_mutex> reading(state_->mutex);
@@ -140,13 +132,11 @@ class Table {
         }
         auto answer = std::make_shared<Answer>();
         bool lasting = false;
-        PyObject *type, *value, *trace;
-        PyErr_Fetch(&type, &value, &trace);
-        if (!read(problem, *answer, lasting)) {
-            PyErr_Clear();
-            answer->variant = -1, answer->text = "the launcher cannot ask for a variant", lasting = false;
+        try {
+            lasting = read(problem, *answer);
+        } catch (const py::error_already_set&) {
+            answer->variant = -1, answer->text = "the launcher cannot ask for a variant";
         }
-        PyErr_Restore(type, value, trace);
         if (lasting) {
             const std::unique_lock<std::shared_mutex> writing(state_->mutex);
             if (state_->answers.size() >= MOST_ANSWERS) state_->answers.clear();
@@ -155,33 +145,28 @@ class Table {
         return answer;
     }
 
-    bool read(const Problem& problem, Answer& answer, bool& lasting) {
-        PyObject* key = PyTuple_New(static_cast<Py_ssize_t>(problem.count));
-        if (!key) return false;
-        PyTuple_SET_ITEM(key, 0, PyLong_FromLong(problem.device()));
-        PyTuple_SET_ITEM(key, 1, PyUnicode_FromString(c10::toString(problem.dtype())));
-        for (size_t i = 2; i < problem.count; ++i)
-            PyTuple_SET_ITEM(key, static_cast<Py_ssize_t>(i), PyLong_FromLongLong(problem.words[i]));
-        PyObject* found = PyObject_Call(resolve_, key, nullptr);
-        Py_DECREF(key);
-        if (!found) return false;
+    // Whether the answer lasts.
+    bool read(const Problem& problem, Answer& answer) {
+        py::tuple key(problem.count);
+        key[0] = problem.device();
+        key[1] = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(torch::getTHPDtype(problem.dtype())));
+        for (size_t i = 2; i < problem.count; ++i) key[i] = problem.words[i];
+        const py::object found = resolve_(*key);
         Launch& l = answer.launch;
         const char* text = nullptr;
-        int last = 0, programmatic = 0;
+        int lasting = 0, programmatic = 0;
         unsigned long long function = 0, unaligned = 0, context = 0, alignment = 1;
-        const bool read = PyArg_ParseTuple(
-            found, "ispKKK(III)IIIpK", &answer.variant, &text, &last, &function, &unaligned, &context, &l.grid[0],
-            &l.grid[1], &l.grid[2], &l.threads, &l.smem_bytes, &l.cluster, &programmatic, &alignment);
-        if (read) {
-            answer.text = text, lasting = last, l.programmatic = programmatic, l.misaligned = alignment - 1;
-            l.function = reinterpret_cast<void*>(function), l.unaligned = reinterpret_cast<void*>(unaligned);
-            l.context = reinterpret_cast<void*>(context);
-        }
-        Py_DECREF(found);
-        return read;
+        if (!PyArg_ParseTuple(
+                found.ptr(), "ispKKK(III)IIIpK", &answer.variant, &text, &lasting, &function, &unaligned, &context,
+                &l.grid[0], &l.grid[1], &l.grid[2], &l.threads, &l.smem_bytes, &l.cluster, &programmatic, &alignment))
+            throw py::error_already_set();
+        answer.text = text, l.programmatic = programmatic, l.misaligned = alignment - 1;
+        l.function = reinterpret_cast<void*>(function), l.unaligned = reinterpret_cast<void*>(unaligned);
+        l.context = reinterpret_cast<void*>(context);
+        return lasting;
     }
 
-    PyObject *resolve_ = nullptr, *retire_ = nullptr;
+    py::object resolve_, retire_;
     State* state_ = new State;
 };
 
@@ -213,21 +198,14 @@ inline const char* wanted_of_dispatcher(c10::DispatchKeySet keys) {
             return "an argument is a view that negates what it reads";
         case c10::DispatchKey::ZeroTensor:
             return "an argument holds no memory (it is a tensor of zeros that was never filled in)";
-        case c10::DispatchKey::Tracer:
-            return "torch.jit.trace must see the operation";
         case c10::DispatchKey::Python:
         case c10::DispatchKey::PythonDispatcher:
         case c10::DispatchKey::PythonTLSSnapshot:
         case c10::DispatchKey::PreDispatch:
             return "a torch dispatch mode is active";
-        case c10::DispatchKey::FuncTorchBatched:
-        case c10::DispatchKey::FuncTorchGradWrapper:
-        case c10::DispatchKey::FuncTorchVmapMode:
-        case c10::DispatchKey::FuncTorchDynamicLayerFrontMode:
-        case c10::DispatchKey::FuncTorchDynamicLayerBackMode:
-            return "a transform of torch.func is active";
         default:
-            return "an argument is not laid out as a plain array, or on a device that nothing was tuned for";
+            return "a transform of torch.func or torch.jit.trace is active, or an argument is not laid out as a plain array, or "
+                   "on a device that nothing was tuned for";
     }
 }
 
@@ -270,6 +248,13 @@ inline bool under_transform() {
 
 // The operator, and the extension module that makes it.
 
+struct Operator;
+extern const char* const SCHEMA;
+extern const Py_ssize_t ARGUMENTS;
+void add_kernels(Operator&, torch::Library&);
+PyObject* call(Operator&, PyObject* const*);
+PyObject* explain(Operator&, PyObject* const*);
+
 // Of one package. Never destroyed: the dispatcher refers to it.
 struct Operator {
     Table table;
@@ -278,7 +263,16 @@ struct Operator {
     std::string name;
     std::optional<c10::OperatorHandle> handle;
 
-    Operator(const std::string& space, PyObject* resolve, PyObject* retire);
+    // Raises for a namespace that has one.
+    Operator(const std::string& space, py::object resolve, py::object retire)
+        : table(std::move(resolve), std::move(retire)),
+          definitions(torch::Library::FRAGMENT, space, std::nullopt, __FILE__, __LINE__) {
+        const std::string schema = SCHEMA;
+        name = space + "::" + schema.substr(0, schema.find('('));
+        definitions.def(schema.c_str(), {at::Tag::pt2_compliant_tag});
+        handle = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), "");
+        add_kernels(*this, definitions);
+    }
 
     // Runs a variant: done (CPU) or enqueued (CUDA) if true; nothing ran if false. One address an argument.
     template <class... Arguments>
@@ -288,28 +282,13 @@ struct Operator {
             return true;
         }
         const Driver* driver = Driver::get();
-        if (!driver) return false;
         void* pointers[] = {&arguments...};
-        const int error = driver->launch(answer.launch, device, addresses, pointers);
+        const int error = driver ? driver->launch(answer.launch, device, addresses, pointers) : -1;
         if (error && !Driver::is_of_capture(error))
-            table.retire(answer, device, "a launch failed: " + driver->name_of(error));
+            table.retire(answer, device, driver ? "a launch failed: " + driver->name_of(error) : "no CUDA driver answers");
         return !error;
     }
 };
-
-extern const char* const SCHEMA;
-void add_kernels(Operator&, torch::Library&);
-PyObject* call(Operator&, PyObject* const*);
-PyObject* explain(Operator&, PyObject* const*);
-
-inline Operator::Operator(const std::string& space, PyObject* resolve, PyObject* retire)
-    : table(resolve, retire), definitions(torch::Library::FRAGMENT, space, std::nullopt, __FILE__, __LINE__) {
-    const std::string schema = SCHEMA;
-    name = space + "::" + schema.substr(0, schema.find('('));
-    definitions.def(schema.c_str(), {at::Tag::pt2_compliant_tag});
-    handle = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), "");
-    add_kernels(*this, definitions);
-}
 
 template <class Signature>
 c10::TypedOperatorHandle<Signature> dispatched(const Operator& op) {
@@ -335,90 +314,34 @@ inline PyObject* to_text(const std::string& text) {
     return PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace");
 }
 
-struct PyOperator {
-    PyObject_HEAD
-    Operator* op;
-};
-
-template <PyObject* (*FUNCTION)(Operator&, PyObject* const*), Py_ssize_t COUNT>
+template <PyObject* (*FUNCTION)(Operator&, PyObject* const*)>
 PyObject* checked(PyObject* self, PyObject* const* args, Py_ssize_t count) {
     HANDLE_TH_ERRORS
-    if (count != COUNT) {
-        PyErr_Format(PyExc_TypeError, "%zd arguments are wanted, by position, not %zd", COUNT, count);
+    if (count != ARGUMENTS) {
+        PyErr_Format(PyExc_TypeError, "%zd arguments are wanted, by position, not %zd", ARGUMENTS, count);
         return nullptr;
     }
-    return FUNCTION(*reinterpret_cast<PyOperator*>(self)->op, args);
+    return FUNCTION(*static_cast<Operator*>(PyCapsule_GetPointer(self, nullptr)), args);
     END_HANDLE_TH_ERRORS
 }
 
-inline PyObject* clear(PyObject* self, PyObject*) {
-    reinterpret_cast<PyOperator*>(self)->op->table.clear();
-    Py_RETURN_NONE;
-}
-
-inline PyObject* after_fork(PyObject* self, PyObject*) {
-    reinterpret_cast<PyOperator*>(self)->op->table.after_fork();
-    Py_RETURN_NONE;
-}
-
-inline PyObject* has_driver(PyObject*, PyObject*) { return PyBool_FromLong(Driver::get() != nullptr); }
-
-inline PyObject* serve_gradients(PyObject* self, PyObject* wanted) {
-    const int truth = PyObject_IsTrue(wanted);
-    if (truth < 0) return nullptr;
-    reinterpret_cast<PyOperator*>(self)->op->gradients = truth;
-    Py_RETURN_NONE;
-}
-
-// Called with the GIL. A namespace that is known keeps its operator, and asks the new caller from now on.
-inline PyObject* attach_with(PyTypeObject* type, PyObject* args) {
-    HANDLE_TH_ERRORS
-    static std::map<std::string, Operator*> known;
-    const char* space;
-    PyObject *resolve, *retire;
-    if (!PyArg_ParseTuple(args, "sOO", &space, &resolve, &retire)) return nullptr;
-    Operator*& op = known[space];
-    const bool is_new = !op;
-    if (op)
-        op->table.connect(resolve, retire), op->gradients = false;
-    else
-        op = new Operator(space, resolve, retire);
-    PyOperator* object = PyObject_New(PyOperator, type);
-    if (!object) return nullptr;
-    object->op = op;
-    return Py_BuildValue("(Ni)", object, static_cast<int>(is_new));
-    END_HANDLE_TH_ERRORS
-}
-
-template <Py_ssize_t ARGUMENTS>
-PyTypeObject* operator_type() {
-    static PyMethodDef methods[] = {
-        {"call", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&checked<call, ARGUMENTS>)), METH_FASTCALL, nullptr},
-        {"explain", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&checked<explain, ARGUMENTS>)), METH_FASTCALL, nullptr},
-        {"clear", clear, METH_NOARGS, nullptr},
-        {"after_fork", after_fork, METH_NOARGS, nullptr},
-        {"serve_gradients", serve_gradients, METH_O, nullptr},
-        {nullptr, nullptr, 0, nullptr},
-    };
-    static PyType_Slot slots[] = {{Py_tp_methods, methods}, {0, nullptr}};
-    static PyType_Spec spec = {"evo_native.Operator", sizeof(PyOperator), 0, Py_TPFLAGS_DEFAULT, slots};
-    static PyTypeObject* type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
-    return type;
+// A function for Python that is as cheap to call as any can be: pybind11's own are not.
+template <PyObject* (*FUNCTION)(Operator&, PyObject* const*)>
+py::object bound(Operator& op) {
+    static PyMethodDef method = {
+        "call", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&checked<FUNCTION>)), METH_FASTCALL, nullptr};
+    return py::reinterpret_steal<py::object>(PyCFunction_New(&method, py::capsule(&op).ptr()));
 }
 
 }  // namespace
 
-// attach(namespace, resolve, retire) -> (Operator, whether the namespace is new)
-#define EVO_MODULE(ARGUMENTS)                                                                              \
-    static PyObject* attach(PyObject*, PyObject* args) {                                                   \
-        PyTypeObject* type = operator_type<ARGUMENTS>();                                              \
-        return type ? attach_with(type, args) : nullptr;                                              \
-    }                                                                                                      \
-    PyMODINIT_FUNC PyInit_evo_native() {                                                                   \
-        static PyMethodDef functions[] = {{"attach", attach, METH_VARARGS, nullptr},                       \
-                                          {"has_driver", has_driver, METH_NOARGS, nullptr},                \
-                                          {nullptr, nullptr, 0, nullptr}};                                 \
-        static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "evo_native", nullptr, -1, functions,      \
-                                         nullptr, nullptr, nullptr, nullptr};                              \
-        return PyModule_Create(&definition);                                                               \
-    }
+PYBIND11_MODULE(evo_native, module) {
+    using Kept = std::unique_ptr<Operator, py::nodelete>;
+    py::class_<Operator, Kept>(module, "Operator", py::module_local())
+        .def(py::init<std::string, py::object, py::object>())
+        .def_property_readonly("call", &bound<call>)
+        .def_property_readonly("explain", &bound<explain>)
+        .def("clear", [](Operator& op) { op.table.clear(); })
+        .def("after_fork", [](Operator& op) { op.table.after_fork(); })
+        .def("serve_gradients", [](Operator& op, bool wanted) { op.gradients = wanted; });
+}

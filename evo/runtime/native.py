@@ -14,7 +14,6 @@ import json
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -25,7 +24,7 @@ from typing import Any
 
 import torch
 
-from .cpu import compiler, machine
+from .cpu import compiler, machine, run
 from .dispatch import Dispatch
 from .package import CACHE_VARIABLE, Unavailable, cache_folder, digest
 
@@ -36,19 +35,12 @@ _HEADERS = ("driver.h", "native.h")
 _RUNTIME = Path(__file__).resolve().parent
 _FLAGS = ("-O2", "-fvisibility=hidden")
 _MODULE = "evo_native"
-_TIMEOUT_S = 900
 _BUILD = "import json, sys; from torch.utils.cpp_extension import load; load(**json.load(sys.stdin))"
 """In a process of its own: the builder takes half a second to import, and loads what it builds."""
-
-_DTYPES = {"Half": torch.float16, "BFloat16": torch.bfloat16, "Float": torch.float32, "Double": torch.float64}
 
 _Answer = tuple[int, str, bool, int, int, int, tuple[int, int, int], int, int, int, bool, int]
 """What native.h reads: variant (-1: none), for people, whether it lasts, entry points, context, grid, threads, shared
 memory, cluster, programmatic, alignment."""
-
-
-class _Unused(Unavailable):
-    """It is there, but this machine has no use for it."""
 
 
 class Native:
@@ -88,8 +80,6 @@ class Native:
                         _build(library, self._package.path(_SOURCE))
             if self.call is None:
                 self._load(library)
-        except _Unused as reason:
-            self.reason = str(reason)
         except Unavailable as reason:
             self.reason = str(reason)
             raise RuntimeError(f"the native launcher cannot be built: {reason}; calls are launched from Python") from None
@@ -116,28 +106,25 @@ class Native:
 
     def _load(self, library: Path) -> None:
         """Raises Unavailable."""
-        loader = importlib.machinery.ExtensionFileLoader(_MODULE, str(library))
+        name = f"{library.stem}.{_MODULE}"  # pybind11 keeps one module for each name
+        loader = importlib.machinery.ExtensionFileLoader(name, str(library))
+        space = "evo_" + self._package.name.replace(".", "_")
         try:
-            spec = importlib.util.spec_from_loader(_MODULE, loader)
+            spec = importlib.util.spec_from_loader(name, loader)
             assert spec is not None
             module = importlib.util.module_from_spec(spec)
             loader.exec_module(module)
-        except (ImportError, OSError) as error:
-            raise Unavailable(f"{library} does not load ({error})") from error
-        only_gpus = all(v.target == "cuda" for v in self._package.variants)
-        if only_gpus and not module.has_driver():
-            raise _Unused("there is no CUDA driver, or this PyTorch does not tell of its streams")
-        space = "evo_" + self._package.name.replace(".", "_")
-        self._extension, is_new = module.attach(space, self._resolve, self._dispatch.retire)
-        if is_new:
-            torch.library.register_fake(f"{space}::{self._name}", self._fake)
+            self._extension = module.Operator(space, self._resolve, self._dispatch.retire)
+        except (ImportError, OSError, RuntimeError) as error:
+            raise Unavailable(f"{library} does not load ({str(error).partition(chr(10))[0]})") from error
+        torch.library.register_fake(f"{space}::{self._name}", self._fake)
         self.operator = getattr(getattr(torch.ops, space), self._name).default
         self._dispatch.native = self._extension
         self.call, self.explain, self.reason = self._extension.call, self._extension.explain, ""
         self._use(self)
 
-    def _resolve(self, device: int, dtype: str, *sizes: int) -> _Answer:
-        key = (device, _DTYPES.get(dtype, dtype), *sizes)
+    def _resolve(self, *key: Any) -> _Answer:
+        """key: device, dtype, sizes."""
         found = self._dispatch[key]
         lasting = key in self._dispatch
         if isinstance(found, str):
@@ -157,25 +144,10 @@ def _build(library: Path, source: Path) -> None:
                 "build_directory": folder,
                 "with_cuda": False,
             }
-            _run([sys.executable, "-W", "ignore", "-c", _BUILD], json.dumps(request), folder)
+            run([sys.executable, "-W", "ignore", "-c", _BUILD], input=json.dumps(request), cwd=folder, env=_environment())
             (Path(folder) / f"{_MODULE}.so").replace(library)
     except OSError as error:
         raise Unavailable(f"no room to build in ({error.strerror})") from error
-
-
-def _run(command: list[str], request: str, folder: str) -> None:
-    environment = _environment()
-    try:
-        done = subprocess.run(
-            command, input=request, cwd=folder, env=environment, capture_output=True, text=True, errors="replace",
-            timeout=_TIMEOUT_S, check=False,
-        )  # fmt: skip
-    except subprocess.SubprocessError as error:
-        raise Unavailable(f"building takes longer than {_TIMEOUT_S} s") from error
-    if done.returncode:
-        lines = [line.strip() for line in (done.stdout + "\n" + done.stderr).splitlines() if line.strip()]
-        telling = [line for line in lines if "error:" in line] or lines[-1:] or [f"exit code {done.returncode}"]
-        raise Unavailable(f"the compiler refuses ({telling[0]})")
 
 
 def _environment() -> dict[str, str]:

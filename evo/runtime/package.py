@@ -8,11 +8,10 @@ import json
 import math
 import os
 import re
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +65,8 @@ class Unavailable(Exception):
     """A variant does not run here; the message is the reason."""
 
 
-class Busy(Unavailable):
-    """Not at this moment, but perhaps later."""
+class Busy(Exception):
+    """Not at this moment, but perhaps later; the message is the reason."""
 
 
 class Package:
@@ -79,34 +78,10 @@ class Package:
         self.manifest: dict[str, Any] = json.loads((self.folders[0] / MANIFEST).read_text(encoding="utf-8"))
         self.kernel: dict[str, Any] = self.manifest["kernel"]
         self.dimensions: list[dict[str, Any]] = self.kernel["dimensions"]
-        self.tolerance: dict[str, Any] = self.kernel["tolerance"]
         arguments = self.kernel["arguments"]
         self.arguments = "".join("P" if a["kind"] != "scalar" else _CODES[a["dtype"]] for a in arguments)
-        self.variants = tuple(self.variant(i, record) for i, record in enumerate(self.manifest["variants"]))
-
-    def variant(
-        self,
-        index: int,
-        record: Mapping[str, Any],
-        *,
-        sizes: Mapping[str, int] | None = None,
-        launch: Mapping[str, Any] | None = None,
-        fallback: str = "",
-    ) -> Variant:
-        """That of a record; or, for other sizes than its own, what is made of it."""
-        workload = record["workload"]
-        return Variant(
-            index=index,
-            target=record["target"],
-            arch=record["arch"],
-            dtype=workload["dtype"],
-            sizes=sizes or workload["dims"],
-            fixed=frozenset(record["fixed"]),
-            entry=self.kernel["entry"],
-            arguments=self.arguments,
-            record={**record, "launch": launch, "standing": "compiled"} if launch else record,
-            fallback=fallback,
-        )
+        """The entry point's parameters in order: P an address, q an int64, i an int32, f a float, d a double."""
+        self.variants = tuple(Variant(self, i, record) for i, record in enumerate(self.manifest["variants"]))
 
     def path(self, name: str) -> Path:
         """Of a file of the package; it need not exist."""
@@ -136,10 +111,6 @@ class Package:
                     found[name] = self.read(name, self.manifest["headers"].get(name))
                     waiting.append(found[name])
         return found
-
-    @property
-    def include_dirs(self) -> list[str]:
-        return [f"-I{folder}" for folder in self.folders]
 
 
 def source_text(text: str, record: Mapping[str, Any]) -> str:
@@ -197,43 +168,57 @@ class LaunchPlan:
         return x * self.cluster, y, z
 
 
-@dataclass(frozen=True, eq=False)
 class Variant:
-    """One build of a winner: for `arch`. `sizes`: the workload it was tuned for, by dimension. `fixed`: those of them that
-    are compiled in. The record's `standing`: "measured", or "compiled" from what was measured on `measured_arch` alone.
-
-    `arguments`: the entry point's parameters in order: P an address, q an int64, i an int32, f a float, d a double.
-    `fallback`: of one that was compiled here for sizes that nothing was tuned for, whose source it is, for people.
+    """One build of a winner, for `arch`, or a source for any size (index -1). `sizes`: the workload it was tuned for, by
+    dimension. `fixed`: those of them that are compiled in. `binary`: its file; None: it is compiled where it is to run. The
+    record's `standing`: "measured", or "compiled" from what was measured on `measured_arch` alone.
     """
 
-    index: int
-    target: str
-    arch: str
-    dtype: str
-    sizes: Mapping[str, int]
-    fixed: frozenset[str]
-    entry: str
-    arguments: str
-    record: Mapping[str, Any]
-    fallback: str = ""
+    def __init__(self, package: Package, index: int, record: Mapping[str, Any]) -> None:
+        self.package, self.index, self.record = package, index, record
+        self.target: str = record["target"]
+        self.arch: str = record["arch"]
+        self.dtype: str = record["workload"]["dtype"]
+        self.sizes: Mapping[str, int] = record["workload"]["dims"]
+        self.fixed = frozenset(record["fixed"])
+        self.plan = LaunchPlan(**record["launch"])
+        self.binary: str | None = record.get("binary")
+        self.size: int | None = None
+        """The one that is compiled in, where it is not that of its record (`at`)."""
+        self._name = f"variant for any size ({self.target} {self.arch}, {self.dtype})"
+        if index >= 0:
+            on = f" on {record['measured_arch']}" if record["standing"] == "compiled" else ""
+            tuned = "x".join(map(str, self.sizes.values())) + on
+            self._name = f"variant {index} ({self.target} {self.arch}, {self.dtype}, tuned for {tuned})"
 
     def __str__(self) -> str:
-        if self.fallback:
-            return self.fallback
-        tuned = "x".join(map(str, self.sizes.values()))
-        if self.record.get("standing") == "compiled":
-            tuned += f" on {self.record['measured_arch']}"
-        return f"variant {self.index} ({self.target} {self.arch}, {self.dtype}, tuned for {tuned})"
+        return self._name
 
-    @cached_property
-    def plan(self) -> LaunchPlan:
-        return LaunchPlan(**self.record["launch"])
+    def at(self, size: int) -> Variant | None:
+        """What can be made of its source for another size of the dimension that is compiled in: with another number where
+        its own stands. None where it is not for that."""
+        jit = self.record["jit"]
+        for listed in jit["sizes"]:
+            if size in range(listed["first"], listed["last"] + 1, listed["step"]):
+                found = copy(self)
+                found.size, found.binary = size, None
+                found.sizes = {**self.sizes, jit["dimension"]: size}
+                found.plan = LaunchPlan(**{**self.record["launch"], **listed["launch"]})
+                found._name = f"{self}, compiled here for {jit['dimension']}={size}"
+                return found
+        return None
 
-    @property
-    def binary(self) -> str | None:
-        """Its file; None: it is compiled from its source where it is to run."""
-        found: str | None = self.record.get("binary")
-        return found
+    def source(self) -> bytes:
+        """Raises Unavailable if it is not as it was exported."""
+        text = self.package.source(self.record)
+        if self.size is None:
+            return text
+        jit, position, parts = self.record["jit"], 0, []
+        width = len(str(self.record["workload"]["dims"][jit["dimension"]]))
+        for blank in jit["blanks"]:
+            parts.append(text[position:blank])
+            position = blank + width
+        return str(self.size).encode().join([*parts, text[position:]])
 
     def tuned_as(self, other: Variant) -> bool:
         """Whether both are builds for the same problem."""
@@ -269,36 +254,26 @@ def cache_folder(create: bool = True) -> Path | None:
     return folder if status.st_uid == os.getuid() and not status.st_mode & 0o022 else None
 
 
-def keep(name: str, data: bytes, facts: Mapping[str, Any]) -> None:
-    """Writes a file, and what is known of it beside it, for `kept` of this and other processes: whole or not at all.
-    Without a cache folder, or room in it, nothing."""
+def keep(name: str, data: bytes) -> None:
+    """Writes a file for `kept` of this and other processes: whole or not at all. Without a cache folder, or room in it,
+    nothing."""
     folder = cache_folder()
-    if folder is None:
-        return
-    told = json.dumps({"sha256": hashlib.sha256(data).hexdigest(), **facts}, indent=1)
-    with suppress(OSError):
-        for path, content in ((folder / name, data), (folder / f"{name}.json", told.encode())):
-            descriptor, part = tempfile.mkstemp(dir=folder, prefix="part-")
-            try:
-                with open(descriptor, "wb") as file:  # noqa: PTH123 - a descriptor
-                    file.write(content)
-                Path(part).replace(path)
-            except OSError:
-                Path(part).unlink(missing_ok=True)
-                raise
+    if folder is not None:
+        part = folder / f"part-{os.getpid()}-{name}"
+        with suppress(OSError):
+            part.write_bytes(hashlib.sha256(data).digest() + data)
+            part.replace(folder / name)
 
 
 def kept(name: str) -> bytes | None:
     """What `keep` wrote under that name; None if there is nothing, or it is not as it was written."""
     folder = cache_folder(create=False)
-    if folder is None:
-        return None
-    try:
-        facts, data = json.loads((folder / f"{name}.json").read_bytes()), (folder / name).read_bytes()
-    except (OSError, ValueError):
-        return None
-    same = isinstance(facts, dict) and facts.get("sha256") == hashlib.sha256(data).hexdigest()
-    return data if same else None
+    if folder is not None:
+        with suppress(OSError):
+            stored = (folder / name).read_bytes()
+            if hashlib.sha256(stored[32:]).digest() == stored[:32]:
+                return stored[32:]
+    return None
 
 
 def digest(*parts: str | bytes) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,8 +25,6 @@ _MOST_SETS = 64
 _SAMPLE_S = 2e-3
 """At least so long is one sample, so that reading the clock costs nothing."""
 _WAITED_SHARE = 0.02
-_SLOWDOWNS = 0x08 | 0x20 | 0x40 | 0x80
-"""NVML's bits for clocks held down by the hardware, by heat or by a power brake; a power cap is none."""
 
 Sample = Callable[[int], tuple[float, ...]]
 """So many calls, one after another: seconds by each of the clocks that are read."""
@@ -35,8 +33,8 @@ Sample = Callable[[int], tuple[float, ...]]
 @dataclass(frozen=True)
 class Timing:
     """Median in microseconds a call. `ratio`: over a reference's time in the same round, median; `low` and `high`: the
-    ranks that enclose it with 95% confidence. `disturbed`: other programs or throttled clocks slowed down more than half
-    of the rounds, and all were used."""
+    ranks that enclose it with 95% confidence. `disturbed`: other programs slowed down more than half of the rounds, and
+    all were used."""
 
     us: float
     ratio: float
@@ -116,32 +114,29 @@ def compare(frontend: Any, index: int, rounds: int) -> dict[str, tuple[float, Ti
         sets = min(_MOST_SETS, max(1, _FOOTPRINT_BYTES // (2 * _bytes(args[0]))))
         args += [frontend.timed(sizes, dtype, place, seed) for seed in range(1, sets)]
         walks = {"own": _walk(frontend.SUBJECT, args), "torch": _walk(frontend.ORIGINAL, args)}
+        races = {}
         if device < 0:
             keep_freed_memory()
-            races = {"call": race({n: _wall(w) for n, w in walks.items()}, rounds, watch(place))}
+            races["call"] = race({n: _wall(w) for n, w in walks.items()}, rounds, watch())
         else:
             with torch.cuda.device(device):
-                graphs = {n: _device_time(_graph(w)) for n, w in walks.items()}
-                calls = {n: _wall(w, torch.cuda.synchronize) for n, w in walks.items()}
-                races = {"graph": race(graphs, rounds, _throttled(place)), "call": race(calls, rounds, watch(place))}
+                races["graph"] = race({n: _device_time(_graph(w)) for n, w in walks.items()}, rounds, lambda: False)
+                races["call"] = race({n: _wall(w, torch.cuda.synchronize) for n, w in walks.items()}, rounds, watch())
     found = {}
     for how, raced in races.items():
         own, original = (raced.timing(name, "torch") for name in ("own", "torch"))
-        own = Timing(own.us / sets, own.ratio, own.low, own.high, own.disturbed)
-        found[how] = (original.us / sets, own)
+        found[how] = (original.us / sets, replace(own, us=own.us / sets))
     return found
 
 
-def watch(place: torch.device) -> Callable[[], bool]:
-    """Whether other programs, or clocks held down, slowed down what runs here since that was last asked."""
+def watch() -> Callable[[], bool]:
+    """Whether other programs kept this one from its cores since that was last asked."""
     since = time.perf_counter(), run_queue_wait_s()
-    throttled = _throttled(place) if place.type == "cuda" else lambda: False
 
     def found() -> bool:
         nonlocal since
         (began, before), since = since, (time.perf_counter(), run_queue_wait_s())
-        now, waited = since
-        return throttled() or waited - before > _WAITED_SHARE * (now - began)
+        return since[1] - before > _WAITED_SHARE * (since[0] - began)
 
     return found
 
@@ -154,24 +149,6 @@ def run_queue_wait_s() -> float:
         with suppress(OSError, ValueError, IndexError):  # a thread that has just ended
             waited_ns += int(path.read_text().split()[1])
     return waited_ns / 1e9
-
-
-def _throttled(place: torch.device) -> Callable[[], bool]:
-    """Whether the GPU's clocks are held down. Never where nvidia-ml-py is not installed, or NVML does not tell."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(place).uuid}".encode())
-    except Exception:  # a courtesy: whatever is missing, the timing needs none of it
-        return lambda: False
-
-    def found() -> bool:
-        with suppress(pynvml.NVMLError):
-            return bool(int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)) & _SLOWDOWNS)
-        return False
-
-    return found
 
 
 def _bytes(args: tuple[Any, ...]) -> int:

@@ -4,104 +4,68 @@ this machine is tried before it serves a call, and `python -m PACKAGE check` ask
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from . import tolerance as tolerance_rule
-from .cpu import CpuCall
-from .cuda import CudaCall
-from .package import Busy, Unavailable, Variant
+from .cpu import CpuCall, Library
+from .cuda import CudaCall, Function
+from .package import Package, Unavailable
 
-__all__ = ["Call", "OneVariant", "Table", "Trial", "Verdict", "apart", "compare", "first_fault", "verdicts"]
+__all__ = ["Call", "Loaded", "Table", "Verdict", "compare", "try_out", "verdicts"]
 
 Call = CpuCall | CudaCall
+Loaded = Library | Function
 Table = dict[tuple[Any, ...], Call | str]
 """Dispatch, or what stands in for it in a trial."""
 
-_T = TypeVar("_T")
 _FREE_SIZE = 64
 """What sizes that are not compiled in are at most in a trial."""
 
 
-@dataclass(frozen=True)
-class Trial:
-    """What frontend.py gives to try a variant with.
+class _OneVariant(Table):
+    """A table of one variant only."""
 
-    cases(sizes, dtype, device, seed): calls, by name; those that the variant is not for are left out
-    served(table, *args): the result of what `table` has for a call; None if that is to be left to PyTorch
-    original, exact: of the same arguments, PyTorch's result and the one in float64
-    """
-
-    cases: Callable[[dict[str, int], torch.dtype, torch.device, int], Iterator[tuple[str, tuple[Any, ...]]]]
-    served: Callable[..., torch.Tensor | None]
-    original: Callable[..., torch.Tensor]
-    exact: Callable[..., torch.Tensor]
-
-
-class OneVariant(Table):
-    """A table of one variant only. make: its call for sizes."""
-
-    def __init__(self, variant: Variant, names: Sequence[str], make: Callable[[dict[str, int]], Call]) -> None:
+    def __init__(self, loaded: Loaded, retire: Callable[[int, int, str], None]) -> None:
         super().__init__()
-        self._variant, self._names, self._make = variant, names, make
+        self._loaded, self._retire = loaded, retire
 
     def __missing__(self, key: tuple[Any, ...]) -> Call | str:
-        sizes = dict(zip(self._names, key[2:], strict=True))
-        if any(sizes[n] != self._variant.sizes[n] for n in self._variant.fixed):
+        variant = self._loaded.variant
+        sizes = dict(zip((d["name"] for d in variant.package.dimensions), key[2:], strict=True))
+        if any(sizes[n] != variant.sizes[n] for n in variant.fixed):
             return "other sizes are compiled in"
         try:
-            return self._make(sizes)
+            return self._loaded.call(sizes, self._retire)
         except Unavailable as reason:
             return str(reason)
 
 
-def first_fault(
-    trial: Trial, table: OneVariant, variant: Variant, place: torch.device, tolerance: Mapping[str, Any]
-) -> str:
-    """What is wrong with a variant; empty if it is right. To be asked in a thread of its own (`apart`). Raises
-    Unavailable."""
+def try_out(frontend: Any, loaded: Loaded, place: torch.device) -> None:
+    """To be called in a thread of its own. Raises Unavailable for a variant that is wrong, or cannot be tried."""
+    variant = loaded.variant
+    faults: list[str] = []
+    table = _OneVariant(loaded, lambda _index, _device, reason: faults.append(reason))
     sizes = {n: size if n in variant.fixed else min(size, _FREE_SIZE) for n, size in variant.sizes.items()}
     tried = 0
     try:
         with torch.no_grad():
-            for name, args in trial.cases(sizes, getattr(torch, variant.dtype), place, 0):
-                own = trial.served(table, *args)
+            for name, args in frontend.cases(sizes, getattr(torch, variant.dtype), place, 0):
+                own = frontend.served(table, *args)
                 if own is None:
                     continue
                 tried += 1
-                reason = compare(own, trial.original(*args), trial.exact(*args), tolerance)[2]
+                reason = compare(own, frontend.ORIGINAL(*args), frontend.exact(*args), variant.package)[2]
                 if reason:
-                    return f"{name}: {reason}"
+                    faults.append(f"{name}: {reason}")
+                    break
     except Exception as error:  # PyTorch's: no memory left, for instance
         raise Unavailable(f"it cannot be tried ({type(error).__name__}: {str(error).partition(chr(10))[0]})") from error
-    return "" if tried else "no case could be tried"
-
-
-def apart(work: Callable[[], _T]) -> _T:
-    """What `work` returns or raises, in a new thread: without the modes, streams and settings of the caller's. Raises
-    Busy where there can be no thread."""
-    found: list[_T] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            found.append(work())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    try:
-        thread.start()
-    except RuntimeError as error:
-        raise Busy(f"no thread can be started ({error})") from error
-    thread.join()
-    if errors:
-        raise errors[0]
-    return found[0]
+    if faults or not tried:
+        raise Unavailable(f"its results are not PyTorch's ({faults[0] if faults else 'no case could be tried'})")
 
 
 @dataclass(frozen=True)
@@ -128,18 +92,17 @@ def verdicts(frontend: Any, index: int, seed: int) -> Iterator[Verdict]:
     with dispatch.only(index), torch.no_grad():
         for name, args in frontend.cases(dict(variant.sizes), getattr(torch, variant.dtype), place, seed):
             own, original, exact = frontend.SUBJECT(*args), frontend.ORIGINAL(*args), frontend.exact(*args)
-            verdict = compare(own, original, exact, dispatch.package.tolerance)
-            yield Verdict(name, frontend.explain(*args), *verdict)
+            yield Verdict(name, frontend.explain(*args), *compare(own, original, exact, dispatch.package))
 
 
 def compare(
-    own: torch.Tensor, original: torch.Tensor, exact: torch.Tensor, tolerances: Mapping[str, Any]
+    own: torch.Tensor, original: torch.Tensor, exact: torch.Tensor, package: Package
 ) -> tuple[float, float, str]:
     """(largest error, PyTorch's largest error, why `own` is refused)."""
     forms = [(t.shape, t.dtype, t.device, t.stride()) for t in (own, original)]
     if forms[0] != forms[1]:
         return 0.0, 0.0, f"{own.dtype} {tuple(own.shape)} is not the form of PyTorch's result"
-    tolerance = tolerances[str(own.dtype).removeprefix("torch.")]
+    tolerance = package.kernel["tolerance"][str(own.dtype).removeprefix("torch.")]
     numbers = (tolerance["atol"], tolerance["rtol"], tolerance["torch_factor"])
     wanted = tolerance_rule.expected("result", exact, original, own.dtype, numbers)
     error, reason = tolerance_rule.compare(own, wanted)

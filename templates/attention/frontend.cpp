@@ -23,7 +23,7 @@ const char* const NAME = "scaled_dot_product_attention";
 const char* const SCHEMA =
     "scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, bool is_causal=False, float? scale=None, "
     "bool enable_gqa=False) -> Tensor";
-constexpr Py_ssize_t ARGUMENTS = 8;
+const Py_ssize_t ARGUMENTS = 8;
 constexpr double LOWEST_SCALE = 1e-6, HIGHEST_SCALE = 1e6;
 constexpr std::int64_t DENSEST_STRIDE = 8;  // see frontend.py
 
@@ -242,5 +242,3 @@ PyObject* explain(Operator& op, PyObject* const* args) {
 }
 
 }  // namespace
-
-EVO_MODULE(ARGUMENTS)

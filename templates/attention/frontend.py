@@ -16,6 +16,7 @@ in evo/runtime/__init__.py.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -26,7 +27,7 @@ from torch.nn.functional import (
 )
 
 from . import PACKAGE
-from .runtime import Call, Dispatch, Native, Patch, Table, Trial, addresses
+from .runtime import Call, Dispatch, Native, Patch, Table, addresses
 
 __all__ = ["also_serve", "build", "explain", "patch", "scaled_dot_product_attention", "variants"]
 
@@ -53,7 +54,7 @@ def scaled_dot_product_attention(
     if _call is not None:
         result: Tensor | None = _call(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     else:
-        result = _served(DISPATCH, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        result = served(DISPATCH, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     if result is not None:
         return result
     return torch_attention(
@@ -155,7 +156,7 @@ def _fake(
     return torch.empty_like(query)
 
 
-def _served(
+def served(
     table: Table,
     query: Tensor,
     key: Tensor,
@@ -346,6 +347,6 @@ class _Draw:
         return memory.copy_(tensor)
 
 
-DISPATCH = Dispatch(PACKAGE, Trial(cases, _served, ORIGINAL, exact))
+DISPATCH = Dispatch(PACKAGE, sys.modules[__name__])
 NATIVE = Native(DISPATCH, "scaled_dot_product_attention", _fake, _use)
 variants = DISPATCH.variants

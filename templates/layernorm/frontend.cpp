@@ -23,7 +23,7 @@ using Signature = Tensor(const Tensor&, SymIntArrayRef, const Optional&, const O
 
 const char* const SCHEMA =
     "layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-05) -> Tensor";
-constexpr Py_ssize_t ARGUMENTS = 5;
+const Py_ssize_t ARGUMENTS = 5;
 constexpr double LOWEST_EPS = 1e-12, HIGHEST_EPS = 1e6;  // see frontend.py
 
 // A call; weight and bias may be null.
@@ -225,5 +225,3 @@ PyObject* explain(Operator& op, PyObject* const* args) {
 }
 
 }  // namespace
-
-EVO_MODULE(ARGUMENTS)

@@ -15,6 +15,7 @@ in evo/runtime/__init__.py.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import Any
@@ -24,7 +25,7 @@ from torch import Tensor
 from torch.nn.functional import layer_norm as torch_layer_norm  # as it is now: it may be replaced by ours later
 
 from . import PACKAGE
-from .runtime import Call, Dispatch, Native, Patch, Table, Trial, addresses
+from .runtime import Call, Dispatch, Native, Patch, Table, addresses
 
 __all__ = ["LayerNorm", "also_serve", "build", "explain", "layer_norm", "patch", "variants"]
 
@@ -48,7 +49,7 @@ def layer_norm(
     if _call is not None:
         output: Tensor | None = _call(input, normalized_shape, weight, bias, eps)
     else:
-        output = _served(DISPATCH, input, normalized_shape, weight, bias, eps)
+        output = served(DISPATCH, input, normalized_shape, weight, bias, eps)
     return torch_layer_norm(input, normalized_shape, weight, bias, eps) if output is None else output
 
 
@@ -158,7 +159,7 @@ def _fake(
     return torch.empty_like(input, memory_format=_CONTIGUOUS)
 
 
-def _served(
+def served(
     table: Table, input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Tensor | None:
     """The result, launched from Python; None where PyTorch is to do it."""
@@ -313,6 +314,6 @@ class _Draw:
         return x
 
 
-DISPATCH = Dispatch(PACKAGE, Trial(cases, _served, torch_layer_norm, exact))
+DISPATCH = Dispatch(PACKAGE, sys.modules[__name__])
 NATIVE = Native(DISPATCH, "layer_norm", _fake, _use)
 variants = DISPATCH.variants

@@ -59,7 +59,7 @@ def an_h200(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sources(module: ModuleType, dtype: str, cols: int, rows: int = 64) -> list[Any]:
-    found: list[Any] = module.frontend.DISPATCH._jit._sources_for(0, dtype, {"rows": rows, "cols": cols})
+    found: list[Any] = module.frontend.DISPATCH._jit.fallbacks(0, dtype, {"rows": rows, "cols": cols})
     return found
 
 
@@ -71,36 +71,37 @@ def test_a_source_is_what_is_rendered_for_the_size_and_legal_there(module: Modul
         space, binding = KERNEL.space("cuda", workload, limits), KERNEL.binding("cuda", workload)
         found = sources(module, dtype, cols)
         assert found, cols
-        for source in found:
-            parameters, package = source.variant.record["genome"], module.PACKAGE
+        for variant in found:
+            parameters, package = variant.record["genome"], module.PACKAGE
             expected = render(KERNEL, "cuda", Genome.of(parameters), binding, "sm_90")
-            assert source.text(package) == expected.text.encode()
-            assert package.headers(source.text(package)) == {n: text.encode() for n, text in expected.includes.items()}
+            assert variant.source() == expected.text.encode()
+            assert package.headers(variant.source()) == {n: text.encode() for n, text in expected.includes.items()}
             assert space.violations(parameters) == []
-            plan = asdict(KERNEL.plan("cuda", parameters, workload))
-            assert source.variant.record["launch"] == json.loads(json.dumps(plan))
-            launches.add(source.variant.plan.smem_bytes)
+            plan = KERNEL.plan("cuda", parameters, workload)
+            assert json.dumps(asdict(variant.plan)) == json.dumps(asdict(plan))
+            launches.add(variant.plan.smem_bytes)
     assert dtype == "float32" or len(launches) > 2  # the staged one needs more for more columns
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_every_number_of_columns_has_a_source(module: ModuleType, dtype: str) -> None:
     (dimension,) = (d for d in KERNEL.dimensions if d.name == "cols")
-    jit = importlib.import_module(f"{module.__name__}.runtime.jit")
-    general = [r for r in module.PACKAGE.manifest["general"] if r["workload"]["dtype"] == dtype]
-    assert [n for n in range(1, dimension.high + 1) if not any(jit._launch_at(r, n) for r in general)] == []
+    variant = importlib.import_module(f"{module.__name__}.runtime.package").Variant
+    records = [r for r in module.PACKAGE.manifest["general"] if r["workload"]["dtype"] == dtype]
+    general = [variant(module.PACKAGE, -1, r) for r in records]
+    assert [n for n in range(1, dimension.high + 1) if not any(v.at(n) for v in general)] == []
 
 
 def test_the_nearest_variant_that_is_legal_comes_first(module: ModuleType) -> None:
     def first(cols: int, rows: int = 64) -> str:
-        return str(sources(module, "float16", cols, rows)[0].variant)
+        return str(sources(module, "float16", cols, rows)[0])
 
     assert first(1000).startswith("variant 0 ")
     assert first(1536).startswith("variant 0 ")
     assert first(6144).startswith("variant 2 ")
     assert first(1001).startswith("variant for any size")  # no whole vectors: it is legal for none of them
     assert first(64).startswith("variant for any size")
-    assert sources(module, "float16", 6144)[0].variant.plan.threads >= 32
+    assert sources(module, "float16", 6144)[0].plan.threads >= 32
 
 
 def test_a_source_needs_an_architecture_as_new_as_its_own(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,12 +116,11 @@ def test_its_machine_code_is_what_evo_makes_of_it(module: ModuleType) -> None:
     assert compiler.arch_for((9, 0)) == "sm_90"
     assert compiler.arch_for((99, 0)).startswith("compute_")
     for dtype, cols in (("float16", 1000), ("float16", 1001), ("float16", 6144), ("float32", 300)):
-        source = sources(module, dtype, cols)[0]
-        flags, package = source.variant.record["recipe"]["flags"], module.PACKAGE
-        text = source.text(package)
+        variant, package = sources(module, dtype, cols)[0], module.PACKAGE
+        text, flags = variant.source(), variant.record["recipe"]["flags"]
         code, _ = compiler.compile(text, package.headers(text), flags, "sm_90")
         workload = KERNEL.workload("cuda", f"rows=64,cols={cols},dtype={dtype}")
-        genome = Genome.of(source.variant.record["genome"])
+        genome = Genome.of(variant.record["genome"])
         expected = render(KERNEL, "cuda", genome, KERNEL.binding("cuda", workload), "sm_90")
         theirs, _ = run_nvrtc(expected.text, "sm_90", expected.flags, expected.include_dirs)
         assert code_hash(code) == code_hash(theirs)

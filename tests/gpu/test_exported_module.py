@@ -6,11 +6,11 @@ import hashlib
 import importlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,38 +19,11 @@ import pytest
 import torch
 from torch.nn import functional
 
-from evo.export import ExportItem, ExportRequest, find_exporter
-from evo.problem.genome import Genome
-from evo.problem.kernel import load_kernel
-from evo.problem.space import Point, Space, Value
+from evo.problem.space import Value
 from evo.targets import find_target
+from tests.gpu.conftest import Launched, export
 
 pytestmark = pytest.mark.gpu
-
-KERNEL = load_kernel("layernorm")
-
-
-def arch() -> str:
-    return find_target("cuda").device().arch
-
-
-def item(text: str, index: int, wanted: Mapping[str, Value] | None = None) -> ExportItem:
-    """The default point of the space, or one near it with what is wanted."""
-    workload = KERNEL.workload("cuda", text)
-    space = KERNEL.space("cuda", workload, find_target("cuda").limits(arch()))
-    point = near(space, wanted or {})
-    return ExportItem(workload=workload, genome=Genome.of(point), candidate=f"test/{index}")
-
-
-def near(space: Space, wanted: Mapping[str, Value]) -> Point:
-    point = space.complete(space.default)
-    for name, value in wanted.items():
-        found = space.nearest(point, name, value)
-        assert found is not None, f"no legal point has {name}={value}"
-        point = found
-    assert all(point[name] == value for name, value in wanted.items())
-    return point
-
 
 ITEMS: list[tuple[str, dict[str, Value]]] = [
     ("rows=64,cols=1024,dtype=float16", {}),
@@ -65,52 +38,29 @@ ITEMS: list[tuple[str, dict[str, Value]]] = [
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With a variant that needs more than 48 KB of shared memory and, where there are clusters, one of those."""
-    items = [item(text, index, wanted) for index, (text, wanted) in enumerate(ITEMS)]
-    if arch() >= "sm_90":
-        items.append(item("rows=64,cols=8192,dtype=float16", len(items), {"cluster": 2}))
-    out = tmp_path_factory.mktemp("export") / "layernorm_for_gpu"
-    find_exporter("module").export(
-        ExportRequest(kernel="layernorm", target="cuda", arch=arch(), items=tuple(items), out=out)
-    )
+    clusters = find_target("cuda").device().arch >= "sm_90"
+    items = [*ITEMS, ("rows=64,cols=8192,dtype=float16", {"cluster": 2})] if clusters else ITEMS
+    out = export("layernorm", tmp_path_factory.mktemp("export") / "layernorm_for_gpu", items)
     launches = [v["launch"] for v in json.loads((out / "manifest.json").read_text())["variants"]]
     assert any(launch["smem_bytes"] > 48 * 1024 for launch in launches)
-    assert arch() < "sm_90" or launches[-1]["cluster"] == 2
+    assert not clusters or launches[-1]["cluster"] == 2
     return out
 
 
 @pytest.fixture(scope="module", params=["Python", "native"])
-def launcher(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """How variants are launched. A native launcher that was built before is taken from $EVO_KERNELS_CACHE."""
-    built = os.environ.get("EVO_KERNELS_CACHE") or str(tmp_path_factory.getbasetemp() / "launchers")
-    nothing = str(tmp_path_factory.mktemp("nothing"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("EVO_KERNELS_CACHE", built if request.param == "native" else nothing)
-        yield request.param
+def launcher(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def module(folder: Path, launcher: str) -> Iterator[ModuleType]:
-    yield from imported(folder, launcher)
+def module(folder: Path, launcher: str, launched: Launched) -> ModuleType:
+    return launched(folder, launcher)
 
 
 @pytest.fixture
-def fresh(folder: Path, tmp_path: Path, launcher: str) -> Iterator[ModuleType]:
+def fresh(folder: Path, launcher: str, launched: Launched) -> ModuleType:
     """A copy in which nothing is loaded yet."""
-    name = f"fresh_{hashlib.sha256(str(tmp_path).encode()).hexdigest()[:8]}"
-    yield from imported(Path(shutil.copytree(folder, tmp_path / name)), launcher)
-
-
-def imported(folder: Path, launcher: str) -> Iterator[ModuleType]:
-    sys.path.insert(0, str(folder.parent))
-    importlib.invalidate_caches()
-    module = importlib.import_module(folder.name)
-    if launcher == "native":
-        module.build()
-    assert (module.frontend._call is not None) is (launcher == "native")
-    yield module
-    sys.path.remove(str(folder.parent))
-    for name in [m for m in sys.modules if m.partition(".")[0] == folder.name]:
-        del sys.modules[name]
+    return launched(folder, launcher)
 
 
 def arguments(rows: int = 64, cols: int = 1024, dtype: torch.dtype = torch.float16, device: str = "cuda") -> Any:
@@ -246,26 +196,21 @@ def test_threads_that_never_used_cuda_may_call(fresh: ModuleType) -> None:
     assert not faults
 
 
-def test_a_damaged_binary_is_not_loaded(fresh: ModuleType) -> None:
-    path = next(Path(str(fresh.__file__)).parent.glob("variant_0_*.cubin"))
-    path.write_bytes(path.read_bytes()[:-100])
-    args = arguments()
-    assert "sha256 differs" in fresh.explain(*args)
-    assert torch.equal(fresh.layer_norm(*args), functional.layer_norm(*args))
-
-
-def test_a_binary_the_driver_refuses_leaves_the_call_to_pytorch(fresh: ModuleType) -> None:
-    here = Path(str(fresh.__file__)).parent
+@pytest.mark.parametrize(("claimed", "reason"), [(False, "sha256 differs"), (True, "does not load: CUDA_ERROR_INVALID")])
+def test_a_damaged_binary_leaves_the_call_to_pytorch(fresh: ModuleType, claimed: bool, reason: str) -> None:
+    """Also where it is what the manifest says."""
     record = fresh.frontend.DISPATCH._variants[0].record
-    (here / record["binary"]).write_bytes(b"no machine code")
-    record["binary_sha256"] = hashlib.sha256(b"no machine code").hexdigest()
+    (Path(str(fresh.__file__)).parent / record["binary"]).write_bytes(b"no machine code")
+    if claimed:
+        record["binary_sha256"] = hashlib.sha256(b"no machine code").hexdigest()
     args = arguments()
-    assert "does not load: CUDA_ERROR_INVALID" in fresh.explain(*args)
+    assert reason in fresh.explain(*args)
     assert torch.equal(fresh.layer_norm(*args), functional.layer_norm(*args))
 
 
 def test_a_launch_that_fails_leaves_this_call_and_the_next_to_pytorch(fresh: ModuleType) -> None:
-    fresh.frontend.DISPATCH._variants[0].record["launch"]["threads"] = 4096
+    variant = fresh.frontend.DISPATCH._variants[0]
+    variant.plan = replace(variant.plan, threads=4096)
     args = arguments()
     assert torch.equal(fresh.layer_norm(*args), functional.layer_norm(*args))
     assert "a launch failed: CUDA_ERROR_INVALID_VALUE" in fresh.explain(*args)
@@ -273,15 +218,11 @@ def test_a_launch_that_fails_leaves_this_call_and_the_next_to_pytorch(fresh: Mod
     torch.cuda.synchronize()
 
 
-def test_ptx_runs_where_it_is_as_old_as_the_gpu_or_older(tmp_path: Path, launcher: str) -> None:
+def test_ptx_runs_where_it_is_as_old_as_the_gpu_or_older(tmp_path: Path, launcher: str, launched: Launched) -> None:
     if find_target("cuda").advice():  # type: ignore[attr-defined]
         pytest.skip("this driver is older than the compiler: no PTX")
-    out = tmp_path / "layernorm_as_ptx"
-    items = (item("rows=64,cols=1024,dtype=float16", 0),)
-    request = ExportRequest(kernel="layernorm", target="cuda", arch="compute_80", items=items, out=out)
-    find_exporter("module").export(request)
-    for module in imported(out, launcher):
-        on_variant(module, arguments())
+    folder = export("layernorm", tmp_path / "layernorm_as_ptx", ITEMS[:1], arch="compute_80")
+    on_variant(launched(folder, launcher), arguments())
 
 
 def test_every_gpu_has_its_own_copy(module: ModuleType) -> None:
@@ -294,10 +235,11 @@ def test_every_gpu_has_its_own_copy(module: ModuleType) -> None:
                 assert own.device.index == index
 
 
-def test_the_benchmark_times_every_variant(folder: Path, launcher: str) -> None:
+def test_the_benchmark_times_every_variant(folder: Path, launchers: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", folder.name, "bench", "--rounds", "4"],
         cwd=folder.parent,
+        env={**os.environ, "EVO_KERNELS_CACHE": str(launchers)},
         capture_output=True,
         text=True,
         timeout=120,

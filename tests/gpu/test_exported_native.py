@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
-import threading
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from torch.nn import functional
 
-from evo.export import ExportItem, ExportRequest, find_exporter
-from evo.problem.genome import Genome
-from evo.problem.kernel import load_kernel
-from evo.targets import find_target
+from tests.gpu.conftest import Launched, export
+from tests.runtime.conftest import own, theirs
 
 pytestmark = pytest.mark.gpu
 
@@ -31,34 +24,15 @@ WORKLOADS = {
 
 
 @pytest.fixture(scope="module", params=sorted(WORKLOADS))
-def module(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
-    kernel, target = load_kernel(request.param), find_target("cuda")
-    arch = target.device().arch
-    items = []
-    for index, text in enumerate(WORKLOADS[request.param]):
-        workload = kernel.workload("cuda", text)
-        space = kernel.space("cuda", workload, target.limits(arch))
-        genome = Genome.of(space.complete(space.default))
-        items.append(ExportItem(workload=workload, genome=genome, candidate=f"test/{index}"))
+def loaded(request: pytest.FixtureRequest, launched: Launched, tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
     out = tmp_path_factory.mktemp("export") / f"{request.param}_natively"
-    find_exporter("module").export(
-        ExportRequest(kernel=kernel.name, target="cuda", arch=arch, items=tuple(items), out=out)
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        built = os.environ.get("EVO_KERNELS_CACHE") or str(tmp_path_factory.getbasetemp() / "launchers")
-        patch.setenv("EVO_KERNELS_CACHE", built)
-        patch.syspath_prepend(out.parent)
-        loaded = importlib.import_module(out.name)
-        loaded.build()
-        yield loaded
-    for name in [m for m in sys.modules if m.partition(".")[0] == out.name]:
-        del sys.modules[name]
+    return launched(export(request.param, out, [(text, {}) for text in WORKLOADS[request.param]]), "native")
 
 
-@pytest.fixture(autouse=True)
-def as_at_first(module: ModuleType) -> Iterator[None]:
-    yield
-    module.also_serve(gradients=False, compiled=False)
+@pytest.fixture
+def module(loaded: ModuleType) -> Iterator[ModuleType]:
+    yield loaded
+    loaded.also_serve(gradients=False, compiled=False)
 
 
 def arguments(module: ModuleType, *, grad: bool = False, dtype: torch.dtype = torch.float16, device: str = "cuda") -> Any:
@@ -66,14 +40,6 @@ def arguments(module: ModuleType, *, grad: bool = False, dtype: torch.dtype = to
     if hasattr(module, "layer_norm"):
         return draw(70, 1024), (1024,), draw(1024), draw(1024)
     return tuple(draw(2, 4, 200, 64) for _ in range(3))
-
-
-def own(module: ModuleType) -> Any:
-    return module.frontend.layer_norm if hasattr(module, "layer_norm") else module.scaled_dot_product_attention
-
-
-def theirs(module: ModuleType) -> Any:
-    return functional.layer_norm if hasattr(module, "layer_norm") else functional.scaled_dot_product_attention
 
 
 def close(a: torch.Tensor, b: torch.Tensor) -> None:
@@ -169,15 +135,6 @@ def test_a_compiled_graph_holds_the_operator_and_replays(module: ModuleType) -> 
     compiled = torch.compile(lambda x, *rest: own(module)(x * 2, *rest), backend=backend, fullgraph=True)
     close(compiled(*args), theirs(module)(args[0] * 2, *args[1:]))
     assert module.frontend.NATIVE.operator in seen
-
-
-def test_a_thread_that_never_used_cuda_may_come_first(module: ModuleType) -> None:
-    args, results = arguments(module), []
-    module.frontend.DISPATCH.clear()
-    thread = threading.Thread(target=lambda: results.append(own(module)(*args)))
-    thread.start()
-    thread.join()
-    close(results[0], theirs(module)(*args))
 
 
 def test_the_tensors_gpu_counts_not_the_current_one(module: ModuleType) -> None:

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import importlib
-import json
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from torch.nn import functional
 
-from evo.export import ExportItem, ExportRequest, find_exporter
-from evo.problem.genome import Genome
-from evo.problem.kernel import load_kernel
-from evo.targets import find_target
+from tests.gpu.conftest import Launched, export
+from tests.runtime.conftest import own, theirs
 
 pytestmark = pytest.mark.gpu
 
@@ -37,28 +29,12 @@ ITEMS: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("batch=2,heads=4,kv_heads=4,q_len=128,kv_len=128,head_dim=64,dtype=float16,causal=true", {}),
     ],
 }
-_serial = count()
 
 
 @pytest.fixture(scope="module", params=sorted(ITEMS))
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    kernel, target = load_kernel(request.param), find_target("cuda")
-    arch = target.device().arch
-    items = []
-    for index, (text, wanted) in enumerate(ITEMS[request.param]):
-        workload = kernel.workload("cuda", text)
-        space = kernel.space("cuda", workload, target.limits(arch))
-        point = space.complete(space.default)
-        for name, value in wanted.items():
-            found = space.nearest(point, name, value)
-            assert found is not None, f"no legal point has {name}={value}"
-            point = found
-        items.append(ExportItem(workload=workload, genome=Genome.of(point), candidate=f"test/{index}"))
     out = tmp_path_factory.mktemp("export") / f"{request.param}_untuned"
-    find_exporter("module").export(
-        ExportRequest(kernel=kernel.name, target="cuda", arch=arch, items=tuple(items), out=out)
-    )
-    return out
+    return export(request.param, out, ITEMS[request.param])
 
 
 @pytest.fixture(scope="module")
@@ -69,28 +45,12 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(params=["Python", "native"])
-def module(request: pytest.FixtureRequest, folder: Path, kept: Path, tmp_path_factory: Any) -> Iterator[ModuleType]:
+def module(request: pytest.FixtureRequest, folder: Path, kept: Path, launched: Launched) -> Iterator[ModuleType]:
     """Nothing is loaded or compiled in this process yet; what earlier tests compiled is on disk."""
-    name = f"{folder.name}_{next(_serial)}"
-    link = folder.parent / name
-    link.symlink_to(folder)
+    found = launched(folder, request.param)
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(folder.parent)
-        importlib.invalidate_caches()
-        if request.param == "native":
-            built = os.environ.get("EVO_KERNELS_CACHE") or str(tmp_path_factory.getbasetemp() / "launchers")
-            patch.setenv("EVO_KERNELS_CACHE", built)
-            module = importlib.import_module(name)
-            module.build()
-        else:
-            patch.setenv("EVO_KERNELS_CACHE", str(kept))
-            module = importlib.import_module(name)
         patch.setenv("EVO_KERNELS_CACHE", str(kept))
-        assert (module.frontend._call is not None) is (request.param == "native")
-        yield module
-    for loaded in [m for m in sys.modules if m.partition(".")[0] == name]:
-        del sys.modules[loaded]
-    link.unlink()
+        yield found
 
 
 def is_layernorm(module: ModuleType) -> bool:
@@ -102,14 +62,6 @@ def arguments(module: ModuleType, size: int, dtype: torch.dtype = torch.float16,
         x = 2 * torch.randn(rows, size, device="cuda", dtype=dtype) + 1
         return x, (size,), torch.randn(size, device="cuda", dtype=dtype), torch.randn(size, device="cuda", dtype=dtype)
     return tuple(torch.randn(2, 4, rows, size, device="cuda", dtype=dtype) for _ in range(3))
-
-
-def own(module: ModuleType) -> Any:
-    return module.layer_norm if is_layernorm(module) else module.scaled_dot_product_attention
-
-
-def theirs(module: ModuleType) -> Any:
-    return functional.layer_norm if is_layernorm(module) else functional.scaled_dot_product_attention
 
 
 def agree(a: torch.Tensor, b: torch.Tensor) -> None:
@@ -211,44 +163,6 @@ def test_compiling_beside_another_threads_capture_breaks_neither(module: ModuleT
     assert not faults
 
 
-PROCESS = """
-import importlib, json, sys, time, torch
-module = importlib.import_module({name!r})
-nvrtc = importlib.import_module({name!r} + ".runtime.nvrtc")
-compile, calls = nvrtc.Compiler.compile, []
-nvrtc.Compiler.compile = lambda self, *args: (calls.append(1), compile(self, *args))[1]
-make = lambda *shape: torch.randn(*shape, device="cuda", dtype=torch.float16)
-args = (make(70, 1000), (1000,)) if hasattr(module, "layer_norm") else tuple(make(2, 4, 70, 128) for _ in range(3))
-torch.cuda.synchronize()
-began = time.perf_counter()
-way = module.explain(*args)
-print(json.dumps([way, len(calls), time.perf_counter() - began]))
-"""
-
-
-def test_a_later_process_finds_it_on_disk(folder: Path, tmp_path: Path) -> None:
-    def run() -> tuple[str, int, float]:
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", PROCESS.format(name=folder.name)],
-            cwd=folder.parent,
-            env={**os.environ, "EVO_KERNELS_CACHE": str(tmp_path / "cache")},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        way, compiled, seconds = json.loads(done.stdout)
-        print(f"{folder.name}: {seconds:.3f} s, {compiled} compiled")
-        return way, compiled, seconds
-
-    first, second = run(), run()
-    assert "compiled here" in first[0]
-    assert first[0] == second[0]
-    assert (first[1], second[1]) == (1, 0)
-    assert sorted(p.suffix for p in (tmp_path / "cache").iterdir()) == [".cubin", ".json"]
-
-
 def test_without_the_compiler_it_is_pytorchs(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     nvrtc = importlib.import_module(f"{module.__name__}.runtime.nvrtc")
     monkeypatch.setattr(nvrtc, "_places", lambda: iter(()))
@@ -261,16 +175,16 @@ def test_without_the_compiler_it_is_pytorchs(module: ModuleType, monkeypatch: py
 def test_a_wrong_result_is_never_given(module: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The compiler makes something else of the source."""
     monkeypatch.setenv("EVO_KERNELS_CACHE", str(tmp_path / "empty"))
-    package = importlib.import_module(f"{module.__name__}.runtime.jit")
-    text = package._Source.text
+    variant = importlib.import_module(f"{module.__name__}.runtime.package").Variant
+    text = variant.source
     before, after = (b"rsqrtf(a)", b"rsqrtf(a * 1.1f)") if is_layernorm(module) else (b"1.4426950408889634f", b"1.5f")
 
-    def changed(self: Any, package: Any) -> bytes:
-        found: bytes = text(self, package)
+    def changed(self: Any) -> bytes:
+        found: bytes = text(self)
         assert before in found
         return found.replace(before, after)
 
-    monkeypatch.setattr(package._Source, "text", changed)
+    monkeypatch.setattr(variant, "source", changed)
     args = arguments(module, a_size(module))
     assert torch.equal(own(module)(*args), theirs(module)(*args))
     assert "its results are not PyTorch's" in module.explain(*args)

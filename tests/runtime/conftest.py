@@ -5,22 +5,36 @@ from __future__ import annotations
 import importlib
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+from torch.nn import functional
 
 from evo.export import find_exporter
 from tests.export.exports import request_for
 
 Importer = Callable[[Path], ModuleType]
 _BUILT = os.environ.get("EVO_KERNELS_CACHE")
+_serial = count()
 
 
-@pytest.fixture(scope="module")
+def own(module: ModuleType) -> Any:
+    """The function that a package is for."""
+    return module.layer_norm if hasattr(module, "layer_norm") else module.scaled_dot_product_attention
+
+
+def theirs(module: ModuleType) -> Any:
+    """The one of PyTorch's that it stands in for."""
+    return functional.layer_norm if hasattr(module, "layer_norm") else functional.scaled_dot_product_attention
+
+
+@pytest.fixture(scope="session")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A package for this CPU: float32 tuned at 96 and 1024 columns, bfloat16 at 256."""
     out = tmp_path_factory.mktemp("export") / "exported_layernorm"
@@ -33,7 +47,14 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-_serial = count()
+@pytest.fixture(scope="session")
+def exported_attention(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A package for this CPU: attention with one head size, without and with a causal mask in float32, and in bfloat16."""
+    out = tmp_path_factory.mktemp("export") / "exported_attention"
+    sizes = "batch=2,heads=4,kv_heads=4,q_len=128,kv_len=128,head_dim=64"
+    workloads = (f"{sizes},dtype=float32", f"{sizes},dtype=float32,causal=true", f"{sizes},dtype=bfloat16")
+    find_exporter("module").export(request_for("cpu", "native", out, *workloads, kernel="attention"))
+    return out
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -57,30 +78,18 @@ def launchers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def native(
-    exported: Path, launchers: Path, use: Importer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ModuleType]:
-    """The package with its native launcher in use."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("EVO_KERNELS_CACHE", str(launchers))
-        module = use(Path(shutil.copytree(exported, tmp_path_factory.mktemp("native") / f"native_{next(_serial)}")))
-        module.build()
-        yield module
-
-
-@pytest.fixture
-def copy_of(exported: Path, tmp_path: Path) -> Path:
-    """The package moved elsewhere, under a name that nothing has been imported by."""
-    return Path(shutil.copytree(exported, tmp_path / f"moved_{next(_serial)}"))
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def use() -> Iterator[Importer]:
     """Imports the package that lies in a folder; forgets it afterwards."""
     names, places = [], []
 
+    def forget(*names: str) -> None:
+        for name in [m for m in sys.modules if m.partition(".")[0] in names]:
+            del sys.modules[name]
+
     def load(folder: Path) -> ModuleType:
+        if Path(getattr(sys.modules.get(folder.name), "__file__", None) or folder / "none").parent != folder:
+            forget(folder.name)
         sys.path.insert(0, str(folder.parent))
         places.append(str(folder.parent))
         names.append(folder.name)
@@ -90,23 +99,59 @@ def use() -> Iterator[Importer]:
     yield load
     for place in places:
         sys.path.remove(place)
-    for name in [m for m in sys.modules if m.partition(".")[0] in names]:
-        del sys.modules[name]
+    forget(*names)
 
 
 @pytest.fixture(scope="session")
-def attention_of_64(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A package for this CPU: attention in float32 with one head size, without and with a causal mask."""
-    out = tmp_path_factory.mktemp("export") / "attention_of_64"
-    sizes = "batch=2,heads=4,kv_heads=4,q_len=128,kv_len=128,head_dim=64,dtype=float32"
-    find_exporter("module").export(request_for("cpu", "native", out, sizes, f"{sizes},causal=true", kernel="attention"))
-    return out
+def natively(launchers: Path, use: Importer, tmp_path_factory: pytest.TempPathFactory) -> Importer:
+    """Imports a copy of a package with its native launcher in use."""
+
+    def load(folder: Path) -> ModuleType:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("EVO_KERNELS_CACHE", str(launchers))
+            module = use(Path(shutil.copytree(folder, tmp_path_factory.mktemp("native") / f"native_{next(_serial)}")))
+            module.build()
+        return module
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def raced(exported: Path, launchers: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], int]:
+    """What two processes say that build a native launcher at once, for all tests to use; and how often it was compiled."""
+    folder = tmp_path_factory.mktemp("compiler")
+    (folder / "log").touch()
+    (folder / "compiler").write_text(f'#!/bin/sh\necho "$@" >>{folder}/log\nexec {shutil.which("g++")} "$@"\n')
+    (folder / "compiler").chmod(0o755)
+    command = [sys.executable, "-W", "ignore", "-m", exported.name, "build", "--json"]
+    environment = {**os.environ, "EVO_KERNELS_CACHE": str(launchers), "CXX": str(folder / "compiler")}
+    start = lambda: subprocess.Popen(  # noqa: E731
+        command, cwd=exported.parent, env=environment, stdout=subprocess.PIPE, text=True
+    )
+    told = [process.communicate(timeout=280)[0] for process in [start(), start()]]
+    return told, (folder / "log").read_text().count(" -c ")
+
+
+@pytest.fixture(scope="session")
+def native(exported: Path, natively: Importer, raced: object) -> ModuleType:
+    return natively(exported)
+
+
+@pytest.fixture(scope="session")
+def native_attention(exported_attention: Path, natively: Importer) -> ModuleType:
+    return natively(exported_attention)
 
 
 @pytest.fixture
-def attention_copy(attention_of_64: Path, tmp_path: Path) -> Callable[[], Path]:
+def copy_of(exported: Path, tmp_path: Path) -> Path:
+    """The package moved elsewhere, under a name that nothing has been imported by."""
+    return Path(shutil.copytree(exported, tmp_path / f"moved_{next(_serial)}"))
+
+
+@pytest.fixture
+def attention_copy(exported_attention: Path, tmp_path: Path) -> Callable[[], Path]:
     """Copies of it, under names that nothing has been imported by."""
-    return lambda: Path(shutil.copytree(attention_of_64, tmp_path / f"attention_{next(_serial)}"))
+    return lambda: Path(shutil.copytree(exported_attention, tmp_path / f"attention_{next(_serial)}"))
 
 
 @pytest.fixture
@@ -124,10 +169,36 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def compilations(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+def compiler(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Puts lines of a shell in front of the compiler."""
+
+    def place(lines: str) -> None:
+        path = tmp_path / "compiler"
+        path.write_text(f'#!/bin/sh\n{lines}\nexec {shutil.which("g++")} "$@"\n')
+        path.chmod(0o755)
+        monkeypatch.setenv("CXX", str(path))
+
+    return place
+
+
+@pytest.fixture
+def compilations(tmp_path: Path, compiler: Callable[[str], None]) -> Callable[[], int]:
     """How often the compiler has compiled since."""
-    log, compiler = tmp_path / "log", tmp_path / "compiler"
-    compiler.write_text(f'#!/bin/sh\necho "$@" >>{log}\nexec {shutil.which("g++")} "$@"\n')
-    compiler.chmod(0o755)
-    monkeypatch.setenv("CXX", str(compiler))
+    log = tmp_path / "log"
+    compiler(f'echo "$@" >>{log}')
     return lambda: sum(" -o " in line for line in log.read_text().splitlines()) if log.exists() else 0
+
+
+@pytest.fixture
+def command(
+    use: Importer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[int, str]]:
+    """Exit code and output of `python -m PACKAGE ...`, in this process."""
+
+    def run(folder: Path, *arguments: str) -> tuple[int, str]:
+        module = use(folder)
+        monkeypatch.setattr(sys, "argv", [folder.name, *arguments])
+        main = importlib.import_module(f"{folder.name}.runtime").main
+        return main(module.PACKAGE, module.frontend), capsys.readouterr().out
+
+    return run

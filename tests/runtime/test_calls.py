@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -26,6 +27,15 @@ def module(request: pytest.FixtureRequest) -> ModuleType:
     if request.param == "native":
         return request.getfixturevalue("native")
     return request.getfixturevalue("use")(request.getfixturevalue("exported"))
+
+
+def test_every_variant_passes_its_own_check(module: ModuleType) -> None:
+    verdicts_of = import_module(f"{module.__name__}.runtime.trial").verdicts
+    for index in range(len(module.variants())):
+        verdicts = list(verdicts_of(module.frontend, index, seed=3))
+        assert [v for v in verdicts if v.reason] == []
+        assert sum(v.on_variant for v in verdicts) >= 20
+        assert all(f"variant {index} " in v.path for v in verdicts if v.on_variant)
 
 
 def agree(own: torch.Tensor, torchs: torch.Tensor) -> None:
@@ -103,23 +113,16 @@ def test_extreme_values_come_out_as_pytorchs(module: ModuleType, value: float) -
     assert own[[0, 1, 2, 3, 5, 7, 8]].isfinite().all()
 
 
-def test_several_normalised_dimensions_are_one(module: ModuleType) -> None:
+def test_every_way_to_write_a_call_takes_the_nearest_variant(module: ModuleType) -> None:
     on_variant(module, torch.randn(5, 4, 24), (4, 24), torch.randn(4, 24), torch.randn(4, 24))
     on_variant(module, torch.randn(4, 24), [4, 24])
     on_variant(module, torch.randn(2, 3, 96), torch.Size([96]))
     on_variant(module, torch.randn(96), (96,))
-
-
-def test_the_nearest_tuned_shape_serves(module: ModuleType) -> None:
     for cols, index in ((96, 0), (64, 0), (1024, 1), (4096, 1)):
         assert f"variant {index} " in module.explain(torch.randn(64, cols), (cols,))
     assert "variant 2 " in module.explain(torch.randn(64, 96, dtype=torch.bfloat16), (96,))
-
-
-def test_the_function_takes_keywords_as_pytorchs_does(module: ModuleType) -> None:
-    x, w, b = torch.randn(8, 96), torch.randn(96), torch.randn(96)
-    own = module.layer_norm(input=x, normalized_shape=(96,), weight=w, bias=b, eps=1e-3)
-    agree(own, functional.layer_norm(input=x, normalized_shape=(96,), weight=w, bias=b, eps=1e-3))
+    named = {"input": torch.randn(8, 96), "normalized_shape": (96,), "weight": torch.randn(96), "eps": 1e-3}
+    agree(module.layer_norm(**named), functional.layer_norm(**named))
 
 
 LEFT: list[tuple[str, Callable[[], tuple[Any, ...]]]] = [

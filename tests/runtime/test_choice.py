@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -89,12 +89,7 @@ def test_what_cannot_be_loaded_gives_way_to_the_next_build(
     on_cpu: Path, use: Callable[[Path], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", "/nonexistent")  # or it would be built again here
-    folder = tmp_path / "damaged_for_cpus"
-    folder.mkdir()
-    for path in on_cpu.rglob("*"):
-        if path.is_file() and "__pycache__" not in path.parts:
-            (folder / path.relative_to(on_cpu)).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path.relative_to(on_cpu)).write_bytes(path.read_bytes())
+    folder = Path(shutil.copytree(on_cpu, tmp_path / "damaged_for_cpus"))
     best = json.loads((folder / "manifest.json").read_text())["variants"][2]
     (folder / best["binary"]).write_bytes(b"damaged")
     module = use(folder)
@@ -104,60 +99,32 @@ def test_what_cannot_be_loaded_gives_way_to_the_next_build(
 
 
 def test_a_cpu_without_the_instructions_takes_the_measured_code(
-    on_cpu: Path, use: Callable[[Path], ModuleType], tmp_path: Path
+    on_cpu: Path, use: Callable[[Path], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "modest_cpus"
-    MODULE.export(
-        replace(
-            request_for("cpu", "x86-64", folder, "rows=64,cols=96,dtype=float32"), builds=("x86-64", *levels()[:1])
-        )
-    )
-    edit_manifest(folder, lambda m: m["variants"][1]["needs"]["features"].append("avx9000"))
+    monkeypatch.setenv("CXX", "/nonexistent")  # or it would be built again here
+    folder = Path(shutil.copytree(on_cpu, tmp_path / "modest_cpus"))
+
+    def change(manifest: dict[str, Any]) -> None:
+        for variant in manifest["variants"][2:]:
+            variant["needs"]["features"].append("avx9000")
+
+    edit_manifest(folder, change)
     assert taken(use(folder)).startswith("variant 0 (cpu x86-64, float32, tuned for 64x96)")
 
 
-@pytest.mark.slow
-def test_the_native_launcher_takes_what_the_one_from_python_takes(
-    use: Callable[[Path], ModuleType],
-    tmp_path: Path,
-    launchers: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Also where a package has variants for GPUs and there is none."""
-    if len(levels()) < 1:
-        pytest.skip("this CPU is no x86-64 of the second level")
-    monkeypatch.setenv("EVO_KERNELS_CACHE", str(launchers))
-    out = tmp_path / "natively_for_several"
-    cpu = request_for("cpu", "x86-64", out, "rows=64,cols=96,dtype=float32")
-    gpu = request_for("cuda", "sm_90", out, "rows=64,cols=768,dtype=bfloat16")
-    MODULE.export_together([gpu, replace(cpu, builds=("x86-64", levels()[0]))])
-    module = use(out)
-    way = taken(module)
-    assert way.endswith(", Python launcher") or way.endswith(", native launcher"), way
-    module.build()
-    assert taken(module) == f"{way.rpartition(', ')[0]}, native launcher"
-    assert f"(cpu {levels()[0]}, float32, tuned for 64x96 on x86-64)" in way
-
-
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-W", "ignore", "-m", folder.name, *arguments]
-    return subprocess.run(command, cwd=folder.parent, capture_output=True, text=True, timeout=240, check=False)
-
-
-@pytest.mark.slow
-def test_the_packages_own_commands_say_which_build_is_taken(on_cpu: Path) -> None:
-    shown = run(on_cpu, "show").stdout
+def test_the_packages_own_commands_say_which_build_is_taken(on_cpu: Path, command: Any) -> None:
     best, next_best = levels()[:2]
+    shown = command(on_cpu, "show")[1]
     assert f"  2 {best}: compiled, candidate test/0: runs here" in shown
     assert "found on x86-64 and never timed on this architecture" in shown
     assert "  0 x86-64: candidate test/0: variant 2 is taken in its place" in shown
-    checked = run(on_cpu, "check", "--seed", "3")
-    assert checked.returncode == 0, checked.stdout + checked.stderr
-    assert len(re.findall(rf"{best} \(compiled\) +right: ", checked.stdout)) == 2
-    assert f"other builds are taken here: 2 for x86-64, 2 for {next_best}" in checked.stdout
-    every = json.loads(run(on_cpu, "check", "--all", "--seed", "3", "--json").stdout)
+    code, checked = command(on_cpu, "check", "--seed", "3")
+    assert code == 0, checked
+    assert len(re.findall(rf"{best} \(compiled\) +right: ", checked)) == 2
+    assert f"other builds are taken here: 2 for x86-64, 2 for {next_best}" in checked
+    every = json.loads(command(on_cpu, "check", "--all", "--seed", "3", "--json")[1])
     assert [v["right"] for v in every] == [True] * 6
     assert [v["taken"] for v in every] == [2, 3] * 3
     assert [v["standing"] for v in every] == ["measured"] * 2 + ["compiled"] * 4
-    timed = json.loads(run(on_cpu, "bench", "--rounds", "2", "--json").stdout)
+    timed = json.loads(command(on_cpu, "bench", "--rounds", "1", "--json")[1])
     assert ["timings" in v for v in timed] == [False, False, True, True, False, False]

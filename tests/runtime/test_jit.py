@@ -3,9 +3,7 @@ On a CPU, where attention has its head size compiled in."""
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import json
 import os
 import subprocess
 import sys
@@ -17,22 +15,16 @@ from typing import Any
 import pytest
 import torch
 
+from tests.runtime.conftest import Importer
 from tests.runtime.head_sizes import qkv, refused, served, torchs
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where what is compiled is kept, for those tests that do not look into it: it takes a second each time."""
-    place = tmp_path_factory.mktemp("kept") / "cache"
-    place.mkdir(mode=0o700)
-    return place
-
-
-def test_a_cpu_compiles_only_if_asked(
-    attention: ModuleType, cache: Path, compilations: Callable[[], int]
+def test_a_cpu_compiles_only_if_asked_and_later_processes_find_it(
+    attention_copy: Callable[[], Path], use: Importer, cache: Path, compilations: Callable[[], int]
 ) -> None:
+    attention = use(attention_copy())
     assert "also_serve(untuned=True)" in refused(attention, 32)
     assert compilations() == 0
     assert not cache.exists()
@@ -40,48 +32,25 @@ def test_a_cpu_compiles_only_if_asked(
     way = served(attention, 32)
     assert way.startswith("variant 0 ")
     assert "compiled here for head_dim=32" in way
-    assert compilations() == 1
-    assert sorted(p.suffix for p in cache.iterdir()) == [".json", ".so"]
     attention.also_serve(untuned=False)
     assert "also_serve" in refused(attention, 32)
     attention.also_serve(untuned=True)
     served(attention, 32)
+    later = use(attention_copy())
+    later.also_serve(untuned=True)
+    assert served(later, 32) == way
     assert compilations() == 1
-
-
-
-def test_the_variant_for_the_same_mask_is_the_one_that_is_compiled(
-    attention: ModuleType, kept: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("EVO_KERNELS_CACHE", str(kept))
-    attention.also_serve(untuned=True)
-    assert served(attention, 32, is_causal=True).startswith("variant 1 ")
-
-
-def test_a_later_process_finds_what_was_compiled_and_compiles_what_was_damaged(
-    attention_copy: Callable[[], Path], use: Callable[[Path], ModuleType], cache: Path, compilations: Callable[[], int]
-) -> None:
-    def copy() -> ModuleType:
-        module = use(attention_copy())
-        module.also_serve(untuned=True)
-        return module
-
-    served(copy(), 32)
-    served(copy(), 32)
-    assert compilations() == 1
-    (library,) = cache.glob("*.so")
-    whole = library.read_bytes()
-    library.unlink()  # the first one is mapped into this process, and must not change under it
-    library.write_bytes(whole[:-1] + b"\0\0")
-    served(copy(), 32)
+    assert served(later, 32, is_causal=True).startswith("variant 1 ")  # the one for the same mask
     assert compilations() == 2
-    assert hashlib.sha256(library.read_bytes()).hexdigest() == json.loads(Path(f"{library}.json").read_text())["sha256"]
+    for kept in cache.iterdir():
+        kept.write_bytes(kept.read_bytes()[:-1])
+    later = use(attention_copy())
+    later.also_serve(untuned=True)
+    assert served(later, 32) == way
+    assert compilations() == 3
 
 
-
-def test_the_callers_settings_neither_disturb_the_trial_nor_are_disturbed(
-    attention: ModuleType, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_callers_settings_neither_disturb_the_trial_nor_are_disturbed(attention: ModuleType, cache: Path) -> None:
     attention.also_serve(untuned=True)
     args = qkv(32)
     torch.set_default_dtype(torch.float64)
@@ -96,40 +65,25 @@ def test_the_callers_settings_neither_disturb_the_trial_nor_are_disturbed(
         torch.set_default_dtype(torch.float32)
 
 
-def test_tracing_compiles_nothing(
-    attention: ModuleType, cache: Path, launchers: Path, compilations: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+def test_the_native_launcher_and_the_operator_serve_it_and_tracing_compiles_nothing(
+    exported_attention: Path, natively: Importer, cache: Path
 ) -> None:
-    monkeypatch.setenv("EVO_KERNELS_CACHE", str(launchers))
-    monkeypatch.delenv("CXX")
-    attention.build()
-    monkeypatch.setenv("EVO_KERNELS_CACHE", str(cache))
+    attention = natively(exported_attention)
+    assert "also_serve(untuned=True)" in refused(attention, 32)
     attention.also_serve(untuned=True, compiled=True)
-    args = qkv(32)
+    dispatch, args = attention.frontend.DISPATCH, qkv(32)
     torch.compiler.reset()
     own = torch.compile(attention.scaled_dot_product_attention, backend="eager", fullgraph=True)(*args)
     torch.testing.assert_close(own, torchs(*args), rtol=1e-4, atol=1e-4)
-    assert not list(cache.glob("compiled-*"))
-    assert not attention.frontend.DISPATCH
-
-
-def test_the_native_launcher_and_the_operator_serve_it(
-    attention: ModuleType, launchers: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("EVO_KERNELS_CACHE", str(launchers))
-    attention.build()
-    assert "also_serve(untuned=True)" in refused(attention, 32)
-    attention.also_serve(untuned=True)
+    assert not dispatch
+    assert not cache.exists()
     assert served(attention, 32).endswith("native launcher")
-    args = qkv(32)
-    own = attention.frontend.NATIVE.operator(*args)
-    torch.testing.assert_close(own, torchs(*args), rtol=1e-4, atol=1e-4)
-    with torch.autocast("cpu", torch.bfloat16):  # the trial is not under it
-        assert "bfloat16 is not a dtype" in attention.explain(*args)
-    index = attention.frontend.DISPATCH._jit._fallbacks[-1].index
-    attention.frontend.DISPATCH.retire(index, -1, "a launch failed")
+    torch.testing.assert_close(attention.frontend.NATIVE.operator(*args), torchs(*args), rtol=1e-4, atol=1e-4)
+    dispatch.retire(len(attention.variants()), -1, "a launch failed")
+    assert served(attention, 32).startswith("variant for any size")  # the next source, as with builds
+    dispatch.retire(len(attention.variants()) + 1, -1, "a launch failed")
     assert "a launch failed" in attention.explain(*args)
     assert torch.equal(attention.scaled_dot_product_attention(*args), torchs(*args))
-
 
 
 def test_a_size_that_the_kernel_does_not_take_is_pytorchs(
@@ -137,31 +91,21 @@ def test_a_size_that_the_kernel_does_not_take_is_pytorchs(
 ) -> None:
     attention.also_serve(untuned=True)
     assert "none here can be compiled for them" in refused(attention, 40)
-    args = qkv(512)
-    assert "head_dim=512 is not within" in attention.explain(*args)
+    assert "head_dim=512 is not within" in attention.explain(*qkv(512))
     assert compilations() == 0
 
 
-
-
 def test_what_does_not_compile_is_not_tried_again(
-    attention: ModuleType, cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    attention: ModuleType, compiler: Callable[[str], None], tmp_path: Path
 ) -> None:
-    log, compiler = tmp_path / "failures", tmp_path / "compiler"
+    log = tmp_path / "failures"
     failing = f'echo x >>{log}; echo "variant.cpp:1: error: no such thing" >&2; exit 1'
-    compiler.write_text(f'#!/bin/sh\ncase "$*" in *" -o "*) {failing};; esac; exec g++ "$@"\n')
-    compiler.chmod(0o755)
-    monkeypatch.setenv("CXX", str(compiler))
+    compiler(f'case "$*" in *" -o "*) {failing};; esac')
     attention.also_serve(untuned=True)
-    assert "no such thing" in refused(attention, 32)
-    tried = len(log.read_text().splitlines())
-    assert tried == 2  # the variant's source, and the general one
-    refused(attention, 32)
-    attention.frontend.DISPATCH.clear()
-    refused(attention, 32)
-    assert len(log.read_text().splitlines()) == tried
-
-
+    for _ in range(2):
+        assert "no such thing" in refused(attention, 32)
+        assert len(log.read_text().splitlines()) == 2  # the variant's source, and the general one
+        attention.frontend.DISPATCH.clear()
 
 
 def test_one_process_compiles_only_so_many_sizes(
@@ -178,13 +122,11 @@ def test_one_process_compiles_only_so_many_sizes(
 def test_a_fault_in_the_trial_leaves_the_call_to_pytorch(
     attention: ModuleType, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    attention.also_serve(untuned=True)
-    trial = importlib.import_module(f"{attention.__name__}.runtime.trial")
-
     def no_memory(*_: Any) -> Any:
         raise torch.OutOfMemoryError("no memory is left")
 
-    monkeypatch.setattr(trial, "compare", no_memory)
+    attention.also_serve(untuned=True)
+    monkeypatch.setattr(importlib.import_module(f"{attention.__name__}.runtime.trial"), "compare", no_memory)
     assert "no memory is left" in refused(attention, 32)
 
 

@@ -2,69 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
-from evo.errors import UsageError
-from evo.export import find_exporter
-from evo.targets import find_target
-from tests.export.exports import request_for
+from tests.runtime.conftest import own, theirs
 
 pytestmark = pytest.mark.slow
 
 opinfo = pytest.importorskip("torch.testing._internal.common_methods_invocations", reason="needs expecttest")
 
-WHOLE = {"cpu": (torch.float32, torch.bfloat16), "cuda": (torch.float32, torch.bfloat16, torch.float16)}
-HALF = {"cpu": WHOLE["cpu"], "cuda": WHOLE["cuda"][1:]}
 
-
-def device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def arch() -> tuple[str, str]:
-    """Target and architecture."""
-    try:
-        return ("cuda", find_target("cuda").device().arch) if device() == "cuda" else ("cpu", "native")
-    except UsageError as error:
-        pytest.skip(str(error))
-
-
-def built(kernel: str, workloads: list[str], out: Path, use: Callable[[Path], ModuleType], launchers: Path) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("EVO_KERNELS_CACHE", str(launchers))
-        find_exporter("module").export(request_for(*arch(), out, *workloads, kernel=kernel))
-        module = use(out)
-        module.build()
-        module.also_serve(gradients=True)
-        return module
-
-
-@pytest.fixture(scope="module")
-def layernorm(tmp_path_factory: pytest.TempPathFactory, use: Any, launchers: Path) -> Any:
-    """For the numbers of columns that the samples have."""
-    names = [str(dtype).removeprefix("torch.") for dtype in WHOLE[device()]]
-    workloads = [f"rows=8,cols={cols},dtype={name}" for cols in (1, 2, 6) for name in names]
-    return built("layernorm", workloads, tmp_path_factory.mktemp("export") / "opinfo_layernorm", use, launchers)
-
-
-@pytest.fixture(scope="module")
-def attention(tmp_path_factory: pytest.TempPathFactory, use: Any, launchers: Path) -> Any:
-    sizes = "batch=4,heads=4,kv_heads=4,q_len=64,kv_len=64,head_dim=64"
-    names = [str(dtype).removeprefix("torch.") for dtype in HALF[device()]]
-    workloads = [f"{sizes},dtype={name},causal={causal}" for name in names for causal in ("false", "true")]
-    return built("attention", workloads, tmp_path_factory.mktemp("export") / "opinfo_attention", use, launchers)
+@pytest.fixture(params=["native", "native_attention"])
+def module(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
+    found: ModuleType = request.getfixturevalue(request.param)
+    found.also_serve(gradients=True)
+    yield found
+    found.also_serve(gradients=False)
 
 
 def samples(name: str, dtype: torch.dtype) -> Iterator[Any]:
-    (info,) = (op for op in opinfo.op_db if op.name == name)
+    (info,) = (op for op in opinfo.op_db if op.name == f"nn.functional.{name}")
     torch.manual_seed(0)
-    yield from info.sample_inputs(device(), dtype, requires_grad=True)
+    yield from info.sample_inputs("cpu", dtype, requires_grad=True)
 
 
 def widened(value: Any) -> Any:
@@ -74,11 +37,11 @@ def widened(value: Any) -> Any:
     return value.detach().repeat(*[1] * (value.dim() - 1), 8).requires_grad_(value.requires_grad)
 
 
-def compare(own: Any, theirs: Any, args: list[Any], options: dict[str, Any], tolerance: dict[str, float]) -> None:
+def compare(module: ModuleType, args: list[Any], options: dict[str, Any], tolerance: dict[str, float]) -> None:
     """Results without and with gradients, and the gradients."""
     for recording in (False, True):
         results = []
-        for function in (own, theirs):
+        for function in (own(module), theirs(module)):
             torch.manual_seed(1)  # of dropout
             with torch.set_grad_enabled(recording):
                 results.append(function(*args, **options))
@@ -91,28 +54,16 @@ def compare(own: Any, theirs: Any, args: list[Any], options: dict[str, Any], tol
         torch.testing.assert_close(a, b, equal_nan=True, **tolerance)
 
 
-@pytest.mark.parametrize("dtype", WHOLE[device()], ids=str)
-def test_layer_norm_agrees_on_pytorchs_samples(layernorm: Any, dtype: torch.dtype) -> None:
-    served = 0
-    # PyTorch's own tolerance for float32 (toleranceOverride of the sample's operation); those of assert_close otherwise.
-    tolerance = {"atol": 1e-5, "rtol": 1e-3} if dtype == torch.float32 else {}
-    for sample in samples("nn.functional.layer_norm", dtype):
-        args = [sample.input, *sample.args]
-        served += layernorm.explain(*args, **sample.kwargs).startswith("variant")
-        compare(layernorm.layer_norm, torch.nn.functional.layer_norm, args, sample.kwargs, tolerance)
-    assert served >= 4
-
-
-@pytest.mark.parametrize("wide", [False, True], ids=["8", "64"])
-@pytest.mark.parametrize("dtype", HALF[device()], ids=str)
-def test_attention_agrees_on_pytorchs_samples(attention: Any, dtype: torch.dtype, wide: bool) -> None:
-    served, theirs = 0, torch.nn.functional.scaled_dot_product_attention
-    change = widened if wide else lambda value: value
-    for sample in samples("nn.functional.scaled_dot_product_attention", dtype):
-        args = [change(a) for a in (sample.input, *sample.args)]
-        served += attention.explain(*args, **sample.kwargs).startswith("variant")
-        # Two roundings of values up to 9, where weighted values cancel: PyTorch's samples of 8 never get to a variant.
-        roundings = 8 * torch.finfo(dtype).eps
-        tolerance = {"atol": roundings, "rtol": roundings} if wide and dtype != torch.float32 else {}
-        compare(attention.scaled_dot_product_attention, theirs, args, sample.kwargs, tolerance)
-    assert served >= 1 if wide else served == 0
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_functions_agree_on_pytorchs_samples(module: ModuleType, dtype: torch.dtype) -> None:
+    served, is_attention, tolerance = 0, not hasattr(module, "layer_norm"), dict[str, float]()
+    if dtype == torch.float32 and not is_attention:  # PyTorch's own: toleranceOverride of the sample's operation
+        tolerance = {"atol": 1e-5, "rtol": 1e-3}
+    elif is_attention:  # two roundings of values up to 9, where weighted values cancel; in float32 many more
+        roundings = (256 if dtype == torch.float32 else 8) * torch.finfo(dtype).eps
+        tolerance = {"atol": roundings, "rtol": roundings}
+    for sample in samples(theirs(module).__name__, dtype):
+        args = [widened(a) if is_attention else a for a in (sample.input, *sample.args)]
+        served += module.explain(*args, **sample.kwargs).startswith("variant")
+        compare(module, args, sample.kwargs, tolerance)
+    assert served >= 1 if is_attention else served >= 4

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -11,12 +10,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from tests.runtime.conftest import Importer, own, theirs
 
-@pytest.fixture(scope="module", params=["Python", "native"])
-def module(request: pytest.FixtureRequest) -> ModuleType:
-    if request.param == "native":
-        return request.getfixturevalue("native")
-    return request.getfixturevalue("use")(request.getfixturevalue("exported"))
+
+@pytest.fixture(scope="module")
+def module(exported: Path, use: Importer) -> ModuleType:
+    """Which launcher it has makes no difference to a patch."""
+    return use(exported)
 
 
 class Block(nn.Module):
@@ -41,15 +41,15 @@ def model() -> nn.Module:
 
 
 def counted(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Which way each call of layer_norm takes."""
+    """Which way each call of its function takes."""
     ways: list[str] = []
-    inner = module.frontend.layer_norm
+    inner = own(module)
 
     def told(*args: object, **named: object) -> object:
         ways.append(module.explain(*args, **named))
         return inner(*args, **named)
 
-    monkeypatch.setattr(module.frontend, "layer_norm", told)
+    monkeypatch.setattr(module.frontend, inner.__name__, told)
     return ways
 
 
@@ -64,6 +64,17 @@ def test_the_function_is_replaced_until_the_block_ends(module: ModuleType, monke
     assert functional.layer_norm is before
     assert len(ways) == 5
     assert all(w.startswith("variant") for w in ways)
+
+
+def test_attention_is_replaced_in_modules_that_call_it(attention: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    mix, before = nn.MultiheadAttention(256, 4, batch_first=True).requires_grad_(False), theirs(attention)
+    x = torch.randn(2, 9, 256)
+    expected = mix(x, x, x, need_weights=False)[0]
+    ways = counted(attention, monkeypatch)
+    with attention.patch():
+        torch.testing.assert_close(mix(x, x, x, need_weights=False)[0], expected, rtol=1e-4, atol=1e-4)
+    assert [way.partition(" ")[0] for way in ways] == ["variant"]
+    assert functional.scaled_dot_product_attention is before
 
 
 def test_the_modules_of_one_model_are_replaced(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,9 +92,6 @@ def test_the_modules_of_one_model_are_replaced(module: ModuleType, monkeypatch: 
     patch.undo()
     patch.undo()
     assert not any(type(m) is module.LayerNorm for m in net.modules())
-
-
-def test_a_model_has_to_be_one(module: ModuleType) -> None:
     with pytest.raises(TypeError, match=r"a model is a torch\.nn\.Module, got int"):
         module.patch(5)
 
@@ -91,60 +99,12 @@ def test_a_model_has_to_be_one(module: ModuleType) -> None:
 def test_patches_end_in_any_order(module: ModuleType) -> None:
     before = functional.layer_norm
     first = module.patch()
-    functional.layer_norm = theirs = lambda *a, **k: before(*a, **k)
+    functional.layer_norm = others = lambda *a, **k: before(*a, **k)
     try:
         first.undo()
-        assert functional.layer_norm is theirs  # what somebody else has put there stays
+        assert functional.layer_norm is others  # what somebody else has put there stays
     finally:
         functional.layer_norm = before
     with pytest.raises(ZeroDivisionError), module.patch():
         1 / 0  # noqa: B018
     assert functional.layer_norm is before
-
-
-def test_a_patched_model_learns_as_the_original(native: ModuleType) -> None:
-    """Loss by loss, over steps of training with the forward passes on variants."""
-
-    def losses(prepare: Callable[[nn.Module], object]) -> list[float]:
-        net = model()
-        prepare(net)
-        optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
-        generator = torch.Generator().manual_seed(1)
-        x, wanted = torch.randn(2, 4, 7, 96, generator=generator)
-        found = []
-        for _ in range(50):
-            loss = functional.mse_loss(net(x), wanted)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            found.append(loss.item())
-        return found
-
-    expected = losses(lambda net: None)
-    native.also_serve(gradients=True)
-    try:
-        own = losses(native.patch)
-        x = torch.randn(4, 7, 96, requires_grad=True)
-        assert native.explain(x, (96,)).startswith("variant")
-    finally:
-        native.also_serve(gradients=False)
-    assert own[-1] < 0.9 * own[0]
-    torch.testing.assert_close(torch.tensor(own), torch.tensor(expected), rtol=1e-3, atol=1e-3)
-
-
-def test_a_patched_model_compiles_without_a_break(native: ModuleType) -> None:
-    native.also_serve(compiled=True)
-    try:
-        net, x = model().eval().requires_grad_(False), torch.randn(2, 5, 96)
-        expected = net(x)
-        with native.patch():
-            compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
-            torch.testing.assert_close(compiled(x), expected, rtol=1e-4, atol=1e-4)
-    finally:
-        native.also_serve(compiled=False)
-
-
-def test_the_folder_of_the_package_stays_as_it_was(native: ModuleType, exported: Path) -> None:
-    here = Path(str(native.__file__)).parent
-    kept = {p.relative_to(exported) for p in exported.rglob("*") if p.is_file() and "__pycache__" not in p.parts}
-    assert {p.relative_to(here) for p in here.rglob("*") if p.is_file() and "__pycache__" not in p.parts} == kept
