@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -105,19 +104,6 @@ def test_a_compiler_that_fails_is_quoted(
     failing = 'echo "frontend.cpp:1: error: no such header" >&2; exit 1'
     compiler(f'case "$*" in *frontend.cpp*) {failing};; esac')
     assert "error: no such header" in refused(use(copy_of), cache)
-
-
-def test_a_missing_ninja_is_named(
-    copy_of: Path, use: Importer, cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    module = use(copy_of)
-    (tmp_path / "bin").mkdir()
-    for name in ("g++", "sh"):
-        (tmp_path / "bin" / name).symlink_to(str(shutil.which(name)))
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
-    monkeypatch.setitem(sys.modules, "ninja", None)
-    assert "pip install ninja" in refused(module, cache)
 
 
 def change(folder: Path, cache: Path) -> None:
