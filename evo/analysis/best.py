@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from sqlalchemy import ColumnElement, Connection, and_, case, func, select
 
+from evo.analysis.candidates import Subject, select_candidates
 from evo.analysis.times import RelativeTime, noise_floors
 from evo.lineage import RunStatus
 from evo.lineage import models as m
 from evo.lineage.models import key_range, last_refusals, leader_key, unrefused
-from evo.lineage.read import at_once, resolve_run
+from evo.lineage.read import columns_of, resolve_run, rows_of
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.space import Value
 
-__all__ = ["UNCONFIRMED", "Best", "best_by_run", "best_of_runs", "find_best", "ranked"]
+__all__ = ["UNCONFIRMED", "Best", "find_best", "leaders", "ranked"]
 
 UNCONFIRMED = "unconfirmed"
 """`Best.finals` of a run whose finals were held to their end without a winner."""
 
 _c, _i, _r, _t = m.Candidate, m.Task, m.Run, m.Timing
-# Without the samples, which are most of a timing's bytes.
-_TIMING_COLUMNS = (_t.protocol, _t.median_us, _t.low_us, _t.high_us, _t.ratio, _t.ratio_low, _t.ratio_high, _t.clocks)
-_PAGE = 256
+_FIGURES = columns_of(m.Timing, RelativeTime, "disturbed")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Best(RelativeTime):
+class Best(Subject, RelativeTime):
     """The fastest candidate known for a kernel, target, device and workload, with the time of its last final where `stage`
     is "final", else of the search.
 
@@ -40,15 +38,6 @@ class Best(RelativeTime):
     """
 
     PRINTED: ClassVar = ("candidate", "speedup")
-    kernel: str
-    target: str
-    arch: str
-    device: str
-    workload: str
-    dtype: str
-    run: str
-    id: str
-    order: int
     winner: bool
     score: float
     stage: str
@@ -95,80 +84,50 @@ def find_best(
     with store.reading() as connection:
         if run is not None:
             conditions.append(_r.id == resolve_run(connection, run))
-        found = _leaders(connection, *conditions)
-    leaders: dict[tuple[str, ...], Best] = {}
-    for record in sorted(found, key=_rank):
-        leaders.setdefault((record.kernel, record.target, record.device, record.workload), record)
-    return tuple(leaders[group] for group in sorted(leaders))
+        found = leaders(connection, *conditions)
+    first: dict[tuple[str, ...], Best] = {}
+    for record in found:
+        first.setdefault((record.kernel, record.target, record.device, record.workload), record)
+    return tuple(first[group] for group in sorted(first))
 
 
-def best_by_run(connection: Connection) -> dict[str, tuple[Best, ...]]:
-    """By name of the run, the leader of each of its workloads, the highest speed-up first; in one query."""
-    by_run: dict[str, list[Best]] = defaultdict(list)
-    for record in sorted(_leaders(connection), key=_rank):
-        by_run[record.run].append(record)
-    return {run: tuple(records) for run, records in by_run.items()}
-
-
-def best_of_runs(connection: Connection, runs: Collection[int]) -> list[Best]:
-    """The leader of every workload of runs, by their keys."""
-    return _leaders(connection, _r.id.in_(runs))
-
-
-def ranked(store: Store, run: str, task: int) -> Iterator[str]:
-    """Public ids of a task's candidates that have a score and that no final has refused, by score. Read as they are asked
-    for.
+def ranked(store: Store, run: str, task: int) -> Sequence[str]:
+    """Public ids of a task's candidates that have a score and that no final has refused, by score.
 
     Raises UnknownNameError.
     """
     with store.reading() as connection:
-        key = resolve_run(connection, run)
-    query = select(_c.public_id).where(_c.run_id == key, _c.task == task, _c.score.is_not(None), unrefused())
-    query = query.order_by(_c.score, _c.id)
-    for offset in range(0, 2**31, _PAGE):
-        with store.reading() as connection:
-            found = connection.scalars(query.limit(_PAGE).offset(offset)).all()
-        yield from found
-        if len(found) < _PAGE:
-            return
+        of_task = (_c.run_id == resolve_run(connection, run), _c.task == task)
+        query = select(_c.public_id).where(*of_task, _c.score.is_not(None), unrefused())
+        return connection.scalars(query.order_by(_c.score, _c.id)).all()
 
 
-def _leaders(connection: Connection, *conditions: ColumnElement[bool]) -> list[Best]:
-    """One for each task that has a timed candidate, by its last measurement.
+def leaders(connection: Connection, *conditions: ColumnElement[bool]) -> list[Best]:
+    """The fastest of each task that has a timed candidate, by its last measurement: the highest speed-up first, those that
+    nothing has confirmed last.
 
     In two steps and not in one join, for which a planner may read every timing there is.
     """
     e = m.Environment
-    tasks: Any = connection.execute(
-        select(_i.run_id, _i.number, _i.workload, _i.dtype, _r.name, _r.kernel, _r.target, _r.arch, e.device)
-        .add_columns(_r.status, m.Task.winner_id.label("winner"), leader_key().label("leader"))
-        .join_from(_i, _r, _r.id == _i.run_id)
-        .join(e, e.id == _r.environment_id)
-        .where(*conditions)
+    tasks = select(leader_key()).join_from(_i, _r, _r.id == _i.run_id).join(e, e.id == _r.environment_id)
+    keys = sorted(key for key in connection.scalars(tasks.where(*conditions)) if key is not None)
+    query = (
+        select_candidates(_c.id.label("key"), _c.task, _c.score, _c.genome, _i.run_id, _i.winner_id, _r.status)
+        .add_columns(_t.stage, _t.round, _t.protocol, _t.clocks, *_FIGURES)  # not the samples, which are most of its bytes
+        .join(_t, and_(_t.run_id == _c.run_id, _t.candidate_id == _c.id, _t.workload == _i.workload))
+        .where(_t.contender == "candidate")
+        .order_by(_t.id)
     )
-    by_leader = {row.leader: row for row in tasks if row.leader is not None}
     newest: dict[int, Any] = {}
-    for some in at_once(sorted(by_leader)):
-        timings: Any = connection.execute(
-            select(_c.id, _c.public_id, _c.order, _c.score, _c.genome)
-            .add_columns(_t.workload, _t.stage, _t.round, *_TIMING_COLUMNS)
-            .join_from(_c, _t, and_(_t.run_id == _c.run_id, _t.candidate_id == _c.id))
-            .where(_c.id.in_(some), _t.contender == "candidate")
-            .order_by(_t.id)
-        )
-        for row in timings:
-            if row.workload != by_leader[row.id].workload:
-                continue
-            if row.id not in newest or _recency(row) > _recency(newest[row.id]):
-                newest[row.id] = row
-    verdicts = _verdicts(connection, [by_leader[key].run_id for key in newest])
-    floors = noise_floors(connection, [by_leader[key].name for key in newest])
-    found = []
-    for key, timed in newest.items():
-        task = by_leader[key]
-        refused, floor = verdicts.get((task.run_id, task.number)), floors.get((task.name, task.workload))
-        found.append(_best(task, timed, refused, floor))
-    return found
+    for row in rows_of(connection, query, keys, _c.id):
+        if row.key not in newest or _recency(row) > _recency(newest[row.key]):
+            newest[row.key] = row
+    verdicts = _verdicts(connection, [row.run_id for row in newest.values()])
+    floors = noise_floors(connection, [row.run for row in newest.values()])
+    found = (
+        _best(row, verdicts.get((row.run_id, row.task)), floors.get((row.run, row.workload))) for row in newest.values()
+    )
+    return sorted(found, key=lambda best: (best.unconfirmed, best.ratio, best.order))
 
 
 def _verdicts(connection: Connection, runs: Collection[int]) -> dict[tuple[int, int], int]:
@@ -187,48 +146,26 @@ def _verdicts(connection: Connection, runs: Collection[int]) -> dict[tuple[int, 
     return {(run_id, task): int(n) for run_id, task, n in rows}
 
 
-def _rank(record: Best) -> tuple[bool, float, int]:
-    return record.unconfirmed, record.ratio, record.order
-
-
 def _recency(row: Any) -> tuple[int, int]:
     """Later rounds are worth more, and in a round the finalists' protocol, then cold."""
     return row.round, {"final": 2, "cold": 1}.get(row.protocol, 0)
 
 
-def _best(task: Any, timed: Any, refused: int | None, floor: float | None) -> Best:
+def _best(row: Any, refused: int | None, floor: float | None) -> Best:
     """refused: number of refused finalists; None where no final has been held."""
-    won = task.winner == timed.id
+    fields = {name: value for name, value in row._mapping.items() if name in Best.__dataclass_fields__}
+    won = row.winner_id == row.key
+    # The finals of a run that is not finished are to come, or to go on.
+    held = refused is not None and row.status == RunStatus.FINISHED.value
     return Best(
-        kernel=task.kernel,
-        target=task.target,
-        arch=task.arch,
-        device=task.device,
-        workload=task.workload,
-        dtype=task.dtype,
-        run=task.name,
-        id=timed.public_id,
-        order=timed.order,
-        winner=won,
-        score=timed.score,
-        stage=timed.stage,
-        protocol=timed.protocol,
-        median_us=timed.median_us,
-        low_us=timed.low_us,
-        high_us=timed.high_us,
-        ratio=timed.score if timed.ratio is None else timed.ratio,
-        ratio_low=timed.ratio_low,
-        ratio_high=timed.ratio_high,
-        disturbed=bool(timed.clocks.get("disturbed")),
-        finals=_said(task.status, refused, won=won),
-        refused_finalists=refused or 0,
-        noise_floor=floor,
-        parameters=Genome.from_json(timed.genome).parameters,
+        **fields
+        | {
+            "winner": won,
+            "ratio": row.score if row.ratio is None else row.ratio,
+            "disturbed": bool(row.clocks.get("disturbed")),
+            "finals": "confirmed" if won else UNCONFIRMED if held else "not held",
+            "refused_finalists": refused or 0,
+            "noise_floor": floor,
+            "parameters": Genome.from_json(row.genome).parameters,
+        }
     )
-
-
-def _said(status: str, refused: int | None, *, won: bool) -> str:
-    """`Best.finals`. Those of a run that is not finished are to come, or to go on."""
-    if won:
-        return "confirmed"
-    return "not held" if refused is None or status != RunStatus.FINISHED.value else UNCONFIRMED

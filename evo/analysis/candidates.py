@@ -5,10 +5,10 @@ from __future__ import annotations
 import string
 import zlib
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
 
-from sqlalchemy import Connection, and_, select
+from sqlalchemy import Connection, Select, and_, func, select
 from sqlalchemy.orm import aliased
 
 from evo.analysis.times import held_races, noise_floors
@@ -17,21 +17,50 @@ from evo.evaluation import PASSED, Status, Timing
 from evo.lineage import gate_seeds
 from evo.lineage import models as m
 from evo.lineage.models import ORDERS_PER_RUN
-from evo.lineage.read import CHECK_COLUMNS, TIMING_COLUMNS, at_once, columns_of, iso
+from evo.lineage.read import columns_of, iso, rows_of
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.space import Value
 
 __all__ = [
-    "BuildRecord", "CandidateRecord", "CheckRecord", "FinalRace", "FinalRecord", "Relative", "TimingRecord",
-    "read_artefacts", "read_candidate", "read_parents", "read_source", "read_timing_record",
-    "resolve_candidate",
+    "BuildRecord", "CandidateRecord", "CheckRecord", "FinalRace", "FinalRecord", "Relative", "Subject", "TimingRecord",
+    "read_artefacts", "read_candidate", "read_relatives", "read_source", "read_timing_record", "resolve_candidate",
+    "select_candidates",
 ]  # fmt: skip
 
-_c, _p, _t = m.Candidate, m.Parentage, m.Timing
-_RELATIVE_COLUMNS = (_c.public_id.label("id"), _c.order, _p.role, _c.operator, _c.status, _c.score)
-_SHORTEST = 3
-"""Digits that a mistyped id must have right for its neighbours to be offered."""
+_c, _i, _p, _r, _t = m.Candidate, m.Task, m.Parentage, m.Run, m.Timing
+_Record = TypeVar("_Record")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """The candidate that a record is about."""
+
+    id: str
+    order: int
+    run: str
+    kernel: str
+    target: str
+    arch: str
+    device: str
+    workload: str
+    dtype: str
+
+    def subject(self) -> dict[str, Any]:
+        """The fields of this class, for a record that has them too."""
+        return {name: getattr(self, name) for name in Subject.__dataclass_fields__}
+
+
+def select_candidates(*columns: Any) -> Select[Any]:
+    """The fields of `Subject` and more, of candidates with their tasks, runs and environments."""
+    e = m.Environment
+    subject = (_c.public_id.label("id"), _c.order, _r.name.label("run"), _r.kernel, _r.target, _r.arch, e.device)
+    return (
+        select(*subject, _i.workload, _i.dtype, *columns)
+        .join_from(_c, _i, and_(_i.run_id == _c.run_id, _i.number == _c.task))
+        .join(_r, _r.id == _i.run_id)
+        .join(e, e.id == _r.environment_id)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +74,8 @@ class TimingRecord(Timing):
 
 
 def read_timing_record(row: Any, **other: Any) -> TimingRecord:
-    """From a row with TIMING_COLUMNS, task, stage and round. other: values instead of the row's."""
-    return TimingRecord(**{field.name: row._mapping[field.name] for field in fields(TimingRecord)} | other)
+    """From a row that has its columns among others. other: values instead of the row's."""
+    return TimingRecord(**{column.key: row._mapping[column.key] for column in _TIMING_RECORD} | other)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +154,7 @@ class Relative:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CandidateRecord:
+class CandidateRecord(Subject):
     """All there is of one candidate.
 
     digest: of the genome. source: sha256 of the stored text. winner: of its task. seeds: what the gate's data were drawn
@@ -133,17 +162,9 @@ class CandidateRecord:
     created: ISO 8601 in UTC, as all times of records.
     """
 
-    id: str
-    run: str
-    kernel: str
-    target: str
-    arch: str
-    device: str
-    order: int
+    kernel_digest: str
     task: int
-    workload: str
     dims: dict[str, int]
-    dtype: str
     options: dict[str, Value]
     parameters: dict[str, Value]
     digest: str
@@ -180,6 +201,9 @@ class CandidateRecord:
 
 
 _BUILD_RECORD = columns_of(m.Build, BuildRecord, "remarks", "binary")
+_CHECK_RECORD = columns_of(m.Check, CheckRecord)
+_FINAL_RECORD = columns_of(m.Final, FinalRecord)
+_TIMING_RECORD = columns_of(m.Timing, TimingRecord)
 
 
 def resolve_candidate(connection: Connection, prefix: str) -> int:
@@ -192,9 +216,8 @@ def resolve_candidate(connection: Connection, prefix: str) -> int:
     prefix = prefix.strip().lower()
     found = _beginning(connection, prefix) if prefix and set(prefix) <= set(string.hexdigits) else []
     if not found:
-        near = _beginning(connection, prefix[:_SHORTEST]) if len(prefix) > _SHORTEST else []
         latest = connection.scalars(select(_c.public_id).order_by(_c.id.desc()).limit(3))
-        raise UnknownNameError("candidate", prefix, [name for _, name in near] or list(latest))
+        raise UnknownNameError("candidate", prefix, list(latest))
     if len(found) > 1:
         several = ", ".join(name for _, name in found[:3])
         raise StoreError(f"several candidates begin with {prefix!r} ({several}, ...); write more digits")
@@ -212,53 +235,41 @@ def _beginning(connection: Connection, prefix: str) -> list[tuple[int, str]]:
     return [(key, name) for key, name in rows]
 
 
-def read_candidate(store: Store, prefix: str) -> CandidateRecord:
+def read_candidate(store: Store, candidate: str) -> CandidateRecord:
     """The whole record of a candidate, by its public id or a unique prefix of it.
 
     Raises UnknownNameError, or StoreError for an ambiguous prefix.
     """
+    original = aliased(_c)
+    query = select_candidates(
+        _c.task, _c.genome, _c.genome_digest.label("digest"), _c.source_sha.label("source"), _c.operator, _c.status,
+        _c.score, _c.log, _c.seconds, _c.gate_seconds, _c.timing_seconds, _c.elapsed_s, _c.created, _i.dims, _i.options,
+        original.public_id.label("same_code_as"), func.coalesce(_i.winner_id == _c.id, False).label("winner"),
+        _r.kernel_digest, _r.options.label("run_options"), _r.seed,
+    ).join(original, original.id == _c.same_code_as_id, isouter=True)  # fmt: skip
     with store.reading() as connection:
-        key = resolve_candidate(connection, prefix)
-        row = _read_row(connection, key)
-        floors = noise_floors(connection, [row.run])
-        values = {k: v for k, v in row._mapping.items() if k in CandidateRecord.__dataclass_fields__}
+        key = resolve_candidate(connection, candidate)
+        row = dict(connection.execute(query.where(_c.id == key)).mappings().one())
+        seeds = gate_seeds(row.pop("run_options"), row.pop("seed"))
+        floors = noise_floors(connection, [row["run"]])
+        checks = select(*_CHECK_RECORD).where(m.Check.candidate_id == key).order_by(m.Check.round, m.Check.position)
+        timings = select(*_TIMING_RECORD).where(_t.run_id == key // ORDERS_PER_RUN, _t.candidate_id == key).order_by(_t.id)
         return CandidateRecord(
-            **values
+            **row
             | {
-                "parameters": Genome.from_json(row.genome).parameters,
-                "winner": row.winner == key,
-                "created": iso(row.created),
-                "seeds": {stage.value: seed for stage, seed in gate_seeds(row.run_options, row.seed).items()},
-                "noise_floor": floors.get((row.run, row.workload)),
+                "created": iso(row["created"]),
+                "parameters": Genome.from_json(row.pop("genome")).parameters,
+                "seeds": {stage.value: seed for stage, seed in seeds.items()},
+                "noise_floor": floors.get((row["run"], row["workload"])),
                 "build": _build_record(connection, key),
-                "checks": _checks(connection, key),
-                "timings": _timings(connection, key),
+                "checks": _belonging(connection, checks, CheckRecord),
+                "timings": _belonging(connection, timings, TimingRecord),
                 "finals": _finals(connection, key),
-                "final_races": _final_races(connection, key, row.task),
-                "parents": read_parents(connection, [key]).get(key, ()),
-                "children": _children(connection, key),
+                "final_races": _final_races(connection, key, row["task"]),
+                "parents": read_relatives(connection, [key]).get(key, ()),
+                "children": read_relatives(connection, [key], children=True).get(key, ()),
             }
         )
-
-
-def _read_row(connection: Connection, key: int) -> Any:
-    original = aliased(_c)
-    i, r, e = m.Task, m.Run, m.Environment
-    query = (
-        select(
-            _c.public_id.label("id"), _c.order, _c.task, _c.genome, _c.genome_digest.label("digest"), _c.operator,
-            _c.source_sha.label("source"), _c.status, _c.score, _c.log, _c.seconds, _c.gate_seconds, _c.timing_seconds,
-            _c.elapsed_s, _c.created, original.public_id.label("same_code_as"),
-            i.workload, i.dims, i.dtype, i.options, m.Task.winner_id.label("winner"),
-            r.name.label("run"), r.kernel, r.target, r.arch, r.options.label("run_options"), r.seed, e.device,
-        )
-        .join_from(_c, i, and_(i.run_id == _c.run_id, i.number == _c.task))
-        .join(r, r.id == i.run_id)
-        .join(e, e.id == r.environment_id)
-        .join(original, original.id == _c.same_code_as_id, isouter=True)
-        .where(_c.id == key)
-    )  # fmt: skip
-    return connection.execute(query).one()
 
 
 def _build_record(connection: Connection, key: int) -> BuildRecord | None:
@@ -275,31 +286,13 @@ def _build_record(connection: Connection, key: int) -> BuildRecord | None:
     )
 
 
-def _checks(connection: Connection, key: int) -> tuple[CheckRecord, ...]:
-    k = m.Check
-    rows = connection.execute(
-        select(k.stage, k.round, *CHECK_COLUMNS).where(k.candidate_id == key).order_by(k.round, k.position)
-    )
-    return tuple(CheckRecord(**row._mapping) for row in rows)
-
-
-def _timings(connection: Connection, key: int) -> tuple[TimingRecord, ...]:
-    rows = connection.execute(
-        select(_t.task, _t.stage, _t.round, *TIMING_COLUMNS)
-        .where(_t.run_id == key // ORDERS_PER_RUN, _t.candidate_id == key)
-        .order_by(_t.id)
-    )
-    return tuple(read_timing_record(row) for row in rows)
+def _belonging(connection: Connection, query: Select[Any], record: type[_Record]) -> tuple[_Record, ...]:
+    return tuple(record(**row._mapping) for row in connection.execute(query))
 
 
 def _finals(connection: Connection, key: int) -> tuple[FinalRecord, ...]:
-    f = m.Final
-    rows: Any = connection.execute(
-        select(f.round, f.status, f.log, f.seconds, f.gate_seconds, f.timing_seconds, f.created)
-        .where(f.candidate_id == key)
-        .order_by(f.round)
-    )
-    return tuple(FinalRecord(**{**row._mapping, "created": iso(row.created)}) for row in rows)
+    rows: Any = connection.execute(select(*_FINAL_RECORD).where(m.Final.candidate_id == key).order_by(m.Final.round))
+    return tuple(FinalRecord(**dict(row._mapping) | {"created": iso(row.created)}) for row in rows)
 
 
 def _final_races(connection: Connection, key: int, task: int) -> tuple[FinalRace, ...]:
@@ -314,31 +307,26 @@ def _final_races(connection: Connection, key: int, task: int) -> tuple[FinalRace
     return tuple(found)
 
 
-def read_parents(connection: Connection, keys: Sequence[int]) -> dict[int, tuple[Relative, ...]]:
-    """The parents of candidates in their order, by the child's key; candidates without parents are left out."""
-    query = select(_p.child_id, *_RELATIVE_COLUMNS).join_from(_p, _c, _c.id == _p.parent_id)
-    query = query.order_by(_p.child_id, _p.position)
+def read_relatives(
+    connection: Connection, keys: Sequence[int], *, children: bool = False
+) -> dict[int, tuple[Relative, ...]]:
+    """The parents of candidates in their order, by the child's key; or else the children, by the parent's. Candidates
+    without any are left out."""
+    own, other = (_p.parent_id, _p.child_id) if children else (_p.child_id, _p.parent_id)
+    columns = (_c.public_id.label("id"), _c.order, _p.role, _c.operator, _c.status, _c.score)
+    query = select(own.label("own"), *columns).join_from(_p, _c, _c.id == other)
     found: dict[int, tuple[Relative, ...]] = {}
-    for some in at_once(keys):
-        for child, *row in connection.execute(query.where(_p.child_id.in_(some))):
-            found[child] = (*found.get(child, ()), _relative(row))
+    for row in rows_of(connection, query.order_by(own, _p.child_id, _p.position), keys, own):
+        fields = dict(row._mapping)
+        key = fields.pop("own")
+        found[key] = (*found.get(key, ()), Relative(**fields))
     return found
 
 
-def _children(connection: Connection, key: int) -> tuple[Relative, ...]:
-    query = select(*_RELATIVE_COLUMNS).join_from(_p, _c, _c.id == _p.child_id).where(_p.parent_id == key)
-    return tuple(_relative(row) for row in connection.execute(query.order_by(_c.id, _p.position)))
-
-
-def _relative(row: Sequence[Any]) -> Relative:
-    public_id, order, role, operator, status, score = row
-    return Relative(id=public_id, order=order, role=role, operator=operator, status=status, score=score)
-
-
-def read_source(store: Store, prefix: str) -> str:
+def read_source(store: Store, candidate: str) -> str:
     """The source text of a candidate. Raises UnknownNameError, or StoreError if it has none."""
     with store.reading() as connection:
-        key = resolve_candidate(connection, prefix)
+        key = resolve_candidate(connection, candidate)
         digest, status, built = connection.execute(
             select(_c.source_sha, _c.status, m.Build.candidate_id)
             .join_from(_c, m.Build, m.Build.candidate_id == _c.id, isouter=True)
@@ -348,16 +336,15 @@ def read_source(store: Store, prefix: str) -> str:
             return read_artefacts(connection, [digest])[digest].decode("utf-8", "surrogatepass")
     why = "it was never built" if built is None else "it was dropped by evo prune"
     why = "it could not be rendered" if status == Status.RENDER_ERROR else why
-    raise StoreError(f"candidate {prefix} has no source: {why}")
+    raise StoreError(f"candidate {candidate} has no source: {why}")
 
 
 def read_artefacts(connection: Connection, digests: Collection[str]) -> dict[str, bytes]:
     """Stored sources and code by sha256; what is not kept is left out. Raises EngineError for data that cannot be read."""
     a, found = m.Artefact, {}
-    for some in at_once(digests):
-        for sha256, data in connection.execute(select(a.sha256, a.data).where(a.sha256.in_(some))):
-            try:
-                found[sha256] = zlib.decompress(data)
-            except zlib.error as error:
-                raise EngineError(f"artefact {sha256} cannot be decompressed: {error}") from error
+    for sha256, data in rows_of(connection, select(a.sha256, a.data), digests, a.sha256):
+        try:
+            found[sha256] = zlib.decompress(data)
+        except zlib.error as error:
+            raise EngineError(f"artefact {sha256} cannot be decompressed: {error}") from error
     return found

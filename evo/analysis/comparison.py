@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection, case, func, select
 
-from evo.analysis.best import UNCONFIRMED, Best, best_of_runs
+from evo.analysis.best import UNCONFIRMED, Best, leaders
 from evo.analysis.runs import RunSummary, find_run
 from evo.analysis.times import gain_between, gain_fields
 from evo.evaluation import PASSED
@@ -97,10 +97,10 @@ def compare(store: Store, runs: Sequence[str]) -> Comparison:
         for run in known.values():
             key = resolve_run(connection, run.name)
             courses = _courses(connection, key)
-            leaders = {leader.workload: leader for leader in best_of_runs(connection, [key])}
+            fastest = {leader.workload: leader for leader in leaders(connection, m.Run.id == key)}
             searched_s = max((course.until_s for course in courses.values()), default=0.0)
             for task in run.tasks:
-                leader = leaders.get(task.workload)
+                leader = fastest.get(task.workload)
                 row = _row(run, task.workload, leader, courses.get(task.number), searched_s)
                 rows[task.workload].append((row, leader))
     ranked = [row for workload in sorted(rows) for row in _ranked(rows[workload])]

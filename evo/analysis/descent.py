@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sqlalchemy import Connection, literal, select, union_all
+from sqlalchemy import Connection, literal, select
 
-from evo.analysis.candidates import Relative, read_artefacts, read_parents, resolve_candidate
-from evo.analysis.times import gain_between, search_times
+from evo.analysis.candidates import Relative, read_artefacts, read_relatives, resolve_candidate
+from evo.analysis.times import gain_between, gain_fields, search_times
 from evo.lineage import models as m
-from evo.lineage.models import ORDERS_PER_RUN, Key
+from evo.lineage.models import ORDERS_PER_RUN, Key, candidate_key
 from evo.lineage.read import rows_of
 from evo.lineage.store import Store
 from evo.problem.genome import Change, Genome
@@ -22,10 +22,7 @@ from evo.problem.space import Value
 __all__ = ["Family", "Kin", "read_family", "unified"]
 
 _c, _p = m.Candidate, m.Parentage
-_UP, _DOWN = "ancestor", "descendant"
-_DIFF_LINES = 3
 Relation = Literal["ancestor", "self", "descendant"]
-_RELATIONS: tuple[Relation, ...] = ("ancestor", "self", "descendant")
 _COLUMNS = (_c.id, _c.public_id, _c.order, _c.operator, _c.status, _c.score, _c.genome, _c.source_sha)
 
 
@@ -72,37 +69,42 @@ class Family:
     cut: bool
 
 
-def read_family(store: Store, prefix: str, *, descendants: int = 100, diff: bool = False) -> Family:
+def read_family(store: Store, candidate: str, *, descendants: int = 100, diff: bool = False) -> Family:
     """Every ancestor of a candidate, and up to so many of its descendants.
 
     Raises UnknownNameError, or StoreError for an ambiguous prefix.
     """
     with store.reading() as connection:
-        key = resolve_candidate(connection, prefix)
-        relations, cut = _relations(connection, key, descendants)
-        edges = _parent_keys(connection, sorted(relations))
-        parents = read_parents(connection, sorted(relations))
-        wanted = sorted({*relations, *(keys[0] for keys in edges.values())})
+        key = resolve_candidate(connection, candidate)
+        run_id = key // ORDERS_PER_RUN
+        up = _reached(connection, key, _p.child_id, _p.parent_id)
+        # Children are later than their parents, so the first of the descendants by key are a connected part of the family.
+        down = _reached(connection, key, _p.parent_id, _p.child_id, descendants + 1)
+        kin = [*up, key, *down[:descendants]]
+        parents = read_relatives(connection, kin)
+        edges = {child: [candidate_key(run_id, p.order) for p in found] for child, found in parents.items()}
+        wanted = sorted({*kin, *(keys[0] for keys in edges.values())})
         rows = {row.id: row for row in rows_of(connection, select(*_COLUMNS), wanted, _c.id)}
-        times = search_times(connection, key // ORDERS_PER_RUN, wanted)
+        times = search_times(connection, run_id, wanted)
         digests = {row.source_sha for row in rows.values() if row.source_sha} if diff else set()
         texts = {k: v.decode("utf-8", "surrogatepass") for k, v in read_artefacts(connection, digests).items()}
-    main = {key}
-    line = key
+    children: dict[int, list[int]] = defaultdict(list)
+    for child, above in edges.items():
+        for parent in above:
+            children[parent].append(child)
+    generations = {k: -n for k, n in _distances(key, edges).items()} | _distances(key, children)
+    main, line = {key}, key
     while line in edges:
         line = edges[line][0]
         main.add(line)
-    generations = _generations(key, relations, edges)
     members = []
-    for k in sorted(relations, key=lambda k: (_RELATIONS.index(relations[k]), k)):
-        row, before = rows[k], rows[edges[k][0]] if k in edges else None
-        own = times.get(k)
-        gain = gain_between(times.get(before.id), own) if before else None
+    for k in kin:
+        row, before, own = rows[k], rows[edges[k][0]] if k in edges else None, times.get(k)
         genome = Genome.from_json(row.genome)
         members.append(
             Kin(
                 id=row.public_id,
-                relation=relations[k],
+                relation="self" if k == key else "ancestor" if k < key else "descendant",
                 generation=generations[k],
                 order=row.order,
                 operator=row.operator,
@@ -112,10 +114,7 @@ def read_family(store: Store, prefix: str, *, descendants: int = 100, diff: bool
                 low_us=own.low_us if own else None,
                 high_us=own.high_us if own else None,
                 disturbed=bool(own and own.disturbed),
-                gain=gain.gain if gain else None,
-                gain_low=gain.low if gain else None,
-                gain_high=gain.high if gain else None,
-                tie=gain.tie if gain else None,
+                **gain_fields(gain_between(times.get(before.id), own) if before else None),
                 parents=parents.get(k, ()),
                 change=Genome.from_json(before.genome).difference(genome) if before else {},
                 parameters=genome.parameters,
@@ -123,55 +122,27 @@ def read_family(store: Store, prefix: str, *, descendants: int = 100, diff: bool
                 diff=_diff(before, row, texts) if diff and before else None,
             )
         )
-    return Family(members=tuple(members), cut=cut)
+    return Family(members=tuple(members), cut=len(down) > descendants)
 
 
-def _relations(connection: Connection, key: int, descendants: int) -> tuple[dict[int, Relation], bool]:
-    """Keys of the family, by one recursive query up and one down; UNION, not UNION ALL, so that an ancestor by a
-    million ways is met once."""
-    up = select(literal(key, Key).label("id")).cte("up", recursive=True)
-    up = up.union(select(_p.parent_id).join_from(_p, up, _p.child_id == up.c.id))
-    down = select(literal(key, Key).label("id")).cte("down", recursive=True)
-    down = down.union(select(_p.child_id).join_from(_p, down, _p.parent_id == down.c.id))
-    # Children are later than their parents, so the first of the descendants by key are a connected part of the family.
-    first = select(down.c.id).where(down.c.id != key).order_by(down.c.id).limit(descendants + 1).subquery()
-    found: dict[int, Relation] = {}
-    query = union_all(select(literal(_UP), up.c.id), select(literal(_DOWN), first.c.id))
-    later = []
-    for relation, member in connection.execute(query):
-        if relation == _UP:
-            found[member] = "ancestor"
-        else:
-            later.append(member)
-    found |= dict.fromkeys(sorted(later)[:descendants], "descendant")
-    found[key] = "self"
-    return found, len(later) > descendants
+def _reached(connection: Connection, key: int, own: Any, other: Any, most: int | None = None) -> list[int]:
+    """Keys of what can be reached from a candidate, sorted, the first so many: one recursive query. UNION, not UNION ALL, so
+    that an ancestor by a million ways is met once."""
+    kin = select(literal(key, Key).label("id")).cte("kin", recursive=True)
+    kin = kin.union(select(other).join_from(_p, kin, own == kin.c.id))
+    return list(connection.scalars(select(kin.c.id).where(kin.c.id != key).order_by(kin.c.id).limit(most)))
 
 
-def _parent_keys(connection: Connection, keys: Sequence[int]) -> dict[int, list[int]]:
-    """Keys of the parents of every candidate that has any, in their order."""
-    found: dict[int, list[int]] = defaultdict(list)
-    query = select(_p.child_id, _p.parent_id).order_by(_p.child_id, _p.position)
-    for child, parent in rows_of(connection, query, keys, _p.child_id):
-        found[child].append(parent)
-    return dict(found)
-
-
-def _generations(key: int, relations: Mapping[int, Relation], parents: Mapping[int, Sequence[int]]) -> dict[int, int]:
-    """Fewest steps to each member; breadth first, upwards and downwards."""
-    children: dict[int, list[int]] = defaultdict(list)
-    for child, found in parents.items():
-        for parent in found:
-            children[parent].append(child)
+def _distances(key: int, edges: Mapping[int, Sequence[int]]) -> dict[int, int]:
+    """Fewest steps to everything that can be reached."""
     distance = {key: 0}
-    for edges, step, relation in ((parents, -1, _UP), (children, 1, _DOWN)):
-        waiting = deque([key])
-        while waiting:
-            one = waiting.popleft()
-            for other in edges.get(one, ()):
-                if other not in distance and relations.get(other) == relation:
-                    distance[other] = distance[one] + step
-                    waiting.append(other)
+    waiting = deque([key])
+    while waiting:
+        one = waiting.popleft()
+        for other in edges.get(one, ()):
+            if other not in distance:
+                distance[other] = distance[one] + 1
+                waiting.append(other)
     return distance
 
 
@@ -184,7 +155,4 @@ def _diff(before: Any, after: Any, texts: Mapping[str, str]) -> str | None:
 
 def unified(before: str, after: str, one: str, other: str) -> str:
     """The difference of two texts as a unified diff; empty if there is none."""
-    lines = difflib.unified_diff(
-        before.splitlines(), after.splitlines(), one, other, n=_DIFF_LINES, lineterm=""
-    )
-    return "\n".join(lines)
+    return "\n".join(difflib.unified_diff(before.splitlines(), after.splitlines(), one, other, lineterm=""))

@@ -12,35 +12,33 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, select
+from sqlalchemy import select
 
-from evo.analysis.candidates import CandidateRecord, read_candidate, resolve_candidate
+from evo.analysis.candidates import CandidateRecord, Subject, read_candidate
+from evo.analysis.descent import Kin, read_family
 from evo.analysis.times import Gain, RaceTime, gain_between, search_times
 from evo.errors import StoreError
 from evo.evaluation import PASSED, holds_one
 from evo.lineage import models as m
-from evo.lineage.models import ORDERS_PER_RUN, key_range
+from evo.lineage.models import candidate_key, key_range
+from evo.lineage.read import resolve_run
 from evo.lineage.store import Store
 from evo.problem.genome import Change, Genome
 from evo.problem.space import Value
 
 __all__ = ["EditCredit", "Explanation", "Marginal", "edits_between", "explain"]
 
-_c, _p = m.Candidate, m.Parentage
+_c = m.Candidate
 
 
 @dataclass(frozen=True, kw_only=True)
-class Marginal:
+class Marginal(Gain):
     """One edit's gain with everything else equal: the same genome without it and with it, both measured. edits: how many of
     the others were made already."""
 
     without: str
     with_: str
     edits: int
-    gain: float
-    low: float | None
-    high: float | None
-    same_code: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +70,7 @@ class EditCredit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Explanation:
+class Explanation(Subject):
     """Edits by what they are worth, the unmeasured ones last.
 
     base: what it is compared with, None as `base_id` where that genome was not measured. gain: of the candidate over the
@@ -81,13 +79,6 @@ class Explanation:
     base has no time.
     """
 
-    id: str
-    run: str
-    kernel: str
-    target: str
-    arch: str
-    device: str
-    workload: str
     ratio: float
     median_us: float | None
     disturbed: bool
@@ -106,37 +97,43 @@ class Explanation:
 
 def explain(
     store: Store,
-    prefix: str,
-    base: Genome | str | None = None,
+    candidate: str,
+    base: Genome | Mapping[str, Value] | str | None = None,
     *,
     carriers: Mapping[str, Collection[str]] | None = None,
     base_from: str = "",
 ) -> Explanation:
     """Edit by edit from `base` to the candidate, by what its run measured.
 
-    base: a genome, or the name of a candidate for the same kernel and target; if left out, the first candidate of the same
+    base: parameters, or the name of a candidate for the same kernel and target; if left out, the first candidate of the same
     run and workload, which is the space's default.
     carriers: the parameters that decide whether a conditional one is there, as its space says; without it that is inferred
     from the run's candidates.
     Raises UnknownNameError, or StoreError for an ambiguous prefix and for a candidate without a time.
     """
-    record = read_candidate(store, prefix)
-    if isinstance(base, str):
-        start, base_from = _named_base(read_candidate(store, base), record), "the candidate named"
+    record = read_candidate(store, candidate)
     with store.reading() as connection:
-        key = resolve_candidate(connection, record.id)
-        run_id = key // ORDERS_PER_RUN
-        line = _main_line(connection, key)
-        if base is None:
-            start, base_from = _first(connection, run_id, record.task), base_from or "its run's first candidate"
-        elif isinstance(base, Genome):
-            start, base_from = base, base_from or "the given values"
-        measured = _measured(connection, run_id, record.task)
-        own = search_times(connection, run_id, [key]).get(key)
+        run_id = resolve_run(connection, record.run)
+        tried = select(_c.id, _c.public_id, _c.genome).where(_c.id.between(*key_range(run_id)), _c.task == record.task)
+        first = connection.execute(tried.order_by(_c.id).limit(1)).one()
+        passed = connection.execute(tried.order_by(_c.id).where(_c.status.in_(PASSED))).all()
+        times = search_times(connection, run_id, [row.id for row in passed])
+    own = times.get(candidate_key(run_id, record.order))
     if own is None:
         raise StoreError(
             f"candidate {record.id} has no time, so there is no gain to explain; see: {store.command('show', record.id)}"
         )
+    if base is None:
+        start, base_from = Genome.from_json(first.genome), base_from or "its run's first candidate"
+    elif isinstance(base, str):
+        start, base_from = _named_base(read_candidate(store, base), record), "the candidate named"
+    else:
+        start = base if isinstance(base, Genome) else Genome.of(base)
+        base_from = base_from or "the given values"
+    measured: dict[Genome, _Found] = {}
+    for row in passed:
+        if row.id in times:
+            measured.setdefault(Genome.from_json(row.genome), (row.public_id, times[row.id]))
     edits = edits_between(start, Genome.of(record.parameters), list(measured), carriers)
     between = {
         made: found for genome, found in measured.items() if (made := _edits_made(genome, start, edits)) is not None
@@ -145,18 +142,13 @@ def explain(
     between[everything] = (record.id, own)  # of equal genomes, the one that was asked for
     base_id, base_time = between.get(frozenset(), (None, None))
     total = gain_between(base_time, own)
-    credits = [_credit(i, edits[i], between, everything, line) for i in everything]
+    line = [kin for kin in read_family(store, record.id, descendants=0).members if kin.main_line]
+    credits = [_credit(i, edits, between, line) for i in everything]
     credits.sort(key=lambda c: (c.gain is None, -(c.gain or 0.0), sorted(c.change)))
     known = [c.gain for c in credits if c.gain is not None]
     product = math.prod(known) if known else None
     return Explanation(
-        id=record.id,
-        run=record.run,
-        kernel=record.kernel,
-        target=record.target,
-        arch=record.arch,
-        device=record.device,
-        workload=record.workload,
+        **record.subject(),
         ratio=own.ratio,
         median_us=own.median_us,
         disturbed=own.disturbed or bool(base_time and base_time.disturbed),
@@ -187,35 +179,6 @@ def _named_base(base: CandidateRecord, end: CandidateRecord) -> Genome:
     return Genome.of(base.parameters)
 
 
-def _main_line(connection: Connection, key: int) -> list[tuple[str, int, Genome]]:
-    """Public id, order and genome of the candidate's first parents and itself, from the root on: one recursive query."""
-    line = select(_c.id).where(_c.id == key).cte("line", recursive=True)
-    line = line.union(select(_p.parent_id).join_from(_p, line, _p.child_id == line.c.id).where(_p.position == 0))
-    query = select(_c.public_id, _c.order, _c.genome).where(_c.id.in_(select(line.c.id))).order_by(_c.id)
-    return [(name, order, Genome.from_json(genome)) for name, order, genome in connection.execute(query)]
-
-
-def _first(connection: Connection, run_id: int, task: int) -> Genome:
-    """The genome that a task's search began with."""
-    query = select(_c.genome).where(_c.id.between(*key_range(run_id)), _c.task == task).order_by(_c.id).limit(1)
-    return Genome.from_json(connection.execute(query).scalar_one())
-
-
-def _measured(connection: Connection, run_id: int, task: int) -> dict[Genome, _Found]:
-    """Every genome of a task that has a time, the first of equal ones."""
-    rows = connection.execute(
-        select(_c.id, _c.public_id, _c.genome)
-        .where(_c.id.between(*key_range(run_id)), _c.task == task, _c.status.in_(PASSED))
-        .order_by(_c.id)
-    ).all()
-    times = search_times(connection, run_id, [row.id for row in rows])
-    found: dict[Genome, _Found] = {}
-    for key, name, genome in rows:
-        if key in times:
-            found.setdefault(Genome.from_json(genome), (name, times[key]))
-    return found
-
-
 def edits_between(
     start: Genome,
     end: Genome,
@@ -229,40 +192,20 @@ def edits_between(
     there.
     """
     change = start.difference(end)
-    leader: dict[str, str] = {}
-    for name in change:
-        if None not in change[name]:
-            continue
-        if carriers is None:
-            others = [o for o in change if o != name and None not in change[o] and _tells(o, name, seen)]
-        else:
-            others = [other for other in _reachable(name, carriers) if other in change]
-        if others:
-            leader[name] = others[0]
+    in_both = [name for name in change if None not in change[name]]
     groups: dict[str, Change] = defaultdict(dict)
     for name in change:
-        groups[_root(name, leader)][name] = change[name]
+        above = () if carriers is None else _carriers_of(name, carriers)
+        others = [o for o in in_both if (_tells(o, name, seen) if carriers is None else o in above)]
+        lead = others[0] if name not in in_both and others else name
+        groups[lead][name] = change[name]
     return tuple({lead: change[lead], **group} for lead, group in groups.items())
 
 
-def _reachable(name: str, carriers: Mapping[str, Collection[str]]) -> list[str]:
-    """The parameters that decide whether one is there, directly and through others, the nearest first."""
-    found: list[str] = []
-    waiting = list(carriers.get(name, ()))
-    while waiting:
-        one = waiting.pop(0)
-        if one not in found:
-            found.append(one)
-            waiting += carriers.get(one, ())
-    return found
-
-
-def _root(name: str, leader: Mapping[str, str]) -> str:
-    passed = {name}
-    while name in leader and leader[name] not in passed:
-        name = leader[name]
-        passed.add(name)
-    return name
+def _carriers_of(name: str, carriers: Mapping[str, Collection[str]]) -> set[str]:
+    """The parameters that decide whether one is there, directly and through others."""
+    found = set(carriers.get(name, ()))
+    return found.union(*(_carriers_of(one, carriers) for one in found))
 
 
 def _tells(other: str, name: str, seen: Collection[Genome]) -> bool:
@@ -290,44 +233,25 @@ def _edits_made(genome: Genome, start: Genome, edits: Sequence[Change]) -> froze
 
 
 def _credit(
-    index: int,
-    edit: Change,
-    between: Mapping[frozenset[int], _Found],
-    everything: frozenset[int],
-    line: Sequence[tuple[str, int, Genome]],
+    index: int, edits: Sequence[Change], between: Mapping[frozenset[int], _Found], line: Sequence[Kin]
 ) -> EditCredit:
-    """between: the measured genomes, by the edits made in them."""
-    marginals, disturbed = [], False
-    by_size: dict[int, list[float]] = defaultdict(list)
-    bounds: list[float] = []
-    ends: dict[int, Gain] = {}
+    """between: the measured genomes, by the edits made in them. line: first parents, from the root on."""
+    edit, marginals, disturbed = edits[index], [], False
     for subset, (name, before) in between.items():
         if index in subset or subset | {index} not in between:
             continue
         with_, after = between[subset | {index}]
-        gain = gain_between(before, after)
-        if gain is None:
-            continue
-        by_size[len(subset)].append(math.log(gain.gain))
-        disturbed = disturbed or before.disturbed or after.disturbed
-        bounds += [gain.gain if limit is None else limit for limit in (gain.low, gain.high)]
-        if len(subset) in (0, len(everything) - 1):
-            ends[len(subset)] = gain
-        marginals.append(
-            Marginal(
-                without=name,
-                with_=with_,
-                edits=len(subset),
-                gain=gain.gain,
-                low=gain.low,
-                high=gain.high,
-                same_code=gain.same_code,
-            )
-        )
-    since, since_order = next(((name, order) for name, order, genome in line if _has(genome, edit)), (None, None))
+        if gain := gain_between(before, after):
+            marginals.append(Marginal(**vars(gain), without=name, with_=with_, edits=len(subset)))
+            disturbed = disturbed or before.disturbed or after.disturbed
+    marginals.sort(key=lambda k: k.edits)
+    by_size: dict[int, list[float]] = defaultdict(list)
+    for k in marginals:
+        by_size[k.edits].append(math.log(k.gain))
     means = [sum(logs) / len(logs) for logs in by_size.values()]
-    alone, last = ends.get(0), ends.get(len(everything) - 1)
+    bounds = [k.gain if limit is None else limit for k in marginals for limit in (k.low, k.high)]
     low, high = (min(bounds), max(bounds)) if bounds else (None, None)
+    since = next((k for k in line if all(k.parameters.get(n) == after for n, (_, after) in edit.items())), None)
     return EditCredit(
         change=edit,
         gain=math.exp(sum(means) / len(means)) if means else None,
@@ -336,15 +260,10 @@ def _credit(
         tie=None if low is None or high is None else holds_one(low, high),
         disturbed=disturbed,
         same_code=bool(marginals) and all(k.same_code for k in marginals),
-        alone=alone.gain if alone else None,
-        last=last.gain if last else None,
+        alone=next((k.gain for k in marginals if k.edits == 0), None),
+        last=next((k.gain for k in marginals if k.edits == len(edits) - 1), None),
         pairs=len(marginals),
-        marginals=tuple(sorted(marginals, key=lambda k: k.edits)),
-        since=since,
-        since_order=since_order,
+        marginals=tuple(marginals),
+        since=since.id if since else None,
+        since_order=since.order if since else None,
     )
-
-
-def _has(genome: Genome, edit: Change) -> bool:
-    values = genome.parameters
-    return all(values.get(name) == after for name, (_, after) in edit.items())

@@ -17,6 +17,7 @@ from evo.analysis.finals import error_line
 from evo.analysis.runs import find_run, list_runs
 from evo.errors import EvoError
 from evo.evaluation import PASSED
+from evo.lineage import LATEST
 from evo.lineage import models as m
 from evo.lineage.models import key_range
 from evo.lineage.read import resolve_run
@@ -156,7 +157,7 @@ def failure_totals(store: Store, kernel: str | None = None) -> list[FailureTotal
     return sorted(found, key=lambda f: (f.kernel, f.target, f.device, -f.candidates, f.status))
 
 
-def read_failures(store: Store, run: str, *, template: bool = False, task: int | None = None) -> FailureReport:
+def read_failures(store: Store, run: str = LATEST, *, template: bool = False, task: int | None = None) -> FailureReport:
     """template: load the kernel, mark its structural parameters, and judge the constraints that its space has now. task:
     only the candidates of this one.
 

@@ -7,14 +7,15 @@ import random
 import warnings
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import func, select
 from sqlalchemy.orm import aliased
 
 from evo.errors import UsageError
 from evo.evaluation import PASSED
+from evo.lineage import LATEST
 from evo.lineage import models as m
 from evo.lineage.models import key_range
 from evo.lineage.read import resolve_run
@@ -64,10 +65,10 @@ class Importance:
     values: int
     conditional: bool
     note: str
-    tried: tuple[TriedValue, ...] = ()
+    tried: tuple[TriedValue, ...]
 
 
-def read_importance(store: Store, run: str, *, quantile: float = 0.1) -> list[Importance]:
+def read_importance(store: Store, run: str = LATEST, *, quantile: float = 0.1) -> list[Importance]:
     """By workload, the most important parameter first.
 
     How much a parameter's values among the fastest `quantile` of the timed candidates differ from its values among all of
@@ -78,101 +79,88 @@ def read_importance(store: Store, run: str, *, quantile: float = 0.1) -> list[Im
     """
     if not 0.0 < quantile < 1.0:
         raise UsageError(f"the quantile {quantile:g} is not between 0 and 1; 0.1 asks what the fastest tenth have in common")
+    original = aliased(_c)
+    score = func.coalesce(_c.score, original.score)
     with store.reading() as connection:
-        tasks = _candidates(connection, resolve_run(connection, run))
-    found = []
-    for workload, candidates in tasks.items():
-        points = [(parameters, score) for parameters, passed, score in candidates if passed and score is not None]
-        tried = _tried(candidates)
-        found += [replace(i, tried=tried[i.parameter]) for i in _of_task(workload, points, quantile)]
-    return found
+        run_id = resolve_run(connection, run)
+        workloads = connection.scalars(select(_i.workload).where(_i.run_id == run_id).order_by(_i.number)).all()
+        rows = connection.execute(
+            select(_c.task, _c.genome, _c.status, score)
+            .join_from(_c, original, original.id == _c.same_code_as_id, isouter=True)
+            .where(_c.id.between(*key_range(run_id)))
+            .order_by(_c.id)
+        ).all()
+    tasks: list[list[_Candidate]] = [[] for _ in workloads]
+    for task, genome, status, ratio in rows:
+        tasks[task].append((Genome.from_json(genome).parameters, status in PASSED, ratio))
+    return [i for workload, found in zip(workloads, tasks, strict=True) for i in _of_task(workload, found, quantile)]
 
 
 _Points = list[tuple[dict[str, Value], float]]
-_Candidates = list[tuple[dict[str, Value], bool, float | None]]
+_Candidate = tuple[dict[str, Value], bool, float | None]
+"""Parameters, whether it passed, and the score."""
 
 
-def _tried(candidates: _Candidates) -> dict[str, tuple[TriedValue, ...]]:
-    """By parameter."""
-    fared: dict[str, dict[str, list[tuple[Value, bool, float | None]]]] = defaultdict(lambda: defaultdict(list))
-    for parameters, passed, score in candidates:
-        for name, value in parameters.items():
-            fared[name][repr(value)].append((value, passed, score))
-    found = {}
-    for name, by_value in fared.items():
-        tried = [
-            TriedValue(
-                value=some[0][0],
-                candidates=len(some),
-                passed=sum(passed for _, passed, _ in some),
-                best=min((score for _, passed, score in some if passed and score is not None), default=None),
-            )
-            for some in by_value.values()
-        ]
-        found[name] = tuple(sorted(tried, key=lambda t: (t.candidates, repr(t.value))))
-    return found
-
-
-def _candidates(connection: Connection, run_id: int) -> dict[str, _Candidates]:
-    """Parameters, whether it passed, and the score, by workload."""
-    found: dict[str, _Candidates] = defaultdict(list)
-    for workload in connection.scalars(select(_i.workload).where(_i.run_id == run_id).order_by(_i.number)):
-        found[workload] = []
-    original = aliased(_c)
-    for workload, genome, status, score in connection.execute(
-        select(_i.workload, _c.genome, _c.status, func.coalesce(_c.score, original.score))
-        .join_from(_c, _i, (_i.run_id == _c.run_id) & (_i.number == _c.task))
-        .join(original, original.id == _c.same_code_as_id, isouter=True)
-        .where(_c.id.between(*key_range(run_id)))
-        .order_by(_c.id)
-    ):
-        found[workload].append((Genome.from_json(genome).parameters, status in PASSED, score))
-    return found
-
-
-def _of_task(workload: str, points: _Points, quantile: float) -> list[Importance]:
-    timed = len(points)
-    if timed > _MOST_TIMED:
-        points = random.Random(0).sample(points, _MOST_TIMED)
-    having: dict[str, int] = defaultdict(int)
-    values: dict[str, dict[str, Value]] = defaultdict(dict)
+def _of_task(workload: str, candidates: Sequence[_Candidate], quantile: float) -> list[Importance]:
+    timed = [(parameters, score) for parameters, passed, score in candidates if passed and score is not None]
+    points = random.Random(0).sample(timed, _MOST_TIMED) if len(timed) > _MOST_TIMED else timed
+    held: dict[str, list[Value]] = defaultdict(list)
     for parameters, _ in points:
         for name, value in parameters.items():
-            having[name] += 1
-            values[name][repr(value)] = value
-    varied = {name: list(known.values()) for name, known in values.items() if len(known) > 1}
-    known = {}
-    if varied and len(points) >= _LEAST_TIMED:
-        known = _ped_anova(points, varied, quantile)
+            held[name].append(value)
+    distinct = {name: list({repr(value): value for value in values}.values()) for name, values in held.items()}
+    varied = {name: values for name, values in distinct.items() if len(values) > 1}
+    known = _ped_anova(points, varied, quantile) if varied and len(points) >= _LEAST_TIMED else {}
     total = sum(known.values())
-    few = f"only {len(points)} candidates were timed, {_LEAST_TIMED} are needed"
+    tried = _tried(candidates)
     found = []
-    for name in having:
+    for name in held:
         share = known[name] / total if name in known and total > 0 else None
         note = ""
         if len(points) < _LEAST_TIMED:
-            note = few
+            note = f"only {len(points)} candidates were timed, {_LEAST_TIMED} are needed"
         elif name not in varied:
             note = "one value only"
         elif share is None:
-            note = "not in every candidate: this version of Optuna cannot tell" if name not in known else "no difference"
+            note = "no difference" if name in known else "not in every candidate"
         elif len(points) < _SURE:
             note = f"rough: {len(points)} candidates"
-        elif timed > len(points):
-            note = f"from {len(points)} of {timed} candidates"
+        elif len(timed) > len(points):
+            note = f"from {len(points)} of {len(timed)} candidates"
         found.append(
             Importance(
                 workload=workload,
                 parameter=name,
                 importance=share,
-                candidates=having[name],
+                candidates=len(held[name]),
                 timed=len(points),
-                values=len(values[name]),
-                conditional=having[name] < len(points),
+                values=len(distinct[name]),
+                conditional=len(held[name]) < len(points),
                 note=note,
+                tried=tried[name],
             )
         )
     return sorted(found, key=lambda i: (i.importance is None, -(i.importance or 0.0), i.parameter))
+
+
+def _tried(candidates: Sequence[_Candidate]) -> dict[str, tuple[TriedValue, ...]]:
+    """By parameter, the least tried value first."""
+    having: dict[tuple[str, str], list[_Candidate]] = defaultdict(list)
+    for candidate in candidates:
+        for name, value in candidate[0].items():
+            having[name, repr(value)].append(candidate)
+    found: dict[str, list[TriedValue]] = defaultdict(list)
+    for (name, _), some in sorted(having.items(), key=lambda pair: (len(pair[1]), pair[0])):
+        scores = [score for _, passed, score in some if passed and score is not None]
+        found[name].append(
+            TriedValue(
+                value=some[0][0][name],
+                candidates=len(some),
+                passed=sum(passed for _, passed, _ in some),
+                best=min(scores, default=None),
+            )
+        )
+    return {name: tuple(tried) for name, tried in found.items()}
 
 
 def _ped_anova(points: _Points, varied: Mapping[str, Sequence[Value]], quantile: float) -> dict[str, float]:

@@ -13,6 +13,7 @@ from evo.analysis.failures import read_tried, spent
 from evo.analysis.times import read_disturbed
 from evo.errors import UsageError
 from evo.evaluation import PASSED, Status
+from evo.lineage import LATEST
 from evo.lineage import models as m
 from evo.lineage.models import key_range
 from evo.lineage.read import resolve_run
@@ -51,7 +52,7 @@ class OperatorCredit:
     gain_rate: float | None
 
 
-def read_operators(store: Store, run: str, *, windows: int = 5, task: int | None = None) -> list[OperatorCredit]:
+def read_operators(store: Store, run: str = LATEST, *, windows: int = 5, task: int | None = None) -> list[OperatorCredit]:
     """By operator, all of the run first and then window by window of equal search time. task: only of this one.
 
     Raises UnknownNameError, or StoreError for an ambiguous prefix.

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, and_, func, select
 
 from evo.analysis.times import read_disturbed
 from evo.errors import UnknownNameError, UsageError
+from evo.lineage import LATEST
 from evo.lineage import models as m
 from evo.lineage.models import key_range
 from evo.lineage.read import resolve_run
@@ -49,7 +50,7 @@ class Nondominated:
     parameters: dict[str, Value]
 
 
-def read_pareto(store: Store, run: str, axes: Sequence[str] = AXES) -> list[Nondominated]:
+def read_pareto(store: Store, run: str = LATEST, axes: Sequence[str] = AXES) -> list[Nondominated]:
     """By workload and time. Raises UnknownNameError, or StoreError for an ambiguous prefix, UsageError without an axis.
 
     All figures are the search's own: two candidates closer than its noise may both be here.

@@ -10,10 +10,10 @@ from typing import Any
 from sqlalchemy import Connection, func, select
 from sqlalchemy.orm import aliased
 
-from evo.analysis.best import Best, best_by_run
+from evo.analysis.best import Best, leaders
 from evo.analysis.finals import RefusedFinalist, WorkloadFinals, read_finals, refused_finalists
 from evo.evaluation import PASSED
-from evo.lineage import RunStatus
+from evo.lineage import LATEST, RunStatus
 from evo.lineage import models as m
 from evo.lineage.liveness import GONE, gone
 from evo.lineage.models import key_range, last_refusals, leader_key
@@ -113,10 +113,12 @@ def list_runs(store: Store) -> tuple[ListedRun, ...]:
         .group_by(_c.run_id)
     )
     with store.reading() as connection:
-        leaders = best_by_run(connection)
+        best: dict[str, list[Best]] = defaultdict(list)
+        for leader in leaders(connection):
+            best[leader.run].append(leader)
         by_run = {key: int(n) for key, n in connection.execute(refused)}
         return tuple(
-            ListedRun(**values, refused_in_finals=by_run.get(key, 0), best=leaders.get(values["name"], ()))
+            ListedRun(**values, refused_in_finals=by_run.get(key, 0), best=tuple(best[values["name"]]))
             for key, values in _summaries(store, connection, None).items()
         )
 
@@ -126,7 +128,7 @@ def find_run(store: Store, name: str) -> RunSummary:
     return RunSummary(**_summary(store, name))
 
 
-def read_run_finals(store: Store, name: str, ceilings: Collection[str] = ("copy",)) -> RunFinals:
+def read_run_finals(store: Store, name: str = LATEST, ceilings: Collection[str] = ("copy",)) -> RunFinals:
     """ceilings: see `read_finals`. Raises as `find_run` does."""
     values = _summary(store, name)
     name = values["name"]
@@ -135,7 +137,7 @@ def read_run_finals(store: Store, name: str, ceilings: Collection[str] = ("copy"
     )
 
 
-def read_history(store: Store, run: str) -> tuple[Point, ...]:
+def read_history(store: Store, run: str = LATEST) -> tuple[Point, ...]:
     """The course of a run: every candidate by order."""
     with store.reading() as connection:
         rows = connection.execute(

@@ -46,7 +46,6 @@ from evo.cli.tables import (
 )
 from evo.errors import UsageError
 from evo.lineage.store import Store
-from evo.problem.genome import Genome
 from evo.problem.kernel import Workload
 from evo.problem.space import Space
 
@@ -287,7 +286,7 @@ def _explanation(store: Store, record: CandidateRecord, from_: str | None, space
     if broken := space.violations(point):
         raise UsageError(f"--from {from_!r} is not legal for {record.workload}: {'; '.join(broken)}")
     base_from = "the template's default" + (f" with {from_}" if values else "")
-    return read_explanation(store, record.id, Genome.of(point), carriers=carriers, base_from=base_from)
+    return read_explanation(store, record.id, point, carriers=carriers, base_from=base_from)
 
 
 def _head(found: Explanation) -> str:

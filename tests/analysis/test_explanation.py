@@ -87,7 +87,7 @@ def test_it_begins_where_it_is_told_to(store: Store) -> None:
     found = explain(store, ids[2], ids[1][:12])
     assert [e.change for e in found.edits] == [{"threads": (128, 256)}]
     assert found.base_id == ids[1]
-    given = explain(store, ids[2], Genome.of({**land.START, "vector": 2}))
+    given = explain(store, ids[2], {**land.START, "vector": 2})
     assert given.base_id is given.gain is given.rest is None
     assert {name for e in given.edits for name in e.change} == {"vector", "threads"}
     assert explain(store, ids[2], ids[2]).edits == ()

@@ -154,8 +154,6 @@ def test_ptx_is_compared_as_text(store: Store) -> None:
     found = diff(store, *(public_id(run.uid, order) for order in range(2)))
     assert found.ptx is not None
     assert "+ add.f32 %f1, %f2, 1.0;" in found.ptx.splitlines()
-    rows = {r.name: r for r in found.rows if r.section == "code"}
-    assert (rows["instructions"].one, rows["ptx_add"].other) == (2, 1)
 
 
 def test_a_candidate_that_is_not_there_is_named_with_its_neighbours(store: Store, ids: list[str]) -> None:
@@ -170,5 +168,5 @@ def test_a_candidate_that_is_not_there_is_named_with_its_neighbours(store: Store
         read_family(store, ids[0][0])
 
 
-def test_code_that_is_neither_elf_nor_ptx_has_no_statistics() -> None:
+def test_code_that_is_no_elf_file_has_no_statistics() -> None:
     assert code_statistics(b"\x7fELF broken") == {} == code_statistics(b"")

@@ -11,7 +11,7 @@ import pytest
 import samples as s
 from sqlalchemy import Connection, Engine, event
 
-from evo.analysis.best import best_by_run, find_best
+from evo.analysis.best import find_best, leaders
 from evo.analysis.candidates import read_candidate, read_source
 from evo.analysis.comparison import compare
 from evo.analysis.descent import read_family
@@ -103,7 +103,7 @@ QUESTIONS: dict[str, Question] = {
     "compare": lambda store, name: compare(store, ["one", "two"]).rows,
     "pareto": lambda store, name: read_pareto(store, "two"),
     "best": lambda store, name: find_best(store),
-    "best by run": lambda store, name: connected(store, best_by_run),
+    "leaders": lambda store, name: connected(store, leaders),
     "finals": lambda store, name: read_finals(store, "two"),
     "noise": lambda store, name: connected(store, lambda c: noise_floors(c, ["one", "two"]) == {}),
 }
