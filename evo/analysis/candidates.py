@@ -216,8 +216,9 @@ def resolve_candidate(connection: Connection, prefix: str) -> int:
     prefix = prefix.strip().lower()
     found = _beginning(connection, prefix) if prefix and set(prefix) <= set(string.hexdigits) else []
     if not found:
+        near = _beginning(connection, prefix[:3]) if len(prefix) > 3 else []
         latest = connection.scalars(select(_c.public_id).order_by(_c.id.desc()).limit(3))
-        raise UnknownNameError("candidate", prefix, list(latest))
+        raise UnknownNameError("candidate", prefix, [name for _, name in near] or list(latest))
     if len(found) > 1:
         several = ", ".join(name for _, name in found[:3])
         raise StoreError(f"several candidates begin with {prefix!r} ({several}, ...); write more digits")

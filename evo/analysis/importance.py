@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +23,7 @@ from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.space import Value
 
-__all__ = ["Importance", "TriedValue", "Undersampled", "most_important", "read_importance", "undersampled"]
+__all__ = ["Importance", "TriedValue", "read_importance", "undersampled"]
 
 _c, _i = m.Candidate, m.Task
 _LEAST_TIMED = 20
@@ -40,11 +40,13 @@ _SHOWN_VALUES = 3
 
 @dataclass(frozen=True, kw_only=True)
 class TriedValue:
-    """A value of a parameter: candidates that had it, refused ones among them, how many passed the search, and the best
-    ratio of these; None where none was timed."""
+    """A value of a parameter: candidates that had it, refused ones among them, `of` those that had the parameter, how many
+    passed the search, and the best ratio of these; None where none was timed."""
 
+    parameter: str
     value: Value
     candidates: int
+    of: int
     passed: int
     best: float | None
 
@@ -149,13 +151,16 @@ def _tried(candidates: Sequence[_Candidate]) -> dict[str, tuple[TriedValue, ...]
     for candidate in candidates:
         for name, value in candidate[0].items():
             having[name, repr(value)].append(candidate)
+    of = Counter(name for parameters, _, _ in candidates for name in parameters)
     found: dict[str, list[TriedValue]] = defaultdict(list)
     for (name, _), some in sorted(having.items(), key=lambda pair: (len(pair[1]), pair[0])):
         scores = [score for _, passed, score in some if passed and score is not None]
         found[name].append(
             TriedValue(
+                parameter=name,
                 value=some[0][0][name],
                 candidates=len(some),
+                of=of[name],
                 passed=sum(passed for _, passed, _ in some),
                 best=min(scores, default=None),
             )
@@ -206,28 +211,12 @@ def _ped_anova(points: _Points, varied: Mapping[str, Sequence[Value]], quantile:
         optuna.logging.set_verbosity(logging)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Undersampled:
-    """A value that was hardly tried, so that the run cannot tell whether it is slow. of: candidates that have the
-    parameter."""
-
-    parameter: str
-    value: Value
-    tried: TriedValue
-    of: int
-
-
-def most_important(records: Sequence[Importance]) -> list[Importance]:
-    """The parameters of one workload that matter most: three at most, none with less than a twentieth."""
+def undersampled(records: Sequence[Importance]) -> list[TriedValue]:
+    """Of one workload: of its most important parameters (three at most, none with less than a twentieth) the values with the
+    fewest candidates, three at most of each. The run cannot tell whether these are slow."""
     shares = [r for r in records if r.importance is not None and r.importance >= _LEAST_SHARE]
-    return sorted(shares, key=lambda r: -(r.importance or 0.0))[:_MOST_IMPORTANT]
-
-
-def undersampled(records: Sequence[Importance]) -> list[Undersampled]:
-    """Of one workload: of its most important parameters the values with the fewest candidates, three at most of each."""
     found = []
-    for record in most_important(records):
-        of = sum(t.candidates for t in record.tried)
-        few = [t for t in record.tried if t.candidates < _UNDERSAMPLED * of / len(record.tried)]
-        found += [Undersampled(parameter=record.parameter, value=t.value, tried=t, of=of) for t in few[:_SHOWN_VALUES]]
+    for record in shares[:_MOST_IMPORTANT]:
+        few = [t for t in record.tried if t.candidates < _UNDERSAMPLED * t.of / len(record.tried)]
+        found += few[:_SHOWN_VALUES]
     return found

@@ -63,8 +63,8 @@ def select_sql(
     wanted = None if limit is None else limit + 1
     if not _QUESTION.match(sql):
         raise UsageError(
-            "the query cannot be run: only questions to this database are answered (SELECT, WITH, VALUES, EXPLAIN, PRAGMA"
-            " table_info), for it is readonly"
+            f"the query cannot be run: {sql.split()[0][:20]} is no question, and this connection is readonly; ask with"
+            " SELECT, WITH, VALUES, TABLE, EXPLAIN, SHOW or PRAGMA NAME"
         )
     with store.reading() as connection:
         ask = _ask_sqlite if connection.dialect.name == "sqlite" else _ask_server

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from evo.analysis.failures import FailureReport, FailureTotal, failure_totals, read_failures
-from evo.analysis.importance import Undersampled, read_importance, undersampled
+from evo.analysis.importance import TriedValue, read_importance, undersampled
 from evo.analysis.operators import read_operators
 from evo.analysis.pareto import AXES, read_pareto
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, make_console, print_json
@@ -239,10 +239,9 @@ def importance(
     )
 
 
-def _undersampled(least: Undersampled) -> str:
-    tried = least.tried
+def _undersampled(tried: TriedValue) -> str:
     fared = f"best {factor(1 / tried.best)}" if tried.best else "none was timed" if tried.passed else "none passed"
-    return f"{least.parameter}={least.value} ({tried.candidates:,} of {least.of:,} candidates, {fared})"
+    return f"{tried.parameter}={tried.value} ({tried.candidates:,} of {tried.of:,} candidates, {fared})"
 
 
 def pareto(

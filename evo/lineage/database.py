@@ -27,7 +27,7 @@ from sqlalchemy.exc import (
 from evo.errors import EngineError, StoreError
 from evo.lineage.backup import damage
 
-__all__ = ["Location", "command_line", "connect", "first_line", "locate", "make_folder", "shown", "translated"]
+__all__ = ["Location", "command_line", "connect", "first_line", "locate", "shown", "translated"]
 
 _SQLITE_MAGIC = b"SQLite format 3\0"
 _BUSY_TIMEOUT_S = 10.0
@@ -133,16 +133,6 @@ def connect(location: Location, *, write: bool) -> Engine:
     if path.exists():
         _check_file(path, write=write)
     return _connect_file(location, path, write=write)
-
-
-def make_folder(path: Path) -> None:
-    """Raises StoreError if the folder of `path` is not there and cannot be made."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StoreError(
-            f"cannot make the folder {path.parent}: {error.strerror or error}; choose another with --db"
-        ) from error
 
 
 def _check_file(path: Path, *, write: bool) -> None:

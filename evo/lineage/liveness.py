@@ -51,6 +51,7 @@ class WriterLock:
 
     def __init__(self, database: Path) -> None:
         try:
+            database.parent.mkdir(parents=True, exist_ok=True)
             self._file = _lock_path(database).open("a+")
         except OSError as error:
             raise StoreError(

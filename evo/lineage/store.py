@@ -15,7 +15,7 @@ from evo.errors import EngineError
 from evo.evaluation import Candidate, Evaluation, Timing
 from evo.lineage import Environment, RunSpec, RunStatus, Stage, StoredEvaluation, StoredRun
 from evo.lineage import models as m
-from evo.lineage.database import Location, connect, locate, make_folder, translated
+from evo.lineage.database import Location, connect, locate, translated
 from evo.lineage.liveness import Claims, WriterLock, release_dead_runs
 from evo.lineage.read import read_evaluations, read_run, resolve_run
 from evo.lineage.schema import prepare, schema_of
@@ -52,7 +52,6 @@ class Store:
             if write and location.path is not None:
                 if location.path.exists():
                     cls._check(location)
-                make_folder(location.path)
                 lock = WriterLock(location.path.resolve())
                 undo.callback(lock.release)
             engine = connect(location, write=write)

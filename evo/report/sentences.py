@@ -211,8 +211,8 @@ def hardly_tried(data: WorkloadOutcome) -> str:
     """Values of the parameters that mattered most of which the run cannot tell whether they are slow; empty without any."""
     parts = []
     for one in undersampled(data.importance):
-        fared = f"best {times(one.tried.best)}" if one.tried.best else "none with a time"
-        parts.append(f"{one.parameter}={value_text(one.value)} ({one.tried.candidates:,} of {one.of:,}, {fared})")
+        fared = f"best {times(one.best)}" if one.best else "none with a time"
+        parts.append(f"{one.parameter}={value_text(one.value)} ({one.candidates:,} of {one.of:,}, {fared})")
     return f"Tried least of what mattered most: {', '.join(parts)}." if parts else ""
 
 

@@ -292,7 +292,7 @@ class TestSql:
     @pytest.mark.parametrize(
         ("sql", "sentence"),
         [
-            ("SELEC 1", 'near "SELEC": syntax error|SELEC is not among'),
+            ("SELEC 1", "SELEC is no question"),
             ("SELECT x FROM y", 'no such table: y|relation "y" does not exist'),
             ("DELETE FROM candidate", "readonly"),
             ("CREATE TABLE t (x)", "readonly"),

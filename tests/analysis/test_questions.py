@@ -170,7 +170,7 @@ class TestImportance:
         tried = {t.value: t for t in records[0].tried}
         assert sum(t.candidates for t in tried.values()) == 60
         assert [(t.value, t.candidates, t.passed, t.best) for t in records[0].tried[:2]] == [(5, 1, 0, None), (9, 2, 1, 0.3)]
-        assert [(x.parameter, x.value, x.tried.candidates, x.of) for x in undersampled(records)] == [
+        assert [(x.parameter, x.value, x.candidates, x.of) for x in undersampled(records)] == [
             ("vector", 5, 1, 60),
             ("vector", 9, 2, 60),
         ], "neither the values that were tried often nor a parameter with one value"

@@ -118,7 +118,7 @@ class TestOfAFile:
         self, reader: Store, sql: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.chdir(tmp_path)
-        with pytest.raises(UsageError, match="only questions to this database are answered"):
+        with pytest.raises(UsageError, match="is no question"):
             select_sql(reader, sql)
         assert not (tmp_path / "other.db").exists()
 

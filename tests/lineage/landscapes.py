@@ -6,11 +6,10 @@ import math
 import random
 from dataclasses import replace
 
-from evo.evaluation import Candidate, Evaluation, Parent, Proposal, Timing
+from evo.evaluation import Candidate, Evaluation
 from evo.lineage import RunStatus, StoredRun
 from evo.lineage.models import public_id
 from evo.lineage.store import Store
-from evo.problem.genome import Genome
 from evo.problem.space import Value
 from tests.lineage import samples as s
 
@@ -34,16 +33,12 @@ def ratio(point: Point) -> float:
 def timed(order: int, value: float, *, task: int = 0) -> Evaluation:
     """One that passed, with this ratio and a narrow interval."""
     evaluation = s.passed(order, value, task=task)
-    workload = s.SPEC.workloads[task].key
-    own = Timing(
-        workload=workload,
-        contender="candidate",
-        protocol="cold",
+    own = replace(
+        evaluation.timings[0],
         median_us=20.0 * value,
         low_us=20.0 * value / SPREAD,
         high_us=20.0 * value * SPREAD,
         samples_us=(20.0 * value,) * 5,
-        ratio=value,
         ratio_low=value / SPREAD,
         ratio_high=value * SPREAD,
     )
@@ -51,12 +46,7 @@ def timed(order: int, value: float, *, task: int = 0) -> Evaluation:
 
 
 def ref(order: int, point: Point, *parents: int, operator: str = "mutation") -> Candidate:
-    return Candidate(
-        order=order,
-        task=0,
-        workload=s.SMALL,
-        proposal=Proposal(genome=Genome.of(point), operator=operator, parents=tuple(map(Parent, parents))),
-    )
+    return s.ref(order, *parents, operator=operator, point=point)
 
 
 def small_run(store: Store, name: str = "small") -> StoredRun:

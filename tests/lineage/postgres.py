@@ -31,8 +31,6 @@ USER, PASSWORD = "evo", "correct/horse@battery:staple"  # what a URL has to spel
 @dataclass(frozen=True, kw_only=True)
 class Server:
     port: int
-    socket_folder: Path
-    pid: int
 
     def url(self, database: str, *, user: str = USER, password: str = PASSWORD) -> str:
         from sqlalchemy import URL
@@ -59,9 +57,9 @@ class Server:
 
 def _programs() -> Path:
     """The folder of initdb and postgres; skips where they are not installed."""
-    found = shutil.which("initdb")
-    folders = [Path(found).parent] if found else []
-    folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda p: p.parent.name, reverse=True)
+    folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda p: p.parent.name, reverse=True)
+    if found := shutil.which("postgres"):
+        folders.insert(0, Path(found).parent)
     for folder in folders:
         if (folder / "initdb").exists() and (folder / "postgres").exists():
             return folder
@@ -72,13 +70,9 @@ def _account() -> dict[str, str | int]:
     """The account that runs the server, which refuses to run as root; for subprocess.run."""
     if os.geteuid() != 0:
         return {}
-    for name in ("postgres", "nobody"):
-        try:
-            entry = pwd.getpwnam(name)
-        except KeyError:
-            continue
-        return {"user": entry.pw_uid, "group": entry.pw_gid}
-    pytest.skip("PostgreSQL does not run as root, and there is no other account")
+    accounts = {entry.pw_name: entry for entry in pwd.getpwall()}
+    entry = accounts.get("postgres") or accounts["nobody"]
+    return {"user": entry.pw_uid, "group": entry.pw_gid}
 
 
 def _free_port() -> int:
@@ -136,7 +130,7 @@ def start_server() -> Iterator[Server]:
         postgres = begin("postgres", "-p", str(port), "-k", folder, "-h", "127.0.0.1", *options)
         try:
             _await_ready(postgres, folder / "data" / "postmaster.pid", said)
-            yield Server(port=port, socket_folder=folder, pid=postgres.pid)
+            yield Server(port=port)
         finally:
             postgres.send_signal(signal.SIGQUIT)  # at once: nothing of it is to be kept
             postgres.wait(timeout=_PATIENCE_S)

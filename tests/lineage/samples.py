@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,22 +15,13 @@ from typing import Any
 from sqlalchemy import select
 
 from evo.analysis.candidates import TimingRecord, read_artefacts, read_timing_record
-from evo.evaluation import (
-    Binary,
-    Build,
-    Candidate,
-    Check,
-    Evaluation,
-    Parent,
-    Proposal,
-    Status,
-    Timing,
-)
+from evo.evaluation import Binary, Build, Candidate, Check, Evaluation, Parent, Proposal, Status, Timing
 from evo.lineage import Environment, RunSpec, StoredRun, models
 from evo.lineage.read import TIMING_COLUMNS
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload
+from evo.problem.space import Value
 
 SMALL = Workload.of({"rows": 1024, "cols": 512}, "float32", {"weight": True, "eps": 1e-5})
 LARGE = Workload.of({"rows": 4096, "cols": 8192}, "float16", {"weight": False, "eps": 1e-6})
@@ -59,18 +53,18 @@ SPEC = RunSpec(
 )
 
 
-def genome(order: int, **parameters: bool | int | float | str) -> Genome:
-    return Genome.of({"threads": order, "vector": 4, "path": "registers", "fast": True, **parameters})
+def genome(order: int) -> Genome:
+    return Genome.of({"threads": order, "vector": 4, "path": "registers", "fast": True})
 
 
-def ref(order: int, *parents: Parent | int, task: int = 0, operator: str = "mutation") -> Candidate:
+def ref(
+    order: int, *parents: Parent | int, task: int = 0, operator: str = "mutation", point: Mapping[str, Value] | None = None
+) -> Candidate:
+    """point: its parameters, if others than its own ones are wanted."""
     made_from = tuple(p if isinstance(p, Parent) else Parent(p) for p in parents)
-    return Candidate(
-        order=order,
-        task=task,
-        workload=SPEC.workloads[task],
-        proposal=Proposal(genome=genome(order), operator=operator, parents=made_from),
-    )
+    made = Genome.of(point) if point else genome(order)
+    proposal = Proposal(genome=made, operator=operator, parents=made_from)
+    return Candidate(order=order, task=task, workload=SPEC.workloads[task], proposal=proposal)
 
 
 def build(order: int, *, code: bytes | None = None) -> Build:
@@ -169,18 +163,10 @@ def failed(status: Status) -> Evaluation:
 
 
 def final(ratio: float, *, task: int = 0) -> Evaluation:
-    search = passed(0)
     rounds = (20.1 * ratio, 20.3 * ratio, 19.9 * ratio)
     measured = replace(timing(SPEC.workloads[task], ratio), protocol="final", samples_us=rounds)
-    return Evaluation(
-        status=Status.OK,
-        checks=search.checks,
-        timings=(measured,),
-        log="raced",
-        seconds=4.0,
-        gate_seconds=1.0,
-        timing_seconds=3.0,
-    )
+    seconds = {"seconds": 4.0, "gate_seconds": 1.0, "timing_seconds": 3.0}
+    return replace(passed(0), build=None, timings=(measured,), log="raced", **seconds)
 
 
 def refused_final() -> Evaluation:
@@ -230,6 +216,17 @@ import samples as s
 from evo.errors import EvoError, StoreError
 from evo.lineage.store import Store
 """
+
+
+@contextmanager
+def running(script: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """A process that runs a script with these samples and has said a line; killed in the end. It may wait for its input."""
+    command = program(script, *arguments)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        yield process
+        process.kill()
 
 
 def program(script: str, *arguments: object, prefix: tuple[str, ...] = ()) -> list[str]:

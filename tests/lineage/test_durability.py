@@ -42,48 +42,37 @@ with Store.open(path, write=True) as store:
 """
 
 
-def check_integrity(path: Path) -> None:
-    with sqlite3.connect(path) as raw:
-        assert raw.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-        assert raw.execute("PRAGMA foreign_key_check").fetchall() == []
-        # Each candidate of the writer has one build, two checks and two timings; no row has lost its candidate.
-        assert (
-            raw.execute(
-                "SELECT id FROM candidate WHERE 1 <> (SELECT count(*) FROM build WHERE candidate_id = id)"
-                ' OR 2 <> (SELECT count(*) FROM "check" k WHERE k.candidate_id = candidate.id)'
-                " OR 2 <> (SELECT count(*) FROM timing t WHERE t.candidate_id = candidate.id)"
-                ' OR (2 <> (SELECT count(*) FROM parentage p WHERE p.child_id = candidate.id) AND "order" > 1)'
-            ).fetchall()
-            == []
-        )
-        assert raw.execute('SELECT count(*) - count(DISTINCT "order") FROM candidate').fetchone() == (0,)
-    raw.close()
+WHOLE = """
+    SELECT count(*) FROM candidate c WHERE 1 = (SELECT count(*) FROM build b WHERE b.candidate_id = c.id)
+    AND 2 = (SELECT count(*) FROM "check" k WHERE k.candidate_id = c.id)
+    AND 2 = (SELECT count(*) FROM timing t WHERE t.candidate_id = c.id)
+    AND (2 = (SELECT count(*) FROM parentage p WHERE p.child_id = c.id) OR "order" < 2)
+"""
+"""Candidates of the writer that have all that belongs to them."""
 
 
 @pytest.mark.parametrize("size", [1, 40])
 def test_a_writer_killed_at_any_moment_leaves_whole_records_only(path: Path, size: int) -> None:
     rng = random.Random(size)
     recorded = 0
-    for _ in range(3):
+    for _ in range(2):
         with subprocess.Popen(s.program(WRITER, path, size), stdout=subprocess.PIPE, text=True) as writer:
             assert writer.stdout is not None
             said = int(writer.stdout.readline())  # it writes by now
             time.sleep(rng.uniform(0.0, 0.15))
             os.kill(writer.pid, signal.SIGKILL)
             said = max([said, *map(int, writer.stdout.read().split())])
-        check_integrity(path)
         with Store.open(path, write=False) as store:
-            run = store.run("killed")
-            read = store.evaluations(run)
+            read = store.evaluations(store.run("killed"))
+            assert s.rows(store, "PRAGMA integrity_check") == [("ok",)]
+            assert s.rows(store, "PRAGMA foreign_key_check") == []
+            assert s.rows(store, WHOLE) == [(len(read),)]
         assert [e.candidate.order for e in read] == list(range(len(read)))
         assert len(read) % size == 0
         assert said <= len(read) <= said + size  # at most the transaction that it could not tell of
         assert len(read) > recorded  # the next writer went on where this one ended
         recorded = len(read)
-        for stored in (read[0], read[2 if size > 2 else 0], read[-1]):
-            order = stored.candidate.order
-            expected = s.same_code(order, order - 1) if order % 3 == 2 else s.passed(order)
-            assert stored.evaluation == s.without_artefacts(expected)
+        assert read[0].evaluation == s.without_artefacts(s.passed(0))
     with Store.open(path, write=True) as store:
         assert store.run("killed").status is RunStatus.INTERRUPTED
         assert store.run("killed").stop_reason == "its process ended without saying why"
@@ -100,12 +89,8 @@ with Store.open(sys.argv[1], write=True) as store:
 @pytest.fixture
 def holder(path: Path) -> Iterator[subprocess.Popen[str]]:
     """Another process that writes to the database."""
-    command = s.program(HOLDER, path)
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "open\n"
+    with s.running(HOLDER, path) as process:
         yield process
-        process.kill()
 
 
 def test_a_reader_tells_a_run_whose_process_was_killed_from_one_that_is_being_searched(
@@ -160,28 +145,17 @@ def test_more_writers_are_refused_and_readers_are_not(path: Path, holder: subpro
         assert first.run("held").status is RunStatus.RUNNING
 
 
-def test_a_store_that_was_closed_makes_way(path: Path) -> None:
-    for _ in range(3):
-        first = Store.open(path, write=True)
-        with pytest.raises(StoreError, match=f"pid {os.getpid()}"):
-            Store.open(path, write=True)
-        first.close()
-        first.close()
-
-
-def _sleep() -> None:
-    time.sleep(60)
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing is inherited where nothing forks")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_worker_does_not_keep_the_lock_of_its_dead_parent(path: Path) -> None:
+def test_a_store_that_was_closed_makes_way_although_a_worker_of_it_lives(path: Path) -> None:
     """Builders may be forked while the store is open, and outlive a killed search for a moment."""
-    store = Store.open(path, write=True)
-    worker = multiprocessing.get_context("fork").Process(target=_sleep)
+    first = Store.open(path, write=True)
+    with pytest.raises(StoreError, match=f"pid {os.getpid()}"):
+        Store.open(path, write=True)
+    worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
     worker.start()
     try:
-        store.close()
+        first.close()
+        first.close()
         Store.open(path, write=True).close()
         assert worker.is_alive()
     finally:

@@ -162,7 +162,7 @@ class TestRefusals:
         ], first.stderr
         assert second.stdout.splitlines() == [
             f"cannot write in the folder {path.parent}: Permission denied; choose another with --db",
-            f"cannot make the folder {path.parent / 'a'}: Permission denied; choose another with --db",
+            f"cannot write in the folder {path.parent / 'a'}: Permission denied; choose another with --db",
         ], second.stderr
 
     @pytest.mark.parametrize("left", ["nothing", "files of a reader", "files of a killed writer"])

@@ -136,12 +136,8 @@ with Store.open(sys.argv[1], write=True) as store:
 @pytest.fixture
 def elsewhere(postgres_url: str) -> Iterator[subprocess.Popen[str]]:
     """Another machine's search in the same database."""
-    command = s.program(SEARCH, postgres_url)
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "searching\n"
+    with s.running(SEARCH, postgres_url) as process:
         yield process
-        process.kill()
 
 
 def test_a_second_writer_leaves_a_search_alone(postgres_url: str, elsewhere: subprocess.Popen[str]) -> None:

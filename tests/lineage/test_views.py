@@ -95,21 +95,14 @@ def test_v_lineage_has_a_row_for_each_parent_and_one_for_each_root(store: Store)
 def test_v_lineage_can_be_followed_to_the_roots(store: Store) -> None:
     """The example of docs/database.md."""
     fill(store)
-    with store.reading() as connection:
-        best = connection.execute(
-            text("SELECT candidate FROM v_best WHERE device = 'NVIDIA L4' ORDER BY speedup")
-        ).all()
-        name = best[-1].candidate
-        rows = connection.execute(
-            text(
-                "WITH RECURSIVE line(candidate) AS (SELECT CAST(:name AS VARCHAR(16)) UNION SELECT v.parent FROM v_lineage v"
-                " JOIN line ON v.child = line.candidate WHERE v.parent IS NOT NULL)"
-                " SELECT DISTINCT v.child_order FROM v_lineage v JOIN line ON v.child = line.candidate"
-            ),
-            {"name": name},
-        ).scalars()
-        orders = sorted(rows)
-    assert orders == [step.order for step in read_family(store, name, descendants=0).members] == [0, 1, 2]
+    (name,) = s.rows(store, "SELECT candidate FROM v_best WHERE device = 'NVIDIA L4' ORDER BY speedup DESC LIMIT 1")[0]
+    sql = (
+        f"WITH RECURSIVE line(candidate) AS (SELECT CAST('{name}' AS VARCHAR(16)) UNION SELECT v.parent FROM v_lineage v"
+        " JOIN line ON v.child = line.candidate WHERE v.parent IS NOT NULL)"
+        " SELECT DISTINCT v.child_order FROM v_lineage v JOIN line ON v.child = line.candidate ORDER BY 1"
+    )
+    ancestors = read_family(store, name, descendants=0).members
+    assert s.rows(store, sql) == [(step.order,) for step in ancestors] == [(0,), (1,), (2,)]
 
 
 def test_v_timings_has_every_timing_with_its_names(store: Store) -> None:
