@@ -9,7 +9,6 @@ import shutil
 import signal
 import sqlite3
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +19,6 @@ import samples as s
 from evo.analysis.runs import find_run, list_runs
 from evo.errors import StoreError
 from evo.lineage import RunStatus
-from evo.lineage.liveness import gone
 from evo.lineage.store import Store
 
 WRITER = """
@@ -106,28 +104,6 @@ def test_a_reader_tells_a_run_whose_process_was_killed_from_one_that_is_being_se
     path.with_name(path.name + ".lock").unlink()  # a copy that was taken elsewhere comes without it
     with Store.open(path, write=False) as reader:
         assert find_run(reader, "held").status == "interrupted"
-
-
-def test_who_only_looks_whether_a_run_is_searched_keeps_nobody_from_searching(
-    path: Path, holder: subprocess.Popen[str]
-) -> None:
-    holder.kill()
-    holder.wait()
-    with Store.open(path, write=False) as reader:
-        looking = threading.Event()
-
-        def look() -> None:
-            while not looking.wait(0.001):
-                gone(reader, None, {1: "running"})  # type: ignore[arg-type]
-
-        looker = threading.Thread(target=look)
-        looker.start()
-        try:
-            for _ in range(50):
-                Store.open(path, write=True).close()
-        finally:
-            looking.set()
-            looker.join()
 
 
 def test_more_writers_are_refused_and_readers_are_not(path: Path, holder: subprocess.Popen[str]) -> None:

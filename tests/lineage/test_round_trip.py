@@ -232,63 +232,38 @@ def test_baselines_come_back_in_full(store: Store) -> None:
     assert store.evaluations(run) == []
 
 
-class TestRefusals:
-    """EngineError: these are faults of evo, and leave the database as it was."""
+NAN = dataclasses.replace(s.timing(), samples_us=(1.0, math.nan))
+FAULTS: list[tuple[Any, Evaluation, str]] = [
+    (s.ref(0), s.passed(9, 0.1), "a record does not fit"),
+    (s.ref(5, 4), s.passed(5), "a record does not fit"),
+    (s.ref(5), s.same_code(5, 3), "a record does not fit"),
+    (s.ref(5, 6), s.passed(5), "candidate 5 of run 'r' cannot come from the later 6"),
+    (s.ref(5, 5), s.passed(5), "candidate 5 of run 'r' cannot come from the later 5"),
+    (dataclasses.replace(s.ref(5), task=2), s.passed(5), "has no task 2"),
+    (dataclasses.replace(s.ref(5), workload=s.LARGE), s.passed(5), "has no task 0 with the workload"),
+    (dataclasses.replace(s.ref(5), order=2**32), s.passed(5), "is outside 0 to"),
+    (s.ref(5), dataclasses.replace(s.passed(5), timings=(NAN,)), "a record cannot be stored"),
+]
 
-    def test_a_second_record_of_an_order(self, store: Store) -> None:
-        run = s.new_run(store, "r")
-        store.add(run, s.ref(0), s.passed(0), elapsed_s=1.0)
-        with pytest.raises(EngineError, match="a record does not fit"):
-            store.add(run, s.ref(0), s.passed(9, 0.1), elapsed_s=99.0)
-        assert store.evaluations(run)[0].evaluation == s.without_artefacts(s.passed(0))
-        assert store.run("r").elapsed_s == 1.0
-        assert s.rows(store, "SELECT count(*) FROM artefact") == [(2,)]
 
-    @pytest.mark.parametrize(
-        ("ref", "evaluation", "sentence"),
-        [
-            (s.ref(5, 4), s.passed(5), "a record does not fit"),
-            (s.ref(5), s.same_code(5, 3), "a record does not fit"),
-            (s.ref(5, 6), s.passed(5), "candidate 5 of run 'r' cannot come from the later 6"),
-            (s.ref(5, 5), s.passed(5), "candidate 5 of run 'r' cannot come from the later 5"),
-            (dataclasses.replace(s.ref(5), task=2), s.passed(5), "has no task 2"),
-            (dataclasses.replace(s.ref(5), workload=s.LARGE), s.passed(5), "has no task 0 with the workload"),
-            (dataclasses.replace(s.ref(5), order=2**32), s.passed(5), "is outside 0 to"),
-        ],
-    )
-    def test_a_candidate_that_contradicts_its_run(
-        self, store: Store, ref: Any, evaluation: Evaluation, sentence: str
-    ) -> None:
-        run = s.new_run(store, "r")
+def test_faults_of_evo_are_refused_and_leave_the_database_as_it_was(store: Store, where: str) -> None:
+    run = s.new_run(store, "r")
+    store.add(run, s.ref(0), s.passed(0), elapsed_s=1.0)
+    for ref, evaluation, sentence in FAULTS:
         with pytest.raises(EngineError, match=sentence):
-            store.add(run, ref, evaluation, elapsed_s=0.0)
-        for table in ("candidate", "artefact", "parentage", "build", '"check"', "timing"):
-            assert s.rows(store, f"SELECT count(*) FROM {table}") == [(0,)]
-
-    def test_numbers_that_are_not_json(self, store: Store) -> None:
-        run = s.new_run(store)
-        bad = dataclasses.replace(s.timing(), samples_us=(1.0, math.nan))
-        with pytest.raises(EngineError, match="a record cannot be stored"):
-            store.add(run, s.ref(0), dataclasses.replace(s.passed(0), timings=(bad,)), elapsed_s=0.0)
-        assert store.evaluations(run) == []
-
-    def test_a_final_of_nobody(self, store: Store) -> None:
-        run = s.new_run(store, "r")
-        with pytest.raises(EngineError, match="run 'r' has no candidate 3"):
-            store.add_final(run, 3, s.final(0.5), elapsed_s=0.0)
-
-    def test_a_winner_of_another_task(self, store: Store) -> None:
-        run = s.new_run(store, "r")
-        store.add(run, s.ref(0), s.passed(0), elapsed_s=0.0)
-        with pytest.raises(EngineError, match="candidate 0 is of task 0 and cannot win 1"):
-            store.set_winner(run, 1, 0)
-        with pytest.raises(EngineError, match="run 'r' has no task 2"):
-            store.set_winner(run, 2, None)
-
-    def test_writing_through_a_reading_store(self, store: Store, where: str) -> None:
-        s.new_run(store)
-        with Store.open(where, write=False) as reader, pytest.raises(EngineError, match="for reading only"):
-            s.new_run(reader)
+            store.add(run, ref, evaluation, elapsed_s=99.0)
+    with pytest.raises(EngineError, match="run 'r' has no candidate 3"):
+        store.add_final(run, 3, s.final(0.5), elapsed_s=0.0)
+    with pytest.raises(EngineError, match="candidate 0 is of task 0 and cannot win 1"):
+        store.set_winner(run, 1, 0)
+    with pytest.raises(EngineError, match="run 'r' has no task 2"):
+        store.set_winner(run, 2, None)
+    with Store.open(where, write=False) as reader, pytest.raises(EngineError, match="for reading only"):
+        s.new_run(reader)
+    assert [e.evaluation for e in store.evaluations(run)] == [s.without_artefacts(s.passed(0))]
+    assert store.run("r").elapsed_s == 1.0
+    counted = {"candidate": 1, "artefact": 2, "parentage": 0, "build": 1, '"check"': 2, "timing": 2, "final": 0}
+    assert {table: s.rows(store, f"SELECT count(*) FROM {table}")[0][0] for table in counted} == counted
 
 
 class TestTransactions:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,14 +23,15 @@ from evo.analysis.importance import read_importance
 from evo.analysis.operators import read_operators
 from evo.analysis.pareto import read_pareto
 from evo.analysis.runs import find_run, list_runs, read_history
+from evo.analysis.sql import select_sql
 from evo.analysis.times import noise_floors
 from evo.lineage import Stage
 from evo.lineage.models import public_id
 from evo.lineage.store import Store
 
 NUMBER = 200
-LARGE = ("candidate", "parentage", "build", "check", "timing", "artefact")
-"""Tables that grow with every candidate."""
+LARGE = re.compile(r"SCAN (candidate|parentage|build|check|timing|artefact|[ctop])\b")
+"""Tables that grow with every candidate, also by their names in the views."""
 Question = Callable[[Store, str], object]
 """Of a store with the run "two" and the public id of a candidate in it; its answer must not be empty."""
 
@@ -75,7 +77,7 @@ def large_scans(path: Path, ask: Question) -> list[str]:
                     rows = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {sql}", parameters)  # type: ignore[arg-type]
                     plans += [row[3] for row in rows]
     assert plans
-    return [plan for plan in plans for table in LARGE if plan.startswith(f"SCAN {table}")]
+    return [plan for plan in plans if LARGE.match(plan)]
 
 
 def connected(store: Store, ask: Callable[[Connection], object]) -> object:
@@ -103,6 +105,10 @@ QUESTIONS: dict[str, Question] = {
     "best": lambda store, name: find_best(store),
     "leaders": lambda store, name: connected(store, leaders),
     "finals": lambda store, name: read_finals(store, "two"),
+    "v_best": lambda store, name: select_sql(store, "SELECT * FROM v_best").rows,
+    "v_lineage": lambda store, name: select_sql(store, f"SELECT * FROM v_lineage WHERE child = '{name}'").rows,
+    "v_lineage of a run": lambda store, name: select_sql(store, "SELECT * FROM v_lineage WHERE run = 'two'").rows,
+    "v_timings": lambda store, name: select_sql(store, "SELECT * FROM v_timings WHERE run = 'two'").rows,
     "noise": lambda store, name: connected(store, lambda c: noise_floors(c, ["one", "two"]) == {}),
 }
 
