@@ -174,8 +174,6 @@ class Check:
     torch_error: float | None = None
     reason: str = ""
     seed: int = 0
-    data_changed: bool = False
-    """The candidate has changed data that others are to be judged with."""
 
 
 AA_CONTROL = "twin"
@@ -263,7 +261,8 @@ class Evaluation:
     gate_seconds: float = 0.0
     timing_seconds: float = 0.0
     device_lost: bool = False
-    """The device answers nothing any more: the process must be replaced before anything else is measured."""
+    """The device answers nothing any more, or the data that others are to be judged with are changed: the process must be
+    replaced before anything else is measured."""
 
     def __post_init__(self) -> None:
         if self.timings and not (self.status.passed and self.checks and all(c.passed for c in self.checks)):
@@ -281,8 +280,3 @@ class Evaluation:
         """What a search minimises: the cold time over the reference baseline's. None if it has no time."""
         timing = self.timing()
         return timing.ratio if timing else None
-
-    @property
-    def data_changed(self) -> bool:
-        """The verdict stands, but its process's data are no longer what others are to be judged with."""
-        return any(c.data_changed for c in self.checks)

@@ -14,7 +14,7 @@ from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from evo.errors import DeviceError, EngineError
 from evo.evaluation import Build, Evaluation, Status
@@ -48,14 +48,17 @@ _JUDGED = frozenset({"gate", "timing", "race"})
 _NAMED_FAULTS = frozenset({Status.ILLEGAL_ADDRESS, Status.MISALIGNED_ADDRESS, Status.TRAP})
 
 
-@dataclass(frozen=True, kw_only=True)
-class Data:
+class Data(NamedTuple):
     """What all candidates of a workload are judged with."""
 
     kernel: str
     target: str
     workload: Workload
     seed: int
+
+    @classmethod
+    def of(cls, request: Request | RaceRequest) -> Data:
+        return cls(request.kernel, request.target, request.workload, request.seed)
 
 
 @dataclass(kw_only=True)
@@ -70,11 +73,6 @@ class Job:
     """Those that have come to nothing."""
     lost_s: dict[str, float] = field(default_factory=dict)
     """What they have cost, by stage."""
-
-    @property
-    def data(self) -> Data:
-        r = self.request
-        return Data(kernel=r.kernel, target=r.target, workload=r.workload, seed=r.seed)
 
 
 class Device:
@@ -181,7 +179,7 @@ class Device:
                 self._fail(f"its process {loss}")
                 return None
             hint = _HINT if loss.status is Status.TIMEOUT and not self._host_code else ""
-            return self._lost(job, worker, loss.status, f"the device process {loss}{hint}")
+            return self._lost(job, worker, _end_of(job, worker, loss.status, f"the device process {loss}{hint}"))
         except DeviceError as error:
             self._fail(str(error), error)
             return None
@@ -189,17 +187,15 @@ class Device:
             if not _JUDGED & worker.spent_s.keys():
                 raise
             # Where a candidate ran, nothing can be said to be evo's own fault.
-            return self._lost(job, worker, Status.CRASH, f"in its process {str(error).partition(chr(10))[0]}")
+            log = f"in its process {str(error).partition(chr(10))[0]}"
+            return self._lost(job, worker, _end_of(job, worker, Status.CRASH, log))
         self._failures = 0
         status = result.status if isinstance(result, Evaluation) else Status.CRASH
         if result.device_lost or status is Status.OUT_OF_MEMORY:
-            words = worker.last_words()
-            log = f"{result.log}: {words}" if words else result.log
-            return self._lost(job, worker, status, log, named=status in _NAMED_FAULTS)
-        if result.data_changed:  # the verdict stands
-            self._end_worker()
-        else:
-            self._note(job, result)
+            if words := worker.last_words():
+                result = replace(result, log=f"{result.log}: {words}")
+            return self._lost(job, worker, result, named=status in _NAMED_FAULTS)
+        self._note(job, result)
         return replace(result, seconds=result.seconds + sum(job.lost_s.values()))
 
     def _fail(self, reason: str, error: DeviceError | None = None) -> None:
@@ -215,7 +211,7 @@ class Device:
         )
 
     def _lost(
-        self, job: Job, worker: Worker, status: Status, log: str, *, named: bool = False
+        self, job: Job, worker: Worker, result: Evaluation | RaceResult, *, named: bool = False
     ) -> Evaluation | RaceResult | None:
         """The result of a candidate that has cost the process, or None if it is to be tried again. named: the device itself
         has named the fault."""
@@ -230,21 +226,12 @@ class Device:
             if isinstance(request, Request):
                 job.request = replace(request, incumbent=None)  # alone
             return None
-        if job.attempts > 1:
-            log += " (and again, alone in a fresh process)"
-        seconds = sum(job.lost_s.values())
-        if isinstance(request, RaceRequest):
-            return RaceResult(log=f"{status}: {log}", seconds=seconds, device_lost=True)
-        gated = worker.found if "timing" in worker.spent_s else None
-        return Evaluation(
-            status=status,
-            checks=gated.checks if isinstance(gated, Evaluation) else (),
-            log=log,
-            seconds=seconds,
-            gate_seconds=job.lost_s.get("gate", 0.0),
-            timing_seconds=job.lost_s.get("timing", 0.0),
-            device_lost=True,
-        )
+        log = result.log + (" (and again, alone in a fresh process)" if job.attempts > 1 else "")
+        result = replace(result, log=log, seconds=sum(job.lost_s.values()), device_lost=True)
+        if isinstance(result, RaceResult):
+            return result
+        gate_s, timing_s = (job.lost_s.get(stage, 0.0) for stage in ("gate", "timing"))
+        return replace(result, gate_seconds=gate_s, timing_seconds=timing_s)
 
     def _next_worker(self, job: Job) -> Worker:
         """The spare, if there is one. Another is not made ready beside a race, which it would disturb; for the same reason
@@ -253,7 +240,7 @@ class Device:
         worker = worker or self._start()
         if self._lost_any and not self._host_code and isinstance(job.request, Request):
             self._spare = self._start()
-            self._spare.post(make_ready, job.data, ("gate",), answered=False)
+            self._spare.post(make_ready, Data.of(job.request), ("gate",), answered=False)
         return worker
 
     def _end_worker(self) -> None:
@@ -300,6 +287,14 @@ class Device:
             gate.note(result.load_seconds + result.gate_seconds)
             if job.request.time:
                 timing.note(result.timing_seconds + result.gate_seconds)
+
+
+def _end_of(job: Job, worker: Worker, status: Status, log: str) -> Evaluation | RaceResult:
+    """What is left of a job whose process is gone."""
+    if isinstance(job.request, RaceRequest):
+        return RaceResult(log=f"{status}: {log}")
+    gated = worker.found if "timing" in worker.spent_s else None
+    return Evaluation(status=status, checks=gated.checks if isinstance(gated, Evaluation) else (), log=log)
 
 
 def _without_text(build: Build | None) -> Build | None:
@@ -365,9 +360,7 @@ def make_ready(data: Data, needed: tuple[str, ...] = ("gate", "timing")) -> None
     host_code = find_target(data.target).shares_cores
     if host_code:
         limit_data(_UNLIMITED)
-    measuring.set_up(
-        data.kernel, data.target, data.workload, data.seed, gate="gate" in missing, timing="timing" in missing
-    )
+    measuring.set_up(*data, gate="gate" in missing, timing="timing" in missing)
     if host_code:
         # Baselines return outputs of their own, and those of a whole sample are kept: as much again as the data.
         limit_data(_state.memory_bytes, times_held=2)
@@ -397,7 +390,7 @@ def race(request: RaceRequest) -> RaceResult:
 
 
 def _begin(request: Request | RaceRequest, stage: str) -> Data:
-    data = Data(kernel=request.kernel, target=request.target, workload=request.workload, seed=request.seed)
+    data = Data.of(request)
     make_ready(data, ("timing",) if stage == "race" else (stage,))
     _state.used = True
     enter_stage(stage)

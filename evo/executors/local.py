@@ -98,7 +98,7 @@ class LocalExecutor:
 
     def expect(self, kernel: str, target: str, workload: Workload, seed: int) -> None:
         with self._changed:
-            self._measurements.append(Job(request=Data(kernel=kernel, target=target, workload=workload, seed=seed)))
+            self._measurements.append(Job(request=Data(kernel, target, workload, seed)))
             self._changed.notify_all()
 
     def renew_device(self) -> None:

@@ -40,7 +40,7 @@ def columns_of(table: Any, record: type[Any], *unstored: str) -> tuple[Any, ...]
 
 
 TIMING_COLUMNS = columns_of(m.Timing, Timing)
-CHECK_COLUMNS = columns_of(m.Check, Check, "data_changed")
+CHECK_COLUMNS = columns_of(m.Check, Check)
 _BUILD_COLUMNS = columns_of(m.Build, Build, "source", "binary")
 _BINARY_COLUMNS = columns_of(m.Build, Binary, "code", "log", "triggers_dependents")
 ENVIRONMENT_COLUMNS = tuple(c.label(f"environment_{c.key}") for c in columns_of(m.Environment, Environment))

@@ -72,5 +72,4 @@ class RaceResult:
     """(name, reason) of contenders that could not be loaded, and of contenders and baselines whose output was wrong."""
     seconds: float = 0.0
     device_lost: bool = False
-    data_changed: bool = False
     """See `evo.evaluation.Evaluation`."""

@@ -82,6 +82,9 @@ class Gate:
         self._launch_limit_s = math.inf
         self._held: list[torch.Tensor] = []
         self._sum = 0
+        self.data_changed = False
+        """What candidates are judged by is not as it was made. It lies in memory like the candidates' own, and a stray write
+        can reach it past every guard."""
 
     def prepare(self, case: Case, *, repeated: bool = False) -> PreparedCase:
         """`repeated`: with the further launches of a kernel's first case."""
@@ -137,11 +140,6 @@ class Gate:
             if number == 0:
                 self.check(lambda values, launch: None, launch, prepared)
 
-    def intact(self) -> bool:
-        """Whether the data that candidates are judged by are as they were made. They lie in memory like the candidates' own,
-        and a stray write can reach them past every guard; then no other candidate can be judged here."""
-        return sum_of(self._held) == self._sum
-
     def _hold(self, prepared: PreparedCase) -> None:
         held = [t.image.bytes for t in prepared.trials]
         held += [given for t in prepared.trials for given in t.inputs.values() if given is not None]
@@ -180,8 +178,8 @@ class Gate:
     def run(
         self, call: Call, cases: Sequence[tuple[Case, Launch]], *, launch_limit_s: float = math.inf
     ) -> tuple[Check, ...]:
-        """Checks in order, up to and including the first that fails. The last says whether the data have been changed that
-        candidates are judged by. Raises LaunchError, and HangError after a launch of `launch_limit_s`."""
+        """Checks in order, up to and including the first that fails. Raises LaunchError, and HangError after a launch of
+        `launch_limit_s`."""
         self._launch_limit_s = launch_limit_s
         checks: list[Check] = []
         for case, launch in cases:
@@ -192,10 +190,10 @@ class Gate:
                 raise type(error)(f"case {case.name}: {error}") from error  # a hang stays one
             if not checks[-1].passed:
                 break
-        if checks and not self.intact():
-            last = checks[-1]
-            reason = last.reason or "memory far from its inputs and outputs was written, by which others are judged"
-            checks[-1] = replace(last, passed=False, reason=reason, data_changed=True)
+        self.data_changed = sum_of(self._held) != self._sum
+        if self.data_changed and checks[-1].passed:
+            reason = "memory far from its inputs and outputs was written, by which others are judged"
+            checks[-1] = replace(checks[-1], passed=False, reason=reason)
         return tuple(checks)
 
     def _launch(

@@ -22,6 +22,7 @@ from evo.measure.buffers import HUGE, NAN, Arena, Layout, same
 from evo.measure.clock import Protocol, calls_for, cold_calls, race, sets_for, summarise
 from evo.measure.gate import Gate, allocate_outputs, argument_values, as_outputs, expected_outputs
 from evo.measure.roofline import Roofline
+from evo.problem.genome import Genome
 from evo.problem.kernel import Baseline, Kernel, Launch, Tensors, Workload
 from evo.runtime.tolerance import Expected, compare, findings, verdict
 from evo.targets import Loaded, Replay, Session, find_target
@@ -128,10 +129,8 @@ class _Progress:
     sets: int
     """How many of the sets its samples call."""
     samples: int = 0
-    own: dict[bool, torch.Tensor] = field(default_factory=dict)
-    """Sums of the reference buffer's outputs, by the state of its inputs."""
-    others: torch.Tensor | None = None
-    """Sums of the outputs of the sets behind it."""
+    sums: dict[bool | None, torch.Tensor] = field(default_factory=dict)
+    """Of the reference buffer's outputs, by the state of its inputs; and of the sets behind it."""
     differs: list[torch.Tensor] = field(default_factory=list)
     findings: list[tuple[Expected, torch.Tensor]] = field(default_factory=list)
     check: Check | None = None
@@ -150,6 +149,8 @@ class RaceCheck:
     def __init__(self, data: TimedData, sets: Mapping[str, int]) -> None:
         """sets: by contender to be checked, how many of the sets a sample of it calls."""
         self._data = data
+        self.data_changed = False
+        """Inputs or guards are not as they were; of which contender's doing is not told."""
         self._progress = {name: _Progress(sets=count) for name, count in sets.items()}
 
     def before(self, name: str) -> None:
@@ -172,15 +173,10 @@ class RaceCheck:
             return
         data, exchanged = self._data, bool(p.samples // 2 % 2)
         sums = data.arena.output_sums(0, min(p.sets, data.summed_sets))
-        if exchanged in p.own:
-            p.differs.append((sums[0] != p.own[exchanged]).any())
-        else:
-            p.own[exchanged] = sums[0]
+        if exchanged not in p.sums:
             p.findings += data.findings(exchanged)
-        if p.others is not None:
-            p.differs.append((sums[1:] != p.others).any())
-        else:
-            p.others = sums[1:]
+        for whose, found in ((exchanged, sums[0]), (None, sums[1:])):
+            p.differs.append((found != p.sums.setdefault(whose, found)).any())
         if exchanged:
             data.exchange_inputs(False)
 
@@ -194,14 +190,15 @@ class RaceCheck:
     def _judge(self, p: _Progress) -> Check:
         check = Check(case="timed", passed=True)
         if reason := self._data.changed():
-            return replace(check, passed=False, reason=f"{reason} (in a timed call)", data_changed=True)
+            self.data_changed = True
+            return replace(check, passed=False, reason=f"{reason} (in a timed call)")
         for number, (e, found) in enumerate(p.findings):
             error, reason = verdict(tuple(found.tolist()), None, e)
             check = replace(check, error=error, allowed=e.largest_allowed, torch_error=e.torch_error)
             if reason:
                 later = ", after its inputs had changed" if number >= len(self._data.expected[False]) else ""
                 return replace(check, passed=False, reason=f"{e.name}: {reason} (in a timed call{later})")
-        if p.differs and bool(torch.stack(p.differs).any()):
+        if torch.stack(p.differs).any():
             return replace(check, passed=False, reason="another result on the same data (in a timed call)")
         return check
 
@@ -210,7 +207,7 @@ class TimingHarness:
     """Times binaries for one workload, beside its baselines, over rotating buffers."""
 
     def __init__(self, kernel: Kernel, target: str, workload: Workload, session: Session, seed: int) -> None:
-        self._kernel, self._target, self._workload, self._session = kernel, target, workload, session
+        self.kernel, self._target, self._workload, self._session = kernel, target, workload, session
         self._shares_cores = find_target(target).shares_cores
         self._seed = seed
         self.gate = Gate(kernel, target, session, seed)
@@ -224,12 +221,12 @@ class TimingHarness:
     @cached_property
     def set_count(self) -> int:
         """Raises UsageError if two sets, and the reference of one, do not fit the memory that is free."""
-        set_bytes = self._kernel.cost(self._workload).bytes
+        set_bytes = self.kernel.cost(self._workload).bytes
         if self._session.device.type == "cuda":
             free, memory = torch.cuda.mem_get_info(self._session.device)
         else:
             free = memory = psutil.virtual_memory().available
-        elements = sum(prod(self._workload.dim(d) for d in a.shape) for a in self._kernel.outputs(self._workload))
+        elements = sum(prod(self._workload.dim(d) for d in a.shape) for a in self.kernel.outputs(self._workload))
         needed = 3 * set_bytes + _REFERENCE_BYTES * elements
         if needed > free:
             raise UsageError(
@@ -241,23 +238,27 @@ class TimingHarness:
     @property
     def fits_cache(self) -> bool:
         """Whether a set leaves room in the cache, so that a second call finds all of it there."""
-        return 2 * self._kernel.cost(self._workload).bytes <= self._session.limits.cache_bytes
+        return 2 * self.kernel.cost(self._workload).bytes <= self._session.limits.cache_bytes
 
     @cached_property
     def data(self) -> TimedData:
-        return TimedData(self._kernel, self._workload, self._session, self.set_count, self._seed)
+        return TimedData(self.kernel, self._workload, self._session, self.set_count, self._seed)
 
     def prepare(self) -> None:
         """Makes all that a race needs beside its contenders."""
         self._session.evict()
         assert self.data.arena.sets
-        self._roofline.refusal(math.inf, self._kernel.cost(self._workload), in_cache=False)  # measured when first asked
+        self._roofline.refusal(math.inf, self.kernel.cost(self._workload), in_cache=False)  # measured when first asked
+
+    def launch(self, genome: Genome, workload: Workload | None = None) -> Launch:
+        """For the workload that is timed, or for another."""
+        return self.kernel.launch(self._target, genome.parameters, workload or self._workload, self._session.limits)
 
     def candidate(self, loaded: Loaded, launch: Launch) -> Calls:
         sets = self.data.arena.sets
 
         def bind(i: int) -> Callable[[], object]:
-            values = argument_values(self._kernel, self._workload, sets[i].inputs, sets[i].outputs)
+            values = argument_values(self.kernel, self._workload, sets[i].inputs, sets[i].outputs)
             return lambda: loaded(values, launch)
 
         return [bind(i) for i in range(self.set_count)]
@@ -270,15 +271,13 @@ class TimingHarness:
         """The incumbent as a contender; it stays loaded until another takes its place. None if it has no build."""
         if incumbent.build is None or incumbent.build.binary is None:
             return None
-        launch = self._kernel.launch(
-            self._target, incumbent.genome.parameters, self._workload, self._session.limits
-        )
+        launch = self.launch(incumbent.genome)
         key = (incumbent.build.binary.code_hash, launch)
         if self._incumbent is None or self._incumbent[0] != key:
             if self._incumbent is not None:
                 self._incumbent[1].close()
                 self._incumbent = None
-            loaded = self._session.load(incumbent.build.binary, self._kernel.entry)
+            loaded = self._session.load(incumbent.build.binary, self.kernel.entry)
             self._incumbent = (key, loaded, self.candidate(loaded, launch))
         return self._incumbent[2]
 
@@ -340,10 +339,15 @@ class TimingHarness:
         assert self._check is not None
         return self._check.verdict(name)
 
+    @property
+    def data_changed(self) -> bool:
+        """Whether no other candidate can be judged here any more."""
+        return self.gate.data_changed or (self._check is not None and self._check.data_changed)
+
     def verify(self, calls: Calls, *, programmatic: bool) -> Check:
         """Checks a contender as a race does, untimed, by calls on the reference buffer alone; then `reads_early`. Raises
         LaunchError."""
-        check = RaceCheck(self.data, {"": 1})
+        check = self._check = RaceCheck(self.data, {"": 1})
         for _ in range(_VERIFIED_CALLS):
             check.before("")
             calls[0]()
@@ -375,7 +379,7 @@ class TimingHarness:
 
     def impossible(self, timings: Sequence[Timing], contender: str) -> str:
         """Why one of a contender's times cannot be; empty if they can."""
-        cost = self._kernel.cost(self._workload)
+        cost = self.kernel.cost(self._workload)
         own = (t for t in timings if t.contender == contender)
         reasons = (self._roofline.refusal(t.median_us, cost, in_cache=t.protocol == "hot") for t in own)
         return next(filter(None, reasons), "")
@@ -390,7 +394,7 @@ class TimingHarness:
                 raise
             reason = str(error).strip().partition("\n")[0]
             return f"it does not run here ({type(error).__name__}: {reason[:_REASON_CHARACTERS]})"
-        got = as_outputs(self._kernel, self._workload, result)
+        got = as_outputs(self.kernel, self._workload, result)
         for e in self.data.expected[False]:
             _, reason = compare(got[e.name], e) if e.name in got else (None, "")
             if reason:
@@ -412,7 +416,7 @@ class TimingHarness:
     def _count(self, sets: int, call_us: float, protocol: Protocol) -> int:
         if not protocol.cold:
             return calls_for(call_us, protocol.sample_us, least=1, most=None)
-        set_bytes = self._kernel.cost(self._workload).bytes
+        set_bytes = self.kernel.cost(self._workload).bytes
         least = cold_calls(sets, set_bytes, self._session.limits.cache_bytes)
         if self._shares_cores:  # where arithmetic is slow, the cache cleared before a sample must do
             least = max(2, min(least, math.ceil(_LONG_SAMPLE_US / max(call_us, 1e-3))))

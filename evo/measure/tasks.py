@@ -7,14 +7,14 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import cache, partial
+from typing import TYPE_CHECKING, TypeVar
 
 from evo.errors import DeviceError, HangError, LaunchError
-from evo.evaluation import BOOTSTRAP_SAMPLES, Binary, Check, Evaluation, Status, Timing
+from evo.evaluation import BOOTSTRAP_SAMPLES, Build, Evaluation, Status, Timing
 from evo.measure import RaceRequest, RaceResult, Request
 from evo.measure.clock import CLOSE, Protocol
-from evo.problem.kernel import Kernel, Workload, load_kernel
+from evo.problem.kernel import Workload, load_kernel
 from evo.targets import Loaded, Session, classify, find_target
 
 if TYPE_CHECKING:
@@ -176,65 +176,55 @@ def _changed_arithmetic(before: tuple[int, tuple[float, ...]]) -> str:
 
 def _measure(request: Request, gated: Callable[[Evaluation], None]) -> Evaluation:
     started = time.perf_counter()
-    kernel, session = load_kernel(request.kernel), open_device()
     harness = _harness(request.kernel, request.target, request.workload, request.seed)
-    assert request.build is not None
-    assert request.build.binary is not None
-    found = Evaluation(status=Status.OK)
-    loaded = None
+    found, loaded = Evaluation(status=Status.OK), None
     try:
-        loaded = _load(request.build.binary, kernel, session)
+        loaded = _load(request.build, harness)
         found = replace(found, load_seconds=time.perf_counter() - started)
-        found = _gate(request, kernel, harness, loaded, found)
+        found = _gate(request, harness, loaded, found)
         if request.time and found.status is Status.OK:
             gated(found)
-            found = _clock(request, kernel, harness, loaded, found)
+            found = _clock(request, harness, loaded, found)
     except HangError as error:
         found = replace(found, status=Status.TIMEOUT, log=str(error), device_lost=True)
         loaded = None  # unloading would wait for the launch
     except LaunchError as error:
         status = classify(str(error), Status.LOAD_ERROR if loaded is None else Status.LAUNCH_ERROR)
-        found = replace(found, status=status, log=str(error), device_lost=not _answers(session))
+        found = replace(found, status=status, log=str(error), device_lost=not _answers())
     finally:
         if loaded is not None:
             loaded.close()
-    return replace(found, seconds=time.perf_counter() - started)
+    lost = found.device_lost or harness.data_changed
+    return replace(found, seconds=time.perf_counter() - started, device_lost=lost)
 
 
-def _load(binary: Binary, kernel: Kernel, session: Session) -> Loaded:
+def _load(build: Build | None, harness: TimingHarness) -> Loaded:
     """Raises LaunchError, also for code that must not be loaded."""
-    if binary.triggers_dependents:
+    assert build is not None
+    assert build.binary is not None
+    if build.binary.triggers_dependents:
         raise LaunchError(_TRIGGERS_DEPENDENTS)
-    return session.load(binary, kernel.entry)
+    return open_device().load(build.binary, harness.kernel.entry)
 
 
-def _gate(
-    request: Request, kernel: Kernel, harness: TimingHarness, loaded: Loaded, found: Evaluation
-) -> Evaluation:
+def _gate(request: Request, harness: TimingHarness, loaded: Loaded, found: Evaluation) -> Evaluation:
     """Raises LaunchError."""
     started = time.perf_counter()
-    point, limits = request.genome.parameters, open_device().limits
     cases = [
-        (case, kernel.launch(request.target, point, case.workload, limits))
-        for case in kernel.cases(request.target, request.workload)
+        (case, harness.launch(request.genome, case.workload))
+        for case in harness.kernel.cases(request.target, request.workload)
     ]
     checks = harness.gate.run(loaded, cases, launch_limit_s=request.launch_limit_s)
-    found = replace(
-        found,
-        checks=checks,
-        gate_seconds=time.perf_counter() - started,
-    )
+    found = replace(found, checks=checks, gate_seconds=time.perf_counter() - started)
     return found if all(c.passed for c in checks) else _refused(found, Status.WRONG)
 
 
-def _clock(
-    request: Request, kernel: Kernel, harness: TimingHarness, loaded: Loaded, found: Evaluation
-) -> Evaluation:
+def _clock(request: Request, harness: TimingHarness, loaded: Loaded, found: Evaluation) -> Evaluation:
     """Raises LaunchError."""
     started = time.perf_counter()
-    launch = kernel.launch(request.target, request.genome.parameters, request.workload, open_device().limits)
+    launch = harness.launch(request.genome)
     candidate = harness.candidate(loaded, launch)
-    timings = _time(request, kernel, harness, candidate)
+    timings = _time(request, harness, candidate)
     timed = time.perf_counter()
     check, status = harness.complaint("candidate"), Status.WRONG
     if check.passed and (reason := harness.reads_early(candidate, programmatic=launch.programmatic)):
@@ -256,77 +246,68 @@ def _refused(found: Evaluation, status: Status) -> Evaluation:
     return replace(found, status=status, log=last.reason if status is Status.IMPOSSIBLE else f"{last.case}: {last.reason}")
 
 
-def _time(request: Request, kernel: Kernel, harness: TimingHarness, candidate: Calls) -> tuple[Timing, ...]:
+def _time(request: Request, harness: TimingHarness, candidate: Calls) -> tuple[Timing, ...]:
     """Beside the reference; and again beside the incumbent too, if the candidate comes close to that."""
-    reference = kernel.reference_baseline
+    reference = harness.kernel.reference_baseline
     entries = {"candidate": candidate, reference.name: harness.baseline(reference)}
     protocol, incumbent = _protocol("search", request.target), request.incumbent
-    how: dict[str, Any] = {"keep": reference.name, "checked": ("candidate",)}
     ratio = incumbent.ratio if incumbent else None
-    timings = harness.time(entries, protocol, reference.name, incumbent=ratio, **how)
+    race = partial(harness.time, protocol=protocol, reference=reference.name, keep=reference.name, checked=("candidate",))
+    timings = race(entries, incumbent=ratio)
     is_close = ratio is not None and (timings[0].ratio or 0.0) <= CLOSE * ratio
     if incumbent is None or not is_close or not harness.complaint("candidate").passed:
         return timings
     try:
         other = harness.incumbent(incumbent)
     except LaunchError:  # no fault of the candidate, if the device still answers: it has its times
-        if _answers(open_device()):
+        if _answers():
             return timings
         raise
-    if other is None:
-        return timings
-    return harness.time({"candidate": candidate, "incumbent": other, **entries}, protocol, reference.name, **how)
+    return timings if other is None else race({"candidate": candidate, "incumbent": other, **entries})
 
 
 def _race(request: RaceRequest) -> RaceResult:
     started = time.perf_counter()
-    kernel, session = load_kernel(request.kernel), open_device()
     harness = _harness(request.kernel, request.target, request.workload, request.seed)
-    reference = kernel.reference_baseline
+    kernel, reference = harness.kernel, harness.kernel.reference_baseline
     refused: dict[str, str] = {}
     contenders: dict[str, Calls] = {}
     baselines: dict[str, Calls] = {}
     loaded_all: list[Loaded] = []
-    data_changed = False
 
-    def result(timings: Sequence[Timing] = (), log: str = "") -> RaceResult:
+    def result(timings: Sequence[Timing] = (), log: str = "", *, lost: bool = False) -> RaceResult:
         return RaceResult(
             timings=tuple(t for t in timings if t.contender not in refused),
             refused=tuple(refused.items()),
             log=log,
             seconds=time.perf_counter() - started,
-            data_changed=data_changed,
+            device_lost=lost,
         )
-
-    def accept(name: str, check: Check) -> bool:
-        nonlocal data_changed
-        data_changed |= check.data_changed
-        if not check.passed:
-            refused[name] = check.reason
-        return check.passed
 
     def time_all(protocol: Protocol, sets: int | None = None) -> tuple[Timing, ...]:
         entries = {**contenders, **baselines}
         timings = harness.time(entries, protocol, reference.name, sets=sets, checked=tuple(contenders))
-        for name in contenders:
-            accept(name, harness.complaint(name))
+        checks = {name: harness.complaint(name) for name in contenders}
+        refused.update({name: check.reason for name, check in checks.items() if not check.passed})
         return timings
 
     try:
         for name, genome, built in request.contenders:
-            assert built.binary is not None
-            launch = kernel.launch(request.target, genome.parameters, request.workload, session.limits)
+            launch = harness.launch(genome)
             try:
-                loaded_all.append(_load(built.binary, kernel, session))
+                loaded_all.append(_load(built, harness))
                 calls = harness.candidate(loaded_all[-1], launch)
-                if accept(name, harness.verify(calls, programmatic=launch.programmatic)):
+                check = harness.verify(calls, programmatic=launch.programmatic)
+                if check.passed:
                     contenders[name] = calls
+                else:
+                    refused[name] = check.reason
             except LaunchError as error:
                 refused[name] = str(error)
-                if not _answers(session):
+                if not _answers():
                     raise
-            if data_changed:  # nobody else can be judged any more
-                return result(log=refused[name])
+            if harness.data_changed:  # nobody else can be judged any more
+                return result(log=refused[name], lost=True)
         for name in dict.fromkeys((reference.name, *request.baselines)):
             baseline = kernel.baseline(name)
             if request.target not in baseline.targets:
@@ -338,28 +319,28 @@ def _race(request: RaceRequest) -> RaceResult:
                 baselines[name] = harness.baseline(baseline)
         protocol = _protocol("final", request.target)
         timings = list(time_all(protocol))
-        if request.hot and harness.fits_cache and not data_changed:
+        if request.hot and harness.fits_cache and not harness.data_changed:
             timings += time_all(replace(protocol, name="hot", cold=False), sets=1)
-        if data_changed:  # by which of several, the race does not tell; each alone does
+        if harness.data_changed:  # by which of several, the race does not tell; each alone does
             log = next(iter(refused.values()))
-            if len(contenders) > 1:
+            if len({built.binary for _, _, built in request.contenders}) > 1:
                 refused.clear()
-            return result(log=log)
+            return result(log=log, lost=True)
         for name in contenders.keys() - refused.keys():
             if reason := harness.impossible(timings, name):
                 refused[name] = reason
         return result(timings)
     except LaunchError as error:
-        return replace(result(log=str(error)), device_lost=not _answers(session))
+        return result(log=str(error), lost=not _answers())
     finally:
         for loaded in loaded_all:
             loaded.close()
 
 
-def _answers(session: Session) -> bool:
+def _answers() -> bool:
     """Most CUDA errors of a kernel are sticky: the context is lost and reports the same error for ever."""
     try:
-        session.synchronize()
+        open_device().synchronize()
     except LaunchError:
         return False
     return True

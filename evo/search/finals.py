@@ -158,8 +158,6 @@ class _Race:
                 task.executor.renew_device()
                 outcome = task.race(twice, self.bounds, hot=True)
                 reasons = [reason for n, reason in outcome.refused if n in (name, AA_CONTROL)]
-                if outcome.data_changed:  # by one of the two, which are the same
-                    reasons.append(outcome.log)
                 timed = {t.contender for t in outcome.timings}
                 if reasons or name in timed:
                     break
