@@ -29,7 +29,6 @@ WAY = {
     "evo/targets/_cache.py": (),
     "evo/executors/_device.py": (),
     "evo/measure/__init__.py": ("Request",),
-    "evo/measure/tasks.py": (),
     "evo/targets/__init__.py": ("Loaded",),
     "evo/targets/_cuda_session.py": (),
     "evo/measure/gate.py": (),

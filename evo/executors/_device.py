@@ -7,14 +7,17 @@ where it is timed. Only a fault that the device itself names is the candidate's 
 
 from __future__ import annotations
 
+import signal
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from evo.errors import DeviceError, EngineError
 from evo.evaluation import Build, Evaluation, Status
@@ -22,9 +25,13 @@ from evo.executors import ExecutorConfig, InFlight, RaceRequest, RaceResult, Req
 from evo.executors._limits import AdaptiveTimeout, confine_candidate, limit_data, reap_child
 from evo.executors._processes import end_with_command
 from evo.executors._worker import Worker, WorkerLost, enter_stage
-from evo.measure import tasks as measuring
-from evo.problem.kernel import Workload
-from evo.targets import find_target
+from evo.problem.kernel import Workload, load_kernel
+from evo.targets import Session, classify, find_target
+
+if TYPE_CHECKING:
+    from evo.measure.harness import TimingHarness  # imports PyTorch
+
+_T = TypeVar("_T")
 
 __all__ = ["Device", "Job", "deliver"]
 
@@ -36,6 +43,10 @@ _LAUNCH_SHARE = 0.5
 """Of the gate's limit is that of a single launch on a GPU: the process itself sees that it hangs."""
 
 _UNLIMITED = 1 << 60
+
+_PROBE_ELEMENTS = 1 << 16
+
+_NUMBERS = [1.0, 2.0**-60, sys.float_info.min]  # a list, so that nothing is computed ahead
 
 _ATTEMPTS = 2
 """Of a candidate, and of the device to get ready."""
@@ -322,6 +333,9 @@ def deliver(future: Future[Any] | None, result: object) -> None:
 class _State:
     """Of this process."""
 
+    target: str = ""
+    index: int = 0
+    """Which of the target's devices is its own."""
     memory_bytes: int = 0
     """What a candidate may take beyond twice its data, where its memory is limited."""
     used: bool = False
@@ -337,14 +351,41 @@ def prepare_device(target: str, index: int, scratch: Path, memory_bytes: int) ->
     """Opens nothing yet."""
     confine_candidate(scratch, host_code=find_target(target).shares_cores)
     end_with_command()
-    measuring.choose_device(target, index)
-    _state.memory_bytes = memory_bytes
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a candidate that spins gives Python no turn to handle it
+    _state.target, _state.index, _state.memory_bytes = target, index, memory_bytes
+
+
+@cache
+def session() -> Session:
+    """The process's device. Raises DeviceError if there is none."""
+    import torch
+
+    torch.set_grad_enabled(False)
+    return find_target(_state.target).open(_state.index)
+
+
+@cache
+def _harness(data: Data) -> TimingHarness:
+    from evo.measure.harness import TimingHarness
+
+    return TimingHarness(load_kernel(data.kernel), data.target, data.workload, session(), data.seed)
 
 
 def open_device() -> None:
-    """Raises DeviceError if there is none, or if it does not compute."""
-    measuring.open_device()
-    measuring.probe()
+    """Has the device do a small computation whose result is known. Raises DeviceError if there is none, or if it does not
+    give that."""
+    import torch
+
+    device = session()
+    try:
+        found = torch.arange(_PROBE_ELEMENTS, dtype=torch.int64, device=device.device).square().sum().item()
+        device.synchronize()
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise DeviceError(f"{device.info.name} does not answer: {reason}") from error
+    n = _PROBE_ELEMENTS - 1
+    if found != n * (n + 1) * (2 * n + 1) // 6:
+        raise DeviceError(f"{device.info.name} computes wrong sums: {found} for the squares up to {n}")
 
 
 def make_ready(data: Data, needed: tuple[str, ...] = ("gate", "timing")) -> None:
@@ -360,7 +401,11 @@ def make_ready(data: Data, needed: tuple[str, ...] = ("gate", "timing")) -> None
     host_code = find_target(data.target).shares_cores
     if host_code:
         limit_data(_UNLIMITED)
-    measuring.set_up(*data, gate="gate" in missing, timing="timing" in missing)
+    if "timing" in missing:
+        _harness(data).prepare()
+    if "gate" in missing:
+        _harness(data).gate.warm_up(data.workload)
+    session().synchronize()
     if host_code:
         # Baselines return outputs of their own, and those of a whole sample are kept: as much again as the data.
         limit_data(_state.memory_bytes, times_held=2)
@@ -380,13 +425,20 @@ def measure(request: Request) -> Evaluation:
         make_ready(data)
         enter_stage("timing", found)
 
-    return measuring.measure(request, gated)
+    def failed(status: Status, log: str) -> Evaluation:
+        return Evaluation(status=status, log=log, device_lost=True)
+
+    return _judged(lambda: _harness(data).measure(request, gated), failed)
 
 
 def race(request: RaceRequest) -> RaceResult:
     """Likewise, with the stage "race"."""
-    _begin(request, "race")
-    return measuring.race(request)
+    data = _begin(request, "race")
+
+    def failed(status: Status, log: str) -> RaceResult:
+        return RaceResult(log=f"{status}: {log}", device_lost=True)
+
+    return _judged(lambda: _harness(data).race(request), failed)
 
 
 def _begin(request: Request | RaceRequest, stage: str) -> Data:
@@ -395,3 +447,46 @@ def _begin(request: Request | RaceRequest, stage: str) -> Data:
     _state.used = True
     enter_stage(stage)
     return data
+
+
+def _judged(task: Callable[[], _T], failed: Callable[[Status, str], _T]) -> _T:
+    """A task's result, or `failed` where its candidate is at fault.
+
+    A fault may first show in a call of PyTorch: an allocation that fails, an error of the device. A candidate on the CPU may
+    change how its process computes, also for the candidates after it.
+    """
+    before = _arithmetic() if session().device.type == "cpu" else None
+    try:
+        result = task()
+        if before is not None and (reason := _changed_arithmetic(before)):
+            return failed(Status.CRASH, reason)
+        return result
+    except (RuntimeError, MemoryError) as error:
+        text = f"{type(error).__name__}: {error}"
+        status = classify("OUT OF MEMORY" if isinstance(error, MemoryError) else text, Status.OK)
+        if status is Status.OK:
+            try:
+                open_device()
+            except DeviceError:
+                return failed(Status.LAUNCH_ERROR, text)
+            raise
+        return failed(status, text)
+
+
+def _arithmetic() -> tuple[int, tuple[float, ...]]:
+    """The number of threads that PyTorch computes with, and sums that depend on the rounding mode.
+
+    A call of omp_set_num_threads changes the first. A rounding mode that is not restored changes the second, and so does
+    code linked with -ffast-math, where denormal numbers count as zero.
+    """
+    import torch
+
+    one, tiny, smallest = _NUMBERS
+    return torch.get_num_threads(), (one + tiny, one - tiny, -one - tiny, smallest / 2)
+
+
+def _changed_arithmetic(before: tuple[int, tuple[float, ...]]) -> str:
+    threads, rounding = _arithmetic()
+    if threads != before[0]:
+        return f"it changed with how many threads its process computes, from {before[0]} to {threads}"
+    return "it changed how its process rounds floating-point numbers" if rounding != before[1] else ""

@@ -1,4 +1,4 @@
-"""What a worker may take: time, memory, files, network, the terminal. All but the first is called in the worker itself.
+"""What a worker may take: time, memory, files, the terminal. All but the first is called in the worker itself.
 
 These limits hold accidents, not attackers: a candidate is code that runs as the user.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
-import shutil
 import signal
 import statistics
 import sys
@@ -18,8 +17,6 @@ from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
-
 __all__ = [
     "SCRATCH",
     "AdaptiveTimeout",
@@ -27,11 +24,8 @@ __all__ = [
     "adopt_orphans",
     "confine_builder",
     "confine_candidate",
-    "discard_output",
-    "drop_stale_scratch",
     "identity",
     "limit_data",
-    "oom_kills",
     "reap_child",
     "write_output_to",
 ]
@@ -48,7 +42,6 @@ _BUILT_BYTES = 1 << 30
 _OOM_SCORE = 500
 """When memory runs out, the system ends a worker before the command and the user's own programs."""
 
-_NEW_USER_SPACE, _NEW_NETWORK = 0x10000000, 0x40000000
 _SET_CHILD_SUBREAPER = 36
 _ANY_CHILD = 0x40000000
 """__WALL: also children that were not made by fork."""
@@ -83,29 +76,12 @@ class AdaptiveTimeout:
         return min(self._ceiling_s, max(self._floor_s, _FACTOR * median_s))
 
 
-def discard_output() -> None:
-    """Points the standard output and error at nothing, for this process and its children."""
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (1, 2):
-        os.dup2(nothing, descriptor)
-    os.close(nothing)
-
-
 def write_output_to(path: Path) -> None:
-    """Likewise, at a file."""
+    """Points the standard output and error at a file, for this process and its children."""
     target = os.open(path, os.O_CREAT | os.O_RDWR | os.O_APPEND | os.O_CLOEXEC, 0o600)
     for descriptor in (1, 2):
         os.dup2(target, descriptor)
     os.close(target)
-
-
-def drop_stale_scratch() -> None:
-    """Removes the folders of this user's commands that were killed together with all their processes."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*-*"):
-        command = folder.name[len(SCRATCH) :].partition("-")[0]
-        with suppress(OSError):
-            if command.isdecimal() and not psutil.pid_exists(int(command)) and folder.stat().st_uid == os.getuid():
-                shutil.rmtree(folder, ignore_errors=True)
 
 
 def adopt_orphans() -> None:
@@ -115,8 +91,8 @@ def adopt_orphans() -> None:
 
 
 def confine_builder(scratch: Path, memory_bytes: int) -> None:
-    """For a builder and the compilers it starts: `memory_bytes` each, files in `scratch`, no network."""
-    _confine(scratch, network=False)
+    """For a builder and the compilers it starts: `memory_bytes` each, files in `scratch`."""
+    _confine(scratch)
     _limit(resource.RLIMIT_FSIZE, _BUILT_BYTES)
     limit_data(memory_bytes)
 
@@ -124,37 +100,19 @@ def confine_builder(scratch: Path, memory_bytes: int) -> None:
 def confine_candidate(scratch: Path, *, host_code: bool) -> None:
     """For a device process. `host_code`: candidates run in this process, and not on a device of its own. Its memory is
     limited later, when it holds its data."""
-    _confine(scratch, network=not host_code)
+    _confine(scratch)
     adopt_orphans()
     if host_code:
         _limit(resource.RLIMIT_FSIZE, _FILE_BYTES)
 
 
-def _confine(scratch: Path, *, network: bool) -> None:
+def _confine(scratch: Path) -> None:
     _limit(resource.RLIMIT_CORE, 0)
     # Python has this signal ignored, and compilers are not to inherit that it is not.
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
     tempfile.tempdir = os.environ["TMPDIR"] = str(scratch)  # what a killed worker leaves goes with the folder
-    if not network:
-        _leave_network()
-
-
-def _leave_network() -> None:
-    """A network of its own with nothing in it, where the system lets a user have one. Before any thread starts."""
-    try:
-        unshare = ctypes.CDLL(None).unshare
-    except AttributeError:
-        return
-    if unshare(_NEW_NETWORK) == 0:
-        return
-    user, group = os.getuid(), os.getgid()
-    if unshare(_NEW_USER_SPACE | _NEW_NETWORK) == 0:
-        with suppress(OSError):  # the same numbers inside, so that files keep their owner
-            Path("/proc/self/setgroups").write_text("deny")
-            Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
-            Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
 
 
 def limit_data(further_bytes: int, *, times_held: int = 1) -> None:
@@ -163,32 +121,17 @@ def limit_data(further_bytes: int, *, times_held: int = 1) -> None:
     Data, not address space: mapped libraries are gigabytes that nobody pays for. There is no limit where the system does not
     tell what a process holds (not Linux).
     """
-    if held := _data_bytes():
+    with suppress(OSError, ValueError, IndexError):
+        status = Path("/proc/self/status").read_text()
+        held = int(status.partition("VmData:")[2].split(None, 1)[0]) << 10  # asked for, touched or not
         _limit(resource.RLIMIT_DATA, times_held * held + further_bytes)
 
 
-def _data_bytes() -> int:
-    """Private memory that this process has asked for, touched or not; 0 where it cannot be known."""
-    with suppress(OSError, ValueError, IndexError):
-        status = Path("/proc/self/status").read_text()
-        return int(status.partition("VmData:")[2].split(None, 1)[0]) << 10
-    return 0
-
-
-def oom_kills() -> int:
-    """How many processes this system has killed because memory ran out; 0 where it does not tell."""
-    with suppress(OSError, ValueError, IndexError):
-        return int(Path("/proc/vmstat").read_text().partition("\noom_kill ")[2].split(None, 1)[0])
-    return 0
-
-
-def _limit(what: int, value: int) -> bool:
+def _limit(what: int, value: int) -> None:
     """Soft limits: the engine raises them again where it needs more."""
     hard = resource.getrlimit(what)[1]
     with suppress(OSError, ValueError):
         resource.setrlimit(what, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
-        return True
-    return False
 
 
 class SideEffectCheck:

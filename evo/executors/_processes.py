@@ -22,14 +22,16 @@ import tempfile
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import BaseContext
 from pathlib import Path
+from typing import Any
 
 import psutil
 
-from evo.executors._limits import SCRATCH, adopt_orphans, discard_output
+from evo.executors._limits import SCRATCH, adopt_orphans, write_output_to
 
 __all__ = [
     "STARTING",
@@ -87,7 +89,7 @@ def start_server() -> None:
 def _become_server() -> None:
     """Done once, when the server imports this module."""
     server, command = os.getpid(), os.getppid()
-    discard_output()
+    write_output_to(Path(os.devnull))
     # A baseline that PyTorch compiles is compiled in its own process: others would be taken for a candidate's.
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     warnings.filterwarnings("ignore", message="forkserver: waitpid returned unexpected pid")  # an orphan has ended
@@ -95,7 +97,7 @@ def _become_server() -> None:
 
     def end() -> None:
         if os.getpid() == server:  # and not one of the workers, which have this function too
-            _end_descendants()
+            _end_all(lambda: _children(server))
             for folder in Path(tempfile.gettempdir()).glob(f"{SCRATCH}{command}-*"):
                 shutil.rmtree(folder, ignore_errors=True)
 
@@ -149,43 +151,40 @@ def end_tree(pid: int) -> None:
 
 
 def end_strays() -> None:
-    """Kills what dead workers have left. Also what it starts meanwhile."""
-    server = getattr(forkserver._forkserver, "_forkserver_pid", None)
-    if server is None:
-        return
-    for _ in range(_ROUNDS):
+    """Kills what dead workers have left."""
+    server: Any = getattr(forkserver._forkserver, "_forkserver_pid", None)
+
+    def find() -> list[psutil.Process]:
         with STARTING:
-            strays = [p for p in _children(server) if p.pid not in known_workers]
-        if not strays:
-            return
-        for stray in strays:
-            _kill([stray, *_descendants(stray.pid)])
-        time.sleep(_PAUSE_S)
+            return [p for p in _children(server) if p.pid not in known_workers]
+
+    if server is not None:
+        _end_all(find)
 
 
-def _end_descendants() -> None:
-    """Kills all that this process has below it, and what that starts meanwhile."""
+def _end_all(find: Callable[[], list[psutil.Process]]) -> None:
+    """Kills what is found and all below it, and what that starts meanwhile."""
     for _ in range(_ROUNDS):
-        with suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                continue
-        below = _descendants(os.getpid())
-        if not below:
+        found = find()
+        if not found:
             return
-        _kill(below)
+        for process in found:
+            _kill([process, *_descendants(process.pid)])
         time.sleep(_PAUSE_S)
 
 
 def _children(pid: int) -> list[psutil.Process]:
-    with suppress(psutil.Error):
-        found: list[psutil.Process] = psutil.Process(pid).children()
-        return [p for p in found if p.status() != psutil.STATUS_ZOMBIE]
-    return []
+    found = []
+    for process in _descendants(pid, recursive=False):
+        with suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
 
 
-def _descendants(pid: int) -> list[psutil.Process]:
+def _descendants(pid: int, *, recursive: bool = True) -> list[psutil.Process]:
     with suppress(psutil.Error):
-        found: list[psutil.Process] = psutil.Process(pid).children(recursive=True)
+        found: list[psutil.Process] = psutil.Process(pid).children(recursive=recursive)
         return found
     return []
 

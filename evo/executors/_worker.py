@@ -26,11 +26,11 @@ from typing import Any
 
 from evo.errors import DeviceError, EngineError, EvoError
 from evo.evaluation import Status
-from evo.executors._limits import SideEffectCheck, identity, oom_kills, write_output_to
+from evo.executors._limits import SideEffectCheck, identity, write_output_to
 from evo.executors._processes import STARTING, end_strays, end_tree, known_workers, leave_server, worker_context
 from evo.targets import classify
 
-__all__ = ["Worker", "WorkerLost", "enter_stage", "exit_status", "exit_text", "ran_out_of_memory"]
+__all__ = ["Worker", "WorkerLost", "enter_stage", "exit_status", "ran_out_of_memory"]
 
 _STARTING_S = 120.0
 
@@ -79,22 +79,9 @@ class _SideEffectError(Exception):
 class _Answer:
     value: Any = None
     error: BaseException | None = None
-    side_effect: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Stage:
-    """Sent while a task runs: its next stage begins, and what it has found so far."""
-
-    name: str
-    found: Any = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Task:
-    run: Callable[..., Any]
-    arguments: tuple[Any, ...]
-    answered: bool
+    """What the task raised."""
+    stage: str = ""
+    """Of a task that still runs: its next stage begins. `value` is what it has found so far."""
 
 
 class Worker:
@@ -119,7 +106,6 @@ class Worker:
         """What that task had found when its last stage began."""
         self._started = False
         self._outgoing, self._received = bytearray(), bytearray()
-        self._kills_before = oom_kills()
         with STARTING:
             self._process = context.Process(  # type: ignore[attr-defined]
                 target=_serve, args=(theirs, self._output, prepare, arguments, candidates), name="evo-worker", daemon=True
@@ -136,9 +122,7 @@ class Worker:
 
         answered: otherwise it has no answer, and what it raises is dropped.
         """
-        message = _Task(run=task, arguments=arguments, answered=answered)
-        self._kills_before = oom_kills()
-        self._outgoing += _framed(message)
+        self._outgoing += pickle.dumps((task, arguments, answered))
         self._send()
 
     def collect(self, limits_s: Mapping[str, float]) -> Any:
@@ -152,16 +136,16 @@ class Worker:
             self._started = True
         self.spent_s, self.found = {}, None
         self._enter(next(iter(limits_s)), limits_s)
-        while isinstance(message := self._receive(self.ends_at_s), _Stage):
-            self.found = message.found
-            self._enter(message.name, limits_s)
+        while (answer := self._receive(self.ends_at_s)).stage:
+            self.found = answer.value
+            self._enter(answer.stage, limits_s)
         self._leave()
-        if message.side_effect:
+        if isinstance(answer.error, _SideEffectError):
             self.end()
-            raise WorkerLost(Status.CRASH, f"was ended: the candidate {message.side_effect}")
-        if message.error is not None:
-            raise message.error
-        return message.value
+            raise WorkerLost(Status.CRASH, f"was ended: the candidate {answer.error}")
+        if answer.error is not None:
+            raise answer.error
+        return answer.value
 
     @property
     def ended(self) -> bool:
@@ -217,7 +201,7 @@ class Worker:
             while self._outgoing:
                 del self._outgoing[: os.write(self._connection.fileno(), self._outgoing)]
 
-    def _receive(self, ends_at_s: float) -> Any:
+    def _receive(self, ends_at_s: float) -> _Answer:
         """The next message. Not by `Connection.recv`, which waits for as many bytes as rubbish announces."""
         received = self._received
         pipe, sentinel = self._connection.fileno(), self._process.sentinel
@@ -247,10 +231,11 @@ class Worker:
                 raise self._death()
         message = bytes(received[_HEADER.size : end])
         del received[:end]
-        try:
-            return pickle.loads(message)
-        except Exception:  # rubbish behind a header that is right
-            raise self._death() from None
+        with suppress(Exception):
+            answer = pickle.loads(message)
+            if isinstance(answer, _Answer):
+                return answer
+        raise self._death()  # rubbish behind a header that is right
 
     def _death(self) -> WorkerLost:
         self._leave()
@@ -259,17 +244,11 @@ class Worker:
         exitcode = self.end()
         if answered_rubbish:
             return WorkerLost(Status.CRASH, "wrote into the pipe of its answers")
-        status, text = exit_status(exitcode), f"died ({exit_text(exitcode)})"
-        if exitcode == _CANNOT_ANSWER:
-            text = "died (its file descriptors were closed)"
-        if ran_out_of_memory(words) or oom_kills() > self._kills_before:
+        status, how = exit_status(exitcode)
+        text = f"died ({'its file descriptors were closed' if exitcode == _CANNOT_ANSWER else how})"
+        if ran_out_of_memory(words):
             status, text = Status.OUT_OF_MEMORY, f"ran out of memory and {text}"
         return WorkerLost(status, f"{text}: {words}" if words else text)
-
-
-def _framed(message: object) -> bytes:
-    body = pickle.dumps(message)
-    return _HEADER.pack(_MAGIC, len(body)) + body
 
 
 def _message_end(received: bytearray) -> int | None:
@@ -289,20 +268,14 @@ def ran_out_of_memory(words: str) -> bool:
     return re.search(killed, words) is not None or classify(words, Status.OK) is Status.OUT_OF_MEMORY
 
 
-def exit_status(exitcode: int) -> Status:
-    """The status that the end of the device process stands for. `exitcode`: negative for a signal."""
-    return _SIGNALS.get(_signal_name(exitcode), Status.CRASH)
-
-
-def exit_text(exitcode: int) -> str:
-    """SIGSEGV, or exit code 3."""
-    return _signal_name(exitcode) or f"exit code {exitcode}"
-
-
-def _signal_name(exitcode: int) -> str:
-    with suppress(ValueError):
-        return signal.Signals(-exitcode).name if exitcode < 0 else ""
-    return f"signal {-exitcode}"
+def exit_status(exitcode: int) -> tuple[Status, str]:
+    """The status that the end of a process stands for, and what it is called: SIGSEGV, or exit code 3. exitcode: negative
+    for a signal."""
+    text = f"exit code {exitcode}"
+    if exitcode < 0:
+        with suppress(ValueError):
+            text = signal.Signals(-exitcode).name
+    return _SIGNALS.get(text, Status.CRASH), text
 
 
 # -- inside the process -------------------------------------------------------------------------------------------
@@ -313,22 +286,23 @@ class _Inside:
 
     def __init__(self, descriptor: int, *, candidates: bool) -> None:
         self._pipe, self._identity, self._pid = descriptor, identity(descriptor), os.getpid()
+        self._tasks = open(descriptor, "rb", closefd=False)  # noqa: SIM115
         self._check = SideEffectCheck(descriptor) if candidates else None
 
-    def run(self, task: _Task) -> None:
+    def run_next(self) -> None:
+        """Raises EOFError if there will be none."""
+        task, arguments, answered = pickle.load(self._tasks)
         with suppress(OSError):
             os.ftruncate(2, 0)  # what earlier tasks printed
         try:
-            answer = _Answer(value=task.run(*task.arguments))
+            answer = _Answer(value=task(*arguments))
             self.check()
-        except _SideEffectError as error:
-            answer = _Answer(side_effect=str(error))
-        except EvoError as error:
+        except (_SideEffectError, EvoError) as error:
             answer = _Answer(error=error)
         except BaseException as error:  # of a class that the other side may not know
             text = "".join(traceback.format_exception(error))
             answer = _Answer(error=EngineError(f"{type(error).__name__}: {error}\n{text}"))
-        if task.answered:
+        if answered:
             self.send(answer)
 
     def check(self) -> None:
@@ -337,29 +311,14 @@ class _Inside:
         if self._check is not None and (found := self._check.found()):
             raise _SideEffectError(found)
 
-    def send(self, message: object) -> None:
+    def send(self, message: _Answer) -> None:
         self._end_copy()
         if identity(self._pipe) != self._identity:
             os._exit(_CANNOT_ANSWER)
-        data = memoryview(_framed(message))
+        body = pickle.dumps(message)
+        data = memoryview(_HEADER.pack(_MAGIC, len(body)) + body)
         while data:
             data = data[os.write(self._pipe, data) :]
-
-    def receive(self) -> _Task:
-        magic, length = _HEADER.unpack(self._read(_HEADER.size))
-        task = pickle.loads(self._read(length)) if magic == _MAGIC else None
-        if not isinstance(task, _Task):
-            raise EOFError
-        return task
-
-    def _read(self, count: int) -> bytes:
-        found = bytearray()
-        while len(found) < count:
-            chunk = os.read(self._pipe, count - len(found))
-            if not chunk:
-                raise EOFError
-            found += chunk
-        return bytes(found)
 
     def _end_copy(self) -> None:
         """A candidate that forks goes on in two processes."""
@@ -375,7 +334,7 @@ def enter_stage(name: str, found: Any = None) -> None:
     no further. found: is known even if the process is lost in that stage."""
     for inside in _inside:
         inside.check()
-        inside.send(_Stage(name=name, found=found))
+        inside.send(_Answer(stage=name, value=found))
 
 
 def _serve(
@@ -390,6 +349,6 @@ def _serve(
     try:
         inside.send(_Answer())
         while True:
-            inside.run(inside.receive())
+            inside.run_next()
     except (OSError, EOFError):
         os._exit(_CANNOT_ANSWER)

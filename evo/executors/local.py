@@ -25,7 +25,7 @@ from evo.errors import CompileError, EngineError, TemplateError
 from evo.evaluation import Build, Evaluation, Status
 from evo.executors import ExecutorConfig, InFlight, RaceRequest, RaceResult, Request
 from evo.executors._device import Data, Device, Job, deliver, prepare_device
-from evo.executors._limits import SCRATCH, AdaptiveTimeout, confine_builder, drop_stale_scratch
+from evo.executors._limits import SCRATCH, AdaptiveTimeout, confine_builder
 from evo.executors._processes import end_with_children, end_with_command, start_server
 from evo.executors._worker import Worker, WorkerLost, ran_out_of_memory
 from evo.problem.kernel import Workload, load_kernel
@@ -49,7 +49,6 @@ class LocalExecutor:
         self._target, self._config = target, config
         self._turns = find_target(target).shares_cores
         start_server()
-        drop_stale_scratch()
         self._scratch = Path(tempfile.mkdtemp(prefix=f"{SCRATCH}{os.getpid()}-"))
         self._workers: set[Worker] = set()
         """Those that may not have ended, guarded by `_starting`."""

@@ -1,7 +1,7 @@
 """Whether a candidate is right, how fast it is, and how sure that is: the gate, the clock, references, buffers.
 
 What is asked of worker processes is a `Request` or a `RaceRequest`: names and frozen data only, for the worker loads the
-kernel itself. `evo.measure.tasks` answers both in a device process.
+kernel itself. `evo.measure.harness` answers both in a device process.
 """
 
 from __future__ import annotations

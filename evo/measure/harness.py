@@ -1,4 +1,5 @@
-"""The timing harness: what a device process keeps between the candidates of one workload, to time them beside baselines.
+"""The harness of one workload: what a device process keeps between its candidates, to gate them and to time them beside
+baselines.
 
 All contenders of a race walk over the same buffer sets. Between their samples, untimed, they are checked (`RaceCheck`): a
 kernel can be right in the gate and wrong where it is timed, at another size, behind other calls or by luck of a race.
@@ -7,6 +8,7 @@ kernel can be right in the gate and wrong where it is timed, at another size, be
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -15,23 +17,56 @@ from math import prod
 import psutil
 import torch
 
-from evo.errors import UsageError
-from evo.evaluation import Check, Timing
-from evo.measure import Incumbent
+from evo.errors import HangError, LaunchError, UsageError
+from evo.evaluation import BOOTSTRAP_SAMPLES, Build, Check, Evaluation, Status, Timing
+from evo.measure import Incumbent, RaceRequest, RaceResult, Request
 from evo.measure.buffers import HUGE, NAN, Arena, Layout, same
-from evo.measure.clock import Protocol, calls_for, cold_calls, race, sets_for, summarise
+from evo.measure.clock import CLOSE, Protocol, calls_for, cold_calls, race, sets_for, summarise
 from evo.measure.gate import Gate, allocate_outputs, argument_values, as_outputs, expected_outputs
 from evo.measure.roofline import Roofline
 from evo.problem.genome import Genome
 from evo.problem.kernel import Baseline, Kernel, Launch, Tensors, Workload
 from evo.runtime.tolerance import Expected, compare, findings, verdict
-from evo.targets import Loaded, Replay, Session, find_target
+from evo.targets import Loaded, Replay, Session, classify, find_target
 
 __all__ = ["Calls", "RaceCheck", "TimedData", "TimingHarness"]
 
 Calls = Sequence[Callable[[], object]]
 """What a contender of a race does: a call for each buffer set."""
 
+
+_PROTOCOLS = {
+    ("search", False): Protocol(
+        name="cold", min_rounds=6, max_rounds=10, sample_us=200.0, precision=0.015, limit_s=4.0
+    ),
+    ("search", True): Protocol(
+        name="cold", min_rounds=4, max_rounds=6, sample_us=1500.0, precision=0.03, limit_s=4.0
+    ),
+    ("final", False): Protocol(
+        name="final",
+        min_rounds=30,
+        max_rounds=60,
+        sample_us=1000.0,
+        precision=0.003,
+        limit_s=20.0,
+        least_rounds=BOOTSTRAP_SAMPLES,
+    ),
+    ("final", True): Protocol(
+        name="final",
+        min_rounds=16,
+        max_rounds=40,
+        sample_us=4000.0,
+        precision=0.01,
+        limit_s=20.0,
+        least_rounds=BOOTSTRAP_SAMPLES,
+    ),
+}
+"""By stage and by whether the target shares its cores with everything else (and is therefore noisier)."""
+
+_TRIGGERS_DEPENDENTS = (
+    "the code lets the kernel after it start before it has ended (griddepcontrol.launch_dependents): its calls would"
+    " overlap where they are timed, one behind the other, and hardly anywhere else"
+)
 
 _WALK_BYTES = {False: 1 << 30, True: 1 << 28}
 """What the buffer sets hold at least, by whether the target shares its cores: a quarter of a millisecond at 4 TB/s,
@@ -421,3 +456,174 @@ class TimingHarness:
         if self._shares_cores:  # where arithmetic is slow, the cache cleared before a sample must do
             least = max(2, min(least, math.ceil(_LONG_SAMPLE_US / max(call_us, 1e-3))))
         return calls_for(call_us, protocol.sample_us, least=least, most=sets)
+
+    # -- a candidate ----------------------------------------------------------------------------------------------
+
+    def measure(self, request: Request, gated: Callable[[Evaluation], None] = lambda found: None) -> Evaluation:
+        """Loads one binary, runs it on the gate's cases up to the first refusal, and times it if it passes and that is asked
+        for; then looks at what the timed calls wrote.
+
+        gated: called between the gate and the timing, with what the gate has found.
+        """
+        started = time.perf_counter()
+        found, loaded = Evaluation(status=Status.OK), None
+        try:
+            loaded = self._load(request.build)
+            found = replace(found, load_seconds=time.perf_counter() - started)
+            found = self._gate(request, loaded, found)
+            if request.time and found.status is Status.OK:
+                gated(found)
+                found = self._clock(request, loaded, found)
+        except HangError as error:
+            found = replace(found, status=Status.TIMEOUT, log=str(error), device_lost=True)
+            loaded = None  # unloading would wait for the launch
+        except LaunchError as error:
+            status = classify(str(error), Status.LOAD_ERROR if loaded is None else Status.LAUNCH_ERROR)
+            found = replace(found, status=status, log=str(error), device_lost=not self._answers())
+        finally:
+            if loaded is not None:
+                loaded.close()
+        lost = found.device_lost or self.data_changed
+        return replace(found, seconds=time.perf_counter() - started, device_lost=lost)
+
+    def _load(self, build: Build | None) -> Loaded:
+        """Raises LaunchError, also for code that must not be loaded."""
+        assert build is not None
+        assert build.binary is not None
+        if build.binary.triggers_dependents:
+            raise LaunchError(_TRIGGERS_DEPENDENTS)
+        return self._session.load(build.binary, self.kernel.entry)
+
+    def _gate(self, request: Request, loaded: Loaded, found: Evaluation) -> Evaluation:
+        """Raises LaunchError."""
+        started = time.perf_counter()
+        cases = [
+            (case, self.launch(request.genome, case.workload))
+            for case in self.kernel.cases(request.target, request.workload)
+        ]
+        checks = self.gate.run(loaded, cases, launch_limit_s=request.launch_limit_s)
+        found = replace(found, checks=checks, gate_seconds=time.perf_counter() - started)
+        return found if all(c.passed for c in checks) else _refused(found, Status.WRONG)
+
+    def _clock(self, request: Request, loaded: Loaded, found: Evaluation) -> Evaluation:
+        """Raises LaunchError."""
+        started = time.perf_counter()
+        launch = self.launch(request.genome)
+        candidate = self.candidate(loaded, launch)
+        timings = self._time_candidate(request, candidate)
+        timed = time.perf_counter()
+        check, status = self.complaint("candidate"), Status.WRONG
+        if check.passed and (reason := self.reads_early(candidate, programmatic=launch.programmatic)):
+            check = replace(check, passed=False, reason=reason)
+        if check.passed and (reason := self.impossible(timings, "candidate")):
+            check, status = replace(check, passed=False, reason=reason), Status.IMPOSSIBLE
+        found = replace(
+            found,
+            checks=(*found.checks, check),
+            gate_seconds=found.gate_seconds + time.perf_counter() - timed,
+            timing_seconds=timed - started,
+        )
+        return replace(found, timings=timings) if check.passed else _refused(found, status)
+
+    def _time_candidate(self, request: Request, candidate: Calls) -> tuple[Timing, ...]:
+        """Beside the reference; and again beside the incumbent too, if the candidate comes close to that."""
+        reference = self.kernel.reference_baseline
+        entries = {"candidate": candidate, reference.name: self.baseline(reference)}
+        protocol, incumbent = _PROTOCOLS["search", self._shares_cores], request.incumbent
+        ratio = incumbent.ratio if incumbent else None
+        race = partial(self.time, protocol=protocol, reference=reference.name, keep=reference.name, checked=("candidate",))
+        timings = race(entries, incumbent=ratio)
+        is_close = ratio is not None and (timings[0].ratio or 0.0) <= CLOSE * ratio
+        if incumbent is None or not is_close or not self.complaint("candidate").passed:
+            return timings
+        try:
+            other = self.incumbent(incumbent)
+        except LaunchError:  # no fault of the candidate, if the device still answers: it has its times
+            if self._answers():
+                return timings
+            raise
+        return timings if other is None else race({"candidate": candidate, "incumbent": other, **entries})
+
+    def race(self, request: RaceRequest) -> RaceResult:
+        """Times contenders and baselines interleaved. Each contender is verified before the race, and checked in it."""
+        started = time.perf_counter()
+        reference = self.kernel.reference_baseline
+        refused: dict[str, str] = {}
+        contenders: dict[str, Calls] = {}
+        baselines: dict[str, Calls] = {}
+        loaded_all: list[Loaded] = []
+
+        def result(timings: Sequence[Timing] = (), log: str = "", *, lost: bool = False) -> RaceResult:
+            return RaceResult(
+                timings=tuple(t for t in timings if t.contender not in refused),
+                refused=tuple(refused.items()),
+                log=log,
+                seconds=time.perf_counter() - started,
+                device_lost=lost,
+            )
+
+        def time_all(protocol: Protocol, sets: int | None = None) -> tuple[Timing, ...]:
+            entries = {**contenders, **baselines}
+            timings = self.time(entries, protocol, reference.name, sets=sets, checked=tuple(contenders))
+            checks = {name: self.complaint(name) for name in contenders}
+            refused.update({name: check.reason for name, check in checks.items() if not check.passed})
+            return timings
+
+        try:
+            for name, genome, built in request.contenders:
+                launch = self.launch(genome)
+                try:
+                    loaded_all.append(self._load(built))
+                    calls = self.candidate(loaded_all[-1], launch)
+                    check = self.verify(calls, programmatic=launch.programmatic)
+                    if check.passed:
+                        contenders[name] = calls
+                    else:
+                        refused[name] = check.reason
+                except LaunchError as error:
+                    refused[name] = str(error)
+                    if not self._answers():
+                        raise
+                if self.data_changed:  # nobody else can be judged any more
+                    return result(log=refused[name], lost=True)
+            for name in dict.fromkeys((reference.name, *request.baselines)):
+                baseline = self.kernel.baseline(name)
+                if request.target not in baseline.targets:
+                    continue
+                reason = "" if baseline.role == "ceiling" else self.check_baseline(baseline)
+                if reason and name != reference.name:
+                    refused[name] = reason
+                else:
+                    baselines[name] = self.baseline(baseline)
+            protocol = _PROTOCOLS["final", self._shares_cores]
+            timings = list(time_all(protocol))
+            if request.hot and self.fits_cache and not self.data_changed:
+                timings += time_all(replace(protocol, name="hot", cold=False), sets=1)
+            if self.data_changed:  # by which of several, the race does not tell; each alone does
+                log = next(iter(refused.values()))
+                if len({built.binary for _, _, built in request.contenders}) > 1:
+                    refused.clear()
+                return result(log=log, lost=True)
+            for name in contenders.keys() - refused.keys():
+                if reason := self.impossible(timings, name):
+                    refused[name] = reason
+            return result(timings)
+        except LaunchError as error:
+            return result(log=str(error), lost=not self._answers())
+        finally:
+            for loaded in loaded_all:
+                loaded.close()
+
+    def _answers(self) -> bool:
+        """Most CUDA errors of a kernel are sticky: the context is lost and reports the same error for ever."""
+        try:
+            self._session.synchronize()
+        except LaunchError:
+            return False
+        return True
+
+
+def _refused(found: Evaluation, status: Status) -> Evaluation:
+    """By its last check."""
+    last = found.checks[-1]
+    return replace(found, status=status, log=last.reason if status is Status.IMPOSSIBLE else f"{last.case}: {last.reason}")

@@ -20,9 +20,9 @@ from evo.errors import DeviceError
 from evo.evaluation import Build, Evaluation, Status
 from evo.executors import ExecutorConfig, Incumbent, InFlight, Request
 from evo.executors._device import Device, Job, prepare_device
+from evo.executors._device import session as session_of_process
 from evo.executors._worker import Worker
 from evo.executors.local import LocalExecutor
-from evo.measure import tasks as measuring
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload
 from evo.targets import find_target
@@ -271,7 +271,7 @@ def test_a_renewed_device_is_another_process(executor: LocalExecutor, kernel: Pa
 
 def prepare_dead_device(scratch: Path) -> None:
     prepare_device("cpu", 0, scratch, 1 << 28)
-    session = measuring.open_device()
+    session = session_of_process()
 
     def fall_silent() -> None:
         raise RuntimeError("fell off the bus\nand more")

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,16 +12,12 @@ import pytest
 
 from evo.errors import EngineError
 from evo.evaluation import Status
-from evo.executors._device import prepare_device
 from evo.executors._limits import AdaptiveTimeout
 from evo.executors._processes import start_server
-from evo.executors._worker import Worker, WorkerLost, enter_stage, exit_status, exit_text, ran_out_of_memory
-from evo.executors.local import prepare_builder
+from evo.executors._worker import Worker, WorkerLost, enter_stage, exit_status, ran_out_of_memory
 from evo.targets import classify
 
 PATIENCE_S = 200.0
-OWN_NETWORK = "import ctypes, sys; sys.exit(ctypes.CDLL(None).unshare(0x50000000) != 0)"
-"""CLONE_NEWUSER | CLONE_NEWNET: what any user may do, where the system lets him."""
 
 
 @pytest.mark.parametrize(
@@ -59,12 +52,10 @@ def test_a_message_of_the_device_has_a_status(message: str, status: Status) -> N
         (-signal.SIGKILL, Status.CRASH, "SIGKILL"),
         (0, Status.CRASH, "exit code 0"),
         (3, Status.CRASH, "exit code 3"),
-        (-63, Status.CRASH, "signal 63"),
     ],
 )
 def test_the_end_of_a_process_has_a_status(exitcode: int, status: Status, text: str) -> None:
-    assert exit_status(exitcode) is status
-    assert exit_text(exitcode) == text
+    assert exit_status(exitcode) == (status, text)
 
 
 def test_a_compiler_without_memory_is_told_from_one_with_an_error() -> None:
@@ -169,31 +160,3 @@ def test_an_error_in_a_task_is_told_and_costs_no_process(worker: Worker) -> None
         worker.collect({"task": PATIENCE_S})
     worker.post(divmod, 7, 2)
     assert worker.collect({"task": PATIENCE_S}) == (3, 1)
-
-
-def reaches(port: int) -> bool:
-    with socket.socket() as caller:
-        return caller.connect_ex(("127.0.0.1", port)) == 0
-
-
-@pytest.mark.parametrize(
-    ("prepare", "arguments", "reached"),
-    [
-        (prepare_device, ("cpu", 0, Path("{tmp}"), 1 << 30), False),
-        (prepare_builder, ("cpu", Path("{tmp}"), 1 << 30), False),
-        (nothing, (), True),
-    ],
-    ids=["a candidate", "a builder", "any other process"],
-)
-def test_neither_builder_nor_candidate_has_a_network(
-    tmp_path: Path, prepare: Callable[..., None], arguments: tuple[object, ...], reached: bool
-) -> None:
-    if subprocess.run([sys.executable, "-c", OWN_NETWORK], check=False).returncode:
-        pytest.skip("this system gives no process a network of its own")
-    start_server()
-    given = tuple(tmp_path if isinstance(a, Path) else a for a in arguments)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        worker = Worker(tmp_path, prepare, given)
-        worker.post(reaches, listener.getsockname()[1])
-        assert worker.collect({"task": PATIENCE_S}) is reached
-        worker.end()
