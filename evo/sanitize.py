@@ -2,9 +2,9 @@
 behaviour, memory that was never written.
 
 The candidate is compiled anew. A process that the tool watches (`make_calls`) calls it on small cases of its gate; the
-outputs are judged here as the gate judges them. In that process every tensor has an allocation of its own, not a byte
-larger than the tensor: the gate's guard zones would hide the first element beyond it. Data are drawn and references
-computed here, so that the tool sees no kernel of PyTorch's.
+outputs are judged here by the gate. In that process every tensor has an allocation of its own, not a byte larger than the
+tensor: the gate's guard zones would hide the first element beyond it. Data are drawn and references computed here, so that
+the tool sees no kernel of PyTorch's.
 
 - CUDA: NVIDIA's compute-sanitizer, https://docs.nvidia.com/compute-sanitizer/ComputeSanitizer/
 - CPU: the sanitizers of g++. address, undefined: AddressSanitizer and UndefinedBehaviorSanitizer, compiled into the
@@ -29,20 +29,22 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from evo.errors import CompileError, DeviceError, EvoError, UnknownNameError
 from evo.evaluation import Binary
 from evo.executors import Request
 from evo.problem.kernel import Kernel, Launch, load_kernel
 from evo.problem.render import Source, render
-from evo.runtime.tolerance import Expected, compare
 from evo.targets import Session, Target, find_target
 from evo.targets.cpu import CpuTarget, compiler_path
 
 if TYPE_CHECKING:
     import torch
+
+    from evo.measure.gate import Gate, PreparedCase
 
 __all__ = ["Report", "Sanitized", "choose_tools", "find_compute_sanitizer", "make_calls", "read_report", "sanitize"]
 
@@ -149,36 +151,33 @@ def sanitize(
 _SMALL_BYTES = 8 << 20
 """Cases that move no more can run a hundred times slower."""
 _SMALLEST_CASES = 4
-_NAN_BYTE = 0xFF
-"""NaN in every dtype."""
-_LEAD_BYTE = b"\xa5"
-"""Fills the memory before a tensor that does not start at an aligned address."""
+_ALIGNMENT = 512
+"""Bytes, as of the gate's memory."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Memory:
-    """An allocation with a tensor argument at its end, `lead_bytes` from its start. data: what an input holds; None for an
-    output."""
+    """An allocation with a tensor at its end: what it holds before the call, and how many bytes of that are before the
+    tensor, where it does not start at an aligned address."""
 
+    data: bytes
     lead_bytes: int
-    size_bytes: int
-    data: bytes | None
+    is_output: bool
 
-    def content(self, fill: int | None) -> bytes:
-        """What it begins with, where outputs hold that byte; None: what is there when they are allocated."""
-        data = bytes([fill]) * self.size_bytes if self.data is None and fill is not None else self.data
-        return _LEAD_BYTE * self.lead_bytes + (data or b"")
+    def content(self, filled: bool) -> bytes:
+        """What is written to it; outputs that are not filled keep what they are allocated with."""
+        return self.data if filled or not self.is_output else self.data[: self.lead_bytes]
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Call:
-    """values: the entry point's arguments in order: _Memory, None or numbers. outputs: by place among them, what is expected
-    and a tensor of that shape."""
+    """values: the entry point's arguments in order: _Memory, None or numbers. judge: why the gate refuses what the tensors'
+    allocations hold afterwards, by place among the arguments; empty if it does not."""
 
     name: str
     launch: Launch
     values: tuple[object, ...]
-    outputs: dict[int, tuple[Expected, torch.Tensor]]
+    judge: Callable[[dict[int, bytes]], str]
 
 
 def _draw_calls(kernel: Kernel, request: Request, session: Session, seed: int) -> Iterator[_Call]:
@@ -187,7 +186,6 @@ def _draw_calls(kernel: Kernel, request: Request, session: Session, seed: int) -
     multiprocessor, where every block has to loop over more work."""
     import torch
 
-    from evo.measure.buffers import extent
     from evo.measure.gate import Gate, argument_values
 
     gate = Gate(kernel, request.target, session, seed)
@@ -197,24 +195,44 @@ def _draw_calls(kernel: Kernel, request: Request, session: Session, seed: int) -
     for rank, case in enumerate(ranked):
         if rank >= _SMALLEST_CASES and kernel.cost(case.workload).bytes > _SMALL_BYTES:
             break
-        trial = gate.prepare(case).trials[0]
-        expected = {e.name: e for e in trial.expected}
-        values = list(argument_values(kernel, case.workload, trial.inputs, trial.memory.outputs))
-        outputs = {}
+        prepared = gate.prepare(case)
+        memory, image = prepared.trials[0].memory, prepared.trials[0].image
+        memory.bytes.copy_(image.bytes)
+        values = list(argument_values(kernel, case.workload, memory.inputs, memory.outputs))
         for place, (argument, value) in enumerate(zip(kernel.arguments, values, strict=True)):
             if isinstance(value, torch.Tensor):
-                # From its first element to its last, with the gaps between them.
-                flat, is_input = value.as_strided((extent(value),), (1,)), argument.kind == "input"
-                data = flat.cpu().view(torch.uint8).numpy().tobytes() if is_input else None
-                values[place] = _Memory(lead_bytes=case.offset * value.itemsize, size_bytes=flat.nbytes, data=data)
-                if not is_input:
-                    outputs[place] = expected[argument.name], value
-        limits, parameters = session.limits, request.genome.parameters
-        own = kernel.launch(request.target, parameters, case.workload, limits)
-        yield _Call(name=case.name, launch=own, values=tuple(values), outputs=outputs)
-        few = kernel.launch(request.target, parameters, case.workload, replace(limits, multiprocessors=1))
-        if few != own:
-            yield _Call(name=f"{case.name}, few blocks", launch=few, values=tuple(values), outputs=outputs)
+                data = _bytes_of(value).cpu().numpy().tobytes()
+                values[place] = _Memory(data, value.data_ptr() % _ALIGNMENT, argument.kind == "output")
+
+        own, few = (
+            kernel.launch(request.target, request.genome.parameters, case.workload, limits)
+            for limits in (session.limits, replace(session.limits, multiprocessors=1))
+        )
+        names = {own: case.name} | ({few: f"{case.name}, few blocks"} if few != own else {})
+        for launch, name in names.items():
+            yield _Call(name=name, launch=launch, values=tuple(values), judge=partial(_judge, gate, launch, prepared))
+
+
+def _judge(gate: Gate, launch: Launch, prepared: PreparedCase, held: dict[int, bytes]) -> str:
+    import torch
+
+    def replay(values: Sequence[object], launch: Launch) -> None:
+        for place, data in held.items():
+            _bytes_of(values[place]).copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+
+    return gate.check(replay, launch, prepared).reason
+
+
+def _bytes_of(tensor: Any) -> torch.Tensor:
+    """The memory of a tensor, from the aligned address before it to its last element, gaps included."""
+    import torch
+
+    from evo.measure.buffers import extent
+
+    lead_bytes, start = tensor.data_ptr() % _ALIGNMENT, tensor.storage_offset() * tensor.itemsize
+    size = lead_bytes + extent(tensor) * tensor.itemsize
+    none = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return none.set_(tensor.untyped_storage(), start - lead_bytes, (size,), (1,))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,15 +264,15 @@ class _Job:
         except CompileError as error:
             raise EvoError(f"the candidate does not compile with {' '.join(flags)}: {str(error).strip()}") from error
 
-    def run(self, code: bytes, fill: int | None, environment: dict[str, str], tool: Sequence[str] = ()) -> _Process:
-        """Makes the calls in a process that `tool`, the beginning of its command, starts. fill: the byte that outputs hold
-        before; None leaves them as they were allocated."""
+    def run(self, code: bytes, filled: bool, environment: dict[str, str], tool: Sequence[str] = ()) -> _Process:
+        """Makes the calls in a process that `tool`, the beginning of its command, starts. filled: whether outputs hold
+        something before."""
         started = time.perf_counter()
         with tempfile.TemporaryDirectory(prefix="evo-sanitize-") as name:
             folder = Path(name)
             calls = [(c.name, c.launch, c.values) for c in self.calls]
             (folder / "candidate").write_bytes(code)
-            (folder / "calls").write_bytes(pickle.dumps((self.request.target, self.kernel.entry, fill, calls)))
+            (folder / "calls").write_bytes(pickle.dumps((self.request.target, self.kernel.entry, filled, calls)))
             child = "import evo.sanitize, sys; sys.exit(evo.sanitize.make_calls(sys.argv[1]))"
             command = [*tool, sys.executable, "-P", "-c", child, name]
             path = os.pathsep.join(filter(None, sys.path))
@@ -298,7 +316,7 @@ class _Job:
 
     def report(self, tool: str, processes: Sequence[_Process], messages: Iterable[str], errors: int) -> Report:
         ended = zip(self.calls, processes[-1].results, strict=False)
-        refusals = [(call.name, self._refusal(call, result)) for call, result in ended]
+        refusals = [(call.name, call.judge(result)) for call, result in ended]
         return Report(
             tool=tool,
             errors=errors,
@@ -308,25 +326,6 @@ class _Job:
             seconds=sum(p.seconds for p in processes),
         )
 
-    def _refusal(self, call: _Call, result: dict[int, bytes]) -> str:
-        """Why the gate refuses the result of a call; empty if it does not."""
-        import torch
-
-        for place, found in result.items():
-            memory, name = call.values[place], self.kernel.arguments[place].name
-            assert isinstance(memory, _Memory)
-            if place not in call.outputs:
-                if found != memory.content(None):
-                    return f"input {name} was changed"
-                continue
-            if found[: memory.lead_bytes] != memory.content(None):
-                return f"memory outside output {name} was written"
-            expected, like = call.outputs[place]
-            output = torch.frombuffer(bytearray(found[memory.lead_bytes :]), dtype=like.dtype)
-            if reason := compare(output.as_strided(like.shape, like.stride()).to(like.device), expected)[1]:
-                return f"{name}: {reason}"
-        return ""
-
     def _with_source_line(self, message: str) -> str:
         """The message, followed by the first line of the candidate's source that it refers to."""
         found = re.search(r"candidate\.(?:cpp|cu):(\d+)", message)
@@ -335,8 +334,8 @@ class _Job:
         return f"{message} | {lines[number - 1].strip()}" if 0 < number <= len(lines) else message
 
 
-_MakeCall = Callable[[Launch, Sequence[object], int | None], dict[int, bytes]]
-"""Of a launch, arguments and fill: what the allocations hold afterwards."""
+_MakeCall = Callable[[Launch, Sequence[object], bool], dict[int, bytes]]
+"""Of a launch, arguments and whether outputs are filled: what the allocations hold afterwards."""
 
 
 def make_calls(name: str) -> int:
@@ -344,12 +343,12 @@ def make_calls(name: str) -> int:
     which case it begins, and why it ends if the device refuses something. On a CPU it does without PyTorch, which takes
     seconds to start under a sanitizer."""
     folder = Path(name)
-    target, entry, fill, calls = pickle.loads((folder / "calls").read_bytes())
+    target, entry, filled, calls = pickle.loads((folder / "calls").read_bytes())
     try:
         make_call = _load_on_cpu(folder, entry) if target == "cpu" else _load_on_gpu(folder, target, entry)
         for number, (case, launch, values) in enumerate(calls):
             print(f"evo: case {case}", flush=True)
-            (folder / str(number)).write_bytes(pickle.dumps(make_call(launch, values, fill)))
+            (folder / str(number)).write_bytes(pickle.dumps(make_call(launch, values, filled)))
     except EvoError as error:
         print(f"evo: {error}", flush=True)
         return 3
@@ -362,14 +361,13 @@ def _load_on_gpu(folder: Path, target: str, entry: str) -> _MakeCall:
     session = find_target(target).open()
     loaded = session.load(Binary(code=(folder / "candidate").read_bytes(), code_hash=""), entry)
 
-    def make_call(launch: Launch, values: Sequence[object], fill: int | None) -> dict[int, bytes]:
+    def make_call(launch: Launch, values: Sequence[object], filled: bool) -> dict[int, bytes]:
         held: dict[int, torch.Tensor] = {}
         arguments = list(values)
         for place, memory in enumerate(values):
             if isinstance(memory, _Memory):
-                content = bytearray(memory.content(fill))
-                size = memory.lead_bytes + memory.size_bytes
-                held[place] = torch.empty(size, dtype=torch.uint8, device=session.device)
+                content = bytearray(memory.content(filled))
+                held[place] = torch.empty(len(memory.data), dtype=torch.uint8, device=session.device)
                 arguments[place] = held[place][memory.lead_bytes :]
                 if content:  # copied from the host: fill_ would run a kernel of PyTorch's
                     held[place][: len(content)].copy_(torch.frombuffer(content, dtype=torch.uint8))
@@ -388,12 +386,12 @@ def _load_on_cpu(folder: Path, entry: str) -> _MakeCall:
     allocate = ctypes.CDLL(None).memalign
     allocate.argtypes, allocate.restype = (ctypes.c_size_t, ctypes.c_size_t), ctypes.c_void_p
 
-    def make_call(launch: Launch, values: Sequence[object], fill: int | None) -> dict[int, bytes]:
+    def make_call(launch: Launch, values: Sequence[object], filled: bool) -> dict[int, bytes]:
         held: dict[int, tuple[int, int]] = {}
         arguments: list[object] = []
         for place, value in enumerate(values):
             if isinstance(value, _Memory):
-                size, content = value.lead_bytes + value.size_bytes, value.content(fill)
+                size, content = len(value.data), value.content(filled)
                 held[place] = allocate(_ALIGNMENT, size), size
                 ctypes.memmove(held[place][0], content, len(content))
                 arguments.append(ctypes.c_void_p(held[place][0] + value.lead_bytes))
@@ -407,18 +405,14 @@ def _load_on_cpu(folder: Path, entry: str) -> _MakeCall:
     return make_call
 
 
-_ALIGNMENT = 64
-"""Bytes, as of PyTorch's allocator on a CPU."""
-
-
 def _under_compute_sanitizer(job: _Job, tool: str, sanitizer: str) -> Report:
     """Raises DeviceError where the tool does not work."""
     code = job.compile(find_target("cuda"), "-lineinfo")  # which leaves the machine code as it is
     command = [sanitizer, "--tool", tool, "--error-exitcode", "86", "--target-processes", "all"]
     command += ["--show-backtrace", "no", *_TOOLS["cuda"][tool]]
-    fill = None if tool == "initcheck" else _NAN_BYTE  # outputs that were filled count as initialised
+    filled = tool != "initcheck"  # outputs that were filled count as initialised
     # With this, every tensor of PyTorch's is an allocation of the driver's.
-    process = job.run(code, fill, {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, command)
+    process = job.run(code, filled, {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, command)
     count, found = read_report(process.output)
     ended = not process.failure.startswith("no end")
     if ended and (count is None or "Device not supported" in process.output):
@@ -478,7 +472,7 @@ def _under_gcc(job: _Job, tool: str) -> Report:
     else:
         runtime = _runtime("libasan.so" if tool == "address" else "libubsan.so")
         environment = {"LD_PRELOAD": runtime, "ASAN_OPTIONS": _ASAN, "UBSAN_OPTIONS": "print_stacktrace=0"}
-        processes = [job.run(job.compile(CpuTarget(_COMPILER), *_TOOLS["cpu"][tool]), _NAN_BYTE, environment)]
+        processes = [job.run(job.compile(CpuTarget(_COMPILER), *_TOOLS["cpu"][tool]), True, environment)]
         output = processes[0].output
         found = [f"{what}, {place}" for place, what in re.findall(r"(candidate\.cpp:\d+:\d+): runtime error: (.+)", output)]
         for report in output.split(f"{'=' * 65}\n")[1:]:
@@ -500,12 +494,13 @@ def _compare_fills(job: _Job) -> tuple[list[_Process], list[str]]:
             "LD_PRELOAD": _runtime("libasan.so"),  # only for its malloc, which fills
             "ASAN_OPTIONS": f"{_ASAN}:max_malloc_fill_size={2**31 - 1}:malloc_fill_byte={fill}",
         }
-        processes.append(job.run(builds[fill], fill, environment))
+        processes.append(job.run(builds[fill], False, environment))
     found = [
         f"{call.name}: {job.kernel.arguments[place].name} depends on memory that was never written: it differs where that"
         " memory does"
         for call, zero, pattern, again in zip(job.calls, *(p.results for p in processes), strict=False)
-        for place in call.outputs
+        for place, value in enumerate(call.values)
+        if isinstance(value, _Memory) and value.is_output
         if zero[place] == again[place] != pattern[place]
     ]
     return processes, found
