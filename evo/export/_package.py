@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
-from itertools import chain
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -76,7 +76,12 @@ def build_package(kernel: Kernel, parts: Sequence[ExportRequest]) -> tuple[dict[
     could be built for an architecture. Raises UsageError for no winner, for two of one workload, target and architecture,
     and where nothing at all can be built for one of the architectures; TemplateError, CompileError, DeviceError.
     """
-    _check_winners(kernel, parts)
+    given = [(item.workload.key, part.target, part.arch, item.candidate) for part in parts for item in part.items]
+    if not given:
+        raise UsageError("there is nothing to export: name a run that has a winner, or candidates")
+    for (*one, first), (*other, second) in combinations(given, 2):
+        if one == other:
+            raise UsageError(f"{first} and {second} are both for {one[0]}: export one of them")
     variants: list[dict[str, Any]] = []
     left_out: list[dict[str, str]] = []
     files: dict[str, bytes] = {}
@@ -99,7 +104,7 @@ def build_package(kernel: Kernel, parts: Sequence[ExportRequest]) -> tuple[dict[
         variants.append(record)
         files |= {record["source"]: built.source.text.encode(), record["binary"]: built.binary.code}
         for name, text in built.source.includes.items():
-            if name.startswith("/") or ".." in name.split("/"):
+            if name.startswith("/") or ".." in name:
                 raise KernelError(f"{record['source']} includes {name!r}, which is not below its include folders")
             files[name], headers[name] = text.encode(), sha256_of(text)
     for m in left_out:
@@ -123,19 +128,6 @@ def build_package(kernel: Kernel, parts: Sequence[ExportRequest]) -> tuple[dict[
         "left_out": left_out,
     }
     return manifest, files
-
-
-def _check_winners(kernel: Kernel, parts: Sequence[ExportRequest]) -> None:
-    seen: dict[tuple[str, str, str], str] = {}
-    for part in parts:
-        kernel.check_target(part.target)
-        for item in part.items:
-            key = (item.workload.key, part.target, part.arch)
-            if key in seen:
-                raise UsageError(f"{seen[key]} and {item.candidate} are both for {key[0]}: export one of them")
-            seen[key] = item.candidate
-    if not seen:
-        raise UsageError("there is nothing to export: name a run that has a winner, or candidates")
 
 
 def _wanted(parts: Sequence[ExportRequest]) -> Iterator[tuple[int, ExportItem, str]]:

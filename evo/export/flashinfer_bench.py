@@ -421,7 +421,7 @@ def _constants(accept: Mapping[str, Any], reference: object, scalars: Mapping[st
     """Options that the reference code sets to a number: eps = 1e-6, or f(..., eps=1e-6)."""
     found: dict[str, Value] = {}
     for option, names in accept.get("constants", {}).items():
-        number = rf"\b(?:{'|'.join(names)})\s*=\s*([\d.]+(?:[eE][-+]?\d+)?)(?=\s*(?:[,)#\n]|$))"
+        number = rf"\b(?:{'|'.join(names)})\s*=\s*(\d*\.?\d+\.?(?:[eE][-+]?\d+)?)(?=\s*(?:[,)#\n]|$))"
         values = {float(n) for n in re.findall(number, str(reference))} if option not in scalars else set()
         if len(values) > 1:
             raise _NotServed(f"its reference uses several values of {option} ({', '.join(map(str, sorted(values)))})")

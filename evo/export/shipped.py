@@ -50,8 +50,8 @@ def share_sources(texts: Mapping[str, str], records: Sequence[dict[str, Any]]) -
     for record in records:
         lines = texts[record["source"]].split("\n")
         known = ((_edits(others, lines), name) for name, others in stored.items())
-        edits, nearest = min(known, default=([], ""), key=lambda pair: _size(pair[0]))
-        if not nearest or _size(edits) > _MOST_EDITED:
+        edits, nearest = min(known, default=([], ""), key=lambda pair: sum(map(len, pair[0])))
+        if not nearest or sum(map(len, edits)) > _MOST_EDITED:
             stored[record["source"]] = lines
             continue
         record["source"] = nearest
@@ -65,10 +65,6 @@ def _edits(before: list[str], after: list[str]) -> list[list[Any]]:
     """As `source_text` reads them."""
     changes = SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
     return [[i, j - i, *after[k:m]] for what, i, j, k, m in reversed(changes) if what != "equal"]
-
-
-def _size(edits: list[list[Any]]) -> int:
-    return sum(len(edit) for edit in edits)
 
 
 EXPORTER: Combining = ShippedExporter()
