@@ -120,16 +120,6 @@ def test_failures_have_their_kind_and_no_times(documents: list[dict[str, Any]]) 
         assert result["correctness"] == 0.0
 
 
-def test_an_earlier_export_is_replaced_and_nothing_else(store: Store, tmp_path: Path) -> None:
-    assert isinstance(EXPORTER, RunExporter)
-    out = tmp_path / "t4"
-    first = export_all_candidates(store, ["recorded"], EXPORTER, out)
-    assert export_all_candidates(store, ["recorded"], EXPORTER, out) == first
-    (out / "thesis.tex").write_text("mine")
-    with pytest.raises(UsageError, match="not evo's"):
-        export_all_candidates(store, ["recorded"], EXPORTER, out)
-
-
 def test_what_is_not_one_run_is_refused(store: Store, tmp_path: Path) -> None:
     assert isinstance(EXPORTER, RunExporter)
     with pytest.raises(UnknownNameError, match="unknown run 'recordad'; did you mean recorded"):
