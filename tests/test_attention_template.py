@@ -271,28 +271,3 @@ def test_a_genome_is_also_gated_with_the_other_mask(causal: str, arch: str) -> N
     near = kernel.legal_neighbours("cuda", point, workload, limits)
     assert near == kernel.neighbours("cuda", workload)
     assert any(w.option("causal") != workload.option("causal") for w in near)
-
-
-@pytest.mark.parametrize(("knob", "value"), [("shared_base", "asked"), ("copies", "unrolled"), ("rows", "together")])
-def test_a_genome_of_before_a_knob_is_what_it_was(knob: str, value: str) -> None:
-    kernel, limits = load_kernel("attention"), find_target("cuda").limits("sm_89")
-    workload = kernel.workload("cuda", f"{ATTENTION_512},causal=true")
-    space, binding = kernel.space("cuda", workload, limits), kernel.binding("cuda", workload)
-    point = space.default
-    assert point[knob] == value
-    older = Genome.of({name: value for name, value in point.items() if name != knob})
-    texts = [render(kernel, "cuda", genome, binding, "sm_89").text for genome in (older, Genome.of(point))]
-    assert texts[0] == texts[1]
-
-
-def test_waiting_late_for_values_is_within_reach_of_every_way_to_begin() -> None:
-    kernel, limits = load_kernel("attention"), find_target("cuda").limits("sm_89")
-    workload = kernel.workload("cuda", ATTENTION_512)
-    space = kernel.space("cuda", workload, limits)
-    staged = {"k_stages": 2, "v_stages": 2, "v_wait": "late"}
-    for how in ({"ahead": 1}, {"first_copies": "all"}, {"k_parts": 1}, {"k_parts": 2}, {"k_parts": 4}):
-        point = space.complete({**space.default, **staged, **how})
-        assert point["v_wait"] == "late"
-        assert space.is_legal(point), (how, space.violations(point))
-    early = space.complete({**space.default, **staged, "v_wait": "early", "k_parts": 2})
-    assert space.violations(early) == ["parts_before_values: who multiplies keys as they come waits for values late"]

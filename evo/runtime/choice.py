@@ -16,7 +16,7 @@ import torch
 from . import cpu
 from .package import Variant, slower
 
-__all__ = ["builds_of_nearest", "factors", "in_order", "rank_of_source", "rank_on_cpu", "rank_on_gpu", "slower_there"]
+__all__ = ["builds_of_nearest", "factors", "in_order", "rank", "rank_on_gpu", "slower_there"]
 
 _NEAR = 4.0
 """Doublings, summed over the dimensions."""
@@ -39,30 +39,23 @@ def rank_on_gpu(arch: str, capability: tuple[int, int]) -> int | None:
     return older + (_PTX if kind == "compute" else 0)
 
 
-def rank_of_source(arch: str, capability: tuple[int, int]) -> int | None:
-    """Of a source for `arch`: it is right for that and all later ones, as PTX is."""
-    return rank_on_gpu("compute_" + arch.partition("_")[2], capability)
-
-
-def rank_on_cpu(needs: Mapping[str, object]) -> int:
-    """The place of a library that needs this of a CPU; 0 and above: it does not run on this one as it is."""
-    features = needs["features"]
-    if not isinstance(features, list) or needs["machine"] != cpu.machine():
+def rank(variant: Variant, device: int) -> int | None:
+    """The place of a build on a device (index of the GPU, -1: the CPU); the lowest is the best. None: it does not run there.
+    A source for an architecture is right for that and all later ones, as PTX is. A library that a CPU cannot run as it is
+    can be built again there, and comes last."""
+    if (variant.target == "cpu") != (device < 0):
+        return None
+    if device >= 0:
+        arch = variant.arch if variant.binary is not None else "compute_" + variant.arch.partition("_")[2]
+        return rank_on_gpu(arch, torch.cuda.get_device_capability(device))
+    if variant.binary is None or cpu.lacking(variant.record["needs"]):
         return 0
-    return 0 if set(features) - cpu.features() else -len(features) - 1
+    return -len(variant.record["needs"]["features"]) - 1
 
 
 def in_order(variants: Iterable[Variant], device: int) -> list[Variant]:
-    """Those that run on a device (index of the GPU, -1: the CPU), the one to be taken first."""
-    if device < 0:
-        return sorted((v for v in variants if v.target == "cpu"), key=lambda v: rank_on_cpu(v.record["needs"]))
-    capability = torch.cuda.get_device_capability(device)
-    ranked = []
-    for v in variants:
-        if v.target == "cuda":
-            rank = (rank_of_source if v.binary is None else rank_on_gpu)(v.arch, capability)
-            if rank is not None:
-                ranked.append((rank, v))
+    """Those that run on a device, the one to be taken first."""
+    ranked = [(place, v) for v in variants if (place := rank(v, device)) is not None]
     return [v for _, v in sorted(ranked, key=lambda pair: pair[0])]
 
 
@@ -76,19 +69,18 @@ def builds_of_nearest(variants: Iterable[Variant], sizes: Mapping[str, int], dev
 def slower_there(record: Mapping[str, Any], sizes: Mapping[str, int], device: int) -> str:
     """What `slower` says of a record of the manifest, where that tells something of a problem on a device: of sizes that
     are near, and measured on its very architecture; a CPU must be the same model. Empty otherwise."""
-    near = sum(factors(record["workload"]["dims"], sizes).values()) <= _NEAR
-    return slower(record) if near and _was_measured_on(record, device) else ""
+    if sum(factors(record["workload"]["dims"], sizes).values()) > _NEAR:
+        return ""
+    if device < 0:
+        there = record.get("record", {}).get("device") == cpu.model()
+    else:
+        there = rank_on_gpu(record["arch"], torch.cuda.get_device_capability(device)) == 0
+    return slower(record) if there else ""
 
 
 def factors(own: Mapping[str, int], sizes: Mapping[str, int]) -> dict[str, float]:
     """How far sizes are from a variant's own, by dimension: in doublings."""
     return {d: abs(math.log2(max(n, 1) / max(sizes[d], 1))) for d, n in own.items()}
-
-
-def _was_measured_on(record: Mapping[str, Any], device: int) -> bool:
-    if device < 0:
-        return bool(record.get("record", {}).get("device") == cpu.model())
-    return rank_on_gpu(record["arch"], torch.cuda.get_device_capability(device)) == 0
 
 
 def _distance(variant: Variant, sizes: Mapping[str, int]) -> tuple[float, ...]:

@@ -30,6 +30,7 @@ __all__ = [
     "compiler",
     "features",
     "keep_freed_memory",
+    "lacking",
     "load_library",
     "load_shipped",
     "machine",
@@ -170,15 +171,21 @@ class CpuCall:
         return True
 
 
+def lacking(needs: Mapping[str, Any]) -> str:
+    """Why this CPU does not run what needs that; empty if it does."""
+    if needs["machine"] != machine():
+        return f"is for {needs['machine']}, this is {machine()}"
+    if needs["features"] is None:
+        return "was built for a CPU that is not known"
+    missing = set(needs["features"]) - features()
+    return f"needs {', '.join(sorted(missing))}, which this CPU lacks" if missing else ""
+
+
 def load_shipped(variant: Variant) -> Library:
     """A variant's own library. Raises Unavailable, also where this CPU has not every instruction set it may use."""
-    name, needs = variant.record["binary"], variant.record["needs"]
-    if needs["machine"] != machine():
-        raise Unavailable(f"{name} is for {needs['machine']}, this is {machine()}")
-    if needs["features"] is None:
-        raise Unavailable(f"what {name} needs of a CPU is not known")
-    if missing := set(needs["features"]) - features():
-        raise Unavailable(f"{name} needs {', '.join(sorted(missing))}, which this CPU lacks")
+    name = variant.record["binary"]
+    if reason := lacking(variant.record["needs"]):
+        raise Unavailable(f"{name} {reason}")
     variant.package.read(name, variant.record["binary_sha256"])
     return _open_library(variant.package.path(name), variant)
 

@@ -32,7 +32,7 @@ _PORTABLE_CLUSTER = 8
 _LARGEST_GRID, _LARGEST_AXIS = 2**31 - 1, 65_535
 _STATIC_SMEM, _REGISTERS, _DYNAMIC_SMEM, _LARGE_CLUSTER = 1, 4, 8, 14  # CUfunction_attribute
 _CLUSTER_DIMENSION, _PROGRAMMATIC = 4, 6  # CUlaunchAttributeID
-_NO_CONTEXT, _NEWER_PTX = 201, 222
+_NO_CONTEXT = 201
 _CAPTURE_ERRORS = range(900, 920)
 _RELAXED = 2  # CUstreamCaptureMode
 
@@ -78,15 +78,9 @@ def _driver() -> Any:
     if not hasattr(library, "cuLaunchKernelEx"):
         raise Unavailable("the CUDA driver is older than CUDA 11.8")
     library.cuLaunchKernelEx.argtypes = [pointer, pointer, pointer, pointer]
-    _expect(library, library.cuInit(0), "the CUDA driver does not start")
+    if failure := library.cuInit(0):
+        raise Unavailable(f"the CUDA driver does not start: {_error_text(library, failure)}")
     return library
-
-
-def driver_version() -> int:
-    """13010 of one for CUDA 13.1. Raises Unavailable."""
-    version = ctypes.c_int()
-    _expect(_driver(), _driver().cuDriverGetVersion(ctypes.byref(version)), "the CUDA driver does not tell its version")
-    return version.value
 
 
 def _error_text(driver: Any, error: int) -> str:
@@ -95,9 +89,18 @@ def _error_text(driver: Any, error: int) -> str:
     return f"{(name.value or b'CUDA error').decode()} ({error})"
 
 
-def _expect(driver: Any, error: int, doing: str) -> None:
-    if error:
-        raise Unavailable(f"{doing}: {_error_text(driver, error)}")
+def _ask(function: str, failing: str, *arguments: Any) -> None:
+    """Calls a function of the driver. Raises Unavailable: what fails, and CUDA's name for the error."""
+    driver = _driver()
+    if error := getattr(driver, function)(*arguments):
+        raise Unavailable(f"{failing}: {_error_text(driver, error)}")
+
+
+def driver_version() -> int:
+    """13010 of one for CUDA 13.1. Raises Unavailable."""
+    version = ctypes.c_int()
+    _ask("cuDriverGetVersion", "the CUDA driver does not tell its version", ctypes.byref(version))
+    return version.value
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,12 +123,12 @@ class Function:
 
 
 @contextmanager
-def _context(driver: Any, context: int) -> Iterator[None]:
-    _expect(driver, driver.cuCtxPushCurrent_v2(context), "the GPU's context cannot be used")
+def _context(context: int) -> Iterator[None]:
+    _ask("cuCtxPushCurrent_v2", "the GPU's context cannot be used", context)
     try:
         yield
     finally:
-        driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+        _driver().cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
 
 
 def load_shipped(variant: Variant, index: int) -> Function:
@@ -159,44 +162,38 @@ def beside_captures() -> Iterator[None]:
 
 def load_image(variant: Variant, name: str, image: bytes, index: int) -> Function:
     """Code of a variant's, a cubin or PTX, that messages call `name`. Raises Unavailable."""
-    driver = _driver()
     device, context = ctypes.c_int(), ctypes.c_void_p()
-    _expect(driver, driver.cuDeviceGet(ctypes.byref(device), index), "the GPU does not answer")
-    _expect(driver, driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "the GPU's context cannot be had")
+    _ask("cuDeviceGet", "the GPU does not answer", ctypes.byref(device), index)
+    _ask("cuDevicePrimaryCtxRetain", "the GPU's context cannot be had", ctypes.byref(context), device)
     assert context.value is not None
-    with beside_captures(), _context(driver, context.value):
-        handle, unaligned = _load_functions(driver, image, name, variant)
+    with beside_captures(), _context(context.value):
+        handle, unaligned = _load_functions(image, name, variant)
     properties = torch.cuda.get_device_properties(index)
     return Function(variant, handle, unaligned, context.value, index, properties.multi_processor_count)
 
 
-def _load_functions(driver: Any, image: bytes, name: str, variant: Variant) -> tuple[int, int]:
+def _load_functions(image: bytes, name: str, variant: Variant) -> tuple[int, int]:
     module, entry, plan = ctypes.c_void_p(), variant.package.kernel["entry"], variant.plan
+    fails, found = f"{name} does not load", ctypes.c_int()
     # The terminating NUL that ctypes sees to is what PTX needs; a cubin knows its own length.
-    error = driver.cuModuleLoadData(ctypes.byref(module), image)
-    if error == _NEWER_PTX:
-        raise Unavailable(f"{name} is PTX of a newer compiler than the driver knows; install a newer driver")
-    _expect(driver, error, f"{name} does not load")
-    found = ctypes.c_int()
+    _ask("cuModuleLoadData", fails, ctypes.byref(module), image)
 
     def look_up(symbol: str) -> ctypes.c_void_p:
         function = ctypes.c_void_p()
-        error = driver.cuModuleGetFunction(ctypes.byref(function), module, symbol.encode())
-        _expect(driver, error, f"{name} has no entry point {symbol}")
+        missing = f"{name} has no entry point {symbol}"
+        _ask("cuModuleGetFunction", missing, ctypes.byref(function), module, symbol.encode())
         # Also has a driver that loads lazily load the code now, and not amid a later capture.
-        error = driver.cuFuncGetAttribute(ctypes.byref(found), _REGISTERS, function)
-        _expect(driver, error, f"{name} does not load")
+        _ask("cuFuncGetAttribute", fails, ctypes.byref(found), _REGISTERS, function)
         return function
 
     unaligned = look_up(f"{entry}_unaligned").value if plan.alignment > 1 else 0
     function = look_up(entry)
-    _expect(driver, driver.cuFuncGetAttribute(ctypes.byref(found), _STATIC_SMEM, function), f"{name} does not load")
+    _ask("cuFuncGetAttribute", fails, ctypes.byref(found), _STATIC_SMEM, function)
     if plan.smem_bytes + found.value > _SMEM_WITHOUT_OPT_IN:
-        error = driver.cuFuncSetAttribute(function, _DYNAMIC_SMEM, plan.smem_bytes)
-        _expect(driver, error, f"{name} needs {plan.smem_bytes} bytes of shared memory a block")
+        needed = f"{name} needs {plan.smem_bytes} bytes of shared memory a block"
+        _ask("cuFuncSetAttribute", needed, function, _DYNAMIC_SMEM, plan.smem_bytes)
     if plan.cluster > _PORTABLE_CLUSTER:
-        error = driver.cuFuncSetAttribute(function, _LARGE_CLUSTER, 1)
-        _expect(driver, error, f"{name} needs clusters of {plan.cluster} blocks")
+        _ask("cuFuncSetAttribute", f"{name} needs clusters of {plan.cluster} blocks", function, _LARGE_CLUSTER, 1)
     assert function.value is not None
     assert unaligned is not None
     return function.value, unaligned
@@ -282,7 +279,7 @@ class CudaCall:
         if _current_device() == self._index:
             error = self._launch(frame.address, handle, frame.arguments, None)
         if error == _NO_CONTEXT:  # another GPU is the current one, or this thread has not used CUDA yet
-            with suppress(Unavailable), _context(self._driver, self._function.context):
+            with suppress(Unavailable), _context(self._function.context):
                 error = self._launch(frame.address, handle, frame.arguments, None)
         frames.append(frame)
         if not error:

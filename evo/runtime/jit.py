@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from . import cpu, cuda, nvrtc
-from .choice import factors, rank_of_source
+from .choice import factors, rank
 from .package import Package, Unavailable, Variant, digest, keep, kept
 from .trial import Loaded, try_out
 
@@ -41,21 +41,17 @@ class Jit:
 
     def fallbacks(self, device: int, dtype: str, sizes: Mapping[str, int]) -> list[Variant]:
         """What can be compiled for these sizes on the device, the one to be taken first."""
-        target = "cpu" if device < 0 else "cuda"
-        capability = (0, 0) if device < 0 else torch.cuda.get_device_capability(device)
         ranked: list[tuple[tuple[float, ...], Variant]] = []
         for base, penalty in self._bases:
             name = base.record["jit"]["dimension"]
-            if (base.target, base.dtype) != (target, dtype):
+            if base.dtype != dtype or any(base.sizes[n] != sizes[n] for n in base.fixed if n != name):
                 continue
-            if any(base.sizes[n] != sizes[n] for n in base.fixed if n != name):
-                continue
-            place = 0 if device < 0 else rank_of_source(base.arch, capability)
             variant = base.at(sizes[name])
-            if place is None or variant is None:
-                continue
-            distance = factors(base.sizes, sizes)
-            ranked.append(((distance.pop(name) + penalty, sum(distance.values()), place, len(ranked)), variant))
+            place = rank(variant, device) if variant is not None else None
+            if variant is not None and place is not None:
+                distance = factors(base.sizes, sizes)
+                order = (distance.pop(name) + penalty, sum(distance.values()), place, len(ranked))
+                ranked.append((order, variant))
         return [variant for _, variant in sorted(ranked, key=lambda pair: pair[0])][:_MOST_ATTEMPTS]
 
     def compiled(self, variant: Variant, device: int) -> Loaded:
