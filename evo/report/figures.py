@@ -28,22 +28,18 @@ from evo.report.text import clean, counted, duration, interval, percent, short, 
 __all__ = ["DARK", "LIGHT", "Figure", "change_text", "draw_convergence", "draw_lineage", "draw_workload", "gain_text"]
 
 # Text and marks keep the contrast that WCAG 2 asks for at level AA. s: things without an order, the last one for the rest
-# of them; h: little to much, and t: text on these.
+# of them.
 LIGHT: Mapping[str, str] = {
     "paper": "#fdfdfb", "ink": "#1b1f24", "muted": "#555c66", "rule": "#d8dad4", "soft": "#f2f3ee", "grid": "#e4e6e0",
     "accent": "#0b5fa5", "warn": "#9f2d13", "good": "#17694b", "dot": "#7d8794", "band": "#bcd5ea",
     "s0": "#0b5fa5", "s1": "#bd560a", "s2": "#17805d", "s3": "#8b3fa8", "s4": "#a8862b", "s5": "#c23b6b",
     "s6": "#3d6f80", "s7": "#868d96",
-    "h0": "#eef3f8", "h1": "#d0e1f0", "h2": "#a9cae5", "h3": "#74acd6", "h4": "#2670a8", "h5": "#0b4f87",
-    "t0": "#1b1f24", "t1": "#1b1f24", "t2": "#1b1f24", "t3": "#10181f", "t4": "#ffffff", "t5": "#ffffff",
 }  # fmt: skip
 DARK: Mapping[str, str] = {
     "paper": "#14171a", "ink": "#e7e8e5", "muted": "#a7adb5", "rule": "#363b41", "soft": "#1c2024", "grid": "#2a2f34",
     "accent": "#78b8f2", "warn": "#ff9d80", "good": "#6fd0a5", "dot": "#77818c", "band": "#23435f",
     "s0": "#66aef0", "s1": "#f0944a", "s2": "#4fc597", "s3": "#c88ae0", "s4": "#d9bb5c", "s5": "#f080a6",
     "s6": "#7db3c6", "s7": "#949ba4",
-    "h0": "#1e2932", "h1": "#20394f", "h2": "#235078", "h3": "#2f6ea6", "h4": "#79b6ec", "h5": "#b5d9fb",
-    "t0": "#e7e8e5", "t1": "#e7e8e5", "t2": "#f2f5f7", "t3": "#ffffff", "t4": "#0d1318", "t5": "#0d1318",
 }  # fmt: skip
 
 HALF_PX, WIDE_PX = 500, 1000
@@ -521,18 +517,16 @@ def _draw_pair(some: Population, down: str, across: str) -> Figure:
                    ticks=False),
         "y": _word("y", lines, labelLimit=_LABEL_PX, labelColor=_INK),
     }  # fmt: skip
-    fill, ink = (
-        {"field": "best", "type": "quantitative", "legend": None, "scale": {"type": "quantize", "range": colours}}
-        for colours in ([f"var(--{letter}{step})" for step in range(6)] for letter in "ht")
-    )
+    scale = {"range": [0.04, 0.45], "zero": False, "nice": False}
+    shade = {"field": "best", "type": "quantitative", "legend": None, "scale": scale}
     return Figure(
         name=f"pair-{_slug(down)}-{_slug(across)}",
         title=f"{down} ↓ {across} →",
         caption="",
         alt=f"Best speed-up for {len(lines)} by {len(columns)} values, in {counted(len(rows), 'cell')} with candidates.",
         layers=[
-            _layer(timed, "rect", {**place, "fill": fill}, stroke=_PAPER, strokeWidth=2),
-            _layer(timed, "text", {**place, "text": {"field": "text"}, "color": ink}, fontSize=12, aria=False),
+            _layer(timed, "rect", {**place, "fillOpacity": shade}, color=_ACCENT, stroke=_PAPER, strokeWidth=2),
+            _layer(timed, "text", {**place, "text": {"field": "text"}}, fontSize=12, aria=False),
             _layer([row for row in rows if "best" not in row], "text", {**place, "text": {"field": "text"}}, color=_MUTED),
         ],
         height=_CELL_PX * len(lines) + 28,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -30,17 +29,9 @@ from evo.report.sentences import run_headline, size
 from evo.report.text import clean, counted, duration, interval, micro, percent, short, times, value_text
 
 __all__ = [
-    "Section",
-    "check_replaceable",
-    "read_script",
-    "read_style",
-    "render",
-    "render_body",
-    "render_page",
-    "sections",
-    "write_figures",
-    "write_page",
-]
+    "Section", "check_replaceable", "read_script", "read_style", "render", "render_body", "render_page", "sections",
+    "write_figures", "write_page",
+]  # fmt: skip
 
 _GENERATOR = "evo report"
 _FOLDER = Path(__file__).parent / "templates"
@@ -194,22 +185,12 @@ def write_figures(folder: Path, drawn: list[Section]) -> list[Path]:
 
 def _write(out: Path, content: bytes) -> None:
     if out.exists() and not out.is_file():  # a device or a pipe is written to, never replaced
-        with out.open("wb") as file:
-            file.write(content)
+        out.write_bytes(content)
         return
     out = out.resolve()
-    handle, name = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.")
+    part = out.with_name(f".{out.name}.{os.getpid()}")
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        Path(name).chmod(0o666 & ~_umask())
-        Path(name).replace(out)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
+        part.write_bytes(content)
+        part.replace(out)
+    finally:
+        part.unlink(missing_ok=True)

@@ -3,48 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from evo.analysis.candidates import CandidateRecord, TimingRecord
-from evo.analysis.finals import quoted
+from evo.analysis.candidates import TimingRecord
 from evo.analysis.importance import undersampled
 from evo.analysis.outcome import RunOutcome, WorkloadOutcome
 from evo.analysis.runs import RunSummary
-from evo.evaluation import within_noise
 from evo.lineage.database import command_line
-from evo.report.text import counted, duration, interval, micro, percent, short, times, value_text
+from evo.report.text import counted, micro, short, times, value_text
 
 __all__ = [
-    "Fact",
-    "command",
-    "commands",
-    "confirmation_sentences",
-    "environment_rows",
-    "facts",
-    "finalists_sentence",
-    "hardly_tried",
-    "headline",
-    "importance_gap",
-    "measured_rows",
-    "protocol_words",
-    "remarks",
-    "run_headline",
-    "setup_rows",
-    "size",
-]
+    "command", "commands", "hardly_tried", "headline", "importance_gap", "protocol_words", "remarks", "rows",
+    "run_headline", "setup_rows", "size",
+]  # fmt: skip
 
 # What was found
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fact:
-    """A figure with its name. note: what stands beside it, smaller. disturbed: it is not to be trusted."""
-
-    name: str
-    value: str
-    note: str = ""
-    disturbed: bool = False
 
 
 def size(data: WorkloadOutcome) -> str:
@@ -90,111 +63,22 @@ def run_headline(run: RunOutcome) -> str:
     return f"{name}: {times(ratios[-1])} to {times(ratios[0])} on {counted(len(known), 'workload')}"
 
 
-def facts(data: WorkloadOutcome) -> list[Fact]:
-    """The figures beside the headline."""
-    found, timing = [], data.timing
-    if timing is not None and timing.ratio:
-        stage = "final" if timing.stage == "final" else "search only"
-        found += [
-            Fact(
-                name="speed-up",
-                value="tie" if data.tie else times(timing.ratio),
-                note=f"95% {interval(timing.ratio_low, timing.ratio_high)}, {stage}",
-                disturbed=timing.disturbed,
-            ),
-            Fact(
-                name="median time",
-                value=f"{micro(timing.median_us)} µs",
-                note=f"{micro(timing.low_us)} to {micro(timing.high_us)} µs",
-                disturbed=timing.disturbed,
-            ),
-        ]
-    if (noise := data.finals.noise_floor) is not None:
-        found.append(Fact(name="noise floor", value=f"±{percent(noise, 2)}", note="the winner against its twin"))
-    if timing is not None and (bound := data.ceiling):
-        found.append(
-            Fact(
-                name=f"of the {bound.contender} ceiling",
-                value=percent(bound.median_us / timing.median_us),
-                note=f"{bound.contender}: {micro(bound.median_us)} µs",
-                disturbed=bound.disturbed,
-            )
-        )
-    if (regret := data.finals.selection_regret) is not None:
-        found.append(Fact(name="selection regret", value=percent(regret, 1), note="the search over the final"))
-    if data.candidates is not None:
-        passed = int(data.candidates.passed.sum())
-        refused = f", {len(data.refused)} refused later" if data.refused else ""
-        found.append(Fact(name="candidates", value=f"{data.number:,}", note=f"{passed:,} passed the search{refused}"))
-    if data.leader is not None:
-        found.append(_leader_fact(data, data.leader))
-    return found
-
-
-def _leader_fact(data: WorkloadOutcome, leader: CandidateRecord) -> Fact:
-    """When it was found; and which candidate seemed faster at the end of the search, if that was another."""
-    note = f"{short(leader.id)} #{leader.order}"
-    last = data.milestones[-1] if data.milestones else None
-    if last is not None and last.order != leader.order:
-        note += f"; the fastest in the search was #{last.order}, after {duration(last.elapsed_s)}"
-    name = f"{'winner' if data.confirmed else 'best'} found after"
-    return Fact(name=name, value=duration(leader.elapsed_s), note=note)
-
-
-def finalists_sentence(data: WorkloadOutcome) -> str:
-    """Which finalists cannot be told from the winner, in words; empty where nothing won."""
-    if not any(f.winner for f in data.finals.finalists):
-        return ""
-    ties = [f for f in data.finals.finalists if f.tie]
-    if not ties:
-        return "No other finalist ties with the winner."
-    names = ", ".join(f"{short(f.id)} #{f.order}" for f in ties)
-    return f"{counted(len(ties), 'finalist ties', 'finalists tie')} with the winner: {names}."
-
-
-def confirmation_sentences(data: WorkloadOutcome) -> list[str]:
-    """The figure to quote, and what sets it apart from those of the finalists' race."""
-    again = data.finals.confirmed
-    if again is None:
-        return []
-    value = "a tie" if within_noise(again.ratio, data.finals.noise_floor) else times(again.ratio)
-    return [
-        "Confirmed: the winner ran once more, alone with the baselines, in a fresh process and on other data:"
-        f" {micro(again.median_us)} µs, {value} ({interval(again.ratio_low, again.ratio_high)})"
-        f"{' !' if again.disturbed else ''}.",
-        *_sentences(quoted(again)),
-    ]
-
-
 def remarks(data: WorkloadOutcome) -> list[str]:
     """What has to be said beside the table of the race, a sentence each."""
-    said: list[str] = []
-    timing, finals = data.timing, data.finals
-    if timing is None:
-        return said
-    if timing.stage != "final":
+    said = []
+    if data.timing is not None and data.timing.stage != "final":
         said.append(
             "No finals have timed this candidate: the figure is the search's own, which is too good on average for the best"
             " of many."
         )
-    if finals.selection_regret is not None and data.leader is not None and data.leader.score:
-        said.append(
-            f"The search had it at {times(data.leader.score)}; the final figure is the one to quote (selection regret"
-            f" {percent(finals.selection_regret, 1)})."
-        )
-    said += _sentences(*finals.remarks)
-    if (hot := finals.hot) is not None:
+    said += [f"{one[:1].upper()}{one[1:]}." for one in data.finals.remarks]
+    if (hot := data.finals.hot) is not None:
         gain = f", {times(hot.ratio)} the reference, which has them there too" if hot.ratio else ""
         said.append(f"With all data in the cache: {micro(hot.median_us)} µs{gain}{' !' if hot.disturbed else ''}.")
     for f in data.refused:
         why = f"{f.status.replace('_', ' ')}: {f.reason}"
         said.append(f"Finalist {short(f.id)} (#{f.order}) was refused by the finals: {why}")
     return said
-
-
-def _sentences(*said: str) -> list[str]:
-    """Those that say something, as they stand by themselves."""
-    return [f"{one[:1].upper()}{one[1:]}." for one in said if one]
 
 
 # What mattered
@@ -239,77 +123,37 @@ def protocol_words(data: WorkloadOutcome) -> list[str]:
             f"In the finals: {_race_words(timing)} The finalists were gated again on other data and raced in a fresh"
             " process; the fastest ran once more, in another, beside the baselines and a second copy of itself."
         )
-        if spoilt := timing.clocks.get("discarded"):
-            said.append(f"Taken again, as something had disturbed them: {counted(int(spoilt), 'round')} of that race.")
-        if timing.disturbed:
-            said.append(
-                f"Disturbed, and not taken again: {counted(int(timing.clocks['disturbed']), 'round')} of that race. Do not"
-                " trust its figures."
-            )
-    if data.finals.noise_floor is not None:
-        said.append(
-            "Noise floor: the 95% interval of the ratio between the winner and its twin reaches"
-            f" ±{percent(data.finals.noise_floor, 2)} from 1. A speed-up nearer to 1 than that is called a tie."
-        )
-    elif timing is not None:
-        said.append("No noise floor was recorded: no final has timed the leader beside a second copy of itself.")
     return said
 
 
 def _race_words(t: TimingRecord) -> str:
-    cache = "a filled cache" if t.protocol == "hot" else "cold caches"
-    calls = counted(t.calls_per_sample, "call")
     return (
-        f"protocol “{t.protocol}” with {cache}, {counted(len(t.samples_us), 'round')} with the contenders taking turns,"
-        f" {calls} a sample over {counted(t.sets, 'set')} of buffers."
+        f"protocol “{t.protocol}” with cold caches, {counted(len(t.samples_us), 'round')} with the contenders taking turns,"
+        f" {counted(t.calls_per_sample, 'call')} a sample over {counted(t.sets, 'set')} of buffers."
     )
 
 
-def measured_rows(data: WorkloadOutcome) -> list[tuple[str, str]]:
-    """Clocks and what else was read during the leader's last race."""
-    clocks = data.timing.clocks if data.timing else {}
-    return [(name.replace("_", " "), f"{value:g}" if value is not None else "–") for name, value in clocks.items()]
-
-
-_ENVIRONMENT = ("device", "arch", "driver", "cuda", "nvrtc", "compiler", "torch", "python", "evo")
-
-
-def environment_rows(run: RunSummary) -> list[tuple[str, str]]:
-    """What the run was measured on and with."""
-    known = run.environment
-    rows = [(name, str(known.get(name) or "")) for name in _ENVIRONMENT]
-    return [(name, value) for name, value in [*rows, *_flat(known.get("details") or {})] if value]
+_SETUP = (
+    "name", "kernel", "kernel_digest", "target", "arch", "sampler", "seed", "max_in_flight", "budget", "options", "status",
+    "stop_reason", "created", "finished",
+)  # fmt: skip
 
 
 def setup_rows(run: RunSummary) -> list[tuple[str, str]]:
     """How the run was set up."""
-    rows = [
-        ("run", run.name),
-        ("kernel", run.kernel),
-        ("digest of the kernel", run.kernel_digest),
-        ("target", f"{run.target}, {run.arch}"),
-        ("sampler", run.sampler),
-        ("seed", str(run.seed)),
-        ("candidates in flight", str(run.max_in_flight)),
-        *((f"budget, {name}", value) for name, value in _flat(run.budget)),
-        *_flat(run.options),
-        ("status", f"{run.status}{f': {run.stop_reason}' if run.stop_reason else ''}"),
-        ("started", run.created),
-        ("ended", run.finished or "–"),
-    ]
-    return [(name, value) for name, value in rows if value]
+    return rows({name: getattr(run, name) for name in _SETUP})
 
 
-def _flat(record: Mapping[str, Any], before: str = "") -> list[tuple[str, str]]:
+def rows(record: Mapping[str, Any], before: str = "") -> list[tuple[str, str]]:
     """Nested names and values, a row each; what is not set is left out."""
-    rows: list[tuple[str, str]] = []
+    found: list[tuple[str, str]] = []
     for name, value in record.items():
         title = f"{before}{name}".replace("_", " ")
         if isinstance(value, Mapping):
-            rows += _flat(value, f"{title}, ")
+            found += rows(value, f"{title}, ")
         elif value is not None and value != "":
-            rows.append((title, str(value).lower() if isinstance(value, bool) else str(value)))
-    return rows
+            found.append((title, value_text(value)))
+    return found
 
 
 # How to repeat it
@@ -327,14 +171,11 @@ def commands(data: RunOutcome) -> list[tuple[str, str]]:
     for w in data.workloads:
         again += ["--workload", w.task.workload]
     again += ["--sampler", run.sampler, "--seed", str(run.seed)]
-    budget = run.budget
-    if budget.get("seconds") is not None:
-        again += ["--budget", f"{budget['seconds']:g}s"]
-    for name in ("evaluations", "patience"):
-        if budget.get(name) is not None:
-            again += [f"--{name}", str(budget[name])]
+    for name, value in run.budget.items():
+        if value is not None:
+            again += ["--budget", f"{value:g}s"] if name == "seconds" else [f"--{name}", str(value)]
     for name, value in (run.options.get("fixed") or {}).items():
-        again += ["--fix", f"{name}={str(value).lower() if isinstance(value, bool) else value}"]
+        again += ["--fix", f"{name}={value_text(value)}"]
     if run.max_in_flight % 2 == 0:  # two a builder, but eight at least; another machine would take another number of them
         again += ["--builders", str(run.max_in_flight // 2)]
     found = [("search again", command(data, *again))]

@@ -11,6 +11,7 @@ from recorded import PLANS, record_run
 
 from evo.analysis.outcome import RunOutcome, read_outcome
 from evo.lineage.store import Store
+from evo.report.page import render_page
 
 
 @pytest.fixture(scope="session")
@@ -28,6 +29,12 @@ def known(database: Path) -> dict[str, RunOutcome]:
     """What is read of each of them."""
     with Store.open(database, write=False) as store:
         return {plan.name: read_outcome(store, plan.name) for plan in PLANS}
+
+
+@pytest.fixture(scope="session")
+def rendered(known: dict[str, RunOutcome]) -> dict[str, str]:
+    """The page of each of them."""
+    return {name: render_page(data) for name, data in known.items()}
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-// Shows what a mark of a figure means beside the pointer or the focus; opens what is linked to and, for paper, everything.
+// Shows what a mark of a figure means beside the pointer or the focus; opens what is linked to.
 (() => {
   "use strict";
   const MARK = '.fig [role="graphics-symbol"][aria-label]';
@@ -23,31 +23,24 @@
     if (box) box.hidden = true;
     shown = null;
   };
-  const focused = () => shown && document.activeElement.contains(shown) && document.activeElement.matches(".fig a");
-  const beside = (mark) => {
+  const focused = () => document.activeElement.matches(".fig a") && document.activeElement.querySelector(MARK);
+  // What has the focus is told where it is, also when it scrolls into view.
+  const follow = () => {
+    const mark = focused();
+    if (!mark) return hide();
     const box = mark.getBoundingClientRect();
     show(mark, box.left + box.width / 2, box.top + box.height / 2);
   };
-  const marked = (event) => {
-    const at = event.target instanceof Element ? event.target : null;
-    return at && (at.closest(MARK) || (at.closest(".fig a") && at.querySelector(MARK)));
-  };
   const over = (event) => {
-    const mark = marked(event);
+    const mark = event.target instanceof Element && event.target.closest(MARK);
     if (mark) show(mark, event.clientX, event.clientY);
-    else if (shown && !focused()) hide();
+    else if (!focused()) hide();
   };
   document.addEventListener("pointermove", over);
   document.addEventListener("pointerdown", over);
-  document.addEventListener("focusin", (event) => {
-    const mark = marked(event);
-    if (mark) beside(mark);
-    else hide();
-  });
+  document.addEventListener("focusin", follow);
   document.addEventListener("focusout", hide);
-  // Focus scrolls its mark into view: what it shows goes along.
-  const moved = () => (focused() ? beside(shown) : hide());
-  document.addEventListener("scroll", moved, { passive: true, capture: true });
+  document.addEventListener("scroll", follow, { passive: true, capture: true });
   document.addEventListener("keydown", (event) => event.key === "Escape" && hide());
   // A link into a closed list opens it.
   document.addEventListener("click", (event) => {
@@ -55,9 +48,4 @@
     const goal = link && document.getElementById(decodeURIComponent(link.getAttribute("href").slice(1)));
     for (let at = goal; at; at = at.parentElement) if (at instanceof HTMLDetailsElement) at.open = true;
   });
-  const closed = [];
-  addEventListener("beforeprint", () => {
-    document.querySelectorAll("details:not([open])").forEach((d) => { d.open = true; closed.push(d); });
-  });
-  addEventListener("afterprint", () => closed.splice(0).forEach((d) => { d.open = false; }));
 })();
