@@ -477,7 +477,7 @@ def _under_gcc(job: _Job, tool: str) -> Report:
         found = [f"{what}, {place}" for place, what in re.findall(r"(candidate\.cpp:\d+:\d+): runtime error: (.+)", output)]
         for report in output.split(f"{'=' * 65}\n")[1:]:
             facts = [m[1] for pattern in _ADDRESS if (m := re.search(pattern, report, re.MULTILINE))]
-            found.append(re.sub(r" /\S*/(?=candidate)", " ", ", ".join(facts)))
+            found += [re.sub(r" /\S*/(?=candidate)", " ", ", ".join(facts))] if facts else []
     found = found or [p.failure for p in processes if p.failure][:1]
     return job.report(tool, processes, found, len(found))
 
