@@ -24,32 +24,8 @@ import samples
 EXPORTER = find_exporter("t4")
 FAILURES = [s for s in Status if not s.passed and s not in (Status.WRONG, Status.COMPILE_ERROR)]
 
-NUMBER, TEXT = {"type": "number"}, {"type": "string"}
-TIMES = ("compilation_time", "framework", "search_algorithm", "validation")
-MEASUREMENT = {"name": TEXT, "value": {"type": ["number", "string", "array"]}, "unit": TEXT}
-RESULT = {
-    "timestamp": TEXT,
-    "configuration": {"type": "object"},
-    "objectives": {"type": "array"},
-    "invalidity": {"enum": ["timeout", "compile", "runtime", "correctness", "constraints", "correct"]},
-    "correctness": NUMBER,
-    "times": {"type": "object", "properties": {**dict.fromkeys(TIMES, NUMBER), "runtimes": {"type": "array"}}},
-    "measurements": {"type": "array", "items": {"type": "object", "properties": MEASUREMENT}},
-}
-RESULTS = {
-    "type": "object",
-    "required": ["configuration", "times", "invalidity", "correctness"],
-    "properties": RESULT,
-}
-SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "required": ["schema_version", "results"],
-    "properties": {
-        "schema_version": {"type": "string", "pattern": "^[0-9]+[.][0-9]+[.][0-9]+$"},
-        "results": {"type": "array", "items": RESULTS},
-    },
-}
-"""The schema of T4 results 1.0.0, as published at github.com/odgaard/TuningSchema, in brief."""
+KINDS = {"timeout", "compile", "runtime", "correctness", "constraints", "correct"}
+TIMES = {"compilation_time", "framework", "search_algorithm", "validation"}
 
 
 @pytest.fixture
@@ -74,10 +50,20 @@ def documents(store: Store, tmp_path: Path) -> list[dict[str, Any]]:
 
 
 def test_each_workload_has_a_document_that_the_schema_allows(documents: list[dict[str, Any]]) -> None:
-    jsonschema = pytest.importorskip("jsonschema", reason="pip install 'evo-kernels[formats]'")
+    """T4 results 1.0.0, github.com/odgaard/TuningSchema: what is required, and the types."""
     assert [len(d["results"]) for d in documents] == [4 + len(FAILURES), 1]
-    for document in documents:
-        jsonschema.validate(document, SCHEMA)
+    assert {d["schema_version"] for d in documents} == {"1.0.0"}
+    for result in (r for d in documents for r in d["results"]):
+        assert isinstance(result["configuration"], dict)
+        assert isinstance(result["timestamp"], str)
+        assert result["invalidity"] in KINDS
+        assert isinstance(result["correctness"], float)
+        assert isinstance(result["objectives"], list)
+        assert all(isinstance(result["times"][name], int | float) for name in TIMES)
+        for measurement in result["measurements"]:
+            assert isinstance(measurement["name"], str)
+            assert isinstance(measurement["value"], float | str)
+            assert isinstance(measurement["unit"], str)
 
 
 def test_a_candidate_has_its_times_in_milliseconds_and_a_duplicate_those_of_the_first(
