@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
-import time
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from evo.errors import LaunchError
+from evo.errors import DeviceError, LaunchError
 from evo.evaluation import Binary
 from evo.problem.kernel import Launch
 from evo.problem.render import Source
@@ -96,20 +96,14 @@ def blocks(count: int, threads: int = 256, smem_bytes: int = 0, cluster: int = 1
 
 
 def test_the_device_is_described_with_its_own_limits(session: CudaSession) -> None:
-    info = CUDA.device()
-    props = torch.cuda.get_device_properties(0)
+    info, props = CUDA.device(), torch.cuda.get_device_properties(0)
     assert info == session.info
-    assert info.name == props.name
-    assert info.arch == f"sm_{props.major}{props.minor}"
+    assert (info.name, info.arch) == (props.name, f"sm_{props.major}{props.minor}")
     limits = CUDA.limits(info.arch)
-    assert limits.multiprocessors == props.multi_processor_count
-    assert limits.cache_bytes == props.L2_cache_size
-    try:
+    assert (limits.multiprocessors, limits.cache_bytes) == (props.multi_processor_count, props.L2_cache_size)
+    with suppress(DeviceError):  # not listed
         listed = arch_limits(info.arch)
-    except Exception:
-        return
-    figures = {"multiprocessors": limits.multiprocessors, "cache_bytes": limits.cache_bytes}
-    assert limits == replace(listed, **figures)  # type: ignore[arg-type]
+        assert limits == replace(listed, multiprocessors=limits.multiprocessors, cache_bytes=limits.cache_bytes)
 
 
 def test_ptx_of_an_older_architecture_has_this_gpus_size_and_only_the_memory_it_was_promised() -> None:
@@ -143,22 +137,17 @@ def test_ptx_is_compiled_by_the_driver_and_gives_the_same_results(session: CudaS
     torch.testing.assert_close(y, x * 2)
 
 
-def test_shared_memory_beyond_48_kb_is_opted_into(session: CudaSession) -> None:
+def test_shared_memory_beyond_48_kb_is_opted_into_up_to_what_the_gpu_has(session: CudaSession) -> None:
     loaded = load(session, REVERSE, "reverse")
     for size in (1_000, 99 * 256, 20_000):  # elements of 4 bytes: 99 KB is what every GPU here has
         x, y = torch.randn(size, device="cuda"), torch.zeros(size, device="cuda")
         loaded((x, y, size), blocks(1, 1024, 4 * size))
         session.synchronize()
         assert torch.equal(y, x.flip(0))
-
-
-def test_shared_memory_beyond_the_gpu_is_refused_with_both_numbers(session: CudaSession) -> None:
-    loaded = load(session, REVERSE, "reverse")
-    x = torch.randn(8, device="cuda")
     most = session.limits.smem_bytes_per_block
     with pytest.raises(LaunchError, match=f"asks for {most + 4:,} bytes of shared memory.*at most {most:,}"):
-        loaded((x, x, 8), blocks(1, 32, most + 4))
-    loaded((x, torch.empty_like(x), 8), blocks(1, 32, most))
+        loaded((x, y, 8), blocks(1, 32, most + 4))
+    loaded((x, y, 8), blocks(1, 32, most))
     session.synchronize()
 
 
@@ -186,13 +175,9 @@ def test_addresses_that_are_not_aligned_go_to_the_entry_point_for_them(session: 
         loaded((source, result, 64), launch)
         session.synchronize()
         assert torch.equal(result[:64], 3 * source[:64])
-
-
-def test_a_missing_entry_point_for_unaligned_addresses_is_named(session: CudaSession) -> None:
-    loaded = load(session, ALIGNED.replace("_unaligned", "_other"), "scale4")
-    x = torch.zeros(68, device="cuda")
+    without = load(session, ALIGNED.replace("_unaligned", "_other"), "scale4")
     with pytest.raises(LaunchError, match=r"not a multiple of 16 bytes.*no entry point 'scale4_unaligned'"):
-        loaded((x[1:], x, 64), replace(blocks(1), alignment=16))
+        without((x[1:], x, 64), launch)
 
 
 @pytest.mark.parametrize("captured", [False, True])
@@ -313,18 +298,6 @@ def test_an_estimate_is_of_the_gpus_time_also_where_the_host_takes_longer(sessio
     assert 0.5 * replayed < estimated < 2 * replayed + 3.0
 
 
-@pytest.mark.alone
-def test_recording_hundreds_of_calls_is_quick(session: CudaSession, record_property: pytest.FixtureRequest) -> None:
-    loaded = load(session, SCALE, "scale")
-    x, y = torch.ones(256, device="cuda"), torch.zeros(256, device="cuda")
-    launch = blocks(1)
-    began = time.perf_counter()
-    replay = session.record([lambda: loaded((x, None, y, 256, 2.0), launch)] * 500)
-    assert time.perf_counter() - began < 1.0
-    assert replay.run_us() < 100
-    replay.close()
-
-
 def test_a_launch_that_fails_in_a_recording_is_reported_and_leaves_the_session_usable(session: CudaSession) -> None:
     loaded = load(session, SCALE, "scale")
     x, y = torch.ones(256, device="cuda"), torch.zeros(256, device="cuda")
@@ -333,38 +306,20 @@ def test_a_launch_that_fails_in_a_recording_is_reported_and_leaves_the_session_u
     for calls in ([bad], [good, bad]):
         with pytest.raises(LaunchError, match=r"block \(2048, 1, 1\).*CUDA_ERROR_INVALID_VALUE"):
             session.record([lambda launch=launch: loaded(values, launch) for launch in calls])  # type: ignore[misc]
+    with pytest.raises(LaunchError, match="preparing a replay"):
+        session.record([lambda: x.sum().item()])  # which synchronises
     replay = session.record([lambda: loaded(values, good)])
     replay.run_us()
     assert y.eq(2.0).all()
     replay.close()
 
 
-def test_a_synchronisation_amid_a_recording_is_reported_and_leaves_the_session_usable(session: CudaSession) -> None:
-    x = torch.ones(256, device="cuda")
-    with pytest.raises(LaunchError, match="preparing a replay"):
-        session.record([lambda: x.sum().item()])
-    session.record([lambda: x.sum()]).close()
-
-
-@pytest.mark.parametrize(
-    ("drop", "said"),
-    [
-        (slice(0, 4), "takes 5 arguments, got 4"),
-        (slice(0, 0), "takes 5 arguments, got 0"),
-    ],
-)
-def test_a_wrong_number_of_arguments_is_refused_before_the_driver_reads_them(
-    session: CudaSession, drop: slice, said: str
-) -> None:
+def test_arguments_of_a_wrong_number_width_or_place_are_refused_before_the_driver_reads_them(session: CudaSession) -> None:
     loaded = load(session, SCALE, "scale")
     x = torch.ones(256, device="cuda")
-    with pytest.raises(LaunchError, match=said):
-        loaded((x, None, x, 256, 2.0)[drop], blocks(1))
-
-
-def test_arguments_of_a_wrong_width_or_place_are_refused(session: CudaSession) -> None:
-    loaded = load(session, SCALE, "scale")
-    x = torch.ones(256, device="cuda")
+    for count in (0, 4):
+        with pytest.raises(LaunchError, match=f"takes 5 arguments, got {count}"):
+            loaded((x, None, x, 256, 2.0)[:count], blocks(1))
     with pytest.raises(LaunchError, match="parameter 4 of 'scale' has 4 bytes; an integer is passed as 8"):
         loaded((x, None, x, 256, 2), blocks(1))
     with pytest.raises(LaunchError, match="argument 1 of 'scale' is on cpu, not on the GPU"):
@@ -378,14 +333,6 @@ def test_code_that_does_not_load_says_why(session: CudaSession) -> None:
         session.load(Binary(code=b".version 99.0\n.target sm_80\n.address_size 64\n", code_hash=""), "k")
     with pytest.raises(LaunchError, match=r"'other'.*CUDA_ERROR_NOT_FOUND"):
         session.load(build(SCALE, "scale"), "other")
-
-
-def test_clocks_are_numbers(session: CudaSession) -> None:
-    clocks = session.clocks()
-    assert set(clocks) <= {"sm_mhz", "memory_mhz", "temperature_c", "power_w", "throttle_reasons", "other_processes"}
-    assert all(isinstance(v, float) for v in clocks.values())
-    if "sm_mhz" in clocks:
-        assert 50 < clocks["sm_mhz"] < 5000
 
 
 BROKEN = {
