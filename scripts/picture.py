@@ -22,6 +22,7 @@ from rich.text import Text
 
 from evo.cli import run, search
 from evo.cli.screen import LiveScreen
+from evo.cli.tables import Terminal
 from evo.problem.kernel import Workload
 from evo.search.progress import Budget, Progress
 
@@ -46,7 +47,7 @@ class _Kept(LiveScreen):
 
 def main() -> int:
     out, *arguments = sys.argv[1:]
-    picture = Console(record=True, width=_WIDTH, force_terminal=True, file=io.StringIO(), color_system="truecolor")
+    picture = Terminal(record=True, width=_WIDTH, force_terminal=True, file=io.StringIO(), color_system="truecolor")
     with patch.object(search, "make_console", lambda: picture), patch.object(search, "LiveScreen", _Kept):
         code = run(["search", *arguments])
     ended = picture.export_text(styles=True).rstrip()  # forgets what was recorded

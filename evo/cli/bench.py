@@ -6,10 +6,9 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from evo.analysis.best import find_best
 from evo.cli.options import (
@@ -20,14 +19,14 @@ from evo.cli.options import (
     TargetName,
     draw_seed,
     make_console,
-    parse_values,
+    parse_legal,
     print_json,
 )
-from evo.cli.recorded import is_of, may_have_been
+from evo.cli.recorded import is_of
 from evo.cli.search import KernelContext, choose_arch, load_context
-from evo.cli.tables import DISTURBED_NOTE, make_table, marked, print_table, say, short_id, timing_record
+from evo.cli.tables import Terminal, short_id, time_cells, timing_record
 from evo.errors import EvoError, UsageError
-from evo.executors import RaceRequest, Request
+from evo.executors import RaceRequest, RaceResult, Request
 from evo.lineage.database import shown
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
@@ -35,14 +34,10 @@ from evo.problem.kernel import Kernel, Workload
 from evo.search.run import check_workloads
 from evo.targets import find_target
 
-__all__ = ["register"]
+__all__ = ["bench"]
 
 _ARITHMETIC = 16
 """Operations per byte from which the rate of a kernel is given in TFLOP/s instead of GB/s."""
-
-
-def register(app: typer.Typer) -> None:
-    app.command("bench")(bench)
 
 
 def bench(
@@ -64,11 +59,10 @@ def bench(
 ) -> None:
     """Time the best known candidate and the kernel's default against its baselines, interleaved in one race."""
     if (Path(kernel) / "manifest.json").is_file():
-        given: dict[str, object] = {"--target": target, "--workload": workload, "--against": against, "--seed": seed}
-        given |= {"--arch": arch, "--genome": genome}
+        given = {"target": target, "workload": workload, "against": against, "seed": seed, "arch": arch, "genome": genome}
         for option, value in given.items():
-            if value is not None and value != []:
-                raise UsageError(f"{kernel} is an exported module, which times its own variants: leave out {option}")
+            if value not in (None, []):
+                raise UsageError(f"{kernel} is an exported module, which times its own variants: leave out --{option}")
         raise typer.Exit(_bench_module(Path(kernel), json))
     context = load_context(kernel, target, arch[0] if arch else None, db)
     problem, chosen = context.kernel, context.target
@@ -81,16 +75,18 @@ def bench(
     for name in names:
         problem.baseline(name)
     drawn = draw_seed(seed)
-    named = [_named(context, w, genome or []) for w in workloads]
+    limits = find_target(chosen).limits(context.arch)
+    named = [
+        [(text, parse_legal(text, problem.space(chosen, w, limits), "--genome")) for text in genome or ()] for w in workloads
+    ]
     records = []
     with context.open_executor() as executor:
         for w, extra in zip(workloads, named, strict=True):
-            contenders = [*_contenders(context, w, db), *extra]
-            building = [
-                (f"{n} {a}" if len(archs) > 1 else n, g, executor.build(_request(kernel, chosen, a, g, w)))
-                for n, a, g in _for_each(contenders, problem, w, archs, chosen)
-            ]
-            builds = [(n, g, future.result()) for n, g, future in building]
+            building = []
+            for name, a, g in _for_each([*_contenders(context, w, db), *extra], problem, w, archs, chosen):
+                built = executor.build(Request(kernel=kernel, target=chosen, arch=a, genome=g, workload=w))
+                building.append((f"{name} {a}" if len(archs) > 1 else name, g, built))
+            builds = [(name, g, built.result()) for name, g, built in building]
             for name, _, build in builds:
                 if build.binary is None:
                     raise EvoError(f"{name} does not compile ({build.status}): {build.log.strip()[:400]}")
@@ -112,7 +108,7 @@ def bench(
             }
             records.append(record)
             if not json:
-                _print_race(make_console(), problem, w, record)
+                _print_race(make_console(), problem, w, result)
     if json:
         head = {"kernel": problem.name, "target": chosen, "arch": context.arch, "archs": archs, "seed": drawn}
         print_json({**head, "workloads": records})
@@ -128,8 +124,8 @@ def _contenders(context: KernelContext, workload: Workload, db: str) -> list[tup
         return [default]
     device = find_target(target).device().name
     with Store.open(db, write=False) as store:
-        of_workload = [b for b in find_best(store, target=target) if b.workload == workload.key]
-        known = [b for b in of_workload if is_of(store, b.kernel, b.run, kernel)]
+        found = [b for b in find_best(store, target=target) if b.workload == workload.key]
+        known = [b for b in found if is_of(store, b.kernel, b.run, kernel)]
     known.sort(key=lambda b: (b.device != device, b.unconfirmed, b.ratio))
     for best in known:
         if best.device != device:
@@ -140,9 +136,7 @@ def _contenders(context: KernelContext, workload: Workload, db: str) -> list[tup
             return [(short_id(best.id), Genome.of(best.parameters)), default]
         typer.echo(f"evo: {short_id(best.id)}, found for {workload}, is left out: {reason}", err=True)
     if not known:
-        nothing = f"no candidate of this kernel is recorded for {workload} in {shown(db)}"
-        if others := sorted({b.kernel for b in of_workload if may_have_been(b.kernel, kernel)}):
-            nothing += f" (what is recorded of {', '.join(others)} was found with other files)"
+        nothing = f"no candidate of this kernel as it is now is recorded for {workload} in {shown(db)}"
         typer.echo(f"evo: {nothing}: the template's default is timed", err=True)
     return [default]
 
@@ -164,45 +158,19 @@ def _for_each(
             typer.echo(f"evo: {name} is not legal for {arch} ({'; '.join(broken)}): it is not timed there", err=True)
 
 
-def _named(context: KernelContext, workload: Workload, texts: list[str]) -> list[tuple[str, Genome]]:
-    """The default with the values of each text. Raises UsageError for one that is not legal."""
-    space = context.kernel.space(context.target, workload, find_target(context.target).limits(context.arch))
-    found = []
-    for text in texts:
-        values = parse_values(filter(None, text.split(",")), space, "--genome")
-        point = space.complete({**space.default, **values})
-        if broken := space.violations(point):
-            raise UsageError(f"--genome {text!r} is not legal for {workload}: {'; '.join(broken)}")
-        found.append((text, Genome.of(point)))
-    return found
-
-
-def _request(kernel: str, target: str, arch: str, genome: Genome, workload: Workload) -> Request:
-    return Request(kernel=kernel, target=target, arch=arch, genome=genome, workload=workload)
-
-
-def _print_race(console: Console, kernel: Kernel, workload: Workload, record: dict[str, Any]) -> None:
+def _print_race(console: Terminal, kernel: Kernel, workload: Workload, result: RaceResult) -> None:
     cost = kernel.cost(workload)
     arithmetic = cost.flops > _ARITHMETIC * cost.bytes
-    columns = ("median us", "95% interval", "TFLOP/s" if arithmetic else "GB/s", "speed-up over PyTorch", "95% interval ")
-    table = make_table("contender", *columns, right=columns)
-    timings = sorted(record["timings"], key=lambda t: t["median_us"])
+    timings = sorted(result.timings, key=lambda t: t.median_us)
+    rows = []
     for t in timings:
-        us = t["median_us"]
-        table.add_row(
-            t["contender"],
-            marked(f"{us:.2f}", t["disturbed"]),
-            f"{t['low_us']:.2f} to {t['high_us']:.2f}",
-            f"{cost.flops / us / 1e6:,.1f}" if arithmetic else f"{cost.bytes / us / 1e3:,.0f}",
-            marked(f"{t['speedup']:.3f}x", t["disturbed"]) if "speedup" in t else "1",
-            f"{t['speedup_low']:.3f} to {t['speedup_high']:.3f}" if "speedup" in t else "",
-        )
-    say(console, f"{kernel.title}, {workload.key}", "italic")
-    print_table(console, table)
-    if any(t["disturbed"] for t in timings):
-        say(console, DISTURBED_NOTE, "bold red")
-    for refused in record["refused"]:
-        say(console, f"{refused['name']} was left out: {refused['reason']}", "yellow")
+        rate = f"{cost.flops / t.median_us / 1e6:,.1f}" if arithmetic else f"{cost.bytes / t.median_us / 1e3:,.0f}"
+        rows.append({"contender": t.contender, **time_cells(t), f">{'TFLOP/s' if arithmetic else 'GB/s'}": rate})
+    console.say(f"{kernel.title}, {workload.key}", "italic")
+    console.print_rows(rows)
+    console.say_disturbed(*(t.disturbed for t in timings))
+    for name, reason in result.refused:
+        console.say(f"{name} was left out: {reason}", "yellow")
 
 
 def _bench_module(folder: Path, json: bool) -> int:

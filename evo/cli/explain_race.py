@@ -8,21 +8,19 @@ from dataclasses import asdict
 from typing import Any
 
 import typer
-from rich.console import Console
 
+from evo.analysis.candidates import CandidateRecord
 from evo.analysis.explanation import EditCredit, Explanation
-from evo.cli.recorded import Recorded
+from evo.cli.recorded import task_of
 from evo.cli.search import worker_settings
 from evo.cli.tables import (
-    DISTURBED_NOTE,
-    cell,
+    Terminal,
     change_text,
+    count,
     factor,
     figure,
     interval,
-    make_table,
     marked,
-    say,
     timing_record,
 )
 from evo.errors import UsageError
@@ -31,16 +29,14 @@ from evo.problem.genome import Genome
 from evo.problem.kernel import load_kernel
 from evo.search.ablation import Ablation, PairedGain, measure_ablation
 from evo.search.run import open_executor
-from evo.search.tasks import TaskExecutor
 from evo.targets import find_target
 
 __all__ = ["ablation_record", "measure_edits", "tell_race"]
 
 
-def measure_edits(recorded: Recorded, found: Explanation, *, kernel_digest: str, seed: int) -> Ablation:
+def measure_edits(record: CandidateRecord, found: Explanation, *, kernel_digest: str, seed: int, db: str) -> Ablation:
     """The edits of an explanation, timed in one race on this machine. kernel_digest: of the kernel as it was searched.
     Raises UsageError where the candidate's code does not run here."""
-    request, record = recorded.request, recorded.record
     target = find_target(record.target)
     if reason := target.runs(record.arch):
         raise UsageError(f"code for {record.arch} cannot be timed here: {reason}")
@@ -50,20 +46,12 @@ def measure_edits(recorded: Recorded, found: Explanation, *, kernel_digest: str,
     kernel = load_kernel(record.kernel)
     if kernel.digest != kernel_digest:
         typer.echo(f"evo: kernel {kernel.name} has changed since: what its template renders now is timed", err=True)
-    base, edits = Genome.of(found.base), [credit.change for credit in found.edits]
+    edits = [credit.change for credit in found.edits]
     if sys.stderr.isatty():  # nothing is shown until the end
-        what = f"{len(edits)} edit{'s' * (len(edits) != 1)}"
-        typer.echo(f"evo: building, gating and timing {what}; this takes a minute or more", err=True)
-    with open_executor(record.target, worker_settings(record.target, recorded.db)) as executor:
-        task = TaskExecutor(
-            executor=executor,
-            kernel=record.kernel,
-            target=record.target,
-            arch=record.arch,
-            workload=request.workload,
-            seed=seed,
-        )
-        return measure_ablation(task, base, request.genome, edits)
+        typer.echo(f"evo: building, gating and timing {count(len(edits), 'edit')}; this takes a minute or more", err=True)
+    with open_executor(record.target, worker_settings(record.target, db)) as executor:
+        task = task_of(record, executor, seed)
+        return measure_ablation(task, Genome.of(found.base), Genome.of(record.parameters), edits)
 
 
 def ablation_record(ablation: Ablation, credits: Sequence[EditCredit]) -> dict[str, Any]:
@@ -98,45 +86,41 @@ def ablation_record(ablation: Ablation, credits: Sequence[EditCredit]) -> dict[s
     }
 
 
-def tell_race(console: Console, found: Explanation, ablation: Ablation) -> None:
+def tell_race(console: Terminal, found: Explanation, ablation: Ablation) -> None:
     """The way there, edit by edit, all of one race: if that was disturbed, so is every figure of it."""
     spoilt = ablation.disturbed
     again = f", {ablation.discarded} disturbed rounds taken again" if ablation.discarded else ""
-    say(
-        console,
+    console.say(
         f"timed again from {found.base_from} at {_us(ablation.start)} us to {_us(ablation.end)} us, all in one race{again}:"
         f" {marked(factor(ablation.total.gain), spoilt)} ({interval(ablation.total.low, ablation.total.high)})",
     )
-    right = ("median us", "gain", "taken out")
-    table = make_table("edit", "median us", "gain", "interval", "taken out", "interval ", right=right)
     alone = {w.edit: w for w in ablation.without}
+    rows = []
     for step in ablation.path:
-        changes = "; ".join(change_text(found.edits[edit].change) for edit in step.edits)
-        out = alone[step.edits[0]] if len(step.edits) == 1 else None
-        table.add_row(
-            cell(changes),
-            _us(step.timing),
-            marked(_gain(step.gain), spoilt),
-            interval(step.gain.low, step.gain.high),
-            "" if out is None else marked(_gain(out.gain), spoilt and out.gain is not None),
-            "" if out is None else interval(out.gain.low, out.gain.high) if out.gain else cell(out.reason[:60]),
-        )
-    console.print(table)
-    say(
-        console,
+        row = {
+            "edit": "; ".join(change_text(found.edits[edit].change) for edit in step.edits),
+            ">median us": _us(step.timing),
+            **_gain_cells("gain", "interval", step.gain, spoilt),
+            ">taken out": "",
+            "interval ": "",
+        }
+        if len(step.edits) == 1:
+            out = alone[step.edits[0]]
+            row |= _gain_cells("taken out", "interval ", out.gain, spoilt) if out.gain else {"interval ": out.reason[:60]}
+        rows.append(row)
+    console.print_rows(rows)
+    console.say(
         "gain: over the line before, made in this order; taken out: what the finished kernel loses without that edit alone."
         " Of the same rounds, so that the machine's changes cancel",
         "dim",
     )
-    if spoilt:
-        held = f"; it was so in {ablation.races} races in a row" if ablation.races > 1 else ""
-        note = f"{DISTURBED_NOTE}{held}. Stop other programs, or measure on a quiet machine"
-        say(console, note, "bold red")
+    console.say_disturbed(spoilt)
 
 
 def _us(timing: Timing) -> str:
     return marked(figure(timing.median_us), timing.disturbed)
 
 
-def _gain(gain: PairedGain | None) -> str:
-    return factor(None) if gain is None else "tie" if gain.tie else factor(gain.gain)
+def _gain_cells(name: str, limits: str, gain: PairedGain, spoilt: bool) -> dict[str, str]:
+    value = "tie" if gain.tie else factor(gain.gain)
+    return {f">{name}": marked(value, spoilt), limits: interval(gain.low, gain.high)}

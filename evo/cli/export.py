@@ -10,31 +10,25 @@ from typing import Annotated
 
 import typer
 
-from evo.analysis.best import find_best, ranked
+from evo.analysis.best import ranked
 from evo.analysis.candidates import CandidateRecord, read_candidate
 from evo.analysis.descent import read_family
-from evo.analysis.runs import find_run, list_runs
+from evo.analysis.runs import find_run
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, print_json
-from evo.cli.recorded import named_candidate, unknown
-from evo.cli.search import read_job
+from evo.cli.recorded import find_winners, read_winners
 from evo.cli.tables import short_id
 from evo.errors import StoreError, UnknownNameError, UsageError
 from evo.evaluation import FINALIST
 from evo.export import Combining, Exporter, ExportItem, ExportRequest, RunExporter, find_exporter
 from evo.export._package import asked_of, with_ptx
-from evo.export.flashinfer_bench import Refusal, Taken
+from evo.export.flashinfer_bench import Refusal
 from evo.export.flashinfer_bench import import_workloads as import_dataset
-from evo.lineage import RunStatus, Stage
+from evo.lineage import RunStatus
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload, kernel_names, load_kernel
 
-__all__ = ["export_all_candidates", "export_run", "register"]
-
-
-def register(app: typer.Typer) -> None:
-    app.command("export")(export)
-    app.command("import-workloads")(import_workloads)
+__all__ = ["export", "export_all_candidates", "export_run", "import_workloads"]
 
 
 def export(
@@ -60,7 +54,7 @@ def export(
             written = export_all_candidates(store, what, exporter, out)
         else:
             for name in dict.fromkeys(what):
-                chosen += _winners(store, name, db) or [_candidate(store, name, db, refused=refused)]
+                chosen += _chosen(store, name, db, refused=refused)
             unconfirmed = [said for c in chosen if (said := _unconfirmed(store, c, db))]
             written, remarks = export_winners(store, chosen, exporter, out, arch or ())
             remarks = unconfirmed + remarks
@@ -81,94 +75,58 @@ def export_all_candidates(store: Store, what: Sequence[str], exporter: RunExport
     Raises UsageError unless `what` is one run, and what the exporter raises."""
     if len(what) != 1:
         raise UsageError(f"{exporter.name} holds one run; name one, not {len(what)}, and export each to a folder of its own")
-    try:
-        name = find_run(store, what[0]).name
-    except UnknownNameError:
-        known = [r.name for r in list_runs(store)]
-        raise UnknownNameError("run", what[0], known) from None
-    run = store.run(name)
+    run = store.run(find_run(store, what[0]).name)
     return exporter.export_run(run, store.evaluations(run), out)
 
 
 def export_run(store: Store, run: str, format: str, out: Path, db: str) -> list[Path]:
     """Exports the winners of a run; the files written. Raises StoreError if it has none."""
-    found = _winners(store, run, db)
-    if found is None:
-        raise UnknownNameError("run", run, [r.name for r in list_runs(store)])
-    return export_winners(store, found, find_exporter(format), out)[0]
+    return export_winners(store, _chosen(store, run, db), find_exporter(format), out)[0]
 
 
-def _winners(store: Store, run: str, db: str) -> list[CandidateRecord] | None:
-    """The winners of a run's finals, at most one for each workload; None if there is no run of that name.
+def _chosen(store: Store, name: str, db: str, *, refused: bool = False) -> list[CandidateRecord]:
+    """The winners of the run, at most one for each workload, or the candidate of that name.
 
-    Raises StoreError if there is no winner, or if the finals are not over.
+    refused: a candidate that the finals have refused is accepted, too. Raises StoreError for a run whose finals are not
+    over; UsageError for one without a winner, and for a candidate that did not pass.
     """
     try:
-        summary = find_run(store, run)
+        run = find_run(store, name)
     except UnknownNameError:
-        return None
-    without = [i for i in summary.tasks if i.winner is None]
-    finished = summary.status == RunStatus.FINISHED.value
-    if without and not finished:
+        (record,) = find_winners(store, name, db)
+        if record.status not in ("ok", "same_code"):
+            log = f"{record.status}: {record.log}"
+            raise UsageError(f"candidate {record.id} did not pass ({log}); export one that did") from None
+        if record.refusal and not refused:
+            raise UsageError(
+                f"candidate {record.id} was refused by the finals of run {record.run} ({record.refusal}): its results may be"
+                " wrong; export one that passed, or this one nevertheless with --refused"
+            ) from None
+        return [record]
+    without = [task.workload for task in run.tasks if task.winner is None]
+    if without and run.status != RunStatus.FINISHED:
         raise StoreError(
-            f"run {summary.name!r} is {summary.status} and has not named its winners: let it end, or continue it with:"
-            f" {command_line(db, 'resume', summary.name)}; a candidate can be exported by its own name"
+            f"run {run.name!r} is {run.status} and has not named its winners: let it end, or continue it with:"
+            f" {command_line(db, 'resume', run.name)}; a candidate can be exported by its own name"
         )
-    if len(without) == len(summary.tasks):
-        raise StoreError(
-            f"run {summary.name!r} has no winner: nothing passed its finals, so there is nothing to export; why, of each"
-            f" candidate: {command_line(db, 'show', 'CANDIDATE')}"
-        )
-    for task in without:
-        typer.echo(f"evo: nothing won for {task.workload}: it is left to PyTorch", err=True)
-    return [read_candidate(store, i.winner) for i in summary.tasks if i.winner is not None]
-
-
-def _candidate(store: Store, name: str, db: str, *, refused: bool) -> CandidateRecord:
-    """The candidate named. refused: one that the finals have refused is accepted, too."""
-    try:
-        record = named_candidate(store, name, db)
-    except UnknownNameError:
-        raise unknown(store, name) from None
-    if record.status not in ("ok", "same_code"):
-        raise UsageError(f"candidate {record.id} did not pass ({record.status}: {record.log}); export one that did")
-    if record.refusal and not refused:
-        raise UsageError(
-            f"candidate {record.id} was refused by the finals of run {record.run} ({record.refusal}): its results may be"
-            " wrong; export one that passed, or this one nevertheless with --refused"
-        )
-    return record
+    winners = read_winners(store, run, db)
+    for workload in without:
+        typer.echo(f"evo: nothing won for {workload}: it is left to PyTorch", err=True)
+    return winners
 
 
 def _unconfirmed(store: Store, record: CandidateRecord, db: str) -> str:
-    """A sentence on what the finals have not confirmed of a candidate; empty for a winner, and for a finalist that lost to
-    one."""
+    """A sentence on a candidate that no final has confirmed; empty for a winner, and for a finalist that lost to one."""
     name = short_id(record.id)
     if record.refusal:
         return f"{name}: the finals refused it ({record.refusal}); it is exported because --refused asks for it"
-    if record.winner:
-        return ""
     winner = find_run(store, record.run).tasks[record.task].winner
-    finalist = bool(record.finals) or any(t.stage == Stage.FINAL for t in record.timings)
-    if winner is not None and finalist:
+    if record.winner or (winner is not None and record.finals):
         return ""
-    own = "its figures are the search's own, and its results were not checked for neighbouring sizes"
-    if finalist:
-        own = "it passed the gate of the finals and their race, and nothing has confirmed its time"
-    if winner is not None:
-        return f"{name}: no final has looked at it: {own}; the winner of its workload is {short_id(winner)}"
-    some = find_best(store, run=record.run, workload=record.workload)
-    found = next((b for b in some if b.workload == record.workload), None)
-    check = command_line(db, "check", name)
-    if found is None or not found.unconfirmed:
-        state = f"no finals of run {record.run} have been held for its workload"
-        if finalist or (found is not None and found.refused_finalists):
-            state = f"the finals of run {record.run} are not over for its workload"
-        return f"{name}: {state}: {own}; to hold them: {command_line(db, 'resume', record.run)}"
-    refused = f"{found.refused_finalists} finalist{'' if found.refused_finalists == 1 else 's'}"
+    beside = f"; the winner of its workload is {short_id(winner)}" if winner is not None else ""
     return (
-        f"{name}: unconfirmed: the finals of run {record.run} have no winner for its workload and refused {refused}: {own};"
-        f" to gate it on fresh data: {check}"
+        f"{name}: the finals of run {record.run} have not confirmed it: its figures are the search's own, and its results"
+        f" may be wrong for neighbouring sizes{beside}; to gate it on fresh data: {command_line(db, 'check', name)}"
     )
 
 
@@ -295,60 +253,35 @@ def import_workloads(
     kernels = [load_kernel(name) for name in dict.fromkeys(kernel or kernel_names())]
     taken, refused = import_dataset(path, kernels, target)
     if not taken:
-        why = _refusal_text(refused[0]) if refused else "it is empty"
-        more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
+        why = "; ".join(map(_refusal_text, refused)) or "it is empty"
         raise UsageError(
-            f"nothing in {path} can be searched for here: {why}{more}; evo needs definitions of"
+            f"nothing in {path} can be searched for here: {why}; evo needs definitions of"
             f" {' or '.join(k.name for k in kernels)} that {target} serves"
         )
     written = {}
-    name = path.resolve().name
     for key in dict.fromkeys(t.kernel for t in taken):
-        of_kernel = [t for t in taken if t.kernel == key]
-        file = out / f"{name}-{key}.toml"
-        _write_job(file, _job_text(str(path), key, of_kernel, target, budget))
-        written[str(file)] = [w.key for t in of_kernel for w in t.workloads]
+        workloads = dict.fromkeys(w.key for t in taken if t.kernel == key for w in t.workloads)
+        file = out / f"{path.resolve().name}-{key}.toml"
+        _write_job(file, {"kernel": key, "target": target, "workloads": list(workloads), "budget": budget}, path)
+        written[str(file)] = list(workloads)
     if json:
-        print_json({"jobs": written, "taken": [_taken_record(t) for t in taken], "refused": [asdict(r) for r in refused]})
+        records = [asdict(t) | {"workloads": [w.key for w in t.workloads]} for t in taken]
+        print_json({"jobs": written, "taken": records, "refused": [asdict(r) for r in refused]})
         return
     for refusal in refused:
         typer.echo(f"left out: {_refusal_text(refusal)}", err=True)
-    for file_name, workloads in written.items():
-        typer.echo(f"{file_name}: {len(workloads)} workloads; search them with:  evo search {file_name}")
-
-
-def _taken_record(taken: Taken) -> dict[str, object]:
-    return {"definition": taken.definition, "kernel": taken.kernel, "workloads": [w.key for w in taken.workloads]}
+    for file_name, keys in written.items():
+        typer.echo(f"{file_name}: {len(keys)} workloads; search them with:  evo search {file_name}")
 
 
 def _refusal_text(refusal: Refusal) -> str:
     return f"{refusal.definition}{f', workload {refusal.workload}' if refusal.workload else ''}: {refusal.reason}"
 
 
-def _job_text(source: str, kernel: str, taken: list[Taken], target: str, budget: str) -> str:
-    unique: dict[Workload, str] = {}
-    for t in taken:
-        for workload in t.workloads:
-            unique.setdefault(workload, t.definition)
-    quoted = json_format.dumps  # a JSON text is one in TOML, too
-    lines = [f"    {quoted(workload.key)},  # {definition}" for workload, definition in unique.items()]
-    return "\n".join(
-        [
-            f"# Workloads of FlashInfer-Bench definitions in {source!r}.".replace("\n", " "),
-            "[search]",
-            f"kernel = {quoted(kernel)}",
-            f"target = {quoted(target)}",
-            "workloads = [",
-            *(line.replace("\n", " ") for line in lines),
-            "]",
-            f"budget = {quoted(budget)}",
-            "",
-        ]
-    )
-
-
-def _write_job(file: Path, text: str) -> None:
-    """Raises UsageError if the file is there, or cannot be written, or would be none that `evo search` takes."""
+def _write_job(file: Path, job: dict[str, object], source: Path) -> None:
+    """Raises UsageError if the file is there, or cannot be written."""
+    lines = [f"{key} = {json_format.dumps(value)}" for key, value in job.items()]  # a JSON text is one in TOML, too
+    text = "\n".join([f"# Workloads of FlashInfer-Bench definitions in {str(source)!r}.", "[search]", *lines, ""])
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("x", encoding="utf-8") as stream:
@@ -357,8 +290,3 @@ def _write_job(file: Path, text: str) -> None:
         raise UsageError(f"{file} is there already; move it away, or choose another --out") from None
     except OSError as error:
         raise UsageError(f"cannot write {file} ({error.strerror}); choose another --out") from error
-    try:
-        read_job(file)
-    except UsageError:
-        file.unlink()
-        raise

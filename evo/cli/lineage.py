@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from evo.analysis.candidates import CandidateRecord
@@ -22,24 +20,23 @@ from evo.cli.options import (
     CandidateName,
     Db,
     Json,
+    answer,
     check_seed,
     command_line,
+    draw_seed,
     make_console,
-    parse_values,
+    parse_legal,
     print_json,
 )
-from evo.cli.recorded import Recorded, named_candidate
+from evo.cli.recorded import find_candidate
 from evo.cli.tables import (
-    cell,
+    Terminal,
     change_text,
+    count,
     factor,
     figure,
     interval,
-    make_table,
     marked,
-    print_table,
-    say,
-    say_disturbed,
     short_id,
     speedup,
     visible,
@@ -49,18 +46,12 @@ from evo.lineage.store import Store
 from evo.problem.kernel import Workload
 from evo.problem.space import Space
 
-__all__ = ["register"]
+__all__ = ["diff", "explain", "lineage"]
 
 _SECTIONS = {"candidate": "about", "genome": "genome", "build": "build", "code": "machine code", "time": "time"}
 _TEMPLATE = "template"
 _EDIT_LINES = 4
 """Of the ten lines that a story has, with its head."""
-
-
-def register(app: typer.Typer) -> None:
-    app.command("lineage")(lineage)
-    app.command("diff")(diff)
-    app.command("explain")(explain)
 
 
 def lineage(
@@ -72,41 +63,38 @@ def lineage(
 ) -> None:
     """Show a candidate's ancestors and descendants: operator, change and gain of every step."""
     with Store.open(db, write=False) as store:
-        record = named_candidate(store, candidate, db)
+        record = find_candidate(store, candidate, db)
         found = read_family(store, record.id, descendants=descendants, diff=diff)
     if json:
         print_json(found.members)
-        return
-    console = make_console()
-    ancestors = sum(member.relation == "ancestor" for member in found.members)
-    say(
-        console,
-        f"{record.kernel}, {record.workload} on {record.device}: {short_id(record.id)} with {_number(ancestors)}"
-        f" ancestor{'' if ancestors == 1 else 's'} above it and {_descendants(found)} below",
+    else:
+        _print_family(make_console(), record, found, diff, db)
+
+
+def _print_family(console: Terminal, record: CandidateRecord, found: Family, diff: bool, db: str) -> None:
+    above, below = (sum(m.relation == of for m in found.members) for of in ("ancestor", "descendant"))
+    first = "the first " if found.cut else ""
+    console.say(
+        f"{record.kernel}, {record.workload} on {record.device}: {short_id(record.id)} with {count(above, 'ancestor')}"
+        f" above it and {first}{count(below, 'descendant')} below",
     )
-    table = make_table(
-        "", "", "candidate", "operator", "parents", "change", "median us", "speed-up", "gain", "interval",
-        right=("", "median us", "speed-up", "gain"),
-    )  # fmt: skip
-    for member in found.members:
-        style = "bold" if member.relation == "self" else "" if member.main_line else "dim"
-        tie = member.tie or member.gain == 1
-        table.add_row(
-            "*" if member.main_line else "",
-            f"{member.generation:+d}" if member.generation else "",
-            f"{short_id(member.id)} #{member.order}",
-            cell(member.operator),
-            " ".join(f"#{p.order}" for p in member.parents) or "-",
-            cell(_change(member)),
-            marked(figure(member.median_us), member.disturbed),
-            marked(speedup(member.score), member.disturbed) if member.score else cell(member.status),
-            "" if member.gain is None else "tie" if tie else factor(member.gain),
-            interval(member.gain_low, member.gain_high),
-            style=style,
-        )
-    print_table(console, table)
-    say(
-        console,
+    rows = [
+        {
+            "": "*" if m.main_line else "",
+            "> ": f"{m.generation:+d}" if m.generation else "",
+            "candidate": f"{short_id(m.id)} #{m.order}",
+            "operator": m.operator,
+            "parents": " ".join(f"#{p.order}" for p in m.parents) or "-",
+            "change": _change(m),
+            ">median us": marked(figure(m.median_us), m.disturbed),
+            ">speed-up": marked(speedup(m.score), m.disturbed) if m.score else m.status,
+            ">gain": "" if m.gain is None else "tie" if m.tie or m.gain == 1 else factor(m.gain),
+            "interval": interval(m.gain_low, m.gain_high),
+        }
+        for m in found.members
+    ]
+    console.print_rows(rows, ["bold" if m.relation == "self" else "" if m.main_line else "dim" for m in found.members])
+    console.say(
         "* the main line, first parents; second column: generations before or after. All figures are of the search's own"
         " timing; gain: over the first parent, with an interval put together from those of the two, and a tie where that"
         " holds 1",
@@ -114,40 +102,31 @@ def lineage(
     )
     if found.cut:
         more = command_line(db, "lineage", short_id(record.id), "--descendants", "1000")
-        say(console, f"there are more descendants:  {more}", "dim")
-    say_disturbed(console, *(member.disturbed for member in found.members))
+        console.say(f"there are more descendants:  {more}", "dim")
+    console.say_disturbed(*(member.disturbed for member in found.members))
     for member in found.members if diff else ():
         _print_step(console, member)
-
-
-def _number(count: int) -> str:
-    return str(count) if count else "no"
-
-
-def _descendants(found: Family) -> str:
-    count = sum(member.relation == "descendant" for member in found.members)
-    return f"the first {count} of its descendants" if found.cut else f"{_number(count)} descendant{'s' * (count != 1)}"
 
 
 def _change(member: Kin) -> str:
     return change_text(member.change) if member.parents else " ".join(f"{k}={v}" for k, v in member.parameters.items())
 
 
-def _print_step(console: Console, member: Kin) -> None:
+def _print_step(console: Terminal, member: Kin) -> None:
     """What a change changed in the source."""
     if not member.parents:
         return
     console.print()
-    say(console, f"#{member.order} {short_id(member.id)}: {change_text(member.change)}", "bold")
+    console.say(f"#{member.order} {short_id(member.id)}: {change_text(member.change)}", "bold")
     if member.diff is None:
-        say(console, "the source of one of the two was not kept", "dim")
+        console.say("the source of one of the two was not kept", "dim")
     elif not member.diff:
-        say(console, "the source is the same", "dim")
+        console.say("the source is the same", "dim")
     else:
         _print_unified(console, member.diff)
 
 
-def _print_unified(console: Console, text: str) -> None:
+def _print_unified(console: Terminal, text: str) -> None:
     """A unified diff in its colours."""
     styles = {"+": "green", "-": "red", "@": "cyan"}
     for line in text.splitlines():
@@ -164,32 +143,37 @@ def diff(
 ) -> None:
     """Compare two candidates: genome, source, machine code, resources, time."""
     with Store.open(db, write=False) as store:
-        found = read_difference(store, *(named_candidate(store, name, db).id for name in (one, other)))
-    if json:
-        print_json(found)
-        return
-    console = make_console()
-    table = make_table("", "", short_id(found.one), short_id(found.other))
+        found = read_difference(store, *(find_candidate(store, name, db).id for name in (one, other)))
+    answer(json, found, _print_difference, all_, source)
+
+
+def _print_difference(console: Terminal, found: Difference, all_: bool, source: bool) -> None:
+    rows = []
     section = ""
-    for row in found.rows:
-        if not (row.differs or all_) or "ratio" in row.name or (row.name.endswith("disturbed") and not all_):
-            continue
-        table.add_row(
-            Text("" if row.section == section else _SECTIONS[row.section], style="dim"),
-            cell(row.name),
-            cell(_shorter(row.name, row.one)),
-            cell(_shorter(row.name, row.other), style="bold" if row.differs and all_ else ""),
+    shown = [
+        row
+        for row in found.rows
+        if all_ or (row.differs and not row.name.endswith("disturbed")) if "ratio" not in row.name
+    ]
+    for row in shown:
+        rows.append(
+            {
+                "": Text("" if row.section == section else _SECTIONS[row.section], style="dim"),
+                " ": row.name,
+                short_id(found.one): _shorter(row.name, row.one),
+                short_id(found.other) + " ": _shorter(row.name, row.other),
+            }
         )
         section = row.section
-    console.print(table)
-    say(console, _verdict(found))
+    console.print_rows(rows, ["bold" if all_ and row.differs else "" for row in shown])
+    console.say(_verdict(found))
     for name, text in (("source", found.source), ("PTX", found.ptx)):
         if text is None and name == "source" and source:
-            say(console, "the source of one of the two was not kept", "dim")
+            console.say("the source of one of the two was not kept", "dim")
         if text is None or (text and not source):
             continue
         console.print()
-        say(console, f"{name}:" if text else f"the {name} is the same", "bold" if text else "dim")
+        console.say(f"{name}:" if text else f"the {name} is the same", "bold" if text else "dim")
         _print_unified(console, text)
 
 
@@ -244,7 +228,7 @@ def explain(
     if seed is not None and not measure:
         raise UsageError("--seed is for --measure: leave it out, or measure")
     with Store.open(db, write=False) as store:
-        record = named_candidate(store, candidate, db)
+        record = find_candidate(store, candidate, db)
         of_template = from_ is not None and (from_ == _TEMPLATE or "=" in from_)
         space = _present_space(record) if of_template or measure else None
         found = _explanation(store, record, from_, space)
@@ -253,15 +237,12 @@ def explain(
     if measure and found.edits:
         from evo.cli.explain_race import ablation_record, measure_edits, tell_race  # what builds and times
 
-        assert space is not None
-        drawn = int.from_bytes(os.urandom(4)) if seed is None else seed
-        recorded = Recorded(record=record, db=db)
-        ablation = measure_edits(recorded, found, kernel_digest=digest, seed=drawn)
+        ablation = measure_edits(record, found, kernel_digest=digest, seed=draw_seed(seed), db=db)
     if json:
         print_json(found, measured=ablation_record(ablation, found.edits) if ablation else None)
         return
     console = make_console()
-    say(console, _head(found), "bold")
+    console.say(_head(found), "bold")
     if ablation:
         tell_race(console, found, ablation)
     else:
@@ -281,12 +262,9 @@ def _explanation(store: Store, record: CandidateRecord, from_: str | None, space
     carriers = {p.name: tuple(w.parameter for w in p.when) for p in space.parameters} if space else None
     if from_ is None or space is None or (from_ != _TEMPLATE and "=" not in from_):
         return read_explanation(store, record.id, from_, carriers=carriers)
-    values = {} if from_ == _TEMPLATE else parse_values(filter(None, from_.split(",")), space, "--from")
-    point = space.complete({**space.default, **values})
-    if broken := space.violations(point):
-        raise UsageError(f"--from {from_!r} is not legal for {record.workload}: {'; '.join(broken)}")
-    base_from = "the template's default" + (f" with {from_}" if values else "")
-    return read_explanation(store, record.id, point, carriers=carriers, base_from=base_from)
+    base_from = "the template's default" + ("" if from_ == _TEMPLATE else f" with {from_}")
+    base = parse_legal("" if from_ == _TEMPLATE else from_, space, "--from")
+    return read_explanation(store, record.id, base.parameters, carriers=carriers, base_from=base_from)
 
 
 def _head(found: Explanation) -> str:
@@ -295,38 +273,38 @@ def _head(found: Explanation) -> str:
     return f"{short_id(found.id)} ({where}): {fast}"
 
 
-def _tell(console: Console, found: Explanation, command: str) -> None:
+def _tell(console: Terminal, found: Explanation, command: str) -> None:
     """At most nine lines. command: what times the rest."""
     begun = found.base_from + (f" ({short_id(found.base_id)})" if found.base_id else "")
-    count = f"{len(found.edits)} edit{'s' * (len(found.edits) != 1)}"
+    edits = count(len(found.edits), "edit")
     if not found.edits:
-        say(console, f"it is the same genome as {begun}")
+        console.say(f"it is the same genome as {begun}")
         return
     if found.gain is None:
-        say(console, f"from {begun}, which has no time of its own in this run: {count}")
+        console.say(f"from {begun}, which has no time of its own in this run: {edits}")
     else:
         gained = f"{marked(factor(found.gain), found.disturbed)} ({interval(found.low, found.high)})"
-        say(console, f"from {begun} at {figure(found.base_us)} us: {gained} by {count}:")
+        console.say(f"from {begun} at {figure(found.base_us)} us: {gained} by {edits}:")
     disturbed = found.disturbed or any(c.disturbed for c in found.edits)
     told = [c for c in found.edits if c.gain is not None and c.tie is not True]
     lines = _EDIT_LINES - disturbed
     for credit in told[:lines]:
-        say(console, f"  {_credit_line(credit)}")
+        console.say(f"  {_credit_line(credit)}")
     if len(told) > lines:
         rest = "; ".join(f"{factor(c.gain)} {change_text(c.change)}" for c in told[lines:])
-        say(console, f"  further: {rest}")
+        console.say(f"  further: {rest}")
     if ties := [c for c in found.edits if c.tie]:
         names = (change_text(c.change) + " (the same machine code)" * c.same_code for c in ties)
-        say(console, f"  within the noise: {'; '.join(names)}", "dim")
+        console.say(f"  within the noise: {'; '.join(names)}", "dim")
     unknown = [c for c in found.edits if c.gain is None]
     if unknown:
-        say(console, f"  not measured: {'; '.join(change_text(c.change) for c in unknown)}", "yellow")
-    say(console, _rest(found, len(unknown), command), "dim")
-    say_disturbed(console, disturbed)
+        console.say(f"  not measured: {'; '.join(change_text(c.change) for c in unknown)}", "yellow")
+    console.say(_rest(found, len(unknown), command), "dim")
+    console.say_disturbed(disturbed)
 
 
 def _credit_line(credit: EditCredit) -> str:
-    pairs = f"{credit.pairs} pair{'s' * (credit.pairs != 1)} of candidates"
+    pairs = f"{count(credit.pairs, 'pair')} of candidates"
     since = f", since #{credit.since_order}" if credit.since_order is not None else ""
     gain = marked(factor(credit.gain), credit.disturbed)
     return f"{gain} ({interval(credit.low, credit.high)})  {change_text(credit.change)}  [{pairs}{since}]"
@@ -342,22 +320,21 @@ def _rest(found: Explanation, unknown: int, command: str) -> str:
     return f"the measured edits together: {factor(found.product)}; {left}" + (f"; {more}" if unknown else "")
 
 
-def _print_all(console: Console, found: Explanation) -> None:
-    right = ("gain", "alone", "last", "pairs")
-    table = make_table("edit", "gain", "from to", "alone", "last", "pairs", "since", right=right)
-    for c in found.edits:
-        table.add_row(
-            cell(change_text(c.change)),
-            factor(c.gain) if c.gain is not None else "not measured",
-            interval(c.low, c.high),
-            factor(c.alone),
-            factor(c.last),
-            str(c.pairs),
-            f"#{c.since_order} {short_id(c.since)}" if c.since else "-",
-        )
-    print_table(console, table)
-    say(
-        console,
+def _print_all(console: Terminal, found: Explanation) -> None:
+    rows = [
+        {
+            "edit": change_text(c.change),
+            ">gain": factor(c.gain) if c.gain is not None else "not measured",
+            "from to": interval(c.low, c.high),
+            ">alone": factor(c.alone),
+            ">last": factor(c.last),
+            ">pairs": c.pairs,
+            "since": f"#{c.since_order} {short_id(c.since)}" if c.since else "-",
+        }
+        for c in found.edits
+    ]
+    console.print_rows(rows)
+    console.say(
         "gain: mean over pairs of candidates that differ in this edit only; alone: of the start with it; last: of the"
         " finished one without it; since: the first of the main line that has it",
         "dim",

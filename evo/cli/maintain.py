@@ -12,24 +12,17 @@ from typing import Annotated
 import typer
 
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, parse_duration, print_json
+from evo.cli.tables import count
 from evo.errors import StoreError, UsageError
 from evo.lineage.backup import back_up
 from evo.lineage.database import locate, shown, translated
-from evo.lineage.merge import Merged
 from evo.lineage.merge import merge as merge_store
 from evo.lineage.prune import Part, chosen_runs
 from evo.lineage.prune import prune as prune_runs
 from evo.lineage.schema import OlderSchemaError
 from evo.lineage.store import Store
 
-__all__ = ["register"]
-
-_LISTED = 5
-
-
-def register(app: typer.Typer) -> None:
-    for command in (prune, vacuum, merge, backup):
-        app.command(command.__name__)(command)
+__all__ = ["backup", "merge", "prune", "vacuum"]
 
 
 def prune(
@@ -69,7 +62,7 @@ def prune(
     went, gone = ("would go from", "would be freed") if dry_run else ("went from", "freed")
     typer.echo(
         f"{done.sources} sources, {done.binaries} binaries and the samples of {done.samples} timings {went}"
-        f" {_number(len(names), 'run')}; {done.artefacts} stored files that nothing else needs, {_bytes(done.bytes)} {gone}"
+        f" {count(len(names), 'run')}; {done.artefacts} stored files that nothing else needs, {_bytes(done.bytes)} {gone}"
     )
     typer.echo(f"{done.kept} candidates keep everything: winners, finalists, leaders and all their ancestors")
     if done.bytes and not dry_run:
@@ -103,10 +96,11 @@ def merge(
         print_json(asdict(done))
         return
     typer.echo(
-        f"{_number(len(done.added), 'run')} added, {len(done.continued)} continued, {len(done.unchanged)} there already;"
-        f" {_number(done.candidates, 'candidate')} copied"
+        f"{count(len(done.added), 'run')} added, {len(done.continued)} continued, {len(done.unchanged)} there already;"
+        f" {count(done.candidates, 'candidate')} copied"
     )
-    _tell_renamed(done)
+    for name, new in done.renamed.items():
+        typer.echo(f"{name} is called {new} here: there is another run of its name")
 
 
 def backup(
@@ -131,14 +125,6 @@ def backup(
         typer.echo(f"{made}: {_bytes(size)}")
 
 
-def _tell_renamed(merged: Merged) -> None:
-    renamed = list((merged.renamed or {}).items())
-    for name, new in renamed[:_LISTED]:
-        typer.echo(f"{name} is called {new} here: there is another run of its name")
-    if len(renamed) > _LISTED:
-        typer.echo(f"and so are {len(renamed) - _LISTED} more; --json lists them all")
-
-
 def _must_be_a_database(db: str) -> None:
     """Opened for writing, it would be made."""
     path = locate(db).path
@@ -155,14 +141,8 @@ def _same_file(one: str, other: str) -> bool:
     return first.path.exists() and second.path.exists() and first.path.samefile(second.path)
 
 
-def _number(n: int, one: str, many: str | None = None) -> str:
-    return f"{n:,} {one if n == 1 else many or one + 's'}"
-
-
-def _bytes(n: int | None) -> str:
-    value = float(n or 0)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000 or unit == "GB":
-            return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
-        value /= 1000
-    raise AssertionError
+def _bytes(size: int) -> str:
+    """1.5 MB"""
+    units = ("B", "kB", "MB", "GB")
+    power = min(len(f"{size}") - 1, 9) // 3
+    return f"{size / 1000**power:.{1 if power else 0}f} {units[power]}"

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar, TypeVarTuple
 
 import typer
-from rich.console import Console
 
+from evo.cli.tables import Terminal
 from evo.errors import UsageError
 from evo.lineage import database
-from evo.problem.space import Space, Value
+from evo.problem.genome import Genome
+from evo.problem.space import Point, Space, Value
 
 __all__ = [
     "CandidateName",
@@ -24,6 +25,7 @@ __all__ = [
     "RunName",
     "Seed",
     "TargetName",
+    "answer",
     "cache_dir",
     "check_seed",
     "command_line",
@@ -31,6 +33,8 @@ __all__ = [
     "lasting_db",
     "make_console",
     "parse_duration",
+    "parse_legal",
+    "parse_point",
     "parse_values",
     "print_json",
     "split_pair",
@@ -39,6 +43,8 @@ __all__ = [
 DEFAULT_DB = "runs/lineage.db"
 _FILE_WIDTH = 200
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d)?", re.IGNORECASE)
+_Record = TypeVar("_Record")
+_More = TypeVarTuple("_More")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -107,6 +113,27 @@ def parse_values(texts: Iterable[str], space: Space, option: str) -> dict[str, V
     return values
 
 
+def parse_point(text: str, space: Space, option: str) -> Point:
+    """The default with the values of NAME=VALUE,... Raises what `parse_values` raises, and UsageError for values that
+    have no effect. Whether it is legal is another question."""
+    parts = [part for part in text.split(",") if part]
+    values = parse_values(parts, space, option)
+    if len(values) < len(parts):
+        raise UsageError(f"{option} {text!r} names a parameter twice")
+    point = space.complete({**space.default, **values})
+    if idle := [name for name in values if name not in point]:
+        raise UsageError(f"{option} {text!r}: with these values {' and '.join(idle)} has no effect; leave it out")
+    return point
+
+
+def parse_legal(text: str, space: Space, option: str) -> Genome:
+    """As `parse_point`. Raises UsageError for a point that is not legal."""
+    point = parse_point(text, space, option)
+    if broken := space.violations(point):
+        raise UsageError(f"{option} {text!r} is not legal here: {'; '.join(broken)}")
+    return Genome.of(point)
+
+
 def split_pair(text: str, option: str) -> tuple[str, str]:
     """NAME=VALUE as two texts. Raises UsageError."""
     name, equals, value = text.partition("=")
@@ -115,10 +142,18 @@ def split_pair(text: str, option: str) -> tuple[str, str]:
     return name, value
 
 
-def make_console() -> Console:
+def make_console() -> Terminal:
     """A console as wide as the terminal; in a file or pipe, wide enough that no table is folded."""
-    console = Console(markup=False, emoji=False)  # what is printed comes from databases and files, too
-    return console if console.is_terminal else Console(width=_FILE_WIDTH, markup=False, emoji=False)
+    console = Terminal(markup=False, emoji=False)  # what is printed comes from databases and files, too
+    return console if console.is_terminal else Terminal(width=_FILE_WIDTH, markup=False, emoji=False)
+
+
+def answer(json: bool, record: _Record, show: Callable[[Terminal, _Record, *_More], None], *more: *_More) -> None:
+    """Prints a record: as JSON, or as `show` does."""
+    if json:
+        print_json(record)
+    else:
+        show(make_console(), record, *more)
 
 
 def print_json(record: Any, **more: Any) -> None:

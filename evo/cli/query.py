@@ -13,20 +13,16 @@ import typer
 
 from evo.analysis.sql import Selection, select_sql
 from evo.cli.options import DEFAULT_DB, Db, Json, make_console, parse_duration, print_json
-from evo.cli.tables import cell, make_table, print_table, visible
+from evo.cli.tables import make_table, visible
 from evo.lineage.store import Store
 
-__all__ = ["register"]
+__all__ = ["query"]
 
 
 class Format(StrEnum):
     TABLE = "table"
     JSON = "json"
     CSV = "csv"
-
-
-def register(app: typer.Typer) -> None:
-    app.command("query")(query)
 
 
 def query(
@@ -62,8 +58,8 @@ def _print_rows(found: Selection) -> None:
     right = [name for name, c in zip(found.columns, columns, strict=True) if any(isinstance(v, int | float) for v in c)]
     table = make_table(*found.columns, right=right, fold=False)
     for row in found.rows:
-        table.add_row(*map(cell, row))
-    print_table(make_console(), table)
+        table.add_row(*row)
+    make_console().print_table(table)
 
 
 def _plain(value: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
 
 import typer
 from rich.console import Console, Group
@@ -20,9 +19,9 @@ from evo.problem.kernel import Workload
 from evo.search.check import CheckProgress
 from evo.search.progress import Budget, Improvement, Progress
 
-__all__ = ["LONG_S", "CheckLines", "LiveScreen", "PlainLines", "Screen", "doing", "told"]
+__all__ = ["LINE_EVERY_S", "LONG_S", "CheckLines", "LiveScreen", "PlainLines", "Screen", "doing", "told"]
 
-_LINE_EVERY_S = 5.0
+LINE_EVERY_S = 5.0
 
 LONG_S = 3.0
 """A candidate that has been in flight for so long is named."""
@@ -41,9 +40,7 @@ class Screen:
     def __enter__(self) -> Screen:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *ended: object) -> None:
         return None
 
     def update(self, progress: Progress) -> None:
@@ -60,7 +57,6 @@ class PlainLines(Screen):
         self._console, self._workloads = console, workloads
         self._improvements = 0
         self._last = time.monotonic()
-        self._named: tuple[object, ...] = ()
 
     def say(self, text: str) -> None:
         self._console.print(text, highlight=False, soft_wrap=True)
@@ -76,15 +72,10 @@ class PlainLines(Screen):
             gain = f"{1 / found.ratio:.3f}x PyTorch ({_interval(found)})"
             self.say(f"{found.elapsed_s:7.1f} s  {workload}: {before}candidate {found.order} is {gain}")
         self._improvements = len(progress.improvements)
-        due = time.monotonic() - self._last >= _LINE_EVERY_S
-        if due:
+        if time.monotonic() - self._last >= LINE_EVERY_S:
             self._last = time.monotonic()
-            self.say(f"{progress.elapsed_s:7.1f} s  {_counts(progress)}")
-        if (waiting := progress.waiting) is not None and waiting.work.seconds >= LONG_S:
-            named = waiting.order, waiting.work.stage, waiting.work.again
-            if due or named != self._named:
-                self.say(f"{progress.elapsed_s:7.1f} s  {_waiting(progress)}")
-            self._named = named
+            waiting = _waiting(progress)
+            self.say(f"{progress.elapsed_s:7.1f} s  {_counts(progress)}{waiting and f' | {waiting}'}")
 
 
 class LiveScreen(Screen):
@@ -97,13 +88,11 @@ class LiveScreen(Screen):
         self._shown = 0.0
 
     def __enter__(self) -> LiveScreen:
-        self._live.__enter__()
+        self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.__exit__(kind, error, trace)
+    def __exit__(self, *ended: object) -> None:
+        self._live.stop()
 
     def say(self, text: str) -> None:
         self._live.update(Panel(Text(text), title=self._title, border_style="cyan"), refresh=True)
@@ -147,7 +136,7 @@ class LiveScreen(Screen):
 
 
 class CheckLines:
-    """How far a check is, on stderr: a line every few seconds, and one for whatever takes long.
+    """How far a check is, on stderr: a line every few seconds.
 
     what: is counted, in the plural.
     """
@@ -155,18 +144,13 @@ class CheckLines:
     def __init__(self, what: str) -> None:
         self._what = what
         self._last = time.monotonic()
-        self._named: tuple[object, ...] = ()
 
     def __call__(self, progress: CheckProgress) -> None:
-        work = progress.work
-        due = time.monotonic() - self._last >= _LINE_EVERY_S
-        long = work is not None and work.seconds >= LONG_S
-        named = (work.genome, work.workload, work.stage, work.again) if work is not None and long else ()
-        if not due and (not long or named == self._named):
+        if time.monotonic() - self._last < LINE_EVERY_S:
             return
-        self._last, self._named = time.monotonic(), named
+        self._last = time.monotonic()
         text = f"{progress.done} of {progress.count} {self._what} done"
-        if work is not None and long:
+        if (work := progress.work) is not None and work.seconds >= LONG_S:
             changes = " ".join(f"{k}={v}" for k, v in progress.changes.items())
             text += f"; waiting for {work.workload}{changes and f' with {changes}'}: {told(work)}"
         typer.echo(f"evo: {text}", err=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from evo.analysis.runs import find_run
 from evo.cli.options import (
@@ -28,14 +26,15 @@ from evo.cli.options import (
     draw_seed,
     make_console,
     parse_duration,
+    parse_point,
     parse_values,
     print_json,
     split_pair,
 )
-from evo.cli.recorded import find_winners, is_of, may_have_been
-from evo.cli.results import outcome_record, print_outcome
+from evo.cli.recorded import find_winners, is_of
+from evo.cli.results import outcome_record, print_outcome, recorded_finals
 from evo.cli.screen import LiveScreen, PlainLines, Screen
-from evo.cli.tables import format_duration
+from evo.cli.tables import Terminal, count, format_duration
 from evo.errors import DeviceError, StoreError, UsageError
 from evo.executors import Executor
 from evo.export._folder import check_replaceable
@@ -58,15 +57,12 @@ from evo.search.run import (
 from evo.search.samplers import find_sampler
 from evo.targets import find_target, target_names
 
-__all__ = ["KernelContext", "choose_arch", "load_context", "read_initial_points", "read_job", "register", "worker_settings"]
+__all__ = [
+    "KernelContext", "choose_arch", "load_context", "read_initial_points", "read_job", "resume", "search", "worker_settings",
+]  # fmt: skip
 
 _DEFAULT_BUDGET = "60s"
 _CUDA_ARCH = re.compile(r"(sm|compute)_")
-
-
-def register(app: typer.Typer) -> None:
-    app.command("search")(search)
-    app.command("resume")(resume)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -317,43 +313,26 @@ def read_initial_points(
     """
     found: list[Mapping[str, Any]] = []
     for text in texts:
-        points = [_written_point(text, spaces[0])] if "=" in text else _recorded_points(text, kernel, target, db)
+        points = [parse_point(text, spaces[0], "--start")] if "=" in text else _recorded_points(text, kernel, target, db)
         fit = [point for point in points if any(space.with_initial_points([point]).initial_points for space in spaces)]
         if not fit:
-            broken = [v for p in points for space in spaces for v in space.violations(space.complete(_known(p, space)))]
-            raise UsageError(
-                f"--start {text!r} is legal for none of the workloads: {'; '.join(dict.fromkeys(broken)) or points}"
-            )
+            known = [(space, {k: v for k, v in p.items() if k in space.by_name}) for p in points for space in spaces]
+            broken = dict.fromkeys(v for space, point in known for v in space.violations(space.complete(point)))
+            raise UsageError(f"--start {text!r} is legal for none of the workloads: {'; '.join(broken) or points}")
         found += fit
     return tuple(found)
 
 
-def _written_point(text: str, space: Space) -> Mapping[str, Any]:
-    parts = [part for part in text.split(",") if part]
-    values = parse_values(parts, space, "--start")
-    if len(values) < len(parts):
-        raise UsageError(f"--start {text!r} names a parameter twice")
-    point = space.complete({**space.default, **values})
-    if idle := [name for name in values if name not in point]:
-        raise UsageError(f"--start {text!r}: with these values {' and '.join(idle)} has no effect; leave it out")
-    return point
-
-
 def _recorded_points(text: str, kernel: Kernel, target: str, db: str) -> list[Mapping[str, Any]]:
-    records = [one.record for one in find_winners(db, text)]
     with Store.open(db, write=False) as store:
+        records = find_winners(store, text, db)
         for r in records:
             if r.target != target or not is_of(store, r.kernel, r.run, kernel):
-                changed = r.target == target and may_have_been(r.kernel, kernel)
                 raise UsageError(
-                    f"--start {text!r} is of kernel {r.kernel!r} on {r.target}, and {kernel.name!r} on {target} is searched"
-                    + ("; it was found with other files: write its values (NAME=VALUE,...)" if changed else "")
+                    f"--start {text!r} is of kernel {r.kernel!r} on {r.target}, and {kernel.name!r} as it is now on"
+                    f" {target} is searched; to start there all the same, write its values: NAME=VALUE,..."
                 )
     return [r.parameters for r in records]
-
-
-def _known(point: Mapping[str, Any], space: Space) -> dict[str, Any]:
-    return {name: value for name, value in point.items() if name in space.by_name}
 
 
 def read_job(path: Path) -> dict[str, Any]:
@@ -385,7 +364,7 @@ def _is_texts(value: object) -> bool:
 
 
 def _is_whole(value: object) -> bool:
-    return type(value) is int
+    return type(value) is int  # True is an int, too
 
 
 def _is_count(value: object) -> bool:
@@ -421,11 +400,9 @@ def _carry_out(
     console, budget = make_console(), budget_of(run)
     kept = find_run(store, run.name).evaluations
     if output.resumed and not output.json:
-        console.print(
+        console.say(
             f"run {run.name} is resumed: {kept} candidates and {format_duration(run.elapsed_s)} of searching are kept;"
             f" {_what_is_left(budget, kept, run.elapsed_s)}",
-            highlight=False,
-            soft_wrap=True,
         )
     screen = _screen(console, run, budget, output.json)
     with screen:
@@ -443,7 +420,8 @@ def _carry_out(
         typer.echo(f"evo: interrupted; everything finished is stored. Continue with: {command}", err=True)
         raise typer.Exit(130)
     before = {"candidates": kept, "search_s": round(run.elapsed_s, 2)} if output.resumed else None
-    record = outcome_record(outcome, output.started, store, before)
+    found = recorded_finals(outcome, store)
+    record = outcome_record(outcome, found, output.started, store, before)
     if output.export is not None and outcome.has_winner:
         from evo.cli.export import export_run
 
@@ -451,7 +429,7 @@ def _carry_out(
     if output.json:
         print_json(record)
     else:
-        print_outcome(console, outcome, record, output.db)
+        print_outcome(console, record, found, output.db)
     if not outcome.has_winner:
         raise typer.Exit(1)
 
@@ -462,14 +440,13 @@ def _what_is_left(budget: Budget, kept: int, elapsed_s: float) -> str:
     if budget.seconds is not None:
         left.append(f"{format_duration(budget.seconds - elapsed_s)}, a part of it for the finals")
     if budget.evaluations is not None:
-        count = max(0, budget.evaluations - kept)
-        left.append(f"{count} candidate{'' if count == 1 else 's'}, then the finals")
+        left.append(f"{count(max(0, budget.evaluations - kept), 'candidate')}, then the finals")
     if budget.patience is not None:
         left.append(f"until {budget.patience} candidates in a row bring nothing better")
     return f"left: {'; or '.join(left)}"
 
 
-def _screen(console: Console, run: StoredRun, budget: Budget, json: bool) -> Screen:
+def _screen(console: Terminal, run: StoredRun, budget: Budget, json: bool) -> Screen:
     if json:
         return Screen()
     if console.is_terminal:
@@ -508,7 +485,4 @@ def _process_started() -> float:
     """When this process began, on the clock of time.time(): a user waits for the imports, too."""
     import psutil
 
-    try:
-        return float(psutil.Process().create_time())
-    except psutil.Error:
-        return time.time()
+    return float(psutil.Process().create_time())

@@ -2,48 +2,37 @@
 
 from __future__ import annotations
 
-import string
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from evo.analysis.candidates import CandidateRecord, TimingRecord, read_candidate, read_source
-from evo.analysis.finals import Finalist, RefusedFinalist, WorkloadFinals, quoted
+from evo.analysis.candidates import CandidateRecord, TimingRecord, read_source
+from evo.analysis.finals import Finalist, RefusedFinalist, WorkloadFinals, ceiling_note, quoted
 from evo.analysis.runs import RunFinals, read_run_finals
+from evo.analysis.times import RelativeTime
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, make_console, print_json
-from evo.cli.recorded import named_candidate, unknown
+from evo.cli.recorded import find_candidate
 from evo.cli.tables import (
-    Cells,
-    cell,
+    Terminal,
     factor,
     figure,
     interval,
-    make_table,
     marked,
-    print_table,
-    say,
-    say_disturbed,
     short_id,
     speedup,
+    time_cells,
     visible,
 )
-from evo.errors import EvoError, UnknownNameError
-from evo.evaluation import AA_CONTROL, FINALIST
+from evo.errors import UnknownNameError
+from evo.evaluation import AA_CONTROL, FINALIST, Timing
 from evo.lineage import RunStatus
 from evo.lineage.store import Store
 
-__all__ = ["register"]
-
-_FIGURES = ("median us", "interval", "speed-up", "interval ", "samples", "calls", "sets")
-
-
-def register(app: typer.Typer) -> None:
-    app.command("show")(show)
+__all__ = ["print_finals", "show"]
 
 
 def show(
@@ -56,7 +45,7 @@ def show(
 ) -> None:
     """Show everything that is known of a candidate; or of a run its finalists, and which of them tie with the winner."""
     with Store.open(db, write=False) as store:
-        record = named_candidate(store, name, db) if source else _named(store, name)
+        record = find_candidate(store, name, db) if source else _named(store, name, db)
         text = read_source(store, record.id) if source and isinstance(record, CandidateRecord) else None
     if json:
         print_json(record, **({} if text is None else {"text": text}))
@@ -69,7 +58,7 @@ def show(
         _print_source(make_console(), text, "cuda" if record.target == "cuda" else "cpp")
 
 
-def _print_source(console: Console, text: str, language: str) -> None:
+def _print_source(console: Terminal, text: str, language: str) -> None:
     if not console.is_terminal:
         typer.echo(text)
         return
@@ -78,27 +67,15 @@ def _print_source(console: Console, text: str, language: str) -> None:
     console.print(Syntax(text, language, theme="ansi_dark"))
 
 
-def _named(store: Store, name: str) -> CandidateRecord | RunFinals:
-    """The run of this very name, else the candidate whose identifier begins so, else the run whose name does."""
-    run: RunFinals | None = None
-    no_run: EvoError | None = None
+def _named(store: Store, name: str, db: str) -> CandidateRecord | RunFinals:
+    """The run whose name begins so, else the candidate whose identifier does."""
     try:
-        run = read_run_finals(store, name)
-    except EvoError as error:  # no run, or several that begin so
-        no_run = error
-    if run is not None and run.name == name:
-        return run
-    try:
-        return read_candidate(store, name)
-    except UnknownNameError as no_candidate:
-        if run is not None:
-            return run
-        if no_run is not None and not isinstance(no_run, UnknownNameError):
-            raise no_run from None
-        raise no_candidate if set(name.lower()) <= set(string.hexdigits) else unknown(store, name) from None
+        return read_run_finals(store, name)
+    except UnknownNameError:
+        return find_candidate(store, name, db)
 
 
-def _print_candidate(console: Console, record: CandidateRecord, db: str) -> None:
+def _print_candidate(console: Terminal, record: CandidateRecord, db: str) -> None:
     facts = Table.grid(padding=(0, 2))
     last = record.finals[-1] if record.finals else None
     refused = last is not None and last.status != "ok"
@@ -130,103 +107,100 @@ def _print_candidate(console: Console, record: CandidateRecord, db: str) -> None
     console.print(facts, highlight=False)
     for stage in dict.fromkeys(c.stage for c in record.checks):
         command = command_line(db, "check", short_id(record.id), "--seed", str(record.seeds[stage]))
-        say(console, f"to repeat the {stage}'s verdict:  {command}")
+        console.say(f"to repeat the {stage}'s verdict:  {command}")
     for check in failed:
         drawn = f" (seed {check.seed})" if check.seed else ""  # timed data are of no case
         console.print(f"refused: {check.case}: {check.reason}{drawn}", style="red", highlight=False)
 
 
-def _print_timings(console: Console, record: CandidateRecord) -> None:
+def _print_timings(console: Terminal, record: CandidateRecord) -> None:
     """Race by race: the candidate, then what was timed beside it."""
-    if not record.timings:
-        return
-    table = make_table("timed in", "cache", "contender", *_FIGURES, right=_FIGURES)
-    _add_rows(table, [t for t in record.timings if t.round == 0], "search")
-    noise = record.noise_floor
-    races = {race.round: race for race in record.final_races}
-    elsewhere = several = False
-    for round_ in dict.fromkeys(t.round for t in record.timings if t.round):
-        own = [t for t in record.timings if t.round == round_]
-        raced = [replace(t, contender="candidate") for t in own if t.contender == FINALIST]
-        own = [t for t in own if t.contender != FINALIST]
-        race, name = races.get(round_), "final" if round_ == 1 else f"final {round_}"
-        beside = race.timings if race else ()
-        several |= bool(raced)
-        if race and not race.beside:
-            several = elsewhere = True
-            _add_rows(table, own, f"{name}, all finalists", noise)
-            _add_rows(table, [t for t in beside if t.protocol != "hot"], f"{name}, winner's race", noise)
-            continue
-        _add_rows(table, raced, f"{name}, all finalists", noise)
-        for hot in (False, True):
-            _add_rows(table, [t for t in (*own, *beside) if (t.protocol == "hot") is hot], name, noise)
-    print_table(console, table)
+    rows = list(_timing_rows(record))
+    console.print_rows(rows, ["bold" if row["contender"] == "candidate" else "" for row in rows])
     timings = [*record.timings, *(t for race in record.final_races for t in race.timings)]
-    tie = f"; a tie within ±{noise:.2%}, the noise floor" if noise is not None else ""
-    notes = [f"speed-up: over the reference baseline, in the same race{tie}"]
+    if not timings:
+        return
+    noise, timed_in = record.noise_floor, {str(row["timed in"]).partition(", ")[2] for row in rows}
+    notes = ["speed-up: over the reference baseline, in the same race"]
+    if noise is not None:
+        notes.append(f"a tie within ±{noise:.2%}, the noise floor")
     if any(t.contender == AA_CONTROL for t in timings):
         notes.append("twin: a second copy of the winner")
-    if several:
+    if timed_in - {""}:
         notes.append("all finalists: the race that chose the winner, which then ran once more; that is the figure to quote")
-    if elsewhere:
+    if "winner's race" in timed_in:
         notes.append("winner's race: the winner ran once more, without this candidate; the baselines are of that race")
-    say(console, "; ".join(notes), "dim")
-    say_disturbed(console, *(t.disturbed for t in timings))
+    console.say("; ".join(notes), "dim")
+    console.say_disturbed(*(t.disturbed for t in timings))
 
 
-def _add_rows(table: Table, timings: Sequence[TimingRecord], race: str, noise: float | None = None) -> None:
-    for t in timings:
-        table.add_row(
-            race,
-            "hot" if t.protocol == "hot" else "cold",
-            t.contender,
-            marked(figure(t.median_us), t.disturbed),
-            interval(t.low_us, t.high_us, 2),
-            marked(speedup(t.ratio, None if t.protocol == "hot" else noise), t.disturbed and t.ratio is not None),
-            _speedup_interval(t),
-            str(len(t.samples_us)),
-            str(t.calls_per_sample),
-            str(t.sets),
-            style="bold" if t.contender == "candidate" else "",
-        )
+def _timing_rows(record: CandidateRecord) -> Iterator[dict[str, object]]:
+    yield from (_timing_cells(t, "search") for t in record.timings if t.round == 0)
+    noise, races = record.noise_floor, {race.round: race for race in record.final_races}
+    for round_ in dict.fromkeys(t.round for t in record.timings if t.round):
+        name, race = "final" if round_ == 1 else f"final {round_}", races.get(round_)
+        timed = [t for t in record.timings if t.round == round_]
+        raced = [replace(t, contender="candidate") for t in timed if t.contender == FINALIST]
+        again = [t for t in timed if t.contender != FINALIST]
+        beside = race.timings if race else ()
+        if race and not race.beside:
+            raced, again, beside = again, [], tuple(t for t in beside if t.protocol != "hot")
+            name += ", winner's race"
+        yield from (_timing_cells(t, f"{name.partition(',')[0]}, all finalists", noise) for t in raced)
+        for t in sorted((*again, *beside), key=lambda t: t.protocol == "hot"):
+            yield _timing_cells(t, name, noise)
 
 
-def _speedup_interval(t: TimingRecord | Finalist) -> str:
-    return interval(1 / t.ratio_high, 1 / t.ratio_low) if t.ratio_low and t.ratio_high else ""
+def _timing_cells(t: TimingRecord, race: str, noise: float | None = None) -> dict[str, object]:
+    hot = t.protocol == "hot"
+    return {
+        "timed in": race,
+        "cache": "hot" if hot else "cold",
+        "contender": t.contender,
+        **time_cells(t, None if hot else noise),
+        ">samples": len(t.samples_us),
+        ">calls": t.calls_per_sample,
+        ">sets": t.sets,
+    }
 
 
-def _print_run(console: Console, run: RunFinals, db: str) -> None:
+def _print_run(console: Terminal, run: RunFinals, db: str) -> None:
     stopped = f": {run.stop_reason}" if run.stop_reason else ""
-    say(
-        console,
+    console.say(
         f"{run.name}: {run.kernel} ({run.target}) on {run.device}, {run.status}{stopped}; {run.evaluations} candidates in"
         f" {run.elapsed_s:.0f} s, {run.passed} passed the search",
     )
     if run.status == RunStatus.INTERRUPTED:
-        say(console, f"to continue it:  {command_line(db, 'resume', run.name)}")
+        console.say(f"to continue it:  {command_line(db, 'resume', run.name)}")
+    print_finals(console, run, db)
+
+
+def print_finals(console: Terminal, run: RunFinals, db: str, *, all_finalists: bool = True) -> None:
+    """By workload: the finalists, the winner beside the baselines, what was refused. all_finalists: also those that lost."""
     for held in run.finals:
         refused = [f for f in run.refused_in_finals if f.task == held.task]
-        say(console, held.workload, "bold")
-        if held.finalists:
-            print_table(console, _finalists_table(held))
-            _print_confirmation(console, held)
+        console.say(held.workload, "bold")
+        if all_finalists:
+            styles = ["bold" if f.winner else "" for f in held.finalists]
+            console.print_rows((_finalist_cells(f, held.noise_floor) for f in held.finalists), styles)
+        _print_confirmation(console, held)
         if held.winner is None:
             _print_best(console, run, held, refused, db)
         for f in refused:
             why = f"{f.status.replace('_', ' ')}: {f.reason}"
-            say(console, f"finalist {short_id(f.id)} #{f.order} was refused: {why}", "red")
-    if any(held.winner for held in run.finals):
-        say(
-            console,
-            "all figures of a table are of one race; behind: the winner's speed-up over this one's, round by round in the"
-            " race of all finalists, a tie where the interval of that holds 1, as in evo diff",
+            console.say(f"finalist {short_id(f.id)} #{f.order} was refused: {why}", "red")
+    if all_finalists and any(held.winner for held in run.finals):
+        console.say(
+            "behind: the winner's speed-up over this one's, round by round in the race of all finalists, a tie where the"
+            " interval of that holds 1, as in evo diff",
             "dim",
         )
-    say_disturbed(console, *(t.disturbed for h in run.finals for t in (*h.finalists, h.confirmed) if t is not None))
+    timed = [t for h in run.finals for t in (*h.finalists, *h.baselines, h.confirmed, h.hot) if t is not None]
+    console.say_disturbed(*(t.disturbed for t in timed))
 
 
 def _print_best(
-    console: Console, run: RunFinals, held: WorkloadFinals, refused: Sequence[RefusedFinalist], db: str
+    console: Terminal, run: RunFinals, held: WorkloadFinals, refused: Sequence[RefusedFinalist], db: str
 ) -> None:
     """Why there is no winner, and what there is instead."""
     best = run.tasks[held.task].best
@@ -238,43 +212,54 @@ def _print_best(
     else:
         reason, style = "unconfirmed: the finals have no winner", "bold red"
     shown = f"; {left}: {command_line(db, 'show', short_id(best))}" if best else ""
-    say(console, reason + shown, style)
+    console.say(reason + shown, style)
 
 
-def _finalists_table(held: WorkloadFinals) -> Cells:
-    noise = f" ±{held.noise_floor:.2%}" if held.noise_floor is not None else ""
-    heading = f"speed-up{noise}"
-    table = make_table(
-        "candidate", "median us", "interval", heading, "interval ", "behind", "interval  ", "in the search",
-        right=("median us", heading, "behind", "in the search"),
-    )  # fmt: skip
-    for f in held.finalists:
-        table.add_row(
-            cell(f"{short_id(f.id)} #{f.order}"),
-            marked(figure(f.median_us), f.disturbed),
-            interval(f.low_us, f.high_us, 2),
-            marked(speedup(f.ratio, held.noise_floor), f.disturbed),
-            _speedup_interval(f),
-            "winner" if f.winner else "" if f.behind is None else "tie" if f.tie else factor(f.behind),
-            interval(f.behind_low, f.behind_high) if f.behind is not None else "",
-            speedup(f.score),
-            style="bold" if f.winner else "",
-        )
-    return table
+def _finalist_cells(f: Finalist, noise: float | None) -> dict[str, object]:
+    return {
+        "candidate": f"{short_id(f.id)} #{f.order}",
+        **time_cells(f, noise),
+        ">behind": "winner" if f.winner else "" if f.behind is None else "tie" if f.tie else factor(f.behind),
+        "interval  ": interval(f.behind_low, f.behind_high) if f.behind is not None else "",
+        ">in the search": speedup(f.score),
+    }
 
 
-def _print_confirmation(console: Console, held: WorkloadFinals) -> None:
-    """The figure to quote, and what is out of the ordinary about it."""
+def _print_confirmation(console: Terminal, held: WorkloadFinals) -> None:
+    """The winner beside the baselines in the race that confirmed it, and what is out of the ordinary about its figures."""
     again = held.confirmed
     if again is None or held.winner is None:
         return
-    limits = f" ({interval(1 / again.ratio_high, 1 / again.ratio_low)})" if again.ratio_low and again.ratio_high else ""
-    gain = marked(f"{speedup(again.ratio, held.noise_floor)}{limits}", again.disturbed)
-    say(
-        console,
+    gain = marked(speedup(again.ratio, held.noise_floor), again.disturbed)
+    console.say(
         f"confirmed: {short_id(held.winner)} ran once more, alone with the baselines, in a fresh process and on other data:"
-        f" {figure(again.median_us)} us ({interval(again.low_us, again.high_us, 2)}), {gain}; {quoted(again)}",
+        f" {figure(again.median_us)} us, {gain}; {quoted(again)}",
         "bold",
     )
+    bound = next((t.median_us for t in held.baselines if t.contender == held.ceiling), None)
+    timed: list[tuple[str, Timing | RelativeTime]] = [(short_id(held.winner), again)]
+    rows = [
+        {
+            "contender": name,
+            **time_cells(t, held.noise_floor),
+            **({">of a copy": figure(t.median_us / bound, 3)} if bound else {}),
+        }
+        for name, t in [*timed, *((t.contender, t) for t in held.baselines)]
+    ]
+    console.print_rows(rows, ["bold green", *[""] * len(held.baselines)])
+    if held.ceiling is not None:
+        console.say(f"of a copy: its time {ceiling_note(held.ceiling)}", "dim")
+    said = []
+    if held.hot is not None:
+        hot = marked(f"{figure(held.hot.median_us)} us, {speedup(held.hot.ratio)} PyTorch", held.hot.disturbed)
+        said.append(f"with all data in the cache: {hot}, which has them there too")
+    if held.noise_floor is not None:
+        said.append(f"±{held.noise_floor:.2%} is the noise floor: the winner against a second copy of itself")
+    if held.selection_regret is not None:
+        said.append(f"the search had it at {factor(held.claimed_speedup)}: selection regret {held.selection_regret:.1%}")
+    if held.discarded_rounds:
+        said.append(f"{held.discarded_rounds} disturbed rounds taken again")
+    if said:
+        console.say("; ".join(said))
     for remark in held.remarks:
-        say(console, remark, "yellow")
+        console.say(remark, "yellow")

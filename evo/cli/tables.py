@@ -5,37 +5,35 @@ Values come out of databases and files: nothing in them is markup, and none of t
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from rich.cells import cell_len
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.style import StyleType
 from rich.table import Table
 from rich.text import Text
 
+from evo.analysis.times import RelativeTime
 from evo.evaluation import Timing, within_noise
 from evo.problem.genome import Change
 
 __all__ = [
-    "DISTURBED_NOTE", "Cells", "cell", "change_text", "factor", "figure", "format_duration", "interval", "make_table",
-    "marked", "print_table", "say", "say_disturbed", "share", "short_id", "short_workload", "speedup", "timing_record",
-    "visible",
+    "Cells", "Terminal", "change_text", "count", "factor", "figure", "format_duration", "interval", "make_table", "marked",
+    "share", "short_id", "short_workload", "speedup", "time_cells", "timing_record", "visible",
 ]  # fmt: skip
 
-_WHOLE = frozenset(
-    {"95% interval", "behind", "best", "candidate", "gain", "id", "interval", "median us", "noise", "speed-up"}
-)
+_WHOLE = frozenset({"behind", "best", "candidate", "gain", "id", "interval", "median us", "noise", "speed-up"})
 """Columns that are never folded, however narrow a terminal is: what is in them is to be copied, or read at a glance."""
 
 _FOLDED_WIDTH = 9
 """The other columns are folded down to this width."""
 
-DISTURBED_NOTE = "! something slowed the device down while this was timed: do not trust the figure"
+_DISTURBED = "! something slowed the device down while this was timed: do not trust the figure"
 
 
 def marked(figure: str, disturbed: bool, *, unconfirmed: bool = False) -> str:
-    """The figure, with the mark that `DISTURBED_NOTE` explains if it was disturbed, and another if it is unconfirmed."""
+    """The figure, with the mark that `say_disturbed` explains if it was disturbed, and another if it is unconfirmed."""
     return f"{figure}{' ?' if unconfirmed else ''}{' !' if disturbed else ''}"
 
 
@@ -51,19 +49,15 @@ def _escape(character: str) -> str:
     return character.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
-def cell(value: Any, style: str = "") -> Text:
-    """Any value as it is to be read; "-" for None."""
-    return Text(visible(_text(value)), style=style)
-
-
-def _text(value: Any) -> str:
+def _cell(value: Any) -> Text:
+    """Any value as it is to be read; "-" for None. A Text is printed as it is."""
+    if isinstance(value, Text):
+        return value
     if value is None:
-        return "-"
+        return Text("-")
     if isinstance(value, bytes):
-        return f"<{len(value):,} bytes>"
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    return str(value)
+        return Text(f"<{len(value):,} bytes>")
+    return Text(visible(f"{value:.6g}" if isinstance(value, float) else str(value)))
 
 
 def figure(value: float | None, digits: int = 2) -> str:
@@ -88,6 +82,11 @@ def share(value: float | None) -> str:
     return "-" if value is None else f"{value:.0%}" if value == 0 or value >= 0.1 else f"{value:.1%}"
 
 
+def count(number: int, what: str) -> str:
+    """1 run, 2 runs"""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def change_text(change: Change) -> str:
     """What changed, as "name: before -> after"."""
     parts = (f"{name}: {'-' if a is None else a} -> {'-' if b is None else b}" for name, (a, b) in change.items())
@@ -97,10 +96,8 @@ def change_text(change: Change) -> str:
 class Cells(Table):
     """A table in whose texts nothing moves the cursor."""
 
-    def add_row(self, *cells: RenderableType | None, style: StyleType | None = None, end_section: bool = False) -> None:
-        """Texts and strings only."""
-        texts = (c if isinstance(c, Text) else Text(visible(str(c or ""))) for c in cells)
-        super().add_row(*texts, style=style, end_section=end_section)
+    def add_row(self, *cells: Any, style: StyleType | None = None, end_section: bool = False) -> None:
+        super().add_row(*map(_cell, cells), style=style, end_section=end_section)
 
 
 def make_table(*headings: str, right: Collection[str] = (), fold: bool = True) -> Cells:
@@ -113,46 +110,63 @@ def make_table(*headings: str, right: Collection[str] = (), fold: bool = True) -
     return table
 
 
-def print_table(console: Console, table: Cells) -> None:
-    """The table, if it has rows. On a narrow terminal rich folds its columns, intervals only where there is no other way;
-    where even that is too wide, each field gets a line, as in psql's expanded display. In a file nothing is folded."""
-    if not table.row_count:
-        return
-    natural = [max(cell_len(str(text)) for text in (c.header, *c.cells)) for c in table.columns]
+class Terminal(Console):
+    """Where a command prints. What it prints comes from databases and files, too: nothing in it is markup."""
 
-    def least() -> int:
-        return sum(w if c.no_wrap else min(w, _FOLDED_WIDTH) for w, c in zip(natural, table.columns, strict=True))
+    def say(self, text: str, style: str = "") -> None:
+        """A line as wide as it is, in which nothing moves the cursor."""
+        self.print(Text(visible(text), style=style), soft_wrap=True)
 
-    gaps = len(natural)
-    if not console.is_terminal:
-        console.width = max(console.width, sum(natural) + 2 * gaps)
-    if sum(natural) + 2 * gaps > console.width:
-        table.padding = (0, 1, 0, 0)
-    if least() + gaps > console.width:
-        for column in table.columns:
-            column.no_wrap = column.no_wrap and not str(column.header).strip().endswith("interval")
-    if least() + gaps <= console.width:
-        console.print(table)
-        return
-    names = [f"{c.header}".strip() for c in table.columns]
-    width = max(map(cell_len, names)) + 2
-    for i, row in enumerate(zip(*(c.cells for c in table.columns), strict=True)):
-        if i:
-            console.rule(style="dim")
-        for name, value in zip(names, row, strict=True):
-            padding = " " * (width - cell_len(name) - bool(name))
-            console.print(Text.assemble((f"{name}:" if name else "", "dim"), padding, value), soft_wrap=True)
+    def say_disturbed(self, *disturbed: bool) -> None:
+        """What the mark means, if it is on any of the figures."""
+        if any(disturbed):
+            self.say(_DISTURBED, "bold red")
 
+    def print_rows(self, rows: Iterable[Mapping[str, object]], styles: Sequence[str] = ()) -> None:
+        """A table of rows, each of which has a cell by heading; nothing if there is no row.
 
-def say(console: Console, text: str, style: str = "") -> None:
-    """A line as wide as it is, in which nothing moves the cursor."""
-    console.print(Text(visible(text), style=style), soft_wrap=True)
+        A heading that begins with > is aligned right; headings of one name differ in spaces at their ends. styles: of the
+        rows.
+        """
+        known = list(rows)
+        if not known:
+            return
+        headings = {heading: heading.removeprefix(">") for heading in known[0]}
+        table = make_table(*headings.values(), right=[name for heading, name in headings.items() if name != heading])
+        for row, style in zip(known, styles or [""] * len(known), strict=True):
+            table.add_row(*row.values(), style=style)
+        self.print_table(table)
 
+    def print_table(self, table: Cells) -> None:
+        """The table, if it has rows. On a narrow terminal rich folds its columns, intervals only where there is no other
+        way; where even that is too wide, each field gets a line, as in psql's expanded display. In a file nothing is
+        folded."""
+        if not table.row_count:
+            return
+        natural = [max(cell_len(str(text)) for text in (c.header, *c.cells)) for c in table.columns]
 
-def say_disturbed(console: Console, *disturbed: bool) -> None:
-    """What the mark means, if it is on any of the figures."""
-    if any(disturbed):
-        say(console, DISTURBED_NOTE, "bold red")
+        def least() -> int:
+            return sum(w if c.no_wrap else min(w, _FOLDED_WIDTH) for w, c in zip(natural, table.columns, strict=True))
+
+        gaps = len(natural)
+        if not self.is_terminal:
+            self.width = max(self.width, sum(natural) + 2 * gaps)
+        if sum(natural) + 2 * gaps > self.width:
+            table.padding = (0, 1, 0, 0)
+        if least() + gaps > self.width:
+            for column in table.columns:
+                column.no_wrap = column.no_wrap and str(column.header).strip() != "interval"
+        if least() + gaps <= self.width:
+            self.print(table)
+            return
+        names = [f"{c.header}".strip() for c in table.columns]
+        width = max(map(cell_len, names)) + 2
+        for i, row in enumerate(zip(*(c.cells for c in table.columns), strict=True)):
+            if i:
+                self.rule(style="dim")
+            for name, value in zip(names, row, strict=True):
+                padding = " " * (width - cell_len(name) - bool(name))
+                self.print(Text.assemble((f"{name}:" if name else "", "dim"), padding, value), soft_wrap=True)
 
 
 def speedup(ratio: float | None, noise: float | None = None) -> str:
@@ -160,6 +174,16 @@ def speedup(ratio: float | None, noise: float | None = None) -> str:
     if within_noise(ratio, noise):
         return "tie"
     return f"{1 / ratio:.3f}x" if ratio else "-"
+
+
+def time_cells(t: Timing | RelativeTime, noise: float | None = None) -> dict[str, object]:
+    """Of a table: a contender's time and its speed-up over the reference, each with its interval. noise: see `speedup`."""
+    return {
+        ">median us": marked(figure(t.median_us), t.disturbed),
+        ">interval": interval(t.low_us, t.high_us, 2),
+        ">speed-up": marked(speedup(t.ratio, noise), t.disturbed and t.ratio is not None),
+        ">interval ": interval(1 / t.ratio_high, 1 / t.ratio_low) if t.ratio_low and t.ratio_high else "",
+    }
 
 
 def short_id(identifier: str) -> str:

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from evo.cli import run as run_command
-from evo.cli.results import race_table
-from evo.cli.tables import timing_record
+from evo.cli.tables import time_cells, timing_record
 from evo.evaluation import FINALIST, Evaluation, Timing, within_noise
 from evo.lineage import RunStatus, Stage
 from evo.lineage.models import public_id
@@ -134,6 +133,15 @@ def test_a_finalist_that_was_refused_says_by_whom(record: Record) -> None:
     (run,) = recorded.document("runs")
     assert (run["passed"], run["refused_in_finals"]) == (3, 1)
     assert recorded.ask("runs").out.splitlines()[1].split()[5:8] == ["finished", "3", "2"]
+
+
+@pytest.mark.parametrize("command", ["diff", "lineage", "explain"])
+def test_a_run_where_a_candidate_is_wanted_stands_for_its_winner(record: Record, command: str) -> None:
+    recorded = record(CALM)
+    other = [recorded.ids[1]] if command == "diff" else []
+    ended = recorded.ask(command, "mine", *other)
+    assert ended.code == 0
+    assert ended.out == recorded.ask(command, recorded.ids[0], *other).out
 
 
 def in_one_race(ratios: dict[int, float], confirmed: float) -> dict[int, Evaluation]:
@@ -290,12 +298,8 @@ def test_a_figure_is_rounded_once() -> None:
     found = timing_record(timing)
     assert f"{found['speedup']:.3f}" == "1.555"
     assert f"{found['median_us']:.2f}" == "1452.25"
-    winner = {"candidate": "abc", **found}
-    table = race_table({"workload": "w", "winner": winner, "baselines": {}, "noise_floor": 0.0202546}, "")
-    text = " ".join(str(cell) for column in table.columns for cell in (column.header, *column.cells))
-    assert "1.555x" in text
-    assert "1452.25" in text
-    assert "±2.03%" in text
+    cells = time_cells(timing, 0.0202546)
+    assert (cells[">median us"], cells[">speed-up"]) == ("1452.25", "1.555x")
     assert within_noise(1 / 1.0202545, 0.0202546)
     assert not within_noise(1 / 1.0202547, 0.0202546)
     assert not within_noise(None, 0.1)

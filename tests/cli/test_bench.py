@@ -90,35 +90,20 @@ def test_what_was_recorded_of_a_kernel_is_timed_whatever_its_folder_was_called(
     assert capsys.readouterr().err == ""
 
 
-def test_a_kernel_of_the_same_name_is_another_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kernel, other = toy(tmp_path), toy(tmp_path / "other", "wrong")
-    db = str(tmp_path / "lineage.db")
-    name = record(db, str(other.folder), other)
-    assert contenders(kernel, db) == ["default"]
-    nothing = f"no candidate of this kernel is recorded for 4096 float32 in {db}"
-    assert capsys.readouterr().err == f"evo: {nothing}: the template's default is timed\n"
-    space = kernel.space("cpu", kernel.example("cpu"), find_target("cpu").limits("native"))
-    with pytest.raises(UsageError, match="is of kernel"):
-        read_initial_points([name], kernel, "cpu", [space], db)
-
-
-@pytest.mark.parametrize("called", ["toy", "./toy", "../b/toy"])
-def test_a_kernel_at_the_same_relative_path_may_be_another_one(
+@pytest.mark.parametrize("called", ["{folder}", "toy", "../b/toy"])
+def test_a_kernel_of_the_same_name_or_relative_path_may_be_another_one(
     called: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    there = toy(tmp_path / "a", "wrong")
-    toy(tmp_path / "b")
+    there, kernel = toy(tmp_path / "a", "wrong"), toy(tmp_path / "b")
     db = str(tmp_path / "lineage.db")
-    name = record(db, called, there)
+    name = record(db, called.format(folder=there.folder), there)
     monkeypatch.chdir(tmp_path / "b")
-    here = load_kernel(called)
-    assert contenders(here, db) == ["default"]
-    nothing = f"no candidate of this kernel is recorded for 4096 float32 in {db}"
-    said = f"{nothing} (what is recorded of {called} was found with other files)"
-    assert capsys.readouterr().err == f"evo: {said}: the template's default is timed\n"
-    space = here.space("cpu", here.example("cpu"), find_target("cpu").limits("native"))
-    with pytest.raises(UsageError, match=r"is of kernel .* found with other files"):
-        read_initial_points([name], here, "cpu", [space], db)
+    assert contenders(kernel, db) == ["default"]
+    nothing = f"no candidate of this kernel as it is now is recorded for 4096 float32 in {db}"
+    assert capsys.readouterr().err == f"evo: {nothing}: the template's default is timed\n"
+    space = kernel.space("cpu", kernel.example("cpu"), find_target("cpu").limits("native"))
+    with pytest.raises(UsageError, match=r"is of kernel .* as it is now .* write its values"):
+        read_initial_points([name], kernel, "cpu", [space], db)
 
 
 def test_what_was_recorded_by_name_or_whole_path_stays_a_kernels_own_when_its_files_change(tmp_path: Path) -> None:
