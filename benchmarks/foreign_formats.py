@@ -15,7 +15,7 @@ Exit code: 0 all accepted, 1 one was not. A format whose owner's package is miss
 On a GPU machine without a network (scripts/offline_gpu.sh), add to its wheels, where pip would fetch all of CUDA with them:
     pip download --no-deps --dest .wheels --python-version 3.12 --only-binary=:all: --platform manylinux_2_28_x86_64 \\
         --platform manylinux2014_x86_64 flashinfer-bench==0.1.2
-and to `pack 3.12`: apache-tvm-ffi docstring-parser safetensors kernels jsonschema requests python-dotenv. KernelBench is
+and to `pack 3.12`: apache-tvm-ffi docstring-parser safetensors kernels requests python-dotenv. KernelBench is
 a checkout: github.com/ScalingIntelligence/KernelBench.
 """
 

@@ -455,14 +455,6 @@ _COMPILER = "g++"
 _PATTERN = 0xFE
 """What g++'s -ftrivial-auto-var-init=pattern fills with."""
 _ASAN = "detect_leaks=0:halt_on_error=0:handle_abort=1"
-_ADDRESS = (
-    r"ERROR: AddressSanitizer:? ([\w-]+)",
-    r"^((?:READ|WRITE) of size \d+)",
-    r"#\d+ 0x[0-9a-f]+ (in \S+ \S*?candidate\.cpp:\d+)",
-    r"is located (.+?region)",
-)
-"""What is told of a report: heap-buffer-overflow, WRITE of size 4, in twice candidate.cpp:12, 0 bytes to the right of a
-4004-byte region."""
 
 
 def _under_gcc(job: _Job, tool: str) -> Report:
@@ -475,10 +467,9 @@ def _under_gcc(job: _Job, tool: str) -> Report:
         processes = [job.run(job.compile(CpuTarget(_COMPILER), *_TOOLS["cpu"][tool]), True, environment)]
         output = processes[0].output
         found = [f"{what}, {place}" for place, what in re.findall(r"(candidate\.cpp:\d+:\d+): runtime error: (.+)", output)]
-        for report in output.split(f"{'=' * 65}\n")[1:]:
-            facts = [m[1] for pattern in _ADDRESS if (m := re.search(pattern, report, re.MULTILINE))]
-            found += [re.sub(r" /\S*/(?=candidate)", " ", ", ".join(facts))] if facts else []
-    found = found or [p.failure for p in processes if p.failure][:1]
+        found += re.findall(r"^SUMMARY: AddressSanitizer: (.+)$", output, re.MULTILINE)
+        found = [re.sub(r" /\S*/(?=candidate)", " ", message) for message in found]
+    found = found or [p.failure for p in processes if p.failure]
     return job.report(tool, processes, found, len(found))
 
 
@@ -495,6 +486,8 @@ def _compare_fills(job: _Job) -> tuple[list[_Process], list[str]]:
             "ASAN_OPTIONS": f"{_ASAN}:max_malloc_fill_size={2**31 - 1}:malloc_fill_byte={fill}",
         }
         processes.append(job.run(builds[fill], False, environment))
+        if processes[-1].failure:
+            return processes, []
     found = [
         f"{call.name}: {job.kernel.arguments[place].name} depends on memory that was never written: it differs where that"
         " memory does"

@@ -71,9 +71,9 @@ def test_an_honest_candidate_is_clean(toy: str, tool: str) -> None:
 
 
 FOUND = {
-    "writes beyond": ("address", r"heap-buffer-overflow, WRITE of size 4, in twice candidate\.cpp:\d+, .* \| y\[n\] = 0;"),
-    "writes before": ("address", "heap-buffer-overflow, WRITE of size 4, in twice"),
-    "reads beyond": ("address", "heap-buffer-overflow, READ of size 4, in twice"),
+    "writes beyond": ("address", r"heap-buffer-overflow candidate\.cpp:\d+ in twice \| y\[n\] = 0;"),
+    "writes before": ("address", r"heap-buffer-overflow candidate\.cpp:\d+ in twice"),
+    "reads beyond": ("address", r"heap-buffer-overflow candidate\.cpp:\d+ in twice"),
     "crash": ("address", "SEGV"),
     "overflow": ("undefined", r"signed integer overflow: 2147483647 \+ 1 cannot be represented"),
     "stack unset": ("initcheck", "normal 5: y depends on memory that was never written"),
@@ -98,7 +98,7 @@ def test_a_wrong_output_is_refused_as_the_gate_refuses_it(toy: str) -> None:
 
 
 def test_a_candidate_that_kills_its_process_or_never_ends_is_reported_with_the_case(toy: str) -> None:
-    (died,) = run_tool(toy, "crash", "initcheck").messages
+    (died,) = run_tool(toy, "crash", "undefined").messages
     (endless,) = run_tool(toy, "spins", "undefined", limit_s=5.0).messages
     assert "the process died" in died
     assert "no end within" in endless
