@@ -326,18 +326,14 @@ def read_relatives(
 
 def read_source(store: Store, candidate: str) -> str:
     """The source text of a candidate. Raises UnknownNameError, or StoreError if it has none."""
+    record = read_candidate(store, candidate)
     with store.reading() as connection:
-        key = resolve_candidate(connection, candidate)
-        digest, status, built = connection.execute(
-            select(_c.source_sha, _c.status, m.Build.candidate_id)
-            .join_from(_c, m.Build, m.Build.candidate_id == _c.id, isouter=True)
-            .where(_c.id == key)
-        ).one()
-        if digest is not None:
-            return read_artefacts(connection, [digest])[digest].decode("utf-8", "surrogatepass")
-    why = "it was never built" if built is None else "it was dropped by evo prune"
-    why = "it could not be rendered" if status == Status.RENDER_ERROR else why
-    raise StoreError(f"candidate {candidate} has no source: {why}")
+        kept = read_artefacts(connection, [record.source or ""])
+    if record.source in kept:
+        return kept[record.source].decode("utf-8", "surrogatepass")
+    why = "it was never built" if record.build is None else "it was dropped by evo prune"
+    why = "it could not be rendered" if record.status == Status.RENDER_ERROR else why
+    raise StoreError(f"candidate {record.id} has no source: {why}")
 
 
 def read_artefacts(connection: Connection, digests: Collection[str]) -> dict[str, bytes]:

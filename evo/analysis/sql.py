@@ -25,7 +25,7 @@ _STEPS = 2000
 _LONGEST_BYTES = 64 << 20
 """Of one text or blob in a query's working: as much as a whole run's sources, and no more than a process can spare."""
 _QUESTION = re.compile(
-    r"(?:\s|--[^\n]*\n|/\*.*?\*/|\()*(?:(?:select|with|values|table|explain|show)\b|pragma\s+\w+\s*(?:\([^;=]*\))?\s*;?\s*$)",
+    r"(?:\s|--[^\n]*\n|/\*.*?\*/|\()*(?:(?:select|with|values|table|explain|show)\b|pragma\s+[\w.]+\s*(?:\([^;=]*\))?\s*;?\s*$)",
     re.DOTALL | re.IGNORECASE,
 )
 _CLASSES = ("42", "25", "22", "54", "0A")

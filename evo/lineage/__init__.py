@@ -100,8 +100,6 @@ class StoredRun:
     status: RunStatus
     stop_reason: str
     created: str
-    updated: str
-    finished: str | None
     elapsed_s: float
 
 

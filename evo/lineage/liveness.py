@@ -22,11 +22,10 @@ from evo.lineage import models as m
 if TYPE_CHECKING:
     from evo.lineage.store import Store
 
-__all__ = ["GONE", "Claims", "WriterLock", "gone", "release_dead_runs", "take_turns", "write_alone"]
+__all__ = ["GONE", "Claims", "WriterLock", "gone", "release_dead_runs", "write_alone"]
 
 # Any numbers that other users of PostgreSQL's advisory locks will not take.
-_NAMES = 0x65766F  # "evo": names of runs and environments are given out one after another
-_ARTEFACTS = 0x65766F01
+_WRITERS = 0x65766F  # "evo"
 _RUNS = 0x65766F02  # the first of two numbers, the second being the run's id
 _TRIES, _PAUSE_S = 10, 0.05
 
@@ -80,19 +79,14 @@ class WriterLock:
         self._file.close()
 
 
-def take_turns(connection: Connection) -> None:
-    """Until its transaction ends, others wait here; for what two writers must not decide at once."""
-    if _is_server(connection):
-        connection.execute(select(func.pg_advisory_xact_lock(_NAMES)))
-
-
 def write_alone(connection: Connection) -> None:
-    """For a transaction that stores artefacts or deletes some: until it ends, no other does.
+    """For a transaction that names a run, stores or deletes artefacts, or makes tables: until it ends, other such wait here.
 
-    Two such at once could each wait for what the other has stored, and one would be told of a deadlock.
+    Two must not find the same name free; and each could wait for an artefact that the other has stored, and be told of a
+    deadlock.
     """
     if _is_server(connection):
-        connection.execute(select(func.pg_advisory_xact_lock(_ARTEFACTS)))
+        connection.execute(select(func.pg_advisory_xact_lock(_WRITERS)))
 
 
 class Claims:

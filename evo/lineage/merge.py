@@ -11,9 +11,9 @@ from sqlalchemy import Connection, Table, bindparam, delete, insert, select, upd
 from evo.errors import StoreError
 from evo.lineage import RunStatus
 from evo.lineage import models as m
-from evo.lineage.liveness import take_turns, write_alone
+from evo.lineage.liveness import write_alone
 from evo.lineage.models import ORDERS_PER_RUN, key_range
-from evo.lineage.read import at_once, read_run
+from evo.lineage.read import read_run, rows_of
 from evo.lineage.store import Store
 from evo.lineage.write import Row, insert_rows, known_artefacts
 
@@ -57,8 +57,7 @@ def merge(target: Store, source: Store) -> Merged:
     A run that is in both is taken from whichever has more of it. Raises StoreError for one that went on in
     different ways in the two, or that is being searched.
     """
-    with source.reading() as theirs, target.writing() as ours:
-        take_turns(ours)
+    with source.reading() as theirs, target.transaction() as ours:
         write_alone(ours)
         merging = _Merging(target, ours, theirs)
         for run in _rows(theirs, select(_RUN).order_by(_RUN.c.id)):
@@ -163,11 +162,9 @@ class _Merging:
         referred = (row.get("source_sha") or row.get("binary_sha") for row in rows)
         wanted = {digest for digest in referred if digest is not None}
         lacking = wanted - known_artefacts(self._ours, wanted)
-        query = select(*_ARTEFACT.c)
-        for some in at_once(sorted(lacking)):
-            artefacts = _rows(self._theirs, query.where(_ARTEFACT.c.sha256.in_(some)))
-            insert_rows(self._ours, _ARTEFACT, artefacts)
-            self.report.artefacts += len(artefacts)
+        artefacts = [dict(row._mapping) for row in rows_of(self._theirs, select(_ARTEFACT), lacking, _ARTEFACT.c.sha256)]
+        insert_rows(self._ours, _ARTEFACT, artefacts)
+        self.report.artefacts += len(artefacts)
         for row in rows:
             row |= {name: row[name] + shift for name in _KEYS[table.name] if row[name] is not None}
         insert_rows(self._ours, table, rows)

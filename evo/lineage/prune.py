@@ -93,7 +93,7 @@ def prune(store: Store, runs: Sequence[str], parts: Sequence[Part], *, dry: bool
     if dry:
         with store.reading() as connection:
             return _prune(connection, runs, parts, dry=True)
-    with store.writing() as connection:
+    with store.transaction() as connection:
         write_alone(connection)
         return _prune(connection, runs, parts, dry=False)
 

@@ -116,8 +116,6 @@ def read_run(connection: Connection, run_id: int) -> StoredRun:
         status=RunStatus(row["status"]),
         stop_reason=row["stop_reason"],
         created=iso(row["created"]),
-        updated=iso(row["updated"]),
-        finished=iso(row["finished"]) if row["finished"] else None,
         elapsed_s=row["elapsed_s"],
     )
 

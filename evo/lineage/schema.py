@@ -7,7 +7,7 @@ from sqlalchemy import Column, Connection, Engine, MetaData, String, Table, insp
 from evo.errors import StoreError
 from evo.lineage.backup import back_up
 from evo.lineage.database import Location
-from evo.lineage.liveness import take_turns
+from evo.lineage.liveness import write_alone
 from evo.lineage.models import VIEWS, Base
 
 __all__ = ["MIGRATIONS", "OlderSchemaError", "prepare", "schema_of"]
@@ -67,7 +67,7 @@ def prepare(engine: Engine, location: Location, *, write: bool) -> None:
     if found and location.path is not None:
         back_up(location.path)
     with engine.begin() as connection:
-        take_turns(connection)
+        write_alone(connection)
         _upgrade(connection, schema_of(connection, location))  # another process may have done it meanwhile
 
 

@@ -140,20 +140,12 @@ class Store:
             yield connection
 
     @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """Everything recorded inside is one transaction: all of it or, if anything fails, nothing.
+    def transaction(self) -> Iterator[Connection]:
+        """A connection that writes. Everything recorded inside is one transaction: all of it or, if anything fails, nothing;
+        inside another it is a part of that.
 
-        Many candidates in one are recorded many times faster. What is wrong with a candidate may only be said
-        at the end. Raises EngineError for one inside another.
+        Many candidates in one are recorded many times faster. What is wrong with a candidate may only be said at the end.
         """
-        if self._open is not None:
-            raise EngineError("a transaction of the store was opened inside another")
-        with self.writing():
-            yield
-
-    @contextmanager
-    def writing(self) -> Iterator[Connection]:
-        """A connection that writes: the open transaction's, or else that of one which ends with this block."""
         if self._open is not None:
             yield self._open
             return
@@ -169,7 +161,7 @@ class Store:
 
     def create_run(self, spec: RunSpec, environment: Environment) -> StoredRun:
         """Raises StoreError for a name that is taken or not legal."""
-        with self.writing() as connection:
+        with self.transaction() as connection:
             run = read_run(connection, insert_run(connection, spec, environment))
             self._claims.take(run)  # before another process can see it
             return run
@@ -186,7 +178,7 @@ class Store:
         build's binary does not carry (b"") is not stored.
         Raises EngineError for a second candidate of the same order, or one that refers to an unknown one.
         """
-        with self.writing() as connection:
+        with self.transaction() as connection:
             self._batch.add(run, candidate, evaluation, elapsed_s=elapsed_s)
             if len(self._batch) >= _BATCH_SIZE:
                 self._batch.flush(connection)
@@ -196,7 +188,7 @@ class Store:
     ) -> None:
         """Records times of baselines that were not taken beside a candidate."""
         if timings:
-            with self.writing() as connection:
+            with self.transaction() as connection:
                 insert_rows(connection, _TIMING, timing_rows(run, task, None, timings, stage, 0))
 
     def add_final(self, run: StoredRun, order: int, measurement: Evaluation, *, elapsed_s: float) -> None:
@@ -204,7 +196,7 @@ class Store:
 
         Raises EngineError for an unknown candidate.
         """
-        with self.writing() as connection:
+        with self.transaction() as connection:
             key, task = self._find(connection, run, order)
             past = connection.scalar(select(func.max(m.Final.round)).where(m.Final.candidate_id == key))
             round_ = (past or 0) + 1
@@ -219,7 +211,7 @@ class Store:
 
     def set_winner(self, run: StoredRun, task: int, order: int | None) -> None:
         """Names a task's winner, or takes that back. Raises EngineError for one of another task."""
-        with self.writing() as connection:
+        with self.transaction() as connection:
             key = None
             if order is not None:
                 key, home = self._find(connection, run, order)
@@ -231,7 +223,7 @@ class Store:
 
     def set_budget(self, run: StoredRun, budget: Mapping[str, object]) -> None:
         """Records what a run that goes on may use from now on, as a whole."""
-        with self.writing() as connection:
+        with self.transaction() as connection:
             self._touch(connection, run, elapsed_s=run.elapsed_s, budget=dict(budget))
 
     def set_status(self, run: StoredRun, status: RunStatus, *, reason: str = "", elapsed_s: float) -> None:
@@ -242,7 +234,7 @@ class Store:
         now = datetime.now(UTC)
         ended = status in (RunStatus.FINISHED, RunStatus.FAILED)
         state = {"status": status.value, "stop_reason": clean_text(reason), "finished": now if ended else None}
-        with self.writing() as connection:
+        with self.transaction() as connection:
             if status is RunStatus.RUNNING:
                 self._claims.take(run)
             self._batch.flush(connection)

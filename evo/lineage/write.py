@@ -23,7 +23,7 @@ from evo.evaluation import Candidate, Check, Evaluation, Timing
 from evo.lineage import LATEST, Environment, RunSpec, RunStatus, Stage, StoredRun
 from evo.lineage import models as m
 from evo.lineage.database import command_line
-from evo.lineage.liveness import take_turns, write_alone
+from evo.lineage.liveness import write_alone
 from evo.lineage.read import BINARY_NAMES, BUILD_NAMES, CHECK_NAMES, SPEC_NAMES, TIMING_NAMES, rows_of
 
 __all__ = [
@@ -238,7 +238,7 @@ def insert_run(connection: Connection, spec: RunSpec, environment: Environment) 
         raise StoreError(f"the seed {spec.seed} is too large to be stored; choose one below 2**63")
     if not spec.workloads:
         raise StoreError("a run without workloads has nothing to search; name at least one")
-    take_turns(connection)  # two runs must not find the same name free
+    write_alone(connection)  # two runs must not find the same name free
     if spec.name is not None:
         _check_name(connection, spec.name)
     now = datetime.now(UTC)

@@ -75,7 +75,7 @@ class TestReaching:
     def test_a_reader_without_rights_to_write_can_read(self, postgres_url: str) -> None:
         with Store.open(postgres_url, write=True) as store:
             s.new_run(store, "mine")
-            with store.writing() as connection:
+            with store.transaction() as connection:
                 connection.exec_driver_sql("DROP ROLE IF EXISTS guest")
                 connection.exec_driver_sql("CREATE ROLE guest LOGIN PASSWORD 'welcome'")
                 connection.exec_driver_sql("GRANT SELECT ON ALL TABLES IN SCHEMA public TO guest")
