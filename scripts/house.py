@@ -26,7 +26,6 @@ WAY = {
     "evo/targets/cuda.py": (),
     "evo/runtime/nvrtc.py": (),
     "evo/targets/_machine_code.py": (),
-    "evo/targets/_cache.py": (),
     "evo/executors/_device.py": (),
     "evo/measure/__init__.py": ("Request",),
     "evo/targets/__init__.py": ("Loaded",),

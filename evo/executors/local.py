@@ -30,8 +30,7 @@ from evo.executors._processes import end_with_children, end_with_command, start_
 from evo.executors._worker import Worker, WorkerLost, ran_out_of_memory
 from evo.problem.kernel import Workload, load_kernel
 from evo.problem.render import render
-from evo.targets import find_target
-from evo.targets._cache import cached_build
+from evo.targets import cached_build, find_target
 
 __all__ = ["EXECUTOR", "LocalExecutor"]
 

@@ -106,19 +106,12 @@ def _cache_bytes(cores: frozenset[int]) -> int:
 
 
 def _reported_cache_bytes(cores: frozenset[int]) -> int:
-    found: dict[tuple[int, str], int] = {}
+    found: dict[str, int] = {}
     for core in cores:
-        for folder in Path(f"/sys/devices/system/cpu/cpu{core}/cache").glob("index*"):
-            with suppress(OSError, ValueError, KeyError):
-                if (folder / "type").read_text().strip() == "Instruction":
-                    continue
-                size = re.fullmatch(r"(\d+)([KMG]?)", (folder / "size").read_text().strip())
-                if size is not None:
-                    level = int((folder / "level").read_text())
-                    sharers = (folder / "shared_cpu_list").read_text().strip()
-                    found[level, sharers] = int(size.group(1)) << {"": 0, "K": 10, "M": 20, "G": 30}[size.group(2)]
-    last = max((level for level, _ in found), default=0)
-    return sum(size for (level, _), size in found.items() if level == last)
+        with suppress(OSError, ValueError):
+            last = max(Path(f"/sys/devices/system/cpu/cpu{core}/cache").glob("index*"))
+            found[(last / "shared_cpu_list").read_text()] = int((last / "size").read_text().strip().removesuffix("K")) << 10
+    return sum(found.values())
 
 
 @cache

@@ -12,8 +12,7 @@ import pytest
 
 from evo.errors import CompileError, UsageError
 from evo.problem.render import Source
-from evo.targets import find_target
-from evo.targets._cache import CachedBinary, cached_build
+from evo.targets import CachedBinary, cached_build, find_target
 from evo.targets.cpu import CpuTarget
 
 CPU, CUDA = find_target("cpu"), find_target("cuda")
@@ -87,8 +86,7 @@ def test_processes_that_race_for_one_key_all_get_the_binary_and_leave_one_entry(
 import sys
 from pathlib import Path
 from evo.problem.render import Source
-from evo.targets import find_target
-from evo.targets._cache import cached_build
+from evo.targets import cached_build, find_target
 source = Source(text={GPU_SOURCE.text!r}, target="cuda", entry="k")
 cuda = find_target("cuda")
 cuda.compiler()

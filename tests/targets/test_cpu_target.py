@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import gc
-import os
 import platform
 import resource
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -196,15 +193,6 @@ def test_an_unknown_architecture_is_refused(compiled: Compile, arch: str) -> Non
 def test_a_machine_without_a_compiler_says_how_to_get_one() -> None:
     with pytest.raises(DeviceError, match=r"looked for no-such-compiler.*apt install g\+\+"):
         CpuTarget(compiler="no-such-compiler").compiler()
-    program = "from evo.targets.cpu import TARGET; TARGET.compiler()"
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "PATH": "/nowhere"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert "DeviceError: no C++ compiler found (looked for g++, c++, clang++): install one" in done.stderr
 
 
 def test_a_virtual_machine_is_not_taken_to_own_its_hosts_cache(monkeypatch: pytest.MonkeyPatch) -> None:
