@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -15,7 +14,7 @@ from typing import Any
 from evo import __version__
 from evo.errors import UsageError
 
-__all__ = ["MANIFEST", "check_replaceable", "file_digests", "publish", "read_manifest"]
+__all__ = ["MANIFEST", "Contents", "check_replaceable", "publish", "read_manifest", "sha256_of", "with_manifest"]
 
 MANIFEST = "manifest.json"
 _WRITER = "evo"
@@ -24,22 +23,29 @@ _FORMAT_VERSION = 3
 _WIDTH = 120
 
 
-def publish(out: Path, format: str, write: Callable[[Path], Mapping[str, Any]]) -> list[Path]:
-    """Has a new folder written next to `out`, which then replaces `out`; its files. If `write` raises, nothing is left.
+Contents = tuple[Mapping[str, Any], dict[str, bytes]]
+"""Of an export: what its manifest tells beside format, version and digests; and the other files, by name."""
 
-    write: returns what the manifest tells beside format, version and digests of the files. Raises UsageError if `out` is
-    neither absent, nor empty, nor an earlier export of the same format, or cannot be written to.
+
+def publish(out: Path, format: str, make: Callable[[], Contents]) -> list[Path]:
+    """Writes what `make` returns to a new folder next to `out`, which then replaces `out`; its files.
+
+    Raises UsageError if `out` is neither absent, nor empty, nor an earlier export of the same format, or cannot be written
+    to; nothing is left then.
     """
     out = out.absolute()
     check_replaceable(out, format)
+    files = with_manifest(format, *make())
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".part", dir=out.parent))
-        try:
-            new, old = staging / "new", staging / "old"
-            new.mkdir()
-            _write_manifest(new, format, write(new))
-            check_replaceable(out, format)  # again: writing may have taken a while
+        with tempfile.TemporaryDirectory(
+            prefix=f".{out.name}.", suffix=".part", dir=out.parent, ignore_cleanup_errors=True
+        ) as staging:
+            new, old = Path(staging) / "new", Path(staging) / "old"
+            for name, data in files.items():
+                (new / name).parent.mkdir(parents=True, exist_ok=True)
+                (new / name).write_bytes(data)
+            check_replaceable(out, format)  # again: making them may have taken a while
             if out.exists():
                 out.rename(old)
             try:
@@ -48,14 +54,13 @@ def publish(out: Path, format: str, write: Callable[[Path], Mapping[str, Any]]) 
                 if old.exists():
                     old.rename(out)
                 raise
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
     except OSError as error:
         raise UsageError(f"cannot write to {out} ({error.strerror}): free space or choose another --out") from error
-    return _files(out)
+    return sorted(out / name for name in files)
 
 
-def _write_manifest(folder: Path, format: str, record: Mapping[str, Any]) -> None:
+def with_manifest(format: str, record: Mapping[str, Any], files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The files of an export, the manifest among them."""
     head = {
         "written_by": _WRITER,
         "format": format,
@@ -63,9 +68,13 @@ def _write_manifest(folder: Path, format: str, record: Mapping[str, Any]) -> Non
         "evo_version": __version__,
         "exported_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    # Twice: first in the text, and not replaced by what the manifest of a package within this export says.
-    manifest = {**head, **record, **head, "files": file_digests(folder)}
-    (folder / MANIFEST).write_text(_lines(json.loads(json.dumps(manifest, default=_as_json)), 0) + "\n", encoding="utf-8")
+    manifest = {**head, **record, "files": {name: sha256_of(files[name]) for name in sorted(files)}}
+    text = _lines(json.loads(json.dumps(manifest, default=_as_json)), 0)
+    return {**files, MANIFEST: f"{text}\n".encode()}
+
+
+def sha256_of(data: str | bytes) -> str:
+    return hashlib.sha256(data.encode() if isinstance(data, str) else data).hexdigest()
 
 
 def _lines(value: Any, depth: int) -> str:
@@ -87,15 +96,6 @@ def _as_json(value: object) -> object:
     if isinstance(value, Mapping):
         return dict(value)
     return value.isoformat() if isinstance(value, datetime) else str(value)
-
-
-def file_digests(folder: Path) -> dict[str, str]:
-    """sha256 of every file below a folder, by its relative path."""
-    return {p.relative_to(folder).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest() for p in _files(folder)}
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.rglob("*") if p.is_file())
 
 
 def check_replaceable(out: Path, format: str) -> None:

@@ -14,7 +14,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, NoReturn
 
 from evo.errors import KernelError, SpaceError, TemplateError
-from evo.export._package import recipe, sha256_of
+from evo.export._folder import sha256_of
+from evo.export._package import recipe
 from evo.problem.formats import all_tables
 from evo.problem.genome import Genome
 from evo.problem.kernel import Dimension, Kernel, Workload

@@ -7,7 +7,6 @@ where it is legal and compiles, else the best candidate for its workload that do
 
 from __future__ import annotations
 
-import hashlib
 import platform
 import re
 import tempfile
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple
 from evo.errors import CompileError, KernelError, UsageError
 from evo.evaluation import Binary
 from evo.export import ExportItem, ExportRequest
+from evo.export._folder import sha256_of
 from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel
 from evo.problem.render import Source, render
@@ -29,7 +29,7 @@ from evo.runtime import cpu
 from evo.targets import Target, find_target
 from evo.targets.cpu import FLAGS, LIBRARIES
 
-__all__ = ["asked_of", "build_package", "recipe", "sha256_of", "timing_of", "with_ptx"]
+__all__ = ["asked_of", "build_package", "recipe", "timing_of", "with_ptx"]
 
 _MOST_COMPILATIONS = 20
 """Of candidates that are legal and do not compile: what is wrong is then not the candidate."""
@@ -299,10 +299,6 @@ def recipe(target: str, flags: Sequence[str]) -> dict[str, list[str]]:
         return {"flags": [*FLAGS, *flags], "libraries": list(LIBRARIES)}
     standard = () if any(f.startswith(("--std", "-std")) for f in flags) else ("--std=c++17",)
     return {"flags": [*standard, *flags]}
-
-
-def sha256_of(data: str | bytes) -> str:
-    return hashlib.sha256(data.encode() if isinstance(data, str) else data).hexdigest()
 
 
 def _needed_features(arch: str, flags: Iterable[str]) -> list[str] | None:

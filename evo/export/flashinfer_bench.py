@@ -24,14 +24,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from evo import __version__
 from evo.errors import UsageError
-from evo.export import Exporter, ExportItem, ExportRequest, find_exporter
-from evo.export._folder import publish, read_manifest
+from evo.export import Exporter, ExportItem, ExportRequest
+from evo.export._folder import Contents, publish, with_manifest
 from evo.export._package import timing_of
+from evo.export.module import make_package
 from evo.problem.formats import all_tables, check_fit, fill, format_table, values_of
 from evo.problem.kernel import Kernel, Workload, load_kernel
 from evo.problem.space import Value
@@ -84,44 +84,42 @@ class FlashInferBenchExporter:
             check_fit(table, self.name, item.candidate, item.workload)
             groups.setdefault(fill(table["name"], values_of(item.workload)), []).append(item)
 
-        def write(folder: Path) -> dict[str, Any]:
+        def make() -> Contents:
+            files: dict[str, bytes] = {}
             manifests = [
-                _write_group(folder, kernel, table, name, replace(request, items=tuple(items)))
+                _write_group(files, kernel, table, name, replace(request, items=tuple(items)))
                 for name, items in groups.items()
             ]
-            return {**manifests[0], "variants": [v for manifest in manifests for v in manifest["variants"]]}
+            return {**manifests[0], "variants": [v for manifest in manifests for v in manifest["variants"]]}, files
 
-        return publish(request.out, self.name, write)
+        return publish(request.out, self.name, make)
 
     def advice(self, out: Path) -> list[str]:
         return [f"evaluate it:  flashinfer-bench run --local {out}"]
 
 
 def _write_group(
-    folder: Path, kernel: Kernel, table: Mapping[str, Any], name: str, request: ExportRequest
-) -> dict[str, Any]:
-    """Everything about one definition; the manifest of its package."""
+    files: dict[str, bytes], kernel: Kernel, table: Mapping[str, Any], name: str, request: ExportRequest
+) -> Mapping[str, Any]:
+    """Adds everything about one definition; the manifest of its package."""
     op_type = table["op_type"]
     definition = _definition(kernel, table, name, request)
     solution, manifest = _solution(kernel, table, definition, request)
     workloads = [_workload(table, definition, item) for item in request.items]
+    bare = [{"definition": name, "workload": w, "solution": None, "evaluation": None} for w in workloads]
     traces = [
         {"definition": name, "workload": workload, "solution": solution["name"], "evaluation": evaluation}
         for workload, item in zip(workloads, request.items, strict=True)
         if (evaluation := _evaluation(request, item)) is not None
     ]
-    _write(folder / "definitions" / op_type / f"{name}.json", json.dumps(definition, indent=2))
-    _write(folder / "solutions" / op_type / name / f"{solution['name']}.json", json.dumps(solution, indent=2))
-    bare = [{"definition": name, "workload": w, "solution": None, "evaluation": None} for w in workloads]
-    _write(folder / "workloads" / op_type / f"{name}.jsonl", *map(json.dumps, bare))
-    if traces:
-        _write(folder / "traces" / op_type / f"{name}.jsonl", *map(json.dumps, traces))
+    texts = {
+        f"definitions/{op_type}/{name}.json": json.dumps(definition, indent=2),
+        f"solutions/{op_type}/{name}/{solution['name']}.json": json.dumps(solution, indent=2),
+        f"workloads/{op_type}/{name}.jsonl": "\n".join(map(json.dumps, bare)),
+        f"traces/{op_type}/{name}.jsonl": "\n".join(map(json.dumps, traces)),
+    }
+    files |= {path: f"{text}\n".encode() for path, text in texts.items() if text}
     return manifest
-
-
-def _write(path: Path, *lines: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def _definition(kernel: Kernel, table: Mapping[str, Any], name: str, request: ExportRequest) -> dict[str, Any]:
@@ -148,15 +146,17 @@ def _definition(kernel: Kernel, table: Mapping[str, Any], name: str, request: Ex
 
 def _solution(
     kernel: Kernel, table: Mapping[str, Any], definition: Mapping[str, Any], request: ExportRequest
-) -> tuple[dict[str, Any], dict[str, Any]]:
+) -> tuple[dict[str, Any], Mapping[str, Any]]:
     """The Solution, and the manifest of the package in it."""
     values = values_of(request.items[0].workload) | {"inputs": list(definition["inputs"])}
     package = f"{kernel.entry}_package"
-    with TemporaryDirectory(prefix="evo-export-") as scratch:
-        place = Path(scratch) / package
-        find_exporter("module").export(replace(request, out=place))
-        manifest = read_manifest(place)
-        sources = [_source(place, path) for path in sorted(p for p in place.rglob("*") if p.is_file())]
+    manifest, own = make_package((request,))
+    sources = []
+    for name, data in sorted(with_manifest("module", manifest, own).items()):
+        if name.endswith(_BINARIES):
+            sources.append({"path": f"{package}/{name}.b64", "content": base64.encodebytes(data).decode()})
+        else:
+            sources.append({"path": f"{package}/{name}", "content": data.decode()})
     main = _MAIN.format(title=kernel.title, version=__version__, package=package) + fill(table["run"], values)
     name = re.sub(r"\W+", "_", f"evo_{definition['name']}_{request.arch}_{request.items[0].candidate}")
     solution = {
@@ -175,13 +175,6 @@ def _solution(
         "sources": [{"path": "main.py", "content": main}, *sources],
     }
     return solution, manifest
-
-
-def _source(place: Path, path: Path) -> dict[str, str]:
-    relative = path.relative_to(place.parent).as_posix()
-    if path.suffix in _BINARIES:
-        return {"path": f"{relative}.b64", "content": base64.encodebytes(path.read_bytes()).decode()}
-    return {"path": relative, "content": path.read_text(encoding="utf-8")}
 
 
 def _workload(table: Mapping[str, Any], definition: Mapping[str, Any], item: ExportItem) -> dict[str, Any]:

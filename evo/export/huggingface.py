@@ -8,16 +8,15 @@ Reference: https://huggingface.co/docs/kernels, "Kernel requirements"; kernels 0
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from evo.errors import UsageError
-from evo.export import Exporter, ExportRequest, find_exporter
-from evo.export._folder import file_digests, publish, read_manifest
+from evo.export import Exporter, ExportRequest
+from evo.export._folder import Contents, publish, sha256_of, with_manifest
+from evo.export.module import make_package
 from evo.problem.formats import fill, format_table, values_of
 from evo.problem.kernel import Kernel, load_kernel
 
@@ -45,27 +44,26 @@ class HuggingFaceExporter:
                 f"letters, digits and -, starting with a letter"
             )
 
-        def write(folder: Path) -> dict[str, Any]:
-            variant = folder / "build" / f"torch-{request.target}"
+        def make() -> Contents:
             package = kernel.name if kernel.name.isidentifier() else "kernel"
-            find_exporter("module").export(replace(request, out=variant / package))
+            manifest, own = make_package((request,))
             values = values_of(request.items[0].workload) | {"package": package}
-            (variant / "__init__.py").write_text(_init(kernel, package), encoding="utf-8")
-            (variant / "layers.py").write_text(fill(table["layers"], values), encoding="utf-8")
-            metadata = _metadata(name, request, file_digests(variant))
-            (variant / "metadata.json").write_text(json.dumps(metadata, indent=2) + "\n", encoding="utf-8")
-            (folder / "README.md").write_text(_card(kernel, name, request, table["layer"]), encoding="utf-8")
-            return read_manifest(variant / package)
+            variant = {f"{package}/{n}": data for n, data in with_manifest("module", manifest, own).items()}
+            variant |= {"__init__.py": _init(kernel, package).encode(), "layers.py": fill(table["layers"], values).encode()}
+            metadata = json.dumps(_metadata(name, request, variant), indent=2)
+            files = {f"build/torch-{request.target}/{n}": data for n, data in variant.items()}
+            files[f"build/torch-{request.target}/metadata.json"] = f"{metadata}\n".encode()
+            return manifest, files | {"README.md": _card(kernel, name, request, table["layer"]).encode()}
 
-        return publish(request.out, self.name, write)
+        return publish(request.out, self.name, make)
 
     def advice(self, out: Path) -> list[str]:
         return [f"load it:  kernels.get_local_kernel(Path({str(out)!r}))   or upload the folder to a repository of the Hub"]
 
 
-def _metadata(name: str, request: ExportRequest, files: dict[str, str]) -> dict[str, Any]:
+def _metadata(name: str, request: ExportRequest, files: dict[str, bytes]) -> dict[str, Any]:
     """id is the module's name in sys.modules: other content must have another id."""
-    digest = hashlib.sha256("".join(files.values()).encode()).hexdigest()[:12]
+    digest = sha256_of("".join(f"{n}{sha256_of(files[n])}" for n in sorted(files)))[:12]
     backend: dict[str, Any] = {"type": request.target}
     if found := re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", request.arch):
         backend["archs"] = [f"{found[2]}.{found[3]}{found[4]}{'+PTX' if found[1] == 'compute' else ''}"]

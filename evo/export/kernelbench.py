@@ -20,7 +20,7 @@ from typing import Any
 from evo import __version__
 from evo.errors import UsageError
 from evo.export import Exporter, ExportRequest
-from evo.export._folder import publish
+from evo.export._folder import Contents, publish
 from evo.export._package import build_package
 from evo.problem.formats import check_fit, fill, format_table, values_of
 from evo.problem.kernel import Kernel, Workload, load_kernel
@@ -49,24 +49,24 @@ class KernelBenchExporter:
         for item in request.items:
             check_fit(table, self.name, item.candidate, item.workload)
 
-        def write(folder: Path) -> dict[str, Any]:
-            manifest, files = build_package(kernel, (request,))
-            headers = {name: files[name].decode() for name in sorted(manifest["headers"])}
+        def make() -> Contents:
+            manifest, built = build_package(kernel, (request,))
+            headers = {name: built[name].decode() for name in sorted(manifest["headers"])}
+            files: dict[str, bytes] = {}
             for v in manifest["variants"]:
                 workload = kernel.workload(request.target, v["workload"]["key"])
                 sizes = "x".join(str(size) for _, size in workload.dims)
                 stem = re.sub(r"\W+", "_", f"{kernel.name}_{workload.dtype}_{sizes}")
                 for option, value in workload.options:
                     stem += f"_{option}" if value is True and not kernel.options[option] else ""
-                if (folder / f"{stem}.py").exists():
+                if f"{stem}.py" in files:
                     raise UsageError(f"two of these winners are both called {stem}.py: export them to folders of their own")
-                code = {"source": files[v["source"]].decode(), "headers": headers, "cubin": files[v["binary"]]}
-                solution = _model_new(kernel, table, workload, v, code, f"{stem}.py")
-                (folder / f"{stem}.py").write_text(_model(table, workload), encoding="utf-8")
-                (folder / f"{stem}_new.py").write_text(solution, encoding="utf-8")
-            return manifest
+                code = {"source": built[v["source"]].decode(), "headers": headers, "cubin": built[v["binary"]]}
+                files[f"{stem}.py"] = _model(table, workload).encode()
+                files[f"{stem}_new.py"] = _model_new(kernel, table, workload, v, code, f"{stem}.py").encode()
+            return manifest, files
 
-        return publish(request.out, self.name, write)
+        return publish(request.out, self.name, make)
 
     def advice(self, out: Path) -> list[str]:
         return [f"evaluate NAME_new.py in {out} against NAME.py:  kernelbench.eval.eval_kernel_against_ref"]

@@ -19,13 +19,13 @@ from typing import Any
 from evo import __version__, runtime
 from evo.errors import KernelError, UsageError
 from evo.export import Combining, ExportRequest
-from evo.export._folder import MANIFEST, publish, read_manifest
+from evo.export._folder import MANIFEST, Contents, publish, read_manifest
 from evo.export._jit import add_fallbacks
 from evo.export._package import build_package
 from evo.problem.kernel import FRONTEND_FILE, Kernel, load_kernel
 from evo.runtime.package import INIT, MAIN, slower
 
-__all__ = ["EXPORTER", "ModuleExporter"]
+__all__ = ["EXPORTER", "ModuleExporter", "make_package"]
 
 _RUNTIME = Path(runtime.__file__).parent
 _NATIVE_FRONTEND = "frontend.cpp"
@@ -50,30 +50,7 @@ class ModuleExporter:
     def export_together(self, parts: Sequence[ExportRequest]) -> list[Path]:
         """One package of several requests for one kernel, which differ in target, architecture or environment."""
         _check_package_name(parts[0].out.absolute().name)
-        kernel = load_kernel(parts[0].kernel)
-        frontend = _frontend_of(kernel)
-
-        def write(folder: Path) -> dict[str, Any]:
-            manifest, files = build_package(kernel, parts)
-            add_fallbacks(kernel, manifest, files)
-            for name, data in files.items():
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                (folder / name).write_bytes(data)
-            return self._complete(folder, frontend, manifest)
-
-        return publish(parts[0].out, self.name, write)
-
-    def _complete(self, folder: Path, frontend: Path, manifest: dict[str, Any]) -> dict[str, Any]:
-        """Adds to sources and binaries what runs them; the manifest."""
-        (folder / "__init__.py").write_text(f'"""{_introduction(manifest)}"""\n\n{INIT}', encoding="utf-8")
-        (folder / "__main__.py").write_text(MAIN, encoding="utf-8")
-        (folder / "runtime").mkdir()
-        for path in (p for p in _RUNTIME.iterdir() if p.suffix in (".py", ".h")):
-            (folder / "runtime" / path.name).write_bytes(path.read_bytes())
-        for path in (frontend, frontend.with_name(_NATIVE_FRONTEND)):
-            if path.is_file():
-                (folder / path.name).write_bytes(path.read_bytes())
-        return manifest
+        return publish(parts[0].out, self.name, lambda: make_package(parts))
 
     def advice(self, out: Path) -> list[str]:
         number = Counter((v["arch"], v["standing"]) for v in read_manifest(out)["variants"])
@@ -98,6 +75,19 @@ class ModuleExporter:
             if reason := slower(v):
                 archs.setdefault(f"{v['workload']['key']}: left to PyTorch on ARCHS ({reason})", []).append(v["arch"])
         return [remark.replace("ARCHS", " and ".join(among)) for remark, among in archs.items()]
+
+
+def make_package(parts: Sequence[ExportRequest]) -> Contents:
+    """The package, for other formats, too. Raises what `ModuleExporter.export` raises."""
+    kernel = load_kernel(parts[0].kernel)
+    frontend = _frontend_of(kernel)
+    manifest, files = build_package(kernel, parts)
+    add_fallbacks(kernel, manifest, files)
+    files["__init__.py"] = f'"""{_introduction(manifest)}"""\n\n{INIT}'.encode()
+    files["__main__.py"] = MAIN.encode()
+    files |= {f"runtime/{path.name}": path.read_bytes() for path in _RUNTIME.iterdir() if path.suffix in (".py", ".h")}
+    own = (frontend, frontend.with_name(_NATIVE_FRONTEND))
+    return manifest, files | {path.name: path.read_bytes() for path in own if path.is_file()}
 
 
 def _check_package_name(name: str) -> None:

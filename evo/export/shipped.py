@@ -8,8 +8,9 @@ from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
-from evo.export import Combining
-from evo.export.module import ModuleExporter
+from evo.export import Combining, ExportRequest
+from evo.export._folder import Contents, publish
+from evo.export.module import ModuleExporter, make_package
 from evo.runtime.package import source_text
 
 __all__ = ["EXPORTER", "share_sources"]
@@ -25,22 +26,19 @@ class ShippedExporter(ModuleExporter):
 
     name = "shipped"
 
-    def _complete(self, folder: Path, frontend: Path, manifest: dict[str, Any]) -> dict[str, Any]:
-        """Leaves out PTX (a source is compiled for newer GPUs, too), binaries, headers, and what the database tells
-        better."""
-        for name in (*manifest["headers"], *(v["binary"] for v in manifest["variants"])):
-            (folder / name).unlink()
-        texts = {p.name: p.read_text(encoding="utf-8") for p in folder.iterdir() if p.is_file()}
-        variants = []
-        for v in (v for v in manifest["variants"] if not v["arch"].startswith("compute_")):
-            origin = {name: v["record"][name] for name in _KEPT_OF_RECORD if name in v["record"]}
-            variants.append({name: value for name, value in v.items() if name not in _OF_BINARY} | {"record": origin})
-        stored = share_sources(texts, [*variants, *manifest["general"]])
-        for name in texts.keys() - stored:
-            (folder / name).unlink()
-        for empty in sorted((p for p in folder.rglob("*") if p.is_dir()), reverse=True):
-            empty.rmdir()
-        return {**manifest, "variants": variants, "headers": {}}
+    def export_together(self, parts: Sequence[ExportRequest]) -> list[Path]:
+        return publish(parts[0].out, self.name, lambda: _sources_of(*make_package(parts)))
+
+
+def _sources_of(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> Contents:
+    """Leaves out PTX (a source is compiled for newer GPUs, too), binaries, headers, and what the database tells better."""
+    variants = []
+    for v in (v for v in manifest["variants"] if not v["arch"].startswith("compute_")):
+        origin = {name: v["record"][name] for name in _KEPT_OF_RECORD if name in v["record"]}
+        variants.append({name: value for name, value in v.items() if name not in _OF_BINARY} | {"record": origin})
+    records = [*variants, *manifest["general"]]
+    stored = share_sources({r["source"]: files[r["source"]].decode() for r in records}, records)
+    return {**manifest, "variants": variants, "headers": {}}, {name: files[name] for name in stored}
 
 
 def share_sources(texts: Mapping[str, str], records: Sequence[dict[str, Any]]) -> set[str]:

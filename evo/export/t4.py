@@ -20,7 +20,7 @@ from typing import Any
 from evo.errors import UsageError
 from evo.evaluation import Evaluation, Status, Timing
 from evo.export import ExportRequest, RunExporter
-from evo.export._folder import publish
+from evo.export._folder import Contents, publish
 from evo.lineage import StoredEvaluation, StoredRun
 
 __all__ = ["EXPORTER", "T4Exporter"]
@@ -53,16 +53,16 @@ class T4Exporter:
             raise UsageError(f"run {run.name!r} has no candidates yet: there is nothing to export")
         own = {e.candidate.order: e for e in evaluations}
 
-        def write(folder: Path) -> dict[str, str]:
+        def make() -> Contents:
+            files = {}
             for number, workload in enumerate(run.spec.workloads):
                 results = [_result(run, e, own) for e in evaluations if e.candidate.task == number]
                 document = {"schema_version": _SCHEMA_VERSION, "metadata": _metadata(run, workload.key), "results": results}
                 stem = re.sub(r"[^\w.=+-]+", "_", f"{run.name}-{number}-{run.spec.kernel.rpartition('/')[2]}")
-                text = json.dumps(document, indent=1, allow_nan=False)
-                (folder / f"{stem}.t4.json").write_text(f"{text}\n", encoding="utf-8")
-            return {"run": run.name}
+                files[f"{stem}.t4.json"] = f"{json.dumps(document, indent=1, allow_nan=False)}\n".encode()
+            return {"run": run.name}, files
 
-        return publish(out, self.name, write)
+        return publish(out, self.name, make)
 
     def advice(self, out: Path) -> list[str]:
         return [f"one file for each workload of the run, by the schema of T4 results {_SCHEMA_VERSION}"]

@@ -16,7 +16,7 @@ import pytest
 import evo
 from evo.errors import CompileError, KernelError, UsageError
 from evo.export import find_exporter
-from evo.export._folder import publish
+from evo.export._folder import Contents, publish
 from evo.export._package import _needed_features
 from evo.problem.genome import Genome
 from evo.problem.kernel import load_kernel
@@ -165,13 +165,13 @@ def test_files_links_and_other_exports_are_refused(tmp_path: Path) -> None:
 def test_what_appears_while_the_export_is_under_way_is_not_replaced(tmp_path: Path) -> None:
     out = tmp_path / "one"
 
-    def write(folder: Path) -> dict[str, Any]:
+    def make() -> Contents:
         out.mkdir()
         (out / "notes.txt").write_text("mine")
-        return {}
+        return {}, {}
 
     with pytest.raises(UsageError, match="not empty"):
-        publish(out, "module", write)
+        publish(out, "module", make)
     assert listing(tmp_path) == {"one/notes.txt": b"mine"}
 
 
