@@ -133,8 +133,6 @@ def test_what_pip_installs_elsewhere_has_the_shipped_kernels(shipping: Path, tmp
     assert right
     assert way.startswith("variant 0 (cpu native, float32, tuned for 64x96)")
     assert names == ["layernorm"]
-    command = [python, "-m", "evo.ready.layernorm", "check", "--seed", "1"]
-    assert subprocess.run(command, env=clean, cwd=tmp_path, capture_output=True, check=False).returncode == 0
 
 
 def make_environment(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
