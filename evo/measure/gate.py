@@ -30,7 +30,7 @@ from evo.evaluation import Check
 from evo.measure.buffers import HUGE, NAN, ZERO, Layout, Memory, bits, same, sum_of
 from evo.problem.kernel import Case, Kernel, Launch, Tensors, Workload
 from evo.runtime.tolerance import Expected, compare, expected, findings, verdict
-from evo.targets import Session
+from evo.targets import Hazards, Session
 
 __all__ = [
     "Gate",
@@ -40,6 +40,7 @@ __all__ = [
     "as_outputs",
     "case_seed",
     "expected_outputs",
+    "reads_early",
 ]
 
 _ODD_VALUE = 12288.0
@@ -164,7 +165,7 @@ class Gate:
             if number == 1 and len(prepared.trials) > 1:
                 first = {n: o.clone() for n, o in trial.memory.outputs.items()}
         if not reason and launch.programmatic and len(prepared.trials) > 1:
-            reason = self._try_late(call, launch, prepared, first)
+            reason = self._try_late(call, launch, prepared)
         return Check(
             case=prepared.case.name,
             passed=not reason,
@@ -236,21 +237,16 @@ class Gate:
             reason = memory.changed(trial.image)
         return error, last, reason
 
-    def _try_late(self, call: Call, launch: Launch, prepared: PreparedCase, first: dict[str, torch.Tensor]) -> str:
-        """The first case once more, behind a kernel that writes its inputs late; until then they hold other data."""
-        if self._hazards is None or not all(o.numel() for o in first.values()):
-            return ""
+    def _try_late(self, call: Call, launch: Launch, prepared: PreparedCase) -> str:
+        """The first case once more, behind a kernel that writes its inputs late."""
         trial = prepared.trials[0]
         memory = trial.memory
-        memory.bytes.copy_(trial.image.bytes)
-        memory.write(prepared.trials[2].inputs)
-        values = argument_values(self._kernel, prepared.case.workload, memory.inputs, memory.outputs)
-        with self._hazards.write_late(memory.before_outputs, trial.image.before_outputs):
-            call(values, launch)
-        self._session.await_launch(self._launch_limit_s)
-        if all(same(memory.outputs[n], o) for n, o in first.items()):
+        if self._hazards is None or not all(o.numel() for o in memory.outputs.values()):
             return ""
-        return "read an input before the kernel that writes it had ended"
+        memory.bytes.copy_(trial.image.bytes)
+        values = argument_values(self._kernel, prepared.case.workload, memory.inputs, memory.outputs)
+        wait = partial(self._session.await_launch, self._launch_limit_s)
+        return reads_early(self._hazards, memory, prepared.trials[2].inputs, partial(call, values, launch), wait)
 
     def _cause(self, call: Call, launch: Launch, case: Case, trial: _Trial) -> str:
         """What a wrong result depends on, found by launching again with one thing changed; "" if it is simply wrong."""
@@ -272,6 +268,26 @@ class Gate:
         if self._hazards is not None and differs(trial.image, ZERO):
             return "it depends on shared memory that it has not written"
         return ""
+
+
+def reads_early(
+    hazards: Hazards, memory: Memory, others: Tensors, call: Callable[[], object], wait: Callable[[], None]
+) -> str:
+    """Why a launch that may begin early is refused: it is made behind a kernel that writes its inputs late, where others are
+    until then. Empty if it waits for them; raises LaunchError. memory: holds the inputs, and does so afterwards."""
+    call()
+    wait()
+    right = {n: o.clone() for n, o in memory.outputs.items()}
+    image = memory.before_outputs.clone()
+    memory.write(others)
+    for output in memory.outputs.values():
+        output.zero_()
+    with hazards.write_late(memory.before_outputs, image):
+        call()
+    wait()
+    if all(same(memory.outputs[n], o) for n, o in right.items()):
+        return ""
+    return "read an input before the kernel that writes it had ended"
 
 
 def _write_reference(trials: Iterator[_Trial], values: Sequence[object], launch: Launch) -> None:

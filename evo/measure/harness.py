@@ -20,9 +20,9 @@ import torch
 from evo.errors import HangError, LaunchError, UsageError
 from evo.evaluation import BOOTSTRAP_SAMPLES, Build, Check, Evaluation, Status, Timing
 from evo.measure import Incumbent, RaceRequest, RaceResult, Request
-from evo.measure.buffers import HUGE, NAN, Arena, Layout, same
+from evo.measure.buffers import HUGE, NAN, Arena, Layout
 from evo.measure.clock import CLOSE, Protocol, calls_for, cold_calls, race, sets_for, summarise
-from evo.measure.gate import Gate, allocate_outputs, argument_values, as_outputs, expected_outputs
+from evo.measure.gate import Gate, allocate_outputs, argument_values, as_outputs, expected_outputs, reads_early
 from evo.measure.roofline import Roofline
 from evo.problem.genome import Genome
 from evo.problem.kernel import Baseline, Kernel, Launch, Tensors, Workload
@@ -78,9 +78,6 @@ _LONG_SAMPLE_US = 30_000.0
 _PATIENCE = 3
 """After so many races of a search in a row with too few undisturbed rounds, disturbed rounds are no longer taken again: on
 a machine that is never quiet, each candidate would wait in vain. After one undisturbed race, they are."""
-
-_VERIFIED_CALLS = 9
-"""How often a finalist is called on the reference buffer before its race."""
 
 _REASON_CHARACTERS = 200
 """At most, of the error of a baseline that does not run."""
@@ -379,38 +376,15 @@ class TimingHarness:
         """Whether no other candidate can be judged here any more."""
         return self.gate.data_changed or (self._check is not None and self._check.data_changed)
 
-    def verify(self, calls: Calls, *, programmatic: bool) -> Check:
-        """Checks a contender as a race does, untimed, by calls on the reference buffer alone; then `reads_early`. Raises
-        LaunchError."""
-        check = self._check = RaceCheck(self.data, {"": 1})
-        for _ in range(_VERIFIED_CALLS):
-            check.before("")
-            calls[0]()
-            self._session.synchronize()
-            check.after("")
-        found = check.verdict("")
-        if found.passed and (reason := self.reads_early(calls, programmatic=programmatic)):
-            found = replace(found, passed=False, reason=reason)
-        return found
-
     def reads_early(self, calls: Calls, *, programmatic: bool) -> str:
-        """Whether a contender that may begin early waits for its inputs at this size, too: it is launched behind a kernel
-        that writes them late, where others are until then. Empty if it does; raises LaunchError."""
+        """Whether a contender that may begin early waits for its inputs at this size, too. Empty if it does; raises
+        LaunchError."""
         hazards = self._session.hazards if programmatic else None
         if hazards is None:
             return ""
-        data, memory = self.data, self.data.arena.sets[0]
-        calls[0]()
-        right = {n: o.clone() for n, o in memory.outputs.items()}
-        image = memory.before_outputs.clone()
-        data.exchange_inputs(True)
-        data.arena.poison(0, 1, NAN)
-        with hazards.write_late(memory.before_outputs, image):
-            calls[0]()
-        self._session.synchronize()
-        if all(same(memory.outputs[n], o) for n, o in right.items()):
-            return ""
-        return "read an input before the kernel that writes it had ended (at the size that is timed)"
+        memory, others = self.data.arena.sets[0], self.data.inputs[True]
+        reason = reads_early(hazards, memory, others, calls[0], self._session.synchronize)
+        return reason and f"{reason} (at the size that is timed)"
 
     def impossible(self, timings: Sequence[Timing], contender: str) -> str:
         """Why one of a contender's times cannot be; empty if they can."""
@@ -545,7 +519,7 @@ class TimingHarness:
         return timings if other is None else race({"candidate": candidate, "incumbent": other, **entries})
 
     def race(self, request: RaceRequest) -> RaceResult:
-        """Times contenders and baselines interleaved. Each contender is verified before the race, and checked in it."""
+        """Times contenders and baselines interleaved. Each contender is checked in the race."""
         started = time.perf_counter()
         reference = self.kernel.reference_baseline
         refused: dict[str, str] = {}
@@ -575,17 +549,14 @@ class TimingHarness:
                 try:
                     loaded_all.append(self._load(built))
                     calls = self.candidate(loaded_all[-1], launch)
-                    check = self.verify(calls, programmatic=launch.programmatic)
-                    if check.passed:
-                        contenders[name] = calls
+                    if reason := self.reads_early(calls, programmatic=launch.programmatic):
+                        refused[name] = reason
                     else:
-                        refused[name] = check.reason
+                        contenders[name] = calls
                 except LaunchError as error:
                     refused[name] = str(error)
                     if not self._answers():
                         raise
-                if self.data_changed:  # nobody else can be judged any more
-                    return result(log=refused[name], lost=True)
             for name in dict.fromkeys((reference.name, *request.baselines)):
                 baseline = self.kernel.baseline(name)
                 if request.target not in baseline.targets:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from evo.errors import CompileError, HangError, LaunchError
+from evo.errors import HangError, LaunchError
 from evo.evaluation import Binary, Check
 from evo.measure.gate import Gate, argument_values, case_seed
 from evo.problem.genome import Genome
@@ -78,6 +78,8 @@ def writes_past_the_end(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | N
 def writes_before_the_start(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None) -> None:
     y.as_strided((1,), (1,), y.storage_offset() - 1).zero_()
 
+
+NAN, INF = float("nan"), float("inf")
 
 MISTAKES = {
     ignores_bias: ("normal 67x256", "outside the tolerance"),
@@ -165,48 +167,28 @@ def test_a_failed_launch_names_its_case(judge: Judge) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", KERNEL.dtypes["cpu"])
-def test_the_gate_refuses_no_genome_of_the_search_space(
-    session: Session,
-    judge: Judge,
-    dtype: str,
-    tmp_path: Path,
-    record_property: Callable[[str, object], None],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_gate_refuses_no_genome_of_the_search_space(session: Session, judge: Judge, dtype: str, tmp_path: Path) -> None:
     workload = KERNEL.workload("cpu", f"rows=64,cols=256,dtype={dtype}")
     space = KERNEL.space("cpu", workload, TARGET.limits("native"))
     rng = random.Random(20)
     genomes = {g.digest: g for g in [Genome.of(space.complete(space.default))]}
-    while len(genomes) < 61:
+    while len(genomes) < 20:
         genome = Genome.of(space.sample(rng))
         genomes[genome.digest] = genome
 
-    def compiled(genome: Genome) -> Binary | None:
+    def compiled(genome: Genome) -> Binary:
         source = render(KERNEL, "cpu", genome, KERNEL.binding("cpu", workload), "native")
         folder = tmp_path / genome.digest
         folder.mkdir()
-        try:
-            return TARGET.compile(source, "native", folder)
-        except CompileError:
-            return None
+        return TARGET.compile(source, "native", folder)
 
     with ThreadPoolExecutor(2) as pool:
         binaries = list(pool.map(compiled, genomes.values()))
-    refused = []
     for genome, binary in zip(genomes.values(), binaries, strict=True):
-        if binary is not None:
-            loaded = session.load(binary, KERNEL.entry)
-            last = judge(loaded, workload)[-1]
-            loaded.close()
-            if not last.passed:
-                refused.append((last.case, last.reason, dict(genome.parameters)))
-    failed = sum(b is None for b in binaries)
-    with capsys.disabled():
-        print(f" [{dtype}: {len(binaries) - failed} gated, {failed} do not compile]", end="")
-    record_property("do_not_compile", failed)
-    assert binaries[0] is not None, "the default genome does not compile"
-    assert failed <= len(binaries) // 10
-    assert not refused
+        loaded = session.load(binary, KERNEL.entry)
+        last = judge(loaded, workload)[-1]
+        loaded.close()
+        assert last.passed, (last.case, last.reason, dict(genome.parameters))
 
 
 # -- launches -----------------------------------------------------------------------------------------------
@@ -277,32 +259,24 @@ def expected(reference: list[float], *, dtype: torch.dtype = torch.float32, allo
     )
 
 
-NAN, INF = float("nan"), float("inf")
-
-
 def verdict(output: list[float], reference: list[float], *, allowed: float = 0.1) -> tuple[float | None, str]:
     return compare(torch.tensor(output, dtype=torch.float32), expected(reference, allowed=allowed))
 
 
-def test_what_is_equal_passes_with_error_zero() -> None:
-    assert verdict([1.0, -2.0], [1.0, -2.0]) == (0.0, "")
-
-
-def test_an_error_within_both_bounds_passes_and_is_reported() -> None:
-    error, reason = verdict([1.0625, -2.0], [1.0, -2.0])
-    assert (error, reason) == (0.0625, "")
-
-
-def test_an_element_beyond_its_own_bound_is_refused() -> None:
-    error, reason = verdict([1.125, -2.0], [1.0, -2.0])
-    assert error == 0.125
-    assert reason == "1 of 2 elements are outside the tolerance"
-
-
-def test_an_error_beyond_that_of_pytorch_is_refused_though_within_the_tolerance() -> None:
-    error, reason = verdict([1.25, -2.0], [1.0, -2.0], allowed=1.0)
-    assert error == 0.25
-    assert reason == "error 0.25 exceeds 0.15 (PyTorch: 0.05)"
+@pytest.mark.parametrize(
+    ("output", "allowed", "found"),
+    [
+        ([1.0, -2.0], 0.1, (0.0, "")),
+        ([1.0625, -2.0], 0.1, (0.0625, "")),
+        ([1.125, -2.0], 0.1, (0.125, "1 of 2 elements are outside the tolerance")),
+        ([1.25, -2.0], 1.0, (0.25, "error 0.25 exceeds 0.15 (PyTorch: 0.05)")),
+        ([1.0, NAN], 0.1, (None, "1 of 2 elements are NaN or were never written")),
+    ],
+)
+def test_an_error_has_to_keep_its_own_bound_and_that_of_pytorch(
+    output: list[float], allowed: float, found: tuple[float | None, str]
+) -> None:
+    assert verdict(output, [1.0, -2.0], allowed=allowed) == found
 
 
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
@@ -318,9 +292,7 @@ def test_what_is_not_finite_must_be_agreed_upon_exactly(value: float) -> None:
     for other in {0.0, 3.4e38, -INF, INF, NAN} - {value}:
         if other != other and value != value:
             continue
-        error, reason = verdict([1.0, other], [1.0, value])
-        assert error is None
-        assert reason == "1 of 1 NaN or Inf of the reference are lost"
+        assert verdict([1.0, other], [1.0, value]) == (None, "1 of 1 NaN or Inf of the reference are lost")
 
 
 def test_a_reference_that_overflows_the_outputs_dtype_expects_inf() -> None:
@@ -329,30 +301,14 @@ def test_a_reference_that_overflows_the_outputs_dtype_expects_inf() -> None:
     assert "are lost" in compare(torch.tensor([1.0, 65504.0], dtype=torch.float16), wanted)[1]
 
 
-def test_nan_left_from_the_poison_is_counted() -> None:
-    _, reason = verdict([1.0, NAN, NAN], [1.0, 2.0, 3.0])
-    assert reason == "2 of 3 elements are NaN or were never written"
-
-
 def test_an_empty_output_is_right() -> None:
     assert compare(torch.empty(0, 8), expected([])) == (0.0, "")
 
 
 def test_comparing_leaves_what_is_compared_as_it_is() -> None:
     """A float64 tensor is its own double(): an error computed in place would be written over it."""
-    reference = torch.tensor([1.0, 2.0], dtype=torch.float64)
-    allowed = torch.full_like(reference, 0.1)
-    expected = Expected(
-        name="y",
-        reference=reference,
-        finite=reference.isfinite(),
-        allowed=allowed,
-        torch_error=0.0,
-        largest_allowed=0.1,
-        all_finite=True,
-    )
     output = torch.tensor([1.0, 5.0], dtype=torch.float64)
-    assert "outside the tolerance" in compare(output, expected)[1]
+    assert "outside the tolerance" in compare(output, expected([1.0, 2.0], dtype=torch.float64))[1]
     assert output.tolist() == [1.0, 5.0]
 
 
@@ -372,45 +328,6 @@ def test_every_case_has_data_of_its_own() -> None:
     seeds = {case_seed(5, case) for case in CASES}
     assert len(seeds) == len({(c.name, c.workload, c.data) for c in CASES})
     assert all(0 <= s < 2**63 for s in seeds)
-
-
-def drawn(data: str, dtype: str = "float32", cols: int = 256) -> torch.Tensor:
-    workload = KERNEL.workload("cpu", f"rows=12,cols={cols},dtype=float32")
-    problem = Workload.of(dict(workload.dims), dtype, dict(workload.options))
-    x = KERNEL.inputs(problem, data, torch.Generator().manual_seed(2))["x"]
-    assert x is not None
-    return x
-
-
-def test_permuted_rows_hold_the_same_elements_in_different_orders() -> None:
-    x = drawn("permuted")
-    assert torch.equal(x.sort(dim=1).values, x[:1].sort(dim=1).values.expand_as(x))
-    assert len({tuple(row.tolist()) for row in x}) == len(x)
-
-
-def test_a_needle_decides_its_row() -> None:
-    x = drawn("needle", "bfloat16", 4096).double()
-    centred = x - x.median(dim=1, keepdim=True).values
-    largest, column = centred.abs().max(dim=1)
-    assert (largest.square() > 0.9 * 4096 * x.var(dim=1, correction=0)).all()
-    assert {0, 4095} < set(column.tolist())
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_denormals_are_denormal(dtype: str) -> None:
-    x = drawn("denormal", dtype)
-    small = x.double().abs() < torch.finfo(getattr(torch, dtype)).smallest_normal
-    assert small.double().mean() > 0.9
-    assert x.count_nonzero() > 0.9 * x.numel()
-
-
-@pytest.mark.parametrize("cols", [1, 256, 65_536])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_huge_values_leave_float32_room_for_their_squares(dtype: str, cols: int) -> None:
-    x = drawn("huge", dtype, cols).double()
-    largest = torch.finfo(torch.float32).max
-    assert (2 * x).square().sum(dim=1).max() < largest / 2
-    assert (x.square().sum(dim=1) > largest / 1e3).any()
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.offset], ids=lambda c: c.name)
