@@ -25,7 +25,6 @@ __all__ = [
     "Status",
     "Timing",
     "holds_one",
-    "interval_confidence",
     "within_noise",
 ]
 
@@ -187,12 +186,6 @@ BOOTSTRAP_SAMPLES = 10
 """From so many samples on an interval comes from a bootstrap."""
 
 
-def interval_confidence(samples: int) -> float:
-    """How often the interval of that many samples' median holds the true one, as a share: of few it is their range,
-    which does with probability 1 - 2^(1 - n), if one sample says nothing of the next."""
-    return 0.95 if samples >= BOOTSTRAP_SAMPLES else 1 - 2.0 ** (1 - samples)
-
-
 def holds_one(low: float, high: float) -> bool:
     """Whether a gain with this interval is a tie: it may be chance."""
     return low <= 1.0 <= high
@@ -234,8 +227,10 @@ class Timing:
 
     @property
     def confidence(self) -> float:
-        """Of the intervals, as a share."""
-        return interval_confidence(len(self.samples_us))
+        """How often such an interval holds the true median, as a share: that of few samples is their range, which does with
+        probability 1 - 2^(1 - n), if one sample says nothing of the next."""
+        samples = len(self.samples_us)
+        return 0.95 if samples >= BOOTSTRAP_SAMPLES else 1 - 2.0 ** (1 - samples)
 
     @property
     def disturbed(self) -> bool:

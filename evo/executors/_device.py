@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from evo.errors import DeviceError, EngineError
-from evo.evaluation import Build, Evaluation, Status
+from evo.evaluation import Evaluation, Status
 from evo.executors import ExecutorConfig, InFlight, RaceRequest, RaceResult, Request
 from evo.executors._limits import AdaptiveTimeout, confine_candidate, limit_data, reap_child
 from evo.executors._processes import end_with_command
@@ -267,12 +267,7 @@ class Device:
             self._worker.post(race, job.request)
         elif isinstance(job.request, Request):
             gate, _ = self._adaptive(job.request)
-            build, incumbent = _without_text(job.request.build), job.request.incumbent
-            if incumbent is not None:
-                incumbent = replace(incumbent, build=_without_text(incumbent.build))
-            limit_s = _LAUNCH_SHARE * gate.limit_s()
-            request = replace(job.request, build=build, incumbent=incumbent, launch_limit_s=limit_s)
-            self._worker.post(measure, request)
+            self._worker.post(measure, replace(job.request, launch_limit_s=_LAUNCH_SHARE * gate.limit_s()))
 
     def _limits_s(self, job: Job) -> dict[str, float]:
         limits_s = {"opening": _OPENING_S, "ready": _READY_S}
@@ -306,11 +301,6 @@ def _end_of(job: Job, worker: Worker, status: Status, log: str) -> Evaluation | 
         return RaceResult(log=f"{status}: {log}")
     gated = worker.found if "timing" in worker.spent_s else None
     return Evaluation(status=status, checks=gated.checks if isinstance(gated, Evaluation) else (), log=log)
-
-
-def _without_text(build: Build | None) -> Build | None:
-    """What a message ahead consists of has to fit the pipe."""
-    return None if build is None else replace(build, source="", log="")
 
 
 def deliver(future: Future[Any] | None, result: object) -> None:
