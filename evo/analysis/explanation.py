@@ -12,23 +12,18 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import select
-
 from evo.analysis.candidates import CandidateRecord, Subject, read_candidate
 from evo.analysis.descent import Kin, read_family
+from evo.analysis.failures import read_tried
 from evo.analysis.times import Gain, RaceTime, gain_between, search_times
 from evo.errors import StoreError
 from evo.evaluation import PASSED, holds_one
-from evo.lineage import models as m
-from evo.lineage.models import candidate_key, key_range
-from evo.lineage.read import resolve_run
+from evo.lineage.models import candidate_key
 from evo.lineage.store import Store
 from evo.problem.genome import Change, Genome
 from evo.problem.space import Value
 
 __all__ = ["EditCredit", "Explanation", "Marginal", "edits_between", "explain"]
-
-_c = m.Candidate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,11 +107,10 @@ def explain(
     Raises UnknownNameError, or StoreError for an ambiguous prefix and for a candidate without a time.
     """
     record = read_candidate(store, candidate)
+    run_id = store.run(record.run).id
     with store.reading() as connection:
-        run_id = resolve_run(connection, record.run)
-        tried = select(_c.id, _c.public_id, _c.genome).where(_c.id.between(*key_range(run_id)), _c.task == record.task)
-        first = connection.execute(tried.order_by(_c.id).limit(1)).one()
-        passed = connection.execute(tried.order_by(_c.id).where(_c.status.in_(PASSED))).all()
+        tried = read_tried(connection, run_id, record.task)
+        passed = [row for row in tried if row.status in PASSED]
         times = search_times(connection, run_id, [row.id for row in passed])
     own = times.get(candidate_key(run_id, record.order))
     if own is None:
@@ -124,7 +118,7 @@ def explain(
             f"candidate {record.id} has no time, so there is no gain to explain; see: {store.command('show', record.id)}"
         )
     if base is None:
-        start, base_from = Genome.from_json(first.genome), base_from or "its run's first candidate"
+        start, base_from = Genome.from_json(tried[0].genome), base_from or "its run's first candidate"
     elif isinstance(base, str):
         start, base_from = _named_base(read_candidate(store, base), record), "the candidate named"
     else:

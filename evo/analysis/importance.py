@@ -10,25 +10,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import func, select
-from sqlalchemy.orm import aliased
-
+from evo.analysis.failures import read_tried
 from evo.errors import UsageError
 from evo.evaluation import PASSED
 from evo.lineage import LATEST
-from evo.lineage import models as m
-from evo.lineage.models import key_range
-from evo.lineage.read import resolve_run
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.space import Value
 
 __all__ = ["Importance", "TriedValue", "read_importance", "undersampled"]
 
-_c, _i = m.Candidate, m.Task
 _LEAST_TIMED = 20
-"""Timed candidates below which nothing is said: Optuna asks for five in the top tenth; half as many here, and said so."""
-_SURE = 50
+"""Timed candidates below which nothing is said: Optuna asks for five in the top tenth; half as many here."""
 _MOST_TIMED = 2000
 """Of more, so many are drawn: Optuna takes seconds over ten thousand, and the shares hardly change."""
 _MOST_IMPORTANT = 3
@@ -81,21 +74,16 @@ def read_importance(store: Store, run: str = LATEST, *, quantile: float = 0.1) -
     """
     if not 0.0 < quantile < 1.0:
         raise UsageError(f"the quantile {quantile:g} is not between 0 and 1; 0.1 asks what the fastest tenth have in common")
-    original = aliased(_c)
-    score = func.coalesce(_c.score, original.score)
+    stored = store.run(run)
     with store.reading() as connection:
-        run_id = resolve_run(connection, run)
-        workloads = connection.scalars(select(_i.workload).where(_i.run_id == run_id).order_by(_i.number)).all()
-        rows = connection.execute(
-            select(_c.task, _c.genome, _c.status, score)
-            .join_from(_c, original, original.id == _c.same_code_as_id, isouter=True)
-            .where(_c.id.between(*key_range(run_id)))
-            .order_by(_c.id)
-        ).all()
-    tasks: list[list[_Candidate]] = [[] for _ in workloads]
-    for task, genome, status, ratio in rows:
-        tasks[task].append((Genome.from_json(genome).parameters, status in PASSED, ratio))
-    return [i for workload, found in zip(workloads, tasks, strict=True) for i in _of_task(workload, found, quantile)]
+        rows = read_tried(connection, stored.id)
+    scores = {row.id: row.score for row in rows}
+    tasks: dict[int, list[_Candidate]] = defaultdict(list)
+    for row in rows:
+        score = scores.get(row.same_code_as_id) if row.score is None else row.score
+        tasks[row.task].append((Genome.from_json(row.genome).parameters, row.status in PASSED, score))
+    workloads = enumerate(stored.spec.workloads)
+    return [i for number, workload in workloads for i in _of_task(workload.key, tasks[number], quantile)]
 
 
 _Points = list[tuple[dict[str, Value], float]]
@@ -125,10 +113,6 @@ def _of_task(workload: str, candidates: Sequence[_Candidate], quantile: float) -
             note = "one value only"
         elif share is None:
             note = "no difference" if name in known else "not in every candidate"
-        elif len(points) < _SURE:
-            note = f"rough: {len(points)} candidates"
-        elif len(timed) > len(points):
-            note = f"from {len(points)} of {len(timed)} candidates"
         found.append(
             Importance(
                 workload=workload,
