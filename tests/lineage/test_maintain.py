@@ -187,7 +187,7 @@ def test_no_password_is_printed_or_stored(
     kernel = write_kernel(tmp_path / "toy")
     said = ""
     for words in (
-        ["search", kernel, "--target", "cpu", "--evaluations", "1", "--budget", "60s", "--name", "secret"],
+        ["search", kernel, "--target", "cpu", "--evaluations", "1", "--budget", "10s", "--name", "secret"],
         ["best", "--json"], ["resume", "secret"], ["show", "zzz"], ["search", kernel, "--budget", "x"],
         ["backup"], ["vacuum"], ["merge", "postgresql://me:hunter2@host:x/name"],
         ["prune", "nobody"], ["report", "secret", "--out", tmp_path / "page.html"],
