@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations
@@ -175,12 +175,28 @@ def read_failures(store: Store, run: str = LATEST, *, template: bool = False, ta
     structural = frozenset(p.name for space in spaces.values() for p in space.parameters if p.structural)
     tried = _Tried(rows)
     refused = [row for row in rows if row.status not in PASSED]
+    kinds = [
+        FailureKind(
+            status=status,
+            candidates=len(group),
+            share=len(group) / len(rows),
+            seconds=sum(map(spent, group)),
+            first=group[0].public_id,
+        )
+        for (status,), group in _grouped(refused, lambda row: (row.status,))
+    ]
+    reasons = [
+        FailureReason(
+            status=status, reason=reason, candidates=len(group), first=group[0].public_id, example=said[group[0].id]
+        )
+        for (status, reason), group in _grouped(refused, lambda row: (row.status, _NUMBERS.sub("#", said[row.id])))
+    ]
     return FailureReport(
         run=about.name,
         candidates=len(rows),
         refused=len(refused),
-        kinds=tuple(_kinds(refused, len(rows))),
-        reasons=tuple(_reason_groups(refused, said)),
+        kinds=tuple(kinds),
+        reasons=tuple(reasons),
         values=tuple(_values(tried, structural if template else None)),
         rules=tuple(_find_rules(tried, spaces)),
     )
@@ -227,34 +243,12 @@ def _reasons(connection: Connection, run_id: int) -> dict[int, str]:
     return found
 
 
-def _kinds(refused: Sequence[Any], candidates: int) -> list[FailureKind]:
-    groups: dict[str, list[Any]] = defaultdict(list)
-    for row in refused:
-        groups[row.status].append(row)
-    found = [
-        FailureKind(
-            status=status,
-            candidates=len(group),
-            share=len(group) / candidates,
-            seconds=sum(map(spent, group)),
-            first=group[0].public_id,
-        )
-        for status, group in groups.items()
-    ]
-    return sorted(found, key=lambda k: (-k.candidates, k.status))
-
-
-def _reason_groups(refused: Sequence[Any], said: Mapping[int, str]) -> list[FailureReason]:
-    groups: dict[tuple[str, str], list[Any]] = defaultdict(list)
-    for row in refused:
-        groups[row.status, _NUMBERS.sub("#", said[row.id])].append(row)
-    found = [
-        FailureReason(
-            status=status, reason=reason, candidates=len(group), first=group[0].public_id, example=said[group[0].id]
-        )
-        for (status, reason), group in groups.items()
-    ]
-    return sorted(found, key=lambda r: (-r.candidates, r.status, r.reason))
+def _grouped(rows: Sequence[Any], key: Callable[[Any], tuple[str, ...]]) -> list[tuple[tuple[str, ...], list[Any]]]:
+    """Rows that have the key in common, the most frequent first."""
+    groups: dict[tuple[str, ...], list[Any]] = defaultdict(list)
+    for row in rows:
+        groups[key(row)].append(row)
+    return sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
 
 
 def _values(tried: _Tried, structural: frozenset[str] | None) -> list[FailureValue]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, func, select
 
-from evo.analysis.times import read_disturbed
+from evo.analysis.times import RelativeTime, search_times
 from evo.errors import UnknownNameError, UsageError
 from evo.lineage import LATEST
 from evo.lineage import models as m
@@ -21,7 +21,7 @@ from evo.problem.space import Value
 
 __all__ = ["AXES", "Nondominated", "read_pareto"]
 
-_c, _i, _b, _k, _t = m.Candidate, m.Task, m.Build, m.Check, m.Timing
+_c, _i, _b, _k = m.Candidate, m.Task, m.Build, m.Check
 
 _FIELDS = {"time": "ratio", "registers": "registers", "spills": "spill_bytes", "shared": "smem_bytes", "error": "error"}
 AXES = tuple(_FIELDS)
@@ -39,7 +39,7 @@ class Nondominated:
     id: str
     order: int
     ratio: float
-    median_us: float | None
+    median_us: float
     registers: int | None
     spill_bytes: int | None
     smem_bytes: int | None
@@ -60,30 +60,21 @@ def read_pareto(store: Store, run: str = LATEST, axes: Sequence[str] = AXES) -> 
             raise UnknownNameError("axis", axis, AXES)
     if not axes:
         raise UsageError(f"a front needs axes; choose among {', '.join(AXES)}")
-    with store.reading() as connection:
-        key = resolve_run(connection, run)
-        errors, disturbed = _errors(connection, key), read_disturbed(connection, key)
-        tasks: dict[int, list[Nondominated]] = defaultdict(list)
-        for row in _rows(connection, key):
-            tasks[row.task].append(_record(row, errors.get(row.id), disturbed=row.id in disturbed))
-    return [record for task in sorted(tasks) for record in _front(tasks[task], [_FIELDS[axis] for axis in axes])]
-
-
-def _rows(connection: Connection, run_id: int) -> Any:
-    timed = and_(
-        _t.run_id == _c.run_id, _t.candidate_id == _c.id, _t.round == 0, _t.contender == "candidate", _t.protocol == "cold"
-    )
-    return connection.execute(
-        select(
-            _c.id, _c.public_id, _c.order, _c.task, _c.score, _c.genome, _i.workload, _t.median_us, _b.registers,
-            _b.spill_bytes, _b.smem_static_bytes, _b.smem_dynamic_bytes,
-        )
+    query = (
+        select(_c.id, _c.public_id, _c.order, _c.task, _c.genome, _i.workload, _b.registers, _b.spill_bytes)
+        .add_columns(_b.smem_static_bytes, _b.smem_dynamic_bytes)
         .join_from(_c, _i, and_(_i.run_id == _c.run_id, _i.number == _c.task))
         .join(_b, _b.candidate_id == _c.id, isouter=True)
-        .join(_t, timed, isouter=True)
-        .where(_c.id.between(*key_range(run_id)), _c.score.is_not(None))
         .order_by(_c.id)
-    )  # fmt: skip
+    )
+    tasks: dict[int, list[Nondominated]] = defaultdict(list)
+    with store.reading() as connection:
+        key = resolve_run(connection, run)
+        rows: Any = connection.execute(query.where(_c.id.between(*key_range(key)), _c.score.is_not(None))).all()
+        errors, times = _errors(connection, key), search_times(connection, key, [row.id for row in rows])
+    for row in rows:
+        tasks[row.task].append(_record(row, times[row.id], errors.get(row.id)))
+    return [record for task in sorted(tasks) for record in _front(tasks[task], [_FIELDS[axis] for axis in axes])]
 
 
 def _errors(connection: Connection, run_id: int) -> dict[int, float]:
@@ -96,22 +87,22 @@ def _errors(connection: Connection, run_id: int) -> dict[int, float]:
     return {key: worst for key, worst in rows if worst is not None}
 
 
-def _record(row: Any, error: float | None, *, disturbed: bool) -> Nondominated:
+def _record(row: Any, time: RelativeTime, error: float | None) -> Nondominated:
     """As if nothing were equal to it, or faster."""
     shared = [part for part in (row.smem_static_bytes, row.smem_dynamic_bytes) if part is not None]
     return Nondominated(
         workload=row.workload,
         id=row.public_id,
         order=row.order,
-        ratio=row.score,
-        median_us=row.median_us,
+        ratio=time.ratio,
+        median_us=time.median_us,
         registers=row.registers,
         spill_bytes=row.spill_bytes,
         smem_bytes=sum(shared) if shared else None,
         error=error,
         equal=0,
         fastest=False,
-        disturbed=disturbed,
+        disturbed=time.disturbed,
         parameters=Genome.from_json(row.genome).parameters,
     )
 

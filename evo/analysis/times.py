@@ -174,19 +174,16 @@ class HeldRace:
 
     def common(self) -> dict[int, RaceTime]:
         """Cold times in the race of all finalists, by key."""
-        won = self.winners
-        rows = (row for row in self._cold if row.contender == FINALIST or row.candidate_id not in won)
-        return {row.candidate_id: _race_time(row, samples_us=row.samples_us) for row in rows}
+        return self._cold(again=False)
 
     def confirmed(self) -> dict[int, RaceTime]:
         """The winner's cold time in the race that confirmed it, by key."""
-        won = self.winners
-        rows = (row for row in self._cold if row.contender != FINALIST and row.candidate_id in won)
-        return {row.candidate_id: _race_time(row, samples_us=row.samples_us) for row in rows}
+        return self._cold(again=True)
 
-    @property
-    def _cold(self) -> list[Any]:
-        return [row for row in self.finalists if row.protocol != "hot" and row.ratio]
+    def _cold(self, *, again: bool) -> dict[int, RaceTime]:
+        won, cold = self.winners, (row for row in self.finalists if row.protocol != "hot" and row.ratio)
+        rows = (row for row in cold if (row.contender != FINALIST and row.candidate_id in won) is again)
+        return {row.candidate_id: _race_time(row, samples_us=row.samples_us) for row in rows}
 
 
 def held_races(connection: Connection, run_id: int, task: int) -> list[HeldRace]:
