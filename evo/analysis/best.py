@@ -123,9 +123,9 @@ def leaders(connection: Connection, *conditions: ColumnElement[bool]) -> list[Be
         if row.key not in newest or _recency(row) > _recency(newest[row.key]):
             newest[row.key] = row
     verdicts = _verdicts(connection, [row.run_id for row in newest.values()])
-    floors = noise_floors(connection, [row.run for row in newest.values()])
+    floors = noise_floors(connection, [row.run_id for row in newest.values()])
     found = (
-        _best(row, verdicts.get((row.run_id, row.task)), floors.get((row.run, row.workload))) for row in newest.values()
+        _best(row, verdicts.get((row.run_id, row.task)), floors.get((row.run_id, row.task))) for row in newest.values()
     )
     return sorted(found, key=lambda best: (best.unconfirmed, best.ratio, best.order))
 

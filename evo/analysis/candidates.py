@@ -252,7 +252,7 @@ def read_candidate(store: Store, candidate: str) -> CandidateRecord:
         key = resolve_candidate(connection, candidate)
         row = dict(connection.execute(query.where(_c.id == key)).mappings().one())
         seeds = gate_seeds(row.pop("run_options"), row.pop("seed"))
-        floors = noise_floors(connection, [row["run"]])
+        floors = noise_floors(connection, [key // ORDERS_PER_RUN])
         checks = select(*_CHECK_RECORD).where(m.Check.candidate_id == key).order_by(m.Check.round, m.Check.position)
         timings = select(*_TIMING_RECORD).where(_t.run_id == key // ORDERS_PER_RUN, _t.candidate_id == key).order_by(_t.id)
         return CandidateRecord(
@@ -261,7 +261,7 @@ def read_candidate(store: Store, candidate: str) -> CandidateRecord:
                 "created": iso(row["created"]),
                 "parameters": Genome.from_json(row.pop("genome")).parameters,
                 "seeds": {stage.value: seed for stage, seed in seeds.items()},
-                "noise_floor": floors.get((row["run"], row["workload"])),
+                "noise_floor": floors.get((key // ORDERS_PER_RUN, row["task"])),
                 "build": _build_record(connection, key),
                 "checks": _belonging(connection, checks, CheckRecord),
                 "timings": _belonging(connection, timings, TimingRecord),
@@ -304,7 +304,7 @@ def _final_races(connection: Connection, key: int, task: int) -> tuple[FinalRace
     for round_, race in sorted(races.items()):
         timings = tuple(read_timing_record(row, round=round_) for row in race.beside)
         if timings:
-            found.append(FinalRace(round=round_, beside=not race.winners or key in race.winners, timings=timings))
+            found.append(FinalRace(round=round_, beside=not race.confirmed or key in race.confirmed, timings=timings))
     return tuple(found)
 
 

@@ -136,14 +136,14 @@ def _read_times(connection: Connection, records: Sequence[CandidateRecord]) -> t
     keys = [candidate_key(run, record.order) for run, record in zip(runs, records, strict=True)]
     held = [held_races(connection, run, record.task) for run, record in zip(runs, records, strict=True)]
     alike = (runs[0], records[0].task) == (runs[1], records[1].task)
-    both = [race for race in held[0] if alike and race.common().keys() >= set(keys)]
+    both = [race for race in held[0] if alike and race.common.keys() >= set(keys)]
     found = []
     for run, key, own in zip(runs, keys, held, strict=True):
-        race = (both or [race for race in own if key in race.common()] or [HeldRace()])[-1]
+        race = (both or [race for race in own if key in race.common] or [HeldRace()])[-1]
         parts = {
             "search": search_times(connection, run, [key]),
-            "final": race.common(),
-            "confirmed": race.confirmed(),
+            "final": race.common,
+            "confirmed": race.confirmed,
         }
         found.append({stage: some[key] for stage, some in parts.items() if key in some})
     return found, bool(both)

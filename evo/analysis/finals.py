@@ -119,9 +119,9 @@ def read_finals(store: Store, run: str, ceilings: Collection[str] = ("copy",)) -
 
 def _workload_finals(task: Any, race: HeldRace, rows: Mapping[int, Any], ceilings: Collection[str]) -> WorkloadFinals:
     """rows: what is known of the finalists that were not refused, by key."""
-    raced = {k: time for k, time in race.common().items() if k in rows}
+    raced = {k: time for k, time in race.common.items() if k in rows}
     winner = task.winner_id if task.winner_id in raced else None
-    first, again = raced.get(winner or 0), race.confirmed().get(winner or 0)
+    first, again = raced.get(winner or 0), race.confirmed.get(winner or 0)
     finalists = []
     for k, time in raced.items():
         gain = gain_within(time, first) if first is not None and k != winner else None

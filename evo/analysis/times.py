@@ -7,20 +7,20 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, and_, select
+from sqlalchemy import Connection, select
 
 from evo.evaluation import FINALIST, Status, holds_one
 from evo.lineage import Stage
 from evo.lineage import models as m
 from evo.lineage.models import key_range
-from evo.lineage.read import TIMING_COLUMNS, at_once, columns_of, rows_of
+from evo.lineage.read import TIMING_COLUMNS, columns_of, rows_of
 
 __all__ = [
     "Gain", "HeldRace", "RaceTime", "RelativeTime", "gain_between", "gain_fields", "gain_within", "held_races",
     "noise_floors", "read_disturbed", "search_times",
 ]  # fmt: skip
 
-_c, _r, _t = m.Candidate, m.Run, m.Timing
+_c, _t = m.Candidate, m.Timing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,28 +162,16 @@ def read_disturbed(connection: Connection, run_id: int) -> frozenset[int]:
 
 @dataclass(frozen=True)
 class HeldRace:
-    """Rows of timings that one final recorded: of its finalists, then of what ran beside the winner."""
+    """What one final recorded.
+
+    finalists: rows of their timings; beside: of what ran beside the winner. common: cold times in the race of all finalists,
+    by key. confirmed: the winner's cold time in the race that confirmed it, by key; empty without a winner.
+    """
 
     finalists: list[Any] = field(default_factory=list)
     beside: list[Any] = field(default_factory=list)
-
-    @property
-    def winners(self) -> set[int]:
-        """Key of the candidate that the final confirmed, if it did."""
-        return {row.candidate_id for row in self.finalists if row.contender == FINALIST}
-
-    def common(self) -> dict[int, RaceTime]:
-        """Cold times in the race of all finalists, by key."""
-        return self._cold(again=False)
-
-    def confirmed(self) -> dict[int, RaceTime]:
-        """The winner's cold time in the race that confirmed it, by key."""
-        return self._cold(again=True)
-
-    def _cold(self, *, again: bool) -> dict[int, RaceTime]:
-        won, cold = self.winners, (row for row in self.finalists if row.protocol != "hot" and row.ratio)
-        rows = (row for row in cold if (row.contender != FINALIST and row.candidate_id in won) is again)
-        return {row.candidate_id: _race_time(row, samples_us=row.samples_us) for row in rows}
+    common: dict[int, RaceTime] = field(default_factory=dict)
+    confirmed: dict[int, RaceTime] = field(default_factory=dict)
 
 
 def held_races(connection: Connection, run_id: int, task: int) -> list[HeldRace]:
@@ -203,6 +191,13 @@ def held_races(connection: Connection, run_id: int, task: int) -> list[HeldRace]
         if not found or (row.candidate_id is not None and found[-1].beside):
             found.append(HeldRace())
         (found[-1].beside if row.candidate_id is None else found[-1].finalists).append(row)
+    for race in found:
+        won = {row.candidate_id for row in race.finalists if row.contender == FINALIST}
+        for row in race.finalists:
+            if row.protocol != "hot" and row.ratio:
+                again = row.candidate_id in won and row.contender != FINALIST
+                times = race.confirmed if again else race.common
+                times[row.candidate_id] = _race_time(row, samples_us=row.samples_us)
     return [race for race in found if race.finalists]
 
 
@@ -211,16 +206,9 @@ def _race_time(row: Any, **more: Any) -> RaceTime:
     return RaceTime(**figures, disturbed=bool(row.clocks.get("disturbed")), **more)
 
 
-def noise_floors(connection: Connection, runs: Collection[str]) -> dict[tuple[str, str], float]:
-    """By name of the run and workload, what the winner seemed to gain over a second copy of itself in the last of its
-    finals, as a fraction. Workloads without a final are left out."""
-    found = {}
-    for some in at_once(dict.fromkeys(runs)):
-        rows = connection.execute(
-            select(_r.name, _t.workload, _t.clocks)
-            .join_from(_r, _t, and_(_t.run_id == _r.id, _t.candidate_id.is_(None)))
-            .where(_r.name.in_(some), _t.stage == Stage.FINAL.value)
-            .order_by(_t.id)
-        )
-        found.update({(run, workload): c["noise_floor"] for run, workload, c in rows if "noise_floor" in c})
-    return found
+def noise_floors(connection: Connection, runs: Collection[int]) -> dict[tuple[int, int], float]:
+    """By run and number of the task, what the winner seemed to gain over a second copy of itself in the last of its finals,
+    as a fraction. Tasks without a final are left out."""
+    query = select(_t.run_id, _t.task, _t.clocks).where(_t.candidate_id.is_(None), _t.stage == Stage.FINAL.value)
+    rows = rows_of(connection, query.order_by(_t.id), sorted(set(runs)), _t.run_id)
+    return {(run, task): clocks["noise_floor"] for run, task, clocks in rows if "noise_floor" in clocks}

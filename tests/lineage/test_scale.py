@@ -109,7 +109,7 @@ QUESTIONS: dict[str, Question] = {
     "v_lineage": lambda store, name: select_sql(store, f"SELECT * FROM v_lineage WHERE child = '{name}'").rows,
     "v_lineage of a run": lambda store, name: select_sql(store, "SELECT * FROM v_lineage WHERE run = 'two'").rows,
     "v_timings": lambda store, name: select_sql(store, "SELECT * FROM v_timings WHERE run = 'two'").rows,
-    "noise": lambda store, name: connected(store, lambda c: noise_floors(c, ["one", "two"]) == {}),
+    "noise": lambda store, name: connected(store, lambda c: noise_floors(c, [1, 2]) == {}),
 }
 
 
