@@ -12,7 +12,7 @@ from evo.analysis.failures import FailureReport, FailureTotal, failure_totals, r
 from evo.analysis.importance import Importance, TriedValue, read_importance, undersampled
 from evo.analysis.operators import OperatorCredit, read_operators
 from evo.analysis.pareto import AXES, Nondominated, read_pareto
-from evo.cli.options import DEFAULT_DB, Db, Json, answer, command_line
+from evo.cli.options import DEFAULT_DB, Db, Json, RunName, answer, command_line
 from evo.cli.tables import (
     Terminal,
     count,
@@ -28,7 +28,6 @@ from evo.lineage.store import Store
 
 __all__ = ["failures", "importance", "operators", "pareto"]
 
-RunName = Annotated[str, typer.Argument(help="A run, or a unique beginning of its name; the latest if left out.")]
 _BAR = 24
 _ALTERNATIVES = 3
 
@@ -147,7 +146,7 @@ def _print_rules(console: Terminal, report: FailureReport, top: int) -> None:
 
 
 def operators(
-    run: RunName = "latest",
+    run: RunName = LATEST,
     windows: Annotated[int, typer.Option(help="Into how many parts the search time is cut.", min=1, max=1000)] = 5,
     db: Db = DEFAULT_DB,
     json: Json = False,
@@ -185,7 +184,7 @@ def _print_operators(console: Terminal, found: Sequence[OperatorCredit]) -> None
 
 
 def importance(
-    run: RunName = "latest",
+    run: RunName = LATEST,
     quantile: Annotated[float, typer.Option(help="What share of the candidates counts as fast.")] = 0.1,
     db: Db = DEFAULT_DB,
     json: Json = False,
@@ -228,7 +227,7 @@ def _undersampled(tried: TriedValue) -> str:
 
 
 def pareto(
-    run: RunName = "latest",
+    run: RunName = LATEST,
     axes: Annotated[str, typer.Option(help="What to trade, separated by commas.")] = ",".join(AXES),
     db: Db = DEFAULT_DB,
     json: Json = False,

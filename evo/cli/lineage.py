@@ -114,20 +114,18 @@ def _change(member: Kin) -> str:
 
 def _print_step(console: Terminal, member: Kin) -> None:
     """What a change changed in the source."""
-    if not member.parents:
+    if member.parents:
+        console.print()
+        console.say(f"#{member.order} {short_id(member.id)}: {change_text(member.change)}", "bold")
+        _print_unified(console, "source", member.diff)
+
+
+def _print_unified(console: Terminal, what: str, text: str | None) -> None:
+    """A unified diff in its colours. what: of which two this is, "source" or "PTX"."""
+    if not text:
+        console.say(f"the {what} of one of the two was not kept" if text is None else f"the {what} is the same", "dim")
         return
-    console.print()
-    console.say(f"#{member.order} {short_id(member.id)}: {change_text(member.change)}", "bold")
-    if member.diff is None:
-        console.say("the source of one of the two was not kept", "dim")
-    elif not member.diff:
-        console.say("the source is the same", "dim")
-    else:
-        _print_unified(console, member.diff)
-
-
-def _print_unified(console: Terminal, text: str) -> None:
-    """A unified diff in its colours."""
+    console.say(f"{what}:", "bold")
     styles = {"+": "green", "-": "red", "@": "cyan"}
     for line in text.splitlines():
         console.print(Text(visible(line, lines=True), style=styles.get(line[:1], "")), soft_wrap=True)
@@ -148,37 +146,29 @@ def diff(
 
 
 def _print_difference(console: Terminal, found: Difference, all_: bool, source: bool) -> None:
-    rows = []
-    section = ""
     shown = [
         row
         for row in found.rows
-        if all_ or (row.differs and not row.name.endswith("disturbed")) if "ratio" not in row.name
+        if "ratio" not in row.name and (all_ or (row.differs and not row.name.endswith("disturbed")))
     ]
-    for row in shown:
-        rows.append(
-            {
-                "": Text("" if row.section == section else _SECTIONS[row.section], style="dim"),
-                " ": row.name,
-                short_id(found.one): _shorter(row.name, row.one),
-                short_id(found.other) + " ": _shorter(row.name, row.other),
-            }
-        )
-        section = row.section
+    rows = [
+        {
+            "": _SECTIONS[row.section],
+            " ": row.name,
+            **{
+                heading: value[:12] if isinstance(value, str) and row.name.endswith(("digest", "hash")) else value
+                for heading, value in ((short_id(found.one), row.one), (f"{short_id(found.other)} ", row.other))
+            },
+        }
+        for row in shown
+    ]
     console.print_rows(rows, ["bold" if all_ and row.differs else "" for row in shown])
     console.say(_verdict(found))
-    for name, text in (("source", found.source), ("PTX", found.ptx)):
-        if text is None and name == "source" and source:
-            console.say("the source of one of the two was not kept", "dim")
-        if text is None or (text and not source):
-            continue
+    if source:
         console.print()
-        console.say(f"{name}:" if text else f"the {name} is the same", "bold" if text else "dim")
-        _print_unified(console, text)
-
-
-def _shorter(name: str, value: object) -> object:
-    return value[:12] if isinstance(value, str) and name.endswith(("digest", "hash")) else value
+        _print_unified(console, "source", found.source)
+        if found.ptx is not None:
+            _print_unified(console, "PTX", found.ptx)
 
 
 def _verdict(found: Difference) -> str:
@@ -188,19 +178,13 @@ def _verdict(found: Difference) -> str:
         return "their times cannot be compared: not both were timed on one device for one workload"
     where = "finals" if found.timed_in == "final" else "search"
     how = "round by round in one race" if found.one_race else "each was timed beside the reference, in a race of its own"
+    gain, low, high = found.gain, found.gain_low, found.gain_high
+    if gain < 1 and not found.tie:
+        gain, low, high = 1 / gain, 1 / high if high else None, 1 / low if low else None
     if found.tie:
-        return f"a tie in the {where}: {factor(found.gain)}, with 1 inside its interval ({_limits(found)}); {how}"
+        return f"a tie in the {where}: {factor(gain)}, with 1 inside its interval ({interval(low, high)}); {how}"
     first = short_id(found.other if found.gain > 1 else found.one)
-    value = found.gain if found.gain > 1 else 1 / found.gain
-    limits = f" ({_limits(found)})" if found.gain_low is not None else ""
-    return f"{first} is {factor(value)} as fast in the {where}{limits}; {how}"
-
-
-def _limits(found: Difference) -> str:
-    low, high = found.gain_low, found.gain_high
-    if low is None or high is None:
-        return "-"
-    return interval(low, high) if found.gain is not None and (found.gain > 1 or found.tie) else interval(1 / high, 1 / low)
+    return f"{first} is {factor(gain)} as fast in the {where} ({interval(low, high)}); {how}"
 
 
 def explain(
@@ -230,7 +214,9 @@ def explain(
     with Store.open(db, write=False) as store:
         record = find_candidate(store, candidate, db)
         of_template = from_ is not None and (from_ == _TEMPLATE or "=" in from_)
-        space = _present_space(record) if of_template or measure else None
+        workload = Workload.of(record.dims, record.dtype, record.options)
+        current = of_template or measure
+        space = present_space(record.kernel, record.target, record.arch, workload) if current else None
         found = _explanation(store, record, from_, space)
         digest = find_run(store, record.run).kernel_digest if measure else ""
     ablation = None
@@ -242,7 +228,11 @@ def explain(
         print_json(found, measured=ablation_record(ablation, found.edits) if ablation else None)
         return
     console = make_console()
-    console.say(_head(found), "bold")
+    console.say(
+        f"{short_id(found.id)} ({found.kernel}, {found.workload} on {found.device}): {figure(found.median_us)} us in the"
+        f" search, {factor(1 / found.ratio)} over the reference",
+        "bold",
+    )
     if ablation:
         tell_race(console, found, ablation)
     else:
@@ -250,11 +240,6 @@ def explain(
         _tell(console, found, more)
     if all_:
         _print_all(console, found)
-
-
-def _present_space(record: CandidateRecord) -> Space:
-    workload = Workload.of(record.dims, record.dtype, record.options)
-    return present_space(record.kernel, record.target, record.arch, workload)
 
 
 def _explanation(store: Store, record: CandidateRecord, from_: str | None, space: Space | None) -> Explanation:
@@ -265,12 +250,6 @@ def _explanation(store: Store, record: CandidateRecord, from_: str | None, space
     base_from = "the template's default" + ("" if from_ == _TEMPLATE else f" with {from_}")
     base = parse_legal("" if from_ == _TEMPLATE else from_, space, "--from")
     return read_explanation(store, record.id, base.parameters, carriers=carriers, base_from=base_from)
-
-
-def _head(found: Explanation) -> str:
-    where = f"{found.kernel}, {found.workload} on {found.device}"
-    fast = f"{figure(found.median_us)} us in the search, {factor(1 / found.ratio)} over the reference"
-    return f"{short_id(found.id)} ({where}): {fast}"
 
 
 def _tell(console: Terminal, found: Explanation, command: str) -> None:

@@ -85,13 +85,9 @@ def task_of(record: CandidateRecord, executor: Executor, seed: int) -> TaskExecu
     """What builds, gates and times candidates beside it."""
     from evo.search.tasks import TaskExecutor
 
+    r = build_request(record)
     return TaskExecutor(
-        executor=executor,
-        kernel=record.kernel,
-        target=record.target,
-        arch=record.arch,
-        workload=Workload.of(record.dims, record.dtype, record.options),
-        seed=seed,
+        executor=executor, kernel=r.kernel, target=r.target, arch=r.arch, workload=r.workload, seed=seed
     )
 
 

@@ -7,6 +7,8 @@ import ipaddress
 import os
 import signal
 import time
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -86,7 +88,7 @@ def dashboard(
     trials = TrialMirror(db, optuna or _journal(db)) if installed or optuna is not None else None
     try:
         os.nice(_NICENESS)
-        optuna_app = _optuna_app(trials) if installed and trials is not None else None
+        optuna_app = import_module("optuna_dashboard").wsgi(trials.storage) if installed and trials is not None else None
         pages = LivePages(db, host, named=lasting_db(db), trials=trials, optuna=optuna_app)
         server = open_server(host, port, pages)
         if trials is not None:
@@ -111,12 +113,6 @@ def _journal(db: str) -> Path:
     return Path(db.removeprefix("sqlite:///")).with_suffix(".optuna.log")
 
 
-def _optuna_app(trials: Any) -> Any:
-    import optuna_dashboard
-
-    return optuna_dashboard.wsgi(trials.storage)
-
-
 def _print_addresses(url: str, trials: Any, has_optuna: bool, host: str, *, json: bool) -> None:
     journal = str(trials.journal) if trials is not None else None
     if json:
@@ -129,9 +125,7 @@ def _print_addresses(url: str, trials: Any, has_optuna: bool, host: str, *, json
         typer.echo(
             "Optuna's dashboard is not installed, so trials are not shown; with it: pip install 'evo-kernels[dashboard]'"
         )
-    try:
-        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = False
-    if not loopback:
-        typer.echo(f"evo: everyone who can reach {host} can read the whole database; there is no password", err=True)
+    with suppress(ValueError):  # a name
+        if host == "localhost" or ipaddress.ip_address(host).is_loopback:
+            return
+    typer.echo(f"evo: everyone who can reach {host} can read the whole database; there is no password", err=True)

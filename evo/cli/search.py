@@ -390,22 +390,13 @@ _JOB_KEYS: dict[str, tuple[Callable[[object], bool], str]] = {
 }
 
 
-def _carry_out(
-    store: Store,
-    run: StoredRun,
-    executor: Executor,
-    finalists: int,
-    output: _Output,
-) -> None:
-    console, budget = make_console(), budget_of(run)
+def _carry_out(store: Store, run: StoredRun, executor: Executor, finalists: int, output: _Output) -> None:
+    console = make_console()
     kept = find_run(store, run.name).evaluations
     if output.resumed and not output.json:
-        console.say(
-            f"run {run.name} is resumed: {kept} candidates and {format_duration(run.elapsed_s)} of searching are kept;"
-            f" {_what_is_left(budget, kept, run.elapsed_s)}",
-        )
-    screen = _screen(console, run, budget, output.json)
-    with screen:
+        searched = format_duration(run.elapsed_s)
+        console.say(f"run {run.name} is resumed: {count(kept, 'candidate')} and {searched} of searching are kept")
+    with _screen(console, run, output.json) as screen:
         screen.say(f"run {run.name}: {run.spec.kernel} on {run.environment.device}, seed {run.spec.seed}; starting …")
         try:
             with _signals() as (connect, disconnect):
@@ -434,24 +425,12 @@ def _carry_out(
         raise typer.Exit(1)
 
 
-def _what_is_left(budget: Budget, kept: int, elapsed_s: float) -> str:
-    """Of each limit of the budget: which is reached first cannot be known before."""
-    left = []
-    if budget.seconds is not None:
-        left.append(f"{format_duration(budget.seconds - elapsed_s)}, a part of it for the finals")
-    if budget.evaluations is not None:
-        left.append(f"{count(max(0, budget.evaluations - kept), 'candidate')}, then the finals")
-    if budget.patience is not None:
-        left.append(f"until {budget.patience} candidates in a row bring nothing better")
-    return f"left: {'; or '.join(left)}"
-
-
-def _screen(console: Terminal, run: StoredRun, budget: Budget, json: bool) -> Screen:
+def _screen(console: Terminal, run: StoredRun, json: bool) -> Screen:
     if json:
         return Screen()
     if console.is_terminal:
         title = f"evo search {run.spec.kernel} · {run.environment.device} · {run.name}"
-        return LiveScreen(console, title, run.spec.workloads, budget)
+        return LiveScreen(console, title, run.spec.workloads, budget_of(run))
     return PlainLines(console, run.spec.workloads)
 
 
