@@ -153,14 +153,14 @@ def _print_difference(console: Terminal, found: Difference, all_: bool, source: 
     ]
     rows = [
         {
-            "": _SECTIONS[row.section],
+            "": "" if i and row.section == shown[i - 1].section else _SECTIONS[row.section],
             " ": row.name,
             **{
                 heading: value[:12] if isinstance(value, str) and row.name.endswith(("digest", "hash")) else value
                 for heading, value in ((short_id(found.one), row.one), (f"{short_id(found.other)} ", row.other))
             },
         }
-        for row in shown
+        for i, row in enumerate(shown)
     ]
     console.print_rows(rows, ["bold" if all_ and row.differs else "" for row in shown])
     console.say(_verdict(found))
