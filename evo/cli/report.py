@@ -36,7 +36,7 @@ def report(
     from evo.analysis.outcome import read_outcome
     from evo.report.page import check_replaceable, render_page, sections, write_figures, write_page
     from evo.report.sentences import run_headline
-    from evo.report.text import clean
+    from evo.report.text import visible
 
     started = time.monotonic()
     check_replaceable(out)
@@ -46,7 +46,7 @@ def report(
     page = render_page(data, drawn)
     write_page(out, page)
     written = write_figures(figures, drawn) if figures is not None else []
-    title, size = clean(run_headline(data)), len(page.encode())
+    title, size = visible(run_headline(data)), len(page.encode())
     if json:
         print_json(
             {

@@ -17,6 +17,7 @@ from rich.text import Text
 from evo.analysis.times import RelativeTime
 from evo.evaluation import Timing, within_noise
 from evo.problem.genome import Change
+from evo.report.text import visible
 
 __all__ = [
     "Cells", "Terminal", "change_text", "count", "factor", "figure", "format_duration", "interval", "make_table", "marked",
@@ -35,18 +36,6 @@ _DISTURBED = "! something slowed the device down while this was timed: do not tr
 def marked(figure: str, disturbed: bool, *, unconfirmed: bool = False) -> str:
     """The figure, with the mark that `say_disturbed` explains if it was disturbed, and another if it is unconfirmed."""
     return f"{figure}{' ?' if unconfirmed else ''}{' !' if disturbed else ''}"
-
-
-def visible(text: str, *, lines: bool = False) -> str:
-    """`text` with every character that does not print (control characters, changes of direction) as its escape. lines:
-    but line ends and tabs as they are."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or (lines and c in "\n\t") else _escape(c) for c in text)
-
-
-def _escape(character: str) -> str:
-    return character.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
 def _cell(value: Any) -> Text:

@@ -11,7 +11,7 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Literal
 
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from evo.analysis.descent import Kin
 from evo.analysis.outcome import Milestone, Population, WorkloadOutcome
 from evo.problem.space import Value
-from evo.report.text import clean, counted, duration, interval, percent, short, times, value_text
+from evo.report.text import counted, duration, interval, percent, short, times, value_text, visible
 
 __all__ = ["DARK", "LIGHT", "Figure", "change_text", "draw_convergence", "draw_lineage", "draw_workload", "gain_text"]
 
@@ -92,7 +92,7 @@ class Figure:
         """As a part of a page, whose style has the colours."""
         svg = _shortened(self._svg())
         role = "group" if "href=" in svg else "img"
-        head = Markup('class="fig" role="{}" aria-label="{}. {}"').format(role, clean(self.title), clean(self.alt))
+        head = Markup('class="fig" role="{}" aria-label="{}. {}"').format(role, visible(self.title), visible(self.alt))
         return Markup(svg.replace('class="marks"', head, 1))
 
     def document(self) -> str:
@@ -100,7 +100,7 @@ class Figure:
         colours = {**LIGHT, "paper": "#ffffff"}
         svg = re.sub(r"</?a\b[^>]*>", "", self._svg())
         svg = re.sub(r"var\(--(\w+)\)", lambda found: colours.get(found[1], found[0]), svg)
-        words = Markup("<title>{}</title><desc>{} {}</desc>").format(*map(clean, (self.title, self.alt, self.caption)))
+        words = Markup("<title>{}</title><desc>{} {}</desc>").format(visible(self.title), visible(self.alt), self.caption)
         return svg.replace(">", f'>{words}<rect width="100%" height="100%" fill="#ffffff"/>', 1)
 
     def png(self) -> bytes:
@@ -112,13 +112,13 @@ class Figure:
             "height": self.height,
             "title": self.y_title or None,
             "autosize": {"type": "fit", "contains": "padding"},
-            "padding": {"left": 2, "top": 2, "bottom": 2, "right": 10},
+            "padding": {"left": 10, "top": 2, "bottom": 2, "right": 10},
             "background": None,
             "config": _CONFIG,
             "layer": [layer for layer in self.layers if layer["data"]["values"]],
         }
-        # Cleaned before of what JSON cannot hold, and after of what it escapes.
-        return clean(vl_convert.vegalite_to_svg(clean(json.dumps(spec, ensure_ascii=False))))
+        text = json.dumps(spec, ensure_ascii=False).encode("utf-8", "replace").decode()
+        return visible(vl_convert.vegalite_to_svg(text), lines=True)
 
 
 def draw_workload(data: WorkloadOutcome, anchor: str) -> list[Figure]:
@@ -130,7 +130,6 @@ def draw_workload(data: WorkloadOutcome, anchor: str) -> list[Figure]:
         draw_convergence(data, "seconds"),
         draw_lineage(data, anchor),
         _draw_importance(data, data.candidates),
-        _draw_choice(data, data.candidates),
         *_draw_pairs(data, data.candidates),
         _draw_operators(data.candidates),
     )
@@ -198,26 +197,26 @@ def draw_convergence(data: WorkloadOutcome, against: Literal["evaluations", "sec
         if not steps or m.speedup > steps[-1][1].speedup:
             steps.append((m.elapsed_s if seconds else m.evaluated, m))
     line = [{"x": place, "y": m.speedup, "low": m.low, "high": m.high} for place, m in steps]
-    line += [{**line[-1], "x": last}] if line else []
+    bests = [{**row, "tip": _best_tip(m)} for row, (_, m) in zip(line, steps, strict=True)]
+    line += [{**row, "x": last} for row in line[-1:]]
     refused = sorted({round(float(p) / last * _MOST_STROKES) for p in positions[~some.passed]})
     x_title = "seconds of searching" if seconds else "candidates evaluated"
     x, y = _number("x", x_title, (0.0, last), tickCount=7), _speedup(_speedup_range(data, some))
-    band, at_bottom = {"y": {**y, "field": "low"}, "y2": {"field": "high"}}, {"value": {"expr": "height - 3"}}
+    at_bottom = {"value": {"expr": "height - 3"}}
     layers = [
         _layer([{"y": 1.0}], "rule", {"y": y}, color=_MUTED, strokeDash=[4, 3]),
         _layer(_dots(positions, some.speedup), "line", {"x": x, "y": y, "order": {"field": "place"}}, color=_DOT,
                strokeWidth=2.6, strokeCap="round", opacity=0.55, invalid="break-paths-filter-domains"),
         _layer([{"x": place / _MOST_STROKES * last} for place in refused], "tick", {"x": x, "y": at_bottom},
                orient="vertical", color=_WARN, opacity=0.5, size=6, thickness=1),
-        _layer(line, "area", {"x": x, **band}, interpolate="step-after", color=_BAND, opacity=0.75),
+        _layer(line, "area", {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}}, interpolate="step-after",
+               color=_BAND, opacity=0.75),
         _layer(line, "line", {"x": x, "y": y}, interpolate="step-after", color=_ACCENT, strokeWidth=2),
-        _layer([_best_row(place, m) for place, m in steps], "circle", {"x": x, "y": y}, color=_ACCENT, stroke=_PAPER,
-               size=55),
+        _layer(bests, "circle", {"x": x, "y": y}, color=_ACCENT, stroke=_PAPER, size=55),
     ]  # fmt: skip
     if (final := _final_row(data)) is not None:
         beside = {"x": {"value": {"expr": "width + 14"}}}
         layers += [
-            _layer([final], "rule", {**beside, **band}, color=_ACCENT, size=2),
             _layer([final], "point", {**beside, "y": y}, shape="diamond", filled=True, color=_ACCENT, size=110),
             _layer([final], "text", {**beside, "y": y, "text": {"field": "text"}}, align="left", dx=-6, dy=-15,
                    fontWeight=600, aria=False),
@@ -251,7 +250,7 @@ def _speedup_range(data: WorkloadOutcome, some: Population) -> tuple[float, floa
     """The range that is shown. Slow outliers may lie on its floor; the line, the reference and nearly all dots do not."""
     known, final = some.speedup[np.isfinite(some.speedup)], _final_row(data)
     bottom = min([float(np.quantile(known, 0.02)), *(m.low for m in data.milestones[:1]), 1.0])
-    top = max([float(known.max()), *(m.high for m in data.milestones), 1.0, final["high"] if final else 0.0])
+    top = max([float(known.max()), *(m.high for m in data.milestones), 1.0, final["y"] if final else 0.0])
     return max(0.0, bottom - 0.15 * (top - bottom)), top + 0.08 * (top - bottom or top)
 
 
@@ -265,23 +264,18 @@ def _dots(positions: NDArray[np.float64], speedup: NDArray[np.float64]) -> list[
     return [{"place": place, **point} for place, point in enumerate(points)]
 
 
-def _best_row(place: float, m: Milestone) -> Spec:
+def _best_tip(m: Milestone) -> str:
     seen = f"#{m.order}: {m.speedup:.3f}× ({m.low:.3f} to {m.high:.3f}) after {duration(m.elapsed_s)}"
-    return {"x": place, "y": m.speedup, "tip": f"{seen}; refused by the finals" if m.refused else seen}
+    return f"{seen}; refused by the finals" if m.refused else seen
 
 
 def _final_row(data: WorkloadOutcome) -> Spec | None:
     """The leader's speed-up in the finals; None without."""
     timing = data.timing
-    if timing is None or timing.stage != "final" or not (timing.ratio and timing.ratio_low and timing.ratio_high):
+    if timing is None or timing.stage != "final" or not timing.ratio:
         return None
-    return {
-        "y": 1 / timing.ratio,
-        "low": 1 / timing.ratio_high,
-        "high": 1 / timing.ratio_low,
-        "text": f"{1 / timing.ratio:.3g}×",
-        "tip": f"final: {times(timing.ratio)} ({interval(timing.ratio_low, timing.ratio_high)})",
-    }
+    tip = f"final: {times(timing.ratio)} ({interval(timing.ratio_low, timing.ratio_high)})"
+    return {"y": 1 / timing.ratio, "text": f"{1 / timing.ratio:.3g}×", "tip": tip}
 
 
 # Lineage: where the leader came from
@@ -416,50 +410,24 @@ def _draw_importance(data: WorkloadOutcome, some: Population) -> Figure | None:
     )
 
 
-# Over time: what the sampler tried
+# Operators: who made the candidates as the search went on
 
 _PARTS, _COLOURS = 24, 8
 
 
-def _draw_choice(data: WorkloadOutcome, some: Population) -> Figure | None:
-    """The values of the structural choice that mattered most."""
-    varied = {p.name: p for p in some.parameters if p.structural and len(p.values) > 1}
-    name = next((name for name in data.important if name in varied), None)
-    if name is None:
-        return None
-    tried = [value_text(point.get(name)) for point in some.points]
-    return _draw_shares(
-        some,
-        tried,
-        name="choices",
-        title=f"{name} over time",
-        caption="The structural choice that mattered most. A value that spreads is one that the sampler found worth trying.",
-    )
-
-
 def _draw_operators(some: Population) -> Figure:
-    caption = "Who made the candidates as the search went on. The table says what came of them."
-    drawn = _draw_shares(some, some.operator.tolist(), name="operators", title="Operators over time", caption=caption)
-    return replace(drawn, wide=True)
-
-
-def _draw_shares(some: Population, tried: Sequence[str], *, name: str, title: str, caption: str) -> Figure:
-    """What share of the candidates each kind had, as the search went on. tried: the kind of each candidate."""
-    kinds = [kind for kind, _ in Counter(tried).most_common()]
-    if len(kinds) > _COLOURS:
-        kinds = [*kinds[: _COLOURS - 1], "others"]
-    members: dict[str, list[int]] = defaultdict(list)
-    for row, kind in enumerate(tried):
-        members[kind if kind in kinds else "others"].append(row)
+    """What share of the candidates each operator made."""
+    operators = [name for name, _ in Counter(some.operator.tolist()).most_common()]
     edges = np.linspace(0, len(some), min(_PARTS, len(some)) + 1)
     all_made = np.histogram(np.arange(len(some)), edges)[0]
     rows, keys = [], []
-    for place, kind in enumerate(kinds):
-        best = np.nanmax(some.speedup[members[kind]], initial=0.0)
-        keys.append(f"{kind}: {len(members[kind]):,} tried, best {f'{best:.3f}×' if best else '–'}")
-        made = np.histogram(members[kind], edges)[0]
+    for place, name in enumerate(operators):
+        members = some.operator == name
+        best = np.nanmax(some.speedup[members], initial=0.0)
+        keys.append(f"{name}: {members.sum():,} tried, best {f'{best:.3f}×' if best else '–'}")
+        made = np.histogram(np.flatnonzero(members), edges)[0]
         for part in np.flatnonzero(made).tolist():
-            tip = f"{kind}\n{made[part]} of {all_made[part]} candidates from #{some.order[int(np.ceil(edges[part]))]} on"
+            tip = f"{name}\n{made[part]} of {all_made[part]} candidates from #{some.order[int(np.ceil(edges[part]))]} on"
             rows.append({"x": edges[part], "x2": edges[part + 1], "made": int(made[part]), "place": place,
                          "key": keys[-1], "tip": tip})  # fmt: skip
     encoding = {
@@ -469,17 +437,18 @@ def _draw_shares(some: Population, tried: Sequence[str], *, name: str, title: st
         "order": {"field": "place"},
         "color": {
             "field": "key", "type": "nominal", "legend": {"title": None, "orient": "bottom", "columns": 1},
-            "scale": {"domain": keys, "range": [f"var(--s{place})" for place in range(_COLOURS)]},
+            "scale": {"domain": keys, "range": [f"var(--s{place % _COLOURS})" for place in range(len(keys))]},
         },
     }  # fmt: skip
     return Figure(
-        name=name,
-        title=title,
-        caption=caption,
+        name="operators",
+        title="Operators over time",
+        caption="Who made the candidates as the search went on. The table says what came of them.",
         alt="; ".join(keys) + ".",
         layers=[_layer(rows, "bar", encoding)],
         height=180 + 16 * len(keys),
         y_title="share of the candidates tried",
+        wide=True,
     )
 
 
@@ -522,7 +491,7 @@ def _draw_pair(some: Population, down: str, across: str) -> Figure:
     return Figure(
         name=f"pair-{_slug(down)}-{_slug(across)}",
         title=f"{down} ↓ {across} →",
-        caption="",
+        caption="The best speed-up with these two values. 0: none passed; empty: never tried; –: the parameter has no part.",
         alt=f"Best speed-up for {len(lines)} by {len(columns)} values, in {counted(len(rows), 'cell')} with candidates.",
         layers=[
             _layer(timed, "rect", {**place, "fillOpacity": shade}, color=_ACCENT, stroke=_PAPER, strokeWidth=2),

@@ -38,6 +38,7 @@ __all__ = ["LivePages", "is_own_host", "open_server", "server_url"]
 _LISTED_RUNS = 500
 _KEPT_PAGES = 6
 _REST = 10.0
+"""A page asks again after so many times what making it took, for the search needs the cores more."""
 _LEAST_WAIT_S, _MOST_WAIT_S, _IDLE_WAIT_S = 2.0, 60.0, 15.0
 _THREADS = 8
 _OPTUNA = ("/dashboard", "/api/", "/static/", "/csv/", "/favicon.ico")
@@ -94,8 +95,7 @@ class LivePages:
     """The pages of one database, as a WSGI application.
 
     named: the database as commands have to name it; None for the one that they take by themselves.
-    trials: Optuna's studies, and `optuna` the application that shows them; None without. rest: a page asks again after so
-    many times what making it took, for the search needs the cores more.
+    trials: Optuna's studies, and `optuna` the application that shows them; None without.
     """
 
     def __init__(
@@ -106,9 +106,8 @@ class LivePages:
         named: str | None = None,
         trials: TrialMirror | None = None,
         optuna: WSGIApplication | None = None,
-        rest: float = _REST,
     ) -> None:
-        self._db, self._host, self._named, self._rest = db, host, named, rest
+        self._db, self._host, self._named = db, host, named
         self._trials, self._optuna = trials, optuna
         self._making = threading.Lock()
         self._made = lru_cache(_KEPT_PAGES)(self._make)
@@ -158,7 +157,7 @@ class LivePages:
             state, running = self._state(name)
             text, cost_s = self._made(name, state)
         tag = f'"{hashlib.sha256(f"{name} {state}".encode()).hexdigest()[:24]}"'
-        wait_s = min(max(_LEAST_WAIT_S, self._rest * cost_s), _MOST_WAIT_S) if running else _IDLE_WAIT_S
+        wait_s = min(max(_LEAST_WAIT_S, _REST * cost_s), _MOST_WAIT_S) if running else _IDLE_WAIT_S
         response.set_header("ETag", tag)
         response.set_header("X-Wait-Seconds", f"{wait_s:.1f}")
         if request.get_header("If-None-Match") == tag:
@@ -169,14 +168,13 @@ class LivePages:
     def _state(self, name: str | None) -> tuple[str, bool]:
         """What changes whenever the page of a run, or of all runs, does; and whether a search goes on there."""
         with Store.open(self._db, write=False) as store, store.reading() as connection:
-            some = select(m.Run.id, m.Run.uid, m.Run.name, m.Run.updated, m.Run.status)
+            some = select(m.Run.id, m.Run.uid, m.Run.updated, m.Run.status)
             some = some if name is None else some.where(m.Run.id == resolve_run(connection, name))
             rows = connection.execute(some).all()
             dead = gone(store, connection, {row.id: row.status for row in rows})
         running = [row.id for row in rows if row.status == RunStatus.RUNNING.value and row.id not in dead]
         last = max((row.updated for row in rows), default=None)
-        studies = self._studies(rows[0].name) if name is not None else {}
-        return f"{[row.uid for row in rows]} {last} {running} {studies}", bool(running)
+        return f"{[row.uid for row in rows]} {last} {running}", bool(running)
 
     def _make(self, name: str | None, state: str) -> tuple[str, float]:
         """What stands in a frame, and the seconds that making it took. It is kept as long as the state is the same."""
@@ -186,15 +184,8 @@ class LivePages:
                 start = command_line(self._named, "search", "KERNEL")
                 text = render("index.html.j2", runs=list_runs(store), most=_LISTED_RUNS, place=str(store), start=start)
             else:
-                outcome = read_outcome(store, name, db=self._named)
-                text = render_body(outcome, live=True, studies=self._studies(outcome.run.name))
+                text = render_body(read_outcome(store, name, db=self._named), live=True)
         return text, time.monotonic() - began
-
-    def _studies(self, run: str) -> dict[str, str]:
-        """Where Optuna's dashboard shows the trials of a workload, by workload."""
-        if self._optuna is None or self._trials is None:
-            return {}
-        return {workload: f"/dashboard/studies/{key}" for workload, key in self._trials.study_ids(run).items()}
 
 
 def _asset(name: str) -> str:

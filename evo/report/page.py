@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -26,7 +25,7 @@ from evo.evaluation import within_noise
 from evo.report import sentences
 from evo.report.figures import DARK, LIGHT, Figure, change_text, draw_workload, gain_text
 from evo.report.sentences import run_headline, size
-from evo.report.text import clean, counted, duration, interval, micro, percent, short, times, value_text
+from evo.report.text import counted, duration, interval, micro, percent, short, times, value_text, visible
 
 __all__ = [
     "Section", "check_replaceable", "read_script", "read_style", "render", "render_body", "render_page", "sections",
@@ -71,7 +70,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         finalize=lambda value: (
-            value if isinstance(value, Markup) else clean(value) if isinstance(value, str) else value
+            value if isinstance(value, Markup) or not isinstance(value, str) else visible(value, lines=True)
         ),
     )
     environment.filters |= {
@@ -105,17 +104,10 @@ def read_script(name: str) -> str:
     return (_FOLDER / name).read_text(encoding="utf-8")
 
 
-def render_body(
-    data: RunOutcome,
-    drawn: list[Section] | None = None,
-    *,
-    live: bool = False,
-    studies: Mapping[str, str] | None = None,
-) -> str:
-    """What stands between the page's frame: also what a live page exchanges. studies: where Optuna's dashboard shows the
-    trials of a workload, by workload."""
+def render_body(data: RunOutcome, drawn: list[Section] | None = None, *, live: bool = False) -> str:
+    """What stands between the page's frame: also what a live page exchanges."""
     drawn = sections(data) if drawn is None else drawn
-    return render("report.html.j2", data=data, run=data.run, sections=drawn, live=live, studies=studies or {})
+    return render("report.html.j2", data=data, run=data.run, sections=drawn, live=live)
 
 
 def render_page(data: RunOutcome, drawn: list[Section] | None = None) -> str:
@@ -157,40 +149,36 @@ def check_replaceable(out: Path) -> None:
 
 def write_page(out: Path, page: str) -> None:
     """Raises UsageError where the file cannot be written."""
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        _write(out, page.encode("utf-8", "replace"))
-    except OSError as error:
-        raise UsageError(f"cannot write {out}: {error.strerror or error}") from error
+    _write(out, page.encode("utf-8", "replace"))
 
 
 def write_figures(folder: Path, drawn: list[Section]) -> list[Path]:
     """Every figure as SVG and as PNG, named apart where a run has several workloads.
 
-    Raises UsageError where the folder cannot be written.
+    Raises UsageError where a file cannot be written.
     """
     written = []
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for section in drawn:
-            for figure in section.figures.values():
-                name = f"{section.anchor}-{figure.name}" if len(drawn) > 1 else figure.name
-                written += [folder / f"{name}.svg", folder / f"{name}.png"]
-                _write(written[-2], figure.document().encode())
-                _write(written[-1], figure.png())
-    except OSError as error:
-        raise UsageError(f"cannot write the figures to {folder}: {error.strerror or error}") from error
+    for section in drawn:
+        for figure in section.figures.values():
+            name = f"{section.anchor}-{figure.name}" if len(drawn) > 1 else figure.name
+            for end, content in (("svg", figure.document().encode()), ("png", figure.png())):
+                written.append(folder / f"{name}.{end}")
+                _write(written[-1], content)
     return written
 
 
 def _write(out: Path, content: bytes) -> None:
-    if out.exists() and not out.is_file():  # a device or a pipe is written to, never replaced
-        out.write_bytes(content)
-        return
-    out = out.resolve()
-    part = out.with_name(f".{out.name}.{os.getpid()}")
     try:
-        part.write_bytes(content)
-        part.replace(out)
-    finally:
-        part.unlink(missing_ok=True)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        if out.exists() and not out.is_file():  # a device or a pipe is written to, never replaced
+            out.write_bytes(content)
+            return
+        out = out.resolve()
+        part = out.with_name(f".{out.name}.{os.getpid()}")
+        try:
+            part.write_bytes(content)
+            part.replace(out)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write {out}: {error.strerror or error}") from error

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from evo.analysis.candidates import TimingRecord
 from evo.analysis.importance import undersampled
 from evo.analysis.outcome import RunOutcome, WorkloadOutcome
 from evo.analysis.runs import RunSummary
@@ -104,33 +103,21 @@ def hardly_tried(data: WorkloadOutcome) -> str:
 
 
 def protocol_words(data: WorkloadOutcome) -> list[str]:
-    """How the figures of a workload came about, a sentence or two each."""
-    said = []
-    leader, timing = data.leader, data.timing
-    if leader is not None and leader.checks:
-        latest = max(c.round for c in leader.checks)
-        cases = [c for c in leader.checks if c.round == latest]
-        passed, where = sum(c.passed for c in cases), "the finals" if latest else "the search"
+    """How the figures of a workload came about, a sentence each."""
+    if data.leader is None or data.timing is None:
+        return []
+    latest = max((c.round for c in data.leader.checks), default=0)
+    cases = [c for c in data.leader.checks if c.round == latest]
+    passed, where = sum(c.passed for c in cases), "the finals" if latest else "the search"
+    said = [f"Right first: the leader passed {passed} of {counted(len(cases), 'gate case')} in {where}."]
+    first = [t for t in data.leader.timings if t.round == 0 and t.protocol != "hot"][:1]
+    for t in (*first, *([data.timing] if data.timing.stage == "final" else [])):
         said.append(
-            f"Right first: the leader passed {passed} of {counted(len(cases), 'gate case')} in {where}, against a float64"
-            " reference, with an error of at most twice PyTorch's own plus rounding."
-        )
-    search = next((t for t in (leader.timings if leader else ()) if t.round == 0 and t.protocol != "hot"), None)
-    if search is not None:
-        said.append(f"In the search: {_race_words(search)}")
-    if timing is not None and timing.stage == "final":
-        said.append(
-            f"In the finals: {_race_words(timing)} The finalists were gated again on other data and raced in a fresh"
-            " process; the fastest ran once more, in another, beside the baselines and a second copy of itself."
+            f"In the {'finals' if t.stage == 'final' else 'search'}: protocol “{t.protocol}” with cold"
+            f" caches, {counted(len(t.samples_us), 'round')}, {counted(t.calls_per_sample, 'call')} a sample over"
+            f" {counted(t.sets, 'set')} of buffers."
         )
     return said
-
-
-def _race_words(t: TimingRecord) -> str:
-    return (
-        f"protocol “{t.protocol}” with cold caches, {counted(len(t.samples_us), 'round')} with the contenders taking turns,"
-        f" {counted(t.calls_per_sample, 'call')} a sample over {counted(t.sets, 'set')} of buffers."
-    )
 
 
 _SETUP = (

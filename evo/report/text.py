@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["clean", "counted", "duration", "interval", "micro", "percent", "short", "times", "value_text"]
-
-_PICTURES = 0x2400
-"""Unicode's pictures of the control characters begin here."""
-_KEPT = "\n\t"
-# Characters that turn the direction of text around, or that are not visible, could make a name look like another.
-_HIDDEN = re.compile("[\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb]")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+__all__ = ["counted", "duration", "interval", "micro", "percent", "short", "times", "value_text", "visible"]
 
 
-def clean(text: object) -> str:
-    """`text` without a character that could not be seen, or that HTML and XML do not allow: a picture stands for it."""
-    return _HIDDEN.sub("\N{REPLACEMENT CHARACTER}", _CONTROL.sub(_picture, str(text)))
+def visible(text: str, *, lines: bool = False) -> str:
+    """`text` with every character that does not print (control characters, changes of direction) as its escape. lines:
+    but line ends and tabs as they are."""
 
+    def shown(found: re.Match[str]) -> str:
+        if found[0].isprintable() or (lines and found[0] in "\n\t"):
+            return found[0]
+        return found[0].encode("unicode_escape", "surrogatepass").decode("ascii")
 
-def _picture(found: re.Match[str]) -> str:
-    code = ord(found[0])
-    if code < 0x20:
-        return chr(_PICTURES + code)
-    return "\N{SYMBOL FOR DELETE}" if code == 0x7F else "\N{REPLACEMENT CHARACTER}"
+    return re.sub("[^ -~]", shown, text)
 
 
 def times(ratio: float | None) -> str:

@@ -27,7 +27,7 @@ from evo.lineage.models import ORDERS_PER_RUN, key_range, public_id
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.space import Space
-from evo.report.text import clean
+from evo.report.text import visible
 
 if TYPE_CHECKING:
     from optuna.distributions import CategoricalDistribution
@@ -94,11 +94,6 @@ class TrialMirror:
         """From now on the run's trials are kept up to date, too."""
         self._wanted.add(run)
 
-    def study_ids(self, run: str) -> dict[str, int]:
-        """Of a run's studies that are there, by workload."""
-        before, known = study_name(run, ""), self.storage.get_all_studies()
-        return {s.study_name.removeprefix(before): s._study_id for s in known if s.study_name.startswith(before)}
-
     def _work(self) -> None:
         while not self._stopping.is_set():
             try:
@@ -154,17 +149,17 @@ class TrialMirror:
         """Its key. A study of another run that had the name is replaced."""
         import optuna
 
-        known = self.study_ids(run.name).get(task.workload)
-        if known is not None:
-            if self.storage.get_study_user_attrs(known).get("run_uid") == uid:
-                return known
-            self.storage.delete_study(known)
         name = study_name(run.name, task.workload)
+        for known in self.storage.get_all_studies():
+            if known.study_name == name and known.user_attrs.get("run_uid") == uid:
+                return known._study_id
+            if known.study_name == name:
+                self.storage.delete_study(known._study_id)
         study = optuna.create_study(study_name=name, storage=self.storage, direction="minimize")
         study.set_metric_names(["time over the reference's"])
         facts = {
-            "run_uid": uid, "run": run.name, "workload": task.workload, "kernel": clean(run.kernel),
-            "device": clean(run.device), "sampler": run.sampler, "seed": run.seed,
+            "run_uid": uid, "run": run.name, "workload": task.workload, "kernel": visible(run.kernel),
+            "device": visible(run.device), "sampler": run.sampler, "seed": run.seed,
         }  # fmt: skip
         for fact, value in facts.items():
             study.set_user_attr(fact, value)
@@ -180,14 +175,14 @@ def _choices(space: Space | None) -> dict[str, CategoricalDistribution]:
     """By parameter; none where the kernel is not known any more."""
     from optuna.distributions import CategoricalDistribution
 
-    return {clean(p.name): CategoricalDistribution(p.values) for p in (space.parameters if space else ())}
+    return {visible(p.name): CategoricalDistribution(p.values) for p in (space.parameters if space else ())}
 
 
 def _trial(row: Any, about: dict[str, Any], choices: dict[str, CategoricalDistribution]) -> FrozenTrial:
     """A value that a study's parameter does not have, as of a kernel that has changed, is told under `elsewhere`."""
     from optuna.trial import TrialState, create_trial
 
-    named = {clean(name): value for name, value in Genome.from_json(row.genome).items}
+    named = {visible(name): value for name, value in Genome.from_json(row.genome).items}
     fitting = {n: v for n, v in named.items() if n in choices and v in choices[n].choices}
     passed = row.status in PASSED and row.score is not None
     trial = create_trial(
@@ -197,7 +192,7 @@ def _trial(row: Any, about: dict[str, Any], choices: dict[str, CategoricalDistri
         distributions={n: choices[n] for n in fitting},
         user_attrs={
             **about,
-            "operator": clean(row.operator),
+            "operator": visible(row.operator),
             "status": row.status,
             **({"speedup": round(1 / row.score, 4)} if passed else {}),
             **({"elsewhere": {n: v for n, v in named.items() if n not in fitting}} if fitting != named else {}),

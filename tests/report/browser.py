@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import pytest
 
 PHONE, DESKTOP = (390, 844), (1440, 900)
-_OWN = frozenset({"", "file", "data", "about", "blob"})
+_OWN = frozenset({"", "file", "data", "about", "blob", "chrome"})
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,30 +18,21 @@ from evo.evaluation import (
     Status,
     Timing,
 )
-from evo.lineage import Environment, RunSpec, RunStatus, Stage, StoredRun
+from evo.lineage import RunSpec, RunStatus, Stage, StoredRun
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload, load_kernel
 from evo.problem.space import Space, Value
 from evo.search.samplers import find_sampler
 from evo.targets import find_target
+from tests.lineage import samples as s
 
 ARCH = "sm_90"
 WORKLOADS = ("rows=4096,cols=4096,dtype=float16", "rows=4096,cols=1024,dtype=float32")
 HOSTILE = "<script>alert(1)</script>\x1b[31m\x00\u202e"
 
-ENVIRONMENT = Environment(
-    device="NVIDIA H200",
-    arch=ARCH,
-    driver="580.1",
-    cuda="13.0",
-    nvrtc="13.0.48",
-    compiler="nvrtc 13.0",
-    torch="2.11.0",
-    python="3.12.1",
-    evo="0.1.0",
-    details={"clocks": {"sm_max_mhz": 1980, "memory_max_mhz": 3201}, "power_limit_w": 700},
-)
+ENVIRONMENT = replace(s.ENVIRONMENT, device="NVIDIA H200", arch=ARCH)
+PASSED = Check(case="normal", passed=True, error=1e-7, allowed=1e-5, torch_error=2e-7, seed=3)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,33 +144,26 @@ class Landscape:
             self.scores[order] = evaluation.score
 
     def _evaluate(self, genome: Genome, workload: Workload) -> Evaluation:
-        status = self._status(genome)
-        if status is Status.COMPILE_ERROR:
-            build = Build(status=status, arch=ARCH, compiler="nvrtc", source_digest="", log=self._plan.log)
-            return Evaluation(status=status, build=build)
-        code = genome.digest.encode()
+        status, code = self._status(genome), genome.digest.encode()
+        built = status is not Status.COMPILE_ERROR
+        binary = Binary(code=code, code_hash=hashlib.sha256(code).hexdigest(), registers=64, spill_bytes=0)
         build = Build(
-            status=Status.OK,
+            status=Status.OK if built else status,
             arch=ARCH,
             compiler="nvrtc 13.0",
             source_digest=genome.digest,
-            binary=Binary(code=code, code_hash=hashlib.sha256(code).hexdigest(), registers=64, spill_bytes=0),
+            binary=binary if built else None,
+            log="" if built else self._plan.log,
         )
-        if status is Status.WRONG:
-            check = Check(case="large means", passed=False, error=1.0, allowed=0.1, reason=self._plan.log, seed=3)
-            return Evaluation(status=status, build=build, checks=(check,), seconds=0.01)
         if status is not Status.OK:
-            return Evaluation(status=status, build=build, log=f"{status}: it is gone", seconds=0.4)
-        ratio = 0.45
-        for item in genome.items:
-            ratio *= self._factors.get(item, 1.0)
+            wrong = Check(case="large means", passed=False, error=1.0, allowed=0.1, reason=self._plan.log, seed=3)
+            checks = (wrong,) if status is Status.WRONG else ()
+            return Evaluation(status=status, build=build, checks=checks, log="" if checks or not built else "it is gone")
+        ratio = 0.45 * math.prod(self._factors.get(item, 1.0) for item in genome.items)
         ratio *= 1 + 0.004 * self._rng.gauss(0, 1)
-        check = Check(case="normal", passed=True, error=1e-7, allowed=1e-5, torch_error=2e-7, seed=3)
         spoilt = float(self._rng.random() < self._plan.disturbed)
         timings = (timing(workload, ratio, rounds=6, disturbed=spoilt),)
-        return Evaluation(
-            status=status, build=build, checks=(check,), timings=timings, seconds=0.024, gate_seconds=0.004
-        )
+        return Evaluation(status=status, build=build, checks=(PASSED,), timings=timings, seconds=0.024, gate_seconds=0.004)
 
     def _status(self, genome: Genome) -> Status:
         draw = int(genome.digest[:8], 16) % 1000
@@ -219,14 +204,13 @@ def timing(
 
 def _hold_finals(store: Store, run: StoredRun, task: int, workload: Workload, search: Landscape, plan: Plan) -> None:
     best = sorted(search.scores, key=lambda order: search.scores[order])[:3]
-    check = Check(case="normal", passed=True, error=1e-7, allowed=1e-5, torch_error=2e-7, seed=3)
     ratio = search.scores[best[0]] * plan.confirmed
     for order in best:
         timings = [timing(workload, search.scores[order] * 1.01, protocol="final")]
         if order == best[0]:
             raced = replace(timings[0], contender=FINALIST)
             timings = [timing(workload, ratio, protocol="final"), raced]
-        measurement = Evaluation(status=Status.OK, checks=(check,), timings=tuple(timings))
+        measurement = Evaluation(status=Status.OK, checks=(PASSED,), timings=tuple(timings))
         store.add_final(run, order, measurement, elapsed_s=run.elapsed_s)
     beside = [
         timing(workload, 1.0, contender="torch", protocol="final"),

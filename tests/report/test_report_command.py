@@ -20,7 +20,7 @@ def evo(*words: str | Path) -> int:
     return run([str(w) for w in words])
 
 
-def test_a_report_is_one_file_and_can_be_written_again(
+def test_a_report_is_one_file_and_can_be_written_again_or_where_no_file_is(
     database: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "new" / "report.html"
@@ -31,6 +31,8 @@ def test_a_report_is_one_file_and_can_be_written_again(
     assert said["bytes"] == out.stat().st_size
     assert "the speed of PyTorch" in said["headline"]
     assert [p.name for p in out.parent.iterdir()] == ["report.html"]
+    assert evo("report", "single", "--db", database, "--out", "/dev/null") == 0
+    assert Path("/dev/null").is_char_device()
 
 
 def commands_of(page: Path) -> list[str]:
@@ -42,22 +44,22 @@ def test_every_command_of_a_report_names_its_database_unless_that_is_the_one_tak
 ) -> None:
     there, out = tmp_path / "it's mine.db", tmp_path / "report.html"
     shutil.copy(database, there)
-    assert evo("report", "one", "--db", there, "--out", out) == 0
+    assert evo("report", "single", "--db", there, "--out", out) == 0
     named = commands_of(out)
     assert "--builders 8" in named[0], "16 in flight"
     assert [shlex.split(c)[1] for c in named] == ["search", "check", "show", "export"]
     assert all(shlex.split(c)[-2:] == ["--db", str(there)] for c in named)
 
     monkeypatch.setenv("EVO_DB", str(there))
-    assert evo("report", "one", "--out", out) == 0
+    assert evo("report", "single", "--out", out) == 0
     assert commands_of(out) == named, "a report is read where EVO_DB is another"
     (tmp_path / "runs").mkdir()
     shutil.copy(database, tmp_path / "runs" / "lineage.db")
     monkeypatch.chdir(tmp_path)
-    assert evo("report", "one", "--db", "runs/lineage.db", "--out", out) == 0
+    assert evo("report", "single", "--db", "runs/lineage.db", "--out", out) == 0
     assert all(c.endswith(" --db runs/lineage.db") for c in commands_of(out)), "EVO_DB names another"
     monkeypatch.delenv("EVO_DB")
-    assert evo("report", "one", "--out", out) == 0
+    assert evo("report", "single", "--out", out) == 0
     assert not any("--db" in c for c in commands_of(out))
 
 
@@ -84,11 +86,6 @@ def test_what_is_not_a_report_is_not_replaced(
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 2
     assert all("is not a report of evo's" in line for line in said)
-
-
-def test_a_report_can_go_where_no_file_is(database: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert evo("report", "single", "--db", database, "--out", "/dev/null") == 0
-    assert Path("/dev/null").is_char_device()
 
 
 @pytest.mark.parametrize(
