@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from uuid import uuid4
 
 import torch
 
@@ -179,16 +180,12 @@ class CpuSession:
 def _write_library(code: bytes) -> Path:
     """A temporary file for the dynamic linker, which takes a path it knows for the library it knows: each needs a
     name of its own."""
-    path = None
+    path = Path(tempfile.gettempdir()) / f"evo-{uuid4().hex}.so"
     try:
-        handle, name = tempfile.mkstemp(prefix="evo-", suffix=".so")
-        path = Path(name)
-        with os.fdopen(handle, "wb") as file:
-            file.write(code)
+        path.write_bytes(code)
     except OSError as error:
-        if path is not None:
-            path.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
         raise DeviceError(
-            f"cannot write a temporary file in {tempfile.tempdir} ({error.strerror}): free space or set TMPDIR"
+            f"cannot write a temporary file in {path.parent} ({error.strerror}): free space or set TMPDIR"
         ) from error
     return path

@@ -63,7 +63,7 @@ def test_a_format_of_whole_runs_refuses_winners(name: str, tmp_path: Path) -> No
     assert not listing(tmp_path)
 
 
-def test_the_files_that_are_named_are_those_that_are_written(
+def test_the_files_that_are_named_are_those_that_are_written_and_the_source_is_among_them(
     exporter: Exporter, request_to_export: ExportRequest
 ) -> None:
     written = exporter.export(request_to_export)
@@ -71,10 +71,6 @@ def test_the_files_that_are_named_are_those_that_are_written(
     assert written
     assert sorted(written) == sorted(p for p in out.rglob("*") if p.is_file())
     assert [p.name for p in out.parent.iterdir()] == [out.name]
-
-
-def test_the_source_is_among_what_is_exported(exporter: Exporter, request_to_export: ExportRequest) -> None:
-    written = exporter.export(request_to_export)
     entry = f"{KERNEL.entry}(".encode()
     assert any(entry in p.read_bytes() for p in written if not p.name.endswith((".so", ".cubin")))
 

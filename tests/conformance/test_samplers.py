@@ -64,12 +64,6 @@ def test_a_small_space_is_proposed_whole_and_then_exhausted(make: SamplerFactory
             sampler.ask(13)
 
 
-def test_a_space_of_one_point_is_exhausted_after_it(make: SamplerFactory) -> None:
-    space = Space(parameters=(Ordinal(name="a", values=(1,)), Ordinal(name="b", values=(2,))))
-    proposals, _ = play(make(space, 0, {}), lambda g: 1.0, 10)
-    assert [p.genome for p in proposals] == [Genome.of({"a": 1, "b": 2})]
-
-
 def test_another_seed_gives_other_proposals(make: SamplerFactory) -> None:
     first, _ = play(make(tiled_space(), 3, {}), outcome, 40)
     other, _ = play(make(tiled_space(), 4, {}), outcome, 40)

@@ -38,12 +38,8 @@ def built(target: Target, folder: Path, text: str | None = None) -> Binary:
     return target.compile(source_of(target, text), ARCHES[target.name], folder)
 
 
-def test_a_target_is_found_by_its_file_and_says_the_same_name(target: Target) -> None:
+def test_a_target_is_found_by_its_file_and_templates_are_named_after_it_and_its_language(target: Target) -> None:
     assert target is find_target(target.name)
-    assert target.language.isalnum()
-
-
-def test_templates_are_named_after_target_and_language(target: Target) -> None:
     kernels = [k for k in map(load_kernel, kernel_names()) if target.name in k.targets]
     assert kernels
     for kernel in kernels:
