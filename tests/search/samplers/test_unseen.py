@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from spaces import tight_space, tiny_space
 
 from evo.problem.genome import Genome
@@ -33,7 +34,8 @@ def test_what_others_proposed_is_not_drawn() -> None:
     assert drain(unseen, random.Random(0)) == [points[12]]
 
 
-def test_a_large_space_with_few_legal_points_is_walked_from_point_to_point() -> None:
+def test_a_large_space_with_few_legal_points_is_walked_from_point_to_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evo.search.samplers._points._RANDOM_ATTEMPTS", 32)  # each is 5,000 draws in vain
     # Too large to enumerate. A staircase of single steps: (0, 0), (1, 0), (1, 1), (2, 1), ...
     chain = Constraint(
         name="chain",
