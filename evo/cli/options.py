@@ -60,7 +60,7 @@ Db = Annotated[
     typer.Option("--db", envvar="EVO_DB", help="Lineage database: a file or a URL.", show_default=DEFAULT_DB),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document for programs.")]
-CandidateName = Annotated[str, typer.Argument(help="A candidate's identifier, or a unique beginning of it.")]
+CandidateName = Annotated[str, typer.Argument(help="A candidate's identifier or its beginning, or a run for its winner.")]
 RunName = Annotated[str, typer.Argument(help="A run's name, a unique beginning of it, or 'latest'.")]
 Seed = Annotated[
     int | None, typer.Option("--seed", help="Draws the data; random if left out.", callback=check_seed)
