@@ -18,11 +18,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 
 import psutil
 
-from evo.lineage import StoredEvaluation
+from evo.lineage import RunSpec, StoredEvaluation
 from evo.lineage.store import Store
 from evo.problem.kernel import load_kernel
 from evo.search.samplers import find_sampler
@@ -43,13 +44,14 @@ def main() -> None:
         path = Path(folder) / "lineage.db"
         known: dict[int, str] = {}
         for kill in range(1, arguments.kills + 1):
-            died_s = _run_and_kill(path, arguments, first=kill == 1, after_s=moments.uniform(4, 12))
+            after_s = moments.uniform(0, 8)
+            _run_and_kill(path, arguments, known=len(known), first=kill == 1, after_s=after_s)
             integrity = sqlite3.connect(path).execute("PRAGMA integrity_check").fetchone()[0]
             with Store.open(path, write=False) as store:
                 found = store.evaluations(store.run(RUN))
             now = {e.candidate.order: _identity(e) for e in found}
             lost = [o for o, identity in known.items() if now.get(o) != identity]
-            print(f"kill {kill:2}: after {died_s:4.1f} s, {len(now):4} evaluations, integrity {integrity}, lost {len(lost)}")
+            print(f"kill {kill:2}: after {after_s:4.1f} s, {len(now):4} recorded, integrity {integrity}, lost {len(lost)}")
             assert integrity == "ok"
             assert not lost
             assert len(now) == len(found), "an order is doubled"
@@ -60,7 +62,7 @@ def main() -> None:
             evaluations = store.evaluations(run)
         orders = [e.candidate.order for e in evaluations]
         assert orders == list(range(len(orders))), "an order is missing or doubled"
-        differing = _replay(run.spec.seed, run.spec.max_in_flight, run.spec.sampler, evaluations)
+        differing = _replay(run.spec, evaluations)
         print(f"{len(evaluations)} evaluations, none missing or doubled; replayed proposals that differ: {differing}")
         assert differing == 0
 
@@ -69,14 +71,15 @@ def _command(verb: str, subject: str, path: Path, *more: str) -> list[str]:
     return [sys.executable, "-m", "evo", verb, subject, "--db", str(path), *more]
 
 
-def _run_and_kill(path: Path, arguments: argparse.Namespace, *, first: bool, after_s: float) -> float:
+def _run_and_kill(path: Path, arguments: argparse.Namespace, *, known: int, first: bool, after_s: float) -> None:
+    """Kills the search `after_s` seconds after it has recorded more than the `known` evaluations."""
     if first:
         more = ["--target", arguments.target, "--workload", arguments.workload, "--seed", "1", "--name", RUN]
         command = _command("search", "layernorm", path, *more, "--budget", "1h")
     else:
         command = _command("resume", RUN, path)
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    while not path.exists() and process.poll() is None:  # a busy machine takes its time until the first kill
+    while _recorded(path) <= known and process.poll() is None:
         time.sleep(0.1)
     time.sleep(after_s)
     if process.poll() is not None:
@@ -86,7 +89,16 @@ def _run_and_kill(path: Path, arguments: argparse.Namespace, *, first: bool, aft
     process.wait()
     _, alive = psutil.wait_procs(children, timeout=30)
     assert not alive, f"workers outlive their search: {alive}"
-    return after_s
+
+
+def _recorded(path: Path) -> int:
+    if not path.exists():
+        return 0
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+        try:
+            return int(connection.execute("SELECT count(*) FROM candidate").fetchone()[0])
+        except sqlite3.OperationalError:  # no tables yet
+            return 0
 
 
 def _identity(e: StoredEvaluation) -> str:
@@ -94,17 +106,16 @@ def _identity(e: StoredEvaluation) -> str:
     return f"{e.public_id} {e.candidate.proposal.genome.digest} {e.evaluation.status} {times}"
 
 
-def _replay(seed: int, window: int, sampler: str, evaluations: list[StoredEvaluation]) -> int:
+def _replay(spec: RunSpec, evaluations: list[StoredEvaluation]) -> int:
     """How many recorded proposals a fresh sampler would not have made from the recorded measurements."""
     first = evaluations[0].candidate
-    kernel = load_kernel("layernorm")
-    space = kernel.space("cpu", first.workload, find_target("cpu").limits("native"))
-    made = find_sampler(sampler)(space, seed, {})
+    space = load_kernel(spec.kernel).space(spec.target, first.workload, find_target(spec.target).limits(spec.arch))
+    made = find_sampler(spec.sampler)(space, spec.seed, {})
     differing, told_codes = 0, dict[str, int]()
     scores = {e.candidate.order: e.evaluation.score for e in evaluations}
     for order, e in enumerate(evaluations):
-        if order >= window:
-            _tell(made, evaluations[order - window], told_codes, scores)
+        if order >= spec.max_in_flight:
+            _tell(made, evaluations[order - spec.max_in_flight], told_codes, scores)
         proposal = made.ask(order)
         differing += (proposal.genome, proposal.parents) != (e.candidate.proposal.genome, e.candidate.proposal.parents)
     return differing

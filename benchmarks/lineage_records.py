@@ -118,18 +118,7 @@ class Search:
         if luck < 0.08:
             return Evaluation(status=Status.TIMEOUT, build=build, log="the gate took longer than 0.3 s", seconds=0.4)
         wrong = luck < 0.15
-        checks = tuple(
-            Check(
-                case=f"normal {67 + i}x8192 weight=False",
-                passed=not (wrong and i == _CHECKS - 1),
-                error=rng.random() * 1e-6,
-                allowed=2.5e-6,
-                torch_error=1.25e-6,
-                reason="error 3.1e-05 is above the 2.5e-06 allowed" if wrong and i == _CHECKS - 1 else "",
-                seed=self.run.spec.seed,
-            )
-            for i in range(_CHECKS)
-        )
+        checks = self._checks(wrong)
         if wrong:
             return Evaluation(status=Status.WRONG, build=build, checks=checks, seconds=0.01, gate_seconds=0.01)
         ratio = 0.6 + 40 / (order + 60) + abs(rng.gauss(0, 0.15))
@@ -145,6 +134,20 @@ class Search:
             seconds=0.12,
             gate_seconds=0.01,
             timing_seconds=0.1,
+        )
+
+    def _checks(self, wrong: bool = False) -> tuple[Check, ...]:
+        return tuple(
+            Check(
+                case=f"normal {67 + i}x8192 weight=False",
+                passed=not (wrong and i == _CHECKS - 1),
+                error=self.rng.random() * 1e-6,
+                allowed=2.5e-6,
+                torch_error=1.25e-6,
+                reason="error 3.1e-05 is above the 2.5e-06 allowed" if wrong and i == _CHECKS - 1 else "",
+                seed=self.run.spec.seed,
+            )
+            for i in range(_CHECKS)
         )
 
     def _remember(self, ratio: float, order: int, task: int) -> None:
@@ -202,4 +205,4 @@ class Search:
             for ratio, order in elite[:8]:
                 raced = (("candidate", ratio * 1.01), ("torch", 1.0))
                 timings = tuple(self._timing(task, name, value, "final") for name, value in raced)
-                yield task, order, Evaluation(status=Status.OK, timings=timings, seconds=2.0)
+                yield task, order, Evaluation(status=Status.OK, checks=self._checks(), timings=timings, seconds=2.0)
