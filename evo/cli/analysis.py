@@ -13,15 +13,7 @@ from evo.analysis.importance import Importance, TriedValue, read_importance, und
 from evo.analysis.operators import OperatorCredit, read_operators
 from evo.analysis.pareto import AXES, Nondominated, read_pareto
 from evo.cli.options import DEFAULT_DB, Db, Json, RunName, answer, command_line
-from evo.cli.tables import (
-    Terminal,
-    count,
-    factor,
-    figure,
-    marked,
-    share,
-    short_id,
-)
+from evo.cli.tables import Terminal, count, factor, figure, marked, share, short_id
 from evo.errors import UsageError
 from evo.lineage import LATEST
 from evo.lineage.store import Store

@@ -11,17 +11,7 @@ from typing import Annotated
 import typer
 
 from evo.analysis.best import find_best
-from evo.cli.options import (
-    DEFAULT_DB,
-    Db,
-    Json,
-    Seed,
-    TargetName,
-    draw_seed,
-    make_console,
-    parse_legal,
-    print_json,
-)
+from evo.cli.options import DEFAULT_DB, Db, Json, Seed, TargetName, draw_seed, make_console, parse_legal, print_json
 from evo.cli.recorded import is_of
 from evo.cli.search import KernelContext, choose_arch, load_context
 from evo.cli.tables import Terminal, short_id, time_cells, timing_record

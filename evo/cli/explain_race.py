@@ -13,16 +13,7 @@ from evo.analysis.candidates import CandidateRecord
 from evo.analysis.explanation import EditCredit, Explanation
 from evo.cli.recorded import task_of
 from evo.cli.search import worker_settings
-from evo.cli.tables import (
-    Terminal,
-    change_text,
-    count,
-    factor,
-    figure,
-    interval,
-    marked,
-    timing_record,
-)
+from evo.cli.tables import Terminal, change_text, count, factor, figure, interval, marked, timing_record
 from evo.errors import UsageError
 from evo.evaluation import Timing
 from evo.problem.genome import Genome

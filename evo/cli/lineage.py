@@ -29,18 +29,7 @@ from evo.cli.options import (
     print_json,
 )
 from evo.cli.recorded import find_candidate
-from evo.cli.tables import (
-    Terminal,
-    change_text,
-    count,
-    factor,
-    figure,
-    interval,
-    marked,
-    short_id,
-    speedup,
-    visible,
-)
+from evo.cli.tables import Terminal, change_text, count, factor, figure, interval, marked, short_id, speedup, visible
 from evo.errors import UsageError
 from evo.lineage.store import Store
 from evo.problem.kernel import Workload

@@ -118,33 +118,20 @@ def worker_settings(target: str, db: str) -> RunSettings:
     return RunSettings(cache_dir=cache_dir(db), builders=default_builders(find_target(target)))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Output:
-    """How a search is shown and where its winners go.
-
-    started: when the command began, as time.time(). resumed: the run had begun before.
-    """
-
-    json: bool
-    export: Path | None
-    db: str
-    started: float
-    resumed: bool = False
-
-
 def search(
+    context: typer.Context,
     kernel: Annotated[str, typer.Argument(help="A kernel's name, its folder, or a job file (.toml).")],
     target: TargetName = None,
     arch: Annotated[str | None, typer.Option(help="Architecture, e.g. sm_89; the device's own if left out.")] = None,
-    workload: Annotated[
-        list[str] | None, typer.Option(help="e.g. rows=4096,cols=8192,dtype=float16; repeat for more.")
+    workloads: Annotated[
+        list[str] | None, typer.Option("--workload", help="e.g. rows=4096,cols=8192,dtype=float16; repeat for more.")
     ] = None,
     budget: Annotated[str | None, typer.Option(help="Time for search and finals: 60s, 10m, 2h.")] = None,
     evaluations: Annotated[int | None, typer.Option(help="Stop after so many candidates.")] = None,
     patience: Annotated[int | None, typer.Option(help="Stop after so many candidates without a better one.")] = None,
     sampler: Annotated[str | None, typer.Option(help="evolution, tpe or random.")] = None,
-    sampler_option: Annotated[
-        list[str] | None, typer.Option(help="An option of the sampler: NAME=VALUE; repeat for more.")
+    sampler_options: Annotated[
+        list[str] | None, typer.Option("--sampler-option", help="An option of the sampler: NAME=VALUE; repeat for more.")
     ] = None,
     seed: Annotated[
         int | None,
@@ -163,36 +150,21 @@ def search(
     json: Json = False,
 ) -> None:
     """Search for faster variants of a kernel."""
-    output = _Output(json=json, export=export, db=db, started=_process_started())
     job: dict[str, Any] = read_job(Path(kernel)) if kernel.endswith(".toml") else {"kernel": kernel}
-    given: dict[str, Any] = {
-        "target": target,
-        "arch": arch,
-        "workloads": workload,
-        "budget": budget,
-        "evaluations": evaluations,
-        "patience": patience,
-        "sampler": sampler,
-        "seed": seed,
-        "name": name,
-        "fix": fix,
-        "start": start,
-        "builders": builders,
-        "finalists": finalists,
-    }
-    job |= {k: v for k, v in given.items() if v is not None}
-    job["sampler_options"] = {**job.get("sampler_options", {}), **_parse_sampler_options(sampler_option or ())}
-    context = load_context(job["kernel"], job.get("target"), job.get("arch"), db)
-    named = {k: job[k] for k in ("builders", "finalists") if job.get(k) is not None}
-    context = replace(context, workers=replace(context.workers, **named))
-    spec = _configure(job, context, db)
+    options = {**job.get("sampler_options", {}), **_parse_sampler_options(sampler_options or ())}
+    job |= {k: v for k, v in context.params.items() if k in _JOB_KEYS and k != "kernel" and v not in (None, ())}
+    job["sampler_options"] = options
+    found = load_context(job["kernel"], job.get("target"), job.get("arch"), db)
+    named = {k: job[k] for k in ("builders", "finalists") if k in job}
+    found = replace(found, workers=replace(found.workers, **named))
+    spec = _configure(job, found, db)
     if export is not None:
         check_replaceable(export, "module")  # before the budget is spent
-    with context.open_executor() as executor, Store.open(db, write=True) as store:
+    with found.open_executor() as executor, Store.open(db, write=True) as store:
         environment = describe_environment(find_target(spec.target))
         check_default(executor, spec)
         run = store.create_run(spec, environment)
-        _carry_out(store, run, executor, context.workers.finalists, output)
+        _carry_out(store, run, executor, found.workers.finalists, json=json, export=export, db=db)
 
 
 def resume(
@@ -204,7 +176,6 @@ def resume(
     json: Json = False,
 ) -> None:
     """Continue a search that was interrupted."""
-    output = _Output(json=json, export=export, db=db, started=_process_started(), resumed=True)
     if export is not None:
         check_replaceable(export, "module")  # before the budget is spent
     with Store.open(db, write=True) as store:
@@ -224,7 +195,7 @@ def resume(
             stored = store.run(stored.name)
         workers = worker_settings(stored.spec.target, db)
         with open_executor(stored.spec.target, workers) as executor:
-            _carry_out(store, stored, executor, workers.finalists, output)
+            _carry_out(store, stored, executor, workers.finalists, json=json, export=export, db=db, resumed=True)
 
 
 def _check_larger(budget: Budget, run: StoredRun) -> None:
@@ -390,13 +361,24 @@ _JOB_KEYS: dict[str, tuple[Callable[[object], bool], str]] = {
 }
 
 
-def _carry_out(store: Store, run: StoredRun, executor: Executor, finalists: int, output: _Output) -> None:
+def _carry_out(
+    store: Store,
+    run: StoredRun,
+    executor: Executor,
+    finalists: int,
+    *,
+    json: bool,
+    export: Path | None,
+    db: str,
+    resumed: bool = False,
+) -> None:
+    """Searches, shows how it goes and what was found, and exports the winners. resumed: the run had begun before."""
     console = make_console()
     kept = find_run(store, run.name).evaluations
-    if output.resumed and not output.json:
+    if resumed and not json:
         searched = format_duration(run.elapsed_s)
         console.say(f"run {run.name} is resumed: {count(kept, 'candidate')} and {searched} of searching are kept")
-    with _screen(console, run, output.json) as screen:
+    with _screen(console, run, json) as screen:
         screen.say(f"run {run.name}: {run.spec.kernel} on {run.environment.device}, seed {run.spec.seed}; starting …")
         try:
             with _signals() as (connect, disconnect):
@@ -407,20 +389,20 @@ def _carry_out(store: Store, run: StoredRun, executor: Executor, finalists: int,
         except KeyboardInterrupt:
             interrupted = True
     if interrupted:
-        command = command_line(output.db, "resume", run.name)
+        command = command_line(db, "resume", run.name)
         typer.echo(f"evo: interrupted; everything finished is stored. Continue with: {command}", err=True)
         raise typer.Exit(130)
-    before = {"candidates": kept, "search_s": round(run.elapsed_s, 2)} if output.resumed else None
+    before = {"candidates": kept, "search_s": round(run.elapsed_s, 2)} if resumed else None
     found = recorded_finals(outcome, store)
-    record = outcome_record(outcome, found, output.started, store, before)
-    if output.export is not None and outcome.has_winner:
+    record = outcome_record(outcome, found, _process_started(), store, before)
+    if export is not None and outcome.has_winner:
         from evo.cli.export import export_run
 
-        record["export"] = [str(p) for p in export_run(store, run.name, "module", output.export, output.db)]
-    if output.json:
+        record["export"] = [str(p) for p in export_run(store, run.name, "module", export, db)]
+    if json:
         print_json(record)
     else:
-        print_outcome(console, record, found, output.db)
+        print_outcome(console, record, found, db)
     if not outcome.has_winner:
         raise typer.Exit(1)
 

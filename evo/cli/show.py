@@ -16,17 +16,7 @@ from evo.analysis.runs import RunFinals, read_run_finals
 from evo.analysis.times import RelativeTime
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, make_console, print_json
 from evo.cli.recorded import find_candidate
-from evo.cli.tables import (
-    Terminal,
-    factor,
-    figure,
-    interval,
-    marked,
-    short_id,
-    speedup,
-    time_cells,
-    visible,
-)
+from evo.cli.tables import Terminal, factor, figure, interval, marked, short_id, speedup, time_cells, visible
 from evo.errors import UnknownNameError
 from evo.evaluation import AA_CONTROL, FINALIST, Timing
 from evo.lineage import RunStatus
