@@ -172,9 +172,3 @@ def test_a_range_that_is_not_legal_throughout_is_refused(
     (kernel / "formats.toml").write_text(text.replace(old, new))
     with pytest.raises(KernelError, match=reason):
         find_exporter("module").export(request)
-
-
-def test_a_kernel_that_compiles_in_no_size_needs_none_of_it(exported: Path) -> None:
-    manifest = json.loads((exported / "manifest.json").read_text())
-    assert [v["jit"] for v in manifest["variants"]] == [None, None, None]
-    assert manifest["general"] == []

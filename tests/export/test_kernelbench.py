@@ -156,15 +156,19 @@ def test_the_launcher_hands_the_driver_what_it_is_told(folder: Path, tmp_path: P
     ]
 
 
-def test_winners_for_a_cpu_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="GPUs only, and these are for cpu"):
-        EXPORTER.export(request_for("cpu", "native", tmp_path / "out", "rows=64,cols=96,dtype=float32"))
+@pytest.mark.parametrize(
+    ("target", "arch", "more", "reason"),
+    [
+        ("cpu", "native", "", "GPUs only, and these are for cpu"),
+        ("cuda", "sm_90", ",bias=false", "no place for: its problem has weight and bias"),
+    ],
+)
+def test_what_its_problem_has_no_place_for_is_refused(
+    target: str, arch: str, more: str, reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=reason):
+        EXPORTER.export(request_for(target, arch, tmp_path / "out", f"rows=64,cols=96,dtype=float32{more}"))
     assert not list(tmp_path.iterdir())
-
-
-def test_a_workload_that_the_problem_has_no_place_for_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no place for: its problem has weight and bias"):
-        EXPORTER.export(request_for("cuda", "sm_90", tmp_path / "out", "rows=64,cols=96,dtype=float32,bias=false"))
 
 
 @pytest.mark.gpu

@@ -16,8 +16,6 @@ import pytest
 import evo
 from evo.errors import CompileError, KernelError, UsageError
 from evo.export import find_exporter
-from evo.export._folder import Contents, publish
-from evo.export._package import _needed_features
 from evo.problem.genome import Genome
 from evo.problem.kernel import load_kernel
 from evo.targets import find_target
@@ -162,19 +160,6 @@ def test_files_links_and_other_exports_are_refused(tmp_path: Path) -> None:
     assert listing(tmp_path) == before
 
 
-def test_what_appears_while_the_export_is_under_way_is_not_replaced(tmp_path: Path) -> None:
-    out = tmp_path / "one"
-
-    def make() -> Contents:
-        out.mkdir()
-        (out / "notes.txt").write_text("mine")
-        return {}, {}
-
-    with pytest.raises(UsageError, match="not empty"):
-        publish(out, "module", make)
-    assert listing(tmp_path) == {"one/notes.txt": b"mine"}
-
-
 def test_a_request_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
     request = request_for("cpu", "native", tmp_path / "one", F32)
     with pytest.raises(UsageError, match="nothing to export"):
@@ -212,12 +197,3 @@ def test_a_kernel_without_a_usable_frontend_is_refused(tmp_path: Path) -> None:
     with pytest.raises(KernelError, match="__all__"):
         MODULE.export(request)
     assert not (tmp_path / "one").exists()
-
-
-def test_what_code_for_an_architecture_needs_of_a_cpu() -> None:
-    assert _needed_features("x86-64", ()) == ["sse", "sse2"]
-    level3 = set(_needed_features("x86-64-v3", ("-O2",)) or ())
-    assert {"sse2", "ssse3", "avx2", "fma", "movbe"} <= level3
-    assert level3 < set(_needed_features("x86-64-v4", ()) or ())
-    assert _needed_features("x86-64-v3", ("-mavx512f",)) is None
-    assert _needed_features("znver4", ()) is None

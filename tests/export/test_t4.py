@@ -16,7 +16,6 @@ from evo.errors import UnknownNameError, UsageError
 from evo.evaluation import Status
 from evo.export import RunExporter, find_exporter
 from evo.lineage.store import Store
-from tests.export.exports import request_for
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "lineage"))
 import samples
@@ -115,8 +114,6 @@ def test_what_is_not_one_run_is_refused(store: Store, tmp_path: Path) -> None:
     samples.new_run(store, "empty")
     with pytest.raises(UsageError, match="'empty' has no candidates"):
         export_all_candidates(store, ["empty"], EXPORTER, tmp_path / "t4")
-    with pytest.raises(UsageError, match="name one run"):
-        EXPORTER.export(request_for("cpu", "native", tmp_path / "t4", "rows=64,cols=96,dtype=float32"))
 
 
 def test_the_command_exports_a_run(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.autograd import forward_ad
 from torch.nn import functional
 
 from tests.runtime.conftest import own, theirs
@@ -117,16 +116,6 @@ def test_calls_have_pytorchs_results_and_gradients(
                 close(a, b)
 
 
-@of("layernorm")
-def test_the_numbers_agree_that_the_gradients_are_right(module: ModuleType) -> None:
-    module.also_serve(gradients=True)
-    x, w, b = rows(3, 8, grad=True), rows(8, grad=True), rows(8, grad=True)
-    single = lambda x, w, b: module.layer_norm(x, (8,), w, b, 1e-2)  # noqa: E731
-    assert module.explain(x, (8,), w, b, 1e-2).startswith("variant")
-    with pytest.warns(UserWarning, match="not of double precision"):
-        assert torch.autograd.gradcheck(single, (x, w, b), eps=1e-2, atol=2e-2, rtol=1e-2)
-
-
 @pytest.mark.parametrize("module", ["layernorm", "attention"], indirect=True)
 def test_gradients_can_be_differentiated(module: ModuleType) -> None:
     module.also_serve(gradients=True)
@@ -208,18 +197,6 @@ def test_transforms_are_those_of_pytorchs_function(module: ModuleType) -> None:
             close(transform(lambda x, f=function: f(x, *rest), x), expected)
 
 
-@PYTORCHS_OWN
-@of("layernorm")
-def test_forward_mode_is_pytorchs(module: ModuleType) -> None:
-    x = rows(4, 96)
-    with forward_ad.dual_level():
-        dual = forward_ad.make_dual(x, torch.ones_like(x))
-        assert "forward-mode" in module.explain(dual, (96,))
-        expected = forward_ad.unpack_dual(functional.layer_norm(dual, (96,))).tangent
-        for function in (module.layer_norm, operator_of(module)):
-            close(forward_ad.unpack_dual(function(dual, (96,))).tangent, expected)
-
-
 def test_autocast_is_pytorchs(module: ModuleType) -> None:
     """Attention is served in the lower precision, and so are its gradients."""
     module.also_serve(gradients=True)
@@ -277,25 +254,3 @@ def test_three_dimensions_are_pytorchs_and_not_the_operators(module: ModuleType)
     assert torch.equal(module.scaled_dot_product_attention(*args), theirs(module)(*args))
     with pytest.raises(RuntimeError, match="this operator takes"):
         operator_of(module)(*args)
-
-
-@of("layernorm")
-def test_a_variant_that_fails_is_not_tried_again(module: ModuleType) -> None:
-    x, dispatch = rows(3, 96), module.frontend.DISPATCH
-    loaded = dict(dispatch._loaded)
-    dispatch.retire(0, -1, "a launch failed")
-    assert "a launch failed" in module.explain(x, (96,))
-    assert torch.equal(module.layer_norm(x, (96,)), functional.layer_norm(x, (96,)))
-    dispatch._loaded.clear()
-    dispatch._loaded.update(loaded)
-    dispatch.clear()
-    assert module.explain(x, (96,)).startswith("variant 0")
-
-
-def test_a_profiler_sees_its_calls_and_arguments_are_counted(module: ModuleType) -> None:
-    args = plain(module)
-    with torch.autograd.profiler.profile() as profile:
-        own(module)(*args)
-    assert operator_of(module).name() in {event.name for event in profile.function_events}
-    with pytest.raises(TypeError, match="arguments are wanted"):
-        module.frontend._call(args[0])

@@ -4,7 +4,6 @@ commands of a package."""
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import os
 import shutil
@@ -220,14 +219,3 @@ def test_the_figure_of_the_final_is_told_with_its_mark_beside_new_ones(
     (found,) = variant["timings"]
     assert min(found["own_us"], found["torch_us"]) > 0
     assert 0 < found["speedup_low"] <= found["speedup"] <= found["speedup_high"]
-
-
-def test_rounds_that_something_disturbed_are_taken_again_or_else_marked(use: Importer, copy_of: Path) -> None:
-    timing = importlib.import_module(f"{use(copy_of).__name__}.runtime.timing")
-    for verdicts, disturbed, taken in [((True, False, False, False), False, 8), ((True,) * 3, True, 6)]:
-        calls: list[int] = []
-        told = iter([v for verdict in verdicts for v in (False, verdict)])  # asked before and after each two rounds
-        sample = lambda repeats, calls=calls: calls.append(repeats) or (1e-3,)  # noqa: E731
-        found = timing.race({"own": sample, "torch": sample}, 6, lambda told=told: next(told))
-        assert found.disturbed is disturbed
-        assert len(calls) == 4 + 4 + 2 * taken
