@@ -8,12 +8,10 @@ from itertools import combinations
 import pytest
 
 from evo.analysis.descent import read_family
-from evo.analysis.explanation import edits_between, explain
+from evo.analysis.explanation import explain
 from evo.analysis.operators import read_operators
-from evo.analysis.times import RelativeTime, gain_between
 from evo.errors import StoreError
 from evo.lineage.store import Store
-from evo.problem.genome import Genome
 from tests.lineage import landscapes as land
 from tests.lineage import samples as s
 
@@ -103,29 +101,6 @@ def test_what_has_no_time_or_is_another_problem_is_refused(store: Store) -> None
     store.add(other, s.ref(0), s.passed(0), elapsed_s=0.0)
     with pytest.raises(StoreError, match="there is no way from one to the other"):
         explain(store, ids[0], store.evaluations(other)[0].public_id)
-
-
-def test_a_space_says_what_a_conditional_parameter_comes_with() -> None:
-    one, two = Genome.of({"a": 1, "b": 1}), Genome.of({"a": 2, "b": 2, "c": 5, "d": 6})
-    carriers = {"a": (), "b": (), "c": ("b",), "d": ("c",)}
-    assert [list(edit) for edit in edits_between(one, two, (), carriers)] == [["a"], ["b", "c", "d"]]
-
-
-def test_the_interval_of_a_gain_holds_both_sides_uncertainty() -> None:
-    times = {"median_us": 1.0, "low_us": 1.0, "high_us": 1.0, "disturbed": False}
-    before = RelativeTime(ratio=1.0, ratio_low=0.97, ratio_high=1.03, **times)
-    after = RelativeTime(ratio=0.5, ratio_low=0.48, ratio_high=0.52, **times)
-    gain = gain_between(before, after)
-    assert gain is not None
-    assert gain.low is not None
-    assert gain.high is not None
-    assert gain.low < 1.0 / 0.52 < gain.gain == 2.0 < 1.0 / 0.48 < gain.high
-    assert gain.low > 0.97 / 0.52, "both errors at their worst at once are less likely than either"
-    assert gain.tie is False
-    assert gain_between(before, None) is None
-    bare = gain_between(RelativeTime(ratio=1.0, ratio_low=None, ratio_high=None, **times), after)
-    assert bare is not None
-    assert (bare.gain, bare.low, bare.tie) == (2.0, None, None)
 
 
 def test_an_edit_that_leaves_the_machine_code_as_it_is_gains_nothing_for_certain(store: Store) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from evo.cli import run as run_command
 from evo.cli.tables import time_cells, timing_record
-from evo.evaluation import FINALIST, Evaluation, Timing, within_noise
+from evo.evaluation import FINALIST, Evaluation, Timing
 from evo.lineage import RunStatus, Stage
 from evo.lineage.models import public_id
 from evo.lineage.store import Store
@@ -107,7 +107,9 @@ def test_a_candidate_that_was_disturbed_in_the_search_is_marked_by_lineage_and_p
         spoilt = replace(evaluation, timings=(slow, *evaluation.timings[1:]))
         run = store.run("mine")
         store.add(run, s.ref(3, 0), spoilt, elapsed_s=4.0)
-    for told in (recorded.ask("lineage", public_id(run.uid, 3)), recorded.ask("pareto", "mine", "--axes", "time")):
+    name = public_id(run.uid, 3)
+    assert MARK[2:] in recorded.ask("explain", name).out
+    for told in (recorded.ask("lineage", name), recorded.ask("pareto", "mine", "--axes", "time")):
         assert told.out.count(MARK) == 1
         [marked] = [line for line in told.out.splitlines() if " !" in line]
         assert marked.count(" !") == 2, "time and speed-up"
@@ -289,7 +291,7 @@ def test_a_run_without_finals_says_so(record: Record) -> None:
     assert f"no final has timed a candidate; its best so far: evo show {public_id(run.uid, 0)[:10]}" in out
     ended = recorded.ask("show", "othre")
     assert (ended.code, ended.out) == (2, "")
-    assert ended.err == "evo: unknown run or candidate 'othre'; did you mean other?\n"
+    assert ended.sentence == "evo: unknown run or candidate 'othre'; did you mean other?"
 
 
 def test_a_figure_is_rounded_once() -> None:
@@ -300,10 +302,6 @@ def test_a_figure_is_rounded_once() -> None:
     assert f"{found['median_us']:.2f}" == "1452.25"
     cells = time_cells(timing, 0.0202546)
     assert (cells[">median us"], cells[">speed-up"]) == ("1452.25", "1.555x")
-    assert within_noise(1 / 1.0202545, 0.0202546)
-    assert not within_noise(1 / 1.0202547, 0.0202546)
-    assert not within_noise(None, 0.1)
-    assert not within_noise(1.0, None)
 
 
 def unconfirmed(recorded: Recorded) -> str:
@@ -343,11 +341,6 @@ def test_a_candidate_of_a_run_whose_finals_confirmed_nobody_is_marked(record: Re
     (first,) = recorded.document("best")
     assert (first["run"], first["finals"]) == ("mine", "confirmed"), "what is confirmed goes before"
     assert "?" not in recorded.ask("best").out
-
-
-def test_compare_ranks_whom_nothing_confirmed_last_and_marks_it(record: Record) -> None:
-    recorded = record(CALM)
-    left = unconfirmed(recorded)
     first, second = recorded.document("compare", "vain", "mine")["rows"]
     assert (first["run"], first["finals"], first["behind"]) == ("mine", "confirmed", 1.0)
     assert (second["run"], second["best"], second["finals"]) == ("vain", left, "unconfirmed")
@@ -356,9 +349,6 @@ def test_compare_ranks_whom_nothing_confirmed_last_and_marks_it(record: Record) 
     assert "3.333x ?" in out
     assert "? unconfirmed: the finals of that run have no winner" in out
     assert "1.923x ?" not in out
-    with Store.open(recorded.db, write=True) as store:
-        store.create_run(replace(s.SPEC, name="soon", workloads=(s.SMALL,)), s.ENVIRONMENT)
-    assert "?" not in recorded.ask("compare", "soon", "mine").out
 
 
 @pytest.mark.parametrize("status", [RunStatus.RUNNING, RunStatus.INTERRUPTED])
@@ -375,6 +365,7 @@ def test_a_run_whose_finals_are_not_over_has_not_confirmed_nobody(record: Record
             (found,) = recorded.document("best", "--run", name)
             assert (found["finals"], found["refused_finalists"]) == ("not held", refused)
             assert "?" not in recorded.ask("best", "--run", name).out
+        assert "?" not in recorded.ask("compare", "soon", "mine").out
         out = recorded.ask("show", "vain").out
     assert "unconfirmed" not in out
     assert "the finals are not over; the best that they have not refused: evo show " + left[:10] in out

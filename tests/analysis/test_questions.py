@@ -7,32 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from evo.analysis.best import find_best
 from evo.analysis.comparison import compare
 from evo.analysis.failures import failure_totals, read_failures
 from evo.analysis.importance import read_importance, undersampled
 from evo.analysis.operators import read_operators
 from evo.analysis.pareto import read_pareto
-from evo.analysis.runs import list_runs
-from evo.errors import UnknownNameError, UsageError
 from evo.evaluation import Status
 from evo.lineage import RunStatus, Stage
 from evo.lineage.store import Store
 from evo.problem.space import Categorical, Constraint, Space
 from tests.lineage import landscapes as land
 from tests.lineage import samples as s
-
-
-def test_what_cannot_be_asked_is_refused_in_a_sentence(store: Store) -> None:
-    land.small_run(store, "r")
-    with pytest.raises(UsageError, match="0 windows cannot be shown"):
-        read_operators(store, "r", windows=0)
-    with pytest.raises(UsageError, match="the quantile 1 is not between 0 and 1"):
-        read_importance(store, "r", quantile=1.0)
-    with pytest.raises(UnknownNameError, match="unknown axis 'register'; did you mean registers"):
-        read_pareto(store, "r", ["register"])
-    with pytest.raises(UsageError, match="a front needs axes"):
-        read_pareto(store, "r", [])
 
 
 def test_a_run_without_candidates_has_empty_answers(store: Store) -> None:
@@ -157,32 +142,6 @@ class TestImportance:
         assert stages.candidates < stages.timed
         assert {i.workload for i in found} == {s.SMALL.key}
 
-    def test_values_that_were_hardly_tried_are_named_with_how_they_fared(self, store: Store) -> None:
-        run = land.small_run(store, "r")
-        with store.transaction():
-            for order in range(60):
-                value = 9 if order in (7, 8) else 5 if order == 9 else order % 3
-                point: land.Point = {"vector": value, "fixed": 1}
-                ratio = 0.3 if value == 9 else 0.5 + 0.1 * value
-                refused = s.refused(order) if order in (8, 9) else None
-                store.add(run, land.ref(order, point), refused or land.timed(order, ratio), elapsed_s=0.0)
-        records = read_importance(store, "r")
-        tried = {t.value: t for t in records[0].tried}
-        assert sum(t.candidates for t in tried.values()) == 60
-        assert [(t.value, t.candidates, t.passed, t.best) for t in records[0].tried[:2]] == [(5, 1, 0, None), (9, 2, 1, 0.3)]
-        assert [(x.parameter, x.value, x.candidates, x.of) for x in undersampled(records)] == [
-            ("vector", 5, 1, 60),
-            ("vector", 9, 2, 60),
-        ], "neither the values that were tried often nor a parameter with one value"
-
-    def test_of_values_that_were_tried_alike_none_is_named(self, store: Store) -> None:
-        run = land.small_run(store, "r")
-        with store.transaction():
-            for order in range(60):
-                point: land.Point = {"vector": order % 3}
-                store.add(run, land.ref(order, point), land.timed(order, 0.5 + 0.1 * (order % 3)), elapsed_s=0.0)
-        assert undersampled(read_importance(store, "r")) == []
-
     def test_of_too_little_nothing_is_said(self, store: Store) -> None:
         land.walked(store, [land.START, {**land.START, "vector": 2}], "r")
         for record in read_importance(store, "r"):
@@ -198,6 +157,7 @@ class TestImportance:
         found = {i.parameter: i for i in read_importance(store, "r")}
         assert (found["fixed"].importance, found["fixed"].note) == (None, "one value only")
         assert (found["free"].importance, found["free"].note) == (1.0, "")
+        assert undersampled(list(found.values())) == [], "all values were tried alike"
 
 
 class TestComparison:
@@ -270,25 +230,3 @@ class TestPareto:
         assert [p.order for p in read_pareto(store, "r", ["time"])] == [1]
         (whole, *_) = read_pareto(store, "r")
         assert whole.error == pytest.approx(1e-7 / 1e-5)
-
-
-class TestBest:
-    def test_it_can_be_narrowed_down(self, store: Store) -> None:
-        run = s.new_run(store, "both")
-        store.add(run, s.ref(0), s.passed(0, 0.5), elapsed_s=0.0)
-        store.add(run, s.ref(1, task=1), s.passed(1, 0.6, task=1), elapsed_s=0.0)
-        found = find_best(store)
-        assert [(b.dtype, b.ratio) for b in found] == [("float32", 0.5), ("float16", 0.6)]
-        assert find_best(store, dtype="float16") == found[1:]
-        assert find_best(store, workload="ROWS=1024") == found[:1]
-        assert find_best(store, device="l4", run="both") == found
-        assert find_best(store, device="H200") == find_best(store, workload="%") == ()
-
-    def test_leaders_of_all_runs_come_at_once(self, store: Store) -> None:
-        land.walked(store, [land.START], "one")
-        run = land.small_run(store, "two")
-        store.add(run, s.ref(0), s.refused(0), elapsed_s=0.0)
-        assert {r.name: [b.ratio for b in r.best] for r in list_runs(store)} == {"one": [0.9], "two": []}
-        assert {r.name: r.refused_in_finals for r in list_runs(store)} == {"one": 0, "two": 0}
-        store.add_final(store.run("one"), 0, s.refused_final(), elapsed_s=1.0)
-        assert {r.name: r.refused_in_finals for r in list_runs(store)} == {"one": 1, "two": 0}
