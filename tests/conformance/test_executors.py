@@ -12,14 +12,7 @@ import evo.executors
 from evo.discovery import plugin_names
 from evo.errors import UnknownNameError, UsageError
 from evo.evaluation import Build, Status
-from evo.executors import (
-    Executor,
-    ExecutorConfig,
-    RaceRequest,
-    RaceResult,
-    Request,
-    find_executor,
-)
+from evo.executors import Executor, ExecutorConfig, RaceRequest, RaceResult, Request, find_executor
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload
 from tests.toy_kernel import write_kernel
@@ -42,16 +35,16 @@ def executor(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     opened.close()
 
 
-def genome(mode: str, unroll: int = 1) -> Genome:
-    return Genome.of({"mode": mode, "unroll": unroll})
+def genome(mode: str) -> Genome:
+    return Genome.of({"mode": mode, "unroll": 1})
 
 
-def request(kernel: str, mode: str, unroll: int = 1) -> Request:
-    return Request(kernel=kernel, target="cpu", arch="native", genome=genome(mode, unroll), workload=WORKLOAD, seed=1)
+def request(kernel: str, mode: str) -> Request:
+    return Request(kernel=kernel, target="cpu", arch="native", genome=genome(mode), workload=WORKLOAD, seed=1)
 
 
-def built(executor: Executor, kernel: str, mode: str, unroll: int = 1) -> Build:
-    return executor.build(request(kernel, mode, unroll)).result(PATIENCE_S)
+def built(executor: Executor, kernel: str, mode: str) -> Build:
+    return executor.build(request(kernel, mode)).result(PATIENCE_S)
 
 
 def measurement(kernel: str, build: Build, mode: str, *, time: bool = True) -> Request:
@@ -113,7 +106,7 @@ def test_a_build_that_fails_carries_the_compilers_words(executor: Executor, kern
     assert build.status is Status.COMPILE_ERROR
     assert "this candidate does not compile" in build.log
     assert "#error" in build.source
-    assert built(executor, kernel, "honest", unroll=2).status is Status.OK
+    assert built(executor, kernel, "honest").status is Status.OK
 
 
 def test_a_race_has_times_of_all_that_are_right_and_reasons_for_the_others(executor: Executor, kernel: str) -> None:

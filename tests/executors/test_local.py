@@ -30,9 +30,8 @@ from tests.toy_kernel import TEMPLATE, write_kernel
 
 T = TypeVar("T")
 
-MODES = ("honest", "wrong", "compile_bomb", "segfault", "spin", "tell_time")
+MODES = ("honest", "wrong", "compile_bomb", "spin", "tell_time")
 WORKLOAD = Workload.of({"n": 4096}, "float32")
-AGAIN = " (and again, alone in a fresh process)"
 PATIENCE_S = 200.0
 """How long a test waits for anything at all: the machine may be busy."""
 
@@ -163,25 +162,18 @@ def test_a_build_that_takes_too_long_is_ended_with_its_compiler(executor: LocalE
     assert executor.build(build_request(kernel, unroll=4)).result(PATIENCE_S).status is Status.OK
 
 
-@pytest.mark.parametrize(
-    ("mode", "status", "log"),
-    [
-        ("segfault", Status.ILLEGAL_ADDRESS, f"the device process died (SIGSEGV){AGAIN}"),
-        ("spin", Status.TIMEOUT, f"the device process gave no result within 6 s{AGAIN}"),
-    ],
-    ids=["segfault", "spin"],
-)
-def test_a_candidate_that_breaks_the_device_process_costs_only_its_own_evaluation(
-    executor: LocalExecutor, kernel: Path, honest: Build, mode: str, status: Status, log: str
+def test_a_candidate_that_hangs_costs_only_its_own_evaluation(
+    executor: LocalExecutor, kernel: Path, honest: Build
 ) -> None:
-    build = executor.build(build_request(kernel, mode)).result(PATIENCE_S)
+    build = executor.build(build_request(kernel, "spin")).result(PATIENCE_S)
     before = executor.measure(measure_request(kernel, honest, timed=False))
-    broken = executor.measure(measure_request(kernel, build, mode))
+    broken = executor.measure(measure_request(kernel, build, "spin"))
     after = executor.measure(measure_request(kernel, honest))
     assert before.result(PATIENCE_S).status is Status.OK
     verdict = broken.result(PATIENCE_S)
-    assert (verdict.status, verdict.log) == (status, log)
-    assert verdict.seconds == verdict.gate_seconds > (6 if status is Status.TIMEOUT else 0)
+    assert verdict.status is Status.TIMEOUT
+    assert verdict.log == "the device process gave no result within 6 s (and again, alone in a fresh process)"
+    assert verdict.seconds == verdict.gate_seconds > 6
     assert not verdict.checks
     assert not verdict.timings
     measured = after.result(PATIENCE_S)

@@ -14,7 +14,7 @@ import torch
 
 from evo.errors import HangError, LaunchError
 from evo.evaluation import Binary, Check
-from evo.measure.gate import Gate, argument_values, case_seed
+from evo.measure.gate import Gate, argument_values
 from evo.problem.genome import Genome
 from evo.problem.kernel import Case, Launch, Workload, load_kernel
 from evo.problem.render import render
@@ -58,14 +58,6 @@ def ignores_bias(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None) ->
         y -= bias
 
 
-def swaps_two_elements(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None) -> None:
-    y[0, :2] = y[0, :2].flip(0)
-
-
-def changes_x(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None) -> None:
-    x[-1, -1] += 1
-
-
 def changes_a_nan(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None) -> None:
     """For another NaN, which compares as unequal as itself."""
     x.view(torch.int32)[x.isnan()] ^= 1
@@ -75,19 +67,12 @@ def writes_past_the_end(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | N
     y.as_strided((1,), (1,), y.storage_offset() + y.numel()).zero_()
 
 
-def writes_before_the_start(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None) -> None:
-    y.as_strided((1,), (1,), y.storage_offset() - 1).zero_()
-
-
 NAN, INF = float("nan"), float("inf")
 
 MISTAKES = {
     ignores_bias: ("normal 67x256", "outside the tolerance"),
-    swaps_two_elements: ("normal 67x256", "2 of"),
-    changes_x: ("normal 67x256", "input x was changed"),
     changes_a_nan: ("non_finite", "input x was changed"),
     writes_past_the_end: ("normal 67x256", "memory outside output y was written"),
-    writes_before_the_start: ("normal 67x256", "memory outside output y was written"),
 }
 
 Judge = Callable[..., tuple[Check, ...]]
@@ -132,17 +117,6 @@ def test_the_gate_refuses_a_kernel_and_not_the_next_one_if_it(judge: Judge, mist
     assert case in checks[-1].case
     assert reason in checks[-1].reason
     assert judge(Candidate())[-1].passed
-
-
-def test_a_gate_whose_hazards_cannot_be_made_is_no_gate(session: Session) -> None:
-    class Broken:
-        def __getattr__(self, name: str) -> object:
-            if name == "hazards":
-                raise AttributeError("another version of the bindings")
-            return getattr(session, name)
-
-    with pytest.raises(AttributeError, match="bindings"):
-        Gate(KERNEL, "cpu", Broken(), seed=1)  # type: ignore[arg-type]
 
 
 def test_a_launch_that_hangs_is_told_from_one_that_fails(
@@ -280,15 +254,9 @@ def test_an_error_has_to_keep_its_own_bound_and_that_of_pytorch(
 
 
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
-@pytest.mark.parametrize("reference", [[1.0, 2.0, 3.0], [1.0, 2.0, NAN], [1.0, 2.0, INF]])
-def test_a_value_that_is_not_finite_where_one_is_expected_is_refused(value: float, reference: list[float]) -> None:
-    _, reason = verdict([1.0, value, reference[2]], reference)
-    assert reason
-
-
-@pytest.mark.parametrize("value", [NAN, INF, -INF])
 def test_what_is_not_finite_must_be_agreed_upon_exactly(value: float) -> None:
     assert verdict([1.0, value], [1.0, value]) == (0.0, "")
+    assert verdict([value, 1.0], [2.0, 1.0])[1]
     for other in {0.0, 3.4e38, -INF, INF, NAN} - {value}:
         if other != other and value != value:
             continue
@@ -305,29 +273,7 @@ def test_an_empty_output_is_right() -> None:
     assert compare(torch.empty(0, 8), expected([])) == (0.0, "")
 
 
-def test_comparing_leaves_what_is_compared_as_it_is() -> None:
-    """A float64 tensor is its own double(): an error computed in place would be written over it."""
-    output = torch.tensor([1.0, 5.0], dtype=torch.float64)
-    assert "outside the tolerance" in compare(output, expected([1.0, 2.0], dtype=torch.float64))[1]
-    assert output.tolist() == [1.0, 5.0]
-
-
 # -- cases --------------------------------------------------------------------------------------------------
-
-
-def test_data_of_a_case_follow_from_the_seed_and_the_case_alone(session: Session) -> None:
-    first, again, other = (Gate(KERNEL, "cpu", session, seed).prepare(CASES[0]).trials[0].inputs["x"] for seed in (1, 1, 2))
-    assert first is not None
-    assert again is not None
-    assert other is not None
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
-
-
-def test_every_case_has_data_of_its_own() -> None:
-    seeds = {case_seed(5, case) for case in CASES}
-    assert len(seeds) == len({(c.name, c.workload, c.data) for c in CASES})
-    assert all(0 <= s < 2**63 for s in seeds)
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.offset], ids=lambda c: c.name)

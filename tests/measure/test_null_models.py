@@ -90,7 +90,3 @@ def test_cases_refuse_every_null_model_and_none_refuses_the_reference(name: str,
         assert 2 * refused >= len(verdicts), f"{model.__name__}: {refused} of {len(verdicts)}"
     for case in tried.cases:
         assert not any(tried.reasons(lambda inputs, e: e.reference, case) or [""]), case.name
-
-
-def test_there_are_kernels_to_try() -> None:
-    assert PROBLEMS
