@@ -18,7 +18,7 @@ from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.space import Value
 
-__all__ = ["UNCONFIRMED", "Best", "find_best", "leaders", "ranked"]
+__all__ = ["UNCONFIRMED", "Best", "find_best", "leaders", "ranked", "refusals"]
 
 UNCONFIRMED = "unconfirmed"
 """`Best.finals` of a run whose finals were held to their end without a winner."""
@@ -122,7 +122,7 @@ def leaders(connection: Connection, *conditions: ColumnElement[bool]) -> list[Be
     for row in rows_of(connection, query, keys, _c.id):
         if row.key not in newest or _recency(row) > _recency(newest[row.key]):
             newest[row.key] = row
-    verdicts = _verdicts(connection, [row.run_id for row in newest.values()])
+    verdicts = refusals(connection, [row.run_id for row in newest.values()])
     floors = noise_floors(connection, [row.run_id for row in newest.values()])
     found = (
         _best(row, verdicts.get((row.run_id, row.task)), floors.get((row.run_id, row.task))) for row in newest.values()
@@ -130,7 +130,7 @@ def leaders(connection: Connection, *conditions: ColumnElement[bool]) -> list[Be
     return sorted(found, key=lambda best: (best.unconfirmed, best.ratio, best.order))
 
 
-def _verdicts(connection: Connection, runs: Collection[int]) -> dict[tuple[int, int], int]:
+def refusals(connection: Connection, runs: Collection[int]) -> dict[tuple[int, int], int]:
     """By run and number of the task, how many candidates the last of their finals refused; tasks without finals are left
     out. There may be others than of these runs."""
     if not runs:

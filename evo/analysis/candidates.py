@@ -6,14 +6,15 @@ import string
 import zlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, ClassVar, TypeVar
 
-from sqlalchemy import Connection, Select, and_, func, select
+from sqlalchemy import Connection, Select, and_, case, func, select
 from sqlalchemy.orm import aliased
 
 from evo.analysis.times import held_races, noise_floors
 from evo.errors import EngineError, StoreError, UnknownNameError, UsageError
-from evo.evaluation import PASSED, Status, Timing
+from evo.evaluation import PASSED, Check, Status, Timing
 from evo.lineage import gate_seeds
 from evo.lineage import models as m
 from evo.lineage.models import ORDERS_PER_RUN
@@ -92,18 +93,11 @@ class FinalRace:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckRecord:
-    """A gate case; see `evo.evaluation.Check`."""
+class CheckRecord(Check):
+    """A gate case as it is recorded. stage, round: as of `TimingRecord`."""
 
     stage: str
     round: int
-    case: str
-    passed: bool
-    error: float | None
-    allowed: float | None
-    torch_error: float | None
-    reason: str
-    seed: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +194,10 @@ class CandidateRecord(Subject):
         return f"{last.status.replace('_', ' ')}{f': {reason}' if reason else ''}"
 
 
-_BUILD_RECORD = columns_of(m.Build, BuildRecord, "remarks", "binary")
+_REMARKS = case((m.Build.status == Status.OK.value, func.coalesce(m.Build.binary_log, m.Build.log)), else_="")
+_BUILD_RECORD = (
+    *columns_of(m.Build, BuildRecord, "remarks", "binary"), _REMARKS.label("remarks"), m.Build.binary_sha.label("binary"),
+)  # fmt: skip
 _CHECK_RECORD = columns_of(m.Check, CheckRecord)
 _FINAL_RECORD = columns_of(m.Final, FinalRecord)
 _TIMING_RECORD = columns_of(m.Timing, TimingRecord)
@@ -253,6 +250,8 @@ def read_candidate(store: Store, candidate: str) -> CandidateRecord:
         row = dict(connection.execute(query.where(_c.id == key)).mappings().one())
         seeds = gate_seeds(row.pop("run_options"), row.pop("seed"))
         floors = noise_floors(connection, [key // ORDERS_PER_RUN])
+        builds = select(*_BUILD_RECORD).where(m.Build.candidate_id == key)
+        finals = select(*_FINAL_RECORD).where(m.Final.candidate_id == key).order_by(m.Final.round)
         checks = select(*_CHECK_RECORD).where(m.Check.candidate_id == key).order_by(m.Check.round, m.Check.position)
         timings = select(*_TIMING_RECORD).where(_t.run_id == key // ORDERS_PER_RUN, _t.candidate_id == key).order_by(_t.id)
         return CandidateRecord(
@@ -262,10 +261,10 @@ def read_candidate(store: Store, candidate: str) -> CandidateRecord:
                 "parameters": Genome.from_json(row.pop("genome")).parameters,
                 "seeds": {stage.value: seed for stage, seed in seeds.items()},
                 "noise_floor": floors.get((key // ORDERS_PER_RUN, row["task"])),
-                "build": _build_record(connection, key),
+                "build": next(iter(_belonging(connection, builds, BuildRecord)), None),
                 "checks": _belonging(connection, checks, CheckRecord),
                 "timings": _belonging(connection, timings, TimingRecord),
-                "finals": _finals(connection, key),
+                "finals": _belonging(connection, finals, FinalRecord),
                 "final_races": _final_races(connection, key, row["task"]),
                 "parents": read_relatives(connection, [key]).get(key, ()),
                 "children": read_relatives(connection, [key], children=True).get(key, ()),
@@ -273,27 +272,11 @@ def read_candidate(store: Store, candidate: str) -> CandidateRecord:
         )
 
 
-def _build_record(connection: Connection, key: int) -> BuildRecord | None:
-    b = m.Build
-    query = select(b.binary_sha, b.binary_log, *_BUILD_RECORD).where(b.candidate_id == key)
-    row = connection.execute(query).mappings().one_or_none()
-    if row is None:
-        return None
-    remarks = row["log"] if row["binary_log"] is None else row["binary_log"]
-    return BuildRecord(
-        remarks=remarks if row["status"] == Status.OK else "",
-        binary=row["binary_sha"],
-        **{column.key: row[column.key] for column in _BUILD_RECORD},
-    )
-
-
 def _belonging(connection: Connection, query: Select[Any], record: type[_Record]) -> tuple[_Record, ...]:
-    return tuple(record(**row._mapping) for row in connection.execute(query))
-
-
-def _finals(connection: Connection, key: int) -> tuple[FinalRecord, ...]:
-    rows: Any = connection.execute(select(*_FINAL_RECORD).where(m.Final.candidate_id == key).order_by(m.Final.round))
-    return tuple(FinalRecord(**dict(row._mapping) | {"created": iso(row.created)}) for row in rows)
+    return tuple(
+        record(**{name: iso(value) if isinstance(value, datetime) else value for name, value in row.items()})
+        for row in connection.execute(query).mappings()
+    )
 
 
 def _final_races(connection: Connection, key: int, task: int) -> tuple[FinalRace, ...]:

@@ -87,7 +87,7 @@ def read_family(store: Store, candidate: str, *, descendants: int = 100, diff: b
         rows = {row.id: row for row in rows_of(connection, select(*_COLUMNS), wanted, _c.id)}
         times = search_times(connection, run_id, wanted)
         digests = {row.source_sha for row in rows.values() if row.source_sha} if diff else set()
-        texts = {k: v.decode("utf-8", "surrogatepass") for k, v in read_artefacts(connection, digests).items()}
+        texts = read_artefacts(connection, digests)
     children: dict[int, list[int]] = defaultdict(list)
     for child, above in edges.items():
         for parent in above:
@@ -119,7 +119,7 @@ def read_family(store: Store, candidate: str, *, descendants: int = 100, diff: b
                 change=Genome.from_json(before.genome).difference(genome) if before else {},
                 parameters=genome.parameters,
                 main_line=k in main,
-                diff=_diff(before, row, texts) if diff and before else None,
+                diff=_diff(before, row, texts) if before else None,
             )
         )
     return Family(members=tuple(members), cut=len(down) > descendants)
@@ -146,13 +146,14 @@ def _distances(key: int, edges: Mapping[int, Sequence[int]]) -> dict[int, int]:
     return distance
 
 
-def _diff(before: Any, after: Any, texts: Mapping[str, str]) -> str | None:
-    """Unified; empty for equal sources, None where one has none."""
-    if before.source_sha not in texts or after.source_sha not in texts:
+def _diff(before: Any, after: Any, texts: Mapping[str, bytes]) -> str | None:
+    both = (before, after)
+    return unified([texts.get(row.source_sha) for row in both], [f"#{row.order}" for row in both])
+
+
+def unified(texts: Sequence[bytes | None], names: Sequence[str]) -> str | None:
+    """The difference of two texts as a unified diff; empty if there is none, None where one of them is not kept."""
+    known = [text.decode("utf-8", "replace").splitlines() for text in texts if text is not None]
+    if len(known) < len(texts):
         return None
-    return unified(texts[before.source_sha], texts[after.source_sha], f"#{before.order}", f"#{after.order}")
-
-
-def unified(before: str, after: str, one: str, other: str) -> str:
-    """The difference of two texts as a unified diff; empty if there is none."""
-    return "\n".join(difflib.unified_diff(before.splitlines(), after.splitlines(), one, other, lineterm=""))
+    return "\n".join(difflib.unified_diff(known[0], known[1], names[0], names[1], lineterm=""))

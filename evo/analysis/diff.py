@@ -91,6 +91,7 @@ def diff(store: Store, one: str, other: str) -> Difference:
     sources, codes = ([kept.get(digest or "") for digest in some] for some in zip(*digests, strict=True))
     comparable = all(getattr(first, name) == getattr(second, name) for name in ("kernel", "device", "workload"))
     timed_in, one_race, gain = _gain(times, together) if comparable else (None, False, None)
+    names = [f"{record.id} #{record.order}" for record in records]
     hashes = [build and build.code_hash for build in builds]
     sections: dict[str, list[Mapping[str, Any]]] = {
         "candidate": [
@@ -121,8 +122,8 @@ def diff(store: Store, one: str, other: str) -> Difference:
         timed_in=timed_in,
         one_race=one_race,
         same_code=None if None in hashes else hashes[0] == hashes[1],
-        source=_text_diff(records, sources),
-        ptx=_text_diff(records, [code if code and _is_ptx(code) else None for code in codes]),
+        source=unified(sources, names),
+        ptx=unified([code if code and _is_ptx(code) else None for code in codes], names),
     )
 
 
@@ -160,13 +161,6 @@ def _gain(times: Sequence[Mapping[str, RaceTime]], together: bool) -> tuple[str 
     if "search" in one and "search" in other:
         return "search", False, gain_between(one["search"], other["search"])
     return None, False, None
-
-
-def _text_diff(records: Sequence[CandidateRecord], texts: Sequence[bytes | None]) -> str | None:
-    known = [text.decode("utf-8", "replace") for text in texts if text is not None]
-    if len(known) < len(texts):
-        return None
-    return unified(known[0], known[1], *(f"{record.id} #{record.order}" for record in records))
 
 
 def _is_ptx(code: bytes) -> bool:

@@ -177,22 +177,17 @@ def refused_finalists(store: Store, run: str) -> tuple[RefusedFinalist, ...]:
     f = m.Final
     with store.reading() as connection:
         rows = connection.execute(
-            select(_c.public_id, _c.order, _c.task, _c.operator, f.status, _c.genome, f.log)
+            select(_c.public_id.label("id"), _c.order, _c.task, _c.operator, f.status, _c.genome, f.log)
             .join_from(f, _c, _c.id == f.candidate_id)
             .where(_c.id.between(*key_range(resolve_run(connection, run))), last_refusals())
             .order_by(_c.id)
-        ).all()
+        )
+        found = [dict(row) for row in rows.mappings()]
     return tuple(
         RefusedFinalist(
-            id=row.public_id,
-            order=row.order,
-            task=row.task,
-            operator=row.operator,
-            status=row.status,
-            reason=error_line(row.log),
-            parameters=Genome.from_json(row.genome).parameters,
+            reason=error_line(row.pop("log")), parameters=Genome.from_json(row.pop("genome")).parameters, **row
         )
-        for row in rows
+        for row in found
     )
 
 

@@ -30,23 +30,19 @@ error: the largest of a gate case, over what was allowed."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Nondominated:
+class Nondominated(RelativeTime):
     """A candidate of the front of its workload. An axis that the target does not have is None for all. equal: how many
-    further candidates have the same figures on every axis. fastest: of its workload. disturbed: something slowed the device
-    down while it was timed."""
+    further candidates have the same figures on every axis. fastest: of its workload."""
 
     workload: str
     id: str
     order: int
-    ratio: float
-    median_us: float
     registers: int | None
     spill_bytes: int | None
     smem_bytes: int | None
     error: float | None
     equal: int
     fastest: bool
-    disturbed: bool
     parameters: dict[str, Value]
 
 
@@ -91,18 +87,16 @@ def _record(row: Any, time: RelativeTime, error: float | None) -> Nondominated:
     """As if nothing were equal to it, or faster."""
     shared = [part for part in (row.smem_static_bytes, row.smem_dynamic_bytes) if part is not None]
     return Nondominated(
+        **time.figures(),
         workload=row.workload,
         id=row.public_id,
         order=row.order,
-        ratio=time.ratio,
-        median_us=time.median_us,
         registers=row.registers,
         spill_bytes=row.spill_bytes,
         smem_bytes=sum(shared) if shared else None,
         error=error,
         equal=0,
         fastest=False,
-        disturbed=time.disturbed,
         parameters=Genome.from_json(row.genome).parameters,
     )
 

@@ -10,13 +10,13 @@ from typing import Any
 from sqlalchemy import Connection, func, select
 from sqlalchemy.orm import aliased
 
-from evo.analysis.best import Best, leaders
+from evo.analysis.best import Best, leaders, refusals
 from evo.analysis.finals import RefusedFinalist, WorkloadFinals, read_finals, refused_finalists
 from evo.evaluation import PASSED
 from evo.lineage import LATEST, RunStatus
 from evo.lineage import models as m
 from evo.lineage.liveness import GONE, gone
-from evo.lineage.models import key_range, last_refusals, leader_key
+from evo.lineage.models import key_range, leader_key
 from evo.lineage.read import ENVIRONMENT_COLUMNS, iso, read_environment, resolve_run
 from evo.lineage.store import Store
 from evo.problem.space import Value
@@ -105,36 +105,32 @@ class Point:
 
 def list_runs(store: Store) -> tuple[ListedRun, ...]:
     """Every run, the latest first."""
-    final = m.Final
-    refused = (
-        select(_c.run_id, func.count())
-        .join_from(final, _c, _c.id == final.candidate_id)
-        .where(last_refusals())
-        .group_by(_c.run_id)
-    )
     with store.reading() as connection:
         best: dict[str, list[Best]] = defaultdict(list)
         for leader in leaders(connection):
             best[leader.run].append(leader)
-        by_run = {key: int(n) for key, n in connection.execute(refused)}
+        summaries = _summaries(store, connection, None)
+        refused: dict[int, int] = defaultdict(int)
+        for (key, _), number in refusals(connection, summaries).items():
+            refused[key] += number
         return tuple(
-            ListedRun(**values, refused_in_finals=by_run.get(key, 0), best=tuple(best[values["name"]]))
-            for key, values in _summaries(store, connection, None).items()
+            ListedRun(**vars(run), refused_in_finals=refused[key], best=tuple(best[run.name]))
+            for key, run in summaries.items()
         )
 
 
 def find_run(store: Store, name: str) -> RunSummary:
     """By name, unique prefix of a name, or "latest". Raises UnknownNameError, or StoreError if ambiguous."""
-    return RunSummary(**_summary(store, name))
+    with store.reading() as connection:
+        key = resolve_run(connection, name)
+        return _summaries(store, connection, key)[key]
 
 
 def read_run_finals(store: Store, name: str = LATEST, ceilings: Collection[str] = ("copy",)) -> RunFinals:
     """ceilings: see `read_finals`. Raises as `find_run` does."""
-    values = _summary(store, name)
-    name = values["name"]
-    return RunFinals(
-        **values, finals=read_finals(store, name, ceilings), refused_in_finals=refused_finalists(store, name)
-    )
+    run = find_run(store, name)
+    finals, refused = read_finals(store, run.name, ceilings), refused_finalists(store, run.name)
+    return RunFinals(**vars(run), finals=finals, refused_in_finals=refused)
 
 
 def read_history(store: Store, run: str = LATEST) -> tuple[Point, ...]:
@@ -148,14 +144,8 @@ def read_history(store: Store, run: str = LATEST) -> tuple[Point, ...]:
         return tuple(Point(**row._mapping) for row in rows)
 
 
-def _summary(store: Store, name: str) -> dict[str, Any]:
-    with store.reading() as connection:
-        key = resolve_run(connection, name)
-        return _summaries(store, connection, key)[key]
-
-
-def _summaries(store: Store, connection: Connection, run_id: int | None) -> dict[int, dict[str, Any]]:
-    """The fields of RunSummary by key, the latest run first; of all runs if none is given."""
+def _summaries(store: Store, connection: Connection, run_id: int | None) -> dict[int, RunSummary]:
+    """By key, the latest run first; of all runs if none is given."""
     by_status = _counts(connection, run_id)
     tasks = _tasks(connection, run_id)
     query = select(*_r.__table__.c, *ENVIRONMENT_COLUMNS).join_from(_r, m.Environment)
@@ -164,7 +154,7 @@ def _summaries(store: Store, connection: Connection, run_id: int | None) -> dict
     found = {}
     for row in rows:
         counts = by_status.get(row.id, {})
-        found[row.id] = {k: v for k, v in row._mapping.items() if k in RunSummary.__dataclass_fields__} | {
+        fields = {k: v for k, v in row._mapping.items() if k in RunSummary.__dataclass_fields__} | {
             "device": row.environment_device,
             "status": RunStatus.INTERRUPTED.value if row.id in dead else row.status,
             "stop_reason": GONE if row.id in dead else row.stop_reason,
@@ -177,6 +167,7 @@ def _summaries(store: Store, connection: Connection, run_id: int | None) -> dict
             "tasks": tuple(tasks.get(row.id, ())),
             "environment": asdict(read_environment(row._mapping)),
         }
+        found[row.id] = RunSummary(**fields)
     return found
 
 

@@ -28,8 +28,6 @@ _QUESTION = re.compile(
     r"(?:\s|--[^\n]*\n|/\*.*?\*/|\()*(?:(?:select|with|values|table|explain|show)\b|pragma\s+[\w.]+\s*(?:\([^;=]*\))?\s*;?\s*$)",
     re.DOTALL | re.IGNORECASE,
 )
-_CLASSES = ("42", "25", "22", "54", "0A")
-"""Of PostgreSQL's SQLSTATE: syntax and rights, read only, a value, too complex, not supported."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,13 +68,9 @@ def select_sql(
         ask = _ask_sqlite if connection.dialect.name == "sqlite" else _ask_server
         try:
             columns, rows = ask(connection, sql, wanted, timeout_s)
-        except (UsageError, EngineError):
-            raise
-        except Exception as error:
+        except (DBAPIError, connection.dialect.loaded_dbapi.Error) as error:
             cause = error.orig or error if isinstance(error, DBAPIError) else error
-            if sentence := _sentence(cause, timeout_s):
-                raise UsageError(sentence) from error
-            raise
+            raise UsageError(_sentence(cause, timeout_s)) from error
     return Selection(columns=columns, rows=tuple(rows[:limit]), cut=limit is not None and len(rows) > limit)
 
 
@@ -127,7 +121,7 @@ def _ask_server(connection: Connection, sql: str, wanted: int | None, timeout_s:
 
 
 def _sentence(error: BaseException, timeout_s: float | None) -> str:
-    """What is wrong with the statement; empty where it is not the statement.
+    """What is wrong with the statement, as far as the database tells.
 
     By SQLite's result codes and PostgreSQL's SQLSTATE, of which 57014 is: ended by the clock.
     """
@@ -142,7 +136,4 @@ def _sentence(error: BaseException, timeout_s: float | None) -> str:
         return f"the query cannot be run: it would write, and this command only reads ({said})"
     if state == "42601" and "multiple commands" in said:
         return "the query cannot be run: one statement at a time"
-    ours = code in (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_NOMEM) or state[:2] in _CLASSES
-    # The driver's own: no statement, or several.
-    drivers = type(error).__name__ in ("ProgrammingError", "DataError")
-    return f"the query cannot be run: {said}" if ours or drivers else ""
+    return f"the query cannot be run: {said}"
