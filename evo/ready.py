@@ -19,6 +19,7 @@ import ast
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from importlib.abc import InspectLoader, MetaPathFinder
@@ -90,11 +91,6 @@ def _folders() -> dict[str, Path]:
     return {folder.name: folder for folder in found if folder.name.isidentifier()}
 
 
-def _template(folder: Path) -> Path:
-    """The folder of the kernel's frontend. Raises ImportError."""
-    return _assets("templates") / str(_manifest(folder)["kernel"]["name"])
-
-
 def _manifest(folder: Path) -> dict[str, Any]:
     """Raises ImportError."""
     path = folder / MANIFEST
@@ -105,6 +101,11 @@ def _manifest(folder: Path) -> dict[str, Any]:
         raise ValueError("it has no variants")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ImportError(f"{path} is no manifest of an export ({type(error).__name__}: {error})") from error
+
+
+def _template(folder: Path) -> Path:
+    """The folder of the kernel's frontend. Raises ImportError."""
+    return _assets("templates") / str(_manifest(folder)["kernel"]["name"])
 
 
 def _functions(folder: Path) -> tuple[str, ...]:
@@ -172,36 +173,39 @@ class _Shipped(MetaPathFinder, InspectLoader):
         super().exec_module(module)
 
 
-def _names(folder: Path) -> tuple[str, ...]:
-    """The package's, and those of its functions and modules. One that cannot be read has its own alone, and keeps nobody
-    from using the others."""
-    try:
-        return folder.name, *_functions(folder)
-    except ImportError:
-        return (folder.name,)
+def _owners() -> dict[str, list[Path]]:
+    """Which folders claim a name: the package's, or one of its functions and modules. One that cannot be read has its own
+    alone, and keeps nobody from using the others."""
+    owners: dict[str, list[Path]] = {}
+    for name, folder in _folders().items():
+        owners.setdefault(name, []).append(folder)
+        with suppress(ImportError):
+            for function in _functions(folder):
+                owners.setdefault(function, []).append(folder)
+    return owners
 
 
 def __getattr__(name: str) -> Any:
     """A shipped package, or a function or module of one. Raises ImportError where two of them claim the name."""
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    owners = [folder for folder in _folders().values() for own in _names(folder) if own == name]
-    if not owners:
-        known = ", ".join(sorted({own for folder in _folders().values() for own in _names(folder)})) or "nothing yet"
+    claimed = _owners()
+    if name not in claimed:
+        known = ", ".join(sorted(claimed)) or "nothing yet"
         raise AttributeError(f"no kernel that is shipped with this evo is or has {name!r}; there are: {known}")
-    if len(owners) > 1:
+    if len(claimed[name]) > 1:
         raise ImportError(
-            f"{name!r} is in {' and in '.join(map(str, owners))}: give folders other names than functions, and export one "
+            f"{name!r} is in {' and in '.join(map(str, claimed[name]))}: give folders other names than functions, and export one "
             f"function to one package, which takes all its dtypes and devices"
         )
-    package = import_module(f"{_NAME}.{owners[0].name}")
-    found = package if name == owners[0].name else getattr(package, name)
-    globals()[name] = found
+    owner = claimed[name][0].name
+    package = import_module(f"{_NAME}.{owner}")
+    found = globals()[name] = package if name == owner else getattr(package, name)
     return found
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *(name for folder in _folders().values() for name in _names(folder))})
+    return sorted({*__all__, *_owners()})
 
 
 def main() -> int:
@@ -234,15 +238,8 @@ def _print_kernel(kernel: ReadyKernel) -> None:
     builds: dict[str, list[str]] = {}
     for variant in kernel.variants:
         builds.setdefault(variant.workload, []).append(_build(variant))
-    # Options that all problems share tell nothing; sizes and dtype, which come before, always do.
-    shared = set.intersection(*(set(problem.split(",")) for problem in builds)) if len(builds) > 1 else set()
-    names = []
-    for problem in builds:
-        sizes, _, rest = problem.partition(",dtype=")
-        dtype, *options = rest.split(",")
-        names.append(",".join([sizes, f"dtype={dtype}", *(o for o in options if o not in shared)]))
-    for name, told in zip(names, builds.values(), strict=True):
-        print(f"  {name.ljust(max(map(len, names)))}  {', '.join(told)}")
+    for problem, told in builds.items():
+        print(f"  {problem.ljust(max(map(len, builds)))}  {', '.join(told)}")
 
 
 def _build(variant: ReadyVariant) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -222,7 +223,7 @@ def test_the_list_of_kernels_tells_what_each_is_for_and_where_it_is_from(exporte
     assert json.loads(python(checkout, "-m", "evo.ready", "--json").stdout) == [kernel]
     text = python(checkout, "-m", "evo.ready").stdout
     assert "  from evo.ready import LayerNorm, layer_norm\n" in text
-    assert "  rows=64,cols=1024,dtype=float16  sm_90, sm_89 (compiled)\n" in text
+    assert re.search(r"  rows=64,cols=1024,dtype=float16,bias=true\S* +sm_90, sm_89 \(compiled\)\n", text)
 
 
 def test_a_shipped_package_checks_itself(exported: Path, checkout: Path) -> None:
