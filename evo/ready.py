@@ -195,8 +195,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"no kernel that is shipped with this evo is or has {name!r}; there are: {known}")
     if len(claimed[name]) > 1:
         raise ImportError(
-            f"{name!r} is in {' and in '.join(map(str, claimed[name]))}: give folders other names than functions, and export one "
-            f"function to one package, which takes all its dtypes and devices"
+            f"{name!r} is in {' and in '.join(map(str, claimed[name]))}: give folders other names than functions, and export "
+            f"one function to one package, which takes all its dtypes and devices"
         )
     owner = claimed[name][0].name
     package = import_module(f"{_NAME}.{owner}")

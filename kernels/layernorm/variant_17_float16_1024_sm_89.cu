@@ -1,0 +1,117 @@
+// LayerNorm forward, float16, 1024 columns: y = (x - mean) / sqrt(var + eps) * weight + bias.
+// 256 threads a row, 1 row(s) a block, 4-byte packets; row in registers_f32, loaded direct; statistics: welford.
+// Rendered for sm_89 from templates/layernorm/cuda.cu.j2, which explains every choice.
+#include "_shared/row.cuh"
+#include "_shared/reduce.cuh"
+
+DEFINE_PACKET_LOAD(load_x, "", "ld.global.cs", "")
+DEFINE_PACKET_STORE(store_y, "", "st.global.cg", "")
+DEFINE_PACKET_LOAD(load_affine, "", "ld.global.nc.L1::evict_last", "")
+
+using T = f16;
+constexpr int COLS = 1024, BYTES = 4, TPR = 256, GROUPS = 1;
+constexpr int CLUSTER = 1, SPLIT = 1;   // blocks that share a row, blocks that repeat it
+using Row = row_packets<T, BYTES, COLS, TPR * CLUSTER>;
+using Packet = Row::Packet;
+using Group = row_group<TPR, GROUPS, CLUSTER, across_warps::broadcast>;
+constexpr int VEC = Row::VEC, ITERS = Row::ITERS;
+constexpr int OWN_ITERS = ITERS;
+// Every partner of every merge holds the same number of elements.
+constexpr bool EQUAL = Row::EVEN && true;
+using Moments = moments<EQUAL>;
+
+__device__ __forceinline__ float reciprocal_std(float var, float eps) {
+    const float a = (var < 0.f ? 0.f : var) + eps;   // a comparison, not fmaxf: NaN must stay NaN
+    return rsqrtf(a);
+}
+
+// Launched in place of the other where an address is no multiple of BYTES, with the same grid and block: views of a tensor
+// may start at any element. A compact two-pass loop, element by element. In the other kernel even an untaken branch costs
+// a launch of 2 us 4% of its time: its code lies in the way of the instruction fetch.
+extern "C" __global__ void __launch_bounds__(TPR * GROUPS)
+layernorm_unaligned(const T* x, const T* weight, const T* bias, T* y, long long rows, long long cols, float eps) {
+    using Element = packet<sizeof(T)>;
+    using Threads = row_group<TPR, GROUPS, 1, across_warps::shuffle>;
+    __shared__ Threads::Scratch scratch;
+    Threads group = {scratch, (int)threadIdx.x / TPR, (int)threadIdx.x % TPR, 0};
+    #pragma unroll 1
+    for (long long row = (long long)blockIdx.x * GROUPS + group.group; row < rows; row += (long long)gridDim.x * GROUPS) {
+        const T* const x_row = x + row * COLS;
+        auto x_at = [&](int c) { Element e; load_x::into(e, x_row + c); return widen<T>(e.word[0], false); };
+        sum1 s = {0.f};
+        #pragma unroll 1
+        for (int c = group.thread; c < COLS; c += TPR) s.a += x_at(c);
+        const float centre = __fmul_rn(group.reduce(s).a, 1.f / COLS);   // rounded: contracted into d below it would not be one number
+        sum2 q = {0.f, 0.f};
+        #pragma unroll 1
+        for (int c = group.thread; c < COLS; c += TPR) { const float d = x_at(c) - centre; q.a += d; q.b += d * d; }
+        q = group.reduce(q);
+        // The deviations of a constant row cancel exactly: hence the division.
+        const float correction = q.a / COLS, rstd = reciprocal_std((q.b - q.a * correction) * (1.f / COLS), eps);
+        #pragma unroll 1
+        for (int c = group.thread; c < COLS; c += TPR) {
+            Element y_at, w = splat<T, sizeof(T)>(1.f), b = splat<T, sizeof(T)>(0.f);
+            load_affine::into(w, weight + c, weight != nullptr); load_affine::into(b, bias + c, bias != nullptr);
+            y_at.word[0] = narrow<T>(fmaf((x_at(c) - centre - correction) * rstd, widen<T>(w.word[0], false), widen<T>(b.word[0], false)), 0.f);
+            store_y::from(y_at, y + row * COLS + c);
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(TPR * GROUPS, 6)
+layernorm(const T* x, const T* weight, const T* bias, T* y, long long rows, long long cols, float eps) {
+    __shared__ Group::Scratch scratch;
+    Group group = {scratch, 0, (int)threadIdx.x, 0};
+    const int thread = group.thread;
+    const int lane = group.rank * TPR + thread;
+    const long long first_row = (long long)(blockIdx.x / (CLUSTER * SPLIT)) * GROUPS + group.group;
+    [[maybe_unused]] const long long row_step = rows;
+
+    [[maybe_unused]] const Packet weight_tail = Row::vector_tail<load_affine>(weight, 1.f), bias_tail = Row::vector_tail<load_affine>(bias, 0.f);
+
+    if (const long long row = first_row; row < rows) {
+        [[maybe_unused]] const T* const x_row = x + row * COLS;
+        [[maybe_unused]] const int shift = Row::shift_of(row);
+        Packet row_packed[ITERS];
+        #pragma unroll
+        for (int it = 0; it < ITERS; ++it) row_packed[it] = Row::load<load_x>(x_row, it, lane, shift, row + 1 == rows);
+        Packet w[OWN_ITERS], b[OWN_ITERS];
+        #pragma unroll
+        for (int it = 0; it < OWN_ITERS; ++it) { w[it] = Row::beside<load_affine>(weight, weight_tail, 1.f, it, lane, shift, true); b[it] = Row::beside<load_affine>(bias, bias_tail, 0.f, it, lane, shift, true); }
+        float row_f32[ITERS][VEC];
+        #pragma unroll
+        for (int it = 0; it < ITERS; ++it) unpack<T>(row_packed[it], row_f32[it]);
+
+        // Statistics. Squares are taken about a mean or an element of the data; E[x^2] - E[x]^2 only where it keeps its digits.
+        // One running mean and sum of squares for each place in a packet: VEC independent chains of the same count.
+        float chain_mean[VEC] = {}, chain_m2[VEC] = {}, chain_count = 0.f;
+        #pragma unroll
+        for (int it = 0; it < ITERS; ++it) if (Row::present(it, lane)) {
+            float (&v)[VEC] = row_f32[it];
+            chain_count += 1.f;
+            const float share = 1.f / chain_count;
+            #pragma unroll
+            for (int e = 0; e < VEC; ++e) {
+                const float d = v[e] - chain_mean[e];
+                chain_mean[e] += d * share;
+                chain_m2[e] += d * (v[e] - chain_mean[e]);
+            }
+        }
+        Moments m = {EQUAL ? ITERS : chain_count, chain_mean[0], chain_m2[0]};
+        #pragma unroll
+        for (int e = 1; e < VEC; ++e) m = merge(m, Moments{EQUAL ? ITERS : chain_count, chain_mean[e], chain_m2[e]});
+        m = group.reduce(m);
+        const float centre_of_row = m.mean, rstd = reciprocal_std(m.m2 * (1.f / COLS), eps);
+
+        #pragma unroll
+        for (int it = 0; it < OWN_ITERS; ++it) if (Row::present(it, lane)) {
+            float (&v)[VEC] = row_f32[it];
+            float scale[VEC], offset[VEC];
+            unpack<T>(w[it], scale); unpack<T>(b[it], offset);
+            float result[VEC];
+            #pragma unroll
+            for (int e = 0; e < VEC; ++e) result[e] = fmaf((v[e] - centre_of_row) * rstd, scale[e], offset[e]);
+            Row::store<store_y>(y + row * COLS, it, lane, shift, pack<T, BYTES>(result));
+        }
+    }
+}
