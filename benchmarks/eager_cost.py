@@ -201,7 +201,7 @@ def sample(call: Call, place: torch.device, within: Callable[[], AbstractContext
 def tell_calls(record: dict[str, Any]) -> None:
     print(f"{record['package']} {record['workload']}" + (f", {record['machine']}" if "machine" in record else ""))
     for name, timings in record.get("contenders", {}).items():
-        both = "   ".join(f"{clock} {timing}" for clock, timing in timings.items())
+        both = "   ".join(f"{clock} {timing.us:10.2f} us  {timing.gain}" for clock, timing in timings.items())
         print(f"  {name:20} {both}")
     for name, timings in record.get("over_best_peer", {}).items() if record.get("best_peer") != "PyTorch" else ():
         gains = ", ".join(f"{clock} {timing.gain}" for clock, timing in timings.items())

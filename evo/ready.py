@@ -194,8 +194,9 @@ def __getattr__(name: str) -> Any:
         known = ", ".join(sorted(claimed)) or "nothing yet"
         raise AttributeError(f"no kernel that is shipped with this evo is or has {name!r}; there are: {known}")
     if len(claimed[name]) > 1:
+        folders = " and in ".join(map(str, claimed[name]))
         raise ImportError(
-            f"{name!r} is in {' and in '.join(map(str, claimed[name]))}: give folders other names than functions, and export "
+            f"{name!r} is in {folders}: give folders other names than functions, and export "
             f"one function to one package, which takes all its dtypes and devices"
         )
     owner = claimed[name][0].name

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from math import isfinite
@@ -56,7 +55,7 @@ def _variants(frontend: Any, every: bool) -> list[dict[str, Any]]:
     found = []
     for v in dispatch.package.variants:
         taken = dispatch.taken(v.index)
-        instead = f"variant {taken} is taken in its place"
+        instead = "another build is taken in its place"
         found.append(
             {
                 "variant": v.index,
@@ -144,38 +143,22 @@ def _show(frontend: Any, options: argparse.Namespace, say: Say) -> tuple[list[di
             say(f"  {v['variant']} {v['arch']}: {standing}candidate {v['candidate']}: {v['unavailable'] or 'runs here'}")
             _tell_rebuilt(v, say)
             if standing:
-                say(f"    {_compiled(package.variants[v['variant']].record)}")
+                measured_arch = package.variants[v["variant"]].record["measured_arch"]
+                say(f"    found on {measured_arch} and never timed on this architecture")
             elif r := v["recorded"]:
                 say(f"    {r['how']} on {r['device']}: {r['own_us']:.2f} us, speed-up over PyTorch {_gain(r)}")
     _explain_marks([v["recorded"] for v in variants if v["recorded"]], say)
     return variants, 0
 
 
-def _compiled(record: Mapping[str, Any]) -> str:
-    """Of a build that was not measured: what the compiler said of it."""
-    told = f"found on {record['measured_arch']} and never timed on this architecture"
-    if record["registers"] is None:
-        return told
-    smem_bytes = record["smem_static_bytes"] + record["launch"]["smem_bytes"]
-    spilled = f"{record['spill_bytes']} bytes spilled"
-    return f"{told}: {record['registers']} registers, {spilled}, {smem_bytes} bytes of shared memory"
-
-
-def _tell_left_out(variants: list[dict[str, Any]], every: bool, done: str, say: Say) -> None:
-    """What was not `done` ("checked", "timed"), and why: a line for each reason; apart, builds in whose place another one is
-    taken here, by architecture."""
-    others: Counter[str] = Counter()
+def _tell_left_out(variants: list[dict[str, Any]], done: str, say: Say) -> None:
+    """What was not `done` ("checked", "timed"), and why: a line for each architecture and reason."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for v, name in zip(variants, _names(variants), strict=True):
-        if v["taken"] != v["variant"] and not every:
-            others[v["arch"]] += 1
-        elif v["unavailable"]:
+        if v["unavailable"]:
             reasons.setdefault((v["arch"], v["unavailable"]), []).append(name)
     for (arch, reason), names in reasons.items():
         say(f"{names[0] if len(names) == 1 else f'{len(names)} variants for {arch}'}  not {done}: {reason}")
-    if others:
-        told = ", ".join(f"{number} for {arch}" for arch, number in others.items())
-        say(f"not {done}, because other builds are taken here: {told} (with --all, those that can run here are, too)")
 
 
 def _check(frontend: Any, options: argparse.Namespace, say: Say) -> tuple[list[dict[str, Any]], int]:
@@ -196,7 +179,7 @@ def _check(frontend: Any, options: argparse.Namespace, say: Say) -> tuple[list[d
                 verdict = f"WRONG  {c.case}: {c.reason}" if c.reason else f"right  {c.case}: error {c.error:.3g}"
                 say(f"  {verdict} [{c.path}]")
         say(f"{name}  {_summary(found)} (seed {seed})")
-    _tell_left_out(variants, options.all, "checked", say)
+    _tell_left_out(variants, "checked", say)
     checked = [v["right"] for v in variants if v["right"] is not None]
     if not checked:
         say("no variant of this package runs on this machine: every call is left to PyTorch")
@@ -226,7 +209,7 @@ def _bench(frontend: Any, options: argparse.Namespace, say: Say) -> tuple[list[d
             torch_us = "-" if t["torch_us"] is None else f"{t['torch_us']:.2f}"
             say(f"{name}  {t['how']:6}  {t['own_us']:9.2f}  {torch_us:>9}  {_gain(t)}")
         told += timings
-    _tell_left_out(variants, options.all, "timed", say)
+    _tell_left_out(variants, "timed", say)
     for how, device in dict.fromkeys((t["how"], t["device"]) for t in told if "device" in t):
         say(f"{how}: measured by evo before the export, on {device}")
     _explain_marks(told, say)

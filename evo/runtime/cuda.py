@@ -199,14 +199,6 @@ def _load_functions(image: bytes, name: str, variant: Variant) -> tuple[int, int
     return function.value, unaligned
 
 
-def _grid(plan: LaunchPlan, sizes: Mapping[str, int], multiprocessors: int) -> tuple[int, int, int]:
-    """Raises Unavailable where a launch would be more than a grid can have."""
-    x, y, z = plan.grid(sizes, multiprocessors)
-    if x > _LARGEST_GRID or max(y, z) > _LARGEST_AXIS:
-        raise Unavailable(f"it would need a grid of {x} x {y} x {z} blocks")
-    return x, y, z
-
-
 class _Frame:
     """One launch as the driver wants it: geometry, and the arguments, which it has copied when the launch returns.
 
@@ -242,7 +234,9 @@ class CudaCall:
     ) -> None:
         variant = self.variant = function.variant
         self.sizes = tuple(sizes.values())
-        self._blocks = _grid(variant.plan, sizes, function.multiprocessors)
+        x, y, z = self._blocks = variant.plan.grid(sizes, function.multiprocessors)
+        if x > _LARGEST_GRID or max(y, z) > _LARGEST_AXIS:
+            raise Unavailable(f"it would need a grid of {x} x {y} x {z} blocks")
         self._codes = variant.package.arguments
         self._pack = struct.Struct("=" + "".join(_WORDS[code] for code in self._codes)).pack_into
         self._addresses = [i for i, code in enumerate(self._codes) if code == "P"]

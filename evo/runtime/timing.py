@@ -18,13 +18,14 @@ import torch
 
 from .cpu import keep_freed_memory
 
-__all__ = ["Race", "Sample", "Timing", "compare", "race", "run_queue_wait_s", "watch"]
+__all__ = ["Race", "Sample", "Timing", "compare", "race", "watch"]
 
 _FOOTPRINT_BYTES = 256 << 20
 _MOST_SETS = 64
 _SAMPLE_S = 2e-3
 """At least so long is one sample, so that reading the clock costs nothing."""
 _WAITED_SHARE = 0.02
+"""A team of threads waits for the one that lost its core: one percent of waiting can slow a call by ten."""
 
 Sample = Callable[[int], tuple[float, ...]]
 """So many calls, one after another: seconds by each of the clocks that are read."""
@@ -41,9 +42,6 @@ class Timing:
     low: float
     high: float
     disturbed: bool
-
-    def __str__(self) -> str:
-        return f"{self.us:10.2f} us  {self.gain}"
 
     @property
     def gain(self) -> str:
@@ -131,17 +129,17 @@ def compare(frontend: Any, index: int, rounds: int) -> dict[str, tuple[float, Ti
 
 def watch() -> Callable[[], bool]:
     """Whether other programs kept this one from its cores since that was last asked."""
-    since = time.perf_counter(), run_queue_wait_s()
+    since = time.perf_counter(), _run_queue_wait_s()
 
     def found() -> bool:
         nonlocal since
-        (began, before), since = since, (time.perf_counter(), run_queue_wait_s())
+        (began, before), since = since, (time.perf_counter(), _run_queue_wait_s())
         return since[1] - before > _WAITED_SHARE * (since[0] - began)
 
     return found
 
 
-def run_queue_wait_s() -> float:
+def _run_queue_wait_s() -> float:
     """Seconds that the threads of this process were ready to run and have waited for a core, all together; 0 where Linux
     does not tell."""
     waited_ns = 0

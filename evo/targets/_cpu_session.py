@@ -20,12 +20,10 @@ from evo.errors import DeviceError, EngineError, LaunchError
 from evo.evaluation import Binary
 from evo.problem.kernel import Launch, Limits
 from evo.runtime.cpu import keep_freed_memory, share_openmp_runtime
-from evo.runtime.timing import run_queue_wait_s
+from evo.runtime.timing import watch
 from evo.targets import EVICTION_MULTIPLE, DeviceInfo, Hazards
 
 __all__ = ["CpuLoaded", "CpuReplay", "CpuSession"]
-
-_WAITED_SHARE = 0.02
 
 
 class CpuLoaded:
@@ -110,7 +108,7 @@ class CpuSession:
         self.hazards: Hazards | None = None
         self.device = torch.device("cpu")
         self._looked = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
-        self._waited = time.perf_counter(), run_queue_wait_s()
+        self._disturbed = watch()
         self._other_data: torch.Tensor | None = None
         keep_freed_memory()
         try:
@@ -172,12 +170,8 @@ class CpuSession:
         return found
 
     def disturbance(self) -> str:
-        """Other programs, if threads of this process were ready to run and waited for a core for more than
-        `_WAITED_SHARE` of the time. A team of threads waits for the one that lost its core: one percent of waiting
-        can slow a call by ten."""
-        (since, before), self._waited = self._waited, (time.perf_counter(), run_queue_wait_s())
-        now, waited = self._waited
-        return "other programs took the cores" if waited - before > _WAITED_SHARE * (now - since) else ""
+        """Other programs, if threads of this process were ready to run and waited for a core."""
+        return "other programs took the cores" if self._disturbed() else ""
 
     def close(self) -> None:
         """Nothing is held."""

@@ -113,15 +113,15 @@ def test_a_cpu_without_the_instructions_takes_the_measured_code(
 
 
 def test_the_packages_own_commands_say_which_build_is_taken(on_cpu: Path, command: Any) -> None:
-    best, next_best = levels()[:2]
+    best = levels()[0]
     shown = command(on_cpu, "show")[1]
     assert f"  1 {best}: compiled, candidate test/0: runs here" in shown
     assert "found on x86-64 and never timed on this architecture" in shown
-    assert "  0 x86-64: candidate test/0: variant 1 is taken in its place" in shown
+    assert "  0 x86-64: candidate test/0: another build is taken in its place" in shown
     code, checked = command(on_cpu, "check", "--seed", "3")
     assert code == 0, checked
     assert len(re.findall(rf"{best} \(compiled\) +right: ", checked)) == 1
-    assert f"other builds are taken here: 1 for x86-64, 1 for {next_best}" in checked
+    assert checked.count("not checked: another build is taken in its place") == 2
     every = json.loads(command(on_cpu, "check", "--all", "--seed", "3", "--json")[1])
     assert [v["right"] for v in every] == [True] * 3
     assert [v["taken"] for v in every] == [1] * 3
