@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, case, func, select
 
 from evo.analysis.best import UNCONFIRMED, Best, leaders
 from evo.analysis.runs import RunSummary, find_run
-from evo.analysis.times import gain_between, gain_fields
+from evo.analysis.times import Gain, gain_between, gain_fields
 from evo.evaluation import PASSED
 from evo.lineage import models as m
 from evo.lineage.models import key_range
@@ -92,7 +92,7 @@ class Comparison:
 def compare(store: Store, runs: Sequence[str]) -> Comparison:
     """Raises UnknownNameError, or StoreError for an ambiguous prefix. A run named twice counts once."""
     known = {run.name: run for run in (find_run(store, name) for name in runs)}
-    rows: dict[str, list[tuple[ComparedRun, Best | None]]] = defaultdict(list)
+    searches: dict[str, list[_Search]] = defaultdict(list)
     with store.reading() as connection:
         for run in known.values():
             key = resolve_run(connection, run.name)
@@ -100,11 +100,14 @@ def compare(store: Store, runs: Sequence[str]) -> Comparison:
             fastest = {leader.workload: leader for leader in leaders(connection, m.Run.id == key)}
             searched_s = max((course.until_s for course in courses.values()), default=0.0)
             for task in run.tasks:
-                leader = fastest.get(task.workload)
-                row = _row(run, task.workload, leader, courses.get(task.number), searched_s)
-                rows[task.workload].append((row, leader))
-    ranked = [row for workload in sorted(rows) for row in _ranked(rows[workload])]
-    return Comparison(rows=tuple(ranked), settings=tuple(_settings(list(known.values()))))
+                search = (run, fastest.get(task.workload), courses.get(task.number), searched_s)
+                searches[task.workload].append(search)
+    rows = [row for workload in sorted(searches) for row in _ranked(workload, searches[workload])]
+    return Comparison(rows=tuple(rows), settings=tuple(_settings(list(known.values()))))
+
+
+_Search = tuple[RunSummary, Best | None, Any, float]
+"""A run, its leader for one workload, its course there, and the seconds of its search."""
 
 
 def _courses(connection: Connection, run_id: int) -> dict[int, Any]:
@@ -127,7 +130,8 @@ _OF_BEST = (
 """The fields of `Best` that a row has, too."""
 
 
-def _row(run: RunSummary, workload: str, leader: Best | None, course: Any, search_s: float) -> ComparedRun:
+def _row(workload: str, search: _Search, gain: Gain | None) -> ComparedRun:
+    run, leader, course, search_s = search
     candidates, passed = (int(course.candidates), int(course.passed)) if course else (0, 0)
     return ComparedRun(
         workload=workload,
@@ -139,7 +143,7 @@ def _row(run: RunSummary, workload: str, leader: Best | None, course: Any, searc
         best=leader.id if leader else None,
         **{name: getattr(leader, name, None) for name in _OF_BEST},
         disturbed=bool(leader and leader.disturbed),
-        **gain_fields(None, "behind"),
+        **gain_fields(gain, "behind"),
         candidates=candidates,
         passed=passed,
         failures=candidates - passed,
@@ -149,16 +153,13 @@ def _row(run: RunSummary, workload: str, leader: Best | None, course: Any, searc
     )
 
 
-def _ranked(rows: Sequence[tuple[ComparedRun, Best | None]]) -> list[ComparedRun]:
+def _ranked(workload: str, searches: Sequence[_Search]) -> Iterator[ComparedRun]:
     """The rows of one workload, the fastest first, with the unconfirmed behind; compared with the first of their own kernel
     and device."""
-    ordered = sorted(rows, key=lambda r: (r[0].speedup is None, r[0].unconfirmed, -(r[0].speedup or 0.0), r[0].run))
     first: dict[tuple[str, str], Best | None] = {}
-    found = []
-    for row, leader in ordered:
-        gain = gain_between(leader, first.setdefault((row.kernel, row.device), leader))
-        found.append(replace(row, **gain_fields(gain, "behind")))
-    return found
+    for search in sorted(searches, key=lambda s: (s[1].unconfirmed, s[1].ratio, s[0].name) if s[1] else (2, 0, s[0].name)):
+        run, leader, *_ = search
+        yield _row(workload, search, gain_between(leader, first.setdefault((run.kernel, run.device), leader)))
 
 
 def _settings(runs: Sequence[RunSummary]) -> list[SettingDifference]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,11 +22,11 @@ from evo.lineage.read import resolve_run
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import find_kernel, kernel_digest, load_kernel, template_root
-from evo.problem.space import Point, Space, Value
+from evo.problem.space import Parameter, Point, Space, Value
 from evo.targets import find_target
 
 __all__ = [
-    "Milestone", "Population", "Problem", "RunOutcome", "TriedParameter", "WorkloadOutcome", "read_outcome", "read_problem",
+    "Milestone", "Population", "Problem", "RunOutcome", "WorkloadOutcome", "read_outcome", "read_problem",
 ]  # fmt: skip
 
 
@@ -41,17 +41,6 @@ class Problem:
     spaces: Mapping[int, Space]
     roles: Mapping[str, str]
     changed: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TriedParameter:
-    """values: those that were tried, in the order in which the kernel declares them. structural: selects another algorithm
-    or code shape."""
-
-    name: str
-    values: tuple[Value, ...]
-    structural: bool
-    why: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +68,8 @@ class Milestone(RelativeTime):
 class Population:
     """The candidates of one task, a row each, by order.
 
-    score: NaN without one. passed: the search did not refuse it. points: the parameters of each. milestones: the new bests.
+    score: NaN without one. passed: the search did not refuse it. points: the parameters of each. parameters: with
+    the values that were tried. milestones: the new bests.
     """
 
     order: NDArray[np.int64]
@@ -88,7 +78,7 @@ class Population:
     operator: NDArray[np.str_]
     passed: NDArray[np.bool_]
     points: tuple[Point, ...]
-    parameters: tuple[TriedParameter, ...]
+    parameters: tuple[Parameter, ...]
     milestones: tuple[Milestone, ...]
 
     def __len__(self) -> int:
@@ -111,7 +101,7 @@ class WorkloadOutcome:
     """
 
     task: TaskSummary
-    candidates: Population | None
+    candidates: Population
     leader: CandidateRecord | None
     finals: WorkloadFinals
     steps: tuple[Kin, ...]
@@ -122,12 +112,12 @@ class WorkloadOutcome:
 
     @property
     def number(self) -> int:
-        return 0 if self.candidates is None else len(self.candidates)
+        return len(self.candidates)
 
     @property
     def milestones(self) -> tuple[Milestone, ...]:
         """The new bests."""
-        return self.candidates.milestones if self.candidates else ()
+        return self.candidates.milestones
 
     @property
     def important(self) -> list[str]:
@@ -220,16 +210,12 @@ def read_problem(run: RunSummary) -> Problem:
     return Problem(spaces=spaces, roles={b.name: b.role for b in kernel.baselines}, changed=changed)
 
 
-def _read_population(
-    store: Store, run: str, task: int, space: Space | None, refused: Collection[str]
-) -> Population | None:
-    """None without candidates. space: the kernel's, if it is known. refused: ids of those that the finals refused."""
+def _read_population(store: Store, run: str, task: int, space: Space | None, refused: Collection[str]) -> Population:
+    """space: the kernel's, if it is known. refused: ids of those that the finals refused."""
     with store.reading() as connection:
         key = resolve_run(connection, run)
         some = compare_with_parents(connection, key, task)
         times = search_times(connection, key, [one.row.id for one in some if one.best])
-    if not some:
-        return None
     points = tuple(Genome.from_json(one.row.genome).parameters for one in some)
     milestones = [
         Milestone(
@@ -244,18 +230,18 @@ def _read_population(
         if one.best
     ]
     return Population(
-        order=np.array([one.row.order for one in some]),
+        order=np.array([one.row.order for one in some], int),
         elapsed_s=np.array([one.row.elapsed_s for one in some], float),
         score=np.array([one.row.score for one in some], float),  # None becomes NaN
-        operator=np.array([one.row.operator for one in some]),
-        passed=np.array([one.row.status in PASSED for one in some]),
+        operator=np.array([one.row.operator for one in some], str),
+        passed=np.array([one.row.status in PASSED for one in some], bool),
         points=points,
         parameters=_tried_parameters(points, space),
         milestones=tuple(milestones),
     )
 
 
-def _tried_parameters(points: Sequence[Point], space: Space | None) -> tuple[TriedParameter, ...]:
+def _tried_parameters(points: Sequence[Point], space: Space | None) -> tuple[Parameter, ...]:
     """In the order in which the kernel declares them, then those that it does not have any more. Where the kernel does not
     tell, a parameter of words alone is taken for structural."""
     tried: dict[str, set[Value]] = defaultdict(set)
@@ -265,15 +251,9 @@ def _tried_parameters(points: Sequence[Point], space: Space | None) -> tuple[Tri
     declared = space.by_name if space else {}
     found = []
     for name in [n for n in declared if n in tried] + sorted(n for n in tried if n not in declared):
-        known = declared.get(name)
-        order = list(known.values) if known else []
-        order += sorted(tried[name].difference(order), key=lambda value: (isinstance(value, str), value))
-        found.append(
-            TriedParameter(
-                name=name,
-                values=tuple(value for value in order if value in tried[name]),
-                structural=known.structural if known else all(isinstance(value, str) for value in tried[name]),
-                why=known.why if known else "",
-            )
-        )
+        values = tuple(sorted(tried[name], key=lambda value: (isinstance(value, str), value)))
+        words = all(isinstance(value, str) for value in values)
+        known = declared.get(name) or Parameter(name=name, values=values, structural=words)
+        order = dict.fromkeys((*known.values, *values))
+        found.append(replace(known, values=tuple(value for value in order if value in tried[name])))
     return tuple(found)

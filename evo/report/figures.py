@@ -123,7 +123,7 @@ class Figure:
 
 def draw_workload(data: WorkloadOutcome, anchor: str) -> list[Figure]:
     """All that can be drawn. anchor: what the ids of the rows begin with that the marks of the lineage link to."""
-    if data.candidates is None:
+    if not data.number:
         return []
     drawn = (
         draw_convergence(data, "evaluations"),
@@ -187,7 +187,7 @@ _MOST_DOTS, _MOST_STROKES = 2_500, 200
 def draw_convergence(data: WorkloadOutcome, against: Literal["evaluations", "seconds"]) -> Figure | None:
     """The best speed-up so far, with its interval, and every candidate."""
     some = data.candidates
-    if some is None or not np.isfinite(some.speedup).any():
+    if not np.isfinite(some.speedup).any():
         return None
     seconds = against == "seconds"
     positions = some.elapsed_s if seconds else np.arange(1, len(some) + 1, dtype=float)
