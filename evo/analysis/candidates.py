@@ -47,10 +47,6 @@ class Subject:
     workload: str
     dtype: str
 
-    def subject(self) -> dict[str, Any]:
-        """The fields of this class, for a record that has them too."""
-        return {name: getattr(self, name) for name in Subject.__dataclass_fields__}
-
 
 def select_candidates(*columns: Any) -> Select[Any]:
     """The fields of `Subject` and more, of candidates with their tasks, runs and environments."""

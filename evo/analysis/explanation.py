@@ -142,7 +142,7 @@ def explain(
     known = [c.gain for c in credits if c.gain is not None]
     product = math.prod(known) if known else None
     return Explanation(
-        **record.subject(),
+        **{name: getattr(record, name) for name in Subject.__dataclass_fields__},
         ratio=own.ratio,
         median_us=own.median_us,
         disturbed=own.disturbed or bool(base_time and base_time.disturbed),

@@ -19,7 +19,7 @@ from evo.problem.genome import Genome
 from evo.problem.space import Value
 
 __all__ = [
-    "Confirmation", "Finalist", "RefusedFinalist", "WorkloadFinals", "ceiling_note", "error_line", "quoted", "read_finals",
+    "Confirmation", "Finalist", "RefusedFinalist", "WorkloadFinals", "ceiling_note", "error_line", "read_finals",
     "refused_finalists",
 ]  # fmt: skip
 
@@ -195,13 +195,6 @@ def error_line(log: str) -> str:
     """The first line that speaks of an error, or else the first."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     return next((line for line in lines if "error" in line.lower()), lines[0] if lines else "")
-
-
-def quoted(confirmed: Confirmation) -> str:
-    """What the winner's confirming time is good for."""
-    if confirmed.disturbed:
-        return "that would be the figure to quote if nothing had slowed the device down"
-    return "that is the figure to quote"
 
 
 def ceiling_note(ceiling: str) -> str:

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from evo.analysis.comparison import MILESTONES
 from evo.analysis.failures import read_failures
 from evo.analysis.finals import WorkloadFinals
 from evo.analysis.runs import RunFinals, read_history, read_run_finals
@@ -24,7 +25,6 @@ from evo.search.run import Outcome
 
 __all__ = ["evaluation_costs", "outcome_record", "print_outcome", "recorded_finals", "unfinished"]
 
-_MILESTONES = (1.1, 1.3, 1.5, 2.0)
 _REASON = 300
 """Characters of a reason that are printed."""
 
@@ -119,7 +119,7 @@ def _milestones(outcome: Outcome, task: int, before_search_s: float) -> dict[str
     before the run was resumed, in seconds of searching."""
     reached, before = {}, {}
     known = [i for i in outcome.search.progress.improvements if i.task == task]
-    for milestone in _MILESTONES:
+    for milestone in MILESTONES:
         first = next((i for i in known if 1 / i.ratio >= milestone), None)
         if first is not None and first.replayed:
             before[f"{milestone}x"] = round(first.elapsed_s, 2)

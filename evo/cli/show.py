@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from evo.analysis.candidates import CandidateRecord, TimingRecord, read_source
-from evo.analysis.finals import Finalist, RefusedFinalist, WorkloadFinals, ceiling_note, quoted
+from evo.analysis.finals import Finalist, RefusedFinalist, WorkloadFinals, ceiling_note
 from evo.analysis.runs import RunFinals, read_run_finals
 from evo.analysis.times import RelativeTime
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, make_console, print_json
@@ -221,9 +221,12 @@ def _print_confirmation(console: Terminal, held: WorkloadFinals) -> None:
     if again is None or held.winner is None:
         return
     gain = marked(speedup(again.ratio, held.noise_floor), again.disturbed)
+    use = "is the figure to quote"
+    if again.disturbed:
+        use = "would be the figure to quote if nothing had slowed the device down"
     console.say(
         f"confirmed: {short_id(held.winner)} ran once more, alone with the baselines, in a fresh process and on other data:"
-        f" {figure(again.median_us)} us, {gain}; {quoted(again)}",
+        f" {figure(again.median_us)} us, {gain}; that {use}",
         "bold",
     )
     bound = next((t.median_us for t in held.baselines if t.contender == held.ceiling), None)
