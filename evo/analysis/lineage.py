@@ -14,7 +14,6 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from evo.analysis.best import find_best
 from evo.analysis.candidates import read_candidate, read_source
-from evo.analysis.comparison import Comparison, compare
 from evo.analysis.descent import read_family
 from evo.analysis.diff import diff
 from evo.analysis.explanation import explain
@@ -22,7 +21,7 @@ from evo.analysis.failures import failure_totals, read_failures
 from evo.analysis.importance import read_importance
 from evo.analysis.operators import read_operators
 from evo.analysis.pareto import read_pareto
-from evo.analysis.runs import list_runs, read_history, read_run_finals
+from evo.analysis.runs import Comparison, compare, list_runs, read_history, read_run_finals
 from evo.analysis.sql import select_sql
 from evo.lineage.store import Store
 

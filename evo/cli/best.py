@@ -9,9 +9,8 @@ from typing import Annotated
 import typer
 
 from evo.analysis.best import Best, find_best
-from evo.analysis.comparison import ComparedRun, Comparison, SettingDifference
-from evo.analysis.comparison import compare as compare_runs
-from evo.analysis.runs import ListedRun, list_runs
+from evo.analysis.runs import ComparedRun, Comparison, ListedRun, SettingDifference, list_runs
+from evo.analysis.runs import compare as compare_runs
 from evo.cli.options import DEFAULT_DB, Db, Json, answer, command_line
 from evo.cli.tables import (
     Terminal,

@@ -8,10 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from evo.analysis.comparison import MILESTONES
 from evo.analysis.failures import read_failures
 from evo.analysis.finals import WorkloadFinals
-from evo.analysis.runs import RunFinals, read_history, read_run_finals
+from evo.analysis.runs import MILESTONES, RunFinals, read_history, read_run_finals
 from evo.cli.options import command_line
 from evo.cli.screen import LONG_S, busy_share, doing
 from evo.cli.show import print_finals

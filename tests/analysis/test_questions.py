@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from evo.analysis.comparison import compare
 from evo.analysis.failures import failure_totals, read_failures
 from evo.analysis.importance import read_importance, undersampled
 from evo.analysis.operators import read_operators
 from evo.analysis.pareto import read_pareto
+from evo.analysis.runs import compare
 from evo.evaluation import Status
 from evo.lineage import RunStatus, Stage
 from evo.lineage.store import Store

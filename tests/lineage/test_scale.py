@@ -13,7 +13,6 @@ from sqlalchemy import Connection, Engine, event
 
 from evo.analysis.best import find_best, leaders
 from evo.analysis.candidates import read_candidate, read_source
-from evo.analysis.comparison import compare
 from evo.analysis.descent import read_family
 from evo.analysis.diff import diff
 from evo.analysis.explanation import explain
@@ -22,7 +21,7 @@ from evo.analysis.finals import read_finals
 from evo.analysis.importance import read_importance
 from evo.analysis.operators import read_operators
 from evo.analysis.pareto import read_pareto
-from evo.analysis.runs import find_run, list_runs, read_history
+from evo.analysis.runs import compare, find_run, list_runs, read_history
 from evo.analysis.sql import select_sql
 from evo.analysis.times import noise_floors
 from evo.lineage import Stage
