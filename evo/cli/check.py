@@ -35,12 +35,13 @@ from evo.cli.search import load_context
 from evo.cli.tables import Terminal, count, short_id, short_workload, visible
 from evo.errors import DeviceError, KernelError, StoreError, UnknownNameError, UsageError
 from evo.evaluation import Status
+from evo.executors import ExecutorConfig
 from evo.lineage.store import Store
 from evo.problem.kernel import find_kernel, kernel_names
 from evo.sanitize import Sanitized, choose_tools
 from evo.sanitize import sanitize as run_tools
 from evo.search.check import Checked, check_candidate, check_kernel, check_workloads_of
-from evo.search.run import RunSettings, default_builders, open_executor
+from evo.search.run import default_builders, open_executor
 from evo.search.tasks import TaskExecutor
 from evo.targets import find_target
 
@@ -212,8 +213,8 @@ def _check_candidate(recorded: CandidateRecord, seed: int, compile_only: bool, d
     observe = None if json else CheckLines("workloads")
     # A cache of its own: what is checked is what the compiler makes now, not what it once made.
     with tempfile.TemporaryDirectory(prefix="evo-check-") as folder:
-        settings = RunSettings(builders=default_builders(find_target(request.target)), cache_dir=Path(folder))
-        with open_executor(request.target, settings) as executor:
+        config = ExecutorConfig(builders=default_builders(find_target(request.target)), cache_dir=Path(folder))
+        with open_executor(request.target, config) as executor:
             task = task_of(recorded, executor, seed)
             results = check_candidate(task, request.genome, gate=not compile_only, observe=observe)
     record = {

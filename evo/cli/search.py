@@ -36,7 +36,7 @@ from evo.cli.results import outcome_record, print_outcome, recorded_finals
 from evo.cli.screen import LiveScreen, PlainLines, Screen
 from evo.cli.tables import Terminal, count, format_duration
 from evo.errors import DeviceError, StoreError, UsageError
-from evo.executors import Executor
+from evo.executors import Executor, ExecutorConfig
 from evo.export._folder import check_replaceable
 from evo.lineage import RunSpec, RunStatus, StoredRun
 from evo.lineage.store import Store
@@ -45,7 +45,6 @@ from evo.problem.space import Space
 from evo.search.loop import Search, default_max_in_flight
 from evo.search.progress import Budget, StopReason, budget_of
 from evo.search.run import (
-    RunSettings,
     check_default,
     check_workloads,
     default_builders,
@@ -62,6 +61,7 @@ __all__ = [
 ]  # fmt: skip
 
 _DEFAULT_BUDGET = "60s"
+_FINALISTS = 8
 _CUDA_ARCH = re.compile(r"(sm|compute)_")
 
 
@@ -72,7 +72,7 @@ class KernelContext:
     kernel: Kernel
     target: str
     arch: str
-    workers: RunSettings
+    workers: ExecutorConfig
 
     def open_executor(self) -> AbstractContextManager[Executor]:
         return open_executor(self.target, self.workers)
@@ -113,9 +113,9 @@ def choose_arch(target: str, arch: str | None) -> str:
     return chosen
 
 
-def worker_settings(target: str, db: str) -> RunSettings:
+def worker_settings(target: str, db: str) -> ExecutorConfig:
     """As many builders as the target leaves cores for, and the cache next to the database."""
-    return RunSettings(cache_dir=cache_dir(db), builders=default_builders(find_target(target)))
+    return ExecutorConfig(cache_dir=cache_dir(db), builders=default_builders(find_target(target)))
 
 
 def search(
@@ -155,8 +155,8 @@ def search(
     job |= {k: v for k, v in context.params.items() if k in _JOB_KEYS and k != "kernel" and v not in (None, ())}
     job["sampler_options"] = options
     found = load_context(job["kernel"], job.get("target"), job.get("arch"), db)
-    named = {k: job[k] for k in ("builders", "finalists") if k in job}
-    found = replace(found, workers=replace(found.workers, **named))
+    if "builders" in job:
+        found = replace(found, workers=replace(found.workers, builders=job["builders"]))
     spec = _configure(job, found, db)
     if export is not None:
         check_replaceable(export, "module")  # before the budget is spent
@@ -164,7 +164,7 @@ def search(
         environment = describe_environment(find_target(spec.target))
         check_default(executor, spec)
         run = store.create_run(spec, environment)
-        _carry_out(store, run, executor, found.workers.finalists, json=json, export=export, db=db)
+        _carry_out(store, run, executor, job.get("finalists", _FINALISTS), json=json, export=export, db=db)
 
 
 def resume(
@@ -195,7 +195,7 @@ def resume(
             stored = store.run(stored.name)
         workers = worker_settings(stored.spec.target, db)
         with open_executor(stored.spec.target, workers) as executor:
-            _carry_out(store, stored, executor, workers.finalists, json=json, export=export, db=db, resumed=True)
+            _carry_out(store, stored, executor, _FINALISTS, json=json, export=export, db=db, resumed=True)
 
 
 def _check_larger(budget: Budget, run: StoredRun) -> None:

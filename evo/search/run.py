@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from evo import __version__
@@ -31,7 +30,6 @@ from evo.targets import Target
 
 __all__ = [
     "Outcome",
-    "RunSettings",
     "check_default",
     "check_workloads",
     "default_builders",
@@ -42,15 +40,6 @@ __all__ = [
 ]
 
 _FINALS_BATCHES = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunSettings:
-    """How this process carries a run out; none of it changes what is proposed."""
-
-    cache_dir: Path
-    builders: int
-    finalists: int = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,15 +123,9 @@ def _first_error(log: str) -> str:
     return next((line for line in lines if "error" in line.lower()), lines[0] if lines else "it says nothing")
 
 
-@contextmanager
-def open_executor(target: str, settings: RunSettings) -> Iterator[Executor]:
+def open_executor(target: str, config: ExecutorConfig) -> closing[Executor]:
     """Worker processes that start at once: they take seconds to get ready, so open this before anything slow."""
-    config = ExecutorConfig(builders=settings.builders, cache_dir=settings.cache_dir)
-    executor = find_executor("local")(target, config)
-    try:
-        yield executor
-    finally:
-        executor.close()
+    return closing(find_executor("local")(target, config))
 
 
 def execute(
@@ -151,7 +134,7 @@ def execute(
     executor: Executor,
     observer: Observer,
     *,
-    finalists: int = 8,
+    finalists: int,
     on_search: Callable[[Search], None] = lambda search: None,
     on_finals: Callable[[], None] = lambda: None,
 ) -> Outcome:
