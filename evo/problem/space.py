@@ -110,6 +110,7 @@ class Space:
     parameters: tuple[Parameter, ...]
     constraints: tuple[Constraint, ...] = ()
     default: Point = field(default_factory=dict)
+    """Where a parameter is left out, it has its first value."""
     initial_points: tuple[Point, ...] = ()
     """Legal points that a sampler tries first, behind the default."""
 
@@ -124,8 +125,7 @@ class Space:
                         f"parameter {p.name!r} depends on {w.parameter!r}, which is not declared before it"
                     )
             seen.add(p.name)
-        if self.default:
-            self.validate(self.complete(self.default))
+        self.validate(self.complete(self.default))
 
     @cached_property
     def by_name(self) -> dict[str, Parameter]:
@@ -197,23 +197,13 @@ class Space:
         """A legal point, uniform over the conditional tree and then rejected by constraints.
 
         Where so few are legal that none is found soon, one at the end of a random walk over legal points from the
-        default. Raises SpaceError, naming the constraint that refused most, if that is not legal either.
+        default.
         """
-        refused: dict[str, int] = {}
         for _ in range(_SAMPLE_ATTEMPTS):
             point = self.draw(rng)
-            broken = next((c.name for c in self.constraints if not c.holds(point)), None)
-            if broken is None:
+            if self._holds(point):
                 return point
-            refused[broken] = refused.get(broken, 0) + 1
-        if self.default and self.is_legal(self.default):
-            return self._walk(rng)
-        worst = max(refused, key=lambda name: refused[name])
-        reason = next(c.reason for c in self.constraints if c.name == worst)
-        raise SpaceError(
-            f"the constraints leave nothing to search: none of {_SAMPLE_ATTEMPTS} random points is legal, and"
-            f" {worst!r} ({reason}) refused {refused[worst]} of them; relax it or widen the parameters"
-        )
+        return self._walk(rng)
 
     def _walk(self, rng: random.Random) -> Point:
         """From the default, one parameter after the other to a random value, as long as that is legal."""
@@ -331,12 +321,18 @@ class Space:
         """
         for name, value in fixed.items():
             self.require(name, value)
+        default, rng = self.complete({**self.default, **fixed}), random.Random(0)
+        for _ in range(_SAMPLE_ATTEMPTS):
+            if self._holds(default):
+                break
+            default = self.draw(rng, fixed)
+        else:
+            raise SpaceError(
+                f"the constraints leave nothing to search with {', '.join(f'{k}={v}' for k, v in fixed.items())}: none of"
+                f" {_SAMPLE_ATTEMPTS} random points is legal ({'; '.join(self.violations(default))}); hold fewer parameters"
+            )
         kept = tuple(replace(p, values=(fixed[p.name],)) if p.name in fixed else p for p in self.parameters)
-        free = Space(parameters=kept, constraints=self.constraints)
-        default = free.complete({**self.default, **fixed})
-        if not free.is_legal(default):
-            default = free.sample(random.Random(0))
-        return replace(free, default=default)
+        return Space(parameters=kept, constraints=self.constraints, default=default)
 
 
 def _is_one_of(value: Value, values: Sequence[Value]) -> bool:

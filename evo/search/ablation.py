@@ -14,9 +14,6 @@ from evo.search.tasks import TaskExecutor
 
 __all__ = ["Ablation", "PairedGain", "Step", "Without", "measure_ablation"]
 
-_RACES = 2
-"""How often the race is held at most, while something disturbs more of it than taking rounds again can mend."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class PairedGain:
@@ -104,10 +101,11 @@ def measure_ablation(task: TaskExecutor, start: Genome, end: Genome, edits: Sequ
         order = tuple(sorted(numbers, key=lambda i: (-costs.get(i, 0.0), i)))
     prefixes = [_between(task, start, end, edits, order[: n + 1]) for n in numbers]
     variants.add(prefixes)
-    races = variants.race_until_quiet(
-        [start, end, *(without[i] for i in timed), *(p for p in prefixes if not variants.reasons[p])]
-    )
-    race = min(races, key=lambda race: (-len(race.timings), race.disturbed))
+    raced = [start, end, *(without[i] for i in timed), *(p for p in prefixes if not variants.reasons[p])]
+    races = [variants.race(raced)]
+    if races[0].disturbed:
+        races.append(variants.race(raced))
+    race = min(races, key=lambda race: race.disturbed)
     path, before, pending = [], start, tuple[int, ...]()
     for edit, genome in zip(order, prefixes, strict=True):
         pending += (edit,)  # where the edit does not work yet, it is made together with the next one
@@ -187,16 +185,6 @@ class _Variants:
             raise EvoError(f"the race for {self._task.workload} could not be held: {result.log}")
         timings = {t.contender: t for t in result.timings if t.protocol != "hot"}
         return _Race(timings=timings, refused=dict(result.refused), seconds=result.seconds)
-
-    def race_until_quiet(self, genomes: Sequence[Genome]) -> list[_Race]:
-        """One race, or several if something disturbed all but the last."""
-        held = [self.race(genomes)]
-        while held[-1].disturbed and len(held) < _RACES:
-            try:
-                held.append(self.race(genomes))
-            except EvoError:
-                break  # a disturbed race is better than none
-        return held
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,9 +15,8 @@ import numpy as np
 import pytest
 from spaces import outcome, play, tight_space, tiled_space, tiny_space
 
-from evo.errors import SpaceError, UnknownNameError
+from evo.errors import UnknownNameError
 from evo.problem.genome import Genome
-from evo.problem.space import Constraint, Ordinal, Space
 from evo.search.samplers import Exhausted, SamplerFactory, find_sampler, sampler_names
 
 COUNT = 60
@@ -107,13 +106,6 @@ def test_a_search_goes_on_in_which_nothing_passes_or_all_is_equal(make: SamplerF
 def test_a_legal_point_that_chance_never_hits_is_still_found(make: SamplerFactory) -> None:
     space = tight_space()
     assert space.is_legal(make(space, 9, {}).ask(0).genome.parameters)
-
-
-def test_a_space_without_a_legal_point_is_reported_as_such(make: SamplerFactory) -> None:
-    never = Constraint(name="never", holds=lambda p: False, reason="nothing is good enough")
-    space = Space(parameters=(Ordinal(name="a", values=(1, 2)),), constraints=(never,))
-    with pytest.raises(SpaceError, match="nothing is good enough"):
-        make(space, 0, {}).ask(0)
 
 
 @pytest.mark.parametrize("name", sampler_names())

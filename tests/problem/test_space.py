@@ -132,13 +132,6 @@ def test_a_space_that_makes_no_sense_is_refused() -> None:
             Ordinal(name="n", values=values)
 
 
-def test_contradictory_constraints_are_named() -> None:
-    never = Constraint(name="never", holds=lambda p: False, reason="nothing is good enough")
-    space = Space(parameters=(Ordinal(name="n", values=(1, 2)),), constraints=(never,))
-    with pytest.raises(SpaceError, match=r"'never' \(nothing is good enough\) refused"):
-        space.sample(random.Random(0))
-
-
 def test_restriction_holds_a_parameter_and_keeps_the_default_legal() -> None:
     space = tiny_space().restricted({"store": "registers", "tile": 1})
     points = list(space.points())
@@ -151,3 +144,5 @@ def test_restriction_to_an_unknown_value_says_what_there_is() -> None:
         tiny_space().restricted({"tile": 3})
     with pytest.raises(UnknownNameError, match="parameter"):
         tiny_space().restricted({"colour": "red"})
+    with pytest.raises(SpaceError, match=r"nothing to search with tile=4, .*store=shared: .* \(fits: a tile"):
+        tiny_space().restricted({"tile": 4, "unroll": 2, "pad": True, "store": "shared"})

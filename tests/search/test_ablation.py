@@ -99,8 +99,8 @@ def test_an_end_that_cannot_be_timed_is_said(tmp_path: Path) -> None:
 class Noisy:
     """An executor on whose machine something disturbs so many of twelve rounds of each race; then those of the last."""
 
-    def __init__(self, *disturbed: int, again: str = "") -> None:
-        self._disturbed, self.races, self._again = disturbed, 0, again
+    def __init__(self, *disturbed: int) -> None:
+        self._disturbed, self.races = disturbed, 0
 
     def build(self, request: Request) -> Future[Build]:
         return _done(s.build(0))
@@ -113,10 +113,6 @@ class Noisy:
         self.races += 1
         clocks = {"disturbed": float(spoilt), "discarded": 0.0 if spoilt else 4.0}
         names = [name for name, *_ in request.contenders]
-        if self.races > 1 and self._again == "lost":
-            return _done(RaceResult(timings=(), log="the device was lost", seconds=1.5))
-        if self.races > 1 and self._again == "incomplete":
-            names = names[:1]
         own = [_timing(name, 20.0 - 5 * i - 0.1 * self.races, clocks) for i, name in enumerate(names)]
         return _done(RaceResult(timings=(*own, replace(_timing("torch", 30.0, clocks), ratio=None)), seconds=1.5))
 
@@ -131,11 +127,11 @@ def _timing(name: str, us: float, clocks: dict[str, float]) -> Timing:
     return replace(s.timing(WORKLOAD, us / 30, contender=name), median_us=us, samples_us=(us,) * 12, clocks=clocks)
 
 
-def noisy(folder: Path, *disturbed: int, again: str = "") -> Ablation:
+def noisy(folder: Path, *disturbed: int) -> Ablation:
     write_kernel(folder, ("honest", "exact"))
-    executor = Noisy(*disturbed, again=again)
+    executor = Noisy(*disturbed)
     found = ablated(folder, {"mode": "honest", "unroll": 1}, {"mode": "honest", "unroll": 4}, executor)
-    assert executor.races == found.races + (again == "lost")
+    assert executor.races == found.races
     assert found.seconds == 1.5 * found.races
     return found
 
@@ -149,13 +145,6 @@ def test_a_race_that_was_disturbed_is_held_once_more_and_the_better_one_counts(
     found = noisy(tmp_path / "toy", *disturbed)
     assert (found.races, found.disturbed, found.end.median_us) == (races, spoilt, us)
     assert found.discarded == (0 if spoilt else 4)
-
-
-@pytest.mark.parametrize("again", ["lost", "incomplete"])
-def test_a_race_that_was_held_is_kept_if_it_cannot_be_held_again(again: str, tmp_path: Path) -> None:
-    found = noisy(tmp_path / again, 6, 0, again=again)
-    assert found.disturbed
-    assert found.end.median_us == 14.9, "of the first race"
 
 
 def test_a_disturbed_race_is_marked_from_the_headline_on(

@@ -152,7 +152,8 @@ def test_most_random_points_can_be_mended() -> None:
 
 def test_a_point_that_only_kept_parameters_could_mend_is_given_up() -> None:
     rule = Constraint(name="even", holds=lambda p: int(p["a"]) % 2 == 0, reason="odd is wrong")
-    space = Space(parameters=(Ordinal(name="a", values=(1, 2)), Ordinal(name="b", values=(1, 2))), constraints=(rule,))
+    both = (Ordinal(name="a", values=(1, 2)), Ordinal(name="b", values=(1, 2)))
+    space = Space(parameters=both, constraints=(rule,), default={"a": 2})
     assert repair(random.Random(0), space, {"a": 1, "b": 1}, keep={"a"}) is None
     assert repair(random.Random(0), space, {"a": 1, "b": 1}, keep={"a", "b"}) is None
     assert repair(random.Random(0), space, {"a": 1, "b": 1}) == {"a": 2, "b": 1}

@@ -8,7 +8,7 @@ results in the order of the proposals.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
@@ -54,8 +54,7 @@ class Sampler(Protocol):
         ...
 
 
-class SamplerFactory(Protocol):
-    def __call__(self, space: Space, seed: int, options: Mapping[str, object]) -> Sampler: ...
+SamplerFactory = Callable[[Space, int, Mapping[str, object]], Sampler]
 
 
 def sampler_names() -> list[str]:

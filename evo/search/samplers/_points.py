@@ -5,18 +5,15 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from evo.errors import SpaceError
 from evo.evaluation import Proposal
 from evo.problem.genome import Genome
 from evo.problem.space import Point, Space
-from evo.search.operators import repair
 from evo.search.samplers import Exhausted
 
 __all__ = ["Unseen", "first_proposals", "given_proposals"]
 
 _RANDOM_ATTEMPTS = 256
 """Random points that must all be known before the rest of the space is walked instead."""
-_STEERING_STEPS = 400
 _ENUMERABLE = 1 << 18
 """Upper bound of points up to which walking the whole space takes seconds at worst, all told."""
 
@@ -29,7 +26,6 @@ class Unseen:
         self._proposed: set[Genome] = set()
         self._sequence: list[Genome] = []
         self._rest: Iterator[Point] | None = None
-        self._rare: SpaceError | None = None
 
     def __contains__(self, genome: Genome) -> bool:
         """Whether it is still unseen."""
@@ -39,51 +35,39 @@ class Unseen:
         self._proposed.add(genome)
         self._sequence.append(genome)
 
+    def propose(self, rng: random.Random) -> Proposal:
+        return Proposal(genome=self.draw(rng), operator="random")
+
     def draw(self, rng: random.Random) -> Genome:
         """A legal genome never proposed, at random as long as random points are mostly new.
 
         Then what is left of a small space in declaration order, of a large one what neighbours the points
-        proposed so far. Raises Exhausted when that yields nothing either, and SpaceError if no point is legal.
+        proposed so far. Raises Exhausted when that yields nothing either.
         """
         if self._rest is None:
             for _ in range(_RANDOM_ATTEMPTS):
-                point = self._random(rng)
-                if point is not None and (genome := Genome.of(point)) in self:
+                genome = Genome.of(self._space.sample(rng))
+                if genome in self:
                     return genome
             self._rest = self._walk()
         for point in self._rest:
             genome = Genome.of(point)
             if genome in self:
                 return genome
-        if self._rare is not None and not self._sequence:
-            raise self._rare
         raise Exhausted(f"all {len(self._proposed)} legal points that could be found have been proposed")
-
-    def _random(self, rng: random.Random) -> Point | None:
-        if self._rare is None:
-            try:
-                return self._space.sample(rng)
-            except SpaceError as error:
-                self._rare = error  # legal points are too rare to be hit upon: steer towards them
-        return repair(rng, self._space, self._space.draw(rng), steps=_STEERING_STEPS)
 
     def _walk(self) -> Iterator[Point]:
         if self._space.cardinality <= _ENUMERABLE:
             yield from self._space.points()
             return
-        default = self._space.complete(self._space.default)
-        if self._space.is_legal(default):
-            yield default
+        yield self._space.complete(self._space.default)
         for genome in self._sequence:  # grows while it is walked
             yield from self._space.neighbours(genome.parameters)
 
 
 def first_proposals(space: Space) -> list[Proposal]:
-    """The default, if it is legal, and what is given."""
-    default = space.complete(space.default)
-    if not space.is_legal(default):
-        return given_proposals(space)
-    first = Proposal(genome=Genome.of(default), operator="default")
+    """The default, and what is given."""
+    first = Proposal(genome=Genome.of(space.complete(space.default)), operator="default")
     return [first, *(p for p in given_proposals(space) if p.genome != first.genome)]
 
 

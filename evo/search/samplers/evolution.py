@@ -135,7 +135,7 @@ class EvolutionSampler:
         restless = self._since_better >= self._config.patience
         injection = max(self._config.injection, _RESTLESS_INJECTION) if restless else self._config.injection
         if not self._population or self._rng.random() < injection:
-            return self._random()
+            return self._unseen.propose(self._rng)
         screened = self._surrogate.ready and not (restless and self._rng.random() < _RESTLESS_UNSCREENED)
         wanted = self._config.children if screened else 1
         children: list[Proposal] = []
@@ -146,7 +146,7 @@ class EvolutionSampler:
                 if len(children) == wanted:
                     break
         if not children:
-            return self._random()
+            return self._unseen.propose(self._rng)
         if len(children) == 1:
             return children[0]  # also where the surrogate is not ready
         merits = self._surrogate.merits([c.genome for c in children])
@@ -169,9 +169,6 @@ class EvolutionSampler:
         drawn = (self._rng.randrange(len(self._population)) for _ in range(self._config.tournament))
         _, order, genome = self._population[min(drawn)]
         return order, genome
-
-    def _random(self) -> Proposal:
-        return Proposal(genome=self._unseen.draw(self._rng), operator="random")
 
 
 SAMPLER = EvolutionSampler

@@ -28,13 +28,9 @@ class RandomSampler:
         self._first = deque(given_proposals(space))
 
     def ask(self, order: int) -> Proposal:
-        if self._first:
-            proposal = self._first.popleft()
-            self._unseen.remember(proposal.genome)
-            return proposal
-        genome = self._unseen.draw(self._rng)
-        self._unseen.remember(genome)
-        return Proposal(genome=genome, operator="random")
+        proposal = self._first.popleft() if self._first else self._unseen.propose(self._rng)
+        self._unseen.remember(proposal.genome)
+        return proposal
 
     def tell(self, order: int, score: float | None, duplicate_of: int | None = None) -> None:
         """Random search learns nothing."""

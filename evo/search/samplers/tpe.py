@@ -86,7 +86,7 @@ class TpeSampler:
         if self._first:
             return self._first.popleft()
         if self._told < self._config.startup:
-            return self._random()
+            return self._unseen.propose(self._rng)
         genome = None
         for _ in range(self._config.suggestions):
             point = repair(self._rng, self._space, self._model.suggest(), steps=_REPAIR_STEPS)
@@ -95,15 +95,12 @@ class TpeSampler:
                 if genome in self._unseen:
                     return Proposal(genome=genome, operator="tpe")
         if genome is None:
-            return self._random()
+            return self._unseen.propose(self._rng)
         for _ in range(_NEIGHBOUR_ATTEMPTS):
             near = self._mutation(self._rng, self._space, [genome])
             if near is not None and near in self._unseen:
                 return Proposal(genome=near, operator="tpe")
-        return self._random()
-
-    def _random(self) -> Proposal:
-        return Proposal(genome=self._unseen.draw(self._rng), operator="random")
+        return self._unseen.propose(self._rng)
 
 
 class ParzenModel:

@@ -53,13 +53,6 @@ def test_a_large_space_with_few_legal_points_is_walked_from_point_to_point(monke
     assert len(found) == 21
 
 
-def test_rare_legal_points_are_steered_towards() -> None:
-    names = [f"p{i}" for i in range(12)]  # one of 16 million points is legal
-    rules = tuple(Constraint(name=n, holds=lambda p, n=n: p[n] == 3, reason="threes only") for n in names)
-    space = Space(parameters=tuple(Ordinal(name=n, values=(0, 1, 2, 3)) for n in names), constraints=rules)
-    assert drain(Unseen(space), random.Random(0)) == [Genome.of(dict.fromkeys(names, 3))]
-
-
 def test_the_default_is_known_to_be_legal_where_chance_finds_nothing() -> None:
     unseen = Unseen(tight_space())
     assert unseen.draw(random.Random(0)).parameters["p0"] in range(60)
