@@ -12,9 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from sqlalchemy import select
 
 from evo.analysis.candidates import TimingRecord, read_artefacts, read_timing_record
+from evo.errors import StoreError
 from evo.evaluation import Binary, Build, Candidate, Check, Evaluation, Parent, Proposal, Status, Timing
 from evo.lineage import Environment, RunSpec, StoredRun, models
 from evo.lineage.read import TIMING_COLUMNS
@@ -22,6 +24,7 @@ from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload
 from evo.problem.space import Value
+from tests.lineage.postgres import PASSWORD
 
 SMALL = Workload.of({"rows": 1024, "cols": 512}, "float32", {"weight": True, "eps": 1e-5})
 LARGE = Workload.of({"rows": 4096, "cols": 8192}, "float16", {"weight": False, "eps": 1e-6})
@@ -207,6 +210,18 @@ def kept(store: Store, name: str) -> tuple[bytes | None, bytes | None]:
 def rows(store: Store, sql: str) -> list[tuple[Any, ...]]:
     with store.reading() as connection:
         return [tuple(row) for row in connection.exec_driver_sql(sql)]
+
+
+def refusal(where: str | Path, *, write: bool) -> str:
+    """The one sentence of a database that cannot be opened, which holds no password."""
+    with pytest.raises(StoreError) as caught:
+        Store.open(where, write=write).close()
+    message = str(caught.value)
+    assert "\n" not in message
+    assert len(message) < 300 + len(str(where)) * 2
+    for secret in (PASSWORD, "correct%2Fhorse", "hunter2"):
+        assert secret not in message
+    return message
 
 
 _PRELUDE = f"""

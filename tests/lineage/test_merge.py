@@ -63,33 +63,12 @@ def full(tmp_path: Path) -> Iterator[Store]:
         yield store
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def other(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """A second database, of either kind."""
-    if request.param == "sqlite":
-        yield str(tmp_path / "other" / "lineage.db")
-        return
-    server = request.getfixturevalue("server")
-    name = server.create_database()
-    yield server.url(name)
-    server.drop_database(name)
-
-
-def test_everything_comes_from_any_database_to_any_other(where: str, other: str) -> None:
-    with Store.open(where, write=True) as source:
-        record(source, "first", range(9))
-        record(source, "second", range(5))
-        expected = contents(source)
-        with Store.open(other, write=True) as target:
-            done = merge(target, source)
-            assert (set(done.added), done.candidates) == ({"first", "second"}, 14)
-            assert contents(target) == expected
-            record(target, "third", range(4))  # and it goes on
-            assert merge(source, target).added == ["third"]
-            assert contents(source) == contents(target)
-
-
-def test_runs_of_both_are_there_with_everything_and_a_second_time_nothing_changes(where: str, full: Store) -> None:
+def test_runs_of_both_are_there_with_everything_and_a_second_time_nothing_changes(
+    where: str, full: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And there are more candidates than are copied at once."""
+    monkeypatch.setattr(merging, "_ROWS_AT_ONCE", 7)
+    monkeypatch.setattr(read, "_AT_ONCE", 5)
     with Store.open(where, write=True) as target:
         record(target, "mine", range(4))
         before = contents(target)
@@ -102,6 +81,8 @@ def test_runs_of_both_are_there_with_everything_and_a_second_time_nothing_change
         assert (again.added, again.continued, again.candidates) == ([], [], 0)
         assert again.unchanged == ["first", "second"]
         assert contents(target) == expected
+        assert merge(full, target).added == ["mine"]
+        assert contents(full) == expected
 
 
 def test_a_name_that_is_taken_is_made_another(where: str, full: Store) -> None:
@@ -166,15 +147,6 @@ def test_one_that_went_on_in_both_is_refused_and_nothing_changes(where: str, ful
         with pytest.raises(StoreError, match="run 'second' is in both databases and was searched on in each"):
             merge(target, full)
         assert contents(target) == expected
-
-
-def test_more_candidates_than_are_copied_at_once(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merging, "_ROWS_AT_ONCE", 7)
-    monkeypatch.setattr(read, "_AT_ONCE", 5)
-    with Store.open(tmp_path / "a.db", write=True) as source, Store.open(where, write=True) as target:
-        record(source, "run", range(23))
-        merge(target, source)
-        assert contents(target) == contents(source)
 
 
 def test_which_final_was_the_last_is_known_after_a_merge(where: str, tmp_path: Path) -> None:

@@ -58,21 +58,14 @@ def test_every_field_of_an_evaluation_comes_back(store: Store) -> None:
         (s.ref(3, 2, 2), s.same_code(3, original=0)),
         (s.ref(4), s.not_compiled(4)),
         (s.ref(5, 4), dataclasses.replace(s.refused(5), same_code_as=1)),
+        *((s.ref(6 + i), s.failed(status)) for i, status in enumerate(Status) if not status.passed),
     ]
     for elapsed, (ref, evaluation) in enumerate(recorded):
         store.add(run, ref, evaluation, elapsed_s=float(elapsed))
     read = store.evaluations(run)
     assert [(e.candidate, e.evaluation) for e in read] == [(r, s.without_artefacts(e)) for r, e in recorded]
-    assert [e.elapsed_s for e in read] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
-    assert store.run(run.name).elapsed_s == 5.0
-
-
-def test_a_failure_of_every_kind_is_stored_whole(store: Store) -> None:
-    run = s.new_run(store)
-    kinds = [status for status in Status if not status.passed]
-    for order, status in enumerate(kinds):
-        store.add(run, s.ref(order), s.failed(status), elapsed_s=0.0)
-    assert [e.evaluation for e in store.evaluations(run)] == [s.failed(status) for status in kinds]
+    assert [e.elapsed_s for e in read] == list(range(len(recorded)))
+    assert store.run(run.name).elapsed_s == len(recorded) - 1
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -132,18 +125,18 @@ def test_source_and_code_are_compressed_and_stored_once(store: Store) -> None:
         assert read_source(store, e.public_id) == first.build.source
 
 
-def test_code_that_is_not_handed_over_is_not_stored(store: Store) -> None:
-    run = s.new_run(store)
-    lean = dataclasses.replace(s.passed(0), build=s.build(0, code=b""))
-    store.add(run, s.ref(0), lean, elapsed_s=0.0)
-    assert s.rows(store, "SELECT kind FROM artefact") == [("source",)]
-    assert store.evaluations(run)[0].evaluation == s.without_artefacts(lean)
-
-
 def test_a_run_comes_back_as_it_was_set_up(store: Store) -> None:
-    run = s.new_run(store, "first")
-    assert run.spec == dataclasses.replace(s.SPEC, name="first")
+    spec = dataclasses.replace(
+        s.SPEC,
+        name="first",
+        seed=2**63 - 1,
+        workloads=(Workload.of({"zeta": 3, "alpha": 2**40}, "float16"),),
+        options={"deep": {"list": [1, 2.5, None, True], "text": "µ\ud800\0"}},
+    )
+    run = store.create_run(spec, s.ENVIRONMENT)
+    assert run.spec == store.run("first").spec == spec
     assert run.environment == s.ENVIRONMENT
+    assert datetime.fromisoformat(run.created).utcoffset() == timedelta(0)
     assert (run.status, run.elapsed_s) == (RunStatus.RUNNING, 0.0)
     store.set_status(run, RunStatus.FINISHED, reason="time is up", elapsed_s=12.5)
     read = store.run("first")
@@ -151,19 +144,6 @@ def test_a_run_comes_back_as_it_was_set_up(store: Store) -> None:
     assert find_run(store, "first").finished is not None
     store.set_status(run, RunStatus.RUNNING, elapsed_s=12.5)
     assert find_run(store, "first").finished is None
-
-
-def test_any_options_seed_and_workload_come_back(store: Store) -> None:
-    spec = dataclasses.replace(
-        s.SPEC,
-        name="odd",
-        seed=2**63 - 1,
-        workloads=(Workload.of({"zeta": 3, "alpha": 2**40}, "float16"),),
-        options={"deep": {"list": [1, 2.5, None, True], "text": "µ\ud800\0"}},
-    )
-    run = store.create_run(spec, s.ENVIRONMENT)
-    assert store.run("odd").spec == spec
-    assert datetime.fromisoformat(run.created).utcoffset() == timedelta(0)
 
 
 def test_names_are_given_or_generated_and_taken_once(store: Store) -> None:
@@ -189,9 +169,6 @@ def test_candidates_arrive_in_any_order_and_their_ids_follow_from_run_and_order(
     read = store.evaluations(run)
     assert [e.candidate.order for e in read] == [0, 1, 2, 3, 7]
     assert [e.public_id for e in read] == [public_id(run.uid, order) for order in (0, 1, 2, 3, 7)]
-    ids = {public_id(run.uid, order) for order in range(5000)}
-    assert len(ids) == 5000
-    assert all(len(name) >= 12 and set(name) <= set("0123456789abcdef") for name in ids)
 
 
 def test_finals_stand_beside_the_search_and_beside_each_other(store: Store) -> None:
@@ -267,16 +244,6 @@ def test_faults_of_evo_are_refused_and_leave_the_database_as_it_was(store: Store
 
 
 class TestTransactions:
-    def test_many_candidates_are_recorded_in_one(self, store: Store) -> None:
-        run = s.new_run(store)
-        with store.transaction():
-            for order in range(1203):  # more than one batch, and a rest
-                store.add(
-                    run, s.ref(order, *range(max(0, order - 2), order)), s.failed(Status.TIMEOUT), elapsed_s=order
-                )
-        read = store.evaluations(run)
-        assert [e.candidate for e in read] == [s.ref(o, *range(max(0, o - 2), o)) for o in range(1203)]
-        assert store.run(run.name).elapsed_s == 1202
 
     def test_all_is_lost_if_anything_fails(self, store: Store) -> None:
         run = s.new_run(store, "r")

@@ -9,9 +9,9 @@ from pathlib import Path
 import landscapes as land
 import pytest
 import samples as s
-from sqlalchemy import Connection, Engine, event
+from sqlalchemy import Engine, event
 
-from evo.analysis.best import find_best, leaders
+from evo.analysis.best import find_best
 from evo.analysis.candidates import read_candidate, read_source
 from evo.analysis.descent import read_family
 from evo.analysis.diff import diff
@@ -23,7 +23,6 @@ from evo.analysis.operators import read_operators
 from evo.analysis.pareto import read_pareto
 from evo.analysis.runs import compare, find_run, list_runs, read_history
 from evo.analysis.sql import select_sql
-from evo.analysis.times import noise_floors
 from evo.lineage import Stage
 from evo.lineage.models import public_id
 from evo.lineage.store import Store
@@ -79,17 +78,11 @@ def large_scans(path: Path, ask: Question) -> list[str]:
     return [plan for plan in plans if LARGE.match(plan)]
 
 
-def connected(store: Store, ask: Callable[[Connection], object]) -> object:
-    with store.reading() as connection:
-        return ask(connection)
-
-
 QUESTIONS: dict[str, Question] = {
     "evaluations": lambda store, name: store.evaluations(store.run("two")),
     "run": lambda store, name: find_run(store, "two"),
     "candidate": lambda store, name: read_candidate(store, name[:10]),
     "finalist": lambda store, name: read_candidate(store, public_id(store.run("two").uid, 1)),
-    "ancestry": lambda store, name: read_family(store, name, descendants=0).members,
     "source": lambda store, name: read_source(store, name),
     "history": lambda store, name: read_history(store, "two"),
     "family": lambda store, name: read_family(store, name[:10], diff=True).members,
@@ -102,13 +95,11 @@ QUESTIONS: dict[str, Question] = {
     "compare": lambda store, name: compare(store, ["one", "two"]).rows,
     "pareto": lambda store, name: read_pareto(store, "two"),
     "best": lambda store, name: find_best(store),
-    "leaders": lambda store, name: connected(store, leaders),
     "finals": lambda store, name: read_finals(store, "two"),
     "v_best": lambda store, name: select_sql(store, "SELECT * FROM v_best").rows,
     "v_lineage": lambda store, name: select_sql(store, f"SELECT * FROM v_lineage WHERE child = '{name}'").rows,
     "v_lineage of a run": lambda store, name: select_sql(store, "SELECT * FROM v_lineage WHERE run = 'two'").rows,
     "v_timings": lambda store, name: select_sql(store, "SELECT * FROM v_timings WHERE run = 'two'").rows,
-    "noise": lambda store, name: connected(store, lambda c: noise_floors(c, [1, 2]) == {}),
 }
 
 

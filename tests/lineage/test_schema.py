@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import re
 import sqlite3
 from pathlib import Path
 
 import pytest
 import samples as s
 from sqlalchemy import event
-from sqlalchemy.dialects import postgresql
-from sqlalchemy.schema import CreateTable
 
 from evo.errors import StoreError
 from evo.lineage.backup import newest_backup
 from evo.lineage.models import Base
 from evo.lineage.schema import MIGRATIONS
 from evo.lineage.store import Store
-
-
-def test_a_key_of_postgresql_holds_every_candidate() -> None:
-    """A 32-bit one would overflow with the first candidate of the second run."""
-    tables = (CreateTable(table).compile(dialect=postgresql.dialect()) for table in Base.metadata.tables.values())
-    text = "\n".join(map(str, tables))
-    assert len(re.findall(r"\bid BIGINT NOT NULL|id BIGSERIAL NOT NULL", text)) == 2
-    assert text.count("candidate_id BIGINT") == 4
 
 
 def test_a_database_whose_making_is_cut_off_is_empty(path: Path) -> None:
