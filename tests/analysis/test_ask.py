@@ -130,7 +130,7 @@ def test_explain_is_a_story_of_ten_lines(ask: Any, walk: list[str]) -> None:
     assert record["edits"][0]["change"].keys() == {"path", "stages"}
 
 
-def test_explain_says_what_was_not_measured_and_how_to_measure_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_says_what_was_not_measured_and_how_to_do_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "lineage.db"
     with Store.open(path, write=True) as store:
         last = land.walked(store, [land.START, land.END])[-1]  # all edits at once
