@@ -67,10 +67,6 @@ def template_environment(*folders: Path) -> SandboxedEnvironment:
     )
 
 
-class _Parameters(SimpleNamespace):
-    """`p` in a template. Unknown attributes are reported with the parameter's name."""
-
-
 def render(kernel: Kernel, target: str, genome: Genome, binding: Binding, arch: str) -> Source:
     """The source of one candidate.
 
@@ -80,10 +76,10 @@ def render(kernel: Kernel, target: str, genome: Genome, binding: Binding, arch: 
     file = _template_file(kernel, target)
     try:
         text = template_environment(kernel.folder, template_root()).get_template(file).render(
-            p=_Parameters(**{**kernel.inactive.get(target, {}), **genome.parameters}),
+            p=SimpleNamespace(**{**kernel.inactive.get(target, {}), **genome.parameters}),
             dtype=binding.dtype,
-            dims=_Parameters(**dict(binding.dims)),
-            options=_Parameters(**dict(binding.options)),
+            dims=SimpleNamespace(**dict(binding.dims)),
+            options=SimpleNamespace(**dict(binding.options)),
             arch=arch,
         )
     except jinja2.TemplateSyntaxError as error:

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from io import BytesIO
 from typing import Any
 
-from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
 
 __all__ = ["code_hash", "triggers_dependents"]
@@ -44,16 +43,12 @@ def code_hash(code: bytes) -> str:
     Counted: instructions, constants, the targets of relocations, the sizes of static memory and, for a cubin,
     registers a thread and the cluster shape. Not counted: names of sections' neighbours, debug information,
     notes; of PTX comments, line tables and spacing. Its names stay: registers are numbered in order, and other names come
-    from the source. What looks like an ELF file and is none is hashed whole.
+    from the source.
     """
     if not code.startswith(_ELF):
         return hashlib.sha256(" ".join(_without_noise(code).split()).encode()).hexdigest()
-    try:
-        parts = sorted(_parts(ELFFile(BytesIO(code))))
-    except (ELFError, ValueError, struct.error, UnicodeDecodeError):
-        return hashlib.sha256(code).hexdigest()
     digest = hashlib.sha256()
-    for name, content in parts:
+    for name, content in sorted(_parts(ELFFile(BytesIO(code)))):
         digest.update(f"{name}\0{len(content)}\0".encode())
         digest.update(content)
     return digest.hexdigest()

@@ -31,13 +31,6 @@ def parents_of(operator: Operator, space: Space, rng: random.Random) -> list[Gen
     return found
 
 
-def test_an_operator_says_what_it_is(operator: Operator) -> None:
-    assert operator.name in operator_names()
-    assert find_operator(operator.name) is operator
-    assert operator.arity in (1, 2)
-    assert operator.weight > 0
-
-
 @pytest.mark.parametrize("name", operator_names())
 @pytest.mark.parametrize("space", SPACES)
 @given(seed=st.integers(0, 2**32))

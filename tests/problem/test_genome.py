@@ -26,12 +26,6 @@ def test_difference_names_what_varies_with_none_for_what_is_absent() -> None:
     assert one.difference(one) == {}
 
 
-def test_parameters_are_a_copy() -> None:
-    genome = Genome.of({"a": 1})
-    genome.parameters["a"] = 2
-    assert genome == Genome.of({"a": 1})
-
-
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"parameters": 3}', '{"parameters": [1, 2]}'])
 def test_what_is_no_genome_is_refused_with_its_text(text: str) -> None:
     with pytest.raises(SpaceError, match="not a genome"):

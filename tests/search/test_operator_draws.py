@@ -142,14 +142,6 @@ def test_what_is_mended_is_legal_and_kept_parameters_are_not_touched(seed: int) 
         assert all(mended[n] == point[n] for n in keep if n in mended)
 
 
-def test_most_random_points_can_be_mended() -> None:
-    rng = random.Random(0)
-    points = [SPACE.draw(rng) for _ in range(200)]
-    illegal = [p for p in points if not SPACE.is_legal(p)]
-    assert len(illegal) > 100
-    assert sum(repair(rng, SPACE, p) is not None for p in illegal) > 0.6 * len(illegal)
-
-
 def test_a_point_that_only_kept_parameters_could_mend_is_given_up() -> None:
     rule = Constraint(name="even", holds=lambda p: int(p["a"]) % 2 == 0, reason="odd is wrong")
     both = (Ordinal(name="a", values=(1, 2)), Ordinal(name="b", values=(1, 2)))

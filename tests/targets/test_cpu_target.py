@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import platform
 import resource
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -153,12 +152,6 @@ def test_one_call_that_is_repeated_finds_the_memory_of_its_result_again() -> Non
 
     CPU.open().record([call] * 40).run_us()
     assert len(places) <= 2
-
-
-def test_an_estimate_is_the_mean_of_two_calls_after_one_that_does_not_count() -> None:
-    naps = iter([0.0, 0.02, 0.04])
-    assert CPU.open().estimate_us(lambda: time.sleep(next(naps))) >= 30e3
-    assert next(naps, None) is None
 
 
 def test_an_error_names_the_line_of_the_source(compiled: Compile) -> None:

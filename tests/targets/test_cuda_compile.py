@@ -138,9 +138,3 @@ def test_the_figures_are_those_of_the_entry_asked_for_among_several() -> None:
     assert compiled(text, "first").smem_static_bytes == 16 * 4
     assert compiled(text, "second").smem_static_bytes == 32 * 4
     assert ptxas_figures(compiled(text, "first").log, "third") is None
-
-
-def test_the_compiler_is_named_to_the_patch_level() -> None:
-    name = CUDA.compiler()
-    assert name.startswith("nvrtc ")
-    assert name.split(",")[0].count(".") == 2
