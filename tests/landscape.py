@@ -14,7 +14,26 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from evo.evaluation import Binary, Build, Check, Evaluation, Status, Timing
 from evo.executors import InFlight, RaceRequest, RaceResult, Request
+from evo.lineage import RunSpec
 from evo.problem.genome import Genome
+from evo.problem.kernel import load_kernel
+from evo.search.progress import Budget
+from evo.search.run import plan_run
+
+
+def random_search(kernel: str, evaluations: int = 20, name: str | None = None) -> RunSpec:
+    """Of the first workload that a kernel has for the CPU."""
+    return plan_run(
+        kernel=kernel,
+        target="cpu",
+        arch="native",
+        workloads=load_kernel(kernel).workloads["cpu"][:1],
+        sampler="random",
+        seed=5,
+        max_in_flight=8,
+        budget=Budget(evaluations=evaluations),
+        name=name,
+    )
 
 
 def _hash(genome: Genome, salt: str) -> int:

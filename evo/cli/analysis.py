@@ -13,7 +13,7 @@ from evo.analysis.importance import Importance, TriedValue, read_importance, und
 from evo.analysis.operators import OperatorCredit, read_operators
 from evo.analysis.pareto import AXES, Nondominated, read_pareto
 from evo.cli.options import DEFAULT_DB, Db, Json, RunName, answer, command_line
-from evo.cli.tables import Terminal, count, factor, figure, marked, share, short_id
+from evo.cli.tables import Terminal, counted, factor, figure, marked, share, short
 from evo.errors import UsageError
 from evo.lineage import LATEST
 from evo.lineage.store import Store
@@ -74,7 +74,7 @@ def _print_report(console: Terminal, report: FailureReport, top: int, db: str) -
             ">candidates": kind.candidates,
             ">share": share(kind.share),
             ">seconds": f"{kind.seconds:.1f}",
-            "first": short_id(kind.first),
+            "first": short(kind.first),
         }
         for kind in report.kinds
     ]
@@ -83,7 +83,7 @@ def _print_report(console: Terminal, report: FailureReport, top: int, db: str) -
             "reason (# is any number)": reason.reason[:160] or "nothing was said",
             "kind": reason.status,
             ">candidates": reason.candidates,
-            "first": short_id(reason.first),
+            "first": short(reason.first),
         }
         for reason in report.reasons[:top]
     ]
@@ -106,7 +106,7 @@ def _print_report(console: Terminal, report: FailureReport, top: int, db: str) -
     if not values:
         console.say("no parameter's value was refused more often than chance would have it", "dim")
     _print_rules(console, report, top)
-    first = command_line(db, "show", short_id(report.kinds[0].first))
+    first = command_line(db, "show", short(report.kinds[0].first))
     console.say(f"a first example:  {first}")
 
 
@@ -189,7 +189,7 @@ def importance(
 def _print_importance(console: Terminal, found: Sequence[Importance], quantile: float, db: str) -> None:
     for workload, group in groupby(found, lambda r: r.workload):
         records = list(group)
-        console.say(f"{workload}, {count(records[0].timed, 'timed candidate')}")
+        console.say(f"{workload}, {counted(records[0].timed, 'timed candidate')}")
         rows = [
             {
                 "parameter": r.parameter,
@@ -235,7 +235,7 @@ def _print_pareto(console: Terminal, found: Sequence[Nondominated], axes: Sequen
         records = list(group)
         rows = [
             {
-                "candidate": f"{short_id(r.id)} #{r.order}",
+                "candidate": f"{short(r.id)} #{r.order}",
                 ">speed-up": marked(factor(1 / r.ratio), r.disturbed),
                 ">median us": marked(figure(r.median_us), r.disturbed),
                 ">registers": r.registers,

@@ -14,7 +14,7 @@ from evo.analysis.best import find_best
 from evo.cli.options import DEFAULT_DB, Db, Json, Seed, TargetName, draw_seed, make_console, parse_legal, print_json
 from evo.cli.recorded import is_of
 from evo.cli.search import KernelContext, choose_arch, load_context
-from evo.cli.tables import Terminal, short_id, time_cells, timing_record
+from evo.cli.tables import Terminal, short, time_cells, timing_record
 from evo.errors import EvoError, UsageError
 from evo.executors import RaceRequest, RaceResult, Request
 from evo.lineage.database import shown
@@ -123,8 +123,8 @@ def _contenders(context: KernelContext, workload: Workload, db: str) -> list[tup
         elif broken := space.violations(best.parameters):
             reason = f"the kernel's search space does not have it any more ({'; '.join(broken)})"
         else:
-            return [(short_id(best.id), Genome.of(best.parameters)), default]
-        typer.echo(f"evo: {short_id(best.id)}, found for {workload}, is left out: {reason}", err=True)
+            return [(short(best.id), Genome.of(best.parameters)), default]
+        typer.echo(f"evo: {short(best.id)}, found for {workload}, is left out: {reason}", err=True)
     if not known:
         nothing = f"no candidate of this kernel as it is now is recorded for {workload} in {shown(db)}"
         typer.echo(f"evo: {nothing}: the template's default is timed", err=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from itertools import groupby
 from typing import Annotated
 
@@ -14,14 +14,13 @@ from evo.analysis.runs import compare as compare_runs
 from evo.cli.options import DEFAULT_DB, Db, Json, answer, command_line
 from evo.cli.tables import (
     Terminal,
-    count,
     factor,
     figure,
     format_duration,
     interval,
     marked,
     share,
-    short_id,
+    short,
     short_workload,
     speedup,
     visible,
@@ -31,8 +30,6 @@ from evo.lineage import RunStatus
 from evo.lineage.store import Store
 
 __all__ = ["best", "compare", "runs"]
-
-_LISTED = 5
 
 
 def best(
@@ -67,7 +64,7 @@ def _print_best(console: Terminal, found: Sequence[Best], db: str) -> None:
         rows = [
             {
                 "workload": short_workload(b.workload),
-                "candidate": short_id(b.id),
+                "candidate": short(b.id),
                 ">median us": marked(figure(b.median_us), b.disturbed),
                 ">interval": interval(b.low_us, b.high_us, 2),
                 ">speed-up": _speedup_of(b),
@@ -84,26 +81,22 @@ def _print_best(console: Terminal, found: Sequence[Best], db: str) -> None:
         " take, their range",
         "dim",
     )
-    _say_unconfirmed(console, found, db)
-    console.say_disturbed(*(b.disturbed for b in found))
+    _say_marks(console, found, db)
 
 
 def _speedup_of(b: Best) -> str:
     return marked(speedup(b.ratio, b.noise_floor), b.disturbed, unconfirmed=b.unconfirmed)
 
 
-def _say_unconfirmed(console: Terminal, found: Iterable[Best], db: str) -> None:
-    """What the mark means at the figures of unconfirmed candidates: a line for each of them."""
-    some = [b for b in found if b.unconfirmed]
-    for b in some[:_LISTED]:
+def _say_marks(console: Terminal, found: Sequence[Best | ComparedRun], db: str) -> None:
+    """What the marks at the figures mean."""
+    if runs := dict.fromkeys(b.run for b in found if b.unconfirmed):
         console.say(
-            f"? unconfirmed: the finals of {b.run} refused {count(b.refused_finalists, 'finalist')} for"
-            f" {short_workload(b.workload)} and have no winner; {short_id(b.id)} is the best of what is left: "
-            f" {command_line(db, 'show', b.run)}",
+            "? unconfirmed: the finals refused their finalists and have no winner; this is the best of what is left:  "
+            + "   ".join(command_line(db, "show", run) for run in runs),
             "bold red",
         )
-    if len(some) > _LISTED:
-        console.say(f"? the same holds for {len(some) - _LISTED} more: finals of --json has them", "bold red")
+    console.say_disturbed(*(b.disturbed for b in found))
 
 
 def _devices(part: str | None, known: set[str]) -> str:
@@ -143,9 +136,7 @@ def _print_runs(console: Terminal, found: Sequence[ListedRun], db: str) -> None:
     console.say("passed: not refused, by the search or its finals; best: the run's highest speed-up", "dim")
     if stopped := next((r.name for r in found if r.status == RunStatus.INTERRUPTED), None):
         console.say(f"to continue what was interrupted:  {command_line(db, 'resume', stopped)}", "dim")
-    leaders = [r.best[0] for r in found if r.best]
-    _say_unconfirmed(console, leaders, db)
-    console.say_disturbed(*(b.disturbed for b in leaders))
+    _say_marks(console, [r.best[0] for r in found if r.best], db)
 
 
 def compare(
@@ -159,10 +150,10 @@ def compare(
     names = list(dict.fromkeys(row.run for row in found.rows))
     if len(names) < 2:
         raise UsageError(f"there is nothing to compare {', '.join(names) or 'it'} with; name two runs")
-    answer(json, found, _print_comparison, names)
+    answer(json, found, _print_comparison, names, db)
 
 
-def _print_comparison(console: Terminal, found: Comparison, names: Sequence[str]) -> None:
+def _print_comparison(console: Terminal, found: Comparison, names: Sequence[str], db: str) -> None:
     for workload, group in groupby(found.rows, lambda row: row.workload):
         rows = list(group)
         devices = {row.device for row in rows}
@@ -175,10 +166,7 @@ def _print_comparison(console: Terminal, found: Comparison, names: Sequence[str]
         " without its finals; to 1.1x: seconds of search until the search's own figure was that",
         "dim",
     )
-    if any(row.unconfirmed for row in found.rows):
-        note = "? unconfirmed: the finals of that run have no winner, and nothing has confirmed the figure"
-        console.say(note, "bold red")
-    console.say_disturbed(*(row.disturbed for row in found.rows))
+    _say_marks(console, found.rows, db)
     _print_settings(console, found.settings, names)
 
 
@@ -189,7 +177,7 @@ def _speed_cells(r: ComparedRun, devices: Collection[str]) -> dict[str, object]:
     return {
         "run": r.run,
         **({"device": r.device} if len(devices) > 1 else {}),
-        "best": short_id(r.best) if r.best else "-",
+        "best": short(r.best) if r.best else "-",
         ">speed-up": marked(gain, r.disturbed, unconfirmed=r.unconfirmed),
         "interval": interval(r.speedup_low, r.speedup_high),
         ">median us": figure(r.median_us),

@@ -9,12 +9,12 @@ import os
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.text import Text
 
 from evo.analysis.candidates import CandidateRecord
 from evo.cli.options import (
@@ -32,8 +32,8 @@ from evo.cli.options import (
 from evo.cli.recorded import build_request, find_candidate, find_winners, may_be_candidate, source_remark, task_of
 from evo.cli.screen import CheckLines
 from evo.cli.search import load_context
-from evo.cli.tables import Terminal, count, short_id, short_workload, visible
-from evo.errors import DeviceError, KernelError, StoreError, UnknownNameError, UsageError
+from evo.cli.tables import Terminal, counted, short, short_workload
+from evo.errors import DeviceError, StoreError, UnknownNameError, UsageError
 from evo.evaluation import Status
 from evo.executors import ExecutorConfig
 from evo.lineage.store import Store
@@ -69,8 +69,7 @@ def check(
     """Compile every structural branch of a kernel's template, and gate and time those that can run here; or a candidate
     anew."""
     drawn = draw_seed(seed)
-    if not _is_kernel(kernel):
-        candidate = _recorded(kernel, db)
+    if (candidate := _recorded(kernel, db)) is not None:
         for option, value in (("--target", target), ("--arch", arch), ("--workload", workload)):
             if value:
                 raise UsageError(f"{option} is recorded with candidate {kernel}: leave it out")
@@ -103,20 +102,12 @@ def check(
         raise typer.Exit(1)
 
 
-def _is_kernel(name: str) -> bool:
-    try:
+def _recorded(name: str, db: str) -> CandidateRecord | None:
+    """The candidate, or the winner of the run, of that name; None for a kernel's name. A word that is neither can be a
+    misspelt kernel's."""
+    with suppress(UnknownNameError):
         find_kernel(name)
-    except UnknownNameError:
-        return False
-    except KernelError:
-        if not may_be_candidate(name):
-            raise
-        return False
-    return True
-
-
-def _recorded(name: str, db: str) -> CandidateRecord:
-    """The candidate, or the winner of the run, of that name. A word that is neither can be a kernel's name misspelt."""
+        return None
     try:
         with Store.open(db, write=False) as store:
             return find_candidate(store, name, db)
@@ -186,8 +177,7 @@ def _print_branches(
     console.print_rows(rows, ["" if b.passed else "red" for b in branches])
     for branch, b in zip(branches, record["branches"], strict=True):
         if not branch.passed:
-            log = visible(f"{branch.workload} {branch.changes}: {b['log']}", lines=True)
-            console.print(Text(log, style="red"), soft_wrap=True)
+            console.say(f"{branch.workload} {branch.changes}: {b['log']}", "red", lines=True)
     compiled = sum(b.build.status is Status.OK for b in branches)
     text = f"{kernel} for {record['arch']}: {compiled} of {len(branches)} branches compiled"
     if gated := [b for b in branches if b.measurement is not None]:
@@ -295,13 +285,12 @@ def _print_candidate(console: Terminal, record: dict[str, Any], db: str) -> None
     for w in record["workloads"]:
         if w["log"] and w["gate"] != "wrong":
             status = (w["gate"] if w["build"] == "ok" else w["build"]).replace("_", " ")
-            log = visible(f"{short_workload(w['workload'])}: {status}: {w['log'].strip()}", lines=True)
-            console.print(Text(log, style="red"), soft_wrap=True)
+            console.say(f"{short_workload(w['workload'])}: {status}: {w['log'].strip()}", "red", lines=True)
         if w["not_run"] and w["gate"] not in (None, "ok"):
-            console.say(f"{short_workload(w['workload'])}: {count(len(w['not_run']), 'case')} not run after that", "dim")
+            console.say(f"{short_workload(w['workload'])}: {counted(len(w['not_run']), 'case')} not run after that", "dim")
     for remark in record["remarks"]:
         console.say(remark, "yellow")
-    name = short_id(record["candidate"])
+    name = short(record["candidate"])
     for verdict in record["recorded"]:
         again = command_line(db, "check", name, "--seed", str(verdict["seed"]))
         console.say(
@@ -370,12 +359,12 @@ def _sanitized_record(recorded: CandidateRecord, found: Sanitized, seed: int, db
 
 
 def _print_sanitized(console: Terminal, record: dict[str, Any]) -> None:
-    calls = f"{count(len(record['cases']), 'call')}, seed {record['seed']}"
-    console.say(f"candidate {short_id(record['candidate'])} of {record['kernel']} for {record['arch']}: {calls}")
+    calls = f"{counted(len(record['cases']), 'call')}, seed {record['seed']}"
+    console.say(f"candidate {short(record['candidate'])} of {record['kernel']} for {record['arch']}: {calls}")
     for remark in record["remarks"]:
         console.say(remark, "yellow")
     for t in record["tools"]:
-        verdict = "clean" if t["clean"] else count(t["errors"], "error") if t["errors"] else "wrong outputs"
+        verdict = "clean" if t["clean"] else counted(t["errors"], "error") if t["errors"] else "wrong outputs"
         console.say(f"{t['tool']:<10} {verdict}  ({t['seconds']:.1f} s)", "" if t["clean"] else "bold red")
         messages = [*t["messages"], *(f"refused by the gate: {w}" for w in t["wrong"])]
         for message in messages[:_SHOWN]:

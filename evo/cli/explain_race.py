@@ -13,7 +13,7 @@ from evo.analysis.candidates import CandidateRecord
 from evo.analysis.explanation import EditCredit, Explanation
 from evo.cli.recorded import task_of
 from evo.cli.search import worker_settings
-from evo.cli.tables import Terminal, change_text, count, factor, figure, interval, marked, timing_record
+from evo.cli.tables import Terminal, change_text, counted, factor, figure, interval, marked, timing_record
 from evo.errors import UsageError
 from evo.evaluation import Timing
 from evo.problem.genome import Genome
@@ -39,7 +39,7 @@ def measure_edits(record: CandidateRecord, found: Explanation, *, kernel_digest:
         typer.echo(f"evo: kernel {kernel.name} has changed since: what its template renders now is timed", err=True)
     edits = [credit.change for credit in found.edits]
     if sys.stderr.isatty():  # nothing is shown until the end
-        typer.echo(f"evo: building, gating and timing {count(len(edits), 'edit')}; this takes a minute or more", err=True)
+        typer.echo(f"evo: building, gating and timing {counted(len(edits), 'edit')}; this takes a minute or more", err=True)
     with open_executor(record.target, worker_settings(record.target, db)) as executor:
         task = task_of(record, executor, seed)
         return measure_ablation(task, Genome.of(found.base), Genome.of(record.parameters), edits)

@@ -16,7 +16,7 @@ from evo.analysis.descent import read_family
 from evo.analysis.runs import find_run
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, print_json
 from evo.cli.recorded import find_winners, read_winners
-from evo.cli.tables import short_id
+from evo.cli.tables import short
 from evo.errors import StoreError, UnknownNameError, UsageError
 from evo.evaluation import FINALIST
 from evo.export import Combining, Exporter, ExportItem, ExportRequest, RunExporter, find_exporter
@@ -117,13 +117,13 @@ def _chosen(store: Store, name: str, db: str, *, refused: bool = False) -> list[
 
 def _unconfirmed(store: Store, record: CandidateRecord, db: str) -> str:
     """A sentence on a candidate that no final has confirmed; empty for a winner, and for a finalist that lost to one."""
-    name = short_id(record.id)
+    name = short(record.id)
     if record.refusal:
         return f"{name}: the finals refused it ({record.refusal}); it is exported because --refused asks for it"
     winner = find_run(store, record.run).tasks[record.task].winner
     if record.winner or (winner is not None and record.finals):
         return ""
-    beside = f"; the winner of its workload is {short_id(winner)}" if winner is not None else ""
+    beside = f"; the winner of its workload is {short(winner)}" if winner is not None else ""
     return (
         f"{name}: the finals of run {record.run} have not confirmed it: its figures are the search's own, and its results"
         f" may be wrong for neighbouring sizes{beside}; to gate it on fresh data: {command_line(db, 'check', name)}"

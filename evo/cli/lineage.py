@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from evo.analysis.candidates import CandidateRecord
 from evo.analysis.descent import Family, Kin, read_family
@@ -29,7 +28,7 @@ from evo.cli.options import (
     print_json,
 )
 from evo.cli.recorded import find_candidate
-from evo.cli.tables import Terminal, change_text, count, factor, figure, interval, marked, short_id, speedup, visible
+from evo.cli.tables import Terminal, change_text, counted, factor, figure, interval, marked, short, speedup
 from evo.errors import UsageError
 from evo.lineage.store import Store
 from evo.problem.kernel import Workload
@@ -64,14 +63,14 @@ def _print_family(console: Terminal, record: CandidateRecord, found: Family, dif
     above, below = (sum(m.relation == of for m in found.members) for of in ("ancestor", "descendant"))
     first = "the first " if found.cut else ""
     console.say(
-        f"{record.kernel}, {record.workload} on {record.device}: {short_id(record.id)} with {count(above, 'ancestor')}"
-        f" above it and {first}{count(below, 'descendant')} below",
+        f"{record.kernel}, {record.workload} on {record.device}: {short(record.id)} with {counted(above, 'ancestor')}"
+        f" above it and {first}{counted(below, 'descendant')} below",
     )
     rows = [
         {
             "": "*" if m.main_line else "",
             "> ": f"{m.generation:+d}" if m.generation else "",
-            "candidate": f"{short_id(m.id)} #{m.order}",
+            "candidate": f"{short(m.id)} #{m.order}",
             "operator": m.operator,
             "parents": " ".join(f"#{p.order}" for p in m.parents) or "-",
             "change": _change(m),
@@ -90,7 +89,7 @@ def _print_family(console: Terminal, record: CandidateRecord, found: Family, dif
         "dim",
     )
     if found.cut:
-        more = command_line(db, "lineage", short_id(record.id), "--descendants", "1000")
+        more = command_line(db, "lineage", short(record.id), "--descendants", "1000")
         console.say(f"there are more descendants:  {more}", "dim")
     console.say_disturbed(*(member.disturbed for member in found.members))
     for member in found.members if diff else ():
@@ -105,7 +104,7 @@ def _print_step(console: Terminal, member: Kin) -> None:
     """What a change changed in the source."""
     if member.parents:
         console.print()
-        console.say(f"#{member.order} {short_id(member.id)}: {change_text(member.change)}", "bold")
+        console.say(f"#{member.order} {short(member.id)}: {change_text(member.change)}", "bold")
         _print_unified(console, "source", member.diff)
 
 
@@ -117,7 +116,7 @@ def _print_unified(console: Terminal, what: str, text: str | None) -> None:
     console.say(f"{what}:", "bold")
     styles = {"+": "green", "-": "red", "@": "cyan"}
     for line in text.splitlines():
-        console.print(Text(visible(line, lines=True), style=styles.get(line[:1], "")), soft_wrap=True)
+        console.say(line, styles.get(line[:1], ""), lines=True)
 
 
 def diff(
@@ -146,7 +145,7 @@ def _print_difference(console: Terminal, found: Difference, all_: bool, source: 
             " ": row.name,
             **{
                 heading: value[:12] if isinstance(value, str) and row.name.endswith(("digest", "hash")) else value
-                for heading, value in ((short_id(found.one), row.one), (f"{short_id(found.other)} ", row.other))
+                for heading, value in ((short(found.one), row.one), (f"{short(found.other)} ", row.other))
             },
         }
         for i, row in enumerate(shown)
@@ -172,7 +171,7 @@ def _verdict(found: Difference) -> str:
         gain, low, high = 1 / gain, 1 / high if high else None, 1 / low if low else None
     if found.tie:
         return f"a tie in the {where}: {factor(gain)}, with 1 inside its interval ({interval(low, high)}); {how}"
-    first = short_id(found.other if found.gain > 1 else found.one)
+    first = short(found.other if found.gain > 1 else found.one)
     return f"{first} is {factor(gain)} as fast in the {where} ({interval(low, high)}); {how}"
 
 
@@ -218,14 +217,14 @@ def explain(
         return
     console = make_console()
     console.say(
-        f"{short_id(found.id)} ({found.kernel}, {found.workload} on {found.device}): {figure(found.median_us)} us in the"
+        f"{short(found.id)} ({found.kernel}, {found.workload} on {found.device}): {figure(found.median_us)} us in the"
         f" search, {factor(1 / found.ratio)} over the reference",
         "bold",
     )
     if ablation:
         tell_race(console, found, ablation)
     else:
-        more = command_line(db, "explain", short_id(found.id), *(("--from", from_) if from_ else ()), "--measure")
+        more = command_line(db, "explain", short(found.id), *(("--from", from_) if from_ else ()), "--measure")
         _tell(console, found, more)
     if all_:
         _print_all(console, found)
@@ -243,8 +242,8 @@ def _explanation(store: Store, record: CandidateRecord, from_: str | None, space
 
 def _tell(console: Terminal, found: Explanation, command: str) -> None:
     """At most nine lines. command: what times the rest."""
-    begun = found.base_from + (f" ({short_id(found.base_id)})" if found.base_id else "")
-    edits = count(len(found.edits), "edit")
+    begun = found.base_from + (f" ({short(found.base_id)})" if found.base_id else "")
+    edits = counted(len(found.edits), "edit")
     if not found.edits:
         console.say(f"it is the same genome as {begun}")
         return
@@ -272,7 +271,7 @@ def _tell(console: Terminal, found: Explanation, command: str) -> None:
 
 
 def _credit_line(credit: EditCredit) -> str:
-    pairs = f"{count(credit.pairs, 'pair')} of candidates"
+    pairs = f"{counted(credit.pairs, 'pair')} of candidates"
     since = f", since #{credit.since_order}" if credit.since_order is not None else ""
     gain = marked(factor(credit.gain), credit.disturbed)
     return f"{gain} ({interval(credit.low, credit.high)})  {change_text(credit.change)}  [{pairs}{since}]"
@@ -297,7 +296,7 @@ def _print_all(console: Terminal, found: Explanation) -> None:
             ">alone": factor(c.alone),
             ">last": factor(c.last),
             ">pairs": c.pairs,
-            "since": f"#{c.since_order} {short_id(c.since)}" if c.since else "-",
+            "since": f"#{c.since_order} {short(c.since)}" if c.since else "-",
         }
         for c in found.edits
     ]

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, parse_duration, print_json
-from evo.cli.tables import count
+from evo.cli.tables import counted
 from evo.errors import StoreError, UsageError
 from evo.lineage.backup import back_up
 from evo.lineage.database import locate, shown, translated
@@ -62,7 +62,7 @@ def prune(
     went, gone = ("would go from", "would be freed") if dry_run else ("went from", "freed")
     typer.echo(
         f"{done.sources} sources, {done.binaries} binaries and the samples of {done.samples} timings {went}"
-        f" {count(len(names), 'run')}; {done.artefacts} stored files that nothing else needs, {_bytes(done.bytes)} {gone}"
+        f" {counted(len(names), 'run')}; {done.artefacts} stored files that nothing else needs, {_bytes(done.bytes)} {gone}"
     )
     typer.echo(f"{done.kept} candidates keep everything: winners, finalists, leaders and all their ancestors")
     if done.bytes and not dry_run:
@@ -96,8 +96,8 @@ def merge(
         print_json(asdict(done))
         return
     typer.echo(
-        f"{count(len(done.added), 'run')} added, {len(done.continued)} continued, {len(done.unchanged)} there already;"
-        f" {count(done.candidates, 'candidate')} copied"
+        f"{counted(len(done.added), 'run')} added, {len(done.continued)} continued, {len(done.unchanged)} there already;"
+        f" {counted(done.candidates, 'candidate')} copied"
     )
     for name, new in done.renamed.items():
         typer.echo(f"{name} is called {new} here: there is another run of its name")

@@ -13,7 +13,7 @@ import typer
 
 from evo.analysis.sql import Selection, select_sql
 from evo.cli.options import DEFAULT_DB, Db, Json, make_console, parse_duration, print_json
-from evo.cli.tables import make_table, visible
+from evo.cli.tables import cell, make_table, visible
 from evo.lineage.store import Store
 
 __all__ = ["query"]
@@ -58,7 +58,7 @@ def _print_rows(found: Selection) -> None:
     right = [name for name, c in zip(found.columns, columns, strict=True) if any(isinstance(v, int | float) for v in c)]
     table = make_table(*found.columns, right=right, fold=False)
     for row in found.rows:
-        table.add_row(*row)
+        table.add_row(*map(cell, row))
     make_console().print_table(table)
 
 

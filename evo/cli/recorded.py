@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from evo.analysis.candidates import CandidateRecord, read_candidate
 from evo.analysis.runs import RunSummary, find_run, list_runs
 from evo.cli.options import command_line
-from evo.cli.tables import short_id
+from evo.cli.tables import short
 from evo.errors import UnknownNameError, UsageError
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
@@ -45,7 +45,7 @@ def read_winners(store: Store, run: RunSummary, db: str) -> list[CandidateRecord
     """One for each workload that has a winner. Raises UsageError if none has."""
     if winners := [task.winner for task in run.tasks if task.winner is not None]:
         return [read_candidate(store, winner) for winner in winners]
-    best = [command_line(db, "show", short_id(task.best)) for task in run.tasks if task.best is not None]
+    best = [command_line(db, "show", short(task.best)) for task in run.tasks if task.best is not None]
     raise UsageError(
         f"run {run.name!r} has no winner; " + (f"its best candidate: {', '.join(best)}" if best else "nothing of it passed")
     )
@@ -58,7 +58,7 @@ def find_candidate(store: Store, name: str, db: str) -> CandidateRecord:
     """
     first, *others = find_winners(store, name, db)
     if others:
-        several = ", ".join(f"{short_id(r.id)} for {r.workload}" for r in (first, *others))
+        several = ", ".join(f"{short(r.id)} for {r.workload}" for r in (first, *others))
         raise UsageError(f"run {first.run!r} has a winner for each workload ({several}); name one of them")
     return first
 
@@ -106,5 +106,5 @@ def source_remark(record: CandidateRecord, digest: str, db: str) -> str:
         return ""
     return (
         f"kernel {record.kernel} has changed since: what its template renders now is not the recorded source"
-        f" (that: {command_line(db, 'show', short_id(record.id), '--source')}); the present one is looked at"
+        f" (that: {command_line(db, 'show', short(record.id), '--source')}); the present one is looked at"
     )

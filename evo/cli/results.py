@@ -14,7 +14,7 @@ from evo.analysis.runs import MILESTONES, RunFinals, read_history, read_run_fina
 from evo.cli.options import command_line
 from evo.cli.screen import LONG_S, busy_share, doing
 from evo.cli.show import print_finals
-from evo.cli.tables import Terminal, count, short_id, timing_record
+from evo.cli.tables import Terminal, counted, short, timing_record
 from evo.evaluation import PASSED, Costs, Timing
 from evo.lineage.models import public_id
 from evo.lineage.store import Store
@@ -150,18 +150,18 @@ def print_outcome(console: Terminal, record: dict[str, Any], run: RunFinals, db:
         f"{number} {status.replace('_', ' ')}{refused if status == 'ok' else ''}"
         for status, number in record["by_status"].items()
     )
-    searched = f"{count(record['candidates'], 'candidate')} in {record['search_s']:g} s ({record['candidates_per_s']:g}/s)"
+    searched = f"{counted(record['candidates'], 'candidate')} in {record['search_s']:g} s ({record['candidates_per_s']:g}/s)"
     console.say(f"{searched}: {statuses or 'none was finished'}; stopped: {record['stopped']}")
     if (since := record["since_resumed"]) is not None:
-        console.say(f"since it was resumed: {count(since['candidates'], 'candidate')} in {since['search_s']:g} s")
+        console.say(f"since it was resumed: {counted(since['candidates'], 'candidate')} in {since['search_s']:g} s")
     if (costs := record["evaluation_ms"]) is not None:
         parts = " + ".join(f"{ms:g} ms {what}" for what, ms in costs.items())
         console.say(f"device busy {record['device_busy_share'] or 0:.0%} of the time; a candidate costs on average {parts}")
     following: list[tuple[str, ...]] = [("show", run.name)]
     if winners := [held.winner for held in run.finals if held.winner]:
-        following += [("lineage", short_id(winners[0])), ("export", run.name, "--out", f"my_{Path(run.kernel).name}")]
+        following += [("lineage", short(winners[0])), ("export", run.name, "--out", f"my_{Path(run.kernel).name}")]
     elif run.refused_in_finals or record["first_failure"]:
-        following = [("show", short_id(run.refused_in_finals[0].id if run.refused_in_finals else record["first_failure"]))]
+        following = [("show", short(run.refused_in_finals[0].id if run.refused_in_finals else record["first_failure"]))]
     console.say(f"next:  {'   '.join(command_line(db, *words) for words in following)}")
 
 

@@ -34,7 +34,7 @@ from evo.cli.options import (
 from evo.cli.recorded import find_winners, is_of
 from evo.cli.results import outcome_record, print_outcome, recorded_finals
 from evo.cli.screen import LiveScreen, PlainLines, Screen
-from evo.cli.tables import Terminal, count, format_duration
+from evo.cli.tables import Terminal, counted, format_duration
 from evo.errors import DeviceError, StoreError, UsageError
 from evo.executors import Executor, ExecutorConfig
 from evo.export._folder import check_replaceable
@@ -377,7 +377,7 @@ def _carry_out(
     kept = find_run(store, run.name).evaluations
     if resumed and not json:
         searched = format_duration(run.elapsed_s)
-        console.say(f"run {run.name} is resumed: {count(kept, 'candidate')} and {searched} of searching are kept")
+        console.say(f"run {run.name} is resumed: {counted(kept, 'candidate')} and {searched} of searching are kept")
     with _screen(console, run, json) as screen:
         screen.say(f"run {run.name}: {run.spec.kernel} on {run.environment.device}, seed {run.spec.seed}; starting …")
         try:

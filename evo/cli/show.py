@@ -16,7 +16,7 @@ from evo.analysis.runs import RunFinals, read_run_finals
 from evo.analysis.times import RelativeTime
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, make_console, print_json
 from evo.cli.recorded import find_candidate
-from evo.cli.tables import Terminal, factor, figure, interval, marked, short_id, speedup, time_cells, visible
+from evo.cli.tables import Terminal, factor, figure, interval, marked, short, speedup, time_cells, visible
 from evo.errors import UnknownNameError
 from evo.evaluation import AA_CONTROL, FINALIST, Timing
 from evo.lineage import RunStatus
@@ -69,8 +69,8 @@ def _print_candidate(console: Terminal, record: CandidateRecord, db: str) -> Non
     facts = Table.grid(padding=(0, 2))
     last = record.finals[-1] if record.finals else None
     refused = last is not None and last.status != "ok"
-    status = record.status + (f" ({short_id(record.same_code_as)})" if record.same_code_as else "")
-    parents = " and ".join(f"{short_id(p.id)} (#{p.order}, {speedup(p.score)})" for p in record.parents)
+    status = record.status + (f" ({short(record.same_code_as)})" if record.same_code_as else "")
+    parents = " and ".join(f"{short(p.id)} (#{p.order}, {speedup(p.score)})" for p in record.parents)
     failed = [c for c in record.checks if not c.passed]
     rows = {
         "candidate": f"{record.id}{'  (winner of its run)' if record.winner else ''}",
@@ -96,11 +96,11 @@ def _print_candidate(console: Terminal, record: CandidateRecord, db: str) -> Non
         facts.add_row(Text(name, style="dim"), Text(visible(value, lines=True)))
     console.print(facts, highlight=False)
     for stage in dict.fromkeys(c.stage for c in record.checks):
-        command = command_line(db, "check", short_id(record.id), "--seed", str(record.seeds[stage]))
+        command = command_line(db, "check", short(record.id), "--seed", str(record.seeds[stage]))
         console.say(f"to repeat the {stage}'s verdict:  {command}")
     for check in failed:
         drawn = f" (seed {check.seed})" if check.seed else ""  # timed data are of no case
-        console.print(f"refused: {check.case}: {check.reason}{drawn}", style="red", highlight=False)
+        console.say(f"refused: {check.case}: {check.reason}{drawn}", "red")
 
 
 def _print_timings(console: Terminal, record: CandidateRecord) -> None:
@@ -178,7 +178,7 @@ def print_finals(console: Terminal, run: RunFinals, db: str, *, all_finalists: b
             _print_best(console, run, held, refused, db)
         for f in refused:
             why = f"{f.status.replace('_', ' ')}: {f.reason}"
-            console.say(f"finalist {short_id(f.id)} #{f.order} was refused: {why}", "red")
+            console.say(f"finalist {short(f.id)} #{f.order} was refused: {why}", "red")
     if all_finalists and any(held.winner for held in run.finals):
         console.say(
             "behind: the winner's speed-up over this one's, round by round in the race of all finalists, a tie where the"
@@ -201,13 +201,13 @@ def _print_best(
         reason = "the finals are not over"
     else:
         reason, style = "unconfirmed: the finals have no winner", "bold red"
-    shown = f"; {left}: {command_line(db, 'show', short_id(best))}" if best else ""
+    shown = f"; {left}: {command_line(db, 'show', short(best))}" if best else ""
     console.say(reason + shown, style)
 
 
 def _finalist_cells(f: Finalist, noise: float | None) -> dict[str, object]:
     return {
-        "candidate": f"{short_id(f.id)} #{f.order}",
+        "candidate": f"{short(f.id)} #{f.order}",
         **time_cells(f, noise),
         ">behind": "winner" if f.winner else "" if f.behind is None else "tie" if f.tie else factor(f.behind),
         "interval  ": interval(f.behind_low, f.behind_high) if f.behind is not None else "",
@@ -225,12 +225,12 @@ def _print_confirmation(console: Terminal, held: WorkloadFinals) -> None:
     if again.disturbed:
         use = "would be the figure to quote if nothing had slowed the device down"
     console.say(
-        f"confirmed: {short_id(held.winner)} ran once more, alone with the baselines, in a fresh process and on other data:"
+        f"confirmed: {short(held.winner)} ran once more, alone with the baselines, in a fresh process and on other data:"
         f" {figure(again.median_us)} us, {gain}; that {use}",
         "bold",
     )
     bound = next((t.median_us for t in held.baselines if t.contender == held.ceiling), None)
-    timed: list[tuple[str, Timing | RelativeTime]] = [(short_id(held.winner), again)]
+    timed: list[tuple[str, Timing | RelativeTime]] = [(short(held.winner), again)]
     rows = [
         {
             "contender": name,

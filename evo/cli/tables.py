@@ -10,18 +10,17 @@ from typing import Any, Literal
 
 from rich.cells import cell_len
 from rich.console import Console
-from rich.style import StyleType
 from rich.table import Table
 from rich.text import Text
 
 from evo.analysis.times import RelativeTime
 from evo.evaluation import Timing, within_noise
 from evo.problem.genome import Change
-from evo.report.text import visible
+from evo.report.text import counted, short, visible
 
 __all__ = [
-    "Cells", "Terminal", "change_text", "count", "factor", "figure", "format_duration", "interval", "make_table", "marked",
-    "share", "short_id", "short_workload", "speedup", "time_cells", "timing_record", "visible",
+    "Terminal", "cell", "change_text", "counted", "factor", "figure", "format_duration", "interval", "make_table", "marked",
+    "share", "short", "short_workload", "speedup", "time_cells", "timing_record", "visible",
 ]  # fmt: skip
 
 _WHOLE = frozenset({"behind", "best", "candidate", "gain", "id", "interval", "median us", "noise", "speed-up"})
@@ -38,7 +37,7 @@ def marked(figure: str, disturbed: bool, *, unconfirmed: bool = False) -> str:
     return f"{figure}{' ?' if unconfirmed else ''}{' !' if disturbed else ''}"
 
 
-def _cell(value: Any) -> Text:
+def cell(value: Any) -> Text:
     """Any value as it is to be read; "-" for None. A Text is printed as it is."""
     if isinstance(value, Text):
         return value
@@ -71,27 +70,15 @@ def share(value: float | None) -> str:
     return "-" if value is None else f"{value:.0%}" if value == 0 or value >= 0.1 else f"{value:.1%}"
 
 
-def count(number: int, what: str) -> str:
-    """1 run, 2 runs"""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
 def change_text(change: Change) -> str:
     """What changed, as "name: before -> after"."""
     parts = (f"{name}: {'-' if a is None else a} -> {'-' if b is None else b}" for name, (a, b) in change.items())
     return visible(", ".join(parts)) or "none"
 
 
-class Cells(Table):
-    """A table in whose texts nothing moves the cursor."""
-
-    def add_row(self, *cells: Any, style: StyleType | None = None, end_section: bool = False) -> None:
-        super().add_row(*map(_cell, cells), style=style, end_section=end_section)
-
-
-def make_table(*headings: str, right: Collection[str] = (), fold: bool = True) -> Cells:
+def make_table(*headings: str, right: Collection[str] = (), fold: bool = True) -> Table:
     """An empty table, the columns named in `right` aligned to that side. Without `fold` no column is ever folded."""
-    table = Cells(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for heading in headings:
         justify: Literal["left", "right"] = "right" if heading in right else "left"
         whole = not fold or heading.strip() in _WHOLE  # columns of one name differ in spaces
@@ -102,9 +89,9 @@ def make_table(*headings: str, right: Collection[str] = (), fold: bool = True) -
 class Terminal(Console):
     """Where a command prints. What it prints comes from databases and files, too: nothing in it is markup."""
 
-    def say(self, text: str, style: str = "") -> None:
-        """A line as wide as it is, in which nothing moves the cursor."""
-        self.print(Text(visible(text), style=style), soft_wrap=True)
+    def say(self, text: str, style: str = "", *, lines: bool = False) -> None:
+        """A line as wide as it is, in which nothing moves the cursor. lines: it may be several."""
+        self.print(Text(visible(text, lines=lines), style=style), soft_wrap=True)
 
     def say_disturbed(self, *disturbed: bool) -> None:
         """What the mark means, if it is on any of the figures."""
@@ -123,10 +110,10 @@ class Terminal(Console):
         headings = {heading: heading.removeprefix(">") for heading in known[0]}
         table = make_table(*headings.values(), right=[name for heading, name in headings.items() if name != heading])
         for row, style in zip(known, styles or [""] * len(known), strict=True):
-            table.add_row(*row.values(), style=style)
+            table.add_row(*map(cell, row.values()), style=style)
         self.print_table(table)
 
-    def print_table(self, table: Cells) -> None:
+    def print_table(self, table: Table) -> None:
         """The table, if it has rows. On a narrow terminal rich folds its columns, intervals only where there is no other
         way; where even that is too wide, each field gets a line, as in psql's expanded display. In a file nothing is
         folded."""
@@ -173,10 +160,6 @@ def time_cells(t: Timing | RelativeTime, noise: float | None = None) -> dict[str
         ">speed-up": marked(speedup(t.ratio, noise), t.disturbed and t.ratio is not None),
         ">interval ": interval(1 / t.ratio_high, 1 / t.ratio_low) if t.ratio_low and t.ratio_high else "",
     }
-
-
-def short_id(identifier: str) -> str:
-    return identifier[:10]
 
 
 def short_workload(key: str) -> str:

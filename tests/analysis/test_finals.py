@@ -319,7 +319,7 @@ def unconfirmed(recorded: Recorded) -> str:
 def test_a_candidate_of_a_run_whose_finals_confirmed_nobody_is_marked(record: Record) -> None:
     recorded = record(CALM)
     left = unconfirmed(recorded)
-    note = "? unconfirmed: the finals of vain refused 2 finalists"
+    note = "? unconfirmed: the finals refused their finalists and have no winner"
     for command, arguments in (("runs", []), ("best", ["--run", "vain"])):
         out = recorded.ask(command, *arguments).out
         (row,) = (line for line in out.splitlines() if "vain" in line and "3.333x" in line)
@@ -347,7 +347,7 @@ def test_a_candidate_of_a_run_whose_finals_confirmed_nobody_is_marked(record: Re
     assert second["behind"] == pytest.approx(0.3 / 0.52), "over what was confirmed"
     out = recorded.ask("compare", "vain", "mine").out
     assert "3.333x ?" in out
-    assert "? unconfirmed: the finals of that run have no winner" in out
+    assert "? unconfirmed: the finals refused their finalists and have no winner" in out
     assert "1.923x ?" not in out
 
 

@@ -18,9 +18,8 @@ from evo.lineage.models import public_id
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel, load_kernel
-from evo.search.progress import Budget
-from evo.search.run import plan_run
 from evo.targets import find_target
+from tests.landscape import random_search
 from tests.lineage import samples as s
 from tests.toy_kernel import write_kernel
 
@@ -51,17 +50,7 @@ def toy(folder: Path, mode: str = "honest") -> Kernel:
 
 def record(db: str, called: str, kernel: Kernel, *, device: str = HERE, mode: str = "exact") -> str:
     """Has a run of a kernel, called so, with one candidate that is the best; its short identifier."""
-    spec = plan_run(
-        kernel=str(kernel.folder),
-        target="cpu",
-        arch="native",
-        workloads=kernel.workloads["cpu"],
-        sampler="random",
-        seed=1,
-        max_in_flight=8,
-        budget=Budget(evaluations=1),
-    )
-    workload = kernel.example("cpu")
+    spec, workload = random_search(str(kernel.folder), 1), kernel.example("cpu")
     with Store.open(db, write=True) as store:
         run = store.create_run(replace(spec, kernel=called), Environment(device=device, arch="native"))
         proposal = Proposal(genome=Genome.of({"mode": mode, "unroll": 2}), operator="random")

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from evo import cli
 from evo.cli.options import parse_duration
 from evo.cli.search import read_job
 from evo.errors import DeviceError
@@ -16,7 +15,6 @@ from evo.problem.kernel import load_kernel
 from evo.search.run import check_workloads
 from evo.search.samplers import sampler_names
 from evo.targets import find_target
-from tests.ended import Ended
 from tests.lineage.samples import new_run
 from tests.toy_kernel import write_kernel
 
@@ -53,16 +51,12 @@ BAD = {
     "same": (["search", "layernorm", "--workload", SMALL, "--workload", SMALL], "a workload is named twice"),
     "empty": (["search", "layernorm", "--workload", "rows=0,cols=2,dtype=float32"], "is empty: there is nothing"),
     "eps": (["search", "layernorm", "--workload", f"{SMALL},eps=much"], "eps must be a float such as 1e-05"),
-    **{
-        f"eps {eps}": (["search", "layernorm", "--workload", f"{SMALL},eps={eps}"], "eps must be ")
-        for eps in ("nan", "inf", "-1e-5")
-    },
     "no budget": (["search", "layernorm", "--budget", "0"], "a budget of 0 time leaves nothing to do"),
     "minus": (["search", "layernorm", "--budget", "-5"], "--budget '-5' is not a duration; write e.g. 60s"),
-    "words": (["search", "layernorm", "--budget", "abc"], "--budget 'abc' is not a duration; write e.g. 60s"),
     "evaluations": (["search", "layernorm", "--evaluations", "0"], "a budget of 0 evaluations leaves nothing to do"),
     "builders": (["search", "layernorm", "--builders", "0"], "'--builders'"),
     "job": (["search", "missing.toml"], "job file missing.toml does not exist"),
+    "check": (["check", "layernrm"], "unknown kernel or candidate 'layernrm'; did you mean layernorm?"),
     "run": (["resume", "nobody"], "nobody"),
     "candidate": (["show", "abcdef"], ""),
     "format": (["export", "x", "--format", "fortran", "--out", "x"], "unknown export format 'fortran'"),
@@ -72,7 +66,6 @@ BAD = {
     "archs": (["bench", "layernorm", "--arch", "native", "--arch", "z80"], "knows no CPU architecture 'z80'"),
     "seed search": (["search", "layernorm", "--seed", "-1"], f"--seed must be a whole number from 0 to {2**63 - 1}, got -1"),
     "seed check": (["check", "layernorm", "--seed", str(2**63)], f"--seed must be a whole number from 0 to {2**63 - 1}"),
-    "seed bench": (["bench", "layernorm", "--seed", "-1"], f"--seed must be a whole number from 0 to {2**63 - 1}, got -1"),
     "baseline": (["bench", "layernorm", "--against", "tensorflow"], "unknown baseline 'tensorflow'"),
 }
 
@@ -150,15 +143,6 @@ def test_a_constraint_that_leaves_nothing_is_named(
     assert sentence in ended.sentence
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The sentence that a bad request is answered with."""
-    capsys.readouterr()
-    code = cli.run(list(arguments))
-    ended = Ended(code, *capsys.readouterr())
-    assert (ended.code, ended.out) == (2, "")
-    return ended.sentence
-
-
 def foreign_arch() -> tuple[str, str]:
     """(target, an architecture it compiles for and that does not run here); skips where there is none."""
     for target, arch in (("cuda", "sm_87"), ("cpu", "sapphirerapids")):
@@ -171,34 +155,33 @@ def foreign_arch() -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("command", ["check", "search", "bench"])
-def test_a_folder_that_is_no_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
-    folder = tmp_path / "nothing"
-    folder.mkdir()
-    sentence = refused(capsys, command, str(folder), "--target", "cpu", "--db", str(tmp_path / "db"))
-    assert sentence.startswith(f"evo: {folder} is a folder, but no kernel's: it has no kernel.py; ")
+def test_a_folder_that_is_no_kernels(here: Any, tmp_path: Path, command: str) -> None:
+    (tmp_path / "nothing").mkdir()
+    ended = here(command, "./nothing", "--target", "cpu")
+    assert ended.code == 2
+    assert ended.sentence.startswith("evo: ./nothing is a folder, but no kernel's: it has no kernel.py; ")
     for said in ("template", "cpu.cpp.j2", "docs/writing-a-kernel.md"):
-        assert said in sentence
+        assert said in ended.sentence
 
 
-def test_a_search_for_code_that_does_not_run_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_search_for_code_that_does_not_run_here(here: Any, tmp_path: Path) -> None:
     target, arch = foreign_arch()
-    db = tmp_path / "lineage.db"
-    sentence = refused(capsys, "search", "layernorm", "--target", target, "--arch", arch, "--db", str(db))
-    assert f"code for {arch} does not run here" in sentence
-    assert sentence.endswith(f"evo check layernorm --arch {arch} --target {target}")
-    assert not db.exists()
+    ended = here("search", "layernorm", "--target", target, "--arch", arch)
+    assert ended.code == 2
+    assert f"code for {arch} does not run here" in ended.sentence
+    assert ended.sentence.endswith(f"evo check layernorm --arch {arch} --target {target}")
+    assert not (tmp_path / "runs").exists()
 
 
-def test_the_advised_check_compiles_and_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_advised_check_compiles_and_runs_nothing(here: Any, tmp_path: Path) -> None:
     target, arch = foreign_arch()
     if target != "cpu":
         pytest.skip("the kernel to check is one for the CPU")
     write_kernel(tmp_path / "toy")
-    code = cli.run(["check", str(tmp_path / "toy"), "--target", target, "--arch", arch, "--db", str(tmp_path / "db")])
-    printed = capsys.readouterr().out
-    assert code == 0, printed
-    assert f"for {arch}: 1 of 1 branches compiled\n" in printed
-    assert "compiled only: this is " in printed
+    ended = here("check", "./toy", "--target", target, "--arch", arch)
+    assert ended.code == 0, ended.out
+    assert f"for {arch}: 1 of 1 branches compiled\n" in ended.out
+    assert "compiled only: this is " in ended.out
 
 
 def test_an_option_at_its_least_is_accepted() -> None:
@@ -206,19 +189,25 @@ def test_an_option_at_its_least_is_accepted() -> None:
 
 
 @pytest.mark.parametrize("more", [["--workload", SMALL], ["--against", "torch"], ["--seed", "0"], ["--target", "cpu"]])
-def test_options_that_an_exported_module_would_ignore(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str]
-) -> None:
+def test_options_that_an_exported_module_would_ignore(here: Any, tmp_path: Path, more: list[str]) -> None:
     (tmp_path / "manifest.json").write_text("{}")
     (tmp_path / "__main__.py").write_text("raise SystemExit('it ran')")
-    assert refused(capsys, "bench", str(tmp_path), *more).endswith(f"leave out {more[0]}")
+    ended = here("bench", ".", *more)
+    assert ended.code == 2
+    assert ended.sentence.endswith(f"leave out {more[0]}")
 
 
-def test_an_export_folder_in_use_before_a_run_is_continued(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    db = tmp_path / "lineage.db"
-    with Store.open(db, write=True) as store:
+@pytest.mark.parametrize("words", [("search", "layernorm", "--target", "cpu", "--budget", "10h"), ("resume", "mine")])
+def test_an_export_folder_in_use_is_refused_before_anything_is_searched(
+    here: Any, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    with Store.open(tmp_path / "lineage.db", write=True) as store:
         new_run(store, "mine")
-    (tmp_path / "taken").mkdir()
-    (tmp_path / "taken" / "notes.txt").write_text("mine")
-    sentence = refused(capsys, "resume", "mine", "--export", str(tmp_path / "taken"), "--db", str(db))
-    assert str(tmp_path / "taken") in sentence
+    kept = tmp_path / "taken" / "thesis.tex"
+    kept.parent.mkdir()
+    kept.write_text("years of work")
+    ended = here(*words, "--export", "taken", "--db", "lineage.db")
+    assert ended.code == 2
+    assert "taken is not empty" in ended.sentence
+    assert [run["name"] for run in here("runs", "--db", "lineage.db", "--json").document] == ["mine"]
+    assert kept.read_text() == "years of work"

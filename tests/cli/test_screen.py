@@ -17,11 +17,10 @@ from evo.executors import InFlight
 from evo.lineage import Environment
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
-from evo.problem.kernel import Workload, load_kernel
+from evo.problem.kernel import Workload
 from evo.search.loop import Search
 from evo.search.progress import Budget, Improvement, Progress, StopReason, Waiting
-from evo.search.run import plan_run
-from tests.landscape import Hanging
+from tests.landscape import Hanging, random_search
 
 WORKLOADS = (Workload.of({"n": 4096}, "float32"),)
 
@@ -105,21 +104,10 @@ class Looking:
 
 
 def test_a_search_knows_which_candidate_it_waits_for(tmp_path: Path) -> None:
-    kernel = load_kernel("layernorm")
-    spec = plan_run(
-        kernel="layernorm",
-        target="cpu",
-        arch="native",
-        workloads=kernel.workloads["cpu"][:1],
-        sampler="random",
-        seed=5,
-        max_in_flight=8,
-        budget=Budget(evaluations=20),
-    )
     executor = Hanging()
     observer = Looking(executor)
     with Store.open(tmp_path / "lineage.db", write=True) as store:
-        run = store.create_run(spec, Environment(device="a landscape", arch="none"))
+        run = store.create_run(random_search("layernorm"), Environment(device="a landscape", arch="none"))
         try:
             loop = Search(run, store, executor, observer)
             assert loop.run() is StopReason.EVALUATIONS
