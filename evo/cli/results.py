@@ -10,7 +10,7 @@ from typing import Any
 
 from evo.analysis.failures import read_failures
 from evo.analysis.finals import WorkloadFinals
-from evo.analysis.runs import MILESTONES, RunFinals, read_history, read_run_finals
+from evo.analysis.runs import MILESTONES, RunFinals, read_history
 from evo.cli.options import command_line
 from evo.cli.screen import LONG_S, busy_share, doing
 from evo.cli.show import print_finals
@@ -22,15 +22,10 @@ from evo.search.finals import Finalist, Finals
 from evo.search.progress import Progress
 from evo.search.run import Outcome
 
-__all__ = ["evaluation_costs", "outcome_record", "print_outcome", "recorded_finals", "unfinished"]
+__all__ = ["evaluation_costs", "outcome_record", "print_outcome", "unfinished"]
 
 _REASON = 300
 """Characters of a reason that are printed."""
-
-
-def recorded_finals(outcome: Outcome, store: Store) -> RunFinals:
-    """The run that ended, as the database has it."""
-    return read_run_finals(store, outcome.run.name, {f.ceiling for f in outcome.finals})
 
 
 def outcome_record(
@@ -38,8 +33,8 @@ def outcome_record(
 ) -> dict[str, Any]:
     """Everything that is printed, as plain data.
 
-    started: when the command began, as time.time(). resumed_from: the candidates and seconds that a run had when it was
-    resumed; costs are those of what came after.
+    run: the one that ended, as the database has it. started: when the command began, as time.time(). resumed_from: the
+    candidates and seconds that a run had when it was resumed; costs are those of what came after.
     """
     search, progress = outcome.search, outcome.search.progress
     before_search_s = max(0.0, search.started_unix - started)

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from evo.analysis.runs import find_run
+from evo.analysis.runs import find_run, read_run_finals
 from evo.cli.options import (
     DEFAULT_DB,
     Db,
@@ -32,7 +32,7 @@ from evo.cli.options import (
     split_pair,
 )
 from evo.cli.recorded import find_winners, is_of
-from evo.cli.results import outcome_record, print_outcome, recorded_finals
+from evo.cli.results import outcome_record, print_outcome
 from evo.cli.screen import LiveScreen, PlainLines, Screen
 from evo.cli.tables import Terminal, counted, format_duration
 from evo.errors import DeviceError, StoreError, UsageError
@@ -393,7 +393,7 @@ def _carry_out(
         typer.echo(f"evo: interrupted; everything finished is stored. Continue with: {command}", err=True)
         raise typer.Exit(130)
     before = {"candidates": kept, "search_s": round(run.elapsed_s, 2)} if resumed else None
-    found = recorded_finals(outcome, store)
+    found = read_run_finals(store, run.name, {f.ceiling for f in outcome.finals})
     record = outcome_record(outcome, found, _process_started(), store, before)
     if export is not None and outcome.has_winner:
         from evo.cli.export import export_run
