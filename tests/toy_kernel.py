@@ -105,12 +105,8 @@ static Bomb<40, 1> bomb;
 {% endif %}
 
 extern "C" void {{ "thrice" if p.mode == "no_entry" else "twice" }}(const float* x, float* y, long long n) {
-{% if p.mode == "segfault" %}
-    *(volatile int*)8 = 1;
-{% elif p.mode == "abort" %}
+{% if p.mode == "abort" %}
     std::abort();
-{% elif p.mode == "exit" %}
-    std::exit(0);
 {% elif p.mode == "spin" %}
     for (volatile int on = 1; on;) {}
 {% elif p.mode == "tell_time" %}
@@ -120,9 +116,6 @@ extern "C" void {{ "thrice" if p.mode == "no_entry" else "twice" }}(const float*
         std::fprintf(file, "call %ld.%06ld\n", (long)now.tv_sec, now.tv_nsec / 1000);
         std::fclose(file);
     }
-{% elif p.mode == "remembers" %}
-    static volatile int calls = 0;
-    calls = calls + 1;
 {% endif %}
     const float factor = {{ 3 if p.mode == "wrong" else 2 }};
 #pragma GCC unroll {{ p.unroll }}

@@ -17,12 +17,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from evo.errors import DeviceError, EngineError
 from evo.evaluation import Evaluation, Status
 from evo.executors import ExecutorConfig, InFlight, RaceRequest, RaceResult, Request
-from evo.executors._limits import AdaptiveTimeout, confine_candidate, limit_data, reap_child
+from evo.executors._limits import AdaptiveTimeout, adopt_orphans, confine, limit_data, reap_child
 from evo.executors._processes import end_with_command
 from evo.executors._worker import Worker, WorkerLost, enter_stage
 from evo.problem.kernel import Workload, load_kernel
@@ -30,8 +30,6 @@ from evo.targets import Session, classify, find_target
 
 if TYPE_CHECKING:
     from evo.measure.harness import TimingHarness  # imports PyTorch
-
-_T = TypeVar("_T")
 
 __all__ = ["Device", "Job", "deliver"]
 
@@ -190,7 +188,8 @@ class Device:
                 self._fail(f"its process {loss}")
                 return None
             hint = _HINT if loss.status is Status.TIMEOUT and not self._host_code else ""
-            return self._lost(job, worker, _end_of(job, worker, loss.status, f"the device process {loss}{hint}"))
+            log = f"the device process {loss}{hint}"
+            return self._lost(job, worker, _failure(job.request, loss.status, log, worker.found))
         except DeviceError as error:
             self._fail(str(error), error)
             return None
@@ -199,7 +198,7 @@ class Device:
                 raise
             # Where a candidate ran, nothing can be said to be evo's own fault.
             log = f"in its process {str(error).partition(chr(10))[0]}"
-            return self._lost(job, worker, _end_of(job, worker, Status.CRASH, log))
+            return self._lost(job, worker, _failure(job.request, Status.CRASH, log, worker.found))
         self._failures = 0
         status = result.status if isinstance(result, Evaluation) else Status.CRASH
         if result.device_lost or status is Status.OUT_OF_MEMORY:
@@ -263,11 +262,11 @@ class Device:
 
     def _send(self, job: Job) -> None:
         assert self._worker is not None
-        if isinstance(job.request, RaceRequest):
-            self._worker.post(race, job.request)
-        elif isinstance(job.request, Request):
-            gate, _ = self._adaptive(job.request)
-            self._worker.post(measure, replace(job.request, launch_limit_s=_LAUNCH_SHARE * gate.limit_s()))
+        request = job.request
+        if isinstance(request, Request):
+            gate, _ = self._adaptive(request)
+            request = replace(request, launch_limit_s=_LAUNCH_SHARE * gate.limit_s())
+        self._worker.post(judge, request)
 
     def _limits_s(self, job: Job) -> dict[str, float]:
         limits_s = {"opening": _OPENING_S, "ready": _READY_S}
@@ -295,12 +294,14 @@ class Device:
                 timing.note(result.timing_seconds + result.gate_seconds)
 
 
-def _end_of(job: Job, worker: Worker, status: Status, log: str) -> Evaluation | RaceResult:
-    """What is left of a job whose process is gone."""
-    if isinstance(job.request, RaceRequest):
-        return RaceResult(log=f"{status}: {log}")
-    gated = worker.found if "timing" in worker.spent_s else None
-    return Evaluation(status=status, checks=gated.checks if isinstance(gated, Evaluation) else (), log=log)
+def _failure(
+    request: Request | RaceRequest | Data, status: Status, log: str, gated: object = None
+) -> Evaluation | RaceResult:
+    """The result where a candidate has cost the process. gated: what the gate had found of it before."""
+    if isinstance(request, RaceRequest):
+        return RaceResult(log=f"{status}: {log}", device_lost=True)
+    checks = gated.checks if isinstance(gated, Evaluation) else ()
+    return Evaluation(status=status, checks=checks, log=log, device_lost=True)
 
 
 def deliver(future: Future[Any] | None, result: object) -> None:
@@ -339,7 +340,8 @@ _state = _State()
 
 def prepare_device(target: str, index: int, scratch: Path, memory_bytes: int) -> None:
     """Opens nothing yet."""
-    confine_candidate(scratch, host_code=find_target(target).shares_cores)
+    confine(scratch, limit_files=find_target(target).shares_cores)
+    adopt_orphans()
     end_with_command()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a candidate that spins gives Python no turn to handle it
     _state.target, _state.index, _state.memory_bytes = target, index, memory_bytes
@@ -403,54 +405,27 @@ def make_ready(data: Data, needed: tuple[str, ...] = ("gate", "timing")) -> None
     ready |= missing
 
 
-def measure(request: Request) -> Evaluation:
+def judge(request: Request | RaceRequest) -> Evaluation | RaceResult:
     """Gates a candidate, and times it if it passes and that is asked for. Its stages are "opening", "gate" and "timing",
-    with "ready" before either if there are data to be made.
+    with "ready" before either if there are data to be made. A race has the stage "race" in their place.
 
+    A fault may first show in a call of PyTorch: an allocation that fails, an error of the device. A candidate on the CPU may
+    change how its process computes, also for the candidates after it.
     Raises DeviceError, UsageError; otherwise only if evo itself is broken.
     """
-    data = _begin(request, "gate")
+    data, is_race = Data.of(request), isinstance(request, RaceRequest)
+    make_ready(data, ("timing",) if is_race else ("gate",))
+    _state.used = True
+    enter_stage("race" if is_race else "gate")
 
     def gated(found: Evaluation) -> None:
         make_ready(data)
         enter_stage("timing", found)
 
-    def failed(status: Status, log: str) -> Evaluation:
-        return Evaluation(status=status, log=log, device_lost=True)
-
-    return _judged(lambda: _harness(data).measure(request, gated), failed)
-
-
-def race(request: RaceRequest) -> RaceResult:
-    """Likewise, with the stage "race"."""
-    data = _begin(request, "race")
-
-    def failed(status: Status, log: str) -> RaceResult:
-        return RaceResult(log=f"{status}: {log}", device_lost=True)
-
-    return _judged(lambda: _harness(data).race(request), failed)
-
-
-def _begin(request: Request | RaceRequest, stage: str) -> Data:
-    data = Data.of(request)
-    make_ready(data, ("timing",) if stage == "race" else (stage,))
-    _state.used = True
-    enter_stage(stage)
-    return data
-
-
-def _judged(task: Callable[[], _T], failed: Callable[[Status, str], _T]) -> _T:
-    """A task's result, or `failed` where its candidate is at fault.
-
-    A fault may first show in a call of PyTorch: an allocation that fails, an error of the device. A candidate on the CPU may
-    change how its process computes, also for the candidates after it.
-    """
     before = _arithmetic() if session().device.type == "cpu" else None
     try:
-        result = task()
-        if before is not None and (reason := _changed_arithmetic(before)):
-            return failed(Status.CRASH, reason)
-        return result
+        harness = _harness(data)
+        result = harness.race(request) if isinstance(request, RaceRequest) else harness.measure(request, gated)
     except (RuntimeError, MemoryError) as error:
         text = f"{type(error).__name__}: {error}"
         status = classify("OUT OF MEMORY" if isinstance(error, MemoryError) else text, Status.OK)
@@ -458,9 +433,12 @@ def _judged(task: Callable[[], _T], failed: Callable[[Status, str], _T]) -> _T:
             try:
                 open_device()
             except DeviceError:
-                return failed(Status.LAUNCH_ERROR, text)
+                return _failure(request, Status.LAUNCH_ERROR, text)
             raise
-        return failed(status, text)
+        return _failure(request, status, text)
+    if before is not None and (reason := _changed_arithmetic(before)):
+        return _failure(request, Status.CRASH, reason)
+    return result
 
 
 def _arithmetic() -> tuple[int, tuple[float, ...]]:

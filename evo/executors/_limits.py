@@ -12,7 +12,6 @@ import signal
 import statistics
 import sys
 import tempfile
-import threading
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
@@ -22,8 +21,7 @@ __all__ = [
     "AdaptiveTimeout",
     "SideEffectCheck",
     "adopt_orphans",
-    "confine_builder",
-    "confine_candidate",
+    "confine",
     "identity",
     "limit_data",
     "reap_child",
@@ -33,11 +31,8 @@ __all__ = [
 SCRATCH = "evo-work-"
 """How folders for temporary files are called; the number of the command's process follows."""
 
-_FILE_BYTES = 256 << 20
-"""The largest file that a candidate on the CPU may write."""
-
-_BUILT_BYTES = 1 << 30
-"""The largest file that a compiler may write."""
+_FILE_BYTES = 1 << 30
+"""The largest file that a compiler may write, or a candidate on the CPU."""
 
 _OOM_SCORE = 500
 """When memory runs out, the system ends a worker before the command and the user's own programs."""
@@ -56,24 +51,20 @@ _REMEMBERED = 64
 class AdaptiveTimeout:
     """How long something may take: 20 times the median of what has passed, so that a hang costs little. Never less than
     `floor_s`, for the machine may be busy; `ceiling_s` at most, and before anything is known. Safe to use from several
-    threads."""
+    threads: a deque takes one more, and is copied, in one step."""
 
     def __init__(self, *, floor_s: float, ceiling_s: float) -> None:
         self._floor_s, self._ceiling_s = floor_s, ceiling_s
         self._seconds: deque[float] = deque(maxlen=_REMEMBERED)
-        self._lock = threading.Lock()
 
     def note(self, seconds: float) -> None:
         """Of something that went well."""
-        with self._lock:
-            self._seconds.append(seconds)
+        self._seconds.append(seconds)
 
     def limit_s(self) -> float:
-        with self._lock:
-            if not self._seconds:
-                return self._ceiling_s
-            median_s = statistics.median(self._seconds)
-        return min(self._ceiling_s, max(self._floor_s, _FACTOR * median_s))
+        if not self._seconds:
+            return self._ceiling_s
+        return min(self._ceiling_s, max(self._floor_s, _FACTOR * statistics.median(list(self._seconds))))
 
 
 def write_output_to(path: Path) -> None:
@@ -90,24 +81,12 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def confine_builder(scratch: Path, memory_bytes: int) -> None:
-    """For a builder and the compilers it starts: `memory_bytes` each, files in `scratch`."""
-    _confine(scratch)
-    _limit(resource.RLIMIT_FSIZE, _BUILT_BYTES)
-    limit_data(memory_bytes)
-
-
-def confine_candidate(scratch: Path, *, host_code: bool) -> None:
-    """For a device process. `host_code`: candidates run in this process, and not on a device of its own. Its memory is
-    limited later, when it holds its data."""
-    _confine(scratch)
-    adopt_orphans()
-    if host_code:
-        _limit(resource.RLIMIT_FSIZE, _FILE_BYTES)
-
-
-def _confine(scratch: Path) -> None:
+def confine(scratch: Path, *, limit_files: bool) -> None:
+    """For a worker and what it starts: temporary files lie in `scratch`, and are of limited size where that is asked for.
+    Not in the driver's own process of a GPU."""
     _limit(resource.RLIMIT_CORE, 0)
+    if limit_files:
+        _limit(resource.RLIMIT_FSIZE, _FILE_BYTES)
     # Python has this signal ignored, and compilers are not to inherit that it is not.
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     with suppress(OSError):

@@ -25,7 +25,7 @@ from evo.errors import CompileError, EngineError, TemplateError
 from evo.evaluation import Build, Evaluation, Status
 from evo.executors import ExecutorConfig, InFlight, RaceRequest, RaceResult, Request
 from evo.executors._device import Data, Device, Job, deliver, prepare_device
-from evo.executors._limits import SCRATCH, AdaptiveTimeout, confine_builder
+from evo.executors._limits import SCRATCH, AdaptiveTimeout, confine, limit_data
 from evo.executors._processes import end_with_children, end_with_command, start_server
 from evo.executors._worker import Worker, WorkerLost, ran_out_of_memory
 from evo.problem.kernel import Workload, load_kernel
@@ -162,11 +162,7 @@ class LocalExecutor:
             if self._closed:
                 future.cancel()
             self._outstanding.add(future)
-        future.add_done_callback(self._settled)
-
-    def _settled(self, future: Future[Any]) -> None:
-        with self._changed:
-            self._outstanding.discard(future)
+        future.add_done_callback(self._outstanding.discard)
 
     # -- the device's thread ------------------------------------------------------------------------------------------
 
@@ -198,7 +194,9 @@ class LocalExecutor:
                 while self._measurements and (future := self._measurements[0].future) and future.cancelled():
                     self._measurements.popleft()
                 if wait and not self._measurements:
-                    self._release_builds()
+                    self._building += len(self._held_builds)
+                    while self._held_builds:
+                        self._builds.put(self._held_builds.pop(0))
                 may_begin = bool(self._measurements) and not (self._turns and self._building)
                 if self._closed or not wait or may_begin:
                     break
@@ -207,12 +205,6 @@ class LocalExecutor:
                 return None
             self._measuring = True
             return self._measurements.popleft()
-
-    def _release_builds(self) -> None:
-        self._building += len(self._held_builds)
-        for build in self._held_builds:
-            self._builds.put(build)
-        self._held_builds.clear()
 
     # -- the builders' threads ----------------------------------------------------------------------------------------
 
@@ -279,7 +271,8 @@ class LocalExecutor:
 
 def prepare_builder(target: str, scratch: Path, memory_bytes: int) -> None:
     """A builder ends with its compiler: at once when it is ended, and when the process that wanted it is gone."""
-    confine_builder(scratch, memory_bytes)
+    confine(scratch, limit_files=True)
+    limit_data(memory_bytes)
     find_target(target)  # imports what builds need
     signal.signal(signal.SIGTERM, lambda *_: end_with_children())
     end_with_command()
@@ -288,36 +281,24 @@ def prepare_builder(target: str, scratch: Path, memory_bytes: int) -> None:
 def build(request: Request, cache_dir: str) -> Build:
     """Renders and compiles one candidate. A failing candidate is a Build that says so."""
     kernel, target = load_kernel(request.kernel), find_target(request.target)
-    compiler = target.compiler()
+    built = Build(status=Status.RENDER_ERROR, arch=request.arch, compiler=target.compiler(), source_digest="")
     try:
         source = render(
             kernel, request.target, request.genome, kernel.binding(request.target, request.workload), request.arch
         )
     except TemplateError as error:
-        return Build(
-            status=Status.RENDER_ERROR, arch=request.arch, compiler=compiler, source_digest="", log=str(error)
-        )
+        return replace(built, log=str(error))
+    built = replace(built, status=Status.COMPILE_ERROR, source_digest=source.digest, source=source.text)
     started = time.perf_counter()
     try:
         binary, seconds, cached = cached_build(Path(cache_dir), target, source, request.arch)
     except CompileError as error:
-        return Build(
-            status=Status.COMPILE_ERROR,
-            arch=request.arch,
-            compiler=compiler,
-            source_digest=source.digest,
-            source=source.text,
-            seconds=time.perf_counter() - started,
-            log=str(error),
-        )
+        return replace(built, seconds=time.perf_counter() - started, log=str(error))
     limits = target.limits(request.arch)
     launch = kernel.launch(request.target, request.genome.parameters, request.workload, limits)
-    return Build(
+    return replace(
+        built,
         status=Status.OK,
-        arch=request.arch,
-        compiler=compiler,
-        source_digest=source.digest,
-        source=source.text,
         seconds=seconds,
         cached=cached,
         log=binary.log,

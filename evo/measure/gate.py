@@ -38,7 +38,6 @@ __all__ = [
     "allocate_outputs",
     "argument_values",
     "as_outputs",
-    "case_seed",
     "expected_outputs",
     "reads_early",
 ]

@@ -41,24 +41,19 @@ class Roofline:
 
     def refusal(self, us: float, cost: Cost, *, in_cache: bool) -> str:
         """Why a time is impossible; empty if it is not."""
-        rates = self._rates or _measure(self._session)
-        for _ in range(_DOUBTS):
-            if us >= self._least_us(rates, cost, in_cache):
-                break
-            rates = rates.raised(_measure(self._session))
-        self._rates, least_us = rates, self._least_us(rates, cost, in_cache)
-        if us >= least_us:
-            return ""
+        for doubts in range(_DOUBTS + 1):
+            if self._rates is None or doubts:
+                self._rates = _Rates(*map(max, self._rates or _Rates(0.0, 0.0, 0.0), _measure(self._session)))
+            rates = self._rates
+            bytes_per_s = max(rates.memory_bytes_per_s, rates.cache_bytes_per_s if in_cache else 0.0)
+            bound_us = 1e6 * max(cost.bytes / bytes_per_s, cost.flops / rates.flops_per_s)
+            least_us = _MARGIN[self._session.device.type] * bound_us
+            if us >= least_us:
+                return ""
         return (
             f"{us:.3g} us is impossible: moving {cost.bytes:,} bytes and computing {cost.flops:,} operations takes"
             f" this device at least {least_us:.3g} us"
         )
-
-    def _least_us(self, rates: _Rates, cost: Cost, in_cache: bool) -> float:
-        """Below which a time for that cost is not believed."""
-        bytes_per_s = max(rates.memory_bytes_per_s, rates.cache_bytes_per_s if in_cache else 0.0)
-        bound_us = 1e6 * max(cost.bytes / bytes_per_s, cost.flops / rates.flops_per_s)
-        return _MARGIN[self._session.device.type] * bound_us
 
 
 class _Rates(NamedTuple):
@@ -67,10 +62,6 @@ class _Rates(NamedTuple):
     memory_bytes_per_s: float
     cache_bytes_per_s: float
     flops_per_s: float
-
-    def raised(self, other: _Rates) -> _Rates:
-        """The better of both each."""
-        return _Rates(*map(max, self, other))
 
 
 def _measure(session: Session) -> _Rates:
