@@ -4,6 +4,7 @@ On a CPU, whose C++ compiler stands for NVRTC: a source is compiled when it is f
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -19,6 +20,7 @@ import pytest
 from evo.export import find_exporter
 from evo.problem.kernel import template_root
 from evo.ready import _OF_EVERY_PACKAGE
+from evo.runtime.package import source_text
 from tests.export.exports import request_for
 
 ROOT = Path(__file__).parent.parent
@@ -223,6 +225,19 @@ def test_the_list_of_kernels_tells_what_each_is_for_and_where_it_is_from(exporte
     text = python(checkout, "-m", "evo.ready").stdout
     assert "  from evo.ready import LayerNorm, layer_norm\n" in text
     assert re.search(r"  rows=64,cols=1024,dtype=float16,bias=true\S* +sm_90, sm_89 \(compiled\)\n", text)
+
+
+def test_sources_that_are_almost_the_same_are_stored_once(exported: Path) -> None:
+    manifest = json.loads((exported / "layernorm" / "manifest.json").read_text())
+    by_arch = {v["arch"]: v for v in manifest["variants"]}
+    ninety, eighty_nine = by_arch["sm_90"], by_arch["sm_89"]
+    assert ninety["source"] == eighty_nine["source"]
+    assert "edits" not in ninety
+    text = (exported / "layernorm" / ninety["source"]).read_text()
+    other = source_text(text, eighty_nine)
+    assert other == text.replace("sm_90", "sm_89") != text
+    for record, source in ((ninety, text), (eighty_nine, other)):
+        assert hashlib.sha256(source.encode()).hexdigest() == record["source_sha256"]
 
 
 def test_no_two_kernels_would_ship_one_name() -> None:

@@ -4,17 +4,21 @@ finds it there, takes the frontend and the headers from the templates, and has t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
 from evo.export import Combining, ExportRequest
 from evo.export._folder import Contents, publish
 from evo.export.module import ModuleExporter, make_package
+from evo.runtime.package import source_text
 
-__all__ = ["EXPORTER"]
+__all__ = ["EXPORTER", "share_sources"]
 
 _KEPT_OF_RECORD = ("run", "order", "operator", "device", "created")
 _OF_BINARY = ("binary", "binary_sha256", "same_code_as_measured")
+_MOST_EDITED = 24
+"""Up to so many lines and line numbers, a source is told by how it differs from one that is stored."""
 
 
 class ShippedExporter(ModuleExporter):
@@ -32,8 +36,33 @@ def _sources_of(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> Cont
     for v in (v for v in manifest["variants"] if not v["arch"].startswith("compute_")):
         origin = {name: v["record"][name] for name in _KEPT_OF_RECORD if name in v["record"]}
         variants.append({name: value for name, value in v.items() if name not in _OF_BINARY} | {"record": origin})
-    sources = {r["source"]: files[r["source"]] for r in (*variants, *manifest["general"])}
-    return {**manifest, "variants": variants, "headers": {}}, sources
+    records = [*variants, *manifest["general"]]
+    stored = share_sources({r["source"]: files[r["source"]].decode() for r in records}, records)
+    return {**manifest, "variants": variants, "headers": {}}, {name: files[name] for name in stored}
+
+
+def share_sources(texts: Mapping[str, str], records: Sequence[dict[str, Any]]) -> set[str]:
+    """Has records whose sources are almost the same name one of them, with the lines that differ as `edits`; the names of
+    those that are left."""
+    stored: dict[str, list[str]] = {}
+    for record in records:
+        lines = texts[record["source"]].split("\n")
+        known = ((_edits(others, lines), name) for name, others in stored.items())
+        edits, nearest = min(known, default=([], ""), key=lambda pair: sum(map(len, pair[0])))
+        if not nearest or sum(map(len, edits)) > _MOST_EDITED:
+            stored[record["source"]] = lines
+            continue
+        record["source"] = nearest
+        if edits:
+            record["edits"] = edits
+        assert source_text("\n".join(stored[nearest]), record) == "\n".join(lines)
+    return set(stored)
+
+
+def _edits(before: list[str], after: list[str]) -> list[list[Any]]:
+    """As `source_text` reads them."""
+    changes = SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
+    return [[i, j - i, *after[k:m]] for what, i, j, k, m in reversed(changes) if what != "equal"]
 
 
 EXPORTER: Combining = ShippedExporter()

@@ -30,6 +30,7 @@ __all__ = [
     "keep",
     "kept",
     "slower",
+    "source_text",
 ]
 
 MANIFEST = "manifest.json"
@@ -92,13 +93,12 @@ class Package:
             data = self.path(name).read_bytes()
         except OSError as error:
             raise Unavailable(f"{name} cannot be read ({error.strerror})") from error
-        if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
-            raise Unavailable(f"{name} is not the file that was exported (its sha256 differs from the manifest's)")
-        return data
+        return _checked(name, data, sha256)
 
     def source(self, record: Mapping[str, Any]) -> bytes:
         """The text that a record was exported with. Raises Unavailable if it is another one."""
-        return self.read(record["source"], record["source_sha256"])
+        text = source_text(self.read(record["source"]).decode(errors="replace"), record)
+        return _checked(record["source"], text.encode(), record["source_sha256"])
 
     def headers(self, source: bytes) -> dict[str, bytes]:
         """What a source includes of the package's files, by the name it does so; what is shipped takes them from the
@@ -111,6 +111,21 @@ class Package:
                     found[name] = self.read(name, self.manifest["headers"].get(name))
                     waiting.append(found[name])
         return found
+
+
+def source_text(text: str, record: Mapping[str, Any]) -> str:
+    """A record's source, of the text in its file. Several that are almost the same share one; a record's `edits` then say
+    what stands instead of certain lines: [first, number, *lines], from the last to the first, counted from 0."""
+    lines = text.split("\n")
+    for first, number, *instead in record.get("edits", ()):
+        lines[first : first + number] = instead
+    return "\n".join(lines)
+
+
+def _checked(name: str, data: bytes, sha256: str | None) -> bytes:
+    if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
+        raise Unavailable(f"{name} is not the file that was exported (its sha256 differs from the manifest's)")
+    return data
 
 
 @dataclass(frozen=True, kw_only=True)
