@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -64,20 +63,6 @@ def test_ptx_of_an_older_architecture_is_right_on_this_gpu(folder: Path, use: Ca
     verdicts = list(verdicts_of(module.frontend, 4, seed=7))
     assert [v for v in verdicts if v.reason] == []
     assert sum(v.on_variant for v in verdicts) >= 20
-
-
-def test_what_cannot_be_loaded_gives_way_to_the_next_build(
-    folder: Path, tmp_path: Path, use: Callable[[Path], ModuleType]
-) -> None:
-    needs_ptx()
-    copy = Path(shutil.copytree(folder, tmp_path / "layernorm_damaged"))
-    variants = json.loads((copy / "manifest.json").read_text())["variants"]
-    for v in variants:
-        if v["arch"].startswith("sm_"):
-            (copy / v["binary"]).write_bytes(b"damaged")
-    module = use(copy)
-    assert way_of(module).startswith("variant 4 (cuda compute_80, ")
-    assert "is not the file that was exported" in module.frontend.DISPATCH.unavailable(0)
 
 
 def test_without_any_code_for_this_gpu_calls_are_pytorchs(

@@ -135,15 +135,3 @@ def test_a_compiled_graph_holds_the_operator_and_replays(module: ModuleType) -> 
     compiled = torch.compile(lambda x, *rest: own(module)(x * 2, *rest), backend=backend, fullgraph=True)
     close(compiled(*args), theirs(module)(args[0] * 2, *args[1:]))
     assert module.frontend.NATIVE.operator in seen
-
-
-def test_the_tensors_gpu_counts_not_the_current_one(module: ModuleType) -> None:
-    if torch.cuda.device_count() < 2:
-        pytest.skip("there is one GPU")
-    for current in (0, 1):
-        for index in (1, 0):
-            with torch.cuda.device(current):
-                args = arguments(module, device=f"cuda:{index}")
-                for function in (own(module), module.frontend.NATIVE.operator):
-                    close(function(*args), theirs(module)(*args))
-                assert torch.cuda.current_device() == current

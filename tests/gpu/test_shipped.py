@@ -1,4 +1,4 @@
-"""Shipped kernels on a GPU: a source is compiled at its first call, right, kept, and never amid a capture."""
+"""Shipped kernels on a GPU: a source is compiled at its first call, right, and kept."""
 
 from __future__ import annotations
 
@@ -30,26 +30,19 @@ compile, compiled = nvrtc.Compiler.compile, []
 nvrtc.Compiler.compile = lambda self, *options: (compiled.append(1), compile(self, *options))[1]
 expected = frontend.ORIGINAL(*args)
 torch.cuda.synchronize()
-captured = None
-if {capture}:
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = package.explain(*args)
-        frontend.SUBJECT(*args)
 began = time.perf_counter()
 result = frontend.SUBJECT(*args)
 torch.cuda.synchronize()
 seconds = time.perf_counter() - began
 close = torch.allclose(result, expected, atol=3e-2, rtol=3e-2)
-print(json.dumps([package.explain(*args), bool(close), len(compiled), seconds, captured]))
+print(json.dumps([package.explain(*args), bool(close), len(compiled), seconds]))
 """
 
 
-def first_call(name: str, cache: Path, *, capture: bool = False) -> Any:
-    """(way, right, compilations, seconds, way within a capture before it), in a process of its own."""
-    program = PROGRAM.replace("{name}", name).replace("{capture}", str(capture))
+def first_call(name: str, cache: Path) -> Any:
+    """(way, right, compilations, seconds), in a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program],
+        [sys.executable, "-W", "ignore", "-c", PROGRAM.replace("{name}", name)],
         cwd=cache,
         env={**os.environ, "EVO_KERNELS_CACHE": str(cache / "kernels"), "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -71,11 +64,3 @@ def test_the_first_call_compiles_it_and_later_processes_find_it(name: str, tmp_p
     assert second[1]
     assert (first[2], second[2]) == (1, 0)
     assert [p.name.partition("-")[0] for p in (tmp_path / "kernels").iterdir()] == ["compiled"]
-
-
-def test_a_first_call_within_a_capture_is_left_to_pytorch_and_later_ones_are_not(tmp_path: Path) -> None:
-    way, right, compilations, _, captured = first_call("layernorm", tmp_path, capture=True)
-    assert "call it once beforehand" in captured
-    assert way.startswith("variant ")
-    assert right
-    assert compilations == 1

@@ -117,19 +117,26 @@ def natively(launchers: Path, use: Importer, tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.fixture(scope="session")
-def raced(exported: Path, launchers: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], int]:
-    """What two processes say that build a native launcher at once, for all tests to use; and how often it was compiled."""
+def raced(
+    exported: Path, exported_attention: Path, launchers: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[list[str], int]:
+    """What two processes say that build a native launcher at once, for all tests to use; and how often it was compiled.
+    The other kernel's is built beside it: a compiler takes one core."""
     folder = tmp_path_factory.mktemp("compiler")
     (folder / "log").touch()
     (folder / "compiler").write_text(f'#!/bin/sh\necho "$@" >>{folder}/log\nexec {shutil.which("g++")} "$@"\n')
     (folder / "compiler").chmod(0o755)
-    command = [sys.executable, "-W", "ignore", "-m", exported.name, "build", "--json"]
     environment = {**os.environ, "EVO_KERNELS_CACHE": str(launchers), "CXX": str(folder / "compiler")}
-    start = lambda: subprocess.Popen(  # noqa: E731
-        command, cwd=exported.parent, env=environment, stdout=subprocess.PIPE, text=True
+    start = lambda package: subprocess.Popen(  # noqa: E731
+        [sys.executable, "-W", "ignore", "-m", package.name, "build", "--json"],
+        cwd=package.parent,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
     )
-    told = [process.communicate(timeout=280)[0] for process in [start(), start()]]
-    return told, (folder / "log").read_text().count(" -c ")
+    processes = [start(package) for package in (exported, exported, exported_attention)]
+    told = [process.communicate(timeout=280)[0] for process in processes]
+    return told[:2], (folder / "log").read_text().count(f"-c {exported}")
 
 
 @pytest.fixture(scope="session")
@@ -138,7 +145,7 @@ def native(exported: Path, natively: Importer, raced: object) -> ModuleType:
 
 
 @pytest.fixture(scope="session")
-def native_attention(exported_attention: Path, natively: Importer) -> ModuleType:
+def native_attention(exported_attention: Path, natively: Importer, raced: object) -> ModuleType:
     return natively(exported_attention)
 
 

@@ -66,7 +66,7 @@ def test_the_callers_settings_neither_disturb_the_trial_nor_are_disturbed(attent
 
 
 def test_the_native_launcher_and_the_operator_serve_it_and_tracing_compiles_nothing(
-    exported_attention: Path, natively: Importer, cache: Path
+    exported_attention: Path, natively: Importer, raced: object, cache: Path
 ) -> None:
     attention = natively(exported_attention)
     assert "also_serve(untuned=True)" in refused(attention, 32)
@@ -86,15 +86,6 @@ def test_the_native_launcher_and_the_operator_serve_it_and_tracing_compiles_noth
     assert torch.equal(attention.scaled_dot_product_attention(*args), torchs(*args))
 
 
-def test_a_size_that_the_kernel_does_not_take_is_pytorchs(
-    attention: ModuleType, cache: Path, compilations: Callable[[], int]
-) -> None:
-    attention.also_serve(untuned=True)
-    assert "none here can be compiled for them" in refused(attention, 40)
-    assert "head_dim=512 is not within" in attention.explain(*qkv(512))
-    assert compilations() == 0
-
-
 def test_what_does_not_compile_is_not_tried_again(
     attention: ModuleType, compiler: Callable[[str], None], tmp_path: Path
 ) -> None:
@@ -108,26 +99,20 @@ def test_what_does_not_compile_is_not_tried_again(
         attention.frontend.DISPATCH.clear()
 
 
-def test_one_process_compiles_only_so_many_sizes(
+def test_a_size_that_is_not_taken_or_not_tried_or_one_too_many_is_pytorchs(
     attention: ModuleType, cache: Path, compilations: Callable[[], int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(importlib.import_module(f"{attention.__name__}.runtime.jit"), "_MOST_SIZES", 1)
-    attention.also_serve(untuned=True)
-    served(attention, 32)
-    assert "1 sizes were compiled in this process" in refused(attention, 96)
-    served(attention, 32)
-    assert compilations() == 1
-
-
-def test_a_fault_in_the_trial_leaves_the_call_to_pytorch(
-    attention: ModuleType, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_memory(*_: Any) -> Any:
         raise torch.OutOfMemoryError("no memory is left")
 
     attention.also_serve(untuned=True)
+    assert "none here can be compiled for them" in refused(attention, 40)
+    assert "head_dim=512 is not within" in attention.explain(*qkv(512))
+    assert compilations() == 0
+    monkeypatch.setattr(importlib.import_module(f"{attention.__name__}.runtime.jit"), "_MOST_SIZES", 1)
     monkeypatch.setattr(importlib.import_module(f"{attention.__name__}.runtime.trial"), "compare", no_memory)
     assert "no memory is left" in refused(attention, 32)
+    assert "1 sizes were compiled in this process" in refused(attention, 96)
 
 
 FORKED = """

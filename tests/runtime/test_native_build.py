@@ -88,22 +88,18 @@ def test_nothing_is_built_unless_it_is_asked_for(copy_of: Path, use: Importer, c
     assert not cache.exists()
 
 
-def test_without_a_compiler_calls_are_launched_from_python(
-    copy_of: Path, use: Importer, cache: Path, monkeypatch: pytest.MonkeyPatch
+def test_without_a_compiler_or_with_one_that_fails_calls_are_launched_from_python(
+    copy_of: Path, use: Importer, cache: Path, compiler: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    module = use(copy_of)
+    failing = 'echo "frontend.cpp:1: error: no such header" >&2; exit 1'
+    compiler(f'case "$*" in *frontend.cpp*) {failing};; esac')
+    assert "error: no such header" in refused(module, cache)
     monkeypatch.setenv("CXX", "no_compiler")
-    assert "there is no C++ compiler" in refused(use(copy_of), cache)
+    assert "there is no C++ compiler" in refused(module, cache)
     done = python(copy_of, "-m", copy_of.name, "build")
     assert "cannot be built" in done.communicate(timeout=120)[1]
     assert done.returncode == 1
-
-
-def test_a_compiler_that_fails_is_quoted(
-    copy_of: Path, use: Importer, cache: Path, compiler: Callable[[str], None]
-) -> None:
-    failing = 'echo "frontend.cpp:1: error: no such header" >&2; exit 1'
-    compiler(f'case "$*" in *frontend.cpp*) {failing};; esac')
-    assert "error: no such header" in refused(use(copy_of), cache)
 
 
 def change(folder: Path, cache: Path) -> None:

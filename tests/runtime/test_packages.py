@@ -73,11 +73,6 @@ def claim(**needs: Any) -> Callable[[Path], None]:
     return spoil
 
 
-def test_a_moved_folder_still_works(copy_of: Path, use: Importer, cache: Path) -> None:
-    assert serves(use(copy_of)) == ""
-    assert not cache.exists()
-
-
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
@@ -101,12 +96,16 @@ def test_a_library_that_does_not_run_here_is_built_again_once_and_never_loaded(
         assert compilations() == 1
 
 
-def test_without_a_compiler_the_call_is_pytorchs(
-    copy_of: Path, use: Importer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_a_moved_folder_works_and_without_its_library_and_a_compiler_the_call_is_pytorchs(
+    copy_of: Path, use: Importer, cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    module = use(copy_of)
+    assert serves(module) == ""
+    assert not cache.exists()
     remove(copy_of)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "no C++ compiler (g++, c++, clang++)" in refused(use(copy_of))
+    again = use(Path(shutil.copytree(copy_of, copy_of.with_name(f"{copy_of.name}_again"))))
+    assert "no C++ compiler (g++, c++, clang++)" in refused(again)
 
 
 def test_what_a_compiler_gets_wrong_is_found_before_it_is_used(
