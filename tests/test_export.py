@@ -168,23 +168,6 @@ def test_a_candidate_that_no_final_confirmed_is_exported_with_that_said(
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("raced", [True, False])
-def test_a_candidate_of_a_run_whose_finals_confirmed_nobody_is_exported_with_that_said(
-    db: Path, capsys: pytest.CaptureFixture[str], raced: bool
-) -> None:
-    """raced: as where the race that was to confirm it died."""
-    with Store.open(db, write=True) as store:
-        run = store.run("made")
-        add(store, run, 2)
-        if raced:
-            passed = Evaluation(status=Status.OK, checks=CHECKS, timings=(timing(WORKLOADS[0], "final", 0.5),))
-            store.add_final(run, 0, passed, elapsed_s=2.0)
-        end(store, run, refused=[2])
-    name = public_id(run.uid, 0)
-    export(db, name)
-    assert f"evo: {name[:10]}: the finals of run made have not confirmed it" in capsys.readouterr().err
-
-
 def test_a_candidate_that_the_finals_refused_is_exported_only_if_that_is_asked_for(
     db: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

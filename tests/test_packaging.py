@@ -55,6 +55,11 @@ def shipping(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
+@pytest.fixture(scope="module")
+def wheel(shipping: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return wheel_of(shipping, tmp_path_factory.mktemp("wheel"))
+
+
 def test_a_wheel_carries_its_templates_and_finds_them(installed: Path, tmp_path: Path) -> None:
     program = "import evo.problem.kernel as k; print(k.template_root(), *k.kernel_names(), sep=chr(10))"
     environment = {**os.environ, "PYTHONPATH": str(installed)}
@@ -86,17 +91,17 @@ def test_a_wheel_carries_what_is_not_python_and_installs_nothing_else(installed:
     assert listing(installed / "evo").items() >= own.items()
 
 
-def test_source_and_wheel_carry_a_kernel_whole(shipping: Path, tmp_path: Path) -> None:
+def test_source_and_wheel_carry_a_kernel_whole(shipping: Path, wheel: Path, tmp_path: Path) -> None:
     from hatchling.build import build_sdist
 
     kernel = shipping / "kernels" / "layernorm"
     names = {p.relative_to(kernel).as_posix() for p in kernel.rglob("*") if p.is_file()}
     assert names == {"manifest.json", "variant_0_float32_64x96.cpp", "variant_1_bfloat16_64x256.cpp"}
     runs_it = {"runtime/native.h", "_assets/templates/layernorm/frontend.cpp", "_assets/templates/_shared/row.cuh"}
-    with zipfile.ZipFile(wheel_of(shipping, tmp_path)) as wheel:
+    with zipfile.ZipFile(wheel) as packed:
         place = "evo/_assets/kernels/layernorm/"
-        assert {n.removeprefix(place) for n in wheel.namelist() if n.startswith(place)} == names
-        assert {f"evo/{name}" for name in runs_it} <= set(wheel.namelist())
+        assert {n.removeprefix(place) for n in packed.namelist() if n.startswith(place)} == names
+        assert {f"evo/{name}" for name in runs_it} <= set(packed.namelist())
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(shipping)
         source = tmp_path / build_sdist(str(tmp_path))
@@ -106,7 +111,7 @@ def test_source_and_wheel_carry_a_kernel_whole(shipping: Path, tmp_path: Path) -
     assert names <= found
 
 
-def test_what_pip_installs_elsewhere_has_the_shipped_kernels(shipping: Path, tmp_path: Path) -> None:
+def test_what_pip_installs_elsewhere_has_the_shipped_kernels(wheel: Path, tmp_path: Path) -> None:
     """In an environment of its own, where nothing leads to the checkout; PyTorch is borrowed from this one."""
     pytest.importorskip("pip")
     environment = tmp_path / "environment"
@@ -115,8 +120,7 @@ def test_what_pip_installs_elsewhere_has_the_shipped_kernels(shipping: Path, tmp
     asked = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
     site = Path(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip())
     pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check", "--quiet"]
-    wheel = str(wheel_of(shipping, tmp_path))
-    subprocess.run([*pip, "install", "--no-deps", "--no-index", "--no-compile", wheel], check=True, cwd=tmp_path)
+    subprocess.run([*pip, "install", "--no-deps", "--no-index", "--no-compile", str(wheel)], check=True, cwd=tmp_path)
     (site / "borrowed.pth").write_text(f"{Path(torch.__file__).parent.parent}\n")
     program = (
         "import json, evo, torch\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from evo import cli
-from evo.errors import DeviceError, UnknownNameError
+from evo.errors import DeviceError
 from evo.evaluation import Binary, Build, Candidate, Check, Evaluation, Proposal, Status
 from evo.executors import Request
 from evo.lineage import Environment
@@ -104,12 +104,6 @@ def test_a_candidate_that_kills_its_process_or_never_ends_is_reported_with_the_c
     assert "no end within" in endless
     assert "at case normal 5" in died
     assert "at case normal 5" in endless
-
-
-def test_tools_are_those_of_the_target() -> None:
-    assert choose_tools("cuda", "racecheck") == ("racecheck",)
-    with pytest.raises(UnknownNameError, match="sanitizer for target cpu 'racecheck'; known: address, all, initcheck"):
-        choose_tools("cpu", "racecheck")
 
 
 def test_without_compute_sanitizer_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

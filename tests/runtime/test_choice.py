@@ -85,10 +85,11 @@ def test_a_cpu_takes_the_code_that_uses_most_of_it(on_cpu: Path, use: Callable[[
             assert taken(module).startswith(f"variant {index} ")
 
 
-def test_what_cannot_be_loaded_gives_way_to_the_next_build(
+def test_what_cannot_be_loaded_or_run_gives_way_to_the_next_build(
     on_cpu: Path, use: Callable[[Path], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", "/nonexistent")  # or it would be built again here
+    modest = Path(shutil.copytree(on_cpu, tmp_path / "modest_cpus"))
     folder = Path(shutil.copytree(on_cpu, tmp_path / "damaged_for_cpus"))
     best = json.loads((folder / "manifest.json").read_text())["variants"][1]
     (folder / best["binary"]).write_bytes(b"damaged")
@@ -97,19 +98,12 @@ def test_what_cannot_be_loaded_gives_way_to_the_next_build(
     assert module.frontend.DISPATCH.taken(1) == 2
     assert "is not the file that was exported" in module.frontend.DISPATCH.unavailable(1)
 
-
-def test_a_cpu_without_the_instructions_takes_the_measured_code(
-    on_cpu: Path, use: Callable[[Path], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CXX", "/nonexistent")  # or it would be built again here
-    folder = Path(shutil.copytree(on_cpu, tmp_path / "modest_cpus"))
-
     def change(manifest: dict[str, Any]) -> None:
         for variant in manifest["variants"][1:]:
             variant["needs"]["features"].append("avx9000")
 
-    edit_manifest(folder, change)
-    assert taken(use(folder)).startswith("variant 0 (cpu x86-64, float32, tuned for 64x96)")
+    edit_manifest(modest, change)
+    assert taken(use(modest)).startswith("variant 0 (cpu x86-64, float32, tuned for 64x96)")
 
 
 def test_the_packages_own_commands_say_which_build_is_taken(on_cpu: Path, command: Any) -> None:
