@@ -83,6 +83,7 @@ class TaskExecutor:
 
 def tasks_of(spec: RunSpec, executor: Executor, stage: Stage) -> list[TaskExecutor]:
     """The tasks of a run, with what their data are drawn with at this stage."""
+    seed = gate_seeds(spec.options, spec.seed)[stage]
     return [
         TaskExecutor(
             executor=executor,
@@ -90,7 +91,7 @@ def tasks_of(spec: RunSpec, executor: Executor, stage: Stage) -> list[TaskExecut
             target=spec.target,
             arch=spec.arch,
             workload=workload,
-            seed=gate_seeds(spec.options, spec.seed)[stage],
+            seed=seed,
         )
         for workload in spec.workloads
     ]
