@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import evo
 from evo.export import find_exporter
 from tests.export.exports import request_for
 
@@ -186,13 +185,3 @@ def test_an_interpreter_that_cannot_be_run_is_refused_by_name(tmp_path: Path) ->
     done = make_environment(tmp_path / "copy", PYTHON="/nonexistent/python")
     assert done.returncode == 1
     assert done.stderr == "PYTHON=/nonexistent/python must be a Python 3.11 to 3.14, but is missing\n"
-
-
-def test_a_checkout_that_was_never_installed_knows_its_version(tmp_path: Path) -> None:
-    (tmp_path / "evo").mkdir()
-    shutil.copy(ROOT / "evo" / "__init__.py", tmp_path / "evo")
-    asked = [sys.executable, "-S", "-c", "import evo; print(evo.__version__)"]  # -S: nothing that is installed
-    for expected in ("0+unknown", f"{evo.__version__}+checkout"):
-        done = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, check=True)
-        assert done.stdout.strip() == expected
-        shutil.copy(ROOT / "pyproject.toml", tmp_path)
