@@ -14,7 +14,7 @@ from evo.analysis.best import find_best
 from evo.cli.options import DEFAULT_DB, Db, Json, Seed, TargetName, draw_seed, make_console, parse_legal, print_json
 from evo.cli.recorded import is_of
 from evo.cli.search import KernelContext, choose_arch, load_context
-from evo.cli.tables import Terminal, short, time_cells, timing_record
+from evo.cli.tables import Terminal, short, time_cells
 from evo.errors import EvoError, UsageError
 from evo.executors import RaceRequest, RaceResult, Request
 from evo.lineage.database import shown
@@ -93,7 +93,7 @@ def bench(
                 raise EvoError(f"the race for {w} could not be held: {result.log}")
             record = {
                 "workload": w.key,
-                "timings": [{"contender": t.contender, **timing_record(t)} for t in result.timings],
+                "timings": result.timings,
                 "refused": [{"name": n, "reason": r} for n, r in result.refused],
             }
             records.append(record)

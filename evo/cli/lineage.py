@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import sys
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,7 +11,7 @@ from evo.analysis.candidates import CandidateRecord
 from evo.analysis.descent import Family, Kin, read_family
 from evo.analysis.diff import Difference
 from evo.analysis.diff import diff as read_difference
-from evo.analysis.explanation import EditCredit, Explanation
+from evo.analysis.explanation import Explanation
 from evo.analysis.explanation import explain as read_explanation
 from evo.analysis.failures import present_space
 from evo.analysis.runs import find_run
@@ -27,19 +28,23 @@ from evo.cli.options import (
     parse_legal,
     print_json,
 )
-from evo.cli.recorded import find_candidate
+from evo.cli.recorded import find_candidate, task_of
 from evo.cli.tables import Terminal, change_text, counted, factor, figure, interval, marked, short, speedup
 from evo.errors import UsageError
 from evo.lineage.store import Store
-from evo.problem.kernel import Workload
+from evo.problem.genome import Genome
+from evo.problem.kernel import Workload, load_kernel
 from evo.problem.space import Space
+
+if TYPE_CHECKING:
+    from evo.search.ablation import Ablation
 
 __all__ = ["diff", "explain", "lineage"]
 
 _SECTIONS = {"candidate": "about", "genome": "genome", "build": "build", "code": "machine code", "time": "time"}
 _TEMPLATE = "template"
-_EDIT_LINES = 4
-"""Of the ten lines that a story has, with its head."""
+_EDITS = 5
+"""Edits that are shown without --all."""
 
 
 def lineage(
@@ -192,7 +197,7 @@ def explain(
         int | None,
         typer.Option(help="With --measure: draws the data; random if left out.", callback=check_seed),
     ] = None,
-    all_: Annotated[bool, typer.Option("--all", help="Every edit, with what is known of it, as a table.")] = False,
+    all_: Annotated[bool, typer.Option("--all", help="Every edit, not only those worth most.")] = False,
     db: Db = DEFAULT_DB,
     json: Json = False,
 ) -> None:
@@ -209,11 +214,9 @@ def explain(
         digest = find_run(store, record.run).kernel_digest if measure else ""
     ablation = None
     if measure and found.edits:
-        from evo.cli.explain_race import ablation_record, measure_edits, tell_race  # what builds and times
-
         ablation = measure_edits(record, found, kernel_digest=digest, seed=draw_seed(seed), db=db)
     if json:
-        print_json(found, measured=ablation_record(ablation, found.edits) if ablation else None)
+        print_json(found, measured=ablation)
         return
     console = make_console()
     console.say(
@@ -222,12 +225,10 @@ def explain(
         "bold",
     )
     if ablation:
-        tell_race(console, found, ablation)
-    else:
+        _tell_race(console, found, ablation)
+    if all_ or not ablation:
         more = command_line(db, "explain", short(found.id), *(("--from", from_) if from_ else ()), "--measure")
-        _tell(console, found, more)
-    if all_:
-        _print_all(console, found)
+        _tell(console, found, more, len(found.edits) if all_ else _EDITS)
 
 
 def _explanation(store: Store, record: CandidateRecord, from_: str | None, space: Space | None) -> Explanation:
@@ -240,8 +241,8 @@ def _explanation(store: Store, record: CandidateRecord, from_: str | None, space
     return read_explanation(store, record.id, base.parameters, carriers=carriers, base_from=base_from)
 
 
-def _tell(console: Terminal, found: Explanation, command: str) -> None:
-    """At most nine lines. command: what times the rest."""
+def _tell(console: Terminal, found: Explanation, command: str, most: int) -> None:
+    """At most so many edits, by what the run measured of them. command: what measures the rest."""
     begun = found.base_from + (f" ({short(found.base_id)})" if found.base_id else "")
     edits = counted(len(found.edits), "edit")
     if not found.edits:
@@ -251,54 +252,18 @@ def _tell(console: Terminal, found: Explanation, command: str) -> None:
         console.say(f"from {begun}, which has no time of its own in this run: {edits}")
     else:
         gained = f"{marked(factor(found.gain), found.disturbed)} ({interval(found.low, found.high)})"
-        console.say(f"from {begun} at {figure(found.base_us)} us: {gained} by {edits}:")
-    disturbed = found.disturbed or any(c.disturbed for c in found.edits)
-    told = [c for c in found.edits if c.gain is not None and c.tie is not True]
-    lines = _EDIT_LINES - disturbed
-    for credit in told[:lines]:
-        console.say(f"  {_credit_line(credit)}")
-    if len(told) > lines:
-        rest = "; ".join(f"{factor(c.gain)} {change_text(c.change)}" for c in told[lines:])
-        console.say(f"  further: {rest}")
-    if ties := [c for c in found.edits if c.tie]:
-        names = (change_text(c.change) + " (the same machine code)" * c.same_code for c in ties)
-        console.say(f"  within the noise: {'; '.join(names)}", "dim")
-    unknown = [c for c in found.edits if c.gain is None]
-    if unknown:
-        console.say(f"  not measured: {'; '.join(change_text(c.change) for c in unknown)}", "yellow")
-    console.say(_rest(found, len(unknown), command), "dim")
-    console.say_disturbed(disturbed)
-
-
-def _credit_line(credit: EditCredit) -> str:
-    pairs = f"{counted(credit.pairs, 'pair')} of candidates"
-    since = f", since #{credit.since_order}" if credit.since_order is not None else ""
-    gain = marked(factor(credit.gain), credit.disturbed)
-    return f"{gain} ({interval(credit.low, credit.high)})  {change_text(credit.change)}  [{pairs}{since}]"
-
-
-def _rest(found: Explanation, unknown: int, command: str) -> str:
-    more = f"time what is missing:  {command}"
-    if found.product is None:
-        return f"nothing that lies between was measured; {more}"
-    if found.rest is None:
-        return f"the measured edits together: {factor(found.product)}; {more}"
-    left = f"{factor(found.rest)} is left for {'the others and ' * bool(unknown)}what edits do only together"
-    return f"the measured edits together: {factor(found.product)}; {left}" + (f"; {more}" if unknown else "")
-
-
-def _print_all(console: Terminal, found: Explanation) -> None:
+        console.say(f"from {begun} at {figure(found.base_us)} us: {gained} by {edits}")
     rows = [
         {
             "edit": change_text(c.change),
-            ">gain": factor(c.gain) if c.gain is not None else "not measured",
-            "from to": interval(c.low, c.high),
+            ">gain": "not measured" if c.gain is None else marked("tie" if c.tie else factor(c.gain), c.disturbed),
+            "interval": "the same machine code" if c.same_code else interval(c.low, c.high),
             ">alone": factor(c.alone),
             ">last": factor(c.last),
             ">pairs": c.pairs,
             "since": f"#{c.since_order} {short(c.since)}" if c.since else "-",
         }
-        for c in found.edits
+        for c in found.edits[:most]
     ]
     console.print_rows(rows)
     console.say(
@@ -306,3 +271,76 @@ def _print_all(console: Terminal, found: Explanation) -> None:
         " finished one without it; since: the first of the main line that has it",
         "dim",
     )
+    hidden = f"; {counted(len(found.edits) - most, 'more edit')}: --all" if len(found.edits) > most else ""
+    console.say(_rest(found, command) + hidden, "dim")
+    console.say_disturbed(found.disturbed, *(c.disturbed for c in found.edits))
+
+
+def _rest(found: Explanation, command: str) -> str:
+    """How much of the gain the edits account for, and what measures those that the run did not."""
+    unknown = any(c.gain is None for c in found.edits)
+    if found.product is None:
+        return f"nothing that lies between was measured; time what is missing:  {command}"
+    text = f"the measured edits together: {factor(found.product)}"
+    if found.rest is not None:
+        text += f"; {factor(found.rest)} is left for {'the others and ' * unknown}what edits do only together"
+    return text + (f"; time what is missing:  {command}" if unknown else "")
+
+
+# -- what the run has not measured, timed now -----------------------------------------------------------------
+
+
+def measure_edits(record: CandidateRecord, found: Explanation, *, kernel_digest: str, seed: int, db: str) -> Ablation:
+    """The edits of an explanation, timed in one race on this machine. kernel_digest: of the kernel as it was searched.
+    Raises UsageError where the candidate's code does not run here."""
+    from evo.cli.search import worker_settings  # what builds and times; it takes longer to import than all else takes
+    from evo.search.ablation import measure_ablation
+    from evo.search.run import open_executor
+    from evo.targets import find_target
+
+    target = find_target(record.target)
+    if reason := target.runs(record.arch):
+        raise UsageError(f"code for {record.arch} cannot be timed here: {reason}")
+    here = target.device().name
+    if here != record.device:
+        typer.echo(f"evo: timed on {here}; the recorded figures are of {record.device}", err=True)
+    kernel = load_kernel(record.kernel)
+    if kernel.digest != kernel_digest:
+        typer.echo(f"evo: kernel {kernel.name} has changed since: what its template renders now is timed", err=True)
+    edits = [credit.change for credit in found.edits]
+    if sys.stderr.isatty():  # nothing is shown until the end
+        typer.echo(f"evo: building, gating and timing {counted(len(edits), 'edit')}; this takes a minute or more", err=True)
+    with open_executor(record.target, worker_settings(record.target, db)) as executor:
+        task = task_of(record, executor, seed)
+        return measure_ablation(task, Genome.of(found.base), Genome.of(record.parameters), edits)
+
+
+def _tell_race(console: Terminal, found: Explanation, ablation: Ablation) -> None:
+    """The way there, edit by edit, all of one race: if that was disturbed, so is every figure of it."""
+    spoilt, discarded = ablation.disturbed, ablation.discarded_rounds
+    again = f", {discarded} disturbed rounds taken again" if discarded else ""
+    start, end = (marked(figure(t.median_us), t.disturbed) for t in (ablation.start, ablation.end))
+    console.say(
+        f"timed again from {found.base_from} at {start} us to {end} us, all in one race{again}:"
+        f" {marked(factor(ablation.gain.gain), spoilt)} ({interval(ablation.gain.low, ablation.gain.high)})",
+    )
+    rows = []
+    for step in ablation.path:
+        without = next((w for w in ablation.without if (w.change,) == step.changes), None)  # none of several edits
+        alone = without.gain if without else None
+        row = {
+            "edit": "; ".join(map(change_text, step.changes)),
+            ">median us": marked(figure(step.timing.median_us), step.timing.disturbed),
+            ">gain": marked("tie" if step.gain.tie else factor(step.gain.gain), spoilt),
+            "interval": interval(step.gain.low, step.gain.high),
+            ">taken out": marked("tie" if alone.tie else factor(alone.gain), spoilt) if alone else "",
+            "interval ": interval(alone.low, alone.high) if alone else without.reason[:60] if without else "",
+        }
+        rows.append(row)
+    console.print_rows(rows)
+    console.say(
+        "gain: over the line before, made in this order; taken out: what the finished kernel loses without that edit alone."
+        " Of the same rounds, so that the machine's changes cancel",
+        "dim",
+    )
+    console.say_disturbed(spoilt)

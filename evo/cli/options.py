@@ -12,8 +12,9 @@ from typing import Annotated, Any, TypeVar, TypeVarTuple
 
 import typer
 
-from evo.cli.tables import Terminal
+from evo.cli.tables import Terminal, timing_record
 from evo.errors import UsageError
+from evo.evaluation import Timing
 from evo.lineage import database
 from evo.problem.genome import Genome
 from evo.problem.space import Point, Space, Value
@@ -167,6 +168,8 @@ CONTRACT_KEYS = {"task": "island", "tasks": "islands", "max_in_flight": "window"
 
 def _plain(value: Any) -> Any:
     """A record as a dict with the names that --json has."""
+    if type(value) is Timing:  # and not one that was recorded, of which everything is printed
+        return timing_record(value)
     if is_dataclass(value) and not isinstance(value, type):
         # What is in it comes here in its turn. PRINTED: names of properties that are printed, too.
         record = vars(value) | {name: getattr(value, name) for name in getattr(value, "PRINTED", ())}

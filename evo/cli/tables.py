@@ -172,6 +172,7 @@ def short_workload(key: str) -> str:
 def timing_record(timing: Timing) -> dict[str, Any]:
     """As it was measured: figures are rounded once, where they are printed."""
     record = {
+        "contender": timing.contender,
         "median_us": timing.median_us,
         "low_us": timing.low_us,
         "high_us": timing.high_us,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from evo.errors import EvoError, UsageError
 from evo.evaluation import Build, Status, Timing, holds_one
@@ -20,6 +21,7 @@ class PairedGain:
     """One contender's time over another's, round by round in the same race, with its interval; above 1: the other is faster.
     """
 
+    PRINTED: ClassVar = ("tie",)
     gain: float
     low: float
     high: float
@@ -34,7 +36,7 @@ class Without:
     """The candidate with one edit taken back. gain: what having the edit gains it; None where that cannot be timed, and
     `reason` says why."""
 
-    edit: int
+    change: Change
     gain: PairedGain | None
     timing: Timing | None
     reason: str
@@ -42,23 +44,23 @@ class Without:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A step of the way from the start: edits that were made in it (several, where one alone is not legal or does not
+    """A step of the way from the start: changes that were made in it (several, where one alone is not legal or does not
     work), and what it gained over the step before."""
 
-    edits: tuple[int, ...]
+    changes: tuple[Change, ...]
     gain: PairedGain
     timing: Timing
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ablation:
-    """All of one race, interleaved. order: the edits by what taking each out cost, as a first race found it. total: of the
-    candidate over the start. reference: the baseline that ratios are over."""
+    """All of one race, interleaved. gain: of the candidate over the start. path: the edits in the order of what taking each
+    out cost, as a first race found it. reference: the baseline that ratios are over."""
 
+    PRINTED: ClassVar = ("disturbed", "discarded_rounds")
     start: Timing
     end: Timing
-    total: PairedGain
-    order: tuple[int, ...]
+    gain: PairedGain
     without: tuple[Without, ...]
     path: tuple[Step, ...]
     reference: Timing
@@ -72,7 +74,7 @@ class Ablation:
         return self.end.disturbed
 
     @property
-    def discarded(self) -> int:
+    def discarded_rounds(self) -> int:
         """Rounds that something disturbed, and that were taken again."""
         return int(self.end.clocks.get("discarded", 0.0))
 
@@ -106,22 +108,21 @@ def measure_ablation(task: TaskExecutor, start: Genome, end: Genome, edits: Sequ
     if races[0].disturbed:
         races.append(variants.race(raced))
     race = min(races, key=lambda race: race.disturbed)
-    path, before, pending = [], start, tuple[int, ...]()
+    path, before, pending = [], start, tuple[Change, ...]()
     for edit, genome in zip(order, prefixes, strict=True):
-        pending += (edit,)  # where the edit does not work yet, it is made together with the next one
+        pending += (edits[edit],)  # where the edit does not work yet, it is made together with the next one
         if not (variants.reasons[genome] or race.refused.get(genome.digest)):
-            path.append(Step(edits=pending, gain=race.gain(before, genome), timing=race.timing(genome)))
+            path.append(Step(changes=pending, gain=race.gain(before, genome), timing=race.timing(genome)))
             before, pending = genome, ()
     missing = [variants.reasons[genome] or race.refused.get(genome.digest, "") for genome in without]
     return Ablation(
         start=race.timing(start),
         end=race.timing(end),
-        total=race.gain(start, end),
-        order=order,
+        gain=race.gain(start, end),
         without=tuple(
-            Without(edit=i, gain=None, timing=None, reason=missing[i])
+            Without(change=edits[i], gain=None, timing=None, reason=missing[i])
             if missing[i]
-            else Without(edit=i, gain=race.gain(without[i], end), timing=race.timing(without[i]), reason="")
+            else Without(change=edits[i], gain=race.gain(without[i], end), timing=race.timing(without[i]), reason="")
             for i in numbers
         ),
         path=tuple(path),

@@ -120,10 +120,9 @@ def test_explain_is_a_story_of_ten_lines(ask: Any, walk: list[str]) -> None:
     assert len(lines) <= 10
     assert "over the reference" in lines[0]
     assert "2.184x" in lines[1]
-    assert lines[2].strip().startswith("1.600x (1.595 to 1.605)  vector: 1 -> 4")
-    assert lines[3].strip().startswith("1.300x (1.296 to 1.304)  path: reread -> shared, stages: - -> 3")
-    assert "within the noise: hints: none -> stream" in ended.out
-    assert "alone" in ask("explain", walk[-1], "--all").out
+    assert re.match(r"vector: 1 -> 4 +1\.600x +1\.595 to 1\.605 ", lines[3])
+    assert re.match(r"path: reread -> shared, stages: - -> 3 +1\.300x +1\.296 to 1\.304 ", lines[4])
+    assert re.search(r"(?m)^hints: none -> stream +tie ", ended.out)
     record = json.loads(ask("explain", walk[-1], "--json", "--from", walk[1]).out)
     assert record["base_id"] == walk[1]
     assert record["measured"] is None
@@ -136,7 +135,7 @@ def test_explain_says_what_was_not_measured_and_how_to_do_so(tmp_path: Path, cap
         last = land.walked(store, [land.START, land.END])[-1]  # all edits at once
     assert run_command(["explain", last, "--db", str(path)]) == 0
     out = capsys.readouterr().out
-    assert "not measured: " in out
+    assert " not measured " in out
     assert f"evo explain {last[:10]} --measure --db" in out
 
 
