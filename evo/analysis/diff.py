@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from typing import Any
 
 from sqlalchemy import Connection
@@ -26,7 +24,7 @@ from evo.lineage.models import candidate_key
 from evo.lineage.read import resolve_run
 from evo.lineage.store import Store
 
-__all__ = ["Difference", "DifferenceRow", "code_statistics", "diff"]
+__all__ = ["Difference", "DifferenceRow", "diff"]
 
 _CANDIDATE = (
     "run", "order", "kernel", "target", "arch", "device", "workload", "kernel_digest", "operator", "status",
@@ -35,17 +33,11 @@ _BUILD = (
     "registers", "spill_bytes", "stack_bytes", "smem_static_bytes", "smem_dynamic_bytes", "occupancy", "source_digest",
     "code_hash",
 )  # fmt: skip
-_CUDA_MACHINE = ("EM_CUDA", 190)
-_SASS_BYTES = 16
-"""Of an instruction, from Volta on."""
-_SASS_NOP = 0x918
-_SASS_OPCODE = 0xFFF
-"""The low 12 bits of an instruction say what it is (as nvdisasm prints them beside its text)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DifferenceRow:
-    """One thing about both. section: candidate, genome, build, code or time. None: not known, or not there."""
+    """One thing about both. section: candidate, genome, build or time. None: not known, or not there."""
 
     section: str
     name: str
@@ -103,7 +95,6 @@ def diff(store: Store, one: str, other: str) -> Difference:
             {"build_seconds": build and build.seconds, **{name: getattr(build, name, None) for name in _BUILD}}
             for build in builds
         ],
-        "code": [code_statistics(code or b"") for code in codes],
         "time": [
             {f"{stage} {name}": value for stage, time in found.items() for name, value in time.figures().items()}
             for found in times
@@ -165,24 +156,3 @@ def _gain(times: Sequence[Mapping[str, RaceTime]], together: bool) -> tuple[str 
 
 def _is_ptx(code: bytes) -> bool:
     return not code.startswith(b"\x7fELF") and b".version" in code[:4096]
-
-
-def code_statistics(code: bytes) -> dict[str, int]:
-    """Bytes of machine code, and of a CUDA binary its instructions without the NOPs that fill a section up; empty for what
-    is not an ELF file, as PTX is not."""
-    if not code.startswith(b"\x7fELF"):
-        return {}
-    from elftools.common.exceptions import ELFError  # of all questions to a database, one looks into an ELF file
-    from elftools.elf.elffile import ELFFile
-
-    try:
-        file = ELFFile(BytesIO(code))
-        sections = [s.data() for s in file.iter_sections() if s.name == ".text" or s.name.startswith(".text.")]
-        machine = file.header["e_machine"]
-    except (ELFError, ValueError, struct.error, UnicodeDecodeError, AttributeError, KeyError):
-        return {}
-    found = {"code_bytes": sum(map(len, sections))}
-    if machine in _CUDA_MACHINE:
-        opcodes = (int.from_bytes(text[i : i + 2], "little") for text in sections for i in range(0, len(text), _SASS_BYTES))
-        found["instructions"] = sum(opcode & _SASS_OPCODE != _SASS_NOP for opcode in opcodes)
-    return found

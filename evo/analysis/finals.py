@@ -9,8 +9,10 @@ from typing import Any
 from sqlalchemy import select
 
 from evo.analysis.candidates import TimingRecord, read_timing_record
+from evo.analysis.runs import RunSummary, TaskSummary, find_run
 from evo.analysis.times import HeldRace, RelativeTime, gain_between, gain_fields, gain_within, held_races
 from evo.evaluation import AA_CONTROL
+from evo.lineage import LATEST
 from evo.lineage import models as m
 from evo.lineage.models import key_range, last_refusals, unrefused
 from evo.lineage.read import resolve_run, rows_of
@@ -19,11 +21,11 @@ from evo.problem.genome import Genome
 from evo.problem.space import Value
 
 __all__ = [
-    "Confirmation", "Finalist", "RefusedFinalist", "WorkloadFinals", "ceiling_note", "error_line", "read_finals",
-    "refused_finalists",
+    "Confirmation", "Finalist", "RefusedFinalist", "RunFinals", "WorkloadFinals", "ceiling_note", "error_line",
+    "read_run_finals",
 ]  # fmt: skip
 
-_c, _i = m.Candidate, m.Task
+_c = m.Candidate
 _SHIFT = 0.02
 """A smaller difference of the winner's speed-up between its two races is not remarked on."""
 _MUCH = 1.25
@@ -100,37 +102,56 @@ class WorkloadFinals:
     remarks: tuple[str, ...]
 
 
-def read_finals(store: Store, run: str, ceilings: Collection[str] = ("copy",)) -> tuple[WorkloadFinals, ...]:
-    """By workload; without finalists where no final has been held. ceilings: the baselines that only move the bytes.
+@dataclass(frozen=True, kw_only=True)
+class RunFinals(RunSummary):
+    """A run, the last final of each of its workloads, without finalists where none has been held, and the candidates that
+    passed the search and were refused by the last of their finals, by order."""
 
-    Raises UnknownNameError, or StoreError for an ambiguous prefix.
-    """
+    finals: tuple[WorkloadFinals, ...]
+    refused_in_finals: tuple[RefusedFinalist, ...]
+
+
+def read_run_finals(store: Store, name: str = LATEST, ceilings: Collection[str] = ("copy",)) -> RunFinals:
+    """ceilings: the baselines that only move the bytes. Raises UnknownNameError, or StoreError for an ambiguous prefix."""
+    run = find_run(store, name)
+    final = m.Final
     with store.reading() as connection:
-        key = resolve_run(connection, run)
-        tasks: Any = connection.execute(
-            select(_i.number, _i.workload, _i.winner_id).where(_i.run_id == key).order_by(_i.number)
-        ).all()
-        races = {task.number: (held_races(connection, key, task.number) or [HeldRace()])[-1] for task in tasks}
+        key = resolve_run(connection, run.name)
+        races = {task.number: (held_races(connection, key, task.number) or [HeldRace()])[-1] for task in run.tasks}
         keys = sorted({row.candidate_id for race in races.values() for row in race.finalists})
-        about = select(_c.id, _c.public_id, _c.order, _c.operator, _c.score).where(unrefused())
-        rows = {row.id: row for row in rows_of(connection, about, keys, _c.id)}
-    return tuple(_workload_finals(task, races[task.number], rows, ceilings) for task in tasks)
+        about = select(_c.id.label("key"), _c.public_id.label("id"), _c.order, _c.operator, _c.score).where(unrefused())
+        rows = {row.key: row for row in rows_of(connection, about, keys, _c.id)}
+        query = (
+            select(_c.public_id.label("id"), _c.order, _c.task, _c.operator, final.status, _c.genome, final.log)
+            .join_from(final, _c, _c.id == final.candidate_id)
+            .where(_c.id.between(*key_range(key)), last_refusals())
+            .order_by(_c.id)
+        )
+        refused = [dict(row) for row in connection.execute(query).mappings()]
+    return RunFinals(
+        **vars(run),
+        finals=tuple(_workload_finals(task, races[task.number], rows, ceilings) for task in run.tasks),
+        refused_in_finals=tuple(
+            RefusedFinalist(
+                reason=error_line(row.pop("log")), parameters=Genome.from_json(row.pop("genome")).parameters, **row
+            )
+            for row in refused
+        ),
+    )
 
 
-def _workload_finals(task: Any, race: HeldRace, rows: Mapping[int, Any], ceilings: Collection[str]) -> WorkloadFinals:
+def _workload_finals(
+    task: TaskSummary, race: HeldRace, rows: Mapping[int, Any], ceilings: Collection[str]
+) -> WorkloadFinals:
     """rows: what is known of the finalists that were not refused, by key."""
     raced = {k: time for k, time in race.common.items() if k in rows}
-    winner = task.winner_id if task.winner_id in raced else None
+    winner = next((k for k in raced if rows[k].id == task.winner), None)
     first, again = raced.get(winner or 0), race.confirmed.get(winner or 0)
     finalists = []
     for k, time in raced.items():
         gain = gain_within(time, first) if first is not None and k != winner else None
-        known = {name: getattr(rows[k], name) for name in ("order", "operator", "score")}
-        finalists.append(
-            Finalist(
-                **time.figures(), **gain_fields(gain, "behind"), **known, id=rows[k].public_id, winner=k == winner
-            )
-        )
+        known = {name: getattr(rows[k], name) for name in ("id", "order", "operator", "score")}
+        finalists.append(Finalist(**time.figures(), **gain_fields(gain, "behind"), **known, winner=k == winner))
     finalists.sort(key=lambda f: (not f.winner, f.ratio, f.order))
     beside = [read_timing_record(row) for row in race.beside]
     cold = [t for t in beside if t.protocol != "hot"]
@@ -156,7 +177,7 @@ def _workload_finals(task: Any, race: HeldRace, rows: Mapping[int, Any], ceiling
     return WorkloadFinals(
         task=task.number,
         workload=task.workload,
-        winner=rows[winner].public_id if winner is not None else None,
+        winner=rows[winner].id if winner is not None else None,
         noise_floor=floor,
         confirmed=Confirmation(**again.figures(), shift=shift) if again is not None else None,
         finalists=tuple(finalists),
@@ -169,25 +190,6 @@ def _workload_finals(task: Any, race: HeldRace, rows: Mapping[int, Any], ceiling
         disturbed=any(t.disturbed for t in cold),
         discarded_rounds=int(max((t.clocks.get("discarded", 0.0) for t in beside), default=0.0)),
         remarks=tuple(remarks),
-    )
-
-
-def refused_finalists(store: Store, run: str) -> tuple[RefusedFinalist, ...]:
-    """The candidates of a run that passed its search and were refused by the last of their finals, by order."""
-    f = m.Final
-    with store.reading() as connection:
-        rows = connection.execute(
-            select(_c.public_id.label("id"), _c.order, _c.task, _c.operator, f.status, _c.genome, f.log)
-            .join_from(f, _c, _c.id == f.candidate_id)
-            .where(_c.id.between(*key_range(resolve_run(connection, run))), last_refusals())
-            .order_by(_c.id)
-        )
-        found = [dict(row) for row in rows.mappings()]
-    return tuple(
-        RefusedFinalist(
-            reason=error_line(row.pop("log")), parameters=Genome.from_json(row.pop("genome")).parameters, **row
-        )
-        for row in found
     )
 
 

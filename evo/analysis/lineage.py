@@ -18,10 +18,11 @@ from evo.analysis.descent import read_family
 from evo.analysis.diff import diff
 from evo.analysis.explanation import explain
 from evo.analysis.failures import failure_totals, read_failures
+from evo.analysis.finals import read_run_finals
 from evo.analysis.importance import read_importance
 from evo.analysis.operators import read_operators
 from evo.analysis.pareto import read_pareto
-from evo.analysis.runs import Comparison, compare, list_runs, read_history, read_run_finals
+from evo.analysis.runs import Comparison, compare, list_runs, read_history
 from evo.analysis.sql import select_sql
 from evo.lineage.store import Store
 

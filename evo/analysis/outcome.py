@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from evo.analysis.candidates import CandidateRecord, TimingRecord, read_candidate
 from evo.analysis.descent import Kin, read_family
 from evo.analysis.failures import FailureReport, read_failures
-from evo.analysis.finals import RefusedFinalist, WorkloadFinals
+from evo.analysis.finals import RefusedFinalist, RunFinals, WorkloadFinals, read_run_finals
 from evo.analysis.importance import Importance, read_importance
 from evo.analysis.operators import OperatorCredit, compare_with_parents, read_operators
-from evo.analysis.runs import RunFinals, RunSummary, TaskSummary, find_run, read_run_finals
+from evo.analysis.runs import RunSummary, TaskSummary, find_run
 from evo.analysis.times import RelativeTime, search_times
 from evo.evaluation import PASSED, within_noise
 from evo.lineage.read import resolve_run

@@ -1,10 +1,10 @@
-"""Runs: all of them at a glance, one with its finals, the course of one, several side by side."""
+"""Runs: all of them at a glance, the course of one, several side by side."""
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,7 +12,6 @@ from sqlalchemy import Connection, case, func, select
 from sqlalchemy.orm import aliased
 
 from evo.analysis.best import UNCONFIRMED, Best, leaders, refusals
-from evo.analysis.finals import RefusedFinalist, WorkloadFinals, read_finals, refused_finalists
 from evo.analysis.times import Gain, gain_between, gain_fields
 from evo.evaluation import PASSED
 from evo.lineage import LATEST, RunStatus
@@ -24,8 +23,8 @@ from evo.lineage.store import Store
 from evo.problem.space import Value
 
 __all__ = [
-    "MILESTONES", "ComparedRun", "Comparison", "ListedRun", "Point", "RunFinals", "RunSummary", "SettingDifference",
-    "TaskSummary", "compare", "find_run", "list_runs", "read_history", "read_run_finals",
+    "MILESTONES", "ComparedRun", "Comparison", "ListedRun", "Point", "RunSummary", "SettingDifference", "TaskSummary",
+    "compare", "find_run", "list_runs", "read_history",
 ]  # fmt: skip
 
 _c, _i, _r = m.Candidate, m.Task, m.Run
@@ -87,14 +86,6 @@ class ListedRun(RunSummary):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunFinals(RunSummary):
-    """A run, its finals by workload, and the candidates that they refused."""
-
-    finals: tuple[WorkloadFinals, ...]
-    refused_in_finals: tuple[RefusedFinalist, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Point:
     """One candidate in the course of a run. elapsed_s: seconds of searching until it was recorded."""
 
@@ -128,13 +119,6 @@ def find_run(store: Store, name: str) -> RunSummary:
     with store.reading() as connection:
         key = resolve_run(connection, name)
         return _summaries(store, connection, key)[key]
-
-
-def read_run_finals(store: Store, name: str = LATEST, ceilings: Collection[str] = ("copy",)) -> RunFinals:
-    """ceilings: see `read_finals`. Raises as `find_run` does."""
-    run = find_run(store, name)
-    finals, refused = read_finals(store, run.name, ceilings), refused_finalists(store, run.name)
-    return RunFinals(**vars(run), finals=finals, refused_in_finals=refused)
 
 
 def read_history(store: Store, run: str = LATEST) -> tuple[Point, ...]:

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 __all__ = ["diff", "explain", "lineage"]
 
-_SECTIONS = {"candidate": "about", "genome": "genome", "build": "build", "code": "machine code", "time": "time"}
 _TEMPLATE = "template"
 _EDITS = 5
 """Edits that are shown without --all."""
@@ -146,7 +145,7 @@ def _print_difference(console: Terminal, found: Difference, all_: bool, source: 
     ]
     rows = [
         {
-            "": "" if i and row.section == shown[i - 1].section else _SECTIONS[row.section],
+            "": "" if i and row.section == shown[i - 1].section else row.section,
             " ": row.name,
             **{
                 heading: value[:12] if isinstance(value, str) and row.name.endswith(("digest", "hash")) else value

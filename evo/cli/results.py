@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from evo.analysis.failures import read_failures
-from evo.analysis.finals import WorkloadFinals
-from evo.analysis.runs import MILESTONES, RunFinals, read_history
+from evo.analysis.finals import RunFinals, WorkloadFinals
+from evo.analysis.runs import MILESTONES, read_history
 from evo.cli.options import command_line
 from evo.cli.screen import LONG_S, busy_share, doing
 from evo.cli.show import print_finals

@@ -13,7 +13,8 @@ from typing import Annotated, Any
 
 import typer
 
-from evo.analysis.runs import find_run, read_run_finals
+from evo.analysis.finals import read_run_finals
+from evo.analysis.runs import find_run
 from evo.cli.options import (
     DEFAULT_DB,
     Db,

@@ -11,8 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from evo.analysis.candidates import CandidateRecord, TimingRecord, read_source
-from evo.analysis.finals import Finalist, RefusedFinalist, WorkloadFinals, ceiling_note
-from evo.analysis.runs import RunFinals, read_run_finals
+from evo.analysis.finals import Finalist, RefusedFinalist, RunFinals, WorkloadFinals, ceiling_note, read_run_finals
 from evo.analysis.times import RelativeTime
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, make_console, print_json
 from evo.cli.recorded import find_candidate

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from evo.analysis.descent import read_family
-from evo.analysis.diff import code_statistics, diff
+from evo.analysis.diff import diff
 from evo.evaluation import Parent
 from evo.lineage.models import public_id
 from evo.lineage.store import Store
@@ -152,7 +152,3 @@ def test_ptx_is_compared_as_text(store: Store) -> None:
     found = diff(store, *(public_id(run.uid, order) for order in range(2)))
     assert found.ptx is not None
     assert "+ add.f32 %f1, %f2, 1.0;" in found.ptx.splitlines()
-
-
-def test_code_that_is_no_elf_file_has_no_statistics() -> None:
-    assert code_statistics(b"\x7fELF broken") == {} == code_statistics(b"")

@@ -51,7 +51,7 @@ ASKED = {
     "query": ["query", "SELECT 1"],
     "prune": ["prune", "first", "--dry-run"],
 }
-NEEDED = {"diff": {"elftools"}, "importance": {"numpy", "optuna"}}
+NEEDED = {"importance": {"numpy", "optuna"}}
 """By command: what it cannot do without."""
 PROGRAM = """
 import json, sys

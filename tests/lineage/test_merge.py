@@ -10,7 +10,7 @@ import pytest
 import samples as s
 
 from evo.analysis.candidates import read_candidate
-from evo.analysis.finals import read_finals
+from evo.analysis.finals import read_run_finals
 from evo.analysis.runs import list_runs
 from evo.errors import StoreError
 from evo.evaluation import Parent, Status
@@ -167,7 +167,7 @@ def test_which_final_was_the_last_is_known_after_a_merge(where: str, tmp_path: P
             merge(target, source)
     for path in (tmp_path / "a.db", where):
         with Store.open(path, write=False) as store:
-            assert [f.order for f in read_finals(store, "one")[0].finalists] == [2, 3]
+            assert [f.order for f in read_run_finals(store, "one").finals[0].finalists] == [2, 3]
             for order, ratio in ((0, 1.0), (1, 1.0), (2, 2.0), (3, 2.0)):
                 candidate = read_candidate(store, public_id(store.run("one").uid, order))
                 (race,) = candidate.final_races

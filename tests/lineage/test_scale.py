@@ -17,7 +17,7 @@ from evo.analysis.descent import read_family
 from evo.analysis.diff import diff
 from evo.analysis.explanation import explain
 from evo.analysis.failures import failure_totals, read_failures
-from evo.analysis.finals import read_finals
+from evo.analysis.finals import read_run_finals
 from evo.analysis.importance import read_importance
 from evo.analysis.operators import read_operators
 from evo.analysis.pareto import read_pareto
@@ -95,7 +95,7 @@ QUESTIONS: dict[str, Question] = {
     "compare": lambda store, name: compare(store, ["one", "two"]).rows,
     "pareto": lambda store, name: read_pareto(store, "two"),
     "best": lambda store, name: find_best(store),
-    "finals": lambda store, name: read_finals(store, "two"),
+    "finals": lambda store, name: read_run_finals(store, "two").finals,
     "v_best": lambda store, name: select_sql(store, "SELECT * FROM v_best").rows,
     "v_lineage": lambda store, name: select_sql(store, f"SELECT * FROM v_lineage WHERE child = '{name}'").rows,
     "v_lineage of a run": lambda store, name: select_sql(store, "SELECT * FROM v_lineage WHERE run = 'two'").rows,
