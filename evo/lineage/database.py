@@ -29,7 +29,6 @@ from evo.lineage.backup import damage
 
 __all__ = ["Location", "command_line", "connect", "first_line", "locate", "shown", "translated"]
 
-_SQLITE_MAGIC = b"SQLite format 3\0"
 _BUSY_TIMEOUT_S = 10.0
 _CONNECT_TIMEOUT_S = 10
 _SECRETS = frozenset({"password", "sslpassword"})  # options of libpq that a URL may carry after its '?'
@@ -43,11 +42,7 @@ class Location:
     path: Path | None
 
     def __str__(self) -> str:
-        return f"the database {self.path or _render(self.url)}"
-
-    def command(self, *words: str) -> str:
-        """A command to be typed next about this very database."""
-        return command_line(self.url, *words)
+        return f"the database {shown(self.url)}"
 
 
 def command_line(where: str | URL | None, *words: str) -> str:
@@ -124,28 +119,11 @@ def connect(location: Location, *, write: bool) -> Engine:
     if location.path is None:
         return _connect_server(location, write=write)
     path = location.path
-    if path.is_dir():
-        raise StoreError(f"{path} is a folder; name a file in it, such as {path / 'lineage.db'}")
     if path.exists() and not path.is_file():
-        raise StoreError(f"{path} is a device and not a file; name another with --db")
+        raise StoreError(f"{path} is a folder or a device; name a file with --db")
     if not write and not path.exists():
         raise StoreError(f"there is no database {path}; run a search first, or name another with --db")
-    if path.exists():
-        _check_file(path, write=write)
     return _connect_file(location, path, write=write)
-
-
-def _check_file(path: Path, *, write: bool) -> None:
-    """Raises StoreError for a file that is no SQLite database, or cannot be opened."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(len(_SQLITE_MAGIC))
-    except OSError as error:
-        raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
-    if head and head != _SQLITE_MAGIC:  # an empty file is an empty database
-        raise StoreError(f"{path} is not a SQLite database; name another file with --db")
-    if write and not os.access(path, os.W_OK):
-        raise StoreError(f"{path} cannot be written; check its permissions, or name another file with --db")
 
 
 def _connect_file(location: Location, path: Path, *, write: bool) -> Engine:
@@ -223,9 +201,10 @@ _BUSY = "is being written by another program; wait until it is done, or close it
 _SQLITE = {
     5: _BUSY,
     6: _BUSY,
-    8: "cannot be written; check the permissions of the file and its folder",
+    8: "cannot be written; check the permissions of the file and its folder, or name another with --db",
     13: "cannot grow because the disk is full; no half record was kept: free some space, then go on",
-    14: "cannot be opened; check that its folder exists and may be written, and that the disk is not full",
+    14: "cannot be opened; check its permissions, that its folder exists and may be written, and that the disk is not full",
+    26: "is not a SQLite database; name another file with --db",
 }
 _NO_RIGHTS = "42501"
 """SQLSTATE of PostgreSQL."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, Table, bindparam, delete, insert, select, update
+from sqlalchemy import Connection, Table, delete, insert, select, update
 
 from evo.errors import StoreError
 from evo.lineage import RunStatus
@@ -125,19 +125,12 @@ class _Merging:
             self._insert(_TASK, tasks, shift)
         else:
             self._erase(new, tasks, shift)
-        later = []
-        for rows in self._chunks(select(_CANDIDATE).where(_CANDIDATE.c.id.between(*theirs)).order_by(_CANDIDATE.c.id)):
+        c = _CANDIDATE.c
+        originals_first = (c.same_code_as_id.is_not(None), c.id)  # a duplicate refers to one of them, perhaps a later one
+        for rows in self._chunks(select(_CANDIDATE).where(c.id.between(*theirs)).order_by(*originals_first)):
             lacking = [row | {"run_id": new} for row in rows if row["order"] not in (orders or ())]
-            for row in lacking:
-                same = row["same_code_as_id"]
-                if same is not None and same > row["id"]:  # not there yet
-                    later.append({"own": row["id"] + shift, "same": same + shift})
-                    row["same_code_as_id"] = None
             self._insert(_CANDIDATE, lacking, shift)
             self.report.candidates += len(lacking)
-        if later:
-            where = _CANDIDATE.c.id == bindparam("own")
-            self._ours.execute(update(_CANDIDATE).where(where).values(same_code_as_id=bindparam("same")), later)
         for table in _PARTS:
             for rows in self._chunks(select(table).where(table.c[_KEYS[table.name][0]].between(*theirs))):
                 self._insert(table, rows, shift)

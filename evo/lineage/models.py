@@ -423,22 +423,9 @@ WHERE place = 1
 _V_LINEAGE = """
 CREATE VIEW v_lineage AS
 SELECT
-    r.name AS run,
-    r.kernel,
-    i.workload,
-    c.public_id AS child,
-    c."order" AS child_order,
-    c.operator,
-    p.position,
-    p.role,
-    o.public_id AS parent,
-    o."order" AS parent_order,
-    c.status AS child_status,
-    c.score AS child_score,
-    o.score AS parent_score,
-    o.score / NULLIF(c.score, 0) AS gain,
-    c.genome AS child_genome,
-    o.genome AS parent_genome
+    r.name AS run, r.kernel, i.workload, c.public_id AS child, c."order" AS child_order, c.operator, p.position, p.role,
+    o.public_id AS parent, o."order" AS parent_order, c.status AS child_status, c.score AS child_score,
+    o.score AS parent_score, o.score / NULLIF(c.score, 0) AS gain, c.genome AS child_genome, o.genome AS parent_genome
 FROM candidate c
 JOIN run r ON r.id = c.run_id
 JOIN task i ON i.run_id = c.run_id AND i.number = c.task
@@ -449,28 +436,9 @@ LEFT JOIN candidate o ON o.id = p.parent_id
 _V_TIMINGS = """
 CREATE VIEW v_timings AS
 SELECT
-    r.name AS run,
-    r.kernel,
-    r.target,
-    r.arch,
-    e.device,
-    t.workload,
-    c.public_id AS candidate,
-    c."order",
-    t.contender,
-    t.stage,
-    t.round,
-    t.protocol,
-    t.median_us,
-    t.low_us,
-    t.high_us,
-    t.ratio,
-    t.ratio_low,
-    t.ratio_high,
-    t.calls_per_sample,
-    t.sets,
-    t.samples_us,
-    t.clocks
+    r.name AS run, r.kernel, r.target, r.arch, e.device, t.workload, c.public_id AS candidate, c."order",
+    t.contender, t.stage, t.round, t.protocol, t.median_us, t.low_us, t.high_us, t.ratio, t.ratio_low, t.ratio_high,
+    t.calls_per_sample, t.sets, t.samples_us, t.clocks
 FROM timing t
 JOIN run r ON r.id = t.run_id
 JOIN environment e ON e.id = r.environment_id

@@ -6,7 +6,7 @@ from sqlalchemy import Column, Connection, Engine, MetaData, String, Table, insp
 
 from evo.errors import StoreError
 from evo.lineage.backup import back_up
-from evo.lineage.database import Location
+from evo.lineage.database import Location, command_line
 from evo.lineage.liveness import write_alone
 from evo.lineage.models import VIEWS, Base
 
@@ -62,7 +62,7 @@ def prepare(engine: Engine, location: Location, *, write: bool) -> None:
     if not write:
         raise OlderSchemaError(
             f"{location} is of an older evo (schema {found}); the next search that writes to it brings it up to"
-            f" date, or: {location.command('vacuum')}"
+            f" date, or: {command_line(location.url, 'vacuum')}"
         )
     if found and location.path is not None:
         back_up(location.path)

@@ -15,7 +15,7 @@ from evo.errors import EngineError
 from evo.evaluation import Candidate, Evaluation, Timing
 from evo.lineage import Environment, RunSpec, RunStatus, Stage, StoredEvaluation, StoredRun
 from evo.lineage import models as m
-from evo.lineage.database import Location, connect, locate, translated
+from evo.lineage.database import Location, command_line, connect, locate, translated
 from evo.lineage.liveness import Claims, WriterLock, release_dead_runs
 from evo.lineage.read import read_evaluations, read_run, resolve_run
 from evo.lineage.schema import prepare, schema_of
@@ -30,11 +30,13 @@ _FINAL, _CHECK, _TIMING = (m.Base.metadata.tables[name] for name in ("final", "c
 class Store:
     """A lineage database. Open with `Store.open`, close with `close` or `with`.
 
-    For one thread of one process; every method raises StoreError with one sentence where the database fails.
+    For one thread of one process; every method raises StoreError with one sentence where the database fails. path: the
+    file, None for a server. writes: it was opened for writing.
     """
 
     def __init__(self, engine: Engine, location: Location, lock: WriterLock | None, *, write: bool) -> None:
-        self._engine, self._location, self._lock, self._write = engine, location, lock, write
+        self._engine, self._location, self._lock = engine, location, lock
+        self.path, self.writes = location.path, write
         self._open: Connection | None = None
         self._batch = Batch()
         self._claims = Claims(engine)
@@ -95,21 +97,12 @@ class Store:
 
     def command(self, *words: str) -> str:
         """A command to be typed next about this database."""
-        return self._location.command(*words)
-
-    @property
-    def writes(self) -> bool:
-        return self._write
-
-    @property
-    def path(self) -> Path | None:
-        """The file, of a SQLite database."""
-        return self._location.path
+        return command_line(self._location.url, *words)
 
     def vacuum(self) -> None:
         """Makes a SQLite file as small as it can be, for which it needs as much room again meanwhile; on PostgreSQL, makes
         free room inside its files usable for new records, while others work on."""
-        if not self._write:
+        if not self.writes:
             raise EngineError(f"{self} was opened for reading only")
         with translated(self._location), self._engine.connect() as connection:
             if self.path is None:
@@ -149,7 +142,7 @@ class Store:
         if self._open is not None:
             yield self._open
             return
-        if not self._write:
+        if not self.writes:
             raise EngineError(f"{self} was opened for reading only")
         try:
             with translated(self._location), self._engine.begin() as connection:

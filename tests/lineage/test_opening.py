@@ -99,9 +99,7 @@ class TestRefusals:
         assert "is not a SQLite database; name another file with --db" in s.refusal(notes, write=write)
         assert "belongs to something else (it holds alembic_version, studies, ...)" in s.refusal(other, write=write)
         assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
-        assert s.refusal(tmp_path, write=write) == (
-            f"{tmp_path} is a folder; name a file in it, such as {tmp_path / 'lineage.db'}"
-        )
+        assert s.refusal(tmp_path, write=write) == f"{tmp_path} is a folder or a device; name a file with --db"
 
     @pytest.mark.parametrize("write", [False, True])
     def test_a_newer_schema_and_half_a_file(self, tmp_path: Path, write: bool) -> None:
@@ -117,7 +115,7 @@ class TestRefusals:
         (tmp_path / "file").touch()
         for path in ("/proc/lineage.db", "/proc/no/lineage.db", tmp_path / "file" / "lineage.db"):
             assert "choose another with --db" in s.refusal(path, write=True)
-        assert "is a device and not a file" in s.refusal("/dev/null", write=True)
+        assert "is a folder or a device" in s.refusal("/dev/null", write=True)
 
     def test_a_folder_or_file_without_permission(self, tmp_path: Path) -> None:
         path = filled(tmp_path / "kept" / "lineage.db")
@@ -136,7 +134,8 @@ class TestRefusals:
         finally:
             path.parent.chmod(0o755)
         assert first.stdout.splitlines() == [
-            f"{path} cannot be written; check its permissions, or name another file with --db"
+            f"the database {path} cannot be written; check the permissions of the file and its folder, or name another with"
+            " --db"
         ], first.stderr
         assert second.stdout.splitlines() == [
             f"cannot write in the folder {path.parent}: Permission denied; choose another with --db",
