@@ -65,7 +65,7 @@ class Case:
         space = self.kernel.space("cuda", self.workload, self.session.limits)
         point = space.complete(space.default)
         arch = target.device().arch
-        source = render(self.kernel, "cuda", Genome.of(point), self.kernel.binding("cuda", self.workload), arch)
+        source = render(self.kernel, "cuda", Genome.of(point), self.workload, arch)
         with tempfile.TemporaryDirectory() as folder:
             self.binary: Binary = target.compile(source, arch, Path(folder))
             self.empty = target.compile(Source(text=EMPTY, target="cuda", entry="empty"), arch, Path(folder))

@@ -134,8 +134,7 @@ def sanitize(
     sanitizer = find_compute_sanitizer(toolkits) if request.target == "cuda" else ""
     if reason := target.runs(request.arch):
         raise DeviceError(f"{reason}: sanitize it where it does")
-    binding = kernel.binding(request.target, request.workload)
-    source = render(kernel, request.target, request.genome, binding, request.arch)
+    source = render(kernel, request.target, request.genome, request.workload, request.arch)
     session = target.open()
     try:
         job = _Job(kernel, request, source, tuple(_draw_calls(kernel, request, session, seed)), limit_s)

@@ -117,7 +117,7 @@ def test_values_alone_tell_little_of_the_result() -> None:
 def refused(point: Point, problem: Workload, folder: Path, arch: str = "native") -> list[str]:
     """What the gate says against a point, built for `arch`."""
     launch = KERNEL.launch("cpu", point, problem, SESSION.limits)
-    source = render(KERNEL, "cpu", Genome.of(point), KERNEL.binding("cpu", problem), arch)
+    source = render(KERNEL, "cpu", Genome.of(point), problem, arch)
     folder.mkdir(parents=True, exist_ok=True)
     loaded = SESSION.load(TARGET.compile(source, arch, folder), KERNEL.entry)
     try:
@@ -246,7 +246,7 @@ def test_blocks_that_share_keys_and_warps_out_of_step_compile(arch: str, workloa
     point = space.complete({**space.default, **chosen})
     assert not space.violations(point)
     assert chosen.items() <= point.items()
-    source = render(kernel, "cuda", Genome.of(point), kernel.binding("cuda", problem), arch)
+    source = render(kernel, "cuda", Genome.of(point), problem, arch)
     assert target.compile(source, arch, Path()).spill_bytes == 0
     launch = kernel.launch("cuda", point, problem, limits)
     assert launch.cluster == chosen.get("split_kv", 1)

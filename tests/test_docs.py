@@ -44,7 +44,7 @@ def test_every_point_of_the_example_compiles(kernel: Kernel, tmp_path: Path) -> 
     points = list(space.points())
     assert {point["threads"] for point in points} == {32, 64}, "100 columns leave no use for more threads"
     for point in points:
-        source = render(kernel, "cuda", Genome.of(point), kernel.binding("cuda", workload), ARCH)
+        source = render(kernel, "cuda", Genome.of(point), workload, ARCH)
         assert f"THREADS = {point['threads']}" in source.text
         assert target.compile(source, ARCH, tmp_path).code
 
@@ -57,7 +57,7 @@ def test_every_point_of_the_example_passes_its_gate(kernel: Kernel, tmp_path: Pa
         arch = session.info.arch
         gate = Gate(kernel, "cuda", session, seed=1)
         for point in kernel.space("cuda", workload, session.limits).points():
-            source = render(kernel, "cuda", Genome.of(point), kernel.binding("cuda", workload), arch)
+            source = render(kernel, "cuda", Genome.of(point), workload, arch)
             loaded = session.load(target.compile(source, arch, tmp_path), kernel.entry)
             cases = [
                 (case, kernel.launch("cuda", point, case.workload, session.limits))

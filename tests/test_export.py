@@ -68,7 +68,7 @@ def add(store: Store, run: StoredRun, order: int, task: int = 0, score: float = 
     for name, value in values.items():
         point = space.nearest(point, name, value) or pytest.fail(f"no legal point has {name}={value}")
     genome = Genome.of(point)
-    source = render(KERNEL, spec.target, genome, KERNEL.binding(spec.target, workload), spec.arch)
+    source = render(KERNEL, spec.target, genome, workload, spec.arch)
     built = Build(
         status=Status.OK,
         arch=spec.arch,

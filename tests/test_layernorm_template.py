@@ -26,7 +26,7 @@ def test_the_source_has_the_cluster_that_the_plan_launches(arch: str, has_cluste
     for cluster in (1, 2) if has_clusters else (1,):
         point = space.complete({**space.default, **wide, **({"cluster": cluster} if has_clusters else {})})
         assert space.is_legal(point), space.violations(point)
-        source = render(kernel, "cuda", Genome.of(point), kernel.binding("cuda", workload), arch).text
+        source = render(kernel, "cuda", Genome.of(point), workload, arch).text
         plan = kernel.plan("cuda", point, workload)
         seen.add(plan.cluster)
         assert re.search(rf"\bCLUSTER = {plan.cluster}\b", source)
@@ -44,7 +44,7 @@ def test_the_source_waits_where_the_plan_launches_early(arch: str) -> None:
     choices = space.by_name["launch"].values if arch == "sm_90" else ("plain",)
     for choice in choices:
         point = {**space.default, **({"launch": choice} if arch == "sm_90" else {}), "x_load": "nc"}
-        source = render(kernel, "cuda", Genome.of(point), kernel.binding("cuda", workload), arch).text
+        source = render(kernel, "cuda", Genome.of(point), workload, arch).text
         early = kernel.plan("cuda", point, workload).programmatic
         assert early == (choice == "programmatic")
         assert ("griddepcontrol.wait" in source) == early
@@ -63,7 +63,7 @@ def test_vectors_have_an_entry_point_for_addresses_that_are_not_aligned(dtype: s
     point = {**space.default, "vector_bytes": vector_bytes, "threads_per_row": 1024, "min_blocks": 0}
     if not space.is_legal(point):
         pytest.skip("no such kernel")
-    source = render(kernel, "cuda", Genome.of(point), kernel.binding("cuda", workload), "sm_89").text
+    source = render(kernel, "cuda", Genome.of(point), workload, "sm_89").text
     alignment = kernel.plan("cuda", point, workload).alignment
     element_bytes = 2 if dtype == "float16" else 4
     assert alignment == (vector_bytes if vector_bytes > element_bytes else 1)

@@ -283,9 +283,7 @@ def build(request: Request, cache_dir: str) -> Build:
     kernel, target = load_kernel(request.kernel), find_target(request.target)
     built = Build(status=Status.RENDER_ERROR, arch=request.arch, compiler=target.compiler(), source_digest="")
     try:
-        source = render(
-            kernel, request.target, request.genome, kernel.binding(request.target, request.workload), request.arch
-        )
+        source = render(kernel, request.target, request.genome, request.workload, request.arch)
     except TemplateError as error:
         return replace(built, log=str(error))
     built = replace(built, status=Status.COMPILE_ERROR, source_digest=source.digest, source=source.text)

@@ -75,8 +75,7 @@ class _Form:
         return self.workload.dim(self.dimension.name)
 
     def render(self, size: int | _Blank) -> Source:
-        binding = self.kernel.binding(self.target.name, self.workload)
-        fixed = replace(binding, dims=((self.dimension.name, size),))  # type: ignore[arg-type]
+        fixed = replace(self.workload, dims=((self.dimension.name, size),))  # type: ignore[arg-type]
         # PTX is compiled from the text that machine code of that architecture is.
         return render(self.kernel, self.target.name, self.genome, fixed, self.arch.replace("compute_", "sm_"))
 

@@ -151,7 +151,7 @@ def _wanted(parts: Sequence[ExportRequest]) -> Iterator[tuple[int, ExportItem, s
 
 def _source_as_measured(kernel: Kernel, part: ExportRequest, item: ExportItem) -> Source:
     """Raises UsageError if another one is rendered today: what is recorded would not be true of it."""
-    source = render(kernel, part.target, item.genome, kernel.binding(part.target, item.workload), part.arch)
+    source = render(kernel, part.target, item.genome, item.workload, part.arch)
     measured = item.record.get("source_digest")
     if measured is not None and measured != source.digest:
         raise UsageError(
@@ -184,7 +184,7 @@ def _build_elsewhere(kernel: Kernel, target: Target, item: ExportItem, arch: str
             why = why or "; ".join(broken)
             continue
         genome = Genome.of(point)
-        source = render(kernel, target.name, genome, kernel.binding(target.name, item.workload), machine_code)
+        source = render(kernel, target.name, genome, item.workload, machine_code)
         try:
             binary = _compile(target, source, arch)
         except CompileError as error:

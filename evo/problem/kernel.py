@@ -25,7 +25,6 @@ __all__ = [
     "DTYPE_BYTES",
     "Argument",
     "Baseline",
-    "Binding",
     "Case",
     "Cost",
     "Dimension",
@@ -88,19 +87,6 @@ class Case:
     """A distribution that `Kernel.inputs` knows."""
     offset: int = 0
     """Elements by which every tensor starts past an aligned address."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Binding:
-    """What a rendered source is specialised for: dtype, and the dimensions and options that are compile-time
-    constants."""
-
-    dtype: str
-    dims: tuple[tuple[str, int], ...] = ()
-    options: tuple[tuple[str, Value], ...] = ()
-
-    def __str__(self) -> str:
-        return ",".join([*(f"{k}={v}" for k, v in (*self.dims, *self.options)), self.dtype])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -345,11 +331,12 @@ class Kernel:
         if target not in self.dtypes:
             raise UnknownNameError(f"target of kernel {self.name}", target, self.dtypes)
 
-    def binding(self, target: str, workload: Workload) -> Binding:
+    def binding(self, target: str, workload: Workload) -> Workload:
+        """What a source is compiled for: the dtype, and those of the dimensions and options that are compiled in."""
         fixed = self.compile_time_dims[target]
-        return Binding(
-            dtype=workload.dtype,
+        return Workload(
             dims=tuple((k, v) for k, v in workload.dims if k in fixed),
+            dtype=workload.dtype,
             options=tuple((k, v) for k, v in workload.options if k in fixed),
         )
 

@@ -1,4 +1,4 @@
-"""Jinja template + genome + binding = source. Sandboxed, and strict about undefined names."""
+"""Jinja template + genome + workload = source. Sandboxed, and strict about undefined names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jinja2.sandbox import SandboxedEnvironment
 
 from evo.errors import TemplateError
 from evo.problem.genome import Genome
-from evo.problem.kernel import Binding, Kernel, template_root
+from evo.problem.kernel import Kernel, Workload, template_root
 
 __all__ = ["Source", "render", "template_environment"]
 
@@ -67,13 +67,13 @@ def template_environment(*folders: Path) -> SandboxedEnvironment:
     )
 
 
-def render(kernel: Kernel, target: str, genome: Genome, binding: Binding, arch: str) -> Source:
+def render(kernel: Kernel, target: str, genome: Genome, workload: Workload, arch: str) -> Source:
     """The source of one candidate.
 
-    Template variables: `p` (the genome's parameters), `dtype`, `dims` and `options` (those that are specialised), `arch`.
+    Template variables: `p` (the genome's parameters), `dtype`, `dims` and `options` (those that are compiled in), `arch`.
     Raises TemplateError with the file, the line and what is wrong.
     """
-    file = _template_file(kernel, target)
+    file, binding = _template_file(kernel, target), kernel.binding(target, workload)
     try:
         text = template_environment(kernel.folder, template_root()).get_template(file).render(
             p=SimpleNamespace(**{**kernel.inactive.get(target, {}), **genome.parameters}),

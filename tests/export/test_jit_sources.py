@@ -68,12 +68,12 @@ def test_a_source_is_what_is_rendered_for_the_size_and_legal_there(module: Modul
     limits, launches = find_target("cuda").limits("sm_90"), set()
     for cols in COLUMNS:
         workload = KERNEL.workload("cuda", f"rows=64,cols={cols},dtype={dtype}")
-        space, binding = KERNEL.space("cuda", workload, limits), KERNEL.binding("cuda", workload)
+        space = KERNEL.space("cuda", workload, limits)
         found = sources(module, dtype, cols)
         assert found, cols
         for variant in found:
             parameters, package = variant.record["genome"], module.PACKAGE
-            expected = render(KERNEL, "cuda", Genome.of(parameters), binding, "sm_90")
+            expected = render(KERNEL, "cuda", Genome.of(parameters), workload, "sm_90")
             assert variant.source() == expected.text.encode()
             assert package.headers(variant.source()) == {n: text.encode() for n, text in expected.includes.items()}
             assert space.violations(parameters) == []
@@ -121,7 +121,7 @@ def test_its_machine_code_is_what_evo_makes_of_it(module: ModuleType) -> None:
         code, _ = compiler.compile(text, package.headers(text), flags, "sm_90")
         workload = KERNEL.workload("cuda", f"rows=64,cols={cols},dtype={dtype}")
         genome = Genome.of(variant.record["genome"])
-        expected = render(KERNEL, "cuda", genome, KERNEL.binding("cuda", workload), "sm_90")
+        expected = render(KERNEL, "cuda", genome, workload, "sm_90")
         theirs, _ = run_nvrtc(expected.text, "sm_90", expected.flags, expected.include_dirs)
         assert code_hash(code) == code_hash(theirs)
         ptx, _ = compiler.compile(text, package.headers(text), flags, "compute_90")

@@ -151,7 +151,7 @@ def test_the_gate_refuses_no_genome_of_the_search_space(session: Session, judge:
         genomes[genome.digest] = genome
 
     def compiled(genome: Genome) -> Binary:
-        source = render(KERNEL, "cpu", genome, KERNEL.binding("cpu", workload), "native")
+        source = render(KERNEL, "cpu", genome, workload, "native")
         folder = tmp_path / genome.digest
         folder.mkdir()
         return TARGET.compile(source, "native", folder)

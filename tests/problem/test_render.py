@@ -20,7 +20,7 @@ def kernel(tmp_path: Path) -> Kernel:
 
 def rendered(kernel: Kernel) -> Source:
     genome, workload = Genome.of({"mode": "honest", "unroll": 4}), kernel.example("cpu")
-    return render(kernel, "cpu", genome, kernel.binding("cpu", workload), "native")
+    return render(kernel, "cpu", genome, workload, "native")
 
 
 def test_a_template_is_named_after_its_target_in_any_language(kernel: Kernel) -> None:
