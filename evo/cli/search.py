@@ -151,12 +151,14 @@ def search(
     json: Json = False,
 ) -> None:
     """Search for faster variants of a kernel."""
-    job: dict[str, Any] = read_job(Path(kernel)) if kernel.endswith(".toml") else {"kernel": kernel}
-    options = {**job.get("sampler_options", {}), **_parse_sampler_options(sampler_options or ())}
-    job |= {k: v for k, v in context.params.items() if k in _JOB_KEYS and k != "kernel" and v not in (None, ())}
-    job["sampler_options"] = options
+    job: dict[str, Any] = {"kernel": kernel}
+    if kernel.endswith(".toml"):
+        job = _typed(context, Path(kernel))
+        sampler_options = [*(job["sampler_options"] or ()), *(sampler_options or ())]
+    job |= {name: value for name, value in context.params.items() if name != "kernel" and value not in (None, ())}
+    job["sampler_options"] = _parse_sampler_options(sampler_options or ())
     found = load_context(job["kernel"], job.get("target"), job.get("arch"), db)
-    if "builders" in job:
+    if job.get("builders") is not None:
         found = replace(found, workers=replace(found.workers, builders=job["builders"]))
     spec = _configure(job, found, db)
     if export is not None:
@@ -165,7 +167,7 @@ def search(
         environment = describe_environment(find_target(spec.target))
         check_default(executor, spec)
         run = store.create_run(spec, environment)
-        _carry_out(store, run, executor, job.get("finalists", _FINALISTS), json=json, export=export, db=db)
+        _carry_out(store, run, executor, job.get("finalists") or _FINALISTS, json=json, export=export, db=db)
 
 
 def resume(
@@ -308,7 +310,7 @@ def _recorded_points(text: str, kernel: Kernel, target: str, db: str) -> list[Ma
 
 
 def read_job(path: Path) -> dict[str, Any]:
-    """The [search] table of a job file, a TOML file; its keys are the options of `evo search`. Raises UsageError."""
+    """The [search] table of a job file, a TOML file; its keys are the parameters of `evo search`. Raises UsageError."""
     try:
         document = tomllib.loads(path.read_text())
     except FileNotFoundError:
@@ -318,48 +320,32 @@ def read_job(path: Path) -> dict[str, Any]:
     job = document.get("search")
     if not isinstance(job, dict) or "kernel" not in job:
         raise UsageError(f"job file {path} needs a table [search] with at least: kernel = \"layernorm\"")
-    for key, value in job.items():
-        if key not in _JOB_KEYS:
-            raise UsageError(f"job file {path}: unknown key {key!r}; known: {', '.join(sorted(_JOB_KEYS))}")
-        fits, wanted = _JOB_KEYS[key]
-        if not fits(value):
-            raise UsageError(f"job file {path}: {key} must be {wanted}, got {value!r}")
     return job
 
 
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and bool(value)
+def _typed(context: typer.Context, path: Path) -> dict[str, Any]:
+    """The parameters of `evo search` as if what a job file says had been typed. Raises UsageError."""
+    job = read_job(path)
+    known, words = context.params.keys() - _NOT_IN_JOBS, [str(job.pop("kernel"))]
+    for key, value in job.items():
+        if key not in known:
+            raise UsageError(f"job file {path}: unknown key {key!r}; known: {', '.join(sorted(known))}")
+        kind = dict if key == "sampler_options" else list if key in _LISTS else (str, int, float)
+        if not isinstance(value, kind):
+            wanted = "a table" if kind is dict else "a list" if kind is list else "a single value"
+            raise UsageError(f"job file {path}: {key} must be {wanted}, got {value!r}")
+        values = [f"{k}={v}" for k, v in value.items()] if kind is dict else value if kind is list else [value]
+        words += [f"--{_OPTIONS.get(key, key)}={one}" for one in values]
+    try:
+        return context.command.make_context("search", words).params
+    except typer.BadParameter as error:
+        raise UsageError(f"job file {path}: {error.format_message()}") from None
 
 
-def _is_texts(value: object) -> bool:
-    return isinstance(value, list) and all(map(_is_text, value))
-
-
-def _is_whole(value: object) -> bool:
-    return type(value) is int  # True is an int, too
-
-
-def _is_count(value: object) -> bool:
-    return type(value) is int and value > 0
-
-
-_JOB_KEYS: dict[str, tuple[Callable[[object], bool], str]] = {
-    "kernel": (_is_text, 'a name or a folder, e.g. "layernorm"'),
-    "target": (_is_text, '"cuda" or "cpu"'),
-    "arch": (_is_text, 'an architecture, e.g. "sm_89"'),
-    "workloads": (_is_texts, 'a list, e.g. ["rows=4096,cols=8192,dtype=float16"]'),
-    "budget": (lambda v: _is_text(v) or _is_count(v), 'seconds, or a duration such as "10m"'),
-    "evaluations": (_is_whole, "a whole number"),
-    "patience": (_is_whole, "a whole number"),
-    "sampler": (_is_text, 'a name, e.g. "evolution"'),
-    "sampler_options": (lambda v: isinstance(v, dict), "a table [search.sampler_options], e.g. population = 30"),
-    "seed": (lambda v: type(v) is int and 0 <= v < 2**63, "a whole number from 0 to 2**63 - 1"),
-    "name": (_is_text, "a text"),
-    "fix": (_is_texts, 'a list, e.g. ["threads=1"]'),
-    "start": (_is_texts, 'a list of runs, candidates or points, e.g. ["threads=256,vectors=2"]'),
-    "builders": (_is_count, "a whole number above 0"),
-    "finalists": (_is_count, "a whole number above 0"),
-}
+_NOT_IN_JOBS = {"export", "db", "json"}
+_LISTS = ("workloads", "fix", "start")
+_OPTIONS = {"workloads": "workload", "sampler_options": "sampler-option"}
+"""How a key is typed, where that differs."""
 
 
 def _carry_out(

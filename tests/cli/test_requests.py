@@ -83,25 +83,27 @@ def test_a_bad_request_is_one_sentence_and_exit_code_2(here: Any, tmp_path: Path
     assert not (tmp_path / "runs" / "lineage.db").exists() or arguments[0] == "resume"
 
 
+JOB = '[search]\nkernel = "layernorm"\n'
 JOBS = {
     "not TOML": ("[search\n", "cannot be read"),
     "no table": ('kernel = "layernorm"\n', "needs a table [search]"),
     "no kernel": ("[search]\nseed = 1\n", "needs a table [search] with at least: kernel"),
-    "unknown key": ('[search]\nkernel = "layernorm"\nsed = 1\n', "unknown key 'sed'; known: arch, budget"),
-    "kernel": ("[search]\nkernel = 7\n", "kernel must be a name or a folder"),
-    "seed": ('[search]\nkernel = "layernorm"\nseed = "x"\n', "seed must be a whole number from 0 to 2**63 - 1, got 'x'"),
-    "negative": ('[search]\nkernel = "layernorm"\nseed = -1\n', "seed must be a whole number from 0 to 2**63 - 1, got -1"),
-    "true": ('[search]\nkernel = "layernorm"\nseed = true\n', "seed must be a whole number from 0 to 2**63 - 1, got True"),
-    "workloads": ('[search]\nkernel = "layernorm"\nworkloads = "abc"\n', "workloads must be a list"),
-    "workload": ('[search]\nkernel = "layernorm"\nworkloads = [7]\n', "workloads must be a list"),
-    "evaluations": ('[search]\nkernel = "layernorm"\nevaluations = 1.5\n', "must be a whole number, got 1.5"),
-    "budget": ('[search]\nkernel = "layernorm"\nbudget = []\n', "budget must be seconds, or a duration"),
-    "no time": ('[search]\nkernel = "layernorm"\nbudget = "soon"\n', "'soon' is not a duration"),
-    "fix": ('[search]\nkernel = "layernorm"\nfix = {threads = 1}\n', "fix must be a list"),
-    "builders": ('[search]\nkernel = "layernorm"\nbuilders = 0\n', "builders must be a whole number above 0, got 0"),
-    "sampler options": ('[search]\nkernel = "layernorm"\nsampler_options = 3\n', "must be a table [search.sampler_options]"),
-    "sampler option": ('[search]\nkernel = "layernorm"\n[search.sampler_options]\nsize = 3\n', "unknown option of sampler"),
-    "target": ('[search]\nkernel = "layernorm"\ntarget = 1\n', 'target must be "cuda" or "cpu", got 1'),
+    "unknown key": (f"{JOB}sed = 1\n", "unknown key 'sed'; known: arch, budget"),
+    "not of a job": (f'{JOB}db = "x"\n', "unknown key 'db'"),
+    "kernel": ("[search]\nkernel = 7\n", "unknown kernel '7'"),
+    "seed": (f'{JOB}seed = "x"\n', "job.toml: Invalid value for '--seed': "),
+    "negative": (f"{JOB}seed = -1\n", "seed must be a whole number from 0 to 9223372036854775807, got -1"),
+    "true": (f"{JOB}seed = true\n", "Invalid value for '--seed': "),
+    "workloads": (f'{JOB}workloads = "abc"\n', "workloads must be a list, got 'abc'"),
+    "workload": (f"{JOB}workloads = [7]\n", "'7'"),
+    "evaluations": (f"{JOB}evaluations = 1.5\n", "Invalid value for '--evaluations': "),
+    "budget": (f"{JOB}budget = []\n", "budget must be a single value, got []"),
+    "no time": (f'{JOB}budget = "soon"\n', "'soon' is not a duration"),
+    "fix": (f"{JOB}fix = {{threads = 1}}\n", "fix must be a list"),
+    "builders": (f"{JOB}builders = 0\n", "Invalid value for '--builders'"),
+    "sampler options": (f"{JOB}sampler_options = 3\n", "sampler_options must be a table, got 3"),
+    "sampler option": (f"{JOB}[search.sampler_options]\nsize = 3\n", "unknown option of sampler"),
+    "target": (f"{JOB}target = 1\n", "unknown target '1'"),
 }
 
 
