@@ -330,7 +330,7 @@ def _typed(context: typer.Context, path: Path) -> dict[str, Any]:
     for key, value in job.items():
         if key not in known:
             raise UsageError(f"job file {path}: unknown key {key!r}; known: {', '.join(sorted(known))}")
-        kind = dict if key == "sampler_options" else list if key in _LISTS else (str, int, float)
+        kind: Any = dict if key == "sampler_options" else list if key in _LISTS else (str, int, float)
         if not isinstance(value, kind):
             wanted = "a table" if kind is dict else "a list" if kind is list else "a single value"
             raise UsageError(f"job file {path}: {key} must be {wanted}, got {value!r}")
