@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations
@@ -14,13 +14,13 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from evo.analysis.finals import error_line
-from evo.analysis.runs import find_run, list_runs
+from evo.analysis.runs import list_runs
+from evo.analysis.times import RelativeTime, search_times
 from evo.errors import EvoError
 from evo.evaluation import PASSED
 from evo.lineage import LATEST
 from evo.lineage import models as m
 from evo.lineage.models import key_range
-from evo.lineage.read import resolve_run
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload, load_kernel
@@ -28,8 +28,8 @@ from evo.problem.space import Space, Value
 from evo.targets import find_target
 
 __all__ = [
-    "FailureKind", "FailureReason", "FailureReport", "FailureTotal", "FailureValue", "Rule", "failure_totals",
-    "present_space", "read_failures", "read_tried", "spent",
+    "FailureKind", "FailureReason", "FailureReport", "FailureTotal", "Rule", "TriedValue", "failure_totals",
+    "present_space", "read_failures", "read_tried", "spent", "tried_values",
 ]  # fmt: skip
 
 _c, _k, _b = m.Candidate, m.Check, m.Build
@@ -54,32 +54,33 @@ class FailureKind:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FailureReason:
+class FailureReason(FailureKind):
     """What was said, numbers in it left open. example: of the first candidate, as it was said."""
 
-    status: str
     reason: str
-    candidates: int
-    first: str
     example: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class FailureValue:
-    """A parameter's value: how many candidates had it, how many of them were refused, and that of all the others that have
-    the parameter. z: the difference of the two shares in standard errors, None where there is nothing to compare.
-    structural: the parameter chooses another algorithm; None where the space is not at hand.
+class TriedValue:
+    """A parameter's value: how many candidates had it, `of` those that have the parameter; how many of them passed the
+    search or were refused; and of all the others that have the parameter, how many were refused. best: the best ratio, None
+    where none was timed. z: the difference of the two shares of refused ones in standard errors, None where there is nothing
+    to compare. structural: the parameter chooses another algorithm; None where the space is not at hand.
     """
 
     parameter: str
     value: Value
     candidates: int
+    of: int
+    passed: int
     refused: int
     share: float
     elsewhere: int
     elsewhere_refused: int
     elsewhere_share: float | None
     z: float | None
+    best: float | None
     structural: bool | None
 
     @property
@@ -118,7 +119,7 @@ class FailureReport:
     refused: int
     kinds: tuple[FailureKind, ...]
     reasons: tuple[FailureReason, ...]
-    values: tuple[FailureValue, ...]
+    values: tuple[TriedValue, ...]
     rules: tuple[Rule, ...]
 
 
@@ -163,42 +164,28 @@ def read_failures(store: Store, run: str = LATEST, *, template: bool = False, ta
 
     Raises UnknownNameError, or StoreError for an ambiguous prefix of a name.
     """
-    about = find_run(store, run)
+    stored = store.run(run)
+    spec = stored.spec
     with store.reading() as connection:
-        key = resolve_run(connection, about.name)
-        rows = read_tried(connection, key, task)
-        said = _reasons(connection, key)
-    spaces = {
-        t.number: present_space(about.kernel, about.target, about.arch, Workload.of(t.dims, t.dtype, t.options))
-        for t in (about.tasks if template else ())
-    }
-    structural = frozenset(p.name for space in spaces.values() for p in space.parameters if p.structural)
-    tried = _Tried(rows)
+        rows = read_tried(connection, stored.id, task)
+        times = search_times(connection, stored.id, [row.id for row in rows])
+        said = _reasons(connection, stored.id)
+    spaces = [present_space(spec.kernel, spec.target, spec.arch, w) for w in (spec.workloads if template else ())]
+    structural = {p.name for space in spaces for p in space.parameters if p.structural} if template else None
     refused = [row for row in rows if row.status not in PASSED]
-    kinds = [
-        FailureKind(
-            status=status,
-            candidates=len(group),
-            share=len(group) / len(rows),
-            seconds=sum(map(spent, group)),
-            first=group[0].public_id,
-        )
-        for (status,), group in _grouped(refused, lambda row: (row.status,))
-    ]
-    reasons = [
-        FailureReason(
-            status=status, reason=reason, candidates=len(group), first=group[0].public_id, example=said[group[0].id]
-        )
-        for (status, reason), group in _grouped(refused, lambda row: (row.status, _NUMBERS.sub("#", said[row.id])))
-    ]
+    by_kind = _grouped(refused, lambda row: (row.status,))
+    by_reason = _grouped(refused, lambda row: (row.status, _NUMBERS.sub("#", said[row.id])))
     return FailureReport(
-        run=about.name,
+        run=stored.name,
         candidates=len(rows),
         refused=len(refused),
-        kinds=tuple(kinds),
-        reasons=tuple(reasons),
-        values=tuple(_values(tried, structural if template else None)),
-        rules=tuple(_find_rules(tried, spaces)),
+        kinds=tuple(FailureKind(**_costs(group, len(rows))) for _, group in by_kind),
+        reasons=tuple(
+            FailureReason(**_costs(group, len(rows)), reason=reason, example=said[group[0].id])
+            for (_, reason), group in by_reason
+        ),
+        values=tuple(tried_values(rows, times, structural)),
+        rules=tuple(_find_rules(_Tried(rows), spaces)),
     )
 
 
@@ -251,35 +238,64 @@ def _grouped(rows: Sequence[Any], key: Callable[[Any], tuple[str, ...]]) -> list
     return sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
 
 
-def _values(tried: _Tried, structural: frozenset[str] | None) -> list[FailureValue]:
-    present: dict[str, int] = defaultdict(int)
-    for (name, _), having in tried.having.items():
-        present[name] |= having
+def _costs(group: Sequence[Any], of: int) -> dict[str, Any]:
+    """The fields of `FailureKind`, of candidates that ended alike. of: number of all."""
+    return {
+        "status": group[0].status,
+        "candidates": len(group),
+        "share": len(group) / of,
+        "seconds": sum(map(spent, group)),
+        "first": group[0].public_id,
+    }
+
+
+def tried_values(
+    rows: Sequence[Any], times: Mapping[int, RelativeTime], structural: Collection[str] | None = None
+) -> list[TriedValue]:
+    """Every value that any candidate had, the worst first. rows: of `read_tried`. times: of the search, by key. structural:
+    names of the parameters that are, if that is known."""
+    having = _having(rows)
+    of, refused_of = Counter[str](), Counter[str]()
+    for (name, _), numbers in having.items():
+        of[name] += len(numbers)
+        refused_of[name] += sum(rows[number].status not in PASSED for number in numbers)
     found = []
-    for (name, value), having in tried.having.items():
-        n, bad = having.bit_count(), (having & tried.refused).bit_count()
-        others = present[name] & ~having
-        others_n, bad_elsewhere = others.bit_count(), (others & tried.refused).bit_count()
+    for (name, value), numbers in having.items():
+        some = [rows[number] for number in numbers]
+        n, bad = len(some), sum(row.status not in PASSED for row in some)
+        others, bad_elsewhere = of[name] - n, refused_of[name] - bad
         z = None
-        if others_n:  # of two shares, with their common variance
-            common = (bad + bad_elsewhere) / (n + others_n)
-            spread = math.sqrt(common * (1 - common) * (1 / n + 1 / others_n))
-            z = (bad / n - bad_elsewhere / others_n) / spread if spread else 0.0
+        if others:  # of two shares, with their common variance
+            common = refused_of[name] / of[name]
+            spread = math.sqrt(common * (1 - common) * (1 / n + 1 / others))
+            z = (bad / n - bad_elsewhere / others) / spread if spread else 0.0
         found.append(
-            FailureValue(
+            TriedValue(
                 parameter=name,
                 value=value,
                 candidates=n,
+                of=of[name],
+                passed=n - bad,
                 refused=bad,
                 share=bad / n,
-                elsewhere=others_n,
+                elsewhere=others,
                 elsewhere_refused=bad_elsewhere,
-                elsewhere_share=bad_elsewhere / others_n if others_n else None,
+                elsewhere_share=bad_elsewhere / others if others else None,
                 z=z,
+                best=min((times[row.id].ratio for row in some if row.id in times), default=None),
                 structural=None if structural is None else name in structural,
             )
         )
     return sorted(found, key=lambda v: (-(v.z or 0.0), v.parameter, str(v.value)))
+
+
+def _having(rows: Sequence[Any]) -> dict[tuple[str, Value], list[int]]:
+    """Numbers of the rows whose genome has a parameter at a value, by the two."""
+    found: dict[tuple[str, Value], list[int]] = defaultdict(list)
+    for number, row in enumerate(rows):
+        for pair in Genome.from_json(row.genome).items:
+            found[pair].append(number)
+    return found
 
 
 def spent(row: Any) -> float:
@@ -293,14 +309,11 @@ class _Tried:
 
     def __init__(self, rows: Sequence[Any]) -> None:
         self.rows = rows
-        members: dict[tuple[str, Value], list[int]] = defaultdict(list)
         timed: dict[int, list[tuple[float, int]]] = defaultdict(list)
         for number, row in enumerate(rows):
-            for pair in Genome.from_json(row.genome).items:
-                members[pair].append(number)
             if row.score is not None:
                 timed[row.task].append((row.score, number))
-        self.having = {pair: self.bits(numbers) for pair, numbers in members.items()}
+        self.having = {pair: self.bits(numbers) for pair, numbers in _having(rows).items()}
         self.refused = self.bits([number for number, row in enumerate(rows) if row.status not in PASSED])
         self.passed = ((1 << len(rows)) - 1) & ~self.refused
         ranked = [[number for _, number in sorted(some)] for some in timed.values()]
@@ -330,9 +343,9 @@ class _Tried:
         return (left_out & self.passed).bit_count() > self.breaks(left_out)
 
 
-def _find_rules(tried: _Tried, spaces: Mapping[int, Space]) -> list[Rule]:
-    """The most worth first, before those that add nothing to them. spaces: the kernel's present ones by task, as far as
-    they are to be judged."""
+def _find_rules(tried: _Tried, spaces: Sequence[Space]) -> list[Rule]:
+    """The most worth first, before those that add nothing to them. spaces: the kernel's present ones by task, if they are to
+    be judged."""
     forbidden = {f"{name}={value}": bits for (name, value), bits in tried.having.items()}
     # Only values that break something on their own account can do so together.
     suspects = [(pair, bits) for pair, bits in tried.having.items() if tried.breaks(bits) >= _LEAST_AVOIDED]
@@ -348,10 +361,24 @@ def _find_rules(tried: _Tried, spaces: Mapping[int, Space]) -> list[Rule]:
     judged = [("existing", rule, tried.bits(numbers)) for rule, numbers in broken.items()]
     useful += [one for one in judged if tried.breaks(one[2])]
     useful.sort(key=lambda one: (-tried.worth(one[2]), one[0], len(one[1]), one[1]))
-    found, avoided = [], 0
+    found, before = [], 0
     for kind, rule, bits in useful[:_KEPT_RULES]:
-        found.append(_rule(tried, kind, rule, bits, (bits & tried.refused & ~avoided).bit_count()))
-        avoided |= bits if tried.worth(bits) > 0 else 0
+        avoided = bits & tried.refused
+        digits = reversed(f"{avoided:b}")  # the first row's first
+        found.append(
+            Rule(
+                kind=kind,
+                rule=rule,
+                avoided=avoided.bit_count(),
+                avoided_share=avoided.bit_count() / tried.refused.bit_count(),
+                more=(avoided & ~before).bit_count(),
+                passed_lost=(bits & tried.passed).bit_count(),
+                good_lost=(bits & tried.good).bit_count(),
+                best_lost=bool(bits & tried.best),
+                seconds=sum(spent(row) for row, one in zip(tried.rows, digits, strict=False) if one == "1"),
+            )
+        )
+        before |= bits if tried.worth(bits) > 0 else 0
     return sorted(found, key=lambda rule: not rule.more)
 
 
@@ -364,19 +391,3 @@ def _violations(space: Space, point: Mapping[str, Value]) -> list[str]:
             if not constraint.holds(point):
                 broken.append(constraint.name)
     return broken
-
-
-def _rule(tried: _Tried, kind: str, rule: str, bits: int, more: int) -> Rule:
-    avoided = bits & tried.refused
-    numbers = (number for number, digit in enumerate(reversed(bin(avoided))) if digit == "1")
-    return Rule(
-        kind=kind,
-        rule=rule,
-        avoided=avoided.bit_count(),
-        avoided_share=avoided.bit_count() / tried.refused.bit_count(),
-        more=more,
-        passed_lost=(bits & tried.passed).bit_count(),
-        good_lost=(bits & tried.good).bit_count(),
-        best_lost=bool(bits & tried.best),
-        seconds=sum(spent(tried.rows[number]) for number in numbers),
-    )

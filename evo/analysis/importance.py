@@ -5,20 +5,20 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from evo.analysis.failures import read_tried
+from evo.analysis.failures import TriedValue, read_tried, tried_values
+from evo.analysis.times import RelativeTime, search_times
 from evo.errors import UsageError
-from evo.evaluation import PASSED
 from evo.lineage import LATEST
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.space import Value
 
-__all__ = ["Importance", "TriedValue", "read_importance", "undersampled"]
+__all__ = ["Importance", "read_importance", "undersampled"]
 
 _LEAST_TIMED = 20
 """Timed candidates below which nothing is said: Optuna asks for five in the top tenth; half as many here."""
@@ -29,19 +29,6 @@ _LEAST_SHARE = 0.05
 _UNDERSAMPLED = 1 / 3
 """Of the candidates that each value would have had if all had been tried alike."""
 _SHOWN_VALUES = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class TriedValue:
-    """A value of a parameter: candidates that had it, refused ones among them, `of` those that had the parameter, how many
-    passed the search, and the best ratio of these; None where none was timed."""
-
-    parameter: str
-    value: Value
-    candidates: int
-    of: int
-    passed: int
-    best: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,22 +64,21 @@ def read_importance(store: Store, run: str = LATEST, *, quantile: float = 0.1) -
     stored = store.run(run)
     with store.reading() as connection:
         rows = read_tried(connection, stored.id)
-    scores = {row.id: row.score for row in rows}
-    tasks: dict[int, list[_Candidate]] = defaultdict(list)
+        times = search_times(connection, stored.id, [row.id for row in rows])
+    tasks: dict[int, list[Any]] = defaultdict(list)
     for row in rows:
-        score = scores.get(row.same_code_as_id) if row.score is None else row.score
-        tasks[row.task].append((Genome.from_json(row.genome).parameters, row.status in PASSED, score))
+        tasks[row.task].append(row)
     workloads = enumerate(stored.spec.workloads)
-    return [i for number, workload in workloads for i in _of_task(workload.key, tasks[number], quantile)]
+    return [i for number, workload in workloads for i in _of_task(workload.key, tasks[number], times, quantile)]
 
 
 _Points = list[tuple[dict[str, Value], float]]
-_Candidate = tuple[dict[str, Value], bool, float | None]
-"""Parameters, whether it passed, and the score."""
 
 
-def _of_task(workload: str, candidates: Sequence[_Candidate], quantile: float) -> list[Importance]:
-    timed = [(parameters, score) for parameters, passed, score in candidates if passed and score is not None]
+def _of_task(
+    workload: str, rows: Sequence[Any], times: Mapping[int, RelativeTime], quantile: float
+) -> list[Importance]:
+    timed = [(Genome.from_json(row.genome).parameters, times[row.id].ratio) for row in rows if row.id in times]
     points = random.Random(0).sample(timed, _MOST_TIMED) if len(timed) > _MOST_TIMED else timed
     held: dict[str, list[Value]] = defaultdict(list)
     for parameters, _ in points:
@@ -102,7 +88,9 @@ def _of_task(workload: str, candidates: Sequence[_Candidate], quantile: float) -
     varied = {name: values for name, values in distinct.items() if len(values) > 1}
     known = _ped_anova(points, varied, quantile) if varied and len(points) >= _LEAST_TIMED else {}
     total = sum(known.values())
-    tried = _tried(candidates)
+    tried: dict[str, list[TriedValue]] = defaultdict(list)
+    for one in sorted(tried_values(rows, times), key=lambda one: (one.candidates, one.parameter, repr(one.value))):
+        tried[one.parameter].append(one)
     found = []
     for name in held:
         share = known[name] / total if name in known and total > 0 else None
@@ -123,33 +111,10 @@ def _of_task(workload: str, candidates: Sequence[_Candidate], quantile: float) -
                 values=len(distinct[name]),
                 conditional=len(held[name]) < len(points),
                 note=note,
-                tried=tried[name],
+                tried=tuple(tried[name]),
             )
         )
     return sorted(found, key=lambda i: (i.importance is None, -(i.importance or 0.0), i.parameter))
-
-
-def _tried(candidates: Sequence[_Candidate]) -> dict[str, tuple[TriedValue, ...]]:
-    """By parameter, the least tried value first."""
-    having: dict[tuple[str, str], list[_Candidate]] = defaultdict(list)
-    for candidate in candidates:
-        for name, value in candidate[0].items():
-            having[name, repr(value)].append(candidate)
-    of = Counter(name for parameters, _, _ in candidates for name in parameters)
-    found: dict[str, list[TriedValue]] = defaultdict(list)
-    for (name, _), some in sorted(having.items(), key=lambda pair: (len(pair[1]), pair[0])):
-        scores = [score for _, passed, score in some if passed and score is not None]
-        found[name].append(
-            TriedValue(
-                parameter=name,
-                value=some[0][0][name],
-                candidates=len(some),
-                of=of[name],
-                passed=sum(passed for _, passed, _ in some),
-                best=min(scores, default=None),
-            )
-        )
-    return {name: tuple(tried) for name, tried in found.items()}
 
 
 def _ped_anova(points: _Points, varied: Mapping[str, Sequence[Value]], quantile: float) -> dict[str, float]:

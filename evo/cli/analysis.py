@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from evo.analysis.failures import FailureReport, FailureTotal, failure_totals, read_failures
-from evo.analysis.importance import Importance, TriedValue, read_importance, undersampled
+from evo.analysis.failures import FailureReport, FailureTotal, TriedValue, failure_totals, read_failures
+from evo.analysis.importance import Importance, read_importance, undersampled
 from evo.analysis.operators import OperatorCredit, read_operators
 from evo.analysis.pareto import AXES, Nondominated, read_pareto
 from evo.cli.options import DEFAULT_DB, Db, Json, RunName, answer, command_line
