@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from typing import ClassVar
 
 from evo.errors import EngineError
 from evo.problem.genome import Genome
@@ -20,11 +21,11 @@ __all__ = [
     "Check",
     "Costs",
     "Evaluation",
+    "Gain",
     "Parent",
     "Proposal",
     "Status",
     "Timing",
-    "holds_one",
     "within_noise",
 ]
 
@@ -186,9 +187,23 @@ BOOTSTRAP_SAMPLES = 10
 """From so many samples on an interval comes from a bootstrap."""
 
 
-def holds_one(low: float, high: float) -> bool:
-    """Whether a gain with this interval is a tie: it may be chance."""
-    return low <= 1.0 <= high
+@dataclass(frozen=True, kw_only=True)
+class Gain:
+    """One contender's time over another's; above 1, the other is faster. No interval where one of the two times has none.
+
+    same_code: the two are the same machine code and share one measurement, so the gain is exactly 1.
+    """
+
+    PRINTED: ClassVar = ("tie",)
+    gain: float
+    low: float | None = None
+    high: float | None = None
+    same_code: bool = False
+
+    @property
+    def tie(self) -> bool | None:
+        """Whether the interval holds 1, so that the gain may be chance; None without an interval."""
+        return None if self.low is None or self.high is None else self.low <= 1.0 <= self.high
 
 
 def within_noise(ratio: float | None, noise: float | None) -> bool:

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from evo.analysis.candidates import CandidateRecord, Subject, read_candidate
 from evo.analysis.descent import Kin, read_family
 from evo.analysis.failures import read_tried
-from evo.analysis.times import Gain, RaceTime, gain_between, search_times
+from evo.analysis.times import RaceTime, gain_between, search_times
 from evo.errors import StoreError
-from evo.evaluation import PASSED, holds_one
+from evo.evaluation import PASSED, Gain
 from evo.lineage.models import candidate_key
 from evo.lineage.store import Store
 from evo.problem.genome import Change, Genome
@@ -251,7 +251,7 @@ def _credit(
         gain=math.exp(sum(means) / len(means)) if means else None,
         low=low,
         high=high,
-        tie=None if low is None or high is None else holds_one(low, high),
+        tie=None if low is None or high is None else low <= 1.0 <= high,
         disturbed=disturbed,
         same_code=bool(marginals) and all(k.same_code for k in marginals),
         alone=next((k.gain for k in marginals if k.edits == 0), None),

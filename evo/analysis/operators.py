@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from evo.analysis.failures import read_tried, spent
-from evo.analysis.times import read_disturbed
+from evo.analysis.times import RaceTime, search_times
 from evo.errors import UsageError
 from evo.evaluation import PASSED, Status
 from evo.lineage import LATEST
@@ -85,6 +85,8 @@ class ComparedCandidate:
     operator that combines two would be credited with what it took from the faster one."""
     best: bool
     """Whether it is the first of its task with a time, or faster than everything before."""
+    time: RaceTime | None
+    """In the search; None without one."""
     improvement: float
     """Logarithm of the task's best time before over its own; 0 for the first, and for those that are not better."""
 
@@ -95,25 +97,20 @@ def compare_with_parents(connection: Connection, run_id: int, task: int | None =
     A candidate whose machine code was known already has the known time as a parent; as a child it repeats, and is not
     better. A disturbed time is no best time, unless its task has no others, as in the search.
     """
-    rows, disturbed = read_tried(connection, run_id, task), read_disturbed(connection, run_id)
-    parents = parents_by_child(connection, run_id)
-    scores: dict[int, float] = {}
+    rows, parents = read_tried(connection, run_id, task), parents_by_child(connection, run_id)
+    times = search_times(connection, run_id, [row.id for row in rows])
+    own = {key: time for key, time in times.items() if time.timed == key}
+    clean = {row.task for row in rows if row.id in own and not own[row.id].disturbed}
     best: dict[int, float] = {}
-    clean = {row.task for row in rows if row.score is not None and row.score > 0 and row.id not in disturbed}
     found = []
     for row in rows:
-        improvement, is_best = 0.0, False
-        if row.score is not None and row.score > 0:
-            scores[row.id] = row.score
-            before = best.get(row.task)
-            if (row.id not in disturbed or row.task not in clean) and (before is None or row.score < before):
-                is_best, improvement = True, math.log(before / row.score) if before is not None else 0.0
-                best[row.task] = row.score
-        elif row.status == Status.SAME_CODE.value and row.same_code_as_id in scores:
-            scores[row.id] = scores[row.same_code_as_id]
-        known = [scores[parent] for parent in parents.get(row.id, ()) if parent in scores]
-        better = row.score is not None and row.score < min(known) if known else None
-        found.append(ComparedCandidate(row, better, is_best, improvement))
+        time, before, improvement, is_best = own.get(row.id), best.get(row.task), 0.0, False
+        if time is not None and not (time.disturbed and row.task in clean) and (before is None or time.ratio < before):
+            is_best, improvement = True, math.log(before / time.ratio) if before is not None else 0.0
+            best[row.task] = time.ratio
+        known = [times[parent].ratio for parent in parents.get(row.id, ()) if parent in times]
+        better = time is not None and time.ratio < min(known) if known else None
+        found.append(ComparedCandidate(row, better, is_best, times.get(row.id), improvement))
     return found
 
 

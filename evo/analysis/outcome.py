@@ -16,7 +16,7 @@ from evo.analysis.finals import RefusedFinalist, RunFinals, WorkloadFinals, read
 from evo.analysis.importance import Importance, read_importance
 from evo.analysis.operators import OperatorCredit, compare_with_parents, read_operators
 from evo.analysis.runs import RunSummary, TaskSummary, find_run
-from evo.analysis.times import RelativeTime, search_times
+from evo.analysis.times import RelativeTime
 from evo.evaluation import PASSED, within_noise
 from evo.lineage.read import resolve_run
 from evo.lineage.store import Store
@@ -213,13 +213,11 @@ def read_problem(run: RunSummary) -> Problem:
 def _read_population(store: Store, run: str, task: int, space: Space | None, refused: Collection[str]) -> Population:
     """space: the kernel's, if it is known. refused: ids of those that the finals refused."""
     with store.reading() as connection:
-        key = resolve_run(connection, run)
-        some = compare_with_parents(connection, key, task)
-        times = search_times(connection, key, [one.row.id for one in some if one.best])
+        some = compare_with_parents(connection, resolve_run(connection, run), task)
     points = tuple(Genome.from_json(one.row.genome).parameters for one in some)
     milestones = [
         Milestone(
-            **times[one.row.id].figures(),
+            **one.time.figures(),
             order=one.row.order,
             id=one.row.public_id,
             evaluated=evaluated,
@@ -227,7 +225,7 @@ def _read_population(store: Store, run: str, task: int, space: Space | None, ref
             refused=one.row.public_id in refused,
         )
         for evaluated, one in enumerate(some, 1)
-        if one.best
+        if one.best and one.time
     ]
     return Population(
         order=np.array([one.row.order for one in some], int),

@@ -12,8 +12,8 @@ from sqlalchemy import Connection, case, func, select
 from sqlalchemy.orm import aliased
 
 from evo.analysis.best import UNCONFIRMED, Best, leaders, refusals
-from evo.analysis.times import Gain, gain_between, gain_fields
-from evo.evaluation import PASSED
+from evo.analysis.times import gain_between, gain_fields
+from evo.evaluation import PASSED, Gain
 from evo.lineage import LATEST, RunStatus
 from evo.lineage import models as m
 from evo.lineage.liveness import GONE, gone

@@ -9,15 +9,15 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
-from evo.evaluation import FINALIST, Status, holds_one
+from evo.evaluation import FINALIST, Gain, Status
 from evo.lineage import Stage
 from evo.lineage import models as m
 from evo.lineage.models import key_range
 from evo.lineage.read import TIMING_COLUMNS, columns_of, rows_of
 
 __all__ = [
-    "Gain", "HeldRace", "RaceTime", "RelativeTime", "gain_between", "gain_fields", "gain_within", "held_races",
-    "noise_floors", "read_disturbed", "search_times",
+    "HeldRace", "RaceTime", "RelativeTime", "gain_between", "gain_fields", "gain_within", "held_races", "noise_floors",
+    "search_times",
 ]  # fmt: skip
 
 _c, _t = m.Candidate, m.Timing
@@ -75,25 +75,6 @@ class RaceTime(RelativeTime):
     samples_us: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gain:
-    """The earlier candidate's time over the later one's; above 1, the later one is faster. No interval where one of the two
-    times has none.
-
-    same_code: the two are the same machine code and share one measurement, so the gain is exactly 1.
-    tie: whether the interval holds 1, so that the gain may be chance; None without an interval.
-    """
-
-    gain: float
-    low: float | None = None
-    high: float | None = None
-    same_code: bool = False
-
-    @property
-    def tie(self) -> bool | None:
-        return None if self.low is None or self.high is None else holds_one(self.low, self.high)
-
-
 def gain_fields(gain: Gain | None, name: str = "gain") -> dict[str, Any]:
     """Of a record that has a gain, its limits and whether it is a tie among its fields; all None without one."""
     low, high, tie = (gain.low, gain.high, gain.tie) if gain else (None, None, None)
@@ -128,8 +109,7 @@ def gain_within(before: RaceTime, after: RaceTime) -> Gain | None:
         return gain_between(before, after)
     from evo.measure.clock import paired_gain  # imports numpy, which takes longer than most commands
 
-    gain, low, high = paired_gain(one, other)
-    return Gain(gain=gain, low=low, high=high)
+    return paired_gain(one, other)
 
 
 def search_times(connection: Connection, run_id: int, keys: Sequence[int]) -> dict[int, RaceTime]:
@@ -138,26 +118,17 @@ def search_times(connection: Connection, run_id: int, keys: Sequence[int]) -> di
     query = select(_t.candidate_id, *_FIGURES, _t.clocks).where(
         _t.run_id == run_id, _t.round == 0, _t.contender == "candidate", _t.protocol == "cold"
     )
-    known = select(_c.id, _c.same_code_as_id).where(_c.same_code_as_id.is_not(None), _c.status == Status.SAME_CODE.value)
+    known = select(_c.id, _c.same_code_as_id).where(
+        _c.id.between(*key_range(run_id)), _c.same_code_as_id.is_not(None), _c.status == Status.SAME_CODE.value
+    )
     originals = {row.id: row.same_code_as_id for row in rows_of(connection, known, keys, _c.id)}
     found = {
         row.candidate_id: _race_time(row, timed=row.candidate_id)
         for row in rows_of(connection, query, sorted({*keys, *originals.values()}), _t.candidate_id)
-        if row.ratio is not None
+        if row.ratio
     }
     timed = {key: found.get(key) or found.get(originals.get(key, key)) for key in keys}
     return {key: time for key, time in timed.items() if time is not None}
-
-
-def read_disturbed(connection: Connection, run_id: int) -> frozenset[int]:
-    """Keys of the candidates of a run whose timing in the search was disturbed."""
-    return frozenset(
-        connection.scalars(
-            select(_t.candidate_id)
-            .where(_t.run_id == run_id, _t.candidate_id.between(*key_range(run_id)), _t.round == 0)
-            .where(_t.contender == "candidate", _t.protocol == "cold", _t.clocks["disturbed"].as_float() > 0)
-        )
-    )
 
 
 @dataclass(frozen=True)

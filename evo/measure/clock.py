@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from evo.evaluation import BOOTSTRAP_SAMPLES, Timing
+from evo.evaluation import BOOTSTRAP_SAMPLES, Gain, Timing
 
 if TYPE_CHECKING:
     from evo.measure.harness import RaceCheck  # imports PyTorch
@@ -221,12 +221,12 @@ def noise_floor(first_us: Sequence[float], second_us: Sequence[float]) -> float:
     return max(abs(low - 1.0), abs(high - 1.0))
 
 
-def paired_gain(before_us: Sequence[float], after_us: Sequence[float]) -> tuple[float, float, float]:
+def paired_gain(before_us: Sequence[float], after_us: Sequence[float]) -> Gain:
     """One contender's time over another's, with its interval; above 1: the other is faster. Both are of the same rounds of
     one race, so that drift cancels."""
     logs = np.log(np.asarray(before_us, dtype=np.float64)) - np.log(np.asarray(after_us, dtype=np.float64))
     low, high = interval(logs)
-    return math.exp(float(np.median(logs))), math.exp(low), math.exp(high)
+    return Gain(gain=math.exp(float(np.median(logs))), low=math.exp(low), high=math.exp(high))
 
 
 def interval(values: NDArray[np.float64]) -> tuple[float, float]:

@@ -7,28 +7,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from evo.errors import EvoError, UsageError
-from evo.evaluation import Build, Status, Timing, holds_one
+from evo.evaluation import Build, Gain, Status, Timing
 from evo.measure.clock import paired_gain
 from evo.problem.genome import Change, Genome
 from evo.problem.space import Value
 from evo.search.tasks import TaskExecutor
 
-__all__ = ["Ablation", "PairedGain", "Step", "Without", "measure_ablation"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PairedGain:
-    """One contender's time over another's, round by round in the same race, with its interval; above 1: the other is faster.
-    """
-
-    PRINTED: ClassVar = ("tie",)
-    gain: float
-    low: float
-    high: float
-
-    @property
-    def tie(self) -> bool:
-        return holds_one(self.low, self.high)
+__all__ = ["Ablation", "Step", "Without", "measure_ablation"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +22,7 @@ class Without:
     `reason` says why."""
 
     change: Change
-    gain: PairedGain | None
+    gain: Gain | None
     timing: Timing | None
     reason: str
 
@@ -48,7 +33,7 @@ class Step:
     work), and what it gained over the step before."""
 
     changes: tuple[Change, ...]
-    gain: PairedGain
+    gain: Gain
     timing: Timing
 
 
@@ -60,7 +45,7 @@ class Ablation:
     PRINTED: ClassVar = ("disturbed", "discarded_rounds")
     start: Timing
     end: Timing
-    gain: PairedGain
+    gain: Gain
     without: tuple[Without, ...]
     path: tuple[Step, ...]
     reference: Timing
@@ -212,6 +197,5 @@ class _Race:
             raise EvoError(f"the race could not time every variant: {reason}")
         return found
 
-    def gain(self, before: Genome, after: Genome) -> PairedGain:
-        gain, low, high = paired_gain(self.timing(before).samples_us, self.timing(after).samples_us)
-        return PairedGain(gain=gain, low=low, high=high)
+    def gain(self, before: Genome, after: Genome) -> Gain:
+        return paired_gain(self.timing(before).samples_us, self.timing(after).samples_us)
