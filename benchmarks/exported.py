@@ -34,7 +34,7 @@ class Package:
 
     def serve_all(self) -> None:
         """Variants serve what they can, whether or not PyTorch was measured to be faster."""
-        self.frontend.DISPATCH.serve_slower(True)
+        self.frontend.DISPATCH.also_serve(slower=True)
 
     def explain(self, *args: Any, **options: Any) -> str:
         said: str = self.module.explain(*args, **options)

@@ -15,7 +15,7 @@ import pytest
 import evo.ready
 from evo.problem.kernel import load_kernel, template_root
 from evo.runtime.nvrtc import compiler
-from evo.runtime.package import Package
+from evo.runtime.package import Package, Variant
 from evo.targets import find_target
 from evo.targets._machine_code import code_hash
 
@@ -46,7 +46,7 @@ def test_a_folder_holds_a_manifest_and_sources_and_all_are_as_they_were(package:
     records = [*manifest["variants"], *manifest["general"]]
     assert {record["source"] for record in records} == set(found)
     for record in records:
-        package.source(record)  # raises for another one than was exported
+        Variant(package, -1, record).source()  # raises for another one than was exported
 
 
 def test_every_build_says_what_it_is(package: Package) -> None:
@@ -66,7 +66,7 @@ def test_every_source_compiles_to_the_code_that_was_measured(package: Package) -
     compiled = [v for v in package.manifest["variants"] if v["standing"] == "compiled"]
     measured = [v for v in package.manifest["variants"] if v["standing"] == "measured"]
     for v in [*measured, *compiled[::4], *package.manifest["general"]]:
-        text = package.source(v)
+        text = Variant(package, -1, v).source()
         code, _ = compiler().compile(text, package.headers(text), v["recipe"]["flags"], v["arch"])
         if v.get("compiler") == find_target("cuda").compiler():
             assert code_hash(code) == v["code_hash"], v["source"]

@@ -96,12 +96,8 @@ def _figures(how: str, torch_us: float | None, own: Timing) -> dict[str, Any]:
 
 def _gain(timing: dict[str, Any]) -> str:
     interval = f"({timing['speedup_low']:.3f} to {timing['speedup_high']:.3f})"
-    return f"{timing['speedup']:.3f} {interval}{' !' if timing['disturbed'] else ''}"
-
-
-def _explain_marks(timings: list[dict[str, Any]], say: Say) -> None:
-    if any(t["disturbed"] for t in timings):
-        say("! something slowed this down while it was timed: do not trust the figure")
+    mark = " disturbed: do not trust it" if timing["disturbed"] else ""
+    return f"{timing['speedup']:.3f} {interval}{mark}"
 
 
 def _names(variants: list[dict[str, Any]]) -> list[str]:
@@ -109,11 +105,6 @@ def _names(variants: list[dict[str, Any]]) -> list[str]:
     compiled = {"measured": "", "compiled": " (compiled)"}
     names = [f"{v['variant']} {v['workload']} {v['arch']}{compiled[v['standing']]}" for v in variants]
     return [name.ljust(max(map(len, names))) for name in names]
-
-
-def _tell_rebuilt(variant: dict[str, Any], say: Say) -> None:
-    if variant["rebuilt"]:
-        say(f"  built from its source on this machine, because {variant['rebuilt']}")
 
 
 def _build(frontend: Any, options: argparse.Namespace, say: Say) -> tuple[dict[str, Any], int]:
@@ -141,24 +132,13 @@ def _show(frontend: Any, options: argparse.Namespace, say: Say) -> tuple[list[di
         for v in (v for v in variants if v["workload"] == problem):
             standing = f"{v['standing']}, " if v["standing"] == "compiled" else ""
             say(f"  {v['variant']} {v['arch']}: {standing}candidate {v['candidate']}: {v['unavailable'] or 'runs here'}")
-            _tell_rebuilt(v, say)
+            if v["rebuilt"]:
+                say(f"    built from its source on this machine, because {v['rebuilt']}")
             if standing:
-                measured_arch = package.variants[v["variant"]].record["measured_arch"]
-                say(f"    found on {measured_arch} and never timed on this architecture")
+                say(f"    found on {v['measured_arch']} and never timed on this architecture")
             elif r := v["recorded"]:
                 say(f"    {r['how']} on {r['device']}: {r['own_us']:.2f} us, speed-up over PyTorch {_gain(r)}")
-    _explain_marks([v["recorded"] for v in variants if v["recorded"]], say)
     return variants, 0
-
-
-def _tell_left_out(variants: list[dict[str, Any]], done: str, say: Say) -> None:
-    """What was not `done` ("checked", "timed"), and why: a line for each architecture and reason."""
-    reasons: dict[tuple[str, str], list[str]] = {}
-    for v, name in zip(variants, _names(variants), strict=True):
-        if v["unavailable"]:
-            reasons.setdefault((v["arch"], v["unavailable"]), []).append(name)
-    for (arch, reason), names in reasons.items():
-        say(f"{names[0] if len(names) == 1 else f'{len(names)} variants for {arch}'}  not {done}: {reason}")
 
 
 def _check(frontend: Any, options: argparse.Namespace, say: Say) -> tuple[list[dict[str, Any]], int]:
@@ -167,19 +147,18 @@ def _check(frontend: Any, options: argparse.Namespace, say: Say) -> tuple[list[d
     for v, name in zip(variants, _names(variants), strict=True):
         v["right"] = None
         if v["unavailable"]:
+            say(f"{name}  not checked: {v['unavailable']}")
             continue
         found = list(verdicts(frontend, v["variant"], seed))
         v["right"] = not any(c.reason for c in found) and any(c.on_variant for c in found)
         v["seed"] = seed
         # JSON knows no infinity.
         v["cases"] = [{**asdict(c), "error": c.error if isfinite(c.error) else None} for c in found]
-        _tell_rebuilt(v, say)
         for c in found:
             if options.verbose or c.reason:
                 verdict = f"WRONG  {c.case}: {c.reason}" if c.reason else f"right  {c.case}: error {c.error:.3g}"
                 say(f"  {verdict} [{c.path}]")
         say(f"{name}  {_summary(found)} (seed {seed})")
-    _tell_left_out(variants, "checked", say)
     checked = [v["right"] for v in variants if v["right"] is not None]
     if not checked:
         say("no variant of this package runs on this machine: every call is left to PyTorch")
@@ -197,20 +176,16 @@ def _summary(found: list[Verdict]) -> str:
 
 def _bench(frontend: Any, options: argparse.Namespace, say: Say) -> tuple[list[dict[str, Any]], int]:
     variants = _variants(frontend, options.all)
-    names, told = _names(variants), []
+    names = _names(variants)
     say(f"{'variant'.ljust(len(names[0]))}  {'how':6}  {'own us':>9}  {'torch us':>9}  speed-up (95% interval)")
     for v, name in zip(variants, names, strict=True):
-        timings = [v["recorded"]] if v["recorded"] else []
-        if not v["unavailable"]:
+        if v["unavailable"]:
+            say(f"{name}  not timed: {v['unavailable']}")
+        else:
             compared = compare(frontend, v["variant"], max(1, options.rounds))
             v["timings"] = [_figures(how, torch_us, own) for how, (torch_us, own) in compared.items()]
-            timings = v["timings"] + timings
-        for t in timings:
+        for t in (*v.get("timings", ()), *filter(None, [v["recorded"]])):
             torch_us = "-" if t["torch_us"] is None else f"{t['torch_us']:.2f}"
-            say(f"{name}  {t['how']:6}  {t['own_us']:9.2f}  {torch_us:>9}  {_gain(t)}")
-        told += timings
-    _tell_left_out(variants, "timed", say)
-    for how, device in dict.fromkeys((t["how"], t["device"]) for t in told if "device" in t):
-        say(f"{how}: measured by evo before the export, on {device}")
-    _explain_marks(told, say)
+            before = f"  before the export, on {t['device']}" if "device" in t else ""
+            say(f"{name}  {t['how']:6}  {t['own_us']:9.2f}  {torch_us:>9}  {_gain(t)}{before}")
     return variants, 0 if any("timings" in v for v in variants) else 1

@@ -16,7 +16,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from typing import Any
 from .package import Unavailable, Variant
 
 __all__ = [
-    "CpuCall",
     "Library",
     "compile_library",
     "compiler",
@@ -37,6 +36,7 @@ __all__ = [
     "model",
     "run",
     "share_openmp_runtime",
+    "temporary_folder",
 ]
 
 _RELEVANT = re.compile(
@@ -145,29 +145,22 @@ def keep_freed_memory() -> None:
 
 @dataclass(frozen=True, eq=False)
 class Library:
-    """A variant's entry point, loaded."""
+    """A variant's entry point, loaded, which is done when it returns. May be called by several threads at once."""
 
     variant: Variant
     function: Any
+    sizes: tuple[int, ...] = ()
 
-    def call(self, sizes: Mapping[str, int], retire: object) -> CpuCall:
+    def call(self, sizes: Mapping[str, int], retire: object) -> Library:
         """As Function.call; no call of it fails."""
-        return CpuCall(self, sizes)
-
-
-class CpuCall:
-    """An entry point that is done when it returns. May be called by several threads at once."""
-
-    def __init__(self, library: Library, sizes: Mapping[str, int]) -> None:
-        self.variant, self.sizes = library.variant, tuple(sizes.values())
-        self._function = library.function
+        return replace(self, sizes=tuple(sizes.values()))
 
     def described(self) -> tuple[int, int, int, tuple[int, int, int], int, int, int, bool, int]:
         """As CudaCall.described; without a context."""
-        return ctypes.cast(self._function, ctypes.c_void_p).value or 0, 0, 0, (1, 1, 1), 1, 0, 1, False, 1
+        return ctypes.cast(self.function, ctypes.c_void_p).value or 0, 0, 0, (1, 1, 1), 1, 0, 1, False, 1
 
     def __call__(self, *values: float) -> bool:
-        self._function(*values)
+        self.function(*values)
         return True
 
 
@@ -218,7 +211,7 @@ def compile_library(source: bytes, recipe: Mapping[str, Any], folders: Iterable[
     """For this very CPU. folders: of headers. Raises Unavailable."""
     command, version = compiler()
     libraries = () if "clang" in version else recipe["libraries"]  # clang's OpenMP calls need its own runtime
-    with _temporary_folder() as folder:
+    with temporary_folder() as folder:
         text, library = folder / "variant.cpp", folder / "variant.so"
         text.write_bytes(source)
         include = [f"-I{place}" for place in folders]
@@ -228,16 +221,16 @@ def compile_library(source: bytes, recipe: Mapping[str, Any], folders: Iterable[
 
 def load_library(variant: Variant, name: str, code: bytes) -> Library:
     """What was compiled of a variant. Raises Unavailable."""
-    with _temporary_folder() as folder:
+    with temporary_folder() as folder:
         (folder / name).write_bytes(code)
         return _open_library(folder / name, variant)
 
 
 @contextmanager
-def _temporary_folder() -> Iterator[Path]:
-    """Raises Unavailable."""
+def temporary_folder(place: Path | None = None) -> Iterator[Path]:
+    """To build in; where the system has such, or in another place. Raises Unavailable."""
     try:
-        with tempfile.TemporaryDirectory(prefix="evo-module-", ignore_cleanup_errors=True) as folder:
+        with tempfile.TemporaryDirectory(prefix="evo-build-", dir=place, ignore_cleanup_errors=True) as folder:
             yield Path(folder)
     except OSError as error:
         raise Unavailable(f"no room to build in ({error.strerror})") from error

@@ -132,17 +132,16 @@ def _context(context: int) -> Iterator[None]:
 
 
 def load_shipped(variant: Variant, index: int) -> Function:
-    """A variant's own binary. Raises Unavailable; Busy while a CUDA graph is being captured, which loading code could
-    break."""
-    if torch.version.cuda is None:
-        raise Unavailable("this PyTorch is not built for CUDA")
-    refuse_while_capturing(index)
+    """A variant's own binary. Raises Unavailable."""
     name = variant.record["binary"]
     return load_image(variant, name, variant.package.read(name, variant.record["binary_sha256"]), index)
 
 
 def refuse_while_capturing(index: int) -> None:
-    """Raises Busy while this thread's stream on a GPU is being captured into a CUDA graph."""
+    """Raises Busy while this thread's stream on a GPU is being captured into a CUDA graph, which loading code could break;
+    Unavailable without CUDA."""
+    if torch.version.cuda is None:
+        raise Unavailable("this PyTorch is not built for CUDA")
     with torch.cuda.device(index):
         if torch.cuda.is_current_stream_capturing():
             raise Busy("it was not used before the capture of this CUDA graph began; call it once beforehand")

@@ -22,10 +22,6 @@ __all__ = ["Dispatch"]
 _MOST_ENTRIES = 4096
 
 
-class _NotTuned(Unavailable):
-    """All is right but for sizes that are compiled in."""
-
-
 class Dispatch(Table):
     """From problem to Call, or to the reason why there is none; filled as problems come. frontend: the kernel's module."""
 
@@ -81,17 +77,16 @@ class Dispatch(Table):
             self._loaded[index, device] = f"{self._variants[index]}: {reason}"
             self.clear()
 
-    def serve_untuned(self, wanted: bool | None) -> None:
-        """Whether sizes that are compiled in and that no variant has are compiled when they are first met. None, as at
-        first: on GPUs, where that takes part of a second, and not on CPUs, where it takes seconds."""
-        with self._lock:
-            self._untuned = wanted
-            self.clear()
+    def also_serve(self, *, untuned: bool | None = None, slower: bool | None = None) -> None:
+        """What else variants serve; None leaves it as it is.
 
-    def serve_slower(self, wanted: bool) -> None:
-        """Whether a problem is a variant's, too, where the variant nearest to it was measured and PyTorch was faster."""
+        untuned: sizes that are compiled in and that no variant has, which are compiled when they are first met. At first on
+        GPUs, where that takes part of a second, and not on CPUs, where it takes seconds.
+        slower: problems whose nearest variant was measured, and PyTorch was faster. Not at first.
+        """
         with self._lock:
-            self._slower = wanted
+            self._untuned = self._untuned if untuned is None else untuned
+            self._slower = self._slower if slower is None else slower
             self.clear()
 
     @contextmanager
@@ -107,10 +102,13 @@ class Dispatch(Table):
 
     def unavailable(self, index: int) -> str:
         """Why a variant does not run on this machine; empty if it does."""
+        variant = self._variants[index]
         try:
             device = self.device_of(index)
+            if not in_order([variant], device):
+                return f"it is for {variant.arch}, and the first GPU here is not"
             with self._lock:
-                self._load(self._variants[index], device)
+                self._load(variant, device)
         except (Unavailable, Busy) as reason:
             return str(reason)
         return ""
@@ -120,14 +118,11 @@ class Dispatch(Table):
         return self._rebuilt.get(index, "")
 
     def device_of(self, index: int) -> int:
-        """-1 for the CPU, else the first GPU, if a variant runs on it. Raises Unavailable."""
-        variant = self._variants[index]
-        if variant.target == "cpu":
+        """-1 for a variant of the CPU, else the first GPU. Raises Unavailable where there is none."""
+        if self._variants[index].target == "cpu":
             return -1
         if not torch.cuda.is_available():
             raise Unavailable("no CUDA GPU answers to PyTorch")
-        if not in_order([variant], 0):
-            raise Unavailable(f"it is for {variant.arch}, and the first GPU here is not")
         return 0
 
     def taken(self, index: int) -> int:
@@ -135,10 +130,9 @@ class Dispatch(Table):
         nearer to the device's. Itself, too, where none of them runs."""
         variant = self._variants[index]
         builds = [v for v in self.package.variants if v.tuned_as(variant)]
-        if variant.target == "cpu" or torch.cuda.is_available():
-            device = -1 if variant.target == "cpu" else 0
-            with suppress(Unavailable, Busy), self._lock:
-                return self._first(in_order(builds, device), device).variant.index
+        with suppress(Unavailable, Busy), self._lock:
+            device = self.device_of(index)
+            return self._first(in_order(builds, device), device).variant.index
         return index
 
     def tuned(self, place: str, dtype: torch.dtype, sizes: dict[str, int]) -> bool:
@@ -161,32 +155,18 @@ class Dispatch(Table):
             if not d["low"] <= sizes[d["name"]] <= d["high"]:
                 raise Unavailable(f"{d['name']}={sizes[d['name']]} is not within {d['low']} to {d['high']}")
         name = str(dtype).removeprefix("torch.")
+        candidates = self._candidates(device, name)
+        tuned = [v for v in candidates if all(v.sizes[n] == sizes[n] for n in v.fixed)]
+        if tuned:
+            return self._loaded_for(builds_of_nearest(tuned, sizes, device), sizes, device)
+        known = sorted({", ".join(f"{n}={v.sizes[n]}" for n in sorted(v.fixed)) for v in candidates})
         try:
-            builds = builds_of_nearest(self._candidates(device, name, sizes), sizes, device)
-            if reason := self._left(builds[0], sizes, device):
-                raise Unavailable(f"{reason}; also_serve(slower=True) has variants serve nevertheless")
-            self._refuse_forked(device)
-            found = self._first(builds, device)
-        except _NotTuned as missing:
-            if self._only is not None:
-                raise
-            try:
-                found = self._fallback(device, name, sizes)
-            except Unavailable as reason:
-                raise Unavailable(f"{missing}; {reason}") from None
-        return found.call(sizes, self.retire)
+            return self._loaded_for(self._untuned_for(device, name, sizes), sizes, device)
+        except Unavailable as reason:
+            raise Unavailable(f"these sizes were not tuned for ({'; '.join(known)}); {reason}") from None
 
-    def _refuse_forked(self, device: int) -> None:
-        if device < 0 and self._forked and torch.get_num_threads() > 1:
-            # OpenMP's threads do not survive a fork, and its runtimes wait for them for ever.
-            raise Unavailable("this process was forked; torch.set_num_threads(1) lets it use CPU variants")
-
-    def _left(self, nearest: Variant, sizes: dict[str, int], device: int) -> str:
-        """Why a problem is PyTorch's although the nearest variant would serve it; empty if it is not."""
-        return "" if self._slower or self._only is not None else slower_there(nearest.record, sizes, device)
-
-    def _candidates(self, device: int, dtype: str, sizes: dict[str, int]) -> list[Variant]:
-        """Variants that are right for a problem. Raises Unavailable, saying what they lack, if there are none."""
+    def _candidates(self, device: int, dtype: str) -> list[Variant]:
+        """Variants for a device and a dtype. Raises Unavailable, saying what they lack, if there are none."""
         target = "cpu" if device < 0 else "cuda"
         found = [v for v in self.package.variants if v.target == target and self._only in (None, v.index)]
         if not found:
@@ -200,20 +180,15 @@ class Dispatch(Table):
         found = [v for v in found if v.dtype == dtype]
         if not found:
             raise Unavailable(f"{dtype} is not a dtype that was tuned for ({', '.join(known)})")
-        known = sorted({", ".join(f"{n}={v.sizes[n]}" for n in sorted(v.fixed)) for v in found})
-        found = [v for v in found if all(v.sizes[n] == sizes[n] for n in v.fixed)]
-        if not found:
-            raise _NotTuned(f"these sizes were not tuned for ({'; '.join(known)})")
         return found
 
-    def _fallback(self, device: int, dtype: str, sizes: dict[str, int]) -> Loaded:
-        """Of sizes that are compiled in and that no variant has. Raises Unavailable; Busy."""
-        self._refuse_forked(device)
+    def _untuned_for(self, device: int, dtype: str, sizes: dict[str, int]) -> list[Variant]:
+        """What can be compiled for sizes that no variant has, in order. Raises Unavailable."""
+        if self._only is not None:
+            raise Unavailable("no other variant is to be chosen now")
         variants = self._jit.fallbacks(device, dtype, sizes)
         if not variants:
             raise Unavailable("none here can be compiled for them")
-        if reason := self._left(variants[0], sizes, device):
-            raise Unavailable(f"PyTorch was {reason}; also_serve(slower=True) has one compiled nevertheless")
         if not (device >= 0 if self._untuned is None else self._untuned):
             raise Unavailable("also_serve(untuned=True) has a variant compiled for them")
         key = (device, dtype, *(sizes[n] for n in sorted(variants[0].fixed)))
@@ -222,7 +197,17 @@ class Dispatch(Table):
                 variant.index = len(self._variants)
                 self._variants.append(variant)
             self._fallbacks[key] = variants
-        return self._first(self._fallbacks[key], device)
+        return self._fallbacks[key]
+
+    def _loaded_for(self, variants: list[Variant], sizes: dict[str, int], device: int) -> Call:
+        """The first that can be loaded, at these sizes, unless the problem is left to PyTorch. Raises Unavailable; Busy."""
+        left = "" if self._slower or self._only is not None else slower_there(variants[0].record, sizes, device)
+        if left:
+            raise Unavailable(f"{left}; also_serve(slower=True) has variants serve nevertheless")
+        if device < 0 and self._forked and torch.get_num_threads() > 1:
+            # OpenMP's threads do not survive a fork, and its runtimes wait for them for ever.
+            raise Unavailable("this process was forked; torch.set_num_threads(1) lets it use CPU variants")
+        return self._first(variants, device).call(sizes, self.retire)
 
     def _first(self, variants: list[Variant], device: int) -> Loaded:
         """The first of these that can be loaded. Raises Unavailable, with the reason of the first; Busy."""
@@ -248,7 +233,10 @@ class Dispatch(Table):
         return found
 
     def _code(self, variant: Variant, device: int) -> Loaded:
-        """A variant's binary; where it has none, or a library does not fit this CPU, what is compiled of its source."""
+        """A variant's binary; where it has none, or a library does not fit this CPU, what is compiled of its source.
+        Raises Unavailable; Busy while a CUDA graph is captured."""
+        if device >= 0:
+            cuda.refuse_while_capturing(device)
         if variant.binary is None:
             return self._compiled(variant, device)
         if device >= 0:

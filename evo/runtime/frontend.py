@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -69,7 +70,7 @@ def addresses(*tensors: torch.Tensor | None) -> tuple[int, ...] | str:
     return tuple(found)
 
 
-class Patch:
+class Patch(ExitStack):
     """In force from the moment it is made until `undo`, or until the end of the block that it opens with `with`.
 
     functions: what torch.nn.functional is to have under these names. For the whole process: modules of PyTorch and models
@@ -84,32 +85,28 @@ class Patch:
         model: torch.nn.Module | None = None,
         classes: Mapping[type, type] | None = None,
     ) -> None:
+        super().__init__()
         if model is not None and not isinstance(model, torch.nn.Module):
             raise TypeError(f"a model is a torch.nn.Module, got {type(model).__name__}; without one, functions are patched")
-        self._functions = {n: (f, getattr(torch.nn.functional, n)) for n, f in (functions or {}).items()}
-        for name, (function, _) in self._functions.items():
+        functions, classes = functions or {}, classes or {}
+        for name, function in functions.items():
+            self.callback(_put_back, name, function, getattr(torch.nn.functional, name))
             setattr(torch.nn.functional, name, function)
-        classes = classes or {}
-        found = [] if model is None else [(module, type(module)) for module in model.modules()]
-        self._modules = [(module, kind) for module, kind in found if kind in classes]
-        for module, kind in self._modules:
-            module.__class__ = classes[kind]
+        modules = [module for module in model.modules() if type(module) in classes] if model is not None else []
+        for module in modules:
+            self.callback(setattr, module, "__class__", type(module))
+            module.__class__ = classes[type(module)]
+        self._replaced = len(functions) + len(modules)
 
     def __len__(self) -> int:
-        """How many functions and modules are replaced."""
-        return len(self._functions) + len(self._modules)
+        """How many functions and modules it replaced."""
+        return self._replaced
 
     def undo(self) -> None:
         """All as it was. What somebody else has replaced since then stays. Once is enough."""
-        for name, (function, before) in self._functions.items():
-            if getattr(torch.nn.functional, name) is function:
-                setattr(torch.nn.functional, name, before)
-        for module, kind in self._modules:
-            module.__class__ = kind
-        self._functions, self._modules = {}, []
+        self.close()
 
-    def __enter__(self) -> Patch:
-        return self
 
-    def __exit__(self, *error: object) -> None:
-        self.undo()
+def _put_back(name: str, function: Callable[..., Any], before: Callable[..., Any]) -> None:
+    if getattr(torch.nn.functional, name) is function:
+        setattr(torch.nn.functional, name, before)

@@ -7,11 +7,8 @@ stands. See evo/export/_jit.py, which writes what is read here.
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +26,6 @@ _MOST_SIZES = 32
 """That one process compiles: programs whose sizes never repeat would compile for ever."""
 _MOST_ATTEMPTS = 2
 """Sources that are tried for one size, where they do not compile or load."""
-_SAID_AFTER_S = 1.0
 _ONLY_IF_NEAR = 2.0
 """Doublings by which a variant may be farther from a size than a general source is."""
 
@@ -41,7 +37,7 @@ class Jit:
         self._package, self._frontend = package, frontend
         self._bases = [(v, 0.0) for v in package.variants if v.record.get("jit")]
         self._bases += [(Variant(package, -1, record), _ONLY_IF_NEAR) for record in package.manifest["general"]]
-        self._sizes, self._said = 0, False
+        self._sizes = 0
 
     def fallbacks(self, device: int, dtype: str, sizes: Mapping[str, int]) -> list[Variant]:
         """What can be compiled for these sizes on the device, the one to be taken first."""
@@ -59,9 +55,7 @@ class Jit:
         return [variant for _, variant in sorted(ranked, key=lambda pair: pair[0])][:_MOST_ATTEMPTS]
 
     def compiled(self, variant: Variant, device: int) -> Loaded:
-        """Compiled, tried and kept; or what was kept before. Raises Unavailable; Busy while a CUDA graph is captured."""
-        if device >= 0:
-            cuda.refuse_while_capturing(device)
+        """Compiled, tried and kept; or what was kept before. Raises Unavailable."""
         try:
             with ThreadPoolExecutor(max_workers=1) as thread:  # without the modes, streams and settings of the caller's
                 return thread.submit(self._compiled, variant, device).result()
@@ -90,7 +84,6 @@ class Jit:
                 raise Unavailable(f"{_MOST_SIZES} sizes were compiled in this process, and more are left to PyTorch")
             self._sizes += 1
         loaded: Loaded
-        started = time.monotonic()
         if device < 0:
             code = before or cpu.compile_library(text, recipe, package.folders)
             loaded = cpu.load_library(variant, name, code)
@@ -100,15 +93,7 @@ class Jit:
         if before is None:
             self._try(loaded, device)
             keep(name, code)
-            self._say(variant, time.monotonic() - started)
         return loaded
-
-    def _say(self, variant: Variant, seconds: float) -> None:
-        """Once a process, of a pause that a user may wonder about."""
-        if seconds > _SAID_AFTER_S and not self._said:
-            self._said = True
-            with suppress(OSError, ValueError):  # a closed stderr is no fault of the call
-                print(f"{self._package.name}: compiling {variant} took {seconds:.1f} s, once", file=sys.stderr)
 
     def _try(self, loaded: Loaded, device: int) -> None:
         """Raises Unavailable. A persistent grid also with so few blocks that each takes many turns."""

@@ -44,7 +44,7 @@ struct WithoutGil {  // pybind11's own does more at every call
 };
 
 // From problem to what runs it. Problems met before are looked up here; a new one is asked of the package's Dispatch, in
-// Python, which chooses a variant, checks its files and loads it.
+// Python, which chooses a variant, checks its files and loads it. It clears this table with its own, which is never larger.
 
 struct Problem {
     static constexpr size_t MOST = 12;
@@ -114,8 +114,6 @@ class Table {
     }
 
   private:
-    static constexpr size_t MOST_ANSWERS = 4096;
-
     struct State {
         std::shared_mutex mutex;
         std::unordered_map<Problem, std::shared_ptr<const Answer>, HashOfProblem> answers;
@@ -139,7 +137,6 @@ class Table {
         }
         if (lasting) {
             const std::unique_lock<std::shared_mutex> writing(state_->mutex);
-            if (state_->answers.size() >= MOST_ANSWERS) state_->answers.clear();
             if (cleared == state_->cleared) state_->answers.emplace(problem, answer);
         }
         return answer;

@@ -15,7 +15,6 @@ import os
 import shlex
 import sys
 import sysconfig
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,7 +22,7 @@ from typing import Any
 
 import torch
 
-from .cpu import compiler, machine, run
+from .cpu import compiler, machine, run, temporary_folder
 from .dispatch import Dispatch
 from .package import CACHE_VARIABLE, Unavailable, cache_folder, digest
 
@@ -133,20 +132,17 @@ class Native:
 
 def _build(library: Path, source: Path) -> None:
     """Raises Unavailable."""
-    try:
-        with tempfile.TemporaryDirectory(prefix="build-", dir=library.parent, ignore_cleanup_errors=True) as folder:
-            request = {
-                "name": _MODULE,
-                "sources": [str(source)],
-                "extra_include_paths": [str(_RUNTIME.parent)],  # #include "runtime/native.h"
-                "extra_cflags": list(_FLAGS),
-                "build_directory": folder,
-                "with_cuda": False,
-            }
-            run([sys.executable, "-W", "ignore", "-c", _BUILD], input=json.dumps(request), cwd=folder, env=_environment())
-            (Path(folder) / f"{_MODULE}.so").replace(library)
-    except OSError as error:
-        raise Unavailable(f"no room to build in ({error.strerror})") from error
+    with temporary_folder(library.parent) as folder:
+        request = {
+            "name": _MODULE,
+            "sources": [str(source)],
+            "extra_include_paths": [str(_RUNTIME.parent)],  # #include "runtime/native.h"
+            "extra_cflags": list(_FLAGS),
+            "build_directory": str(folder),
+            "with_cuda": False,
+        }
+        run([sys.executable, "-W", "ignore", "-c", _BUILD], input=json.dumps(request), cwd=folder, env=_environment())
+        (folder / f"{_MODULE}.so").replace(library)
 
 
 def _environment() -> dict[str, str]:

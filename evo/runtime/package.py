@@ -93,12 +93,9 @@ class Package:
             data = self.path(name).read_bytes()
         except OSError as error:
             raise Unavailable(f"{name} cannot be read ({error.strerror})") from error
-        return _checked(name, data, sha256)
-
-    def source(self, record: Mapping[str, Any]) -> bytes:
-        """The text that a record was exported with. Raises Unavailable if it is another one."""
-        text = source_text(self.read(record["source"]).decode(errors="replace"), record)
-        return _checked(record["source"], text.encode(), record["source_sha256"])
+        if sha256 is not None:
+            _check(name, data, sha256)
+        return data
 
     def headers(self, source: bytes) -> dict[str, bytes]:
         """What a source includes of the package's files, by the name it does so; what is shipped takes them from the
@@ -122,10 +119,9 @@ def source_text(text: str, record: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _checked(name: str, data: bytes, sha256: str | None) -> bytes:
-    if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
+def _check(name: str, data: bytes, sha256: str) -> None:
+    if hashlib.sha256(data).hexdigest() != sha256:
         raise Unavailable(f"{name} is not the file that was exported (its sha256 differs from the manifest's)")
-    return data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,7 +206,9 @@ class Variant:
 
     def source(self) -> bytes:
         """Raises Unavailable if it is not as it was exported."""
-        text = self.package.source(self.record)
+        name = self.record["source"]
+        text = source_text(self.package.read(name).decode(errors="replace"), self.record).encode()
+        _check(name, text, self.record["source_sha256"])
         if self.size is None:
             return text
         jit, position, parts = self.record["jit"], 0, []

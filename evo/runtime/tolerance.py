@@ -9,10 +9,8 @@ finite the result must be.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
 __all__ = ["Expected", "compare", "expected", "findings", "verdict"]
 
@@ -42,8 +40,6 @@ def expected(
 ) -> Expected:
     """own: PyTorch's result; None if it has none to compare with. dtype: of the output. tolerance: atol, rtol and
     torch_factor."""
-    import torch
-
     atol, rtol, torch_factor = tolerance
     finite = reference.to(dtype).isfinite()
     magnitude = torch.where(finite, reference.abs(), 0.0)
@@ -72,8 +68,6 @@ def expected(
 def findings(output: torch.Tensor, expected: Expected) -> list[torch.Tensor]:
     """Largest error, elements beyond their bound, NaN or Inf of the reference that are lost: float64, left on the
     device, for `verdict`."""
-    import torch
-
     error = (output.double() - expected.reference).abs_()  # not in place: a float64 tensor is its own double()
     if expected.all_finite:
         return [error.max(), (~(error <= expected.allowed)).sum().double(), error.new_zeros(())]
@@ -104,8 +98,6 @@ def verdict(
 
 def compare(output: torch.Tensor, expected: Expected) -> tuple[float | None, str]:
     """(largest error, reason for refusal or ""). One pass on the device, one synchronisation."""
-    import torch
-
     if not output.numel():
         return 0.0, ""
     return verdict(tuple(torch.stack(findings(output, expected)).tolist()), output, expected)

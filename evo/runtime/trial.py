@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from . import tolerance as tolerance_rule
-from .cpu import CpuCall, Library
+from .cpu import Library
 from .cuda import CudaCall, Function
 from .package import Package, Unavailable
 
 __all__ = ["Call", "Loaded", "Table", "Verdict", "compare", "try_out", "verdicts"]
 
-Call = CpuCall | CudaCall
+Call = Library | CudaCall
 Loaded = Library | Function
 Table = dict[tuple[Any, ...], Call | str]
 """Dispatch, or what stands in for it in a trial."""

@@ -114,10 +114,7 @@ def also_serve(
         NATIVE.serve_gradients(gradients)
     if compiled is not None:
         _in_graphs = compiled
-    if untuned is not None:
-        DISPATCH.serve_untuned(untuned)
-    if slower is not None:
-        DISPATCH.serve_slower(slower)
+    DISPATCH.also_serve(untuned=untuned, slower=slower)
 
 
 def patch(model: torch.nn.Module | None = None) -> Patch:

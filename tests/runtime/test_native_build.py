@@ -33,7 +33,7 @@ def refused(module: ModuleType, cache: Path) -> str:
     with pytest.raises(RuntimeError, match="cannot be built") as error:
         module.build()
     launched_from_python(module)
-    assert not [*cache.glob("*.so"), *cache.glob("build-*")]
+    assert not [*cache.glob("*.so"), *cache.glob("evo-build-*")]
     return str(error.value)
 
 
@@ -68,7 +68,7 @@ def test_processes_that_build_at_once_build_one_and_later_ones_find_it(
 ) -> None:
     (library,) = {json.loads(out)["native"] for out in raced[0]}
     assert raced[1] <= 1  # none where the run was started with $EVO_KERNELS_CACHE
-    assert not list(launchers.glob("build-*"))
+    assert not list(launchers.glob("evo-build-*"))
     environment = {"EVO_KERNELS_CACHE": str(launchers)}
     explanation, loaded = told(python(copy_of, "-c", IMPORT.format(name=copy_of.name), **environment)).splitlines()
     assert explanation.endswith("native launcher")
