@@ -13,7 +13,7 @@ import typer
 from evo.analysis.best import find_best
 from evo.cli.options import DEFAULT_DB, Db, Json, Seed, TargetName, draw_seed, make_console, parse_legal, print_json
 from evo.cli.recorded import is_of
-from evo.cli.search import KernelContext, choose_arch, load_context
+from evo.cli.search import KernelContext, choose_arch, load_context, open_workers
 from evo.cli.tables import Terminal, short, time_cells
 from evo.errors import EvoError, UsageError
 from evo.executors import RaceRequest, RaceResult, Request
@@ -54,7 +54,7 @@ def bench(
             if value not in (None, []):
                 raise UsageError(f"{kernel} is an exported module, which times its own variants: leave out --{option}")
         raise typer.Exit(_bench_module(Path(kernel), json))
-    context = load_context(kernel, target, arch[0] if arch else None, db)
+    context = load_context(kernel, target, arch[0] if arch else None)
     problem, chosen = context.kernel, context.target
     archs = [context.arch, *(choose_arch(chosen, a) for a in (arch or [])[1:])]
     for a in archs:
@@ -70,7 +70,7 @@ def bench(
         [(text, parse_legal(text, problem.space(chosen, w, limits), "--genome")) for text in genome or ()] for w in workloads
     ]
     records = []
-    with context.open_executor() as executor:
+    with open_workers(chosen, db) as executor:
         for w, extra in zip(workloads, named, strict=True):
             building = []
             for name, a, g in _for_each([*_contenders(context, w, db), *extra], problem, w, archs, chosen):

@@ -31,7 +31,7 @@ from evo.cli.options import (
 )
 from evo.cli.recorded import build_request, find_candidate, find_winners, may_be_candidate, source_remark, task_of
 from evo.cli.screen import CheckLines
-from evo.cli.search import load_context
+from evo.cli.search import load_context, open_workers
 from evo.cli.tables import Terminal, counted, short, short_workload
 from evo.errors import DeviceError, StoreError, UnknownNameError, UsageError
 from evo.evaluation import Status
@@ -75,12 +75,12 @@ def check(
                 raise UsageError(f"{option} is recorded with candidate {kernel}: leave it out")
         _check_candidate(candidate, drawn, compile_only, db, json)
         return
-    context = load_context(kernel, target, arch, db)
+    context = load_context(kernel, target, arch)
     problem = context.kernel
     named = tuple(problem.workload(context.target, w) for w in workload or ())
     own, near = (named, ()) if named else check_workloads_of(problem, context.target)
     why_not = _why_not_here(context.target, context.arch)
-    with context.open_executor() as executor:
+    with open_workers(context.target, db) as executor:
         task = TaskExecutor(
             executor=executor, kernel=kernel, target=context.target, arch=context.arch, workload=own[0], seed=drawn
         )

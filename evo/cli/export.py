@@ -15,10 +15,10 @@ from evo.analysis.candidates import CandidateRecord, read_candidate
 from evo.analysis.descent import read_family
 from evo.analysis.runs import find_run
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, print_json
-from evo.cli.recorded import find_winners, read_winners
+from evo.cli.recorded import find_named, read_winners
 from evo.cli.tables import short
-from evo.errors import StoreError, UnknownNameError, UsageError
-from evo.evaluation import FINALIST
+from evo.errors import StoreError, UsageError
+from evo.evaluation import FINALIST, PASSED
 from evo.export import Combining, Exporter, ExportItem, ExportRequest, RunExporter, find_exporter
 from evo.export._package import asked_of, with_ptx
 from evo.export.flashinfer_bench import Refusal
@@ -90,26 +90,23 @@ def _chosen(store: Store, name: str, db: str, *, refused: bool = False) -> list[
     refused: a candidate that the finals have refused is accepted, too. Raises StoreError for a run whose finals are not
     over; UsageError for one without a winner, and for a candidate that did not pass.
     """
-    try:
-        run = find_run(store, name)
-    except UnknownNameError:
-        (record,) = find_winners(store, name, db)
-        if record.status not in ("ok", "same_code"):
-            log = f"{record.status}: {record.log}"
-            raise UsageError(f"candidate {record.id} did not pass ({log}); export one that did") from None
-        if record.refusal and not refused:
+    found = find_named(store, name)
+    if isinstance(found, CandidateRecord):
+        if found.status not in PASSED:
+            raise UsageError(f"candidate {found.id} did not pass ({found.status}: {found.log}); export one that did")
+        if found.refusal and not refused:
             raise UsageError(
-                f"candidate {record.id} was refused by the finals of run {record.run} ({record.refusal}): its results may be"
+                f"candidate {found.id} was refused by the finals of run {found.run} ({found.refusal}): its results may be"
                 " wrong; export one that passed, or this one nevertheless with --refused"
-            ) from None
-        return [record]
-    without = [task.workload for task in run.tasks if task.winner is None]
-    if without and run.status != RunStatus.FINISHED:
+            )
+        return [found]
+    without = [task.workload for task in found.tasks if task.winner is None]
+    if without and found.status != RunStatus.FINISHED:
         raise StoreError(
-            f"run {run.name!r} is {run.status} and has not named its winners: let it end, or continue it with:"
-            f" {command_line(db, 'resume', run.name)}; a candidate can be exported by its own name"
+            f"run {found.name!r} is {found.status} and has not named its winners: let it end, or continue it with:"
+            f" {command_line(db, 'resume', found.name)}; a candidate can be exported by its own name"
         )
-    winners = read_winners(store, run, db)
+    winners = read_winners(store, found, db)
     for workload in without:
         typer.echo(f"evo: nothing won for {workload}: it is left to PyTorch", err=True)
     return winners

@@ -292,9 +292,8 @@ def _rest(found: Explanation, command: str) -> str:
 def measure_edits(record: CandidateRecord, found: Explanation, *, kernel_digest: str, seed: int, db: str) -> Ablation:
     """The edits of an explanation, timed in one race on this machine. kernel_digest: of the kernel as it was searched.
     Raises UsageError where the candidate's code does not run here."""
-    from evo.cli.search import worker_settings  # what builds and times; it takes longer to import than all else takes
+    from evo.cli.search import open_workers  # what builds and times; it takes longer to import than all else takes
     from evo.search.ablation import measure_ablation
-    from evo.search.run import open_executor
     from evo.targets import find_target
 
     target = find_target(record.target)
@@ -309,7 +308,7 @@ def measure_edits(record: CandidateRecord, found: Explanation, *, kernel_digest:
     edits = [credit.change for credit in found.edits]
     if sys.stderr.isatty():  # nothing is shown until the end
         typer.echo(f"evo: building, gating and timing {counted(len(edits), 'edit')}; this takes a minute or more", err=True)
-    with open_executor(record.target, worker_settings(record.target, db)) as executor:
+    with open_workers(record.target, db) as executor:
         task = task_of(record, executor, seed)
         return measure_ablation(task, Genome.of(found.base), Genome.of(record.parameters), edits)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.filesize import decimal
 
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, parse_duration, print_json
 from evo.cli.tables import counted
@@ -62,7 +63,7 @@ def prune(
     went, gone = ("would go from", "would be freed") if dry_run else ("went from", "freed")
     typer.echo(
         f"{done.sources} sources, {done.binaries} binaries and the samples of {done.samples} timings {went}"
-        f" {counted(len(names), 'run')}; {done.artefacts} stored files that nothing else needs, {_bytes(done.bytes)} {gone}"
+        f" {counted(len(names), 'run')}; {done.artefacts} stored files that nothing else needs, {decimal(done.bytes)} {gone}"
     )
     typer.echo(f"{done.kept} candidates keep everything: winners, finalists, leaders and all their ancestors")
     if done.bytes and not dry_run:
@@ -79,7 +80,7 @@ def vacuum(db: Db = DEFAULT_DB, json: Json = False) -> None:
     if json:
         print_json({"before": before, "after": after})
     else:
-        typer.echo(f"{_bytes(before)} before, {_bytes(after)} now")
+        typer.echo(f"{decimal(before)} before, {decimal(after)} now")
 
 
 def merge(
@@ -122,7 +123,7 @@ def backup(
     if json:
         print_json({"file": str(made), "bytes": size})
     else:
-        typer.echo(f"{made}: {_bytes(size)}")
+        typer.echo(f"{made}: {decimal(size)}")
 
 
 def _must_be_a_database(db: str) -> None:
@@ -139,10 +140,3 @@ def _same_file(one: str, other: str) -> bool:
     if first.path is None or second.path is None:
         return first.url == second.url
     return first.path.exists() and second.path.exists() and first.path.samefile(second.path)
-
-
-def _bytes(size: int) -> str:
-    """1.5 MB"""
-    units = ("B", "kB", "MB", "GB")
-    power = min(len(f"{size}") - 1, 9) // 3
-    return f"{size / 1000**power:.{1 if power else 0}f} {units[power]}"

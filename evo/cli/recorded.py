@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,25 +21,32 @@ if TYPE_CHECKING:
     from evo.search.tasks import TaskExecutor
 
 __all__ = [
-    "build_request", "find_candidate", "find_winners", "is_of", "may_be_candidate", "read_winners", "source_remark",
-    "task_of",
+    "build_request", "find_candidate", "find_named", "find_winners", "is_of", "may_be_candidate", "read_winners",
+    "source_remark", "task_of",
 ]  # fmt: skip
 
 
-def find_winners(store: Store, name: str, db: str) -> list[CandidateRecord]:
-    """The candidate whose identifier begins so, or else the winners of the run whose name does, one a workload.
+def find_named(store: Store, name: str) -> RunSummary | CandidateRecord:
+    """The run whose name begins so, else the candidate whose identifier does.
 
-    Raises UnknownNameError, StoreError for the beginning of several, or UsageError for a run without a winner.
+    Raises UnknownNameError, or StoreError for the beginning of several.
     """
+    with suppress(UnknownNameError):
+        return find_run(store, name)
     try:
-        return [read_candidate(store, name)]
-    except UnknownNameError as no_candidate:
-        try:
-            run = find_run(store, name)
-        except UnknownNameError:
-            known = [run.name for run in list_runs(store)]  # these can be misspelt
-            raise no_candidate if may_be_candidate(name) else UnknownNameError("run or candidate", name, known) from None
-    return read_winners(store, run, db)
+        return read_candidate(store, name)
+    except UnknownNameError:
+        if may_be_candidate(name):
+            raise
+    known = [run.name for run in list_runs(store)]  # these can be misspelt
+    raise UnknownNameError("run or candidate", name, known)
+
+
+def find_winners(store: Store, name: str, db: str) -> list[CandidateRecord]:
+    """The winners of the run of that name, one a workload, or the candidate. Raises as `find_named` does, and UsageError
+    for a run without a winner."""
+    found = find_named(store, name)
+    return [found] if isinstance(found, CandidateRecord) else read_winners(store, found, db)
 
 
 def read_winners(store: Store, run: RunSummary, db: str) -> list[CandidateRecord]:
@@ -52,10 +60,8 @@ def read_winners(store: Store, run: RunSummary, db: str) -> list[CandidateRecord
 
 
 def find_candidate(store: Store, name: str, db: str) -> CandidateRecord:
-    """The candidate whose identifier begins so, or the only winner of the run whose name does.
-
-    Raises as `find_winners` does, and UsageError for a run of several winners.
-    """
+    """The candidate of that name, or the only winner of the run. Raises as `find_winners` does, and UsageError for a run
+    of several winners."""
     first, *others = find_winners(store, name, db)
     if others:
         several = ", ".join(f"{short(r.id)} for {r.workload}" for r in (first, *others))

@@ -7,7 +7,7 @@ import signal
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -58,7 +58,7 @@ from evo.search.samplers import find_sampler
 from evo.targets import find_target, target_names
 
 __all__ = [
-    "KernelContext", "choose_arch", "load_context", "read_initial_points", "read_job", "resume", "search", "worker_settings",
+    "KernelContext", "choose_arch", "load_context", "open_workers", "read_initial_points", "read_job", "resume", "search",
 ]  # fmt: skip
 
 _DEFAULT_BUDGET = "60s"
@@ -73,13 +73,9 @@ class KernelContext:
     kernel: Kernel
     target: str
     arch: str
-    workers: ExecutorConfig
-
-    def open_executor(self) -> AbstractContextManager[Executor]:
-        return open_executor(self.target, self.workers)
 
 
-def load_context(kernel: str, target: str | None, arch: str | None, db: str) -> KernelContext:
+def load_context(kernel: str, target: str | None, arch: str | None) -> KernelContext:
     """The target and architecture named, else the best target present and the device's own architecture.
 
     Raises UsageError for an unknown name, and for a kernel that has no template for the target; DeviceError if nothing
@@ -88,9 +84,7 @@ def load_context(kernel: str, target: str | None, arch: str | None, db: str) -> 
     problem = load_kernel(kernel)
     chosen = choose_target("cuda" if target is None and arch and _CUDA_ARCH.match(arch) else target)
     problem.check_target(chosen)
-    return KernelContext(
-        kernel=problem, target=chosen, arch=choose_arch(chosen, arch), workers=worker_settings(chosen, db)
-    )
+    return KernelContext(kernel=problem, target=chosen, arch=choose_arch(chosen, arch))
 
 
 def choose_target(name: str | None) -> str:
@@ -114,9 +108,10 @@ def choose_arch(target: str, arch: str | None) -> str:
     return chosen
 
 
-def worker_settings(target: str, db: str) -> ExecutorConfig:
-    """As many builders as the target leaves cores for, and the cache next to the database."""
-    return ExecutorConfig(cache_dir=cache_dir(db), builders=default_builders(find_target(target)))
+def open_workers(target: str, db: str, builders: int | None = None) -> AbstractContextManager[Executor]:
+    """Worker processes; as many builders as the target leaves cores for, if no number is given."""
+    number = builders or default_builders(find_target(target))
+    return open_executor(target, ExecutorConfig(cache_dir=cache_dir(db), builders=number))
 
 
 def search(
@@ -157,13 +152,11 @@ def search(
         sampler_options = [*(job["sampler_options"] or ()), *(sampler_options or ())]
     job |= {name: value for name, value in context.params.items() if name != "kernel" and value not in (None, ())}
     job["sampler_options"] = _parse_sampler_options(sampler_options or ())
-    found = load_context(job["kernel"], job.get("target"), job.get("arch"), db)
-    if job.get("builders") is not None:
-        found = replace(found, workers=replace(found.workers, builders=job["builders"]))
+    found = load_context(job["kernel"], job.get("target"), job.get("arch"))
     spec = _configure(job, found, db)
     if export is not None:
         check_replaceable(export, "module")  # before the budget is spent
-    with found.open_executor() as executor, Store.open(db, write=True) as store:
+    with open_workers(spec.target, db, job.get("builders")) as executor, Store.open(db, write=True) as store:
         environment = describe_environment(find_target(spec.target))
         check_default(executor, spec)
         run = store.create_run(spec, environment)
@@ -196,8 +189,7 @@ def resume(
         if longer:
             store.set_budget(stored, asdict(limit))
             stored = store.run(stored.name)
-        workers = worker_settings(stored.spec.target, db)
-        with open_executor(stored.spec.target, workers) as executor:
+        with open_workers(stored.spec.target, db) as executor:
             _carry_out(store, stored, executor, _FINALISTS, json=json, export=export, db=db, resumed=True)
 
 
@@ -250,7 +242,7 @@ def _configure(job: dict[str, Any], context: KernelContext, db: str) -> RunSpec:
         workloads=workloads,
         sampler=sampler,
         seed=draw_seed(seed),
-        max_in_flight=default_max_in_flight(context.workers.builders),
+        max_in_flight=default_max_in_flight(job.get("builders") or default_builders(find_target(target))),
         budget=Budget(
             seconds=parse_duration(str(seconds)) if seconds is not None else None,
             evaluations=job.get("evaluations"),

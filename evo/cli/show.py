@@ -13,10 +13,9 @@ from rich.text import Text
 from evo.analysis.candidates import CandidateRecord, TimingRecord, read_source
 from evo.analysis.finals import Finalist, RefusedFinalist, RunFinals, WorkloadFinals, ceiling_note, read_run_finals
 from evo.analysis.times import RelativeTime
-from evo.cli.options import DEFAULT_DB, Db, Json, command_line, make_console, print_json
-from evo.cli.recorded import find_candidate
+from evo.cli.options import DEFAULT_DB, Db, Json, answer, command_line, make_console, print_json
+from evo.cli.recorded import find_candidate, find_named
 from evo.cli.tables import Terminal, factor, figure, interval, marked, short, speedup, time_cells, visible
-from evo.errors import UnknownNameError
 from evo.evaluation import AA_CONTROL, FINALIST, Timing
 from evo.lineage import RunStatus
 from evo.lineage.store import Store
@@ -34,12 +33,13 @@ def show(
 ) -> None:
     """Show everything that is known of a candidate; or of a run its finalists, and which of them tie with the winner."""
     with Store.open(db, write=False) as store:
-        record = find_candidate(store, name, db) if source else _named(store, name, db)
-        text = read_source(store, record.id) if source and isinstance(record, CandidateRecord) else None
+        record = find_candidate(store, name, db) if source else find_named(store, name)
+        if not isinstance(record, CandidateRecord):
+            answer(json, read_run_finals(store, record.name), _print_run, db)
+            return
+        text = read_source(store, record.id) if source else None
     if json:
         print_json(record, **({} if text is None else {"text": text}))
-    elif isinstance(record, RunFinals):
-        _print_run(make_console(), record, db)
     elif text is None:
         _print_candidate(make_console(), record, db)
         _print_timings(make_console(), record)
@@ -54,14 +54,6 @@ def _print_source(console: Terminal, text: str, language: str) -> None:
     from rich.syntax import Syntax  # and with it Pygments
 
     console.print(Syntax(text, language, theme="ansi_dark"))
-
-
-def _named(store: Store, name: str, db: str) -> CandidateRecord | RunFinals:
-    """The run whose name begins so, else the candidate whose identifier does."""
-    try:
-        return read_run_finals(store, name)
-    except UnknownNameError:
-        return find_candidate(store, name, db)
 
 
 def _print_candidate(console: Terminal, record: CandidateRecord, db: str) -> None:

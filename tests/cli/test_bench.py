@@ -10,7 +10,7 @@ import pytest
 from evo.analysis.runs import list_runs
 from evo.cli.bench import _contenders, _for_each
 from evo.cli.recorded import is_of
-from evo.cli.search import KernelContext, read_initial_points, worker_settings
+from evo.cli.search import KernelContext, read_initial_points
 from evo.errors import UsageError
 from evo.evaluation import Candidate, Proposal
 from evo.lineage import Environment
@@ -60,7 +60,7 @@ def record(db: str, called: str, kernel: Kernel, *, device: str = HERE, mode: st
 
 
 def contenders(kernel: Kernel, db: str) -> list[str]:
-    setup = KernelContext(kernel=kernel, target="cpu", arch="native", workers=worker_settings("cpu", db))
+    setup = KernelContext(kernel=kernel, target="cpu", arch="native")
     return [name for name, _ in _contenders(setup, kernel.example("cpu"), db)]
 
 
