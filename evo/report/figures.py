@@ -121,10 +121,10 @@ class Figure:
         return visible(vl_convert.vegalite_to_svg(text), lines=True)
 
 
-def draw_workload(data: WorkloadOutcome, anchor: str) -> list[Figure]:
-    """All that can be drawn. anchor: what the ids of the rows begin with that the marks of the lineage link to."""
+def draw_workload(data: WorkloadOutcome, anchor: str = "") -> dict[str, Figure]:
+    """All that can be drawn, by name. anchor: of the workload's section, for links."""
     if not data.number:
-        return []
+        return {}
     drawn = (
         draw_convergence(data, "evaluations"),
         draw_convergence(data, "seconds"),
@@ -133,7 +133,7 @@ def draw_workload(data: WorkloadOutcome, anchor: str) -> list[Figure]:
         *_draw_pairs(data, data.candidates),
         _draw_operators(data.candidates),
     )
-    return [figure for figure in drawn if figure is not None]
+    return {figure.name: figure for figure in drawn if figure is not None}
 
 
 _NEEDLESS = re.compile(
@@ -297,8 +297,8 @@ def change_text(step: Kin) -> str:
 
 
 def draw_lineage(data: WorkloadOutcome, anchor: str) -> Figure | None:
-    """The ancestors, by when they were tried and how fast they were; of very many the last ones of the main line. anchor:
-    what the ids of the rows begin with that the marks link to."""
+    """The ancestors, by when they were tried and how fast they were; of very many the last ones of the main line. Marks
+    link to the rows of the section's table, whose ids begin with its anchor."""
     steps = list(data.steps)
     if len(steps) > _MOST_STEPS:
         steps = [s for s in steps if s.main_line][-_MOST_STEPS:]
@@ -358,7 +358,7 @@ def _step_row(step: Kin, anchor: str, low: float) -> Spec:
     if gain := gain_text(step):
         tip += f"\ngain over its first parent: {gain}"
     up = 1 / step.score if step.score else low
-    return {"x": f"#{step.order}", "y": up, "href": f"#{anchor}{step.order}", "tip": tip}
+    return {"x": f"#{step.order}", "y": up, "href": f"#{anchor}-step-{step.order}", "tip": tip}
 
 
 # Importance of the parameters

@@ -10,7 +10,6 @@ import ipaddress
 import logging
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any
@@ -30,22 +29,15 @@ from evo.lineage.database import command_line
 from evo.lineage.liveness import gone
 from evo.lineage.read import resolve_run
 from evo.lineage.store import Store
-from evo.report.page import read_script, read_style, render, render_body
+from evo.report.page import policy_of, render, render_body, render_frame
 from evo.report.trials import TrialMirror
 
 __all__ = ["LivePages", "is_own_host", "open_server", "server_url"]
 
 _LISTED_RUNS = 500
 _KEPT_PAGES = 6
-_REST = 10.0
-"""A page asks again after so many times what making it took, for the search needs the cores more."""
-_LEAST_WAIT_S, _MOST_WAIT_S, _IDLE_WAIT_S = 2.0, 60.0, 15.0
 _THREADS = 8
 _OPTUNA = ("/dashboard", "/api/", "/static/", "/csv/", "/favicon.ico")
-_POLICY = (  # of the own pages; Optuna's have one of theirs
-    "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self' data:; base-uri 'none';"
-    " form-action 'none'; frame-ancestors 'none'"
-)
 _HEADERS = [
     ("X-Content-Type-Options", "nosniff"),
     ("Referrer-Policy", "no-referrer"),
@@ -53,7 +45,6 @@ _HEADERS = [
     ("Cross-Origin-Opener-Policy", "same-origin"),
     ("X-Frame-Options", "DENY"),
 ]
-_OWN_HEADERS = [*_HEADERS, ("Content-Security-Policy", _POLICY), ("Cache-Control", "no-cache")]
 
 
 def open_server(host: str, port: int, app: WSGIApplication) -> Any:
@@ -116,26 +107,24 @@ class LivePages:
         self._app.get("/body", callback=self._body)
         self._app.get("/run/<name>", callback=self._run_frame)
         self._app.get("/run/<name>/body", callback=self._body)
-        self._app.get("/assets/<name>", callback=_asset)
         self._app.install(_explained)
         self._app.default_error_handler = _plain
 
     def __call__(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
-        own = not environ.get("PATH_INFO", "").startswith(_OPTUNA)
+        own = self._optuna is None or not environ.get("PATH_INFO", "").startswith(_OPTUNA)
+        policy = [("Content-Security-Policy", policy_of(live=True)), ("Cache-Control", "no-cache")]  # Optuna has its own
 
         def begin(status: str, headers: list[tuple[str, str]], *rest: Any) -> Any:
-            return start(status, [*headers, *(_OWN_HEADERS if own else _HEADERS)], *rest)
+            return start(status, [*headers, *_HEADERS, *(policy if own else [])], *rest)
 
         if not is_own_host(environ.get("HTTP_HOST", ""), self._host):
             refusal = "421 Misdirected Request", b"this server goes by another name\n"
         elif environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
             refusal = "405 Method Not Allowed", b"nothing can be changed here\n"
-        elif own:
+        elif self._optuna is None or own:
             return self._app(environ, begin)  # type: ignore[no-any-return]
-        elif self._optuna is not None:
-            return self._optuna(environ, begin)
         else:
-            refusal = "404 Not Found", b"Optuna's dashboard is not installed\n"
+            return self._optuna(environ, begin)
         begin(refusal[0], [("Content-Type", "text/plain; charset=utf-8")])
         return [refusal[1]]
 
@@ -149,24 +138,22 @@ class LivePages:
     def _frame(self, title: str, body: str) -> str:
         """The page around a part, which its script fetches, and fetches again."""
         file = command_line(self._named, "report", "RUN", "--out", "report.html")
-        return render("live.html.j2", error="", title=title, body=body, optuna=self._optuna is not None, file=file)
+        frame = render("live.html.j2", error="", source=body, optuna=self._optuna is not None, file=file)
+        return render_frame(title, frame, live=True)
 
     def _body(self, name: str | None = None) -> str:
         """What stands in the frame of a run, or of the index; 304 if the browser has it as it is."""
         with self._making:  # one at a time: a search needs the cores
-            state, running = self._state(name)
-            text, cost_s = self._made(name, state)
-        tag = f'"{hashlib.sha256(f"{name} {state}".encode()).hexdigest()[:24]}"'
-        wait_s = min(max(_LEAST_WAIT_S, _REST * cost_s), _MOST_WAIT_S) if running else _IDLE_WAIT_S
-        response.set_header("ETag", tag)
-        response.set_header("X-Wait-Seconds", f"{wait_s:.1f}")
-        if request.get_header("If-None-Match") == tag:
-            response.status = 304
-            return ""
-        return text
+            state = self._state(name)
+            tag = f'"{hashlib.sha256(f"{name} {state}".encode()).hexdigest()[:24]}"'
+            response.set_header("ETag", tag)
+            if request.get_header("If-None-Match") == tag:
+                response.status = 304
+                return ""
+            return self._made(name, state)
 
-    def _state(self, name: str | None) -> tuple[str, bool]:
-        """What changes whenever the page of a run, or of all runs, does; and whether a search goes on there."""
+    def _state(self, name: str | None) -> str:
+        """What changes whenever the page of a run, or of all runs, does."""
         with Store.open(self._db, write=False) as store, store.reading() as connection:
             some = select(m.Run.id, m.Run.uid, m.Run.updated, m.Run.status)
             some = some if name is None else some.where(m.Run.id == resolve_run(connection, name))
@@ -174,28 +161,15 @@ class LivePages:
             dead = gone(store, connection, {row.id: row.status for row in rows})
         running = [row.id for row in rows if row.status == RunStatus.RUNNING.value and row.id not in dead]
         last = max((row.updated for row in rows), default=None)
-        return f"{[row.uid for row in rows]} {last} {running}", bool(running)
+        return f"{[row.uid for row in rows]} {last} {running}"
 
-    def _make(self, name: str | None, state: str) -> tuple[str, float]:
-        """What stands in a frame, and the seconds that making it took. It is kept as long as the state is the same."""
-        began = time.monotonic()
+    def _make(self, name: str | None, state: str) -> str:
+        """What stands in a frame. It is kept as long as the state is the same."""
         with Store.open(self._db, write=False) as store:
             if name is None:
                 start = command_line(self._named, "search", "KERNEL")
-                text = render("index.html.j2", runs=list_runs(store), most=_LISTED_RUNS, place=str(store), start=start)
-            else:
-                text = render_body(read_outcome(store, name, db=self._named), live=True)
-        return text, time.monotonic() - began
-
-
-def _asset(name: str) -> str:
-    if name == "style.css":
-        response.content_type = "text/css; charset=utf-8"
-        return read_style()
-    if name not in ("page.js", "live.js"):
-        raise HTTPError(404)
-    response.content_type = "text/javascript; charset=utf-8"
-    return read_script(name)
+                return render("index.html.j2", runs=list_runs(store), most=_LISTED_RUNS, place=str(store), start=start)
+            return render_body(read_outcome(store, name, db=self._named), live=True)
 
 
 def _explained(callback: Callable[..., str]) -> Callable[..., bytes]:
@@ -206,7 +180,7 @@ def _explained(callback: Callable[..., str]) -> Callable[..., bytes]:
             text = callback(*args, **kwargs)
         except EvoError as error:
             response.status = 404 if isinstance(error, UnknownNameError) else 503
-            text = render("live.html.j2", error=str(error), title="This cannot be shown")
+            text = render_frame("This cannot be shown", render("live.html.j2", error=str(error)), live=True)
         return text.encode("utf-8", "replace")
 
     return answer

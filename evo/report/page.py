@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,48 +16,23 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from evo.analysis.candidates import TimingRecord
 from evo.analysis.finals import ceiling_note
-from evo.analysis.outcome import RunOutcome, WorkloadOutcome
+from evo.analysis.outcome import RunOutcome
 from evo.errors import UsageError
 from evo.evaluation import within_noise
+from evo.lineage.database import command_line
 from evo.report import sentences
-from evo.report.figures import DARK, LIGHT, Figure, change_text, draw_workload, gain_text
+from evo.report.figures import DARK, LIGHT, change_text, draw_workload, gain_text
 from evo.report.sentences import run_headline, size
 from evo.report.text import counted, duration, interval, micro, percent, short, times, value_text, visible
 
 __all__ = [
-    "Section", "check_replaceable", "read_script", "read_style", "render", "render_body", "render_page", "sections",
-    "write_figures", "write_page",
+    "check_replaceable", "policy_of", "render", "render_body", "render_frame", "render_page", "write_figures", "write_page",
 ]  # fmt: skip
 
 _GENERATOR = "evo report"
 _FOLDER = Path(__file__).parent / "templates"
 _HEAD_BYTES = 400
-
-
-@dataclass(frozen=True, kw_only=True)
-class Section:
-    """One workload's part of the report. figures: by name."""
-
-    anchor: str
-    data: WorkloadOutcome
-    figures: dict[str, Figure]
-
-    @property
-    def race(self) -> list[TimingRecord]:
-        """The leader and what ran beside it, the fastest first."""
-        timing = self.data.timing
-        return sorted([timing, *self.data.baselines], key=lambda t: t.median_us) if timing is not None else []
-
-
-def sections(data: RunOutcome) -> list[Section]:
-    """Everything that is drawn, workload by workload."""
-    found = []
-    for number, workload in enumerate(data.workloads, 1):
-        drawn = draw_workload(workload, anchor=f"w{number}-step-")
-        found.append(Section(anchor=f"w{number}", data=workload, figures={figure.name: figure for figure in drawn}))
-    return found
 
 
 @cache
@@ -75,11 +49,13 @@ def _environment() -> Environment:
     )
     environment.filters |= {
         "change": change_text, "counted": counted, "duration": duration, "gain": gain_text, "micro": micro,
-        "percent": percent, "short": short, "size": size, "times": times, "value": value_text,
+        "attributes": vars, "percent": percent, "short": short, "size": size, "times": times, "value": value_text,
     }  # fmt: skip
     environment.globals |= {name: getattr(sentences, name) for name in sentences.__all__}
-    environment.globals["ceiling_note"] = ceiling_note
-    environment.globals |= {"interval": interval, "speedup": _speedup}
+    environment.globals |= {
+        "ceiling_note": ceiling_note, "command_line": command_line, "draw_workload": draw_workload, "interval": interval,
+        "speedup": _speedup,
+    }  # fmt: skip
     return environment
 
 
@@ -91,45 +67,41 @@ def render(template: str, **values: Any) -> str:
     return _environment().get_template(template).render(**values)
 
 
-def read_style() -> str:
-    """The style sheet of the report and of the live pages."""
+@cache
+def _style() -> str:
     text = (_FOLDER / "style.css").read_text(encoding="utf-8")
     for name, colours in (("/*LIGHT*/", LIGHT), ("/*DARK*/", DARK)):
         text = text.replace(name, "".join(f"--{key}:{colour};" for key, colour in colours.items()))
     return text
 
 
-def read_script(name: str) -> str:
-    """page.js: shows what a mark of a figure means, beside the pointer or the focus. live.js: keeps a page up to date."""
-    return (_FOLDER / name).read_text(encoding="utf-8")
+@cache
+def _script(live: bool) -> str:
+    return "".join((_FOLDER / name).read_text(encoding="utf-8") for name in ("page.js", *(["live.js"] if live else [])))
 
 
-def render_body(data: RunOutcome, drawn: list[Section] | None = None, *, live: bool = False) -> str:
-    """What stands between the page's frame: also what a live page exchanges."""
-    drawn = sections(data) if drawn is None else drawn
-    return render("report.html.j2", data=data, run=data.run, sections=drawn, live=live)
+def policy_of(*, live: bool) -> str:
+    """What a page allows a browser: its own style and script, and to a live one its own server."""
+    style, script = (base64.b64encode(hashlib.sha256(t.encode()).digest()).decode() for t in (_style(), _script(live)))
+    own = f"default-src 'none'; style-src 'sha256-{style}'; script-src 'sha256-{script}'; img-src data:; base-uri 'none'"
+    return f"{own}; form-action 'none'" + ("; connect-src 'self'" if live else "")
 
 
-def render_page(data: RunOutcome, drawn: list[Section] | None = None) -> str:
-    """The whole file. Its policy forbids browsers to load anything, and to run anything but its own script."""
-    css, program = read_style(), read_script("page.js")
-    policy = (
-        f"default-src 'none'; style-src '{_hash(css)}'; script-src '{_hash(program)}'; img-src data:; base-uri 'none';"
-        " form-action 'none'"
-    )
-    return render(
-        "page.html.j2",
-        title=run_headline(data),
-        generator=_GENERATOR,
-        policy=policy,
-        style=Markup(css),
-        script=Markup(program),
-        body=Markup(render_body(data, drawn)),
-    )
+def render_body(data: RunOutcome, *, live: bool = False) -> str:
+    """What stands in a page: also what a live one exchanges."""
+    return render("report.html.j2", data=data, run=data.run, live=live)
 
 
-def _hash(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+def render_page(data: RunOutcome) -> str:
+    """The whole file."""
+    return render_frame(run_headline(data), render_body(data))
+
+
+def render_frame(title: str, body: str, *, live: bool = False) -> str:
+    """A page around its body, with all that it needs to be shown. live: it may ask its server for more."""
+    parts = {"style": _style(), "script": _script(live), "body": body}
+    marked = {name: Markup(text) for name, text in parts.items()}
+    return render("page.html.j2", title=title, generator=_GENERATOR, policy=policy_of(live=live), **marked)
 
 
 def check_replaceable(out: Path) -> None:
@@ -152,15 +124,15 @@ def write_page(out: Path, page: str) -> None:
     _write(out, page.encode("utf-8", "replace"))
 
 
-def write_figures(folder: Path, drawn: list[Section]) -> list[Path]:
+def write_figures(folder: Path, data: RunOutcome) -> list[Path]:
     """Every figure as SVG and as PNG, named apart where a run has several workloads.
 
     Raises UsageError where a file cannot be written.
     """
     written = []
-    for section in drawn:
-        for figure in section.figures.values():
-            name = f"{section.anchor}-{figure.name}" if len(drawn) > 1 else figure.name
+    for number, workload in enumerate(data.workloads, 1):
+        for figure in draw_workload(workload).values():
+            name = f"w{number}-{figure.name}" if len(data.workloads) > 1 else figure.name
             for end, content in (("svg", figure.document().encode()), ("png", figure.png())):
                 written.append(folder / f"{name}.{end}")
                 _write(written[-1], content)

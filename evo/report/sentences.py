@@ -7,14 +7,10 @@ from typing import Any
 
 from evo.analysis.importance import undersampled
 from evo.analysis.outcome import RunOutcome, WorkloadOutcome
-from evo.analysis.runs import RunSummary
 from evo.lineage.database import command_line
 from evo.report.text import counted, micro, short, times, value_text
 
-__all__ = [
-    "command", "commands", "hardly_tried", "headline", "importance_gap", "protocol_words", "remarks", "rows",
-    "run_headline", "setup_rows", "size",
-]  # fmt: skip
+__all__ = ["commands", "hardly_tried", "headline", "importance_gap", "remarks", "rows", "run_headline", "size"]
 
 # What was found
 
@@ -99,56 +95,19 @@ def hardly_tried(data: WorkloadOutcome) -> str:
     return f"Tried least of what mattered most: {', '.join(parts)}." if parts else ""
 
 
-# How it was measured, and on what
-
-
-def protocol_words(data: WorkloadOutcome) -> list[str]:
-    """How the figures of a workload came about, a sentence each."""
-    if data.leader is None or data.timing is None:
-        return []
-    latest = max((c.round for c in data.leader.checks), default=0)
-    cases = [c for c in data.leader.checks if c.round == latest]
-    passed, where = sum(c.passed for c in cases), "the finals" if latest else "the search"
-    said = [f"Right first: the leader passed {passed} of {counted(len(cases), 'gate case')} in {where}."]
-    first = [t for t in data.leader.timings if t.round == 0 and t.protocol != "hot"][:1]
-    for t in (*first, *([data.timing] if data.timing.stage == "final" else [])):
-        said.append(
-            f"In the {'finals' if t.stage == 'final' else 'search'}: protocol “{t.protocol}” with cold"
-            f" caches, {counted(len(t.samples_us), 'round')}, {counted(t.calls_per_sample, 'call')} a sample over"
-            f" {counted(t.sets, 'set')} of buffers."
-        )
-    return said
-
-
-_SETUP = (
-    "name", "kernel", "kernel_digest", "target", "arch", "sampler", "seed", "max_in_flight", "budget", "options", "status",
-    "stop_reason", "created", "finished",
-)  # fmt: skip
-
-
-def setup_rows(run: RunSummary) -> list[tuple[str, str]]:
-    """How the run was set up."""
-    return rows({name: getattr(run, name) for name in _SETUP})
-
-
-def rows(record: Mapping[str, Any], before: str = "") -> list[tuple[str, str]]:
-    """Nested names and values, a row each; what is not set is left out."""
+def rows(record: Mapping[str, Any], *left_out: str, before: str = "") -> list[tuple[str, str]]:
+    """Nested names and values, a row each; lists and what is not set are left out."""
     found: list[tuple[str, str]] = []
     for name, value in record.items():
         title = f"{before}{name}".replace("_", " ")
-        if isinstance(value, Mapping):
-            found += rows(value, f"{title}, ")
-        elif value is not None and value != "":
+        if isinstance(value, Mapping) and name not in left_out:
+            found += rows(value, before=f"{title}, ")
+        elif name not in left_out and value not in (None, "") and not isinstance(value, tuple):
             found.append((title, value_text(value)))
     return found
 
 
 # How to repeat it
-
-
-def command(data: RunOutcome, *words: str) -> str:
-    """One to be typed, about the run's database."""
-    return command_line(data.db, *words)
 
 
 def commands(data: RunOutcome) -> list[tuple[str, str]]:
@@ -165,14 +124,14 @@ def commands(data: RunOutcome) -> list[tuple[str, str]]:
         again += ["--fix", f"{name}={value_text(value)}"]
     if run.max_in_flight % 2 == 0:  # two a builder, but eight at least; another machine would take another number of them
         again += ["--builders", str(run.max_in_flight // 2)]
-    found = [("search again", command(data, *again))]
+    found = [("search again", command_line(data.db, *again))]
     for w in data.workloads:
         if w.leader is not None:
             what = f", {size(w)}" if len(data.workloads) > 1 else ""
             leader = short(w.leader.id)
-            found.append((f"build the leader anew and gate it on fresh data{what}", command(data, "check", leader)))
-            found.append((f"all that is known of it{what}", command(data, "show", leader)))
+            found.append((f"build the leader anew and gate it on fresh data{what}", command_line(data.db, "check", leader)))
+            found.append((f"all that is known of it{what}", command_line(data.db, "show", leader)))
     if any(w.confirmed for w in data.workloads):
         name = "".join(ch if ch.isalnum() else "_" for ch in run.kernel.rstrip("/").rpartition("/")[2])
-        found.append(("use it in PyTorch", command(data, "export", run.name, "--out", f"my_{name}")))
+        found.append(("use it in PyTorch", command_line(data.db, "export", run.name, "--out", f"my_{name}")))
     return found

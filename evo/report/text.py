@@ -59,4 +59,6 @@ def short(identifier: str) -> str:
 
 def value_text(value: object) -> str:
     """A parameter's value; a dash where the parameter has no part in the genome."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
     return "–" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

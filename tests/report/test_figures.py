@@ -13,8 +13,7 @@ from recorded import Plan, record_run
 
 from evo.analysis.outcome import RunOutcome, read_outcome
 from evo.lineage.store import Store
-from evo.report.figures import DARK, LIGHT, Figure, draw_lineage
-from evo.report.page import sections
+from evo.report.figures import DARK, LIGHT, Figure, draw_lineage, draw_workload
 from evo.report.sentences import hardly_tried, importance_gap
 from evo.report.text import value_text
 
@@ -22,14 +21,14 @@ from evo.report.text import value_text
 @pytest.fixture(scope="module")
 def drawn(known: dict[str, RunOutcome]) -> dict[str, Figure]:
     """The figures of a run of one workload, by name."""
-    return sections(known["one"])[0].figures
+    return draw_workload(known["one"].workloads[0])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["nofinals", "failures", "single", "gone"])
 def test_every_figure_is_xml_of_its_own_with_a_title_and_without_links(known: dict[str, RunOutcome], name: str) -> None:
-    for section in sections(known[name]):
-        for figure in section.figures.values():
+    for workload in known[name].workloads:
+        for figure in draw_workload(workload).values():
             root = ET.fromstring(figure.document().encode())
             spaceless = [e.tag.rpartition("}")[2] for e in root.iter()]
             assert spaceless[:3] == ["svg", "title", "desc"]
@@ -48,7 +47,7 @@ def test_the_best_so_far_only_ever_rises_and_ends_at_the_lowest_score(known: dic
 
 def test_a_lineage_has_a_mark_for_each_ancestor_that_says_change_and_gain(known: dict[str, RunOutcome]) -> None:
     data = known["one"].workloads[0]
-    figure = draw_lineage(data, anchor="w1-step-")
+    figure = draw_lineage(data, anchor="w1")
     assert figure is not None
     links = list(ET.fromstring(figure.inline()).iter("{http://www.w3.org/2000/svg}a"))
     said = {a.get("href"): a[0].get("aria-label") or "" for a in links}

@@ -117,7 +117,7 @@ def test_a_finished_run_is_told_with_its_interval_its_noise_and_its_baselines(
         "NVIDIA H200",
         "evo search layernorm",
         "--seed 1",
-        "12 calls",
+        "calls per sample 12",
     ):
         assert said in text, said
 
@@ -202,7 +202,7 @@ def test_records_that_are_missing_leave_their_sentences_out(known: dict[str, Run
     bare = replace(one, leader=replace(one.leader, build=None, checks=(), timings=()), steps=())
     sparse = replace(data.run, environment={"device": "a GPU"}, options={}, budget={}, stop_reason="")
     text = Page(render_page(replace(data, run=sparse, workloads=(bare,)))).text
-    assert "Right first" not in text
+    assert "The leader passed" not in text
     assert "a GPU" in text
 
 

@@ -90,9 +90,8 @@ def test_paper_shows_what_is_closed_on_the_screen(browser: Browser, folder: Path
 
 
 @pytest.fixture
-def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, str]]:
+def served(tmp_path: Path) -> Iterator[tuple[Path, str]]:
     """A database of its own, and the address at which its pages are served."""
-    monkeypatch.setattr("evo.report.live._REST", 0.0)
     path = tmp_path / "lineage.db"
     with Store.open(path, write=True):
         pass

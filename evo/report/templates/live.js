@@ -3,6 +3,7 @@
   "use strict";
   const page = document.getElementById("page"), state = document.getElementById("state");
   const button = document.getElementById("pause");
+  if (!page) return; // it says that it cannot be shown
   let tag = null, paused = false, timer = null, failures = 0;
 
   // What the reader has opened, focused and scrolled stays so when a newer state of the page takes the place of the older.
@@ -41,6 +42,7 @@
   async function ask() {
     if (document.hidden && tag !== null) return; // asked again as soon as the page is visible
     if (busy()) return later(2);
+    const began = performance.now();
     try {
       const answer = await fetch(page.dataset.source, { headers: tag ? { "If-None-Match": tag } : {}, cache: "no-store" });
       if (answer.status === 200) {
@@ -52,7 +54,7 @@
       }
       failures = 0;
       say((answer.status === 200 ? "updated " : "unchanged, looked at ") + new Date().toLocaleTimeString());
-      later(Number(answer.headers.get("X-Wait-Seconds")) || 5);
+      later(Math.min(60, Math.max(3, (performance.now() - began) / 100))); // ten times what it took: a search needs the cores
     } catch (error) {
       failures += 1;
       say(error instanceof TypeError ? "the server does not answer; is evo dashboard still running?" : error.message);
