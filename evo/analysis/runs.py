@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from sqlalchemy import Connection, case, func, select
@@ -13,7 +12,7 @@ from sqlalchemy.orm import aliased
 
 from evo.analysis.best import UNCONFIRMED, Best, leaders, refusals
 from evo.analysis.times import gain_between, gain_fields
-from evo.evaluation import PASSED, Gain
+from evo.evaluation import PASSED
 from evo.lineage import LATEST, RunStatus
 from evo.lineage import models as m
 from evo.lineage.liveness import GONE, gone
@@ -253,32 +252,32 @@ class Comparison:
 def compare(store: Store, runs: Sequence[str]) -> Comparison:
     """Raises UnknownNameError, or StoreError for an ambiguous prefix. A run named twice counts once."""
     known = {run.name: run for run in (find_run(store, name) for name in runs)}
-    searches: dict[str, list[_Search]] = defaultdict(list)
+    found: list[tuple[Best | None, ComparedRun]] = []
     with store.reading() as connection:
         for run in known.values():
             key = resolve_run(connection, run.name)
             courses = _courses(connection, key)
             fastest = {leader.workload: leader for leader in leaders(connection, m.Run.id == key)}
-            searched_s = max((course.until_s for course in courses.values()), default=0.0)
+            search_s = max((course.until_s for course in courses.values()), default=0.0)
             for task in run.tasks:
-                search = (run, fastest.get(task.workload), courses.get(task.number), searched_s)
-                searches[task.workload].append(search)
-    rows = [row for workload in sorted(searches) for row in _ranked(workload, searches[workload])]
-    return Comparison(rows=tuple(rows), settings=tuple(_settings(list(known.values()))))
-
-
-_Search = tuple[RunSummary, Best | None, Any, float]
-"""A run, its leader for one workload, its course there, and the seconds of its search."""
+                best = fastest.get(task.workload)
+                found.append((best, _compared_run(run, task, best, courses.get(task.number), search_s)))
+    found.sort(key=lambda one: (one[1].workload, *((one[0].unconfirmed, one[0].ratio) if one[0] else (2, 0)), one[1].run))
+    first: dict[tuple[str, ...], Best | None] = {}
+    rows = []
+    for best, row in found:
+        gain = gain_between(best, first.setdefault((row.workload, row.kernel, row.device), best))
+        rows.append(replace(row, **gain_fields(gain, "behind")))
+    return Comparison(rows=tuple(rows), settings=tuple(_settings(known.values())))
 
 
 def _courses(connection: Connection, run_id: int) -> dict[int, Any]:
-    """By task: its candidates, those that passed, the seconds of search until the last, and until the search's own figure
-    first was each milestone."""
+    """By task: number of candidates that passed, the seconds of search until the last candidate, and until the search's own
+    figure first was each milestone."""
     passed = func.sum(case((_c.status.in_(PASSED), 1), else_=0))
     reached = [func.min(case((_c.score <= 1 / milestone, _c.elapsed_s))).label(f"{milestone}x") for milestone in MILESTONES]
     rows = connection.execute(
-        select(_c.task, func.count().label("candidates"), passed.label("passed"), func.max(_c.elapsed_s).label("until_s"))
-        .add_columns(*reached)
+        select(_c.task, passed.label("passed"), func.max(_c.elapsed_s).label("until_s"), *reached)
         .where(_c.id.between(*key_range(run_id)))
         .group_by(_c.task)
     )
@@ -291,57 +290,47 @@ _OF_BEST = (
 """The fields of `Best` that a row has, too."""
 
 
-def _row(workload: str, search: _Search, gain: Gain | None) -> ComparedRun:
-    run, leader, course, search_s = search
-    candidates, passed = (int(course.candidates), int(course.passed)) if course else (0, 0)
+def _compared_run(run: RunSummary, task: TaskSummary, best: Best | None, course: Any, search_s: float) -> ComparedRun:
+    """Of one task, compared with no other yet. course: None without candidates."""
+    passed = int(course.passed) if course else 0
     return ComparedRun(
-        workload=workload,
+        workload=task.workload,
         run=run.name,
         kernel=run.kernel,
         target=run.target,
         device=run.device,
         status=run.status,
-        best=leader.id if leader else None,
-        **{name: getattr(leader, name, None) for name in _OF_BEST},
-        disturbed=bool(leader and leader.disturbed),
-        **gain_fields(gain, "behind"),
-        candidates=candidates,
+        best=best.id if best else None,
+        **{name: getattr(best, name, None) for name in _OF_BEST},
+        disturbed=bool(best and best.disturbed),
+        **gain_fields(None, "behind"),
+        candidates=task.candidates,
         passed=passed,
-        failures=candidates - passed,
+        failures=task.candidates - passed,
         search_s=search_s,
-        candidates_per_s=candidates / search_s if search_s else None,
-        reached_s={f"{milestone}x": course._mapping[f"{milestone}x"] if course else None for milestone in MILESTONES},
+        candidates_per_s=task.candidates / search_s if search_s else None,
+        reached_s={f"{milestone}x": getattr(course, f"{milestone}x", None) for milestone in MILESTONES},
     )
 
 
-def _ranked(workload: str, searches: Sequence[_Search]) -> Iterator[ComparedRun]:
-    """The rows of one workload, the fastest first, with the unconfirmed behind; compared with the first of their own kernel
-    and device."""
-    first: dict[tuple[str, str], Best | None] = {}
-    for search in sorted(searches, key=lambda s: (s[1].unconfirmed, s[1].ratio, s[0].name) if s[1] else (2, 0, s[0].name)):
-        run, leader, *_ = search
-        yield _row(workload, search, gain_between(leader, first.setdefault((run.kernel, run.device), leader)))
+_SETUP = ("kernel", "kernel_digest", "target", "arch", "sampler", "seed", "budget", "options", "environment")
 
 
-def _settings(runs: Sequence[RunSummary]) -> list[SettingDifference]:
-    flat = {run.name: dict(_flat("", _setup(run))) for run in runs}
-    names = dict.fromkeys(name for values in flat.values() for name in values)
-    found = []
-    for name in names:
+def _settings(runs: Collection[RunSummary]) -> Iterator[SettingDifference]:
+    """What was set differently: nested settings by dotted names."""
+    flat = {}
+    for run in runs:
+        further = {"window": run.max_in_flight, "workloads": [task.workload for task in run.tasks]}
+        flat[run.name] = dict(_flat("", {name: getattr(run, name) for name in _SETUP} | further))
+    for name in dict.fromkeys(name for settings in flat.values() for name in settings):
         values = {run: settings.get(name) for run, settings in flat.items()}
-        if len({json.dumps(value, sort_keys=True, default=str) for value in values.values()}) > 1:
-            found.append(SettingDifference(name=name, values=values))
-    return found
+        if len(set(map(repr, values.values()))) > 1:
+            yield SettingDifference(name=name, values=values)
 
 
-def _setup(run: RunSummary) -> dict[str, Any]:
-    names = ("kernel", "kernel_digest", "target", "arch", "sampler", "seed", "budget", "options", "environment")
-    workloads = [task.workload for task in run.tasks]
-    return {name: getattr(run, name) for name in names} | {"window": run.max_in_flight, "workloads": workloads}
-
-
-def _flat(prefix: str, value: Any) -> list[tuple[str, Any]]:
-    """Nested settings by dotted names."""
-    if not isinstance(value, Mapping):
-        return [(prefix, value)]
-    return [pair for name, inner in value.items() for pair in _flat(f"{prefix}.{name}" if prefix else str(name), inner)]
+def _flat(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _flat(f"{prefix}.{name}" if prefix else str(name), inner)
+    else:
+        yield prefix, value
