@@ -101,6 +101,7 @@ def read_family(store: Store, candidate: str, *, descendants: int = 100, diff: b
     for k in kin:
         row, before, own = rows[k], rows[edges[k][0]] if k in edges else None, times.get(k)
         genome = Genome.from_json(row.genome)
+        both: tuple[Any, Any] = (before, row)
         members.append(
             Kin(
                 id=row.public_id,
@@ -119,7 +120,7 @@ def read_family(store: Store, candidate: str, *, descendants: int = 100, diff: b
                 change=Genome.from_json(before.genome).difference(genome) if before else {},
                 parameters=genome.parameters,
                 main_line=k in main,
-                diff=_diff(before, row, texts) if before else None,
+                diff=unified([texts.get(r.source_sha) for r in both], [f"#{r.order}" for r in both]) if before else None,
             )
         )
     return Family(members=tuple(members), cut=len(down) > descendants)
@@ -144,11 +145,6 @@ def _distances(key: int, edges: Mapping[int, Sequence[int]]) -> dict[int, int]:
                 distance[other] = distance[one] + 1
                 waiting.append(other)
     return distance
-
-
-def _diff(before: Any, after: Any, texts: Mapping[str, bytes]) -> str | None:
-    both = (before, after)
-    return unified([texts.get(row.source_sha) for row in both], [f"#{row.order}" for row in both])
 
 
 def unified(texts: Sequence[bytes | None], names: Sequence[str]) -> str | None:

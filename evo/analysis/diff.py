@@ -67,7 +67,6 @@ def diff(store: Store, one: str, other: str) -> Difference:
     Raises UnknownNameError, or StoreError for an ambiguous prefix.
     """
     first, second = records = [read_candidate(store, name) for name in (one, other)]
-    builds = [record.build for record in records]
     digests = [(record.source, record.build and record.build.binary) for record in records]
     with store.reading() as connection:
         times, together = _read_times(connection, records)
@@ -76,25 +75,11 @@ def diff(store: Store, one: str, other: str) -> Difference:
     comparable = all(getattr(first, name) == getattr(second, name) for name in ("kernel", "device", "workload"))
     timed_in, one_race, gain = _gain(times, together) if comparable else (None, False, None)
     names = [f"{record.id} #{record.order}" for record in records]
-    hashes = [build and build.code_hash for build in builds]
-    sections: dict[str, list[Mapping[str, Any]]] = {
-        "candidate": [
-            {name: getattr(record, name) for name in _CANDIDATE} | {"compiler": record.build and record.build.compiler}
-            for record in records
-        ],
-        "genome": [record.parameters for record in records],
-        "build": [
-            {"build_seconds": build and build.seconds, **{name: getattr(build, name, None) for name in _BUILD}}
-            for build in builds
-        ],
-        "time": [
-            {f"{stage} {name}": value for stage, time in found.items() for name, value in time.figures().items()}
-            for found in times
-        ],
-    }
+    hashes = [record.build and record.build.code_hash for record in records]
+    one_facts, other_facts = (_facts(record, found) for record, found in zip(records, times, strict=True))
     rows = (
         DifferenceRow(section=section, name=name, one=a.get(name), other=b.get(name), differs=a.get(name) != b.get(name))
-        for section, (a, b) in sections.items()
+        for (section, a), b in zip(one_facts.items(), other_facts.values(), strict=True)
         for name in dict.fromkeys((*a, *b))
     )
     return Difference(
@@ -108,6 +93,17 @@ def diff(store: Store, one: str, other: str) -> Difference:
         source=unified(sources, names),
         ptx=unified([code if code and _is_ptx(code) else None for code in codes], names),
     )
+
+
+def _facts(record: CandidateRecord, times: Mapping[str, RaceTime]) -> dict[str, Mapping[str, Any]]:
+    """What is compared, by section and name."""
+    build = record.build
+    return {
+        "candidate": {name: getattr(record, name) for name in _CANDIDATE} | {"compiler": build and build.compiler},
+        "genome": record.parameters,
+        "build": {"build_seconds": build and build.seconds, **{name: getattr(build, name, None) for name in _BUILD}},
+        "time": {f"{stage} {name}": value for stage, time in times.items() for name, value in time.figures().items()},
+    }
 
 
 def _read_times(connection: Connection, records: Sequence[CandidateRecord]) -> tuple[list[dict[str, RaceTime]], bool]:

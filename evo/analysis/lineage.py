@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from types import TracebackType
 from typing import Concatenate, ParamSpec, TypeVar
 
 from evo.analysis.best import find_best
@@ -57,9 +56,7 @@ class Lineage:
     def __enter__(self) -> Lineage:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from operator import le
 
-from sqlalchemy import Connection, and_, func, select
+from sqlalchemy import and_, func, select
 
 from evo.analysis.times import RelativeTime, search_times
 from evo.errors import UnknownNameError, UsageError
@@ -41,9 +41,9 @@ class Nondominated(RelativeTime):
     spill_bytes: int | None
     smem_bytes: int | None
     error: float | None
-    equal: int
-    fastest: bool
     parameters: dict[str, Value]
+    equal: int = 0
+    fastest: bool = False
 
 
 def read_pareto(store: Store, run: str = LATEST, axes: Sequence[str] = AXES) -> list[Nondominated]:
@@ -56,9 +56,12 @@ def read_pareto(store: Store, run: str = LATEST, axes: Sequence[str] = AXES) -> 
             raise UnknownNameError("axis", axis, AXES)
     if not axes:
         raise UsageError(f"a front needs axes; choose among {', '.join(AXES)}")
+    error = select(func.max(_k.error / _k.allowed)).where(_k.candidate_id == _c.id, _k.round == 0, _k.allowed > 0)
+    static, dynamic = _b.smem_static_bytes, _b.smem_dynamic_bytes
     query = (
-        select(_c.id, _c.public_id, _c.order, _c.task, _c.genome, _i.workload, _b.registers, _b.spill_bytes)
-        .add_columns(_b.smem_static_bytes, _b.smem_dynamic_bytes)
+        select(_c.id.label("key"), _c.task, _c.genome, _c.public_id.label("id"), _c.order, _i.workload, _b.registers)
+        .add_columns(_b.spill_bytes, func.coalesce(static + dynamic, static, dynamic).label("smem_bytes"))
+        .add_columns(error.scalar_subquery().label("error"))
         .join_from(_c, _i, and_(_i.run_id == _c.run_id, _i.number == _c.task))
         .join(_b, _b.candidate_id == _c.id, isouter=True)
         .order_by(_c.id)
@@ -66,56 +69,27 @@ def read_pareto(store: Store, run: str = LATEST, axes: Sequence[str] = AXES) -> 
     tasks: dict[int, list[Nondominated]] = defaultdict(list)
     with store.reading() as connection:
         key = resolve_run(connection, run)
-        rows: Any = connection.execute(query.where(_c.id.between(*key_range(key)), _c.score.is_not(None))).all()
-        errors, times = _errors(connection, key), search_times(connection, key, [row.id for row in rows])
+        timed = query.where(_c.id.between(*key_range(key)), _c.score.is_not(None))
+        rows = [dict(row) for row in connection.execute(timed).mappings()]
+        times = search_times(connection, key, [row["key"] for row in rows])
     for row in rows:
-        tasks[row.task].append(_record(row, times[row.id], errors.get(row.id)))
+        figures, parameters = times[row.pop("key")].figures(), Genome.from_json(row.pop("genome")).parameters
+        tasks[row.pop("task")].append(Nondominated(**row, **figures, parameters=parameters))
     return [record for task in sorted(tasks) for record in _front(tasks[task], [_FIELDS[axis] for axis in axes])]
-
-
-def _errors(connection: Connection, run_id: int) -> dict[int, float]:
-    """Largest error over what was allowed, of the search's cases that have both."""
-    rows = connection.execute(
-        select(_k.candidate_id, func.max(_k.error / _k.allowed))
-        .where(_k.candidate_id.between(*key_range(run_id)), _k.round == 0, _k.allowed > 0)
-        .group_by(_k.candidate_id)
-    )
-    return {key: worst for key, worst in rows if worst is not None}
-
-
-def _record(row: Any, time: RelativeTime, error: float | None) -> Nondominated:
-    """As if nothing were equal to it, or faster."""
-    shared = [part for part in (row.smem_static_bytes, row.smem_dynamic_bytes) if part is not None]
-    return Nondominated(
-        **time.figures(),
-        workload=row.workload,
-        id=row.public_id,
-        order=row.order,
-        registers=row.registers,
-        spill_bytes=row.spill_bytes,
-        smem_bytes=sum(shared) if shared else None,
-        error=error,
-        equal=0,
-        fastest=False,
-        parameters=Genome.from_json(row.genome).parameters,
-    )
 
 
 def _front(records: Sequence[Nondominated], fields: Sequence[str]) -> list[Nondominated]:
     """Sorted by all axes, a record can only be dominated by one before it. A figure that is not known is the worst there
     is, so that nothing is beaten by what nobody knows."""
-
-    def place(record: Nondominated) -> tuple[float, ...]:
+    alike: dict[tuple[float, ...], list[Nondominated]] = defaultdict(list)
+    for record in records:
         figures = (getattr(record, name) for name in fields)
-        return tuple(float("inf") if figure is None else float(figure) for figure in figures)
-
-    front: dict[tuple[float, ...], list[Nondominated]] = {}
-    for record in sorted(records, key=lambda r: (place(r), r.order)):
-        own = place(record)
-        if own in front:
-            front[own].append(record)
-        elif not any(all(a <= b for a, b in zip(other, own, strict=True)) for other in front):
-            front[own] = [record]
+        alike[tuple(float("inf") if figure is None else float(figure) for figure in figures)].append(record)
+    front: list[tuple[float, ...]] = []
+    for own in sorted(alike):
+        if not any(all(map(le, other, own)) for other in front):
+            front.append(own)
     best = min(record.ratio for record in records)
-    kept = [replace(group[0], equal=len(group) - 1, fastest=group[0].ratio == best) for group in front.values()]
+    groups = [alike[own] for own in front]
+    kept = [replace(group[0], equal=len(group) - 1, fastest=group[0].ratio == best) for group in groups]
     return sorted(kept, key=lambda record: (record.ratio, record.order))

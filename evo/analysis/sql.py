@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 import sqlite3
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -39,9 +38,7 @@ class Selection:
     cut: bool = False
 
 
-def select_sql(
-    store: Store, sql: str, *, limit: int | None = 1000, timeout_s: float | None = 30.0
-) -> Selection:
+def select_sql(store: Store, sql: str, *, limit: int = 1000, timeout_s: float = 30.0) -> Selection:
     """The answer to one statement of SQL, which cannot change anything.
 
     limit: rows at most; `Selection.cut` says whether there were more. timeout_s: for all of it.
@@ -54,11 +51,10 @@ def select_sql(
         raise UsageError("the query is empty; write one such as: SELECT name, kernel FROM run")
     if "\0" in sql:
         raise UsageError("the query has a NUL character in it; leave that out")
-    if limit is not None and limit < 0:
+    if limit < 0:
         raise UsageError(f"a limit of {limit} rows cannot be; give 0 or more")
-    if timeout_s is not None and not 0 < timeout_s < 1e6:
+    if not 0 < timeout_s < 1e6:
         raise UsageError(f"a time limit of {timeout_s:g} seconds cannot be kept; give one above 0")
-    wanted = None if limit is None else limit + 1
     if not _QUESTION.match(sql):
         raise UsageError(
             f"the query cannot be run: {sql.split()[0][:20]} is no question, and this connection is readonly; ask with"
@@ -67,67 +63,55 @@ def select_sql(
     with store.reading() as connection:
         ask = _ask_sqlite if connection.dialect.name == "sqlite" else _ask_server
         try:
-            columns, rows = ask(connection, sql, wanted, timeout_s)
+            columns, rows = ask(connection, sql, limit + 1, timeout_s)
         except (DBAPIError, connection.dialect.loaded_dbapi.Error) as error:
             cause = error.orig or error if isinstance(error, DBAPIError) else error
             raise UsageError(_sentence(cause, timeout_s)) from error
-    return Selection(columns=columns, rows=tuple(rows[:limit]), cut=limit is not None and len(rows) > limit)
+    return Selection(columns=columns, rows=tuple(rows[:limit]), cut=len(rows) > limit)
 
 
 _Answer = tuple[tuple[str, ...], list[tuple[Any, ...]]]
 """Columns and rows."""
 
 
-def _ask_sqlite(connection: Connection, sql: str, wanted: int | None, timeout_s: float | None) -> _Answer:
+def _ask_sqlite(connection: Connection, sql: str, wanted: int, timeout_s: float) -> _Answer:
+    """SQLite, which looks at the clock and at the size of values meanwhile."""
     driver = connection.connection.driver_connection
     assert isinstance(driver, sqlite3.Connection)
-    with _guarded(driver, timeout_s):
+    deadline = time.monotonic() + timeout_s
+    longest = driver.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_BYTES)
+    driver.set_progress_handler(lambda: int(time.monotonic() > deadline), _STEPS)
+    try:
         cursor = connection.execution_options(no_parameters=True).exec_driver_sql(sql)
         if not cursor.returns_rows:
             return (), []
         rows = [tuple(row) for row in islice(cursor, wanted)]
         columns = tuple(cursor.keys())
         cursor.close()
-    return columns, rows
-
-
-@contextmanager
-def _guarded(driver: sqlite3.Connection, timeout_s: float | None) -> Iterator[None]:
-    """Inside, SQLite looks at the clock and at the size of values."""
-    deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    longest = driver.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_BYTES)
-    driver.set_progress_handler(lambda: int(deadline is not None and time.monotonic() > deadline), _STEPS)
-    try:
-        yield
     finally:
         driver.set_progress_handler(None, 0)
         driver.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, longest)
-
-
-def _ask_server(connection: Connection, sql: str, wanted: int | None, timeout_s: float | None) -> _Answer:
-    """PostgreSQL, in a transaction that cannot write; which a second statement could end, and so there must be none."""
-    if timeout_s is not None:
-        connection.exec_driver_sql(f"SET LOCAL statement_timeout = {max(1, round(timeout_s * 1000))}")
-    # A stream is one statement by the protocol itself, and does not read what nobody wants into memory.
-    cursor: Any = connection.connection.cursor()
-    try:
-        stream = cursor.stream(sql)
-        rows = [tuple(row) for row in islice(stream, wanted)]
-        columns = tuple(column[0] for column in cursor.description or ())
-        stream.close()
-    finally:
-        cursor.close()
     return columns, rows
 
 
-def _sentence(error: BaseException, timeout_s: float | None) -> str:
+def _ask_server(connection: Connection, sql: str, wanted: int, timeout_s: float) -> _Answer:
+    """PostgreSQL, in a transaction that cannot write; which a second statement could end, and so there must be none."""
+    connection.exec_driver_sql(f"SET LOCAL statement_timeout = {max(1, round(timeout_s * 1000))}")
+    # A stream is one statement by the protocol itself, and does not read what nobody wants into memory.
+    cursor: Any = connection.connection.cursor()
+    with closing(cursor), closing(cursor.stream(sql)) as stream:
+        rows = [tuple(row) for row in islice(stream, wanted)]
+        return tuple(column[0] for column in cursor.description or ()), rows
+
+
+def _sentence(error: BaseException, timeout_s: float) -> str:
     """What is wrong with the statement, as far as the database tells.
 
     By SQLite's result codes and PostgreSQL's SQLSTATE, of which 57014 is: ended by the clock.
     """
     said = first_line(error)
     code, state = getattr(error, "sqlite_errorcode", 0) & 0xFF, str(getattr(error, "sqlstate", None) or "")
-    if timeout_s is not None and (code == sqlite3.SQLITE_INTERRUPT or state == "57014"):
+    if code == sqlite3.SQLITE_INTERRUPT or state == "57014":
         return (
             f"the query was not done after {timeout_s:g} s and was stopped; name a run or a candidate in it, or allow it"
             " more time with --timeout"
