@@ -38,7 +38,7 @@ import torch
 from evo.analysis.candidates import CandidateRecord, read_candidate
 from evo.analysis.runs import find_run
 from evo.cli.export import export_all_candidates
-from evo.export import RunExporter, find_exporter
+from evo.export import find_exporter
 from evo.lineage.store import Store
 
 WORKLOADS = {
@@ -105,9 +105,8 @@ def search(options: argparse.Namespace, db: str) -> str:
 def judge(format: str, run: str, db: str, winners: list[CandidateRecord], out: Path) -> Verdicts:
     if format == "t4":
         with Store.open(db, write=False) as store:
-            exporter = find_exporter("t4")
-            assert isinstance(exporter, RunExporter)
-            return judge_t4(export_all_candidates(store, [run], exporter, out), find_run(store, run).evaluations)
+            written = export_all_candidates(store, [run], find_exporter("t4"), out)
+            return judge_t4(written, find_run(store, run).evaluations)
     if not winners:
         return [{"what": run, "accepted": False, "says": "the run has no winner"}]
     if format == "kernelbench" and winners[0].target != "cuda":

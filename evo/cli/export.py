@@ -19,10 +19,11 @@ from evo.cli.recorded import find_named, read_winners
 from evo.cli.tables import short
 from evo.errors import StoreError, UsageError
 from evo.evaluation import FINALIST, PASSED
-from evo.export import Combining, Exporter, ExportItem, ExportRequest, RunExporter, find_exporter
+from evo.export import Exporter, ExportItem, ExportRequest, find_exporter, publish
 from evo.export._package import asked_of, with_ptx
 from evo.export.flashinfer_bench import Refusal
 from evo.export.flashinfer_bench import import_workloads as import_dataset
+from evo.export.module import remarks as remarks_of
 from evo.lineage import RunStatus
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
@@ -48,7 +49,7 @@ def export(
     chosen: list[CandidateRecord] = []
     remarks: list[str] = []
     with Store.open(db, write=False) as store:
-        if isinstance(exporter, RunExporter):
+        if exporter.holds == "run":
             if arch:
                 raise UsageError(f"--format {exporter.name} holds a run as it was: leave out --arch")
             written = export_all_candidates(store, what, exporter, out)
@@ -69,19 +70,19 @@ def export(
         typer.echo(line)
 
 
-def export_all_candidates(store: Store, what: Sequence[str], exporter: RunExporter, out: Path) -> list[Path]:
+def export_all_candidates(store: Store, what: Sequence[str], exporter: Exporter, out: Path) -> list[Path]:
     """Exports a whole run in a format that holds one; the files written.
 
     Raises UsageError unless `what` is one run, and what the exporter raises."""
     if len(what) != 1:
         raise UsageError(f"{exporter.name} holds one run; name one, not {len(what)}, and export each to a folder of its own")
     run = store.run(find_run(store, what[0]).name)
-    return exporter.export_run(run, store.evaluations(run), out)
+    return publish(out, exporter.name, lambda: exporter.contents(run, store.evaluations(run)))
 
 
-def export_run(store: Store, run: str, format: str, out: Path, db: str) -> list[Path]:
-    """Exports the winners of a run; the files written. Raises StoreError if it has none."""
-    return export_winners(store, _chosen(store, run, db), find_exporter(format), out)[0]
+def export_run(store: Store, run: str, out: Path, db: str) -> list[Path]:
+    """Exports the winners of a run as a module; the files written. Raises StoreError if it has none."""
+    return export_winners(store, _chosen(store, run, db), find_exporter("module"), out)[0]
 
 
 def _chosen(store: Store, name: str, db: str, *, refused: bool = False) -> list[CandidateRecord]:
@@ -138,11 +139,10 @@ def export_winners(
     archs: what to build for beside PTX; none: what each was measured on. Raises UsageError for candidates of several
     kernels, or of several targets or architectures where the format has no place for them; what the exporter raises.
     """
-    combined = isinstance(exporter, Combining)
-    _check_alike(chosen, across_targets=combined)
+    _check_alike(chosen, across_targets=exporter.holds == "several")
     runs = dict.fromkeys(c.run for c in chosen)
     parts = [_request(store, run, [c for c in chosen if c.run == run], out) for run in runs]
-    if not isinstance(exporter, Combining):
+    if exporter.holds != "several":
         if archs:
             raise UsageError(f"--format {exporter.name} holds the code that was measured, and no other: leave out --arch")
         return exporter.export(replace(parts[0], items=tuple(item for part in parts for item in part.items))), []
@@ -150,7 +150,7 @@ def export_winners(
         if not any(asked_of(part.target, [arch]) for part in parts):
             raise UsageError(f"--arch {arch} is none of target {parts[0].target}, and nothing here is for another")
     built = [replace(part, builds=with_ptx(asked_of(part.target, archs) or (part.arch,))) for part in parts]
-    return exporter.export_together(built), exporter.remarks(out)
+    return exporter.export(*built), remarks_of(out)
 
 
 def _check_alike(chosen: Sequence[CandidateRecord], *, across_targets: bool) -> None:

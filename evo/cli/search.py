@@ -38,7 +38,7 @@ from evo.cli.screen import LiveScreen, PlainLines, Screen
 from evo.cli.tables import Terminal, counted, format_duration
 from evo.errors import DeviceError, StoreError, UsageError
 from evo.executors import Executor, ExecutorConfig
-from evo.export._folder import check_replaceable
+from evo.export import check_replaceable
 from evo.lineage import RunSpec, RunStatus, StoredRun
 from evo.lineage.store import Store
 from evo.problem.kernel import Kernel, load_kernel
@@ -377,7 +377,7 @@ def _carry_out(
     if export is not None and outcome.has_winner:
         from evo.cli.export import export_run
 
-        record["export"] = [str(p) for p in export_run(store, run.name, "module", export, db)]
+        record["export"] = [str(p) for p in export_run(store, run.name, export, db)]
     if json:
         print_json(record)
     else:

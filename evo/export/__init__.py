@@ -1,29 +1,43 @@
 """Exporters: winners in a form that other programs import. One format a module, found by its name; a module defines
-`EXPORTER`."""
+`EXPORTER`. What they write is a folder with a manifest of what lies in it; it replaces nothing but an earlier export."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Literal, cast
 
+from evo import __version__
 from evo.discovery import find_plugin, plugin_names
-from evo.errors import UnknownNameError
-from evo.lineage import StoredEvaluation, StoredRun
+from evo.errors import UnknownNameError, UsageError
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload
+from evo.runtime.package import MANIFEST
 
 __all__ = [
-    "Combining",
+    "Contents",
     "ExportItem",
     "ExportRequest",
     "Exporter",
-    "RunExporter",
+    "check_replaceable",
     "exporter_names",
     "find_exporter",
+    "publish",
+    "read_manifest",
+    "sha256_of",
+    "with_manifest",
 ]
+
+_WRITER = "evo"
+"""`written_by` in a manifest marks a folder as an export."""
+_FORMAT_VERSION = 3
+_WIDTH = 120
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,44 +66,31 @@ class ExportRequest:
     environment: Mapping[str, Any] = field(default_factory=dict)
     """The machine and the versions that they were measured with."""
     builds: tuple[str, ...] = ()
-    """Architectures to build for, where the exporter is `Combining`; empty: `arch`, on which they were measured."""
+    """Architectures to build for, where the format holds several; empty: `arch`, on which they were measured."""
 
 
-class Exporter(Protocol):
+Contents = tuple[Mapping[str, Any], dict[str, bytes]]
+"""Of an export: what its manifest tells beside format, version and digests; and the other files, by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exporter:
+    """A format. advice: how to use what was written, in lines for the terminal.
+
+    contents: of one request; where the format holds "several", of requests for one kernel that differ in target,
+    architecture or environment; where it holds a "run", of the run and the evaluations of all its candidates. Raises
+    UsageError for what the format has no place for; TemplateError and CompileError if a source no longer compiles.
+    """
+
     name: str
+    contents: Callable[..., Contents]
+    advice: Callable[[Path], list[str]]
+    holds: Literal["one", "several", "run"] = "one"
 
-    def export(self, request: ExportRequest) -> list[Path]:
-        """Writes the files and returns their paths. `out` is created; it must be empty or an earlier export.
-
-        Raises UsageError if it is neither, CompileError if a source no longer compiles.
-        """
-        ...
-
-    def advice(self, out: Path) -> list[str]:
-        """How to use what was written, in lines for the terminal."""
-        ...
-
-
-@runtime_checkable
-class Combining(Exporter, Protocol):
-    """An exporter that builds for several architectures, and holds winners of several targets together."""
-
-    def export_together(self, parts: Sequence[ExportRequest]) -> list[Path]:
-        """As `export`, for requests of one kernel with the same `out`."""
-        ...
-
-    def remarks(self, out: Path) -> list[str]:
-        """What was requested and is missing or replaced in an export, with the reason, a sentence each."""
-        ...
-
-
-@runtime_checkable
-class RunExporter(Exporter, Protocol):
-    """A format that holds all candidates of a run. Its `export`, which is given winners, raises UsageError."""
-
-    def export_run(self, run: StoredRun, evaluations: Sequence[StoredEvaluation], out: Path) -> list[Path]:
-        """Writes the files and returns their paths. `out` as in `Exporter.export`. Raises UsageError."""
-        ...
+    def export(self, *requests: ExportRequest) -> list[Path]:
+        """Writes the files to `out`, which all requests have in common, and returns their paths. Raises what `contents` and
+        `publish` raise."""
+        return publish(requests[0].out, self.name, lambda: self.contents(*requests))
 
 
 def exporter_names() -> list[str]:
@@ -102,3 +103,103 @@ def find_exporter(name: str) -> Exporter:
     if name not in exporter_names():
         raise UnknownNameError("export format", name, exporter_names())
     return cast(Exporter, find_plugin(sys.modules[__name__], "exporter", name.replace("-", "_")))
+
+
+def publish(out: Path, format: str, make: Callable[[], Contents]) -> list[Path]:
+    """Writes what `make` returns to a new folder next to `out`, which then replaces `out`: complete or not at all. The
+    files.
+
+    Raises UsageError if `out` is neither absent, nor empty, nor an earlier export of the same format, or cannot be written
+    to; nothing is left then.
+    """
+    out = out.absolute()
+    check_replaceable(out, format)
+    files = with_manifest(format, *make())
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(
+            prefix=f".{out.name}.", suffix=".part", dir=out.parent, ignore_cleanup_errors=True
+        ) as staging:
+            new, old = Path(staging) / "new", Path(staging) / "old"
+            for name, data in files.items():
+                (new / name).parent.mkdir(parents=True, exist_ok=True)
+                (new / name).write_bytes(data)
+            check_replaceable(out, format)  # again: making them may have taken a while
+            if out.exists():
+                out.rename(old)
+            try:
+                new.rename(out)
+            except OSError:
+                if old.exists():
+                    old.rename(out)
+                raise
+    except OSError as error:
+        raise UsageError(f"cannot write to {out} ({error.strerror}): free space or choose another --out") from error
+    return sorted(out / name for name in files)
+
+
+def with_manifest(format: str, record: Mapping[str, Any], files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The files of an export, the manifest among them."""
+    head = {
+        "written_by": _WRITER,
+        "format": format,
+        "format_version": _FORMAT_VERSION,
+        "evo_version": __version__,
+        "exported_at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    manifest = {**head, **record, "files": {name: sha256_of(files[name]) for name in sorted(files)}}
+    text = _lines(json.loads(json.dumps(manifest, default=_as_json)), 0)
+    return {**files, MANIFEST: f"{text}\n".encode()}
+
+
+def sha256_of(data: str | bytes) -> str:
+    return hashlib.sha256(data.encode() if isinstance(data, str) else data).hexdigest()
+
+
+def _lines(value: Any, depth: int) -> str:
+    """JSON in which whatever fits on a line stands on one."""
+    flat = json.dumps(value)
+    if not isinstance(value, dict | list) or depth + len(flat) < _WIDTH:
+        return flat
+    if isinstance(value, dict):
+        parts = [f"{json.dumps(name)}: {_lines(part, depth + 1)}" for name, part in value.items()]
+    else:
+        parts = [_lines(part, depth + 1) for part in value]
+    opening, closing = "{}" if isinstance(value, dict) else "[]"
+    indent = "\n" + " " * depth
+    return f"{opening}{indent} {f',{indent} '.join(parts)}{indent}{closing}"
+
+
+def _as_json(value: object) -> object:
+    """Values of provenance that are not plain JSON data."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    return value.isoformat() if isinstance(value, datetime) else str(value)
+
+
+def check_replaceable(out: Path, format: str) -> None:
+    """Raises UsageError if `out` is neither absent, nor empty, nor an earlier export of the same format."""
+    if not out.exists() and not out.is_symlink():
+        return
+    if out.is_symlink() or not out.is_dir():
+        raise UsageError(f"{out} is not a folder; choose another --out")
+    found = {p.relative_to(out).as_posix() for p in out.rglob("*") if not p.is_dir() and "__pycache__" not in p.parts}
+    if not found:
+        return
+    try:
+        manifest = read_manifest(out)
+    except (OSError, ValueError):
+        manifest = {}
+    if manifest.get("written_by") != _WRITER:
+        raise UsageError(f"{out} is not empty and no earlier export (no {MANIFEST} of evo's): choose another --out")
+    if manifest.get("format") != format:
+        raise UsageError(f"{out} is an export of format {manifest.get('format')}, not {format}: choose another --out")
+    foreign = sorted(found - {MANIFEST, *manifest.get("files", {})})
+    if foreign:
+        raise UsageError(f"{out} is an earlier export, but {foreign[0]} in it is not evo's: move it away first")
+
+
+def read_manifest(out: Path) -> dict[str, Any]:
+    """Raises OSError, ValueError."""
+    manifest = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
+    return manifest if isinstance(manifest, dict) else {}

@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 
 from evo.errors import CompileError, KernelError, UsageError
 from evo.evaluation import Binary
-from evo.export import ExportItem, ExportRequest
-from evo.export._folder import sha256_of
+from evo.export import ExportItem, ExportRequest, sha256_of
 from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel
 from evo.problem.render import Source, render

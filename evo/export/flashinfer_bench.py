@@ -28,15 +28,14 @@ from typing import Any
 
 from evo import __version__
 from evo.errors import UsageError
-from evo.export import Exporter, ExportItem, ExportRequest
-from evo.export._folder import Contents, publish, with_manifest
+from evo.export import Contents, Exporter, ExportItem, ExportRequest, with_manifest
 from evo.export._package import timing_of
 from evo.export.module import make_package
 from evo.problem.formats import all_tables, check_fit, fill, format_table, values_of
 from evo.problem.kernel import Kernel, Workload, load_kernel
 from evo.problem.space import Value
 
-__all__ = ["EXPORTER", "FlashInferBenchExporter", "Refusal", "Taken", "import_workloads"]
+__all__ = ["EXPORTER", "Refusal", "Taken", "import_workloads"]
 
 _TABLE = "flashinfer-bench"
 _BINARIES = (".cubin", ".so")
@@ -70,32 +69,19 @@ def require_variant(key, *arguments):
 '''
 
 
-class FlashInferBenchExporter:
-    """The methods are those of `evo.export.Exporter`."""
-
-    name = _TABLE
-
-    def export(self, request: ExportRequest) -> list[Path]:
-        """Raises UsageError for a kernel that formats.toml does not describe, and what `ModuleExporter.export` raises."""
-        kernel = load_kernel(request.kernel)
-        table = format_table(kernel, self.name)
-        groups: dict[str, list[ExportItem]] = {}
-        for item in request.items:
-            check_fit(table, self.name, item.candidate, item.workload)
-            groups.setdefault(fill(table["name"], values_of(item.workload)), []).append(item)
-
-        def make() -> Contents:
-            files: dict[str, bytes] = {}
-            manifests = [
-                _write_group(files, kernel, table, name, replace(request, items=tuple(items)))
-                for name, items in groups.items()
-            ]
-            return {**manifests[0], "variants": [v for manifest in manifests for v in manifest["variants"]]}, files
-
-        return publish(request.out, self.name, make)
-
-    def advice(self, out: Path) -> list[str]:
-        return [f"evaluate it:  flashinfer-bench run --local {out}"]
+def _contents(request: ExportRequest) -> Contents:
+    """Raises UsageError for a kernel that formats.toml does not describe, and what `make_package` raises."""
+    kernel = load_kernel(request.kernel)
+    table = format_table(kernel, _TABLE)
+    groups: dict[str, list[ExportItem]] = {}
+    for item in request.items:
+        check_fit(table, _TABLE, item.candidate, item.workload)
+        groups.setdefault(fill(table["name"], values_of(item.workload)), []).append(item)
+    files: dict[str, bytes] = {}
+    manifests = [
+        _write_group(files, kernel, table, name, replace(request, items=tuple(items))) for name, items in groups.items()
+    ]
+    return {**manifests[0], "variants": [v for manifest in manifests for v in manifest["variants"]]}, files
 
 
 def _write_group(
@@ -150,7 +136,7 @@ def _solution(
     """The Solution, and the manifest of the package in it."""
     values = values_of(request.items[0].workload) | {"inputs": list(definition["inputs"])}
     package = f"{kernel.entry}_package"
-    manifest, own = make_package((request,))
+    manifest, own = make_package(request)
     sources = []
     for name, data in sorted(with_manifest("module", manifest, own).items()):
         if name.endswith(_BINARIES):
@@ -447,4 +433,6 @@ def _to_workload(
         raise _NotServed(str(error)) from None
 
 
-EXPORTER: Exporter = FlashInferBenchExporter()
+EXPORTER = Exporter(
+    name=_TABLE, contents=_contents, advice=lambda out: [f"evaluate it:  flashinfer-bench run --local {out}"]
+)

@@ -14,51 +14,42 @@ from pathlib import Path
 from typing import Any
 
 from evo.errors import UsageError
-from evo.export import Exporter, ExportRequest
-from evo.export._folder import Contents, publish, sha256_of, with_manifest
+from evo.export import Contents, Exporter, ExportRequest, sha256_of, with_manifest
 from evo.export.module import make_package
 from evo.problem.formats import fill, format_table, values_of
 from evo.problem.kernel import Kernel, load_kernel
 
-__all__ = ["EXPORTER", "HuggingFaceExporter"]
+__all__ = ["EXPORTER"]
 
 _NAME = re.compile(r"[a-z][-a-z0-9]*[a-z0-9]")
 """What kernels accepts as the name of a kernel."""
 
 
-class HuggingFaceExporter:
-    """The methods are those of `evo.export.Exporter`."""
+def _contents(request: ExportRequest) -> Contents:
+    """Raises UsageError for a kernel without layers or a name that `kernels` does not take, and what `make_package`
+    raises."""
+    kernel = load_kernel(request.kernel)
+    table = format_table(kernel, "huggingface")
+    folder_name = request.out.absolute().name
+    name = folder_name.lower().replace("_", "-")
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"the folder's name becomes the kernel's, and `kernels` does not accept {folder_name!r}: use two or more "
+            f"letters, digits and -, starting with a letter"
+        )
+    package = kernel.name if kernel.name.isidentifier() else "kernel"
+    manifest, own = make_package(request)
+    values = values_of(request.items[0].workload) | {"package": package}
+    variant = {f"{package}/{n}": data for n, data in with_manifest("module", manifest, own).items()}
+    variant |= {"__init__.py": _init(kernel, package).encode(), "layers.py": fill(table["layers"], values).encode()}
+    metadata = json.dumps(_metadata(name, request, variant), indent=2)
+    files = {f"build/torch-{request.target}/{n}": data for n, data in variant.items()}
+    files[f"build/torch-{request.target}/metadata.json"] = f"{metadata}\n".encode()
+    return manifest, files | {"README.md": _card(kernel, name, request, table["layer"]).encode()}
 
-    name = "huggingface"
 
-    def export(self, request: ExportRequest) -> list[Path]:
-        """Raises UsageError for a kernel without layers or a name that `kernels` does not take, and what
-        `ModuleExporter.export` raises."""
-        kernel = load_kernel(request.kernel)
-        table = format_table(kernel, self.name)
-        folder_name = request.out.absolute().name
-        name = folder_name.lower().replace("_", "-")
-        if not _NAME.fullmatch(name):
-            raise UsageError(
-                f"the folder's name becomes the kernel's, and `kernels` does not accept {folder_name!r}: use two or more "
-                f"letters, digits and -, starting with a letter"
-            )
-
-        def make() -> Contents:
-            package = kernel.name if kernel.name.isidentifier() else "kernel"
-            manifest, own = make_package((request,))
-            values = values_of(request.items[0].workload) | {"package": package}
-            variant = {f"{package}/{n}": data for n, data in with_manifest("module", manifest, own).items()}
-            variant |= {"__init__.py": _init(kernel, package).encode(), "layers.py": fill(table["layers"], values).encode()}
-            metadata = json.dumps(_metadata(name, request, variant), indent=2)
-            files = {f"build/torch-{request.target}/{n}": data for n, data in variant.items()}
-            files[f"build/torch-{request.target}/metadata.json"] = f"{metadata}\n".encode()
-            return manifest, files | {"README.md": _card(kernel, name, request, table["layer"]).encode()}
-
-        return publish(request.out, self.name, make)
-
-    def advice(self, out: Path) -> list[str]:
-        return [f"load it:  kernels.get_local_kernel(Path({str(out)!r}))   or upload the folder to a repository of the Hub"]
+def _advice(out: Path) -> list[str]:
+    return [f"load it:  kernels.get_local_kernel(Path({str(out)!r}))   or upload the folder to a repository of the Hub"]
 
 
 def _metadata(name: str, request: ExportRequest, files: dict[str, bytes]) -> dict[str, Any]:
@@ -99,4 +90,4 @@ def _card(kernel: Kernel, name: str, request: ExportRequest, layer: str) -> str:
     )
 
 
-EXPORTER: Exporter = HuggingFaceExporter()
+EXPORTER = Exporter(name="huggingface", contents=_contents, advice=_advice)

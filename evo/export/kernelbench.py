@@ -19,57 +19,48 @@ from typing import Any
 
 from evo import __version__
 from evo.errors import UsageError
-from evo.export import Exporter, ExportRequest
-from evo.export._folder import Contents, publish
+from evo.export import Contents, Exporter, ExportRequest
 from evo.export._package import build_package
 from evo.problem.formats import check_fit, fill, format_table, values_of
 from evo.problem.kernel import Kernel, Workload, load_kernel
 
-__all__ = ["EXPORTER", "KernelBenchExporter"]
+__all__ = ["EXPORTER"]
 
 _MODEL_NEW = Path(__file__).with_name("_kernelbench.py.j2")
 _WORDS = {"int64": "q", "int32": "i4x", "float32": "f4x", "float64": "d"}
 
 
-class KernelBenchExporter:
-    """The methods are those of `evo.export.Exporter`."""
+def _contents(request: ExportRequest) -> Contents:
+    """Raises UsageError for a target that is no GPU, a workload that the convention has no place for, and a kernel that
+    formats.toml does not describe; TemplateError and CompileError."""
+    kernel = load_kernel(request.kernel)
+    if request.target != "cuda":
+        raise UsageError(
+            f"KernelBench evaluates on GPUs only, and these are for {request.target}: export winners of --target cuda, "
+            f"or choose another --format"
+        )
+    table = format_table(kernel, "kernelbench")
+    for item in request.items:
+        check_fit(table, "kernelbench", item.candidate, item.workload)
+    manifest, built = build_package(kernel, (request,))
+    headers = {name: built[name].decode() for name in sorted(manifest["headers"])}
+    files: dict[str, bytes] = {}
+    for v in manifest["variants"]:
+        workload = kernel.workload(request.target, v["workload"]["key"])
+        sizes = "x".join(str(size) for _, size in workload.dims)
+        stem = re.sub(r"\W+", "_", f"{kernel.name}_{workload.dtype}_{sizes}")
+        for option, value in workload.options:
+            stem += f"_{option}" if value is True and not kernel.options[option] else ""
+        if f"{stem}.py" in files:
+            raise UsageError(f"two of these winners are both called {stem}.py: export them to folders of their own")
+        code = {"source": built[v["source"]].decode(), "headers": headers, "cubin": built[v["binary"]]}
+        files[f"{stem}.py"] = _model(table, workload).encode()
+        files[f"{stem}_new.py"] = _model_new(kernel, table, workload, v, code, f"{stem}.py").encode()
+    return manifest, files
 
-    name = "kernelbench"
 
-    def export(self, request: ExportRequest) -> list[Path]:
-        """Raises UsageError for a target that is no GPU, a workload that the convention has no place for, and a kernel
-        that formats.toml does not describe; TemplateError and CompileError."""
-        kernel = load_kernel(request.kernel)
-        if request.target != "cuda":
-            raise UsageError(
-                f"KernelBench evaluates on GPUs only, and these are for {request.target}: export winners of --target cuda, "
-                f"or choose another --format"
-            )
-        table = format_table(kernel, self.name)
-        for item in request.items:
-            check_fit(table, self.name, item.candidate, item.workload)
-
-        def make() -> Contents:
-            manifest, built = build_package(kernel, (request,))
-            headers = {name: built[name].decode() for name in sorted(manifest["headers"])}
-            files: dict[str, bytes] = {}
-            for v in manifest["variants"]:
-                workload = kernel.workload(request.target, v["workload"]["key"])
-                sizes = "x".join(str(size) for _, size in workload.dims)
-                stem = re.sub(r"\W+", "_", f"{kernel.name}_{workload.dtype}_{sizes}")
-                for option, value in workload.options:
-                    stem += f"_{option}" if value is True and not kernel.options[option] else ""
-                if f"{stem}.py" in files:
-                    raise UsageError(f"two of these winners are both called {stem}.py: export them to folders of their own")
-                code = {"source": built[v["source"]].decode(), "headers": headers, "cubin": built[v["binary"]]}
-                files[f"{stem}.py"] = _model(table, workload).encode()
-                files[f"{stem}_new.py"] = _model_new(kernel, table, workload, v, code, f"{stem}.py").encode()
-            return manifest, files
-
-        return publish(request.out, self.name, make)
-
-    def advice(self, out: Path) -> list[str]:
-        return [f"evaluate NAME_new.py in {out} against NAME.py:  kernelbench.eval.eval_kernel_against_ref"]
+def _advice(out: Path) -> list[str]:
+    return [f"evaluate NAME_new.py in {out} against NAME.py:  kernelbench.eval.eval_kernel_against_ref"]
 
 
 def _model(table: Mapping[str, Any], workload: Workload) -> str:
@@ -118,4 +109,4 @@ def _text(text: str) -> str:
     return f"r'''\n{text}'''" if plain and "\r" not in text else repr(text)
 
 
-EXPORTER: Exporter = KernelBenchExporter()
+EXPORTER = Exporter(name="kernelbench", contents=_contents, advice=_advice)

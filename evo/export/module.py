@@ -4,6 +4,12 @@ What lies in it: __init__.py with the public names of the kernel's frontend.py; 
 it is); where the kernel has it, the source of the native launcher, frontend.cpp; manifest.json, the provenance; for each
 variant, a winner built for one architecture, its readable source and its binary; sources for sizes that nothing was tuned
 for; the local headers that the sources include.
+
+A source is rendered for the sizes that are compiled in. Where one of them stands in it as a number and decides nothing
+else of its text, another number there is another size's source: byte for byte the one that would be rendered for that.
+Which sizes a genome is legal for and what a launch then needs is asked of the kernel's own space and plan, and listed, so
+that a package carries neither. Beside its variants it carries sources for whole ranges of sizes, for those that no
+variant's genome is legal for: the kernel describes them in formats.toml, tables [[module.general]].
 """
 
 from __future__ import annotations
@@ -12,77 +18,70 @@ import keyword
 import re
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from evo import __version__, runtime
-from evo.errors import KernelError, UsageError
-from evo.export import Combining, ExportRequest
-from evo.export._folder import MANIFEST, Contents, publish, read_manifest
-from evo.export._jit import add_fallbacks
-from evo.export._package import build_package
-from evo.problem.kernel import FRONTEND_FILE, Kernel, load_kernel
-from evo.runtime.package import INIT, MAIN, slower
+import jinja2
 
-__all__ = ["EXPORTER", "ModuleExporter", "make_package"]
+from evo import __version__, runtime
+from evo.errors import KernelError, SpaceError, TemplateError, UsageError
+from evo.export import Contents, Exporter, ExportRequest, read_manifest, sha256_of
+from evo.export._package import build_package, recipe
+from evo.problem.formats import all_tables
+from evo.problem.genome import Genome
+from evo.problem.kernel import FRONTEND_FILE, Dimension, Kernel, Workload, load_kernel
+from evo.problem.render import Source, render
+from evo.problem.space import Space
+from evo.runtime.package import INIT, MAIN, MANIFEST, slower
+from evo.targets import Target, find_target
+
+__all__ = ["EXPORTER", "advice", "make_package", "remarks"]
 
 _RUNTIME = Path(runtime.__file__).parent
 _NATIVE_FRONTEND = "frontend.cpp"
 _TAKEN = frozenset({"evo", "torch", *sys.stdlib_module_names})
 
 
-class ModuleExporter:
-    """The methods are those of `evo.export.Combining`."""
-
-    name = "module"
-
-    def export(self, request: ExportRequest) -> list[Path]:
-        """`out` becomes the package: its name is the one to import.
-
-        An item's record may hold `source_digest`, the digest of the source that was measured: if another one is
-        rendered now it is refused, because what is recorded would not be true of it. Raises UsageError for that,
-        for a name that cannot be imported, for a kernel without frontend.py, for an architecture that nothing can be
-        built for; what `publish` raises; TemplateError and CompileError.
-        """
-        return self.export_together((request,))
-
-    def export_together(self, parts: Sequence[ExportRequest]) -> list[Path]:
-        """One package of several requests for one kernel, which differ in target, architecture or environment."""
-        _check_package_name(parts[0].out.absolute().name)
-        return publish(parts[0].out, self.name, lambda: make_package(parts))
-
-    def advice(self, out: Path) -> list[str]:
-        number = Counter((v["arch"], v["standing"]) for v in read_manifest(out)["variants"])
-        run = f"python -m {out.name}"
-        lines = [f"built for {'; '.join(f'{arch}: {n} {standing}' for (arch, standing), n in number.items())}"]
-        lines.append(f"try it:  {run} check   and   {run} bench   in {out.resolve().parent}")
-        if (out / _NATIVE_FRONTEND).is_file():
-            lines.append(f"build its native launcher, once a machine, which makes calls cheaper:  {run} build")
-        return lines
-
-    def remarks(self, out: Path) -> list[str]:
-        manifest = read_manifest(out)
-        archs: dict[str, list[str]] = {}
-        for v in manifest["variants"]:
-            if instead := v["instead_of"]:
-                told = f"is {v['candidate']}, because {instead['candidate']} cannot be built for it ({instead['reason']})"
-                archs.setdefault(f"{v['workload']['key']}: what is built for ARCHS {told}", []).append(v["arch"])
-        for m in manifest["left_out"]:
-            told = f"neither {m['candidate']} nor another candidate of its run can be ({m['reason']})"
-            archs.setdefault(f"{m['workload']}: nothing is built for ARCHS, {told}", []).append(m["arch"])
-        for v in manifest["variants"]:
-            if reason := slower(v):
-                archs.setdefault(f"{v['workload']['key']}: left to PyTorch on ARCHS ({reason})", []).append(v["arch"])
-        return [remark.replace("ARCHS", " and ".join(among)) for remark, among in archs.items()]
+def advice(out: Path) -> list[str]:
+    number = Counter((v["arch"], v["standing"]) for v in read_manifest(out)["variants"])
+    run = f"python -m {out.name}"
+    lines = [f"built for {'; '.join(f'{arch}: {n} {standing}' for (arch, standing), n in number.items())}"]
+    lines.append(f"try it:  {run} check   and   {run} bench   in {out.resolve().parent}")
+    if (out / _NATIVE_FRONTEND).is_file():
+        lines.append(f"build its native launcher, once a machine, which makes calls cheaper:  {run} build")
+    return lines
 
 
-def make_package(parts: Sequence[ExportRequest]) -> Contents:
-    """The package, for other formats, too. Raises what `ModuleExporter.export` raises."""
+def remarks(out: Path) -> list[str]:
+    """What was requested and is missing or replaced in an export, with the reason, a sentence each."""
+    manifest = read_manifest(out)
+    archs: dict[str, list[str]] = {}
+    for v in manifest["variants"]:
+        if instead := v["instead_of"]:
+            told = f"is {v['candidate']}, because {instead['candidate']} cannot be built for it ({instead['reason']})"
+            archs.setdefault(f"{v['workload']['key']}: what is built for ARCHS {told}", []).append(v["arch"])
+    for m in manifest["left_out"]:
+        told = f"neither {m['candidate']} nor another candidate of its run can be ({m['reason']})"
+        archs.setdefault(f"{m['workload']}: nothing is built for ARCHS, {told}", []).append(m["arch"])
+    for v in manifest["variants"]:
+        if reason := slower(v):
+            archs.setdefault(f"{v['workload']['key']}: left to PyTorch on ARCHS ({reason})", []).append(v["arch"])
+    return [remark.replace("ARCHS", " and ".join(among)) for remark, among in archs.items()]
+
+
+def make_package(*parts: ExportRequest) -> Contents:
+    """The package, for other formats, too.
+
+    An item's record may hold `source_digest`, the digest of the source that was measured: if another one is rendered now it
+    is refused, because what is recorded would not be true of it. Raises UsageError for that, for a kernel without
+    frontend.py, for an architecture that nothing can be built for; TemplateError and CompileError.
+    """
     kernel = load_kernel(parts[0].kernel)
     frontend = _frontend_of(kernel)
     manifest, files = build_package(kernel, parts)
-    add_fallbacks(kernel, manifest, files)
+    _add_fallbacks(kernel, manifest, files)
     files["__init__.py"] = f'"""{_introduction(manifest)}"""\n\n{INIT}'.encode()
     files["__main__.py"] = MAIN.encode()
     files |= {f"runtime/{path.name}": path.read_bytes() for path in _RUNTIME.iterdir() if path.suffix in (".py", ".h")}
@@ -90,13 +89,16 @@ def make_package(parts: Sequence[ExportRequest]) -> Contents:
     return manifest, files | {path.name: path.read_bytes() for path in own if path.is_file()}
 
 
-def _check_package_name(name: str) -> None:
+def _importable_package(*parts: ExportRequest) -> Contents:
+    """The folder's name is the one to import. Raises UsageError for one that cannot be imported."""
+    name = parts[0].out.absolute().name
     if not (name.isidentifier() and name.isascii()) or keyword.iskeyword(name):
         raise UsageError(
             f"the folder's name becomes the module's, and {name!r} cannot be imported: use letters, digits and _"
         )
     if name in _TAKEN:
         raise UsageError(f"a module called {name!r} would hide the one of that name: choose another --out")
+    return make_package(*parts)
 
 
 def _frontend_of(kernel: Kernel) -> Path:
@@ -129,4 +131,198 @@ def _introduction(manifest: dict[str, Any]) -> str:
     )
 
 
-EXPORTER: Combining = ModuleExporter()
+# -- sources for sizes that nothing was tuned for ---------------------------------------------------------------
+
+_REACH = 4
+"""A variant is compiled for sizes up to so many times smaller or larger than its own."""
+_PER_DOUBLING = 128
+"""So many sizes between one and its double are listed; all of them where there are fewer."""
+_MOST_LISTED = 512
+"""Of a general source's sizes. Of a longer range, `_PROBES` are asked after."""
+_PROBES = 64
+
+
+def _add_fallbacks(kernel: Kernel, manifest: dict[str, Any], files: dict[str, bytes]) -> None:
+    """Adds `jit` to the records of variants, and a list `general` of further sources, which are added to `files`.
+
+    None and nothing for a target for which the kernel compiles in no size, or several. Raises KernelError for a wrong table
+    of the kernel's, TemplateError.
+    """
+    manifest["general"] = []
+    for target in map(find_target, dict.fromkeys(v["target"] for v in manifest["variants"])):
+        variants = [v for v in manifest["variants"] if v["target"] == target.name]
+        fixed = [d for d in kernel.dimensions if d.name in kernel.compile_time_dims[target.name]]
+        # Of machine code and PTX, one source is enough: it is compiled where it runs.
+        machine_code = {v["workload"]["key"] for v in variants if v["arch"].startswith("sm_")}
+        for v in variants:
+            v["jit"] = None
+            if len(fixed) == 1 and not (v["arch"].startswith("compute_") and v["workload"]["key"] in machine_code):
+                workload = kernel.workload(target.name, v["workload"]["key"])
+                form = _Form(kernel, target, fixed[0], workload, Genome.of(v["genome"]), v["arch"])
+                v["jit"] = form.described(v["launch"], form.around())
+        if len(fixed) == 1:
+            for record, source in _general(kernel, target, fixed[0], variants):
+                manifest["general"].append(record)
+                manifest["headers"] |= {name: sha256_of(text) for name, text in source.includes.items()}
+                files |= {n: text.encode() for n, text in {record["source"]: source.text, **source.includes}.items()}
+
+
+@dataclass(frozen=True)
+class _Form:
+    """A genome, and the source that is its own at every size of the dimension that is compiled in."""
+
+    kernel: Kernel
+    target: Target
+    dimension: Dimension
+    workload: Workload
+    genome: Genome
+    arch: str
+
+    @property
+    def own(self) -> int:
+        return self.workload.dim(self.dimension.name)
+
+    def render(self, size: int | _Blank) -> Source:
+        fixed = replace(self.workload, dims=((self.dimension.name, size),))  # type: ignore[arg-type]
+        # PTX is compiled from the text that machine code of that architecture is.
+        return render(self.kernel, self.target.name, self.genome, fixed, self.arch.replace("compute_", "sm_"))
+
+    def launch(self, size: int) -> dict[str, Any] | None:
+        """The plan of a launch; None where the genome is not legal."""
+        workload = _with_size(self.workload, self.dimension.name, size)
+        space = _space_of(self.kernel, self.target, workload, self.arch)
+        if space is None or not space.is_legal(self.genome.parameters):
+            return None
+        return asdict(self.kernel.plan(self.target.name, self.genome.parameters, workload))
+
+    def around(self) -> Iterator[int]:
+        """Sizes not far from its own: all, or where there are too many, the multiples of a power of two."""
+        size = max(self.dimension.low, self.own // _REACH)
+        while size <= min(self.dimension.high, self.own * _REACH):
+            yield size
+            step = max(1, (1 << size.bit_length() >> 1) // _PER_DOUBLING)
+            size = (size // step + 1) * step
+
+    def described(self, plan: Mapping[str, Any], sizes: Iterable[int]) -> dict[str, Any] | None:
+        """For the manifest: where in the source the size stands, the sizes it may be, how it is compiled. None if the source
+        depends on the size in another way, or none is legal. `plan`: the launch at its own size, of which those at others
+        are told as changes."""
+        launches = {n: launch for n in sizes if (launch := self.launch(n)) is not None}
+        changes = {n: {k: v for k, v in launch.items() if v != plan[k]} for n, launch in launches.items()}
+        blanks = self._blanks({self.own, min(changes), max(changes)}) if changes else None
+        if blanks is None:
+            return None
+        return {"dimension": self.dimension.name, "blanks": blanks, "sizes": _as_ranges(changes)}
+
+    def _blanks(self, sizes: Iterable[int]) -> list[int] | None:
+        """Where the size begins in the source for the workload, in bytes; None if a source for one of `sizes` is another
+        one than that says."""
+        try:
+            parts = self.render(_Blank()).text.encode().split(_Blank.MARK)
+            if any(self.render(n).text.encode() != str(n).encode().join(parts) for n in sizes):
+                return None
+        except TemplateError:  # the template computes with it
+            return None
+        own = str(self.own).encode()
+        return [len(own.join(parts[: i + 1])) for i in range(len(parts) - 1)]
+
+
+class _Blank(jinja2.StrictUndefined):
+    """In the place of a size: a template may print it, and nothing else."""
+
+    MARK = b"\0size\0"
+
+    def __str__(self) -> str:  # type: ignore[override]
+        return self.MARK.decode()
+
+
+def _general(
+    kernel: Kernel, target: Target, dimension: Dimension, variants: Sequence[Mapping[str, Any]]
+) -> Iterator[tuple[dict[str, Any], Source]]:
+    """The kernel's own sources for ranges of sizes, for the dtypes and compiled-in options that variants have."""
+    arch = min((v["arch"] for v in variants), key=lambda a: (int("".join(filter(str.isdigit, a)) or 0), a))
+    samples: dict[tuple[object, ...], Workload] = {}
+    for variant in variants:
+        sample = kernel.workload(target.name, variant["workload"]["key"])
+        samples.setdefault((sample.dtype, kernel.binding(target.name, sample).options), sample)
+    for row in all_tables(kernel).get("module", {}).get("general", []):
+        if missing := sorted({"target", "dtypes", "from", "to", "as_for"} - set(row)):
+            raise KernelError(f"kernel {kernel.name!r}: a table [[module.general]] of its formats.toml lacks {missing[0]!r}")
+        for sample in samples.values():
+            if row["target"] == target.name and sample.dtype in row["dtypes"]:
+                workload = _with_size(sample, dimension.name, row["as_for"])
+                yield _general_record(_Form(kernel, target, dimension, workload, Genome.of({}), arch), row)
+
+
+def _general_record(bare: _Form, row: Mapping[str, Any]) -> tuple[dict[str, Any], Source]:
+    """As a variant's record, without a binary; and its source. `bare`: without a genome, which the row of the kernel's table
+    gives. Raises KernelError."""
+    kernel, target, workload, name = bare.kernel, bare.target, bare.workload, bare.dimension.name
+    first, last = row["from"], row["to"]
+    where = f"kernel {kernel.name!r}, [[module.general]] for {name} from {first} to {last}"
+    space = _space_of(kernel, target, workload, bare.arch)
+    if space is None:
+        raise KernelError(f"{where}: the kernel does not take {name}={row['as_for']}")
+    known = {n: v for n, v in row.get("parameters", {}).items() if n in space.by_name}  # an architecture may lack some
+    form = replace(bare, genome=Genome.of(space.complete(known)))
+    launch = form.launch(form.own)
+    if launch is None:
+        raise KernelError(f"{where}: {'; '.join(space.violations(form.genome.parameters))}")
+    all_listed = last - first < _MOST_LISTED
+    sizes = range(first, last + 1) if all_listed else {first + (last - first) * i // _PROBES for i in range(_PROBES + 1)}
+    described = form.described(launch, sizes)
+    if described is None:
+        raise KernelError(f"{where}: the source depends on it in another way than as a number in it")
+    if not all_listed:
+        if any(form.launch(n) != launch for n in sizes):
+            raise KernelError(f"{where}: not every size in it is legal with one and the same launch")
+        described["sizes"] = [{"first": first, "last": last, "step": 1, "launch": {}}]
+    source, options = form.render(form.own), dict(kernel.binding(target.name, workload).options)
+    on = "".join(f"_{n}" for n, v in options.items() if v)
+    record = {
+        "target": target.name,
+        "arch": form.arch,
+        "workload": {
+            "dims": dict(workload.dims) | {n: int(v) for n, v in options.items()},
+            "dtype": workload.dtype,
+        },
+        "fixed": list(kernel.compile_time_dims[target.name]),
+        "genome": form.genome.parameters,
+        "source": f"general_{workload.dtype}{on}_{first}_to_{last}.{target.language}",
+        "source_sha256": sha256_of(source.text),
+        "recipe": recipe(target.name, source.flags),
+        "launch": launch,
+        "jit": described,
+    }
+    return record, source
+
+
+def _space_of(kernel: Kernel, target: Target, workload: Workload, arch: str) -> Space | None:
+    """None where the kernel does not take the workload."""
+    if kernel.validate(workload):
+        return None
+    try:
+        return kernel.space(target.name, workload, target.limits(arch))
+    except SpaceError:
+        return None
+
+
+def _with_size(workload: Workload, name: str, size: int) -> Workload:
+    return replace(workload, dims=tuple((n, size if n == name else k) for n, k in workload.dims))
+
+
+def _as_ranges(changes: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Sizes with the same launch and the same distance from one to the next, together."""
+    found: list[dict[str, Any]] = []
+    for size in sorted(changes):
+        latest = found[-1] if found else None
+        if latest is not None and latest["launch"] == changes[size]:
+            step = size - latest["last"]
+            if latest["last"] == latest["first"] or step == latest["step"]:
+                latest["last"], latest["step"] = size, step
+                continue
+        found.append({"first": size, "last": size, "step": 1, "launch": dict(changes[size])})
+    return found
+
+
+EXPORTER = Exporter(name="module", contents=_importable_package, advice=advice, holds="several")

@@ -5,12 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from difflib import SequenceMatcher
-from pathlib import Path
 from typing import Any
 
-from evo.export import Combining, ExportRequest
-from evo.export._folder import Contents, publish
-from evo.export.module import ModuleExporter, make_package
+from evo.export import Contents, Exporter
+from evo.export.module import advice, make_package
 from evo.runtime.package import source_text
 
 __all__ = ["EXPORTER", "share_sources"]
@@ -19,15 +17,6 @@ _KEPT_OF_RECORD = ("run", "order", "operator", "device", "created")
 _OF_BINARY = ("binary", "binary_sha256", "same_code_as_measured")
 _MOST_EDITED = 24
 """Up to so many lines and line numbers, a source is told by how it differs from one that is stored."""
-
-
-class ShippedExporter(ModuleExporter):
-    """As the exporter of `module`, of which this is a part."""
-
-    name = "shipped"
-
-    def export_together(self, parts: Sequence[ExportRequest]) -> list[Path]:
-        return publish(parts[0].out, self.name, lambda: _sources_of(*make_package(parts)))
 
 
 def _sources_of(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> Contents:
@@ -65,4 +54,6 @@ def _edits(before: list[str], after: list[str]) -> list[list[Any]]:
     return [[i, j - i, *after[k:m]] for what, i, j, k, m in reversed(changes) if what != "equal"]
 
 
-EXPORTER: Combining = ShippedExporter()
+EXPORTER = Exporter(
+    name="shipped", contents=lambda *parts: _sources_of(*make_package(*parts)), advice=advice, holds="several"
+)

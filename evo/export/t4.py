@@ -14,16 +14,14 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 from evo.errors import UsageError
 from evo.evaluation import Evaluation, Status, Timing
-from evo.export import ExportRequest, RunExporter
-from evo.export._folder import Contents, publish
+from evo.export import Contents, Exporter
 from evo.lineage import StoredEvaluation, StoredRun
 
-__all__ = ["EXPORTER", "T4Exporter"]
+__all__ = ["EXPORTER"]
 
 _SCHEMA_VERSION = "1.0.0"
 _INVALIDITY = {
@@ -39,33 +37,18 @@ _INVALIDITY = {
 """All others are "runtime". T4 has timeout, compile, runtime, correctness, constraints and correct."""
 
 
-class T4Exporter:
-    """The methods are those of `evo.export.RunExporter`."""
-
-    name = "t4"
-
-    def export(self, request: ExportRequest) -> list[Path]:
-        raise UsageError("t4 holds all candidates of a run, not single ones: name one run, as `evo runs` lists them")
-
-    def export_run(self, run: StoredRun, evaluations: Sequence[StoredEvaluation], out: Path) -> list[Path]:
-        """Raises UsageError for a run without candidates, and what `publish` raises."""
-        if not evaluations:
-            raise UsageError(f"run {run.name!r} has no candidates yet: there is nothing to export")
-        own = {e.candidate.order: e for e in evaluations}
-
-        def make() -> Contents:
-            files = {}
-            for number, workload in enumerate(run.spec.workloads):
-                results = [_result(run, e, own) for e in evaluations if e.candidate.task == number]
-                document = {"schema_version": _SCHEMA_VERSION, "metadata": _metadata(run, workload.key), "results": results}
-                stem = re.sub(r"[^\w.=+-]+", "_", f"{run.name}-{number}-{run.spec.kernel.rpartition('/')[2]}")
-                files[f"{stem}.t4.json"] = f"{json.dumps(document, indent=1, allow_nan=False)}\n".encode()
-            return {"run": run.name}, files
-
-        return publish(out, self.name, make)
-
-    def advice(self, out: Path) -> list[str]:
-        return [f"one file for each workload of the run, by the schema of T4 results {_SCHEMA_VERSION}"]
+def _contents(run: StoredRun, evaluations: Sequence[StoredEvaluation]) -> Contents:
+    """Raises UsageError for a run without candidates."""
+    if not evaluations:
+        raise UsageError(f"run {run.name!r} has no candidates yet: there is nothing to export")
+    own = {e.candidate.order: e for e in evaluations}
+    files = {}
+    for number, workload in enumerate(run.spec.workloads):
+        results = [_result(run, e, own) for e in evaluations if e.candidate.task == number]
+        document = {"schema_version": _SCHEMA_VERSION, "metadata": _metadata(run, workload.key), "results": results}
+        stem = re.sub(r"[^\w.=+-]+", "_", f"{run.name}-{number}-{run.spec.kernel.rpartition('/')[2]}")
+        files[f"{stem}.t4.json"] = f"{json.dumps(document, indent=1, allow_nan=False)}\n".encode()
+    return {"run": run.name}, files
 
 
 def _metadata(run: StoredRun, workload: str) -> dict[str, Any]:
@@ -148,4 +131,9 @@ def _times(evaluation: Evaluation, timing: Timing | None) -> dict[str, Any]:
     return times
 
 
-EXPORTER: RunExporter = T4Exporter()
+EXPORTER = Exporter(
+    name="t4",
+    contents=_contents,
+    advice=lambda out: [f"one file for each workload of the run, by the schema of T4 results {_SCHEMA_VERSION}"],
+    holds="run",
+)

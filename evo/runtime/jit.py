@@ -2,7 +2,7 @@
 
 What is compiled is tried (trial.py) before it serves a call, and kept on disk for later processes. For other sizes, a
 source is a variant's, or one of the manifest's `general` ones for whole ranges of sizes, with another number where its size
-stands. See evo/export/_jit.py, which writes what is read here.
+stands. See evo/export/module.py, which writes what is read here.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import pytest
 
 from evo.errors import CompileError, UsageError
 from evo.evaluation import Binary
-from evo.export import Exporter, ExportItem, ExportRequest, RunExporter, exporter_names, find_exporter
+from evo.export import Exporter, ExportItem, ExportRequest, exporter_names, find_exporter
 from evo.problem.genome import Genome
 from evo.problem.kernel import load_kernel
 from evo.problem.render import Source
@@ -17,7 +17,7 @@ from evo.targets import Target, find_target
 
 KERNEL = load_kernel("layernorm")
 TARGETS = [("cuda", "sm_89"), ("cpu", "native")]
-OF_WINNERS = [name for name in exporter_names() if not isinstance(find_exporter(name), RunExporter)]
+OF_WINNERS = [name for name in exporter_names() if find_exporter(name).holds != "run"]
 GPU_ONLY = {"kernelbench"}
 """Formats whose owners evaluate nothing else."""
 
@@ -51,16 +51,6 @@ def listing(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("name", exporter_names())
 def test_an_exporter_is_found_by_its_file_and_says_the_same_name(name: str) -> None:
     assert find_exporter(name).name == name
-
-
-@pytest.mark.parametrize("name", sorted({*exporter_names()} - {*OF_WINNERS}))
-def test_a_format_of_whole_runs_refuses_winners(name: str, tmp_path: Path) -> None:
-    request = ExportRequest(
-        kernel=KERNEL.name, target="cpu", arch="native", items=(item("cpu", "native", 64),), out=tmp_path / "exported"
-    )
-    with pytest.raises(UsageError, match="one run"):
-        find_exporter(name).export(request)
-    assert not listing(tmp_path)
 
 
 def test_the_files_that_are_named_are_those_that_are_written_and_the_source_is_among_them(

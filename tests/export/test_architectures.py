@@ -16,14 +16,14 @@ import torch
 from evo.errors import DeviceError, UsageError
 from evo.export import ExportItem, ExportRequest
 from evo.export._package import asked_of, with_ptx
-from evo.export.module import ModuleExporter
+from evo.export.module import EXPORTER as MODULE
+from evo.export.module import remarks
 from evo.problem.genome import Genome
 from evo.problem.kernel import load_kernel
 from evo.problem.space import Value
 from evo.targets.cuda import run_nvrtc
 from tests.export.exports import request_for
 
-MODULE = ModuleExporter()
 TEXTS = ("rows=4096,cols=1024,dtype=float16", "rows=64,cols=768,dtype=bfloat16")
 BUILDS = ("sm_90", "sm_89", "compute_89")
 TIMING = {"contender": "candidate", "protocol": "final", "stage": "final", "median_us": 5.0, "clocks": {}}
@@ -103,7 +103,7 @@ def test_where_a_winner_cannot_be_built_the_best_one_that_can_takes_its_place(se
     assert [v["candidate"] for v in variants[1::2]] == ["test/programmatic", "test/second", "test/second"]
     assert variants[3]["instead_of"] == {"candidate": "test/programmatic", "reason": "there is no launch=programmatic"}
     assert [v["instead_of"] for v in variants[:3]] == [None] * 3
-    [remark] = MODULE.remarks(several)
+    [remark] = remarks(several)
     assert remark.endswith(
         "what is built for sm_89 and compute_89 is test/second, because test/programmatic cannot be built for it (there is"
         " no launch=programmatic)"
@@ -115,7 +115,7 @@ def test_a_workload_that_nothing_can_be_built_for_is_left_out_and_named(hopper: 
     out = tmp_path / "one"
     MODULE.export(replace(hopper, out=out))
     assert [v["arch"] for v in manifest_of(out)["variants"]] == ["sm_90", "sm_90", "sm_89", "compute_89"]
-    [remark] = MODULE.remarks(out)
+    [remark] = remarks(out)
     assert "nothing is built for sm_89 and compute_89, neither test/programmatic nor another candidate" in remark
     assert "cols=768" in remark
 
@@ -140,8 +140,7 @@ def test_what_does_not_compile_elsewhere_gives_way_to_what_does(
         return ("--define-macro=COLS=1",) if point["accumulators"] == chains else ()
 
     monkeypatch.setitem(vars(kernel), "compile_flags", flags)
-    parts = (replace(hopper, out=tmp_path / "one", items=(replace(broken, alternatives=[item]),), builds=("sm_89",)),)
-    MODULE.export_together(parts)
+    MODULE.export(replace(hopper, out=tmp_path / "one", items=(replace(broken, alternatives=[item]),), builds=("sm_89",)))
     [variant] = manifest_of(tmp_path / "one")["variants"]
     assert variant["candidate"] == item.candidate
     assert "it does not compile (" in variant["instead_of"]["reason"]
@@ -153,7 +152,7 @@ def test_winners_of_several_runs_are_one_package(hopper: ExportRequest, tmp_path
     ada = request_for("cuda", "sm_89", tmp_path / "one", TEXTS[0])
     cpu = request_for("cpu", "native", tmp_path / "one", "rows=64,cols=96,dtype=float32")
     parts = [replace(hopper, out=tmp_path / "one"), replace(ada, builds=(*BUILDS, "sm_80")), cpu]
-    MODULE.export_together([replace(part, items=part.items[:1]) for part in parts])
+    MODULE.export(*(replace(part, items=part.items[:1]) for part in parts))
     variants = manifest_of(tmp_path / "one")["variants"]
     assert [(v["target"], v["arch"], v["standing"], v["measured_on"]) for v in variants] == [
         ("cuda", "sm_90", "measured", 0),
@@ -163,7 +162,7 @@ def test_winners_of_several_runs_are_one_package(hopper: ExportRequest, tmp_path
         ("cuda", "sm_80", "compiled", 1),
     ]
     with pytest.raises(UsageError, match="are both for rows=4096"):
-        MODULE.export_together([parts[0], parts[0]])
+        MODULE.export(parts[0], parts[0])
 
 
 @pytest.mark.parametrize(

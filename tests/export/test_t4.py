@@ -14,7 +14,7 @@ from evo.cli import run
 from evo.cli.export import export_all_candidates
 from evo.errors import UnknownNameError, UsageError
 from evo.evaluation import Status
-from evo.export import RunExporter, find_exporter
+from evo.export import find_exporter
 from evo.lineage.store import Store
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "lineage"))
@@ -43,7 +43,6 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def documents(store: Store, tmp_path: Path) -> list[dict[str, Any]]:
-    assert isinstance(EXPORTER, RunExporter)
     written = export_all_candidates(store, ["recorded"], EXPORTER, tmp_path / "t4")
     return [json.loads(p.read_text()) for p in written if p.name.endswith(".t4.json")]
 
@@ -106,7 +105,6 @@ def test_failures_have_their_kind_and_no_times(documents: list[dict[str, Any]]) 
 
 
 def test_what_is_not_one_run_is_refused(store: Store, tmp_path: Path) -> None:
-    assert isinstance(EXPORTER, RunExporter)
     with pytest.raises(UnknownNameError, match="unknown run 'recordad'; did you mean recorded"):
         export_all_candidates(store, ["recordad"], EXPORTER, tmp_path / "t4")
     with pytest.raises(UsageError, match="name one, not 2"):

@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch.nn import functional
 
+from evo.export import find_exporter
 from evo.export._package import with_ptx
-from evo.export.module import ModuleExporter
 from evo.targets import find_target
 from tests.export.exports import edit_manifest, request_for
 
@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if arch in ("sm_75", "sm_80"):
         pytest.skip("nothing older is built for")
     request = request_for("cuda", arch, tmp_path_factory.mktemp("export") / "layernorm_for_several", *TEXTS)
-    ModuleExporter().export(replace(request, builds=with_ptx((arch, "sm_80"))))
+    find_exporter("module").export(replace(request, builds=with_ptx((arch, "sm_80"))))
     return request.out
 
 

@@ -16,13 +16,13 @@ import torch
 from torch.nn import functional
 
 from evo.errors import DeviceError
-from evo.export.module import ModuleExporter
+from evo.export import find_exporter
 from evo.runtime.choice import rank_on_gpu
 from evo.targets import find_target
 from evo.targets.cpu import compiler_path, extra_features
 from tests.export.exports import edit_manifest, request_for
 
-MODULE = ModuleExporter()
+MODULE = find_exporter("module")
 SHIPPED = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "compute_80", "compute_90", "compute_90a", "compute_100f")
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from evo.export.module import ModuleExporter
+from evo.export.module import EXPORTER, remarks
 from evo.ready import _build, _variant
 from evo.runtime import cpu
 from tests.export.exports import edit_manifest, request_for
@@ -69,7 +69,7 @@ def test_a_slower_variant_is_left_to_pytorch_unless_asked_for(copy_of: Path, use
 
 def test_the_export_and_what_is_shipped_say_what_is_left(copy_of: Path) -> None:
     edit_manifest(copy_of, timed(SLOWER))
-    [remark] = ModuleExporter().remarks(copy_of)
+    [remark] = remarks(copy_of)
     assert remark.startswith("rows=64,cols=96,dtype=float32,")
     assert f": left to PyTorch on native (measured to be faster at 64x96 on {HERE}, where a variant has 0.80" in remark
     variant = _variant(json.loads((copy_of / "manifest.json").read_text())["variants"][0])
@@ -123,7 +123,7 @@ def test_on_a_gpu_its_own_architectures_figures_count(
     """Compiled here, and loaded nowhere: measured on sm_90, and built from that for sm_89."""
     out = tmp_path / "layernorm_for_gpus"
     request = request_for("cuda", "sm_90", out, "rows=64,cols=1024,dtype=float16")
-    ModuleExporter().export_together([replace(request, builds=("sm_90", "sm_89"))])
+    EXPORTER.export(replace(request, builds=("sm_90", "sm_89")))
     edit_manifest(out, timed(SLOWER, device="another GPU"))
     dispatch, key = use(out).frontend.DISPATCH, (0, torch.float16, 64, 1024)
     for capability, left in (((9, 0), True), ((8, 9), False), ((8, 6), False)):
