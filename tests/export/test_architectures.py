@@ -182,14 +182,12 @@ def test_newer_gpus_have_the_ptx_of_the_lowest_architecture(asked: tuple[str, ..
     assert asked_of("cuda" if target == "cpu" else "cpu", asked) == ()
 
 
-def test_what_nothing_here_runs_is_counted_by_architecture(several: Path) -> None:
+def test_what_nothing_here_runs_is_said_of_every_variant(several: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
     command = [sys.executable, "-W", "ignore", "-m", several.name, "check"]
     checked = subprocess.run(command, cwd=several.parent, capture_output=True, text=True, timeout=240, check=False)
     assert checked.returncode == 1
     lines = checked.stdout.splitlines()
-    assert [line for line in lines if line.startswith("2 variants for")] == [
-        f"2 variants for {arch}  not checked: no CUDA GPU answers to PyTorch" for arch in BUILDS
-    ]
+    assert sum("not checked: no CUDA GPU answers to PyTorch" in line for line in lines) == 2 * len(BUILDS)
     assert "no variant of this package runs on this machine" in lines[-1]
