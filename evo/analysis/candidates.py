@@ -24,9 +24,9 @@ from evo.problem.genome import Genome
 from evo.problem.space import Value
 
 __all__ = [
-    "BuildRecord", "CandidateRecord", "CheckRecord", "FinalRace", "FinalRecord", "Relative", "Subject", "TimingRecord",
-    "read_artefacts", "read_candidate", "read_relatives", "read_source", "read_timing_record", "resolve_candidate",
-    "select_candidates",
+    "BuildRecord", "CandidateRecord", "CandidateSummary", "CheckRecord", "FinalRace", "FinalRecord", "Relative", "Subject",
+    "TimingRecord", "read_artefacts", "read_candidate", "read_relatives", "read_source", "read_timing_record",
+    "resolve_candidate", "select_candidates",
 ]  # fmt: skip
 
 _c, _i, _p, _r, _t = m.Candidate, m.Task, m.Parentage, m.Run, m.Timing
@@ -132,15 +132,22 @@ class FinalRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Relative:
-    """A parent or child of a candidate. role: the parent's part in the making of the child."""
+class CandidateSummary:
+    """A candidate at a glance."""
 
+    COLUMNS: ClassVar = (_c.public_id.label("id"), _c.order, _c.operator, _c.status, _c.score)
     id: str
     order: int
-    role: str
     operator: str
     status: str
     score: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Relative(CandidateSummary):
+    """A parent or child of a candidate. role: the parent's part in the making of the child."""
+
+    role: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,8 +300,7 @@ def read_relatives(
     """The parents of candidates in their order, by the child's key; or else the children, by the parent's. Candidates
     without any are left out."""
     own, other = (_p.parent_id, _p.child_id) if children else (_p.child_id, _p.parent_id)
-    columns = (_c.public_id.label("id"), _c.order, _p.role, _c.operator, _c.status, _c.score)
-    query = select(own.label("own"), *columns).join_from(_p, _c, _c.id == other)
+    query = select(own.label("own"), *CandidateSummary.COLUMNS, _p.role).join_from(_p, _c, _c.id == other)
     found: dict[int, tuple[Relative, ...]] = {}
     for row in rows_of(connection, query.order_by(own, _p.child_id, _p.position), keys, own):
         fields = dict(row._mapping)

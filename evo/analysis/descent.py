@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from sqlalchemy import Connection, literal, select
 
-from evo.analysis.candidates import Relative, read_artefacts, read_relatives, resolve_candidate
+from evo.analysis.candidates import CandidateSummary, Relative, read_artefacts, read_relatives, resolve_candidate
 from evo.analysis.times import gain_between, gain_fields, search_times
 from evo.lineage import models as m
 from evo.lineage.models import ORDERS_PER_RUN, Key, candidate_key
@@ -23,11 +23,11 @@ __all__ = ["Family", "Kin", "read_family", "unified"]
 
 _c, _p = m.Candidate, m.Parentage
 Relation = Literal["ancestor", "self", "descendant"]
-_COLUMNS = (_c.id, _c.public_id, _c.order, _c.operator, _c.status, _c.score, _c.genome, _c.source_sha)
+_COLUMNS = (_c.id.label("key"), *CandidateSummary.COLUMNS, _c.genome, _c.source_sha)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kin:
+class Kin(CandidateSummary):
     """An ancestor or descendant of a candidate, or itself.
 
     generation: the fewest steps between the two, negative for ancestors. change and the gains: against its own first
@@ -36,13 +36,8 @@ class Kin:
     candidate through first parents only. diff: of the source against the first parent's, if asked for.
     """
 
-    id: str
     relation: Relation
     generation: int
-    order: int
-    operator: str
-    status: str
-    score: float | None
     median_us: float | None
     low_us: float | None
     high_us: float | None
@@ -84,7 +79,7 @@ def read_family(store: Store, candidate: str, *, descendants: int = 100, diff: b
         parents = read_relatives(connection, kin)
         edges = {child: [candidate_key(run_id, p.order) for p in found] for child, found in parents.items()}
         wanted = sorted({*kin, *(keys[0] for keys in edges.values())})
-        rows = {row.id: row for row in rows_of(connection, select(*_COLUMNS), wanted, _c.id)}
+        rows = {row.key: row for row in rows_of(connection, select(*_COLUMNS), wanted, _c.id)}
         times = search_times(connection, run_id, wanted)
         digests = {row.source_sha for row in rows.values() if row.source_sha} if diff else set()
         texts = read_artefacts(connection, digests)
@@ -104,18 +99,14 @@ def read_family(store: Store, candidate: str, *, descendants: int = 100, diff: b
         both: tuple[Any, Any] = (before, row)
         members.append(
             Kin(
-                id=row.public_id,
+                **{column.key: getattr(row, column.key) for column in CandidateSummary.COLUMNS},
                 relation="self" if k == key else "ancestor" if k < key else "descendant",
                 generation=generations[k],
-                order=row.order,
-                operator=row.operator,
-                status=row.status,
-                score=row.score,
                 median_us=own.median_us if own else None,
                 low_us=own.low_us if own else None,
                 high_us=own.high_us if own else None,
                 disturbed=bool(own and own.disturbed),
-                **gain_fields(gain_between(times.get(before.id), own) if before else None),
+                **gain_fields(gain_between(times.get(before.key), own) if before else None),
                 parents=parents.get(k, ()),
                 change=Genome.from_json(before.genome).difference(genome) if before else {},
                 parameters=genome.parameters,

@@ -95,15 +95,12 @@ def explain(
     candidate: str,
     base: Genome | Mapping[str, Value] | str | None = None,
     *,
-    carriers: Mapping[str, Collection[str]] | None = None,
     base_from: str = "",
 ) -> Explanation:
     """Edit by edit from `base` to the candidate, by what its run measured.
 
     base: parameters, or the name of a candidate for the same kernel and target; if left out, the first candidate of the same
     run and workload, which is the space's default.
-    carriers: the parameters that decide whether a conditional one is there, as its space says; without it that is inferred
-    from the run's candidates.
     Raises UnknownNameError, or StoreError for an ambiguous prefix and for a candidate without a time.
     """
     record = read_candidate(store, candidate)
@@ -128,7 +125,7 @@ def explain(
     for row in passed:
         if row.id in times:
             measured.setdefault(Genome.from_json(row.genome), (row.public_id, times[row.id]))
-    edits = edits_between(start, Genome.of(record.parameters), list(measured), carriers)
+    edits = edits_between(start, Genome.of(record.parameters), [Genome.from_json(row.genome) for row in tried])
     between = {
         made: found for genome, found in measured.items() if (made := _edits_made(genome, start, edits)) is not None
     }
@@ -173,33 +170,20 @@ def _named_base(base: CandidateRecord, end: CandidateRecord) -> Genome:
     return Genome.of(base.parameters)
 
 
-def edits_between(
-    start: Genome,
-    end: Genome,
-    seen: Collection[Genome] = (),
-    carriers: Mapping[str, Collection[str]] | None = None,
-) -> tuple[Change, ...]:
+def edits_between(start: Genome, end: Genome, seen: Collection[Genome] = ()) -> tuple[Change, ...]:
     """The edits that lead from one genome to the other, by name; the parameter that leads an edit is named first in it.
 
-    carriers: for each conditional parameter, those that decide whether it is there. Without them, a parameter that only one
-    of the two genomes has is taken to come with the changed one whose value told, in every genome `seen`, whether it was
-    there.
+    A parameter that only one of the two genomes has is taken to come with the changed one whose value told, in every genome
+    `seen`, whether it was there.
     """
     change = start.difference(end)
     in_both = [name for name in change if None not in change[name]]
     groups: dict[str, Change] = defaultdict(dict)
     for name in change:
-        above = () if carriers is None else _carriers_of(name, carriers)
-        others = [o for o in in_both if (_tells(o, name, seen) if carriers is None else o in above)]
-        lead = others[0] if name not in in_both and others else name
+        others = () if name in in_both else (other for other in in_both if _tells(other, name, seen))
+        lead = next(iter(others), name)
         groups[lead][name] = change[name]
     return tuple({lead: change[lead], **group} for lead, group in groups.items())
-
-
-def _carriers_of(name: str, carriers: Mapping[str, Collection[str]]) -> set[str]:
-    """The parameters that decide whether one is there, directly and through others."""
-    found = set(carriers.get(name, ()))
-    return found.union(*(_carriers_of(one, carriers) for one in found))
 
 
 def _tells(other: str, name: str, seen: Collection[Genome]) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import select
 
-from evo.analysis.candidates import TimingRecord, read_timing_record
+from evo.analysis.candidates import CandidateSummary, TimingRecord, read_timing_record
 from evo.analysis.runs import RunSummary, TaskSummary, find_run
 from evo.analysis.times import HeldRace, RelativeTime, gain_between, gain_fields, gain_within, held_races
 from evo.evaluation import AA_CONTROL
@@ -52,14 +52,10 @@ class Finalist(RelativeTime):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RefusedFinalist:
-    """A candidate that passed the search and was refused by the finals. reason: a line of its log."""
+class RefusedFinalist(CandidateSummary):
+    """A candidate that passed the search and was refused by the finals. status: why; reason: a line of its log there."""
 
-    id: str
-    order: int
     task: int
-    operator: str
-    status: str
     reason: str
     parameters: dict[str, Value]
 
@@ -122,7 +118,7 @@ def read_run_finals(store: Store, name: str = LATEST, ceilings: Collection[str] 
         about = select(_c.id.label("key"), _c.public_id.label("id"), _c.order, _c.operator, _c.score).where(unrefused())
         rows = {row.key: row for row in rows_of(connection, about, keys, _c.id)}
         query = (
-            select(_c.public_id.label("id"), _c.order, _c.task, _c.operator, final.status, _c.genome, final.log)
+            select(_c.public_id.label("id"), _c.order, _c.operator, final.status, _c.score, _c.task, _c.genome, final.log)
             .join_from(final, _c, _c.id == final.candidate_id)
             .where(_c.id.between(*key_range(key)), last_refusals())
             .order_by(_c.id)

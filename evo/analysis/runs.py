@@ -11,6 +11,7 @@ from sqlalchemy import Connection, case, func, select
 from sqlalchemy.orm import aliased
 
 from evo.analysis.best import UNCONFIRMED, Best, leaders, refusals
+from evo.analysis.candidates import CandidateSummary
 from evo.analysis.times import gain_between, gain_fields
 from evo.evaluation import PASSED
 from evo.lineage import LATEST, RunStatus
@@ -85,15 +86,10 @@ class ListedRun(RunSummary):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class Point(CandidateSummary):
     """One candidate in the course of a run. elapsed_s: seconds of searching until it was recorded."""
 
-    order: int
-    id: str
     task: int
-    operator: str
-    status: str
-    score: float | None
     elapsed_s: float
 
 
@@ -124,7 +120,7 @@ def read_history(store: Store, run: str = LATEST) -> tuple[Point, ...]:
     """The course of a run: every candidate by order."""
     with store.reading() as connection:
         rows = connection.execute(
-            select(_c.order, _c.public_id.label("id"), _c.task, _c.operator, _c.status, _c.score, _c.elapsed_s)
+            select(*CandidateSummary.COLUMNS, _c.task, _c.elapsed_s)
             .where(_c.id.between(*key_range(resolve_run(connection, run))))
             .order_by(_c.id)
         )

@@ -232,12 +232,11 @@ def explain(
 
 def _explanation(store: Store, record: CandidateRecord, from_: str | None, space: Space | None) -> Explanation:
     """space: the kernel's present one, where that is known."""
-    carriers = {p.name: tuple(w.parameter for w in p.when) for p in space.parameters} if space else None
     if from_ is None or space is None or (from_ != _TEMPLATE and "=" not in from_):
-        return read_explanation(store, record.id, from_, carriers=carriers)
+        return read_explanation(store, record.id, from_)
     base_from = "the template's default" + ("" if from_ == _TEMPLATE else f" with {from_}")
     base = parse_legal("" if from_ == _TEMPLATE else from_, space, "--from")
-    return read_explanation(store, record.id, base.parameters, carriers=carriers, base_from=base_from)
+    return read_explanation(store, record.id, base.parameters, base_from=base_from)
 
 
 def _tell(console: Terminal, found: Explanation, command: str, most: int) -> None:
