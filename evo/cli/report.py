@@ -34,7 +34,7 @@ def report(
 ) -> None:
     """Write what a run found, and how, as one self-contained HTML file."""
     from evo.analysis.outcome import read_outcome
-    from evo.report.page import check_replaceable, render_page, write_figures, write_page
+    from evo.report.page import check_replaceable, render_page, write_figures, write_file
     from evo.report.sentences import run_headline
     from evo.report.text import visible
 
@@ -42,10 +42,10 @@ def report(
     check_replaceable(out)
     with Store.open(db, write=False) as store:
         data = read_outcome(store, run, db=lasting_db(db))
-    page = render_page(data)
-    write_page(out, page)
+    page = render_page(data).encode()
+    write_file(out, page)
     written = write_figures(figures, data) if figures is not None else []
-    title, size = visible(run_headline(data)), len(page.encode())
+    title, size = visible(run_headline(data)), len(page)
     if json:
         print_json(
             {

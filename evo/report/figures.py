@@ -1,7 +1,7 @@
 """The figures of a report: Vega-Lite specifications, which vl-convert draws as SVG and PNG without a browser.
 
 One function for each figure; it returns None where the run has nothing to show. A colour is written `var(--name)`: a page
-defines these names for a light and a dark screen, a file gets the colours of LIGHT. The description of a mark becomes its
+defines these names for a light and a dark screen, a file gets the light ones. The description of a mark becomes its
 `aria-label` in the SVG: screen readers say it, and templates/page.js shows it beside the pointer.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -25,22 +25,15 @@ from evo.analysis.outcome import Milestone, Population, WorkloadOutcome
 from evo.problem.space import Value
 from evo.report.text import counted, duration, interval, percent, short, times, value_text, visible
 
-__all__ = ["DARK", "LIGHT", "Figure", "change_text", "draw_convergence", "draw_lineage", "draw_workload", "gain_text"]
+__all__ = ["COLOURS", "Figure", "change_text", "draw_convergence", "draw_lineage", "draw_workload", "gain_text"]
 
-# Text and marks keep the contrast that WCAG 2 asks for at level AA. s: things without an order, the last one for the rest
-# of them.
-LIGHT: Mapping[str, str] = {
-    "paper": "#fdfdfb", "ink": "#1b1f24", "muted": "#555c66", "rule": "#d8dad4", "soft": "#f2f3ee", "grid": "#e4e6e0",
-    "accent": "#0b5fa5", "warn": "#9f2d13", "good": "#17694b", "dot": "#7d8794", "band": "#bcd5ea",
-    "s0": "#0b5fa5", "s1": "#bd560a", "s2": "#17805d", "s3": "#8b3fa8", "s4": "#a8862b", "s5": "#c23b6b",
-    "s6": "#3d6f80", "s7": "#868d96",
+COLOURS: Mapping[str, tuple[str, str]] = {
+    "paper": ("#fdfdfb", "#14171a"), "ink": ("#1b1f24", "#e7e8e5"), "muted": ("#555c66", "#a7adb5"),
+    "rule": ("#d8dad4", "#363b41"), "soft": ("#f2f3ee", "#1c2024"), "grid": ("#e4e6e0", "#2a2f34"),
+    "accent": ("#0b5fa5", "#78b8f2"), "warn": ("#9f2d13", "#ff9d80"), "good": ("#17694b", "#6fd0a5"),
+    "dot": ("#7d8794", "#77818c"), "band": ("#bcd5ea", "#23435f"),
 }  # fmt: skip
-DARK: Mapping[str, str] = {
-    "paper": "#14171a", "ink": "#e7e8e5", "muted": "#a7adb5", "rule": "#363b41", "soft": "#1c2024", "grid": "#2a2f34",
-    "accent": "#78b8f2", "warn": "#ff9d80", "good": "#6fd0a5", "dot": "#77818c", "band": "#23435f",
-    "s0": "#66aef0", "s1": "#f0944a", "s2": "#4fc597", "s3": "#c88ae0", "s4": "#d9bb5c", "s5": "#f080a6",
-    "s6": "#7db3c6", "s7": "#949ba4",
-}  # fmt: skip
+"""On a light and on a dark screen: text and marks keep the contrast that WCAG 2 asks for at level AA."""
 
 HALF_PX, WIDE_PX = 500, 1000
 """Widths of figures that stand side by side, and of those that take the whole page."""
@@ -67,7 +60,6 @@ _CONFIG: Spec = {
     },
     "axisX": {"grid": False},
     "axisY": {"domain": False, "ticks": False, "labelPadding": 6},
-    "legend": {"aria": False, "labelColor": _INK, "labelFontSize": 12, "labelLimit": 480, "symbolType": "square"},
 }  # fmt: skip
 
 
@@ -97,9 +89,8 @@ class Figure:
 
     def document(self) -> str:
         """As an SVG file: on white, and without links into a page."""
-        colours = {**LIGHT, "paper": "#ffffff"}
-        svg = re.sub(r"</?a\b[^>]*>", "", self._svg())
-        svg = re.sub(r"var\(--(\w+)\)", lambda found: colours.get(found[1], found[0]), svg)
+        svg = re.sub(r"</?a\b[^>]*>", "", self._svg()).replace(_PAPER, "#ffffff")
+        svg = re.sub(r"var\(--(\w+)\)", lambda found: COLOURS[found[1]][0], svg)
         words = Markup("<title>{}</title><desc>{} {}</desc>").format(visible(self.title), visible(self.alt), self.caption)
         return svg.replace(">", f'>{words}<rect width="100%" height="100%" fill="#ffffff"/>', 1)
 
@@ -112,7 +103,7 @@ class Figure:
             "height": self.height,
             "title": self.y_title or None,
             "autosize": {"type": "fit", "contains": "padding"},
-            "padding": {"left": 10, "top": 2, "bottom": 2, "right": 10},
+            "padding": {"left": 10, "top": 2, "bottom": 2, "right": 24},
             "background": None,
             "config": _CONFIG,
             "layer": [layer for layer in self.layers if layer["data"]["values"]],
@@ -131,7 +122,6 @@ def draw_workload(data: WorkloadOutcome, anchor: str = "") -> dict[str, Figure]:
         draw_lineage(data, anchor),
         _draw_importance(data, data.candidates),
         *_draw_pairs(data, data.candidates),
-        _draw_operators(data.candidates),
     )
     return {figure.name: figure for figure in drawn if figure is not None}
 
@@ -152,12 +142,13 @@ def _shortened(svg: str) -> str:
 
 
 def _layer(rows: Sequence[Spec], mark: str, encoding: Spec, **properties: Any) -> Spec:
-    """A mark for each row; what the rows have as `tip` describes it. Without one it is nothing to screen readers."""
-    described = bool(rows) and "tip" in rows[0]
+    """A mark for each row; what the rows have as `tip` describes it. Without one, or with aria=False, it is nothing to
+    screen readers."""
+    aria = properties.pop("aria", bool(rows) and "tip" in rows[0])
     return {
         "data": {"values": list(rows)},
-        "mark": {"type": mark, "aria": described, **properties},
-        "encoding": {**encoding, **({"description": {"field": "tip"}} if described else {})},
+        "mark": {"type": mark, "aria": aria, **properties},
+        "encoding": {**encoding, **({"description": {"field": "tip"}} if aria else {})},
     }
 
 
@@ -187,18 +178,17 @@ _MOST_DOTS, _MOST_STROKES = 2_500, 200
 def draw_convergence(data: WorkloadOutcome, against: Literal["evaluations", "seconds"]) -> Figure | None:
     """The best speed-up so far, with its interval, and every candidate."""
     some = data.candidates
-    if not np.isfinite(some.speedup).any():
+    if not data.milestones:
         return None
     seconds = against == "seconds"
     positions = some.elapsed_s if seconds else np.arange(1, len(some) + 1, dtype=float)
     last = max(float(positions.max()), 1e-9)
-    steps: list[tuple[float, Milestone]] = []
+    bests: list[Spec] = []
     for m in sorted(data.milestones, key=lambda m: m.elapsed_s if seconds else m.evaluated):
-        if not steps or m.speedup > steps[-1][1].speedup:
-            steps.append((m.elapsed_s if seconds else m.evaluated, m))
-    line = [{"x": place, "y": m.speedup, "low": m.low, "high": m.high} for place, m in steps]
-    bests = [{**row, "tip": _best_tip(m)} for row, (_, m) in zip(line, steps, strict=True)]
-    line += [{**row, "x": last} for row in line[-1:]]
+        if not bests or m.speedup > bests[-1]["y"]:
+            place = m.elapsed_s if seconds else m.evaluated
+            bests.append({"x": place, "y": m.speedup, "low": m.low, "high": m.high, "tip": _best_tip(m)})
+    line = [*bests, {**bests[-1], "x": last}]
     refused = sorted({round(float(p) / last * _MOST_STROKES) for p in positions[~some.passed]})
     x_title = "seconds of searching" if seconds else "candidates evaluated"
     x, y = _number("x", x_title, (0.0, last), tickCount=7), _speedup(_speedup_range(data, some))
@@ -210,31 +200,25 @@ def draw_convergence(data: WorkloadOutcome, against: Literal["evaluations", "sec
         _layer([{"x": place / _MOST_STROKES * last} for place in refused], "tick", {"x": x, "y": at_bottom},
                orient="vertical", color=_WARN, opacity=0.5, size=6, thickness=1),
         _layer(line, "area", {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}}, interpolate="step-after",
-               color=_BAND, opacity=0.75),
-        _layer(line, "line", {"x": x, "y": y}, interpolate="step-after", color=_ACCENT, strokeWidth=2),
+               color=_BAND, opacity=0.75, aria=False),
+        _layer(line, "line", {"x": x, "y": y}, interpolate="step-after", color=_ACCENT, strokeWidth=2, aria=False),
         _layer(bests, "circle", {"x": x, "y": y}, color=_ACCENT, stroke=_PAPER, size=55),
     ]  # fmt: skip
     if (final := _final_row(data)) is not None:
-        beside = {"x": {"value": {"expr": "width + 14"}}}
-        layers += [
-            _layer([final], "point", {**beside, "y": y}, shape="diamond", filled=True, color=_ACCENT, size=110),
-            _layer([final], "text", {**beside, "y": y, "text": {"field": "text"}}, align="left", dx=-6, dy=-15,
-                   fontWeight=600, aria=False),
-        ]  # fmt: skip
+        beside = {"x": {"value": {"expr": "width + 8"}}, "y": y, "text": {"field": "text"}}
+        layers.append(_layer([final], "text", beside, align="left", fontWeight=600, color=_ACCENT))
     caption = (
         "The same against time, which includes compiling."
         if seconds
         else "Line: the best so far by the search's own timing, with its interval; dots: candidates that passed; strokes at"
-        " the bottom: refused ones. Diamond at the right: the leader as the finals timed it."
+        " the bottom: refused ones. At the right: the leader as the finals timed it."
     )
-    alt = f"{counted(data.number, 'candidate')}, none of which has a time to be trusted."
-    if steps:
-        first, best = steps[0][1], steps[-1][1]
-        when = duration(best.elapsed_s) if seconds else f"{best.evaluated:,} of {counted(data.number, 'candidate')}"
-        alt = (
-            f"The best rises from {first.speedup:.3f}× in {counted(len(steps), 'step')} to {best.speedup:.3f}×, reached with"
-            f" #{best.order} after {when}."
-        )
+    best = data.milestones[-1]
+    when = duration(best.elapsed_s) if seconds else f"{best.evaluated:,} of {counted(data.number, 'candidate')}"
+    alt = (
+        f"The best rises from {data.milestones[0].speedup:.3f}× in {counted(len(bests), 'step')} to {best.speedup:.3f}×,"
+        f" reached with #{best.order} after {when}."
+    )
     return Figure(
         name=f"convergence-{against}",
         title=f"Convergence against {x_title}",
@@ -249,8 +233,8 @@ def draw_convergence(data: WorkloadOutcome, against: Literal["evaluations", "sec
 def _speedup_range(data: WorkloadOutcome, some: Population) -> tuple[float, float]:
     """The range that is shown. Slow outliers may lie on its floor; the line, the reference and nearly all dots do not."""
     known, final = some.speedup[np.isfinite(some.speedup)], _final_row(data)
-    bottom = min([float(np.quantile(known, 0.02)), *(m.low for m in data.milestones[:1]), 1.0])
-    top = max([float(known.max()), *(m.high for m in data.milestones), 1.0, final["y"] if final else 0.0])
+    bottom = min(float(np.quantile(known, 0.02)), data.milestones[0].low, 1.0)
+    top = max(float(known.max()), *(m.high for m in data.milestones), 1.0, final["y"] if final else 0.0)
     return max(0.0, bottom - 0.15 * (top - bottom)), top + 0.08 * (top - bottom or top)
 
 
@@ -275,7 +259,7 @@ def _final_row(data: WorkloadOutcome) -> Spec | None:
     if timing is None or timing.stage != "final" or not timing.ratio:
         return None
     tip = f"final: {times(timing.ratio)} ({interval(timing.ratio_low, timing.ratio_high)})"
-    return {"y": 1 / timing.ratio, "text": f"{1 / timing.ratio:.3g}×", "tip": tip}
+    return {"y": 1 / timing.ratio, "text": f"final {1 / timing.ratio:.3g}×", "tip": tip}
 
 
 # Lineage: where the leader came from
@@ -369,8 +353,7 @@ _MOST_BARS, _LEAST_SHARE, _SURE_OF = 12, 0.005, 50
 
 def _draw_importance(data: WorkloadOutcome, some: Population) -> Figure | None:
     """How much each parameter had to do with being among the best."""
-    known = [(i, i.importance) for i in data.importance if i.importance is not None]
-    shown = [(i, share) for i, share in known if share >= _LEAST_SHARE][:_MOST_BARS]
+    shown = [(i, share) for i in data.importance if (share := i.importance or 0.0) >= _LEAST_SHARE][:_MOST_BARS]
     if not shown:
         return None
     tried = {p.name: p for p in some.parameters}
@@ -391,15 +374,14 @@ def _draw_importance(data: WorkloadOutcome, some: Population) -> Figure | None:
         "y": _word("name", [i.parameter for i, _ in shown], domain=False, labelLimit=150, labelColor=_INK,
                    labelFontWeight=bold),
     }  # fmt: skip
-    left, timed = len(known) - len(shown), shown[0][0].timed
+    timed = shown[0][0].timed
     return Figure(
         name="importance",
         title="Importance of the parameters",
         caption=(
             f"PED-ANOVA: how far the values among the best 10% of {counted(timed, 'timed candidate')} differ from those of"
-            " all; shares of the sum. Bold: structural choices."
+            f" all; shares of the sum. Bold: structural choices. Shown: {_MOST_BARS} at most, from {_LEAST_SHARE:.1%} on."
             + (" Rough: so few are among the best that chance may have chosen them." if timed < _SURE_OF else "")
-            + (f" {counted(left, 'parameter')} with less {'is' if left == 1 else 'are'} left out." if left else "")
         ),
         alt=", ".join(f"{i.parameter} {percent(share, 1)}" for i, share in shown) + ".",
         layers=[
@@ -407,48 +389,6 @@ def _draw_importance(data: WorkloadOutcome, some: Population) -> Figure | None:
             _layer(rows, "text", {**place, "text": {"field": "text"}}, align="left", dx=6, color=_MUTED, aria=False),
         ],
         height=_BAR_PX * len(rows) + 8,
-    )
-
-
-# Operators: who made the candidates as the search went on
-
-_PARTS, _COLOURS = 24, 8
-
-
-def _draw_operators(some: Population) -> Figure:
-    """What share of the candidates each operator made."""
-    operators = [name for name, _ in Counter(some.operator.tolist()).most_common()]
-    edges = np.linspace(0, len(some), min(_PARTS, len(some)) + 1)
-    all_made = np.histogram(np.arange(len(some)), edges)[0]
-    rows, keys = [], []
-    for place, name in enumerate(operators):
-        members = some.operator == name
-        best = np.nanmax(some.speedup[members], initial=0.0)
-        keys.append(f"{name}: {members.sum():,} tried, best {f'{best:.3f}×' if best else '–'}")
-        made = np.histogram(np.flatnonzero(members), edges)[0]
-        for part in np.flatnonzero(made).tolist():
-            tip = f"{name}\n{made[part]} of {all_made[part]} candidates from #{some.order[int(np.ceil(edges[part]))]} on"
-            rows.append({"x": edges[part], "x2": edges[part + 1], "made": int(made[part]), "place": place,
-                         "key": keys[-1], "tip": tip})  # fmt: skip
-    encoding = {
-        "x": {**_number("x", "candidates evaluated", (0, len(some)), tickCount=7), "bin": "binned"},
-        "x2": {"field": "x2"},
-        "y": {**_number("made", None, (0, 1), format="%", values=[0, 0.5, 1], grid=False), "stack": "normalize"},
-        "order": {"field": "place"},
-        "color": {
-            "field": "key", "type": "nominal", "legend": {"title": None, "orient": "bottom", "columns": 1},
-            "scale": {"domain": keys, "range": [f"var(--s{place % _COLOURS})" for place in range(len(keys))]},
-        },
-    }  # fmt: skip
-    return Figure(
-        name="operators",
-        title="Operators over time",
-        caption="Who made the candidates as the search went on. The table says what came of them.",
-        alt="; ".join(keys) + ".",
-        layers=[_layer(rows, "bar", encoding)],
-        height=180 + 16 * len(keys),
-        y_title="share of the candidates tried",
-        wide=True,
     )
 
 

@@ -11,7 +11,6 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Iterable
-from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -35,7 +34,6 @@ from evo.report.trials import TrialMirror
 __all__ = ["LivePages", "is_own_host", "open_server", "server_url"]
 
 _LISTED_RUNS = 500
-_KEPT_PAGES = 6
 _THREADS = 8
 _OPTUNA = ("/dashboard", "/api/", "/static/", "/csv/", "/favicon.ico")
 _HEADERS = [
@@ -101,7 +99,6 @@ class LivePages:
         self._db, self._host, self._named = db, host, named
         self._trials, self._optuna = trials, optuna
         self._making = threading.Lock()
-        self._made = lru_cache(_KEPT_PAGES)(self._make)
         self._app = Bottle()
         self._app.get("/", callback=lambda: self._frame("evo: runs", "/body"))
         self._app.get("/body", callback=self._body)
@@ -150,7 +147,7 @@ class LivePages:
             if request.get_header("If-None-Match") == tag:
                 response.status = 304
                 return ""
-            return self._made(name, state)
+            return self._make(name)
 
     def _state(self, name: str | None) -> str:
         """What changes whenever the page of a run, or of all runs, does."""
@@ -163,8 +160,7 @@ class LivePages:
         last = max((row.updated for row in rows), default=None)
         return f"{[row.uid for row in rows]} {last} {running}"
 
-    def _make(self, name: str | None, state: str) -> str:
-        """What stands in a frame. It is kept as long as the state is the same."""
+    def _make(self, name: str | None) -> str:
         with Store.open(self._db, write=False) as store:
             if name is None:
                 start = command_line(self._named, "search", "KERNEL")

@@ -22,12 +22,12 @@ from evo.errors import UsageError
 from evo.evaluation import within_noise
 from evo.lineage.database import command_line
 from evo.report import sentences
-from evo.report.figures import DARK, LIGHT, change_text, draw_workload, gain_text
+from evo.report.figures import COLOURS, change_text, draw_workload, gain_text
 from evo.report.sentences import run_headline, size
 from evo.report.text import counted, duration, interval, micro, percent, short, times, value_text, visible
 
 __all__ = [
-    "check_replaceable", "policy_of", "render", "render_body", "render_frame", "render_page", "write_figures", "write_page",
+    "check_replaceable", "policy_of", "render", "render_body", "render_frame", "render_page", "write_figures", "write_file",
 ]  # fmt: skip
 
 _GENERATOR = "evo report"
@@ -69,10 +69,8 @@ def render(template: str, **values: Any) -> str:
 
 @cache
 def _style() -> str:
-    text = (_FOLDER / "style.css").read_text(encoding="utf-8")
-    for name, colours in (("/*LIGHT*/", LIGHT), ("/*DARK*/", DARK)):
-        text = text.replace(name, "".join(f"--{key}:{colour};" for key, colour in colours.items()))
-    return text
+    colours = "".join(f"--{name}:light-dark({light},{dark});" for name, (light, dark) in COLOURS.items())
+    return (_FOLDER / "style.css").read_text(encoding="utf-8").replace("/*COLOURS*/", colours)
 
 
 @cache
@@ -119,11 +117,6 @@ def check_replaceable(out: Path) -> None:
         raise UsageError(f"--out {out} is there and is not a report of evo's; it is left as it is: name another file")
 
 
-def write_page(out: Path, page: str) -> None:
-    """Raises UsageError where the file cannot be written."""
-    _write(out, page.encode("utf-8", "replace"))
-
-
 def write_figures(folder: Path, data: RunOutcome) -> list[Path]:
     """Every figure as SVG and as PNG, named apart where a run has several workloads.
 
@@ -135,11 +128,12 @@ def write_figures(folder: Path, data: RunOutcome) -> list[Path]:
             name = f"w{number}-{figure.name}" if len(data.workloads) > 1 else figure.name
             for end, content in (("svg", figure.document().encode()), ("png", figure.png())):
                 written.append(folder / f"{name}.{end}")
-                _write(written[-1], content)
+                write_file(written[-1], content)
     return written
 
 
-def _write(out: Path, content: bytes) -> None:
+def write_file(out: Path, content: bytes) -> None:
+    """Raises UsageError where it cannot be written."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         if out.exists() and not out.is_file():  # a device or a pipe is written to, never replaced

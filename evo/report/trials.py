@@ -10,9 +10,14 @@ import threading
 import warnings
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import optuna
 from filelock import FileLock, Timeout
+from optuna.distributions import CategoricalDistribution
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, TrialState, create_trial
 from sqlalchemy import func, select
 from sqlalchemy.orm import aliased
 
@@ -29,14 +34,9 @@ from evo.problem.genome import Genome
 from evo.problem.space import Space
 from evo.report.text import visible
 
-if TYPE_CHECKING:
-    from optuna.distributions import CategoricalDistribution
-    from optuna.storages import BaseStorage
-    from optuna.trial import FrozenTrial
+__all__ = ["TrialMirror", "study_name"]
 
-__all__ = ["MOST_TRIALS", "TrialMirror", "study_name"]
-
-MOST_TRIALS = 50_000
+_MOST_TRIALS = 50_000
 """Of one run; more than that no browser shows."""
 _PAUSE_S = 2.0
 _JOURNAL_BEGINS = b'{"op_code":'
@@ -55,9 +55,6 @@ class TrialMirror:
 
     def __init__(self, db: str, journal: Path) -> None:
         """Raises UsageError for a journal that cannot be written, or that is none."""
-        import optuna
-        from optuna.storages.journal import JournalFileBackend
-
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         self._db, self.journal, self.writes = db, journal, True
@@ -74,7 +71,7 @@ class TrialMirror:
             raise UsageError(
                 f"cannot write {journal}: {error.strerror or error}; name another file with --optuna"
             ) from error
-        self.storage: BaseStorage = optuna.storages.JournalStorage(JournalFileBackend(str(journal)))
+        self.storage = JournalStorage(JournalFileBackend(str(journal)))
         self._wanted: set[str] = set()
         self._choices: dict[int, dict[str, CategoricalDistribution]] = {}
         self._stopping = threading.Event()
@@ -112,18 +109,17 @@ class TrialMirror:
 
     def copy(self, store: Store, name: str) -> None:
         """Writes the candidates of a run that are not written yet. Raises UnknownNameError."""
-        run, summary, spaces = store.run(name), find_run(store, name), None
+        run, summary = store.run(name), find_run(store, name)
         studies = {task.number: self._open_study(summary, task, run.uid) for task in summary.tasks}
-        for number, study in studies.items():
-            if study not in self._choices:
-                spaces = read_problem(summary).spaces if spaces is None else spaces
-                self._choices[study] = _choices(spaces.get(number))
+        if not self._choices.keys() >= set(studies.values()):
+            spaces = read_problem(summary).spaces
+            self._choices |= {study: _choices(spaces.get(number)) for number, study in studies.items()}
         written = {
             trial.user_attrs["order"]
             for study in studies.values()
             for trial in self.storage.get_all_trials(study, deepcopy=False)
         }
-        if len(written) >= min(summary.evaluations, MOST_TRIALS):
+        if len(written) >= min(summary.evaluations, _MOST_TRIALS):
             return
         original = aliased(_c)
         with store.reading() as connection:
@@ -135,7 +131,7 @@ class TrialMirror:
                 .join_from(_c, original, original.id == _c.same_code_as_id, isouter=True)
                 .where(_c.id.between(*key_range(run.id)))
                 .order_by(_c.id)
-                .limit(MOST_TRIALS)
+                .limit(_MOST_TRIALS)
             ).all()
         for row in rows:
             order = row.id % ORDERS_PER_RUN
@@ -147,22 +143,15 @@ class TrialMirror:
 
     def _open_study(self, run: RunSummary, task: TaskSummary, uid: str) -> int:
         """Its key. A study of another run that had the name is replaced."""
-        import optuna
-
         name = study_name(run.name, task.workload)
         for known in self.storage.get_all_studies():
-            if known.study_name == name and known.user_attrs.get("run_uid") == uid:
-                return known._study_id
             if known.study_name == name:
+                if known.user_attrs.get("run_uid") == uid:
+                    return known._study_id
                 self.storage.delete_study(known._study_id)
         study = optuna.create_study(study_name=name, storage=self.storage, direction="minimize")
         study.set_metric_names(["time over the reference's"])
-        facts = {
-            "run_uid": uid, "run": run.name, "workload": task.workload, "kernel": visible(run.kernel),
-            "device": visible(run.device), "sampler": run.sampler, "seed": run.seed,
-        }  # fmt: skip
-        for fact, value in facts.items():
-            study.set_user_attr(fact, value)
+        study.set_user_attr("run_uid", uid)
         return study._study_id
 
 
@@ -173,15 +162,11 @@ def _is_journal(path: Path) -> bool:
 
 def _choices(space: Space | None) -> dict[str, CategoricalDistribution]:
     """By parameter; none where the kernel is not known any more."""
-    from optuna.distributions import CategoricalDistribution
-
     return {visible(p.name): CategoricalDistribution(p.values) for p in (space.parameters if space else ())}
 
 
 def _trial(row: Any, about: dict[str, Any], choices: dict[str, CategoricalDistribution]) -> FrozenTrial:
     """A value that a study's parameter does not have, as of a kernel that has changed, is told under `elsewhere`."""
-    from optuna.trial import TrialState, create_trial
-
     named = {visible(name): value for name, value in Genome.from_json(row.genome).items}
     fitting = {n: v for n, v in named.items() if n in choices and v in choices[n].choices}
     passed = row.status in PASSED and row.score is not None

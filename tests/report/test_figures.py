@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ from recorded import Plan, record_run
 
 from evo.analysis.outcome import RunOutcome, read_outcome
 from evo.lineage.store import Store
-from evo.report.figures import DARK, LIGHT, Figure, draw_lineage, draw_workload
+from evo.report.figures import COLOURS, Figure, draw_lineage, draw_workload
 from evo.report.sentences import hardly_tried, importance_gap
 from evo.report.text import value_text
 
@@ -57,9 +56,7 @@ def test_a_lineage_has_a_mark_for_each_ancestor_that_says_change_and_gain(known:
     assert "gain over its first parent" in said[f"#w1-step-{gained.order}"]
 
 
-def test_every_candidate_is_in_one_cell_of_a_pair_and_in_one_part_of_the_operators(
-    known: dict[str, RunOutcome], drawn: dict[str, Figure]
-) -> None:
+def test_every_candidate_is_in_one_cell_of_a_pair(known: dict[str, RunOutcome], drawn: dict[str, Figure]) -> None:
     data = known["one"].workloads[0]
     assert data.candidates is not None
     pairs = [figure for name, figure in drawn.items() if name.startswith("pair-")]
@@ -68,9 +65,6 @@ def test_every_candidate_is_in_one_cell_of_a_pair_and_in_one_part_of_the_operato
         cells = {row["tip"]: row for layer in pair.layers for row in layer["data"]["values"]}
         assert sum(int(re.search(r"of (\d+) passed", tip)[1]) for tip in cells) == data.number  # type: ignore[index]
         assert max(row.get("best", 0) for row in cells.values()) == pytest.approx(data.milestones[-1].speedup)
-    made = Counter(data.candidates.operator.tolist())["mutation"]
-    assert drawn["operators"].alt.startswith(f"mutation: {made} tried, best ")
-    assert sum(row["made"] for row in drawn["operators"].layers[0]["data"]["values"]) == data.number
 
 
 def test_values_of_what_mattered_that_were_hardly_tried_are_named(known: dict[str, RunOutcome]) -> None:
@@ -100,13 +94,13 @@ def _contrast(one: str, other: str) -> float:
     return (a + 0.05) / (b + 0.05)
 
 
-@pytest.mark.parametrize("colours", [LIGHT, DARK], ids=["light", "dark"])
-def test_text_and_marks_keep_the_contrast_that_wcag_asks_for(colours: dict[str, str]) -> None:
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_text_and_marks_keep_the_contrast_that_wcag_asks_for(dark: bool) -> None:
+    colours = {name: shades[dark] for name, shades in COLOURS.items()}
     for text in ("ink", "muted", "accent", "warn", "good"):
         assert _contrast(colours[text], colours["paper"]) >= 4.5, text
         assert _contrast(colours[text], colours["soft"]) >= 4.5, text
-    for mark in ("dot", *(f"s{i}" for i in range(8))):
-        assert _contrast(colours[mark], colours["paper"]) >= 3, mark
+    assert _contrast(colours["dot"], colours["paper"]) >= 3
 
 
 def test_disturbed_times_are_on_the_line_only_where_there_are_no_others(tmp_path: Path) -> None:

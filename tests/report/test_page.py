@@ -85,7 +85,7 @@ def test_tables_name_their_rows_and_columns_and_figures_say_what_is_to_be_seen(p
     page = pages["two"]
     assert all(a.get("scope") in ("row", "col") for tag, a in page.tags if tag == "th")
     drawings = [a for tag, a in page.tags if tag == "svg"]
-    assert len(drawings) == 16
+    assert len(drawings) == 14
     assert all(a["role"] in ("img", "group") and len(a["aria-label"] or "") > 20 for a in drawings)
 
 
