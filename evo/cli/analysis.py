@@ -21,7 +21,6 @@ from evo.lineage.store import Store
 __all__ = ["failures", "importance", "operators", "pareto"]
 
 _BAR = 24
-_ALTERNATIVES = 3
 
 
 def failures(
@@ -113,8 +112,6 @@ def _print_report(console: Terminal, report: FailureReport, top: int, db: str) -
 def _print_rules(console: Terminal, report: FailureReport, top: int) -> None:
     if not report.rules:
         return
-    first = [rule for rule in report.rules if rule.more]
-    others = [rule for rule in report.rules if not rule.more][:_ALTERNATIVES]
     rows = [
         {
             "forbidding": f"{rule.rule}{' (the template does now)' if rule.kind == 'existing' else ''}",
@@ -126,7 +123,7 @@ def _print_rules(console: Terminal, report: FailureReport, top: int) -> None:
             ">seconds saved": f"{rule.seconds:.1f}",
             "": "loses the best" if rule.best_lost else "",
         }
-        for rule in [*first, *others][:top]
+        for rule in report.rules[:top]
     ]
     console.print()
     console.print_rows(rows)

@@ -53,7 +53,8 @@ def best(
     if not found:
         reason = f"in this database yet; start with: {command_line(db, 'search', kernel or 'KERNEL')}"
         if any(part is not None for part in (run, target, device, dtype, workload)):
-            reason = f"here of what you ask for{_devices(device, {r.device for r in searched})}"
+            devices = ", ".join(sorted({r.device for r in searched}))
+            reason = f"here of what you ask for; devices that were searched on: {visible(devices) or 'none'}"
         typer.echo(f"evo: nothing has passed the gate and its timed calls {reason}", err=True)
         raise typer.Exit(1)
 
@@ -97,13 +98,6 @@ def _say_marks(console: Terminal, found: Sequence[Best | ComparedRun], db: str) 
             "bold red",
         )
     console.say_disturbed(*(b.disturbed for b in found))
-
-
-def _devices(part: str | None, known: set[str]) -> str:
-    """Those there are, if none of them has that part in its name."""
-    if part is None or not known or any(part.lower() in name.lower() for name in known):
-        return ""
-    return f"; no device has {visible(part)!r} in its name; known: {visible(', '.join(sorted(known)))}"
 
 
 def runs(db: Db = DEFAULT_DB, json: Json = False) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Annotated
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from evo.analysis.candidates import CandidateRecord, TimingRecord, read_source
+from evo.analysis.candidates import CandidateRecord, read_source
 from evo.analysis.finals import Finalist, RefusedFinalist, RunFinals, WorkloadFinals, ceiling_note, read_run_finals
 from evo.analysis.times import RelativeTime
 from evo.cli.options import DEFAULT_DB, Db, Json, answer, command_line, make_console, print_json
@@ -116,33 +115,23 @@ def _print_timings(console: Terminal, record: CandidateRecord) -> None:
 
 
 def _timing_rows(record: CandidateRecord) -> Iterator[dict[str, object]]:
-    yield from (_timing_cells(t, "search") for t in record.timings if t.round == 0)
-    noise, races = record.noise_floor, {race.round: race for race in record.final_races}
-    for round_ in dict.fromkeys(t.round for t in record.timings if t.round):
-        name, race = "final" if round_ == 1 else f"final {round_}", races.get(round_)
-        timed = [t for t in record.timings if t.round == round_]
-        raced = [replace(t, contender="candidate") for t in timed if t.contender == FINALIST]
-        again = [t for t in timed if t.contender != FINALIST]
-        beside = race.timings if race else ()
-        if race and not race.beside:
-            raced, again, beside = again, [], tuple(t for t in beside if t.protocol != "hot")
-            name += ", winner's race"
-        yield from (_timing_cells(t, f"{name.partition(',')[0]}, all finalists", noise) for t in raced)
-        for t in sorted((*again, *beside), key=lambda t: t.protocol == "hot"):
-            yield _timing_cells(t, name, noise)
-
-
-def _timing_cells(t: TimingRecord, race: str, noise: float | None = None) -> dict[str, object]:
-    hot = t.protocol == "hot"
-    return {
-        "timed in": race,
-        "cache": "hot" if hot else "cold",
-        "contender": t.contender,
-        **time_cells(t, None if hot else noise),
-        ">samples": len(t.samples_us),
-        ">calls": t.calls_per_sample,
-        ">sets": t.sets,
-    }
+    """Of one final, first the race of all finalists, then the one that confirmed the winner, hot after cold."""
+    apart = {race.round for race in record.final_races if not race.beside}  # confirmed another candidate
+    timed = [(t, "all finalists" if t.contender == FINALIST or t.round in apart else "") for t in record.timings]
+    for race in record.final_races:
+        timed += [(t, "" if race.beside else "winner's race") for t in race.timings if race.beside or t.protocol != "hot"]
+    for t, which in sorted(timed, key=lambda row: (row[0].round, row[1] != "all finalists", row[0].protocol == "hot")):
+        stage = "search" if t.round == 0 else "final" if t.round == 1 else f"final {t.round}"
+        hot = t.protocol == "hot"
+        yield {
+            "timed in": f"{stage}, {which}" if which else stage,
+            "cache": "hot" if hot else "cold",
+            "contender": "candidate" if t.contender == FINALIST else t.contender,
+            **time_cells(t, None if hot or t.round == 0 else record.noise_floor),
+            ">samples": len(t.samples_us),
+            ">calls": t.calls_per_sample,
+            ">sets": t.sets,
+        }
 
 
 def _print_run(console: Terminal, run: RunFinals, db: str) -> None:

@@ -114,25 +114,18 @@ class Terminal(Console):
         self.print_table(table)
 
     def print_table(self, table: Table) -> None:
-        """The table, if it has rows. On a narrow terminal rich folds its columns, intervals only where there is no other
-        way; where even that is too wide, each field gets a line, as in psql's expanded display. In a file nothing is
-        folded."""
+        """The table, if it has rows. On a narrow terminal rich folds its columns; where even that is too wide, each field
+        gets a line, as in psql's expanded display. In a file nothing is folded."""
         if not table.row_count:
             return
         natural = [max(cell_len(str(text)) for text in (c.header, *c.cells)) for c in table.columns]
-
-        def least() -> int:
-            return sum(w if c.no_wrap else min(w, _FOLDED_WIDTH) for w, c in zip(natural, table.columns, strict=True))
-
+        folded = (w if c.no_wrap else min(w, _FOLDED_WIDTH) for w, c in zip(natural, table.columns, strict=True))
         gaps = len(natural)
         if not self.is_terminal:
             self.width = max(self.width, sum(natural) + 2 * gaps)
         if sum(natural) + 2 * gaps > self.width:
             table.padding = (0, 1, 0, 0)
-        if least() + gaps > self.width:
-            for column in table.columns:
-                column.no_wrap = column.no_wrap and str(column.header).strip() != "interval"
-        if least() + gaps <= self.width:
+        if sum(folded) + gaps <= self.width:
             self.print(table)
             return
         names = [f"{c.header}".strip() for c in table.columns]

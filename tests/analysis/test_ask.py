@@ -232,7 +232,7 @@ def test_what_is_no_name_at_all_is_said(lineage: evo.Lineage) -> None:
 def test_what_has_no_rows_has_no_headings_and_says_why(ask: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ended = ask("best", "--device", "H200")
     assert (ended.code, ended.out) == (1, "")
-    assert ended.sentence.endswith("; no device has 'H200' in its name; known: NVIDIA L4")
+    assert ended.sentence.endswith("here of what you ask for; devices that were searched on: NVIDIA L4")
     path = tmp_path / "empty.db"
     Store.open(path, write=True).close()
     for words in (["runs"], ["failures", "--all"]):
