@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -13,15 +14,15 @@ import typer
 from evo.analysis.best import find_best
 from evo.cli.options import DEFAULT_DB, Db, Json, Seed, TargetName, draw_seed, make_console, parse_legal, print_json
 from evo.cli.recorded import is_of
-from evo.cli.search import KernelContext, choose_arch, load_context, open_workers
+from evo.cli.search import choose_arch, load_context, open_workers
 from evo.cli.tables import Terminal, short, time_cells
 from evo.errors import EvoError, UsageError
-from evo.executors import RaceRequest, RaceResult, Request
+from evo.executors import RaceResult
 from evo.lineage.database import shown
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
-from evo.problem.kernel import Kernel, Workload
 from evo.search.run import check_workloads
+from evo.search.tasks import TaskExecutor
 from evo.targets import find_target
 
 __all__ = ["bench"]
@@ -65,57 +66,48 @@ def bench(
     for name in names:
         problem.baseline(name)
     drawn = draw_seed(seed)
-    limits = find_target(chosen).limits(context.arch)
-    named = [
-        [(text, parse_legal(text, problem.space(chosen, w, limits), "--genome")) for text in genome or ()] for w in workloads
-    ]
     records = []
     with open_workers(chosen, db) as executor:
-        for w, extra in zip(workloads, named, strict=True):
+        task = TaskExecutor(
+            executor=executor, kernel=kernel, target=chosen, arch=context.arch, workload=workloads[0], seed=drawn
+        )
+        tasks = [replace(task, workload=w) for w in workloads]
+        named = [[(text, parse_legal(text, task.space, "--genome")) for text in genome or ()] for task in tasks]
+        for task, extra in zip(tasks, named, strict=True):
             building = []
-            for name, a, g in _for_each([*_contenders(context, w, db), *extra], problem, w, archs, chosen):
-                built = executor.build(Request(kernel=kernel, target=chosen, arch=a, genome=g, workload=w))
-                building.append((f"{name} {a}" if len(archs) > 1 else name, g, built))
+            for name, a, g in _for_each([*_contenders(task, db), *extra], task, archs):
+                building.append((f"{name} {a}" if len(archs) > 1 else name, g, replace(task, arch=a).build(g)))
             builds = [(name, g, built.result()) for name, g, built in building]
             for name, _, build in builds:
                 if build.binary is None:
                     raise EvoError(f"{name} does not compile ({build.status}): {build.log.strip()[:400]}")
-            request = RaceRequest(
-                kernel=kernel,
-                target=chosen,
-                workload=w,
-                contenders=tuple(builds),
-                baselines=tuple(names),
-                seed=drawn,
-            )
-            result = executor.race(request).result()
+            result = task.race(builds, names)
             if not result.timings:
-                raise EvoError(f"the race for {w} could not be held: {result.log}")
+                raise EvoError(f"the race for {task.workload} could not be held: {result.log}")
             record = {
-                "workload": w.key,
+                "workload": task.workload.key,
                 "timings": result.timings,
                 "refused": [{"name": n, "reason": r} for n, r in result.refused],
             }
             records.append(record)
             if not json:
-                _print_race(make_console(), problem, w, result)
+                _print_race(make_console(), task, result)
     if json:
         head = {"kernel": problem.name, "target": chosen, "arch": context.arch, "archs": archs, "seed": drawn}
         print_json({**head, "workloads": records})
 
 
-def _contenders(context: KernelContext, workload: Workload, db: str) -> list[tuple[str, Genome]]:
+def _contenders(task: TaskExecutor, db: str) -> list[tuple[str, Genome]]:
     """The template's default, and the best candidate that the database has for this workload and device. A line on stderr
     says why a recorded one is left out, or that there is none."""
-    kernel, target = context.kernel, context.target
-    space = kernel.space(target, workload, find_target(target).limits(context.arch))
+    space, workload = task.space, task.workload
     default = "default", Genome.of(space.complete(space.default))
     if "://" not in db and not Path(db).exists():
         return [default]
-    device = find_target(target).device().name
+    device = find_target(task.target).device().name
     with Store.open(db, write=False) as store:
-        found = [b for b in find_best(store, target=target) if b.workload == workload.key]
-        known = [b for b in found if is_of(store, b.kernel, b.run, kernel)]
+        found = [b for b in find_best(store, target=task.target) if b.workload == workload.key]
+        known = [b for b in found if is_of(store, b.kernel, b.run, task.problem)]
     known.sort(key=lambda b: (b.device != device, b.unconfirmed, b.ratio))
     for best in known:
         if best.device != device:
@@ -132,7 +124,7 @@ def _contenders(context: KernelContext, workload: Workload, db: str) -> list[tup
 
 
 def _for_each(
-    contenders: Sequence[tuple[str, Genome]], kernel: Kernel, workload: Workload, archs: Sequence[str], target: str
+    contenders: Sequence[tuple[str, Genome]], task: TaskExecutor, archs: Sequence[str]
 ) -> Iterator[tuple[str, str, Genome]]:
     """(name, architecture, genome) of each contender for all architectures, without parameters that one does not have.
 
@@ -140,7 +132,7 @@ def _for_each(
     for name, genome in contenders:
         yield name, archs[0], genome
         for arch in archs[1:]:
-            space = kernel.space(target, workload, find_target(target).limits(arch))
+            space = replace(task, arch=arch).space
             if starts := space.with_initial_points([genome.parameters]).initial_points:
                 yield name, arch, Genome.of(starts[0])
                 continue
@@ -148,15 +140,15 @@ def _for_each(
             typer.echo(f"evo: {name} is not legal for {arch} ({'; '.join(broken)}): it is not timed there", err=True)
 
 
-def _print_race(console: Terminal, kernel: Kernel, workload: Workload, result: RaceResult) -> None:
-    cost = kernel.cost(workload)
+def _print_race(console: Terminal, task: TaskExecutor, result: RaceResult) -> None:
+    cost = task.problem.cost(task.workload)
     arithmetic = cost.flops > _ARITHMETIC * cost.bytes
     timings = sorted(result.timings, key=lambda t: t.median_us)
     rows = []
     for t in timings:
         rate = f"{cost.flops / t.median_us / 1e6:,.1f}" if arithmetic else f"{cost.bytes / t.median_us / 1e3:,.0f}"
         rows.append({"contender": t.contender, **time_cells(t), f">{'TFLOP/s' if arithmetic else 'GB/s'}": rate})
-    console.say(f"{kernel.title}, {workload.key}", "italic")
+    console.say(f"{task.problem.title}, {task.workload.key}", "italic")
     console.print_rows(rows)
     console.say_disturbed(*(t.disturbed for t in timings))
     for name, reason in result.refused:

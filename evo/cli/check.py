@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -29,15 +29,16 @@ from evo.cli.options import (
     make_console,
     print_json,
 )
-from evo.cli.recorded import build_request, find_candidate, find_winners, may_be_candidate, source_remark, task_of
+from evo.cli.recorded import find_candidate, find_winners, may_be_candidate, source_remark, task_of
 from evo.cli.screen import CheckLines
 from evo.cli.search import load_context, open_workers
 from evo.cli.tables import Terminal, counted, short, short_workload
 from evo.errors import DeviceError, StoreError, UnknownNameError, UsageError
 from evo.evaluation import Status
-from evo.executors import ExecutorConfig
+from evo.executors import ExecutorConfig, Request
 from evo.lineage.store import Store
-from evo.problem.kernel import find_kernel, kernel_names
+from evo.problem.genome import Genome
+from evo.problem.kernel import Workload, find_kernel, kernel_names
 from evo.sanitize import Sanitized, choose_tools
 from evo.sanitize import sanitize as run_tools
 from evo.search.check import Checked, check_candidate, check_kernel, check_workloads_of
@@ -92,12 +93,14 @@ def check(
             observe=None if json else CheckLines("branches"),
         )
     record = {
+        "kernel": problem.name,
         "arch": context.arch,
         "seed": drawn,
+        "compiled_only": why_not,
         "branches": [_branch_record(b) for b in branches],
         "not_timed": [{"workload": w.key, "reason": reason} for w, reason in not_timed.items()],
     }
-    answer(json, record, _print_branches, branches, problem.name, why_not)
+    answer(json, record, _print_branches)
     if not all(b.passed for b in branches):
         raise typer.Exit(1)
 
@@ -138,6 +141,7 @@ def _branch_record(branch: Checked) -> dict[str, Any]:
             timed = str(measured.status) if branch.passed_gate else "not run"
     return {
         "workload": branch.workload.key,
+        "passed": branch.passed,
         "changes": branch.changes,
         "genome": branch.genome.parameters,
         "build": str(build.status),
@@ -155,15 +159,13 @@ def _branch_record(branch: Checked) -> dict[str, Any]:
     }
 
 
-def _print_branches(
-    console: Terminal, record: dict[str, Any], branches: Sequence[Checked], kernel: str, why_not: str
-) -> None:
-    rows = []
-    for branch, b in zip(branches, record["branches"], strict=True):
+def _print_branches(console: Terminal, record: dict[str, Any]) -> None:
+    rows, branches = [], record["branches"]
+    for b in branches:
         known = b["registers"] is not None
-        gated = f"{branch.cases_passed} ok" if branch.passed_gate else b["gate"] or "-"
+        gated = f"{b['cases']} ok" if b["gate"] == "ok" else b["gate"] or "-"
         row = {
-            "workload": branch.workload,
+            "workload": short_workload(b["workload"]),
             "branch (what differs from the default)": " ".join(f"{k}={v}" for k, v in b["changes"].items()) or "default",
             ">registers": b["registers"],
             ">spills B": b["spill_bytes"] if known else None,
@@ -174,44 +176,44 @@ def _print_branches(
             ">timed size": (b["timed"] or "-").replace("_", " "),
         }
         rows.append(row)
-    console.print_rows(rows, ["" if b.passed else "red" for b in branches])
-    for branch, b in zip(branches, record["branches"], strict=True):
-        if not branch.passed:
-            console.say(f"{branch.workload} {branch.changes}: {b['log']}", "red", lines=True)
-    compiled = sum(b.build.status is Status.OK for b in branches)
-    text = f"{kernel} for {record['arch']}: {compiled} of {len(branches)} branches compiled"
-    if gated := [b for b in branches if b.measurement is not None]:
-        text += f", {sum(b.passed_gate for b in gated)} of {len(gated)} passed the gate"
-        if timed := [b for b in gated if b.timed]:
-            text += f", {sum(b.passed for b in timed)} of {len(timed)} at the size that is timed"
+    console.print_rows(rows, ["" if b["passed"] else "red" for b in branches])
+    for b in branches:
+        if not b["passed"]:
+            console.say(f"{short_workload(b['workload'])} {b['changes']}: {b['log']}", "red", lines=True)
+    compiled = sum(b["build"] == "ok" for b in branches)
+    text = f"{record['kernel']} for {record['arch']}: {compiled} of {len(branches)} branches compiled"
+    if gated := [b for b in branches if b["gate"]]:
+        text += f", {sum(b['gate'] == 'ok' for b in gated)} of {len(gated)} passed the gate"
+        if timed := [b for b in gated if b["timed"]]:
+            text += f", {sum(b['passed'] for b in timed)} of {len(timed)} at the size that is timed"
         text += f" (seed {record['seed']})"
     console.say(text)
     for untimed in record["not_timed"]:
         console.say(f"{untimed['workload']} was only gated, and not timed: {untimed['reason']}")
-    if why_not:
-        console.say(f"compiled only: {why_not}")
+    if record["compiled_only"]:
+        console.say(f"compiled only: {record['compiled_only']}")
 
 
 # -- a recorded candidate, compiled anew ----------------------------------------------------------------------
 
 
 def _check_candidate(recorded: CandidateRecord, seed: int, compile_only: bool, db: str, json: bool) -> None:
-    request = build_request(recorded)
-    why_not = _why_not_here(request.target, request.arch)
+    target = recorded.target
+    why_not = _why_not_here(target, recorded.arch)
     if why_not and not compile_only:
         raise DeviceError(f"{why_not}; to compile it only, add --compile-only")
     observe = None if json else CheckLines("workloads")
     # A cache of its own: what is checked is what the compiler makes now, not what it once made.
     with tempfile.TemporaryDirectory(prefix="evo-check-") as folder:
-        config = ExecutorConfig(builders=default_builders(find_target(request.target)), cache_dir=Path(folder))
-        with open_executor(request.target, config) as executor:
+        config = ExecutorConfig(builders=default_builders(find_target(target)), cache_dir=Path(folder))
+        with open_executor(target, config) as executor:
             task = task_of(recorded, executor, seed)
-            results = check_candidate(task, request.genome, gate=not compile_only, observe=observe)
+            results = check_candidate(task, Genome.of(recorded.parameters), gate=not compile_only, observe=observe)
     record = {
         "candidate": recorded.id,
-        "kernel": request.kernel,
-        "target": request.target,
-        "arch": request.arch,
+        "kernel": recorded.kernel,
+        "target": recorded.target,
+        "arch": recorded.arch,
         "seed": seed,
         "passed": all(r.passed for r in results),
         "remarks": list(_remarks(recorded, results[0], db)),
@@ -328,7 +330,14 @@ def sanitize(
         winners = find_winners(store, candidate, db)
     for recorded in winners:
         tools = choose_tools(recorded.target, tool)
-        found = run_tools(build_request(recorded), tools, seed=drawn, limit_s=limit, toolkits=_toolkits())
+        request = Request(
+            kernel=recorded.kernel,
+            target=recorded.target,
+            arch=recorded.arch,
+            genome=Genome.of(recorded.parameters),
+            workload=Workload.of(recorded.dims, recorded.dtype, recorded.options),
+        )
+        found = run_tools(request, tools, seed=drawn, limit_s=limit, toolkits=_toolkits())
         records.append(_sanitized_record(recorded, found, drawn, db))
         if not json:
             _print_sanitized(make_console(), records[-1])

@@ -13,15 +13,14 @@ from evo.cli.options import command_line
 from evo.cli.tables import short
 from evo.errors import UnknownNameError, UsageError
 from evo.lineage.store import Store
-from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel, Workload, kernel_names, template_root
 
 if TYPE_CHECKING:
-    from evo.executors import Executor, Request
+    from evo.executors import Executor
     from evo.search.tasks import TaskExecutor
 
 __all__ = [
-    "build_request", "find_candidate", "find_named", "find_winners", "is_of", "may_be_candidate", "read_winners",
+    "find_candidate", "find_named", "find_winners", "is_of", "may_be_candidate", "read_winners",
     "source_remark", "task_of",
 ]  # fmt: skip
 
@@ -74,26 +73,13 @@ def may_be_candidate(name: str) -> bool:
     return bool(name) and set(name.lower()) <= set(string.hexdigits)
 
 
-def build_request(record: CandidateRecord) -> Request:
-    """What builds it anew."""
-    from evo.executors import Request  # most commands only look at what is recorded
-
-    return Request(
-        kernel=record.kernel,
-        target=record.target,
-        arch=record.arch,
-        genome=Genome.of(record.parameters),
-        workload=Workload.of(record.dims, record.dtype, record.options),
-    )
-
-
 def task_of(record: CandidateRecord, executor: Executor, seed: int) -> TaskExecutor:
-    """What builds, gates and times candidates beside it."""
-    from evo.search.tasks import TaskExecutor
+    """What builds, gates and times it, and candidates beside it."""
+    from evo.search.tasks import TaskExecutor  # most commands only look at what is recorded
 
-    r = build_request(record)
+    workload = Workload.of(record.dims, record.dtype, record.options)
     return TaskExecutor(
-        executor=executor, kernel=r.kernel, target=r.target, arch=r.arch, workload=r.workload, seed=seed
+        executor=executor, kernel=record.kernel, target=record.target, arch=record.arch, workload=workload, seed=seed
     )
 
 

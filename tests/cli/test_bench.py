@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from evo.analysis.runs import list_runs
 from evo.cli.bench import _contenders, _for_each
 from evo.cli.recorded import is_of
-from evo.cli.search import KernelContext, read_initial_points
+from evo.cli.search import read_initial_points
 from evo.errors import UsageError
 from evo.evaluation import Candidate, Proposal
 from evo.lineage import Environment
@@ -18,6 +19,7 @@ from evo.lineage.models import public_id
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel, load_kernel
+from evo.search.tasks import TaskExecutor
 from evo.targets import find_target
 from tests.landscape import random_search
 from tests.lineage import samples as s
@@ -32,7 +34,8 @@ def test_a_genome_goes_without_what_an_architecture_lacks(capsys: pytest.Capture
     space = kernel.space("cuda", workload, find_target("cuda").limits("sm_90"))
     early = Genome.of(space.complete({"launch": "programmatic", "block_n": 128}))
     large = Genome.of(space.complete({"launch": "plain", "block_n": 256, "k_stages": 2, "v_stages": 2}))
-    found = list(_for_each([("early", early), ("large", large)], kernel, workload, ["sm_90", "compute_89"], "cuda"))
+    task = TaskExecutor(executor=NONE, kernel="attention", target="cuda", arch="sm_90", workload=workload, seed=1)
+    found = list(_for_each([("early", early), ("large", large)], task, ["sm_90", "compute_89"]))
     assert [(name, arch) for name, arch, _ in found] == [("early", "sm_90"), ("early", "compute_89"), ("large", "sm_90")]
     assert found[0][2] == early
     assert found[1][2].parameters == {n: v for n, v in early.parameters.items() if n not in ("launch", "split_kv")}
@@ -41,6 +44,8 @@ def test_a_genome_goes_without_what_an_architecture_lacks(capsys: pytest.Capture
     assert told.endswith("it is not timed there\n")
 
 
+NONE: Any = None
+"""The executor: nothing is run."""
 HERE = find_target("cpu").device().name
 
 
@@ -60,8 +65,9 @@ def record(db: str, called: str, kernel: Kernel, *, device: str = HERE, mode: st
 
 
 def contenders(kernel: Kernel, db: str) -> list[str]:
-    setup = KernelContext(kernel=kernel, target="cpu", arch="native")
-    return [name for name, _ in _contenders(setup, kernel.example("cpu"), db)]
+    place, workload = str(kernel.folder), kernel.example("cpu")
+    task = TaskExecutor(executor=NONE, kernel=place, target="cpu", arch="native", workload=workload, seed=1)
+    return [name for name, _ in _contenders(task, db)]
 
 
 def test_what_was_recorded_of_a_kernel_is_timed_whatever_its_folder_was_called(
