@@ -136,13 +136,10 @@ def sanitize(
         raise DeviceError(f"{reason}: sanitize it where it does")
     source = render(kernel, request.target, request.genome, request.workload, request.arch)
     session = target.open()
-    try:
-        job = _Job(kernel, request, source, tuple(_draw_calls(kernel, request, session, seed)), limit_s)
-        reports = tuple(
-            _under_compute_sanitizer(job, tool, sanitizer) if sanitizer else _under_gcc(job, tool) for tool in tools
-        )
-    finally:
-        session.close()
+    job = _Job(kernel, request, source, tuple(_draw_calls(kernel, request, session, seed)), limit_s)
+    reports = tuple(
+        _under_compute_sanitizer(job, tool, sanitizer) if sanitizer else _under_gcc(job, tool) for tool in tools
+    )
     return Sanitized(source_digest=source.digest, cases=tuple(c.name for c in job.calls), reports=reports)
 
 

@@ -53,19 +53,16 @@ def test_every_point_of_the_example_compiles(kernel: Kernel, tmp_path: Path) -> 
 def test_every_point_of_the_example_passes_its_gate(kernel: Kernel, tmp_path: Path) -> None:
     target, workload = find_target("cuda"), kernel.workload("cuda", "rows=64,cols=1000,dtype=float16")
     session = target.open()
-    try:
-        arch = session.info.arch
-        gate = Gate(kernel, "cuda", session, seed=1)
-        for point in kernel.space("cuda", workload, session.limits).points():
-            source = render(kernel, "cuda", Genome.of(point), workload, arch)
-            loaded = session.load(target.compile(source, arch, tmp_path), kernel.entry)
-            cases = [
-                (case, kernel.launch("cuda", point, case.workload, session.limits))
-                for case in kernel.cases("cuda", workload)
-            ]
-            checks = gate.run(loaded, cases)
-            loaded.close()
-            assert len(checks) == len(cases)
-            assert all(check.passed for check in checks), checks[-1].reason
-    finally:
-        session.close()
+    arch = session.info.arch
+    gate = Gate(kernel, "cuda", session, seed=1)
+    for point in kernel.space("cuda", workload, session.limits).points():
+        source = render(kernel, "cuda", Genome.of(point), workload, arch)
+        loaded = session.load(target.compile(source, arch, tmp_path), kernel.entry)
+        cases = [
+            (case, kernel.launch("cuda", point, case.workload, session.limits))
+            for case in kernel.cases("cuda", workload)
+        ]
+        checks = gate.run(loaded, cases)
+        loaded.close()
+        assert len(checks) == len(cases)
+        assert all(check.passed for check in checks), checks[-1].reason

@@ -54,7 +54,6 @@ class ExecutorConfig:
     """Of a builder, and of each compiler that it starts."""
     candidate_memory_bytes: int = 1 << 30
     """What a candidate on the CPU may take beyond twice its data."""
-    device_index: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ where it is timed. Only a fault that the device itself names is the candidate's 
 from __future__ import annotations
 
 import signal
-import sys
+import statistics
 import time
 from collections import deque
 from collections.abc import Callable
@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from evo.errors import DeviceError, EngineError
 from evo.evaluation import Evaluation, Status
 from evo.executors import ExecutorConfig, InFlight, RaceRequest, RaceResult, Request
-from evo.executors._limits import AdaptiveTimeout, adopt_orphans, confine, limit_data, reap_child
-from evo.executors._processes import end_with_command
+from evo.executors._processes import adopt_orphans, confine, end_with_command, limit_data, reap_child
 from evo.executors._worker import Worker, WorkerLost, enter_stage
 from evo.problem.kernel import Workload, load_kernel
 from evo.targets import Session, classify, find_target
@@ -31,7 +30,7 @@ from evo.targets import Session, classify, find_target
 if TYPE_CHECKING:
     from evo.measure.harness import TimingHarness  # imports PyTorch
 
-__all__ = ["Device", "Job", "deliver"]
+__all__ = ["AdaptiveTimeout", "Device", "Job", "deliver"]
 
 _OPENING_S = 180.0
 _READY_S = 600.0
@@ -44,8 +43,6 @@ _UNLIMITED = 1 << 60
 
 _PROBE_ELEMENTS = 1 << 16
 
-_NUMBERS = [1.0, 2.0**-60, sys.float_info.min]  # a list, so that nothing is computed ahead
-
 _ATTEMPTS = 2
 """Of a candidate, and of the device to get ready."""
 
@@ -55,6 +52,31 @@ _JUDGED = frozenset({"gate", "timing", "race"})
 """Stages in which candidates run."""
 
 _NAMED_FAULTS = frozenset({Status.ILLEGAL_ADDRESS, Status.MISALIGNED_ADDRESS, Status.TRAP})
+
+
+_FACTOR = 20.0
+"""A candidate that takes this many times the median of those that passed is not worth waiting for."""
+
+_REMEMBERED = 64
+
+
+class AdaptiveTimeout:
+    """How long something may take: 20 times the median of what has passed, so that a hang costs little. Never less than
+    `floor_s`, for the machine may be busy; `ceiling_s` at most, and before anything is known. Safe to use from several
+    threads: a deque takes one more, and is copied, in one step."""
+
+    def __init__(self, *, floor_s: float, ceiling_s: float) -> None:
+        self._floor_s, self._ceiling_s = floor_s, ceiling_s
+        self._seconds: deque[float] = deque(maxlen=_REMEMBERED)
+
+    def note(self, seconds: float) -> None:
+        """Of something that went well."""
+        self._seconds.append(seconds)
+
+    def limit_s(self) -> float:
+        if not self._seconds:
+            return self._ceiling_s
+        return min(self._ceiling_s, max(self._floor_s, _FACTOR * statistics.median(list(self._seconds))))
 
 
 class Data(NamedTuple):
@@ -75,7 +97,7 @@ class Job:
     """A request, and the future that waits for its result. Of `Data`: make it ready, nobody waits."""
 
     request: Request | RaceRequest | Data
-    future: Future[Any] | None = None
+    future: Future[Any] = field(default_factory=Future)
     fresh: bool = False
     """It is to be done in a process that has not been used."""
     attempts: int = 0
@@ -118,11 +140,11 @@ class Device:
     def post(self, job: Job) -> None:
         """Behind those posted before, of which there may be none if the job needs a fresh process."""
         if isinstance(job.request, Data):
-            if self._worker is None and self._posted:
-                return  # those posted are sent to the next process first
-            self.open()
+            if not self._posted:  # else it is there, or those posted are sent to the next one first
+                self.open()
             if self._worker is not None:
                 self._worker.post(make_ready, job.request, answered=False)
+            deliver(job.future, None)
             return
         self._posted.append(job)
         if self._worker is not None and not job.fresh:
@@ -304,10 +326,8 @@ def _failure(
     return Evaluation(status=status, checks=checks, log=log, device_lost=True)
 
 
-def deliver(future: Future[Any] | None, result: object) -> None:
+def deliver(future: Future[Any], result: object) -> None:
     """Tells a result, or an exception."""
-    if future is None:
-        return
     with suppress(InvalidStateError):  # it was cancelled meanwhile
         if isinstance(result, CancelledError):
             future.cancel()
@@ -325,8 +345,6 @@ class _State:
     """Of this process."""
 
     target: str = ""
-    index: int = 0
-    """Which of the target's devices is its own."""
     memory_bytes: int = 0
     """What a candidate may take beyond twice its data, where its memory is limited."""
     used: bool = False
@@ -338,13 +356,13 @@ class _State:
 _state = _State()
 
 
-def prepare_device(target: str, index: int, scratch: Path, memory_bytes: int) -> None:
+def prepare_device(target: str, scratch: Path, memory_bytes: int) -> None:
     """Opens nothing yet."""
     confine(scratch, limit_files=find_target(target).shares_cores)
     adopt_orphans()
     end_with_command()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a candidate that spins gives Python no turn to handle it
-    _state.target, _state.index, _state.memory_bytes = target, index, memory_bytes
+    _state.target, _state.memory_bytes = target, memory_bytes
 
 
 @cache
@@ -353,7 +371,7 @@ def session() -> Session:
     import torch
 
     torch.set_grad_enabled(False)
-    return find_target(_state.target).open(_state.index)
+    return find_target(_state.target).open()
 
 
 @cache
@@ -409,8 +427,7 @@ def judge(request: Request | RaceRequest) -> Evaluation | RaceResult:
     """Gates a candidate, and times it if it passes and that is asked for. Its stages are "opening", "gate" and "timing",
     with "ready" before either if there are data to be made. A race has the stage "race" in their place.
 
-    A fault may first show in a call of PyTorch: an allocation that fails, an error of the device. A candidate on the CPU may
-    change how its process computes, also for the candidates after it.
+    A fault may first show in a call of PyTorch: an allocation that fails, an error of the device.
     Raises DeviceError, UsageError; otherwise only if evo itself is broken.
     """
     data, is_race = Data.of(request), isinstance(request, RaceRequest)
@@ -422,10 +439,9 @@ def judge(request: Request | RaceRequest) -> Evaluation | RaceResult:
         make_ready(data)
         enter_stage("timing", found)
 
-    before = _arithmetic() if session().device.type == "cpu" else None
     try:
         harness = _harness(data)
-        result = harness.race(request) if isinstance(request, RaceRequest) else harness.measure(request, gated)
+        return harness.race(request) if isinstance(request, RaceRequest) else harness.measure(request, gated)
     except (RuntimeError, MemoryError) as error:
         text = f"{type(error).__name__}: {error}"
         status = classify("OUT OF MEMORY" if isinstance(error, MemoryError) else text, Status.OK)
@@ -436,25 +452,3 @@ def judge(request: Request | RaceRequest) -> Evaluation | RaceResult:
                 return _failure(request, Status.LAUNCH_ERROR, text)
             raise
         return _failure(request, status, text)
-    if before is not None and (reason := _changed_arithmetic(before)):
-        return _failure(request, Status.CRASH, reason)
-    return result
-
-
-def _arithmetic() -> tuple[int, tuple[float, ...]]:
-    """The number of threads that PyTorch computes with, and sums that depend on the rounding mode.
-
-    A call of omp_set_num_threads changes the first. A rounding mode that is not restored changes the second, and so does
-    code linked with -ffast-math, where denormal numbers count as zero.
-    """
-    import torch
-
-    one, tiny, smallest = _NUMBERS
-    return torch.get_num_threads(), (one + tiny, one - tiny, -one - tiny, smallest / 2)
-
-
-def _changed_arithmetic(before: tuple[int, tuple[float, ...]]) -> str:
-    threads, rounding = _arithmetic()
-    if threads != before[0]:
-        return f"it changed with how many threads its process computes, from {before[0]} to {threads}"
-    return "it changed how its process rounds floating-point numbers" if rounding != before[1] else ""

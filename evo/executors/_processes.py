@@ -1,4 +1,4 @@
-"""Where workers come from, and how they end with all that they started.
+"""Where workers come from, what they may take, and how they end with all that they started.
 
 Workers are forked from a server that has imported what they need, once: that takes seconds, a fork milliseconds. The server
 opens no device and starts no thread pool, so that its children may. It says nothing on the terminal, and nor do they.
@@ -7,14 +7,18 @@ A process tree is hard to end: children leave their parent's process group (ninj
 the server takes in orphans (Linux), and what it has for children beside the workers is a stray. When the server ends,
 because the command has ended however it did, everything below it ends too: even a stopped process, which could not see to
 that itself. Each worker watches the command as well (`end_with_command`).
+
+Limits hold accidents, not attackers: a candidate is code that runs as the user.
 """
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import multiprocessing
 import multiprocessing.connection
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -25,25 +29,31 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import forkserver, resource_tracker
-from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from evo.executors._limits import SCRATCH, adopt_orphans, write_output_to
-
 __all__ = [
+    "SCRATCH",
     "STARTING",
+    "WORKERS",
+    "adopt_orphans",
+    "confine",
     "end_strays",
     "end_tree",
     "end_with_children",
     "end_with_command",
     "known_workers",
     "leave_server",
+    "limit_data",
+    "reap_child",
     "start_server",
-    "worker_context",
+    "write_output_to",
 ]
+
+SCRATCH = "evo-work-"
+"""How folders for temporary files are called; the number of the command's process follows."""
 
 _IMPORTED = [
     "evo.executors._processes",  # first: from then on nothing is said on the terminal
@@ -51,6 +61,10 @@ _IMPORTED = [
     "evo.executors.local",
     "evo.measure.harness",
 ]
+
+WORKERS = multiprocessing.get_context("forkserver")
+"""What workers are started by."""
+WORKERS.set_forkserver_preload(_IMPORTED)
 
 STARTING = threading.Lock()
 """Held while a worker starts, or its end is taken note of: between the two it is in `known_workers`."""
@@ -60,24 +74,26 @@ known_workers: set[int] = set()
 _ROUNDS = 50
 _PAUSE_S = 0.01
 
+_FILE_BYTES = 1 << 30
+"""The largest file that a compiler may write, or a candidate on the CPU."""
+
+_OOM_SCORE = 500
+"""When memory runs out, the system ends a worker before the command and the user's own programs."""
+
+_SET_CHILD_SUBREAPER = 36
+_ANY_CHILD = 0x40000000
+"""__WALL: also children that were not made by fork."""
+
 
 # -- the server ---------------------------------------------------------------------------------------------------
 
 
-def worker_context() -> BaseContext:
-    """What workers are started by."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_IMPORTED)
-    return context
-
-
 def start_server() -> None:
-    """Starts it ahead of its first worker, so that it gets ready while the command reads its arguments.
+    """Starts the server ahead of its first worker, so that it gets ready while the command reads its arguments.
 
     With SIGINT blocked, in it and in all its children: ^C on the terminal goes to every process there, and it is
     for the command alone to decide what becomes of its workers.
     """
-    worker_context()
     resource_tracker.ensure_running()  # first, for it leaves SIGINT unblocked
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -97,7 +113,7 @@ def _become_server() -> None:
 
     def end() -> None:
         if os.getpid() == server:  # and not one of the workers, which have this function too
-            _end_all(lambda: _children(server))
+            _end_all(lambda: _descendants(server, recursive=False))
             for folder in Path(tempfile.gettempdir()).glob(f"{SCRATCH}{command}-*"):
                 shutil.rmtree(folder, ignore_errors=True)
 
@@ -138,6 +154,55 @@ def end_with_children() -> None:
     os._exit(1)
 
 
+# -- what a worker may take -------------------------------------------------------------------------------------------
+
+
+def write_output_to(path: Path) -> None:
+    """Points the standard output and error at a file, for this process and its children."""
+    target = os.open(path, os.O_CREAT | os.O_RDWR | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    for descriptor in (1, 2):
+        os.dup2(target, descriptor)
+    os.close(target)
+
+
+def adopt_orphans() -> None:
+    """Processes below this one whose parents are gone become its own children, not the system's (Linux)."""
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def confine(scratch: Path, *, limit_files: bool) -> None:
+    """For a worker and what it starts: temporary files lie in `scratch`, and are of limited size where that is asked for.
+    Not in the driver's own process of a GPU."""
+    _limit(resource.RLIMIT_CORE, 0)
+    if limit_files:
+        _limit(resource.RLIMIT_FSIZE, _FILE_BYTES)
+    # Python has this signal ignored, and compilers are not to inherit that it is not.
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
+    tempfile.tempdir = os.environ["TMPDIR"] = str(scratch)  # what a killed worker leaves goes with the folder
+
+
+def limit_data(further_bytes: int, *, times_held: int = 1) -> None:
+    """Lets this process, and each of its children, have `further_bytes` beyond so many times what it holds now.
+
+    Data, not address space: mapped libraries are gigabytes that nobody pays for. There is no limit where the system does not
+    tell what a process holds (not Linux).
+    """
+    with suppress(OSError, ValueError, IndexError):
+        status = Path("/proc/self/status").read_text()
+        held = int(status.partition("VmData:")[2].split(None, 1)[0]) << 10  # asked for, touched or not
+        _limit(resource.RLIMIT_DATA, times_held * held + further_bytes)
+
+
+def _limit(what: int, value: int) -> None:
+    """Soft limits: the engine raises them again where it needs more."""
+    hard = resource.getrlimit(what)[1]
+    with suppress(OSError, ValueError):
+        resource.setrlimit(what, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
+
+
 # -- the process tree ---------------------------------------------------------------------------------------------
 
 
@@ -156,10 +221,23 @@ def end_strays() -> None:
 
     def find() -> list[psutil.Process]:
         with STARTING:
-            return [p for p in _children(server) if p.pid not in known_workers]
+            return [p for p in _descendants(server, recursive=False) if p.pid not in known_workers]
 
     if server is not None:
         _end_all(find)
+
+
+def reap_child() -> bool:
+    """Whether this process has a child, running or just ended; one that has ended is taken note of."""
+    for options in (os.WNOHANG | _ANY_CHILD, os.WNOHANG):
+        try:
+            os.waitpid(-1, options)
+            return True
+        except ChildProcessError:
+            return False
+        except OSError:  # not Linux: without the first option
+            continue
+    return False
 
 
 def _end_all(find: Callable[[], list[psutil.Process]]) -> None:
@@ -173,20 +251,15 @@ def _end_all(find: Callable[[], list[psutil.Process]]) -> None:
         time.sleep(_PAUSE_S)
 
 
-def _children(pid: int) -> list[psutil.Process]:
-    found = []
-    for process in _descendants(pid, recursive=False):
-        with suppress(psutil.Error):
-            if process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
-
-
 def _descendants(pid: int, *, recursive: bool = True) -> list[psutil.Process]:
+    """Those that have not ended."""
+    found = []
     with suppress(psutil.Error):
-        found: list[psutil.Process] = psutil.Process(pid).children(recursive=recursive)
-        return found
-    return []
+        for process in psutil.Process(pid).children(recursive=recursive):
+            with suppress(psutil.Error):  # it has ended just now
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+    return found
 
 
 def _kill(processes: list[psutil.Process]) -> None:

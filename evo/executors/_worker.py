@@ -14,6 +14,7 @@ import re
 import select
 import signal
 import struct
+import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -26,8 +27,16 @@ from typing import Any
 
 from evo.errors import DeviceError, EngineError, EvoError
 from evo.evaluation import Status
-from evo.executors._limits import SideEffectCheck, identity, write_output_to
-from evo.executors._processes import STARTING, end_strays, end_tree, known_workers, leave_server, worker_context
+from evo.executors._processes import (
+    STARTING,
+    WORKERS,
+    end_strays,
+    end_tree,
+    known_workers,
+    leave_server,
+    reap_child,
+    write_output_to,
+)
 from evo.targets import classify
 
 __all__ = ["Worker", "WorkerLost", "enter_stage", "exit_status", "ran_out_of_memory"]
@@ -49,6 +58,8 @@ _CANNOT_ANSWER = 97
 _HEADER = struct.Struct("=8sQ")
 _MAGIC = b"\x00evo\xffmsg"
 _CHUNK_BYTES = 1 << 20
+
+_NUMBERS = [1.0, 2.0**-60, sys.float_info.min]  # a list, so that nothing is computed ahead
 
 _numbers = itertools.count()
 
@@ -92,8 +103,7 @@ class Worker:
         self, scratch: Path, prepare: Callable[..., None], arguments: tuple[Any, ...], *, candidates: bool = False
     ) -> None:
         self._output = scratch / f"output-{os.getpid()}-{next(_numbers)}"
-        context = worker_context()
-        self._connection, theirs = context.Pipe()
+        self._connection, theirs = WORKERS.Pipe()
         self.stage = ""
         """That of the task whose answer is waited for."""
         self.since_s = time.monotonic()
@@ -107,11 +117,15 @@ class Worker:
         self._started = False
         self._outgoing, self._received = bytearray(), bytearray()
         with STARTING:
-            self._process = context.Process(  # type: ignore[attr-defined]
-                target=_serve, args=(theirs, self._output, prepare, arguments, candidates), name="evo-worker", daemon=True
+            self._process = WORKERS.Process(
+                target=_serve,
+                args=(theirs, self._output, prepare, arguments, candidates),
+                name="evo-worker",
+                daemon=True,
             )
             self._process.start()
-            self.pid: int = self._process.pid
+            assert self._process.pid is not None
+            self.pid = self._process.pid
             known_workers.add(self.pid)
         theirs.close()
         os.set_blocking(self._connection.fileno(), False)
@@ -282,12 +296,14 @@ def exit_status(exitcode: int) -> tuple[Status, str]:
 
 
 class _Inside:
-    """The worker's own end of the pipe, and of what it does between two messages."""
+    """The worker's own end of the pipe; and, where candidates run in its process, what they must leave as they found it."""
 
-    def __init__(self, descriptor: int, *, candidates: bool) -> None:
-        self._pipe, self._identity, self._pid = descriptor, identity(descriptor), os.getpid()
-        self._tasks = open(descriptor, "rb", closefd=False)  # noqa: SIM115
-        self._check = SideEffectCheck(descriptor) if candidates else None
+    def __init__(self, pipe: int, *, candidates: bool) -> None:
+        self._pipe, self._pid, self._candidates = pipe, os.getpid(), candidates
+        self._tasks = open(pipe, "rb", closefd=False)  # noqa: SIM115
+        self._files = {descriptor: _identity(descriptor) for descriptor in (0, 1, 2, pipe)}
+        self._folder = Path.cwd().stat()
+        self._arithmetic = _arithmetic() if candidates else None
 
     def run_next(self) -> None:
         """Raises EOFError if there will be none."""
@@ -308,12 +324,29 @@ class _Inside:
     def check(self) -> None:
         """Raises _SideEffectError."""
         self._end_copy()
-        if self._check is not None and (found := self._check.found()):
-            raise _SideEffectError(found)
+        if self._candidates and (done := self._side_effect()):
+            raise _SideEffectError(done)
+
+    def _side_effect(self) -> str:
+        """What was done that no computation does, in a few words; empty if nothing was. Ends no process."""
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        if closed := [str(d) for d, file in self._files.items() if _identity(d) != file]:
+            return f"closed file descriptor {', '.join(closed)} of its process"
+        try:
+            moved = not os.path.samestat(Path.cwd().stat(), self._folder)
+        except OSError:
+            moved = True
+        if moved:
+            return "changed the working directory of its process"
+        if _arithmetic() != self._arithmetic:
+            return "changed with how many threads its process computes, or how it rounds floating-point numbers"
+        return "started another process" if reap_child() else ""
 
     def send(self, message: _Answer) -> None:
         self._end_copy()
-        if identity(self._pipe) != self._identity:
+        if _identity(self._pipe) != self._files[self._pipe]:
             os._exit(_CANNOT_ANSWER)
         body = pickle.dumps(message)
         data = memoryview(_HEADER.pack(_MAGIC, len(body)) + body)
@@ -324,6 +357,27 @@ class _Inside:
         """A candidate that forks goes on in two processes."""
         if os.getpid() != self._pid:
             os._exit(0)
+
+
+def _identity(descriptor: int) -> tuple[int, int] | None:
+    """Which file an open descriptor stands for; None if it is closed."""
+    try:
+        found = os.fstat(descriptor)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _arithmetic() -> tuple[float, ...]:
+    """The number of threads that PyTorch computes with, and sums that depend on the rounding mode.
+
+    A call of omp_set_num_threads changes the first. A rounding mode that is not restored changes the others, and so does
+    code linked with -ffast-math, where denormal numbers count as zero.
+    """
+    import torch
+
+    one, tiny, smallest = _NUMBERS
+    return torch.get_num_threads(), one + tiny, one - tiny, -one - tiny, smallest / 2
 
 
 _inside: list[_Inside] = []

@@ -7,7 +7,6 @@ share cores. Each builder has a thread, and so has the device; what happens to a
 from __future__ import annotations
 
 import os
-import queue
 import shutil
 import signal
 import tempfile
@@ -24,9 +23,15 @@ from typing import Any
 from evo.errors import CompileError, EngineError, TemplateError
 from evo.evaluation import Build, Evaluation, Status
 from evo.executors import ExecutorConfig, InFlight, RaceRequest, RaceResult, Request
-from evo.executors._device import Data, Device, Job, deliver, prepare_device
-from evo.executors._limits import SCRATCH, AdaptiveTimeout, confine, limit_data
-from evo.executors._processes import end_with_children, end_with_command, start_server
+from evo.executors._device import AdaptiveTimeout, Data, Device, Job, deliver, prepare_device
+from evo.executors._processes import (
+    SCRATCH,
+    confine,
+    end_with_children,
+    end_with_command,
+    limit_data,
+    start_server,
+)
 from evo.executors._worker import Worker, WorkerLost, ran_out_of_memory
 from evo.problem.kernel import Workload, load_kernel
 from evo.problem.render import render
@@ -55,17 +60,15 @@ class LocalExecutor:
         self._outstanding: set[Future[Any]] = set()
         self._closed = False
         self._changed = threading.Condition()
-        """Guards all of this object but the device, and tells the device's thread that something has changed."""
-        self._builds: queue.SimpleQueue[tuple[Request, Future[Build]] | None] = queue.SimpleQueue()
-        self._held_builds: list[tuple[Request, Future[Build]]] = []
-        self._building = 0
-        """Builds that are neither held nor done."""
+        """Guards all of this object but the device, and tells its threads that something has changed."""
+        self._builds: deque[Job] = deque()
+        self._measurements: deque[Job] = deque()
         self._builders: list[Worker | None] = [None] * config.builders
         self._building_at: list[tuple[Request, float] | None] = [None] * config.builders
         """By builder: what it is at, and since when by time.monotonic()."""
         self._build_timeout = AdaptiveTimeout(floor_s=config.build_floor_s, ceiling_s=config.build_timeout_s)
-        self._measurements: deque[Job] = deque()
         self._measuring = False
+        """It is the device's turn."""
         self._renewed = False
         self._device = Device(self._start_device, config, host_code=self._turns)
         self._threads = [threading.Thread(target=self._serve_device, name="evo-device", daemon=True)]
@@ -78,26 +81,16 @@ class LocalExecutor:
     # -- the seam -----------------------------------------------------------------------------------------------------
 
     def build(self, request: Request) -> Future[Build]:
-        future: Future[Build] = Future()
-        self._track(future)
-        with self._changed:
-            if self._turns and (self._measuring or self._measurements):
-                self._held_builds.append((request, future))
-            else:
-                self._building += 1
-                self._builds.put((request, future))
-        return future
+        return self._submit(self._builds, Job(request=request))
 
     def measure(self, request: Request) -> Future[Evaluation]:
-        return self._submit(request)
+        return self._submit(self._measurements, Job(request=request))
 
     def race(self, request: RaceRequest) -> Future[RaceResult]:
-        return self._submit(request)
+        return self._submit(self._measurements, Job(request=request))
 
     def expect(self, kernel: str, target: str, workload: Workload, seed: int) -> None:
-        with self._changed:
-            self._measurements.append(Job(request=Data(kernel, target, workload, seed)))
-            self._changed.notify_all()
+        self._submit(self._measurements, Job(request=Data(kernel, target, workload, seed)))
 
     def renew_device(self) -> None:
         with self._changed:
@@ -125,7 +118,6 @@ class LocalExecutor:
         with self._changed:
             self._closed = True
             outstanding = list(self._outstanding)
-            self._measurements.clear()
             self._changed.notify_all()
         for future in outstanding:
             future.cancel()
@@ -133,11 +125,21 @@ class LocalExecutor:
             workers = list(self._workers)
         for worker in workers:
             worker.kill()
-        for _ in range(self._config.builders):
-            self._builds.put(None)
         for thread in self._threads:
             thread.join()
         shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _submit(self, queue: deque[Job], job: Job) -> Future[Any]:
+        job.future.add_done_callback(self._outstanding.discard)
+        with self._changed:
+            self._outstanding.add(job.future)
+            if queue is self._measurements and not isinstance(job.request, Data):
+                job.fresh, self._renewed = self._renewed, False
+            if self._closed:
+                job.future.cancel()
+            queue.append(job)
+            self._changed.notify_all()
+        return job.future
 
     # -- processes ----------------------------------------------------------------------------------------------------
 
@@ -153,27 +155,10 @@ class LocalExecutor:
             return worker
 
     def _start_device(self) -> Worker:
-        config = self._config
-        arguments = (self._target, config.device_index, self._scratch, config.candidate_memory_bytes)
+        arguments = (self._target, self._scratch, self._config.candidate_memory_bytes)
         return self._start_worker(prepare_device, arguments, candidates=self._turns)
 
-    def _track(self, future: Future[Any]) -> None:
-        with self._changed:
-            if self._closed:
-                future.cancel()
-            self._outstanding.add(future)
-        future.add_done_callback(self._outstanding.discard)
-
     # -- the device's thread ------------------------------------------------------------------------------------------
-
-    def _submit(self, request: Request | RaceRequest) -> Future[Any]:
-        future: Future[Any] = Future()
-        self._track(future)
-        with self._changed:
-            self._measurements.append(Job(request=request, future=future, fresh=self._renewed))
-            self._renewed = False
-            self._changed.notify_all()
-        return future
 
     def _serve_device(self) -> None:
         self._device.open()
@@ -188,17 +173,13 @@ class LocalExecutor:
     def _take(self, *, wait: bool) -> Job | None:
         """The next measurement, if one may begin. wait: until one may; None only when closed."""
         with self._changed:
-            if wait:
-                self._measuring = False
             while True:
-                while self._measurements and (future := self._measurements[0].future) and future.cancelled():
-                    self._measurements.popleft()
-                if wait and not self._measurements:
-                    self._building += len(self._held_builds)
-                    while self._held_builds:
-                        self._builds.put(self._held_builds.pop(0))
-                may_begin = bool(self._measurements) and not (self._turns and self._building)
-                if self._closed or not wait or may_begin:
+                if wait and self._measuring and not self._measurements:
+                    self._measuring = False
+                    self._changed.notify_all()
+                builds = self._builds or any(self._building_at)
+                may_begin = self._measurements and (self._measuring or not (self._turns and builds))
+                if self._closed or may_begin or not wait:
                     break
                 self._changed.wait()
             if self._closed or not may_begin or (self._measurements[0].fresh and not wait):
@@ -211,21 +192,30 @@ class LocalExecutor:
     def _serve_builds(self, place: int) -> None:
         with suppress(CancelledError, OSError):  # the first build has another one started
             self._builder(place)
-        while (job := self._builds.get()) is not None:
-            request, future = job
+        while (begun := self._begin_build(place)) is not None:
+            request, future = begun
             result: Build | BaseException
-            self._building_at[place] = request, time.monotonic()
             try:
                 result = self._build(place, request)
             except BaseException as error:  # what breaks evo itself is told to whoever waits
                 result = error
-            self._building_at[place] = None
             with self._changed:
-                self._building -= 1
+                self._building_at[place] = None
                 self._changed.notify_all()
             deliver(future, result)
         if (worker := self._builders[place]) is not None:
             worker.end()
+
+    def _begin_build(self, place: int) -> tuple[Request, Future[Build]] | None:
+        """The next one, when it is the builders' turn; None when closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or (self._builds and not (self._turns and self._measuring)))
+            if self._closed:
+                return None
+            job = self._builds.popleft()
+            assert isinstance(job.request, Request)
+            self._building_at[place] = job.request, time.monotonic()
+            return job.request, job.future
 
     def _build(self, place: int, request: Request) -> Build:
         started = time.monotonic()

@@ -29,8 +29,10 @@ __all__ = [
     "digest",
     "keep",
     "kept",
+    "read_whole",
     "slower",
     "source_text",
+    "write_whole",
 ]
 
 MANIFEST = "manifest.json"
@@ -253,24 +255,35 @@ def cache_folder(create: bool = True) -> Path | None:
 
 
 def keep(name: str, data: bytes) -> None:
-    """Writes a file for `kept` of this and other processes: whole or not at all. Without a cache folder, or room in it,
-    nothing."""
-    folder = cache_folder()
-    if folder is not None:
-        part = folder / f"part-{os.getpid()}-{name}"
+    """Writes a file to the cache folder, for `kept`. Without such a folder, or room in it, nothing."""
+    if (folder := cache_folder()) is not None:
         with suppress(OSError):
-            part.write_bytes(hashlib.sha256(data).digest() + data)
-            part.replace(folder / name)
+            write_whole(folder / name, data)
 
 
 def kept(name: str) -> bytes | None:
-    """What `keep` wrote under that name; None if there is nothing, or it is not as it was written."""
+    """What `keep` wrote under that name, as `read_whole` has it."""
     folder = cache_folder(create=False)
-    if folder is not None:
-        with suppress(OSError):
-            stored = (folder / name).read_bytes()
-            if hashlib.sha256(stored[32:]).digest() == stored[:32]:
-                return stored[32:]
+    return read_whole(folder / name) if folder is not None else None
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Writes a file for `read_whole` of this and other processes: whole or not at all. Raises OSError."""
+    part = path.with_name(f"part-{os.getpid()}-{path.name}")
+    try:
+        part.write_bytes(hashlib.sha256(data).digest() + data)
+        part.replace(path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def read_whole(path: Path) -> bytes | None:
+    """What `write_whole` wrote; None if there is nothing, or it is not as it was written."""
+    with suppress(OSError):
+        stored = path.read_bytes()
+        if hashlib.sha256(stored[32:]).digest() == stored[:32]:
+            return stored[32:]
     return None
 
 

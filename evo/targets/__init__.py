@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
-from dataclasses import asdict, dataclass, field
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
@@ -23,6 +22,7 @@ from evo.discovery import find_plugin, plugin_names
 from evo.errors import UsageError
 from evo.evaluation import Binary, Status
 from evo.problem.kernel import Launch, Limits
+from evo.runtime.package import read_whole, write_whole
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +45,6 @@ __all__ = [
 
 EVICTION_MULTIPLE = 2
 """Session.evict() touches this many times the last-level cache: caches are no perfect queues."""
-
 
 _CAUSES: tuple[tuple[Status, str], ...] = (
     (Status.OUT_OF_MEMORY, r"OUT_OF_MEMORY|OUT OF MEMORY|BAD_ALLOC|CAN'T ALLOCATE MEMORY|CANNOT ALLOCATE MEMORY"),
@@ -153,8 +152,6 @@ class Session(Protocol):
         """What has slowed the device down since this was last called, in a few words; empty if nothing has."""
         ...
 
-    def close(self) -> None: ...
-
 
 class Target(Protocol):
     """A kind of machine that candidates run on."""
@@ -190,7 +187,7 @@ class Target(Protocol):
         """Predicted resident threads over the multiprocessor's limit; None where there is no such limit."""
         ...
 
-    def open(self, index: int = 0) -> Session:
+    def open(self) -> Session:
         """Raises DeviceError."""
         ...
 
@@ -212,10 +209,6 @@ def classify(message: str, default: Status) -> Status:
 
 # Compiled code kept on disk, keyed by everything it depends on. Failures are not kept.
 
-_FORMAT = 4
-"""Part of every key: entries of another layout are never read."""
-
-
 class CachedBinary(NamedTuple):
     """seconds: what the compilation took, also where it was an earlier one."""
 
@@ -227,55 +220,30 @@ class CachedBinary(NamedTuple):
 def cached_build(folder: Path, target: Target, source: Source, arch: str) -> CachedBinary:
     """The binary of `source` for `arch`, compiled in a temporary folder if it is not in the cache.
 
-    The cache is a folder of entries, one file each, that any number of processes may share. An entry is written to a
-    temporary file and renamed, so that readers see all of it or nothing. If two processes build the same, the later one
-    replaces equal with equal. An entry that a crash or a bad disk has damaged does not match its checksum and is
-    built again.
+    The cache is a folder of entries, one file each, that any number of processes may share. If two processes build the same,
+    the later one replaces equal with equal. An entry that a crash or a bad disk has damaged is built again.
 
     Raises CompileError from the target; UsageError if the folder cannot be written to.
     """
-    # The source's digest covers text, local headers, entry point and flags.
-    parts = (str(_FORMAT), target.name, target.compiler(), arch, source.digest)
+    # The source's digest covers text, local headers, entry point and flags. Entries with other fields are never read.
+    parts = (target.name, target.compiler(), arch, source.digest, *(f.name for f in fields(Binary)))
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
     path = folder / key[:2] / f"{key[2:]}.build"
-    if (found := _read(path)) is not None:
-        return found
+    if (stored := read_whole(path)) is not None:
+        head, _, code = stored.partition(b"\n")
+        seconds, figures = json.loads(head)
+        return CachedBinary(Binary(code=code, **figures), seconds, cached=True)
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="evo-build-", ignore_cleanup_errors=True) as workdir:
         binary = target.compile(source, arch, Path(workdir))
     seconds = time.perf_counter() - started
-    _write(path, binary, seconds)
-    return CachedBinary(binary, seconds, cached=False)
-
-
-def _read(path: Path) -> CachedBinary | None:
-    """The entry at `path`; None if there is none or it is damaged."""
-    try:
-        checksum, _, content = path.read_bytes().partition(b"\n")
-        if hashlib.sha256(content).hexdigest().encode() != checksum:
-            return None
-        head, _, code = content.partition(b"\n")
-        record = json.loads(head)
-        return CachedBinary(Binary(code=code, **record["binary"]), record["seconds"], cached=True)
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _write(path: Path, binary: Binary, seconds: float) -> None:
-    fields = {name: value for name, value in asdict(binary).items() if name != "code"}
-    content = json.dumps({"binary": fields, "seconds": seconds}).encode() + b"\n" + binary.code
-    scratch: str | None = None
+    figures = {name: value for name, value in vars(binary).items() if name != "code"}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, scratch = tempfile.mkstemp(prefix=".writing-", dir=path.parent)
-        with os.fdopen(handle, "wb") as file:
-            file.write(hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
-        Path(scratch).replace(path)
+        write_whole(path, json.dumps([seconds, figures]).encode() + b"\n" + binary.code)
     except OSError as error:
-        if scratch is not None:
-            with suppress(OSError):
-                Path(scratch).unlink(missing_ok=True)
         raise UsageError(
-            f"the build cache {path.parent.parent} cannot be written ({error.strerror}): free some space "
-            f"there, or choose another folder"
+            f"the build cache {folder} cannot be written ({error.strerror}): free some space there, or choose another"
+            " folder"
         ) from error
+    return CachedBinary(binary, seconds, cached=False)

@@ -11,8 +11,6 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
-from uuid import uuid4
 
 import torch
 
@@ -27,14 +25,20 @@ __all__ = ["CpuLoaded", "CpuReplay", "CpuSession"]
 
 
 class CpuLoaded:
-    """An entry point of a loaded library: extern "C", void, of pointers, int64 and float arguments."""
+    """An entry point of a library: extern "C", void, of pointers, int64 and float arguments."""
 
-    def __init__(self, library: ctypes.CDLL, entry: str) -> None:
-        self._library: ctypes.CDLL | None = library
+    def __init__(self, path: str, entry: str) -> None:
+        """Raises LaunchError."""
         self._entry = entry
         try:
-            self._function = library[entry]
+            # RTLD_LOCAL: candidates share names. RTLD_NOW: an undefined symbol shows here, not in a call.
+            self._library: ctypes.CDLL | None = ctypes.CDLL(path, mode=os.RTLD_LOCAL | os.RTLD_NOW)
+        except OSError as error:
+            raise LaunchError(f"{entry!r} does not load: {error}") from error
+        try:
+            self._function = self._library[entry]
         except AttributeError as error:
+            self.close()
             raise LaunchError(f'no symbol {entry!r}: declare extern "C" void {entry}(...)') from error
         self._function.restype = None
         self._types: tuple[type, ...] | None = None
@@ -118,19 +122,16 @@ class CpuSession:
 
     def load(self, binary: Binary, entry: str) -> CpuLoaded:
         """Raises LaunchError with the dynamic linker's words, DeviceError if there is no room for the file."""
-        path = _write_library(binary.code)
         try:
-            # RTLD_LOCAL: candidates share names. RTLD_NOW: an undefined symbol shows here, not in a call.
-            library = ctypes.CDLL(str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
+            # The linker takes a path that it knows for the library that it knows: each has a name of its own.
+            with tempfile.NamedTemporaryFile(prefix="evo-", suffix=".so") as file:
+                file.write(binary.code)
+                file.flush()
+                return CpuLoaded(file.name, entry)
         except OSError as error:
-            raise LaunchError(f"{entry!r} does not load: {error}") from error
-        finally:
-            path.unlink(missing_ok=True)
-        try:
-            return CpuLoaded(library, entry)
-        except LaunchError:
-            _ctypes.dlclose(library._handle)
-            raise
+            raise DeviceError(
+                f"cannot write a temporary file in {tempfile.gettempdir()} ({error.strerror}): free space or set TMPDIR"
+            ) from error
 
     def synchronize(self) -> None:
         """Calls are done when they return."""
@@ -172,20 +173,3 @@ class CpuSession:
     def disturbance(self) -> str:
         """Other programs, if threads of this process were ready to run and waited for a core."""
         return "other programs took the cores" if self._disturbed() else ""
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-
-def _write_library(code: bytes) -> Path:
-    """A temporary file for the dynamic linker, which takes a path it knows for the library it knows: each needs a
-    name of its own."""
-    path = Path(tempfile.gettempdir()) / f"evo-{uuid4().hex}.so"
-    try:
-        path.write_bytes(code)
-    except OSError as error:
-        path.unlink(missing_ok=True)
-        raise DeviceError(
-            f"cannot write a temporary file in {path.parent} ({error.strerror}): free space or set TMPDIR"
-        ) from error
-    return path

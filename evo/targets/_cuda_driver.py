@@ -100,55 +100,50 @@ def version_advice(nvrtc: tuple[int, int], supported: tuple[int, int]) -> str | 
     return None
 
 
-def device_handle(index: int) -> Any:
-    """Raises DeviceError if there are fewer devices."""
-    api = driver()
-    error, count = api.cuDeviceGetCount()
-    if error or not 0 <= index < count:
-        found = error_text(api, error) if error else f"{count} present"
-        raise DeviceError(f"no CUDA GPU with index {index} ({found}): {_REMEDY}")
-    return _ask(api.cuDeviceGet(index), "its devices")
+def _device() -> Any:
+    """GPU 0 of those that CUDA_VISIBLE_DEVICES leaves. Raises DeviceError if there is none."""
+    return _ask(driver().cuDeviceGet(0), "a GPU")
 
 
-def _attribute(index: int, name: str) -> int:
+def _attribute(name: str) -> int:
     api = driver()
     attribute = getattr(api.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
-    return int(_ask(api.cuDeviceGetAttribute(attribute, device_handle(index)), name))
+    return int(_ask(api.cuDeviceGetAttribute(attribute, _device()), name))
 
 
-def device_arch(index: int) -> str:
+def device_arch() -> str:
     """sm_89."""
-    return f"sm_{_attribute(index, 'COMPUTE_CAPABILITY_MAJOR')}{_attribute(index, 'COMPUTE_CAPABILITY_MINOR')}"
+    return f"sm_{_attribute('COMPUTE_CAPABILITY_MAJOR')}{_attribute('COMPUTE_CAPABILITY_MINOR')}"
 
 
-def device_limits(index: int, arch: str) -> Limits:
+def device_limits(arch: str) -> Limits:
     """The device's own properties, under the name `arch`. Raises DeviceError."""
     return Limits(
         arch=arch,
-        multiprocessors=_attribute(index, "MULTIPROCESSOR_COUNT"),
-        threads_per_block=_attribute(index, "MAX_THREADS_PER_BLOCK"),
-        threads_per_multiprocessor=_attribute(index, "MAX_THREADS_PER_MULTIPROCESSOR"),
-        registers_per_multiprocessor=_attribute(index, "MAX_REGISTERS_PER_MULTIPROCESSOR"),
-        smem_bytes_per_block=_attribute(index, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
-        smem_bytes_per_multiprocessor=_attribute(index, "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR"),
-        smem_bytes_reserved_per_block=_attribute(index, "RESERVED_SHARED_MEMORY_PER_BLOCK"),
-        blocks_per_multiprocessor=_attribute(index, "MAX_BLOCKS_PER_MULTIPROCESSOR"),
-        cache_bytes=_attribute(index, "L2_CACHE_SIZE"),
+        multiprocessors=_attribute("MULTIPROCESSOR_COUNT"),
+        threads_per_block=_attribute("MAX_THREADS_PER_BLOCK"),
+        threads_per_multiprocessor=_attribute("MAX_THREADS_PER_MULTIPROCESSOR"),
+        registers_per_multiprocessor=_attribute("MAX_REGISTERS_PER_MULTIPROCESSOR"),
+        smem_bytes_per_block=_attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+        smem_bytes_per_multiprocessor=_attribute("MAX_SHARED_MEMORY_PER_MULTIPROCESSOR"),
+        smem_bytes_reserved_per_block=_attribute("RESERVED_SHARED_MEMORY_PER_BLOCK"),
+        blocks_per_multiprocessor=_attribute("MAX_BLOCKS_PER_MULTIPROCESSOR"),
+        cache_bytes=_attribute("L2_CACHE_SIZE"),
     )
 
 
-def device_info(index: int) -> DeviceInfo:
+def device_info() -> DeviceInfo:
     """Raises DeviceError if the GPU does not answer or this PyTorch cannot use it."""
-    api, device = driver(), device_handle(index)
+    api, device = driver(), _device()
     name = _ask(api.cuDeviceGetName(128, device), "the device's name").split(b"\0")[0].decode()
     memory = _ask(api.cuDeviceTotalMem(device), "the device's memory")
     cuda = ".".join(map(str, driver_version()))
     details = {
         "cuda_driver": cuda,
-        "multiprocessors": str(_attribute(index, "MULTIPROCESSOR_COUNT")),
+        "multiprocessors": str(_attribute("MULTIPROCESSOR_COUNT")),
         "memory_bytes": str(int(memory)),
-        "l2_bytes": str(_attribute(index, "L2_CACHE_SIZE")),
-        "pci_bus": _pci_bus(index),
+        "l2_bytes": str(_attribute("L2_CACHE_SIZE")),
+        "pci_bus": _pci_bus(),
     }
     version = f"CUDA {cuda}"
     with suppress(Exception):  # NVML is a courtesy: containers often lack it
@@ -163,11 +158,11 @@ def device_info(index: int) -> DeviceInfo:
             f"{name} answers, but this PyTorch ({torch.__version__}) is built without CUDA: install a CUDA "
             f"build (https://pytorch.org/get-started/locally/), or run with --target cpu"
         )
-    return DeviceInfo(name=name, arch=device_arch(index), driver=version, details=details)
+    return DeviceInfo(name=name, arch=device_arch(), driver=version, details=details)
 
 
-def _pci_bus(index: int) -> str:
-    found = _ask(driver().cuDeviceGetPCIBusId(32, device_handle(index)), "the PCI bus")
+def _pci_bus() -> str:
+    found = _ask(driver().cuDeviceGetPCIBusId(32, _device()), "the PCI bus")
     return str(found.split(b"\0")[0].decode())
 
 
@@ -193,14 +188,14 @@ def strangers(processes: Sequence[int]) -> int:
 class Clocks:
     """Reads a device's clocks through NVML; returns nothing where NVML is missing or refuses."""
 
-    def __init__(self, index: int) -> None:
+    def __init__(self) -> None:
         self._nvml: Any = None
         with suppress(Exception):
             import pynvml
 
             pynvml.nvmlInit()
             # NVML counts devices that CUDA_VISIBLE_DEVICES hides; the bus is the same to both.
-            self._handle = pynvml.nvmlDeviceGetHandleByPciBusId(_pci_bus(index).encode())
+            self._handle = pynvml.nvmlDeviceGetHandleByPciBusId(_pci_bus().encode())
             self._nvml = pynvml
 
     def read(self) -> dict[str, float]:
@@ -231,9 +226,3 @@ class Clocks:
             bits = int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle))
             return ", ".join(name for bit, name in _THROTTLES.items() if bits & bit)
         return ""
-
-    def close(self) -> None:
-        if self._nvml is not None:
-            with suppress(self._nvml.NVMLError):
-                self._nvml.nvmlShutdown()
-            self._nvml = None

@@ -76,14 +76,14 @@ class CudaReplay:
 class CudaSession:
     """The methods are those of `evo.targets.Session`."""
 
-    def __init__(self, index: int, info: DeviceInfo, limits: Limits) -> None:
-        self.info, self.limits, self._index = info, limits, index
-        self.device = torch.device("cuda", index)
-        torch.cuda.set_device(index)
+    def __init__(self, info: DeviceInfo, limits: Limits) -> None:
+        self.info, self.limits = info, limits
+        self.device = torch.device("cuda", 0)
+        torch.cuda.set_device(0)
         torch.empty(1, device=self.device)  # makes the primary context, and makes it current
         self._driver = driver()
         self._side = torch.cuda.Stream(self.device)
-        self._clocks = Clocks(index)
+        self._clocks = Clocks()
         self._other_data: torch.Tensor | None = None
 
     def load(self, binary: Binary, entry: str) -> CudaLoaded:
@@ -97,7 +97,7 @@ class CudaSession:
                 f"{entry!r} does not load: {error_text(self._driver, error)}" + (f"; {advice}" if advice else "")
             )
         try:
-            return CudaLoaded(module, entry, self.limits, self._index)
+            return CudaLoaded(module, entry, self.limits)
         except LaunchError:
             self._driver.cuModuleUnload(module)
             raise
@@ -160,9 +160,6 @@ class CudaSession:
             return CudaHazards(self)
         except AttributeError as error:
             raise EngineError(f"the gate's own kernels cannot be created: {error}") from error
-
-    def close(self) -> None:
-        self._clocks.close()
 
     @contextmanager
     def blamed(self, doing: str) -> Iterator[None]:
@@ -227,9 +224,8 @@ class CudaLoaded:
     """A loaded entry point: packs arguments and launches on PyTorch's current stream. One buffer holds the arguments of
     every call: the driver copies them when a call is enqueued or captured."""
 
-    def __init__(self, module: Any, entry: str, limits: Limits, index: int) -> None:
+    def __init__(self, module: Any, entry: str, limits: Limits) -> None:
         self._driver = driver()
-        self._index = index
         # As torch.cuda.current_stream(), without the object that it creates: saves 3 us a launch.
         self._current_stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
         self._module, self._entry, self._limits = module, entry, limits
@@ -259,7 +255,7 @@ class CudaLoaded:
         self._enqueue(self._function, self._entry, launch)
 
     def _enqueue(self, function: Any, entry: str, launch: Launch) -> None:
-        stream = self._current_stream(self._index)
+        stream = self._current_stream(0)
         if launch.cluster == 1 and not launch.programmatic:
             (error,) = self._driver.cuLaunchKernel(
                 function, *launch.grid, *launch.block, launch.smem_bytes, stream, self._arguments, 0

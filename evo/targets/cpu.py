@@ -9,7 +9,6 @@ import hashlib
 import os
 import platform
 import re
-import shlex
 import shutil
 import subprocess
 from contextlib import suppress
@@ -77,15 +76,47 @@ class CpuTarget:
         """Raises CompileError; DeviceError for no compiler or an unknown arch; UsageError for a full disk."""
         path = compiler_path(self._compiler)
         check_arch(path, arch)
-        code, log = build_library(source, arch, path, workdir)
+        command = [
+            path,
+            *FLAGS,
+            f"-march={arch}",
+            *source.flags,
+            *(f"-I{folder}" for folder in source.include_dirs),
+            _SOURCE,
+            "-o",
+            _LIBRARY,
+            # clang's OpenMP calls (__kmpc_...) need its own runtime, linked.
+            *(() if "clang" in compiler_version(path) else LIBRARIES),
+        ]
+        try:
+            (workdir / _SOURCE).write_text(source.text, encoding="utf-8")
+            done = subprocess.run(
+                command,
+                cwd=workdir,
+                env={**os.environ, "LC_ALL": "C"},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                check=False,
+            )
+            log = done.stdout.strip()
+            if "No space left on device" in log or "Disk quota exceeded" in log:
+                raise UsageError(f"the compiler ran out of disk space in {workdir} or the temporary folder: free some")
+            if done.returncode:
+                raise CompileError(log or f"{path} failed without a word: exit code {done.returncode}")
+            code = (workdir / _LIBRARY).read_bytes()
+        except OSError as error:
+            raise UsageError(
+                f"cannot compile in {workdir} ({error.strerror}): free some space or fix its rights"
+            ) from error
         return Binary(code=code, code_hash=code_hash(code), log=log)
 
     def occupancy(self, binary: Binary, launch: Launch, limits: Limits) -> float | None:
         return None
 
-    def open(self, index: int = 0) -> Session:
-        if index:
-            raise DeviceError(f"target cpu has one device, 0; got {index}")
+    def open(self) -> Session:
         from evo.targets._cpu_session import CpuSession
 
         return CpuSession(self.device(), _machine("native"))
@@ -101,8 +132,7 @@ def _cache_bytes(cores: frozenset[int]) -> int:
     """The last-level caches of `cores`, each counted once; on a virtual machine at most its cores' likely share, because
     it reports the host's whole cache, which other machines use, too."""
     found = _reported_cache_bytes(cores) or _CACHE_WHERE_UNKNOWN
-    virtual = re.search(r"^flags\s*:.*\bhypervisor\b", _cpuinfo(), re.MULTILINE)
-    return min(found, _VIRTUAL_CACHE_PER_CORE * len(cores)) if virtual else found
+    return min(found, _VIRTUAL_CACHE_PER_CORE * len(cores)) if _is_virtual() else found
 
 
 def _reported_cache_bytes(cores: frozenset[int]) -> int:
@@ -114,12 +144,10 @@ def _reported_cache_bytes(cores: frozenset[int]) -> int:
     return sum(found.values())
 
 
-@cache
-def _cpuinfo() -> str:
-    try:
-        return Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
-    except OSError:
-        return ""
+def _is_virtual() -> bool:
+    with suppress(OSError):
+        return re.search(r"^flags\s*:.*\bhypervisor\b", Path("/proc/cpuinfo").read_text(), re.MULTILINE) is not None
+    return False
 
 
 # The compiler.
@@ -149,10 +177,6 @@ FLAGS = (
 # Linked with -fopenmp, a candidate would load libgomp in addition to PyTorch's own copy: two pools of threads that
 # compete for the cores. So libraries are named without it; the session provides PyTorch's runtime instead.
 LIBRARIES = ("-nodefaultlibs", "-Wl,--as-needed", "-Wl,--build-id=none", "-lstdc++", "-lm", "-lgcc_s", "-lgcc", "-lc")
-
-
-_SECONDS_OF_CPU = 600
-"""Ends a compiler that outlives the process that started it."""
 
 _SOURCE, _LIBRARY = "candidate.cpp", "candidate.so"
 
@@ -208,48 +232,6 @@ def _features(path: str, arch: str) -> set[str]:
     command = [path, f"-march={arch}", "-dM", "-E", "-x", "c++", "/dev/null"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     return set(_FEATURE.findall(done.stdout))
-
-
-def build_library(source: Source, arch: str, compiler: str, workdir: Path) -> tuple[bytes, str]:
-    """The shared library and the compiler's warnings.
-
-    Raises CompileError with the compiler's log, UsageError if `workdir` is full or cannot be written to.
-    """
-    is_clang = "clang" in compiler_version(compiler)
-    command = [
-        compiler,
-        *FLAGS,
-        f"-march={arch}",
-        *source.flags,
-        *(f"-I{folder}" for folder in source.include_dirs),
-        _SOURCE,
-        "-o",
-        _LIBRARY,
-        *(() if is_clang else LIBRARIES),  # clang's OpenMP calls (__kmpc_...) need its own runtime, linked
-    ]
-    limited = f"export LC_ALL=C; ulimit -t {_SECONDS_OF_CPU}; exec {shlex.join(command)}"
-    try:
-        (workdir / _SOURCE).write_text(source.text, encoding="utf-8")
-        done = subprocess.run(
-            ["/bin/sh", "-c", limited],
-            cwd=workdir,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            check=False,
-        )
-        log = done.stdout.strip()
-        if "No space left on device" in log or "Disk quota exceeded" in log:
-            raise UsageError(f"the compiler ran out of disk space in {workdir} or the temporary folder: free some")
-        if done.returncode:
-            raise CompileError(log or f"{compiler} failed without a word: exit code {done.returncode}")
-        return (workdir / _LIBRARY).read_bytes(), log
-    except OSError as error:
-        raise UsageError(
-            f"cannot compile in {workdir} ({error.strerror}): free some space or fix its rights"
-        ) from error
 
 
 TARGET: Target = CpuTarget()

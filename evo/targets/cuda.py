@@ -21,7 +21,7 @@ from evo.problem.render import Source
 from evo.runtime.nvrtc import Compiler, Refused
 from evo.runtime.package import Unavailable
 from evo.targets import DeviceInfo, Session, Target
-from evo.targets._cuda_driver import device_arch, device_info, device_limits, driver_version, version_advice
+from evo.targets._cuda_driver import device_arch, device_info, device_limits
 from evo.targets._machine_code import code_hash, triggers_dependents
 
 __all__ = [
@@ -32,14 +32,12 @@ __all__ = [
     "parse_arch",
     "ptxas_figures",
     "resident_blocks",
-    "resident_share",
     "run_nvrtc",
-    "runs_on",
 ]
 
 
 class CudaTarget:
-    """The methods are those of `evo.targets.Target`, and `advice` for `evo doctor`."""
+    """The methods are those of `evo.targets.Target`."""
 
     name = "cuda"
     language = "cu"
@@ -48,25 +46,49 @@ class CudaTarget:
     def device(self) -> DeviceInfo:
         """GPU 0 of those that CUDA_VISIBLE_DEVICES leaves. Raises DeviceError if it or PyTorch cannot be
         used."""
-        return device_info(0)
+        return device_info()
 
-    def limits(self, arch: str) -> Limits:
+    @staticmethod
+    @cache
+    def limits(arch: str) -> Limits:
         """The GPU's own properties if `arch` runs on it, else those of the architecture's table.
 
         PTX may run on a GPU with more shared memory than its architecture guarantees: only the guaranteed size
         counts.
         """
-        return _limits(arch)
+        kind, number = parse_arch(arch)
+        try:
+            present = parse_arch(device_arch())[1]
+        except DeviceError:
+            return arch_limits(arch)
+        if kind == "sm" and number == present:
+            return device_limits(arch)
+        promised = arch_limits(arch)
+        if kind == "compute" and number <= present:
+            own = device_limits(arch)
+            return replace(own, smem_bytes_per_block=min(own.smem_bytes_per_block, promised.smem_bytes_per_block))
+        return promised
 
     def runs(self, arch: str) -> str:
         parse_arch(arch)
         info = self.device()
-        if runs_on(arch, info.arch):
+        from evo.runtime.choice import rank_on_gpu  # imports PyTorch
+
+        if rank_on_gpu(arch, divmod(parse_arch(info.arch)[1], 10)) is not None:
             return ""
         return f"this is {info.name} ({info.arch}); code for {arch} does not run here"
 
-    def compiler(self) -> str:
-        return compiler_name()
+    @staticmethod
+    @cache
+    def compiler() -> str:
+        """NVRTC's version with the patch level, and the CUDA headers': both shape the code."""
+        # nvrtcVersion leaves the patch level out; the head of any PTX has it.
+        ptx, _ = run_nvrtc('extern "C" __global__ void probe() {}', "compute_80", ())
+        found = re.search(rb"release [\d.]+, V([\d.]+)", ptx)
+        version = found.group(1).decode() if found else ".".join(map(str, nvrtc_version()))
+        text = (_header_dirs()[0] / "cuda_runtime_api.h").read_text(errors="replace")
+        headers = re.search(r"#define\s+CUDART_VERSION\s+(\d+)", text)
+        return f"nvrtc {version}, headers {headers.group(1) if headers else 'unknown'}"
 
     def compile(self, source: Source, arch: str, workdir: Path) -> Binary:
         """Writes nothing to `workdir`. Registers, spills and the like are None for compute_XX."""
@@ -86,35 +108,20 @@ class CudaTarget:
         )
 
     def occupancy(self, binary: Binary, launch: Launch, limits: Limits) -> float | None:
-        return resident_share(binary, launch, limits)
+        """None while registers are unknown (PTX)."""
+        if binary.registers is None:
+            return None
+        # bar.sync with a number that the compiler does not know reserves all 16 barriers: on 9.0 that allows four blocks.
+        barriers = max((int(n) for n in re.findall(r"used (\d+) barriers", binary.log)), default=0)
+        blocks = resident_blocks(binary.registers, binary.smem_static_bytes or 0, launch, limits, barriers)
+        return blocks * prod(launch.block) / limits.threads_per_multiprocessor
 
-    def open(self, index: int = 0) -> Session:
+    def open(self) -> Session:
         """Takes the GPU's primary context, which PyTorch shares. Raises DeviceError."""
-        info = device_info(index)
+        info = device_info()
         from evo.targets._cuda_session import CudaSession
 
-        return CudaSession(index, info, device_limits(index, info.arch))
-
-    def advice(self) -> str | None:
-        """What this compiler and this driver cannot do together, and the remedy; None if all is well. Raises
-        DeviceError."""
-        return version_advice(nvrtc_version(), driver_version())
-
-
-@cache
-def _limits(arch: str) -> Limits:
-    kind, number = parse_arch(arch)
-    try:
-        present = parse_arch(device_arch(0))[1]
-    except DeviceError:
-        return arch_limits(arch)
-    if kind == "sm" and number == present:
-        return device_limits(0, arch)
-    promised = arch_limits(arch)
-    if kind == "compute" and number <= present:
-        own = device_limits(0, arch)
-        return replace(own, smem_bytes_per_block=min(own.smem_bytes_per_block, promised.smem_bytes_per_block))
-    return promised
+        return CudaSession(info, device_limits(info.arch))
 
 
 # How candidates are compiled: with which headers and options, and what ptxas says of them. The compiler and the headers come
@@ -138,18 +145,6 @@ def _compiler() -> Compiler:
 def nvrtc_version() -> tuple[int, int]:
     """(major, minor) of the CUDA release NVRTC belongs to. Raises DeviceError."""
     return _compiler().version
-
-
-@cache
-def compiler_name() -> str:
-    """NVRTC's version with the patch level, and the CUDA headers': both shape the code. Raises DeviceError."""
-    # nvrtcVersion leaves the patch level out; the head of any PTX has it.
-    ptx, _ = run_nvrtc('extern "C" __global__ void probe() {}', "compute_80", ())
-    found = re.search(rb"release [\d.]+, V([\d.]+)", ptx)
-    version = found.group(1).decode() if found else ".".join(map(str, nvrtc_version()))
-    text = (_header_dirs()[0] / "cuda_runtime_api.h").read_text(errors="replace")
-    headers = re.search(r"#define\s+CUDART_VERSION\s+(\d+)", text)
-    return f"nvrtc {version}, headers {headers.group(1) if headers else 'unknown'}"
 
 
 @cache
@@ -178,8 +173,7 @@ def run_nvrtc(text: str, arch: str, flags: Iterable[str], include_dirs: Iterable
     """
     flags = tuple(flags)
     numbers = _compiler().architectures()
-    found = re.fullmatch(r"(?:sm|compute)_(\d+)[af]?", arch)
-    if found is None or int(found.group(1)) not in numbers:
+    if parse_arch(arch)[1] not in numbers:
         raise DeviceError(
             f"{_compiler()} does not compile for {arch!r}; it knows sm_XX and compute_XX with XX one of"
             f" {', '.join(map(str, numbers))}"
@@ -256,20 +250,6 @@ def parse_arch(arch: str) -> tuple[str, int]:
     return found.group(1), int(found.group(2))
 
 
-def runs_on(arch: str, present: str) -> bool:
-    """Whether code for `arch` runs on a GPU of architecture `present`. Raises DeviceError.
-
-    Machine code runs on its own major version from its minor on, PTX on everything as new or newer; what uses
-    a GPU's or a family's own instructions (sm_90a, compute_100f) there only. Source: CUDA C++ Programming Guide,
-    "Binary Compatibility", "PTX Compatibility", "Family-Specific Features".
-    """
-    (kind, number), here = parse_arch(arch), parse_arch(present)[1]
-    if arch.endswith("a"):
-        return number == here
-    same_major = number // 10 == here // 10
-    return number <= here and (same_major or (kind == "compute" and not arch.endswith("f")))
-
-
 def arch_limits(arch: str) -> Limits:
     """What `arch` offers, with the multiprocessors and cache of one named GPU of it. Raises DeviceError."""
     number = parse_arch(arch)[1]
@@ -327,16 +307,6 @@ def _barriers(limits: Limits) -> int:
     if limits.capability < 90:
         return 16 * limits.blocks_per_multiprocessor
     return limits.blocks_per_multiprocessor * (2 if limits.capability in (90, 100) else 1)
-
-
-def resident_share(binary: Binary, launch: Launch, limits: Limits) -> float | None:
-    """Resident threads over the multiprocessor's limit, 0 to 1; None while registers are unknown (PTX)."""
-    if binary.registers is None:
-        return None
-    # bar.sync with a number that the compiler does not know reserves all 16 barriers: on 9.0 that allows four blocks.
-    barriers = max((int(n) for n in re.findall(r"used (\d+) barriers", binary.log)), default=0)
-    blocks = resident_blocks(binary.registers, binary.smem_static_bytes or 0, launch, limits, barriers)
-    return blocks * prod(launch.block) / limits.threads_per_multiprocessor
 
 
 TARGET: Target = CudaTarget()

@@ -155,4 +155,3 @@ def test_an_open_device_runs_what_was_compiled_and_replays_it(target: Target, tm
     assert all(isinstance(v, float) for v in session.clocks().values())
     replay.close()
     loaded.close()
-    session.close()

@@ -244,7 +244,7 @@ def test_a_renewed_device_is_another_process(executor: LocalExecutor, kernel: Pa
 
 
 def prepare_dead_device(scratch: Path) -> None:
-    prepare_device("cpu", 0, scratch, 1 << 28)
+    prepare_device("cpu", scratch, 1 << 28)
     session = session_of_process()
 
     def fall_silent() -> None:
@@ -368,10 +368,10 @@ def test_closing_ends_every_process_and_cancels_what_was_asked(kernel: Path, tmp
     if at == "measuring":
         spin = opened.build(build_request(kernel, "spin")).result(PATIENCE_S)
         asked: list[Future[Any]] = [opened.measure(measure_request(kernel, spin, "spin")) for _ in range(2)]
-        asked.append(opened.build(build_request(kernel)))
         wait_until(
             lambda: any(p.cpu_times().user > 0.5 for p in descendants() if p.pid not in others), "the candidate spins"
         )
+        asked.append(opened.build(build_request(kernel)))
     else:
         asked = [opened.build(build_request(kernel, "compile_bomb"))]
         wait_until(compilers, "a compiler runs")

@@ -12,7 +12,7 @@ import pytest
 
 from evo.errors import EngineError
 from evo.evaluation import Status
-from evo.executors._limits import AdaptiveTimeout
+from evo.executors._device import AdaptiveTimeout
 from evo.executors._processes import start_server
 from evo.executors._worker import Worker, WorkerLost, enter_stage, exit_status
 from evo.targets import classify

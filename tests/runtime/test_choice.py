@@ -23,7 +23,8 @@ from evo.targets.cpu import compiler_path, extra_features
 from tests.export.exports import edit_manifest, request_for
 
 MODULE = find_exporter("module")
-SHIPPED = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "compute_80", "compute_90", "compute_90a", "compute_100f")
+SHIPPED = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_100a", "sm_100f")
+SHIPPED += ("compute_80", "compute_90", "compute_90a", "compute_100a", "compute_100f")
 
 
 @pytest.mark.parametrize(
@@ -35,8 +36,8 @@ SHIPPED = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "compute_80", "compute_
         ((8, 7), "sm_86 sm_80 compute_80"),
         ((8, 9), "sm_89 sm_86 sm_80 compute_80"),
         ((9, 0), "sm_90 sm_90a compute_90 compute_90a compute_80"),
-        ((10, 0), "compute_100f compute_90 compute_80"),
-        ((10, 3), "compute_100f compute_90 compute_80"),
+        ((10, 0), "sm_100 sm_100a sm_100f compute_100a compute_100f compute_90 compute_80"),
+        ((10, 3), "sm_100 sm_100f compute_100f compute_90 compute_80"),
         ((12, 0), "compute_90 compute_80"),
     ],
 )
