@@ -1,12 +1,11 @@
-"""Which parameters matter for being fast (PED-ANOVA, by Optuna, over what a run has measured), and which of their values a
-run has hardly tried."""
+"""Which parameters matter for being fast (PED-ANOVA over what a run has measured), and which of their values it has hardly
+tried."""
 
 from __future__ import annotations
 
-import random
-import warnings
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+import math
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,14 +15,12 @@ from evo.errors import UsageError
 from evo.lineage import LATEST
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
-from evo.problem.space import Value
+from evo.problem.space import Point
 
 __all__ = ["Importance", "read_importance", "undersampled"]
 
 _LEAST_TIMED = 20
 """Timed candidates below which nothing is said: Optuna asks for five in the top tenth; half as many here."""
-_MOST_TIMED = 2000
-"""Of more, so many are drawn: Optuna takes seconds over ten thousand, and the shares hardly change."""
 _MOST_IMPORTANT = 3
 _LEAST_SHARE = 0.05
 _UNDERSAMPLED = 1 / 3
@@ -54,9 +51,10 @@ def read_importance(store: Store, run: str = LATEST, *, quantile: float = 0.1) -
     """By workload, the most important parameter first.
 
     How much a parameter's values among the fastest `quantile` of the timed candidates differ from its values among all of
-    them (Watanabe et al. 2023, arXiv 2304.10255). It tells what to look at, not what a value gains: `explain` does that. A
-    search does not sample evenly; what it soon settled can look unimportant because nothing else was tried. Where a
-    parameter is not active it counts as absent, not as some value (arXiv 2601.20800).
+    them (Watanabe et al. 2023, arXiv 2304.10255), with the figures that Optuna 5 has for categorical parameters: the values
+    of an ordinal one are few, and evo's are spaced as factors and not as differences. It tells what to look at, not what a
+    value gains: `explain` does that. A search does not sample evenly; what it soon settled can look unimportant because
+    nothing else was tried. Where a parameter is not active it counts as absent, not as some value (arXiv 2601.20800).
     Raises UnknownNameError, or StoreError for an ambiguous prefix.
     """
     if not 0.0 < quantile < 1.0:
@@ -72,44 +70,39 @@ def read_importance(store: Store, run: str = LATEST, *, quantile: float = 0.1) -
     return [i for number, workload in workloads for i in _of_task(workload.key, tasks[number], times, quantile)]
 
 
-_Points = list[tuple[dict[str, Value], float]]
-
-
 def _of_task(
     workload: str, rows: Sequence[Any], times: Mapping[int, RelativeTime], quantile: float
 ) -> list[Importance]:
-    timed = [(Genome.from_json(row.genome).parameters, times[row.id].ratio) for row in rows if row.id in times]
-    points = random.Random(0).sample(timed, _MOST_TIMED) if len(timed) > _MOST_TIMED else timed
-    held: dict[str, list[Value]] = defaultdict(list)
-    for parameters, _ in points:
-        for name, value in parameters.items():
-            held[name].append(value)
-    distinct = {name: list({repr(value): value for value in values}.values()) for name, values in held.items()}
-    varied = {name: values for name, values in distinct.items() if len(values) > 1}
-    known = _ped_anova(points, varied, quantile) if varied and len(points) >= _LEAST_TIMED else {}
-    total = sum(known.values())
+    points = [(times[row.id].ratio, Genome.from_json(row.genome).parameters) for row in rows if row.id in times]
+    slowest = sorted(ratio for ratio, _ in points)[math.ceil(quantile * len(points)) - 1] if points else 0.0
+    fast = [point for ratio, point in points if ratio <= slowest]
+    every, best = _count_values(point for _, point in points), _count_values(fast)
+    weights = {
+        name: (best[name].total() / len(fast)) ** 2 / (own.total() / len(points)) * _divergence(best[name], own)
+        for name, own in every.items()
+    }
+    total = sum(weights.values())
     tried: dict[str, list[TriedValue]] = defaultdict(list)
     for one in sorted(tried_values(rows, times), key=lambda one: (one.candidates, one.parameter, repr(one.value))):
         tried[one.parameter].append(one)
     found = []
-    for name in held:
-        share = known[name] / total if name in known and total > 0 else None
+    for name, own in every.items():
         note = ""
         if len(points) < _LEAST_TIMED:
             note = f"only {len(points)} candidates were timed, {_LEAST_TIMED} are needed"
-        elif name not in varied:
+        elif len(own) == 1:
             note = "one value only"
-        elif share is None:
-            note = "no difference" if name in known else "not in every candidate"
+        elif not total:
+            note = "no difference"
         found.append(
             Importance(
                 workload=workload,
                 parameter=name,
-                importance=share,
-                candidates=len(held[name]),
+                importance=None if note else weights[name] / total,
+                candidates=own.total(),
                 timed=len(points),
-                values=len(distinct[name]),
-                conditional=len(held[name]) < len(points),
+                values=len(own),
+                conditional=own.total() < len(points),
                 note=note,
                 tried=tuple(tried[name]),
             )
@@ -117,47 +110,26 @@ def _of_task(
     return sorted(found, key=lambda i: (i.importance is None, -(i.importance or 0.0), i.parameter))
 
 
-def _ped_anova(points: _Points, varied: Mapping[str, Sequence[Value]], quantile: float) -> dict[str, float]:
-    """The importance of each parameter in `varied`, as far as this version of Optuna tells. varied: the values of a
-    parameter.
+def _count_values(points: Iterable[Point]) -> dict[str, Counter[str]]:
+    """By parameter, how many points have each of its values."""
+    found: dict[str, Counter[str]] = defaultdict(Counter)
+    for point in points:
+        for name, value in point.items():
+            found[name][repr(value)] += 1
+    return found
 
-    Of an in-memory study with the points as its trials. Every parameter is categorical there: the values of an ordinal one
-    are few, and evo's are spaced as factors and not as differences.
-    """
-    import optuna  # takes longer than most commands
-    from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 
-    class Choices(optuna.distributions.CategoricalDistribution):
-        """A parameter's values, which all trials share: equal to itself alone, and never copied. Optuna compares and copies
-        the choices of every trial one by one, and spends nearly all of its time on that."""
+def _divergence(fast: Counter[str], every: Counter[str]) -> float:
+    """Pearson's divergence between how often each value is among the fast candidates and among all of them."""
+    shares = zip(_smoothed(fast, every), _smoothed(every, every), strict=True)
+    return sum(share * (among_fast / share - 1) ** 2 for among_fast, share in shares)
 
-        __eq__ = object.__eq__
-        __hash__ = object.__hash__
 
-        def __deepcopy__(self, known: dict[int, Any]) -> Choices:
-            return self
-
-    logging = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of few trials and rare values, which the notes tell
-            study = optuna.create_study()
-            space = {name: Choices(tuple(values)) for name, values in varied.items()}
-            study.add_trials(
-                [
-                    optuna.trial.create_trial(
-                        params={n: v for n, v in parameters.items() if n in space},
-                        distributions={n: space[n] for n in parameters if n in space},
-                        value=score,
-                    )
-                    for parameters, score in points
-                ]
-            )
-            evaluator = PedAnovaImportanceEvaluator(target_quantile=quantile)
-            return dict(get_param_importances(study, evaluator=evaluator, normalize=False))
-    finally:
-        optuna.logging.set_verbosity(logging)
+def _smoothed(counts: Counter[str], values: Collection[str]) -> list[float]:
+    """The share of each value, estimated as Optuna 5 does it of a categorical parameter: a kernel around each value that
+    occurs, which spreads over all of them, and a uniform prior that weighs as much as one candidate."""
+    number, n, kernels = counts.total(), len(values), len(counts) + 1
+    return [((counts[v] + number / kernels) / (1 + n / kernels) + 1 / n) / (number + 1) for v in values]
 
 
 def undersampled(records: Sequence[Importance]) -> list[TriedValue]:

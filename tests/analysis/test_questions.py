@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 
+import optuna
 import pytest
 
 from evo.analysis.failures import failure_totals, read_failures
@@ -15,9 +15,15 @@ from evo.analysis.runs import compare
 from evo.evaluation import Status
 from evo.lineage import RunStatus, Stage
 from evo.lineage.store import Store
-from evo.problem.space import Categorical, Constraint, Space
+from evo.problem.space import Categorical, Constraint, Space, Value
 from tests.lineage import landscapes as land
 from tests.lineage import samples as s
+
+CHOICES: dict[str, tuple[Value, ...]] = {
+    "path": ("registers", "shared"), "threads": (128, 256, 512, 1024), "vector": (1, 2, 4, 8), "hints": ("none", "stream"),
+    "stages": (1, 2),
+}  # fmt: skip
+"""Values in `land.searched`."""
 
 
 def test_a_run_without_candidates_has_empty_answers(store: Store) -> None:
@@ -57,12 +63,10 @@ class TestFailures:
         self, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         land.searched(store, "r", 200)
-        values = {"path": ("registers", "shared"), "threads": (128, 256, 512, 1024), "vector": (1, 2, 4, 8)}
-        values |= {"hints": ("none", "stream"), "stages": (1, 2)}
         space = Space(
-            parameters=tuple(Categorical(name=n, values=v, structural=n == "path") for n, v in values.items()),
+            parameters=tuple(Categorical(name=n, values=v, structural=n == "path") for n, v in CHOICES.items()),
             constraints=(Constraint(name="wide", holds=lambda p: p["threads"] != 1024, reason="too many threads"),),
-            default={name: some[0] for name, some in values.items()},
+            default={name: some[0] for name, some in CHOICES.items()},
         )
         monkeypatch.setattr("evo.analysis.failures.present_space", lambda *_: space)
         report = read_failures(store, "r", template=True)
@@ -130,9 +134,7 @@ class TestOperators:
 class TestImportance:
     def test_what_decides_comes_first_and_shares_sum_to_one(self, store: Store) -> None:
         land.searched(store, "r", 400)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            found = read_importance(store, "r")
+        found = read_importance(store, "r")
         assert found[0].parameter == "vector"
         assert found[0].importance is not None
         assert found[0].importance > 0.5
@@ -141,6 +143,19 @@ class TestImportance:
         assert stages.conditional
         assert stages.candidates < stages.timed
         assert {i.workload for i in found} == {s.SMALL.key}
+
+    def test_the_shares_are_those_of_optuna(self, store: Store) -> None:
+        land.searched(store, "r", 100)
+        study = optuna.create_study()
+        for tried in store.evaluations(store.run("r")):
+            point = tried.candidate.proposal.genome.parameters
+            if tried.evaluation.score is not None:
+                choices = {name: optuna.distributions.CategoricalDistribution(CHOICES[name]) for name in point}
+                trial = optuna.create_trial(params=point, distributions=choices, value=tried.evaluation.score)
+                study.add_trial(trial)
+        evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=0.1)
+        shares = optuna.importance.get_param_importances(study, evaluator=evaluator)
+        assert {i.parameter: pytest.approx(i.importance) for i in read_importance(store, "r")} == shares
 
     def test_of_too_little_nothing_is_said(self, store: Store) -> None:
         land.walked(store, [land.START, {**land.START, "vector": 2}], "r")
