@@ -42,6 +42,14 @@ PNG_SCALE = 3
 
 Spec = dict[str, Any]
 
+_NEEDLESS = re.compile(
+    r' (?:aria-roledescription="[^"]*"|font-family="[^"]*"|opacity="1"|pointer-events="none")'
+    r'|<path class="(?:background|foreground)"[^>]*/>'
+)
+"""What a page does not need of a drawing."""
+_VEGA_BASE = 'xlink:href="https://vega.github.io/vega-datasets/#'
+"""What Vega makes of a link within the page."""
+
 _INK, _MUTED, _GRID, _PAPER = "var(--ink)", "var(--muted)", "var(--grid)", "var(--paper)"
 _ACCENT, _WARN, _DOT, _BAND = "var(--accent)", "var(--warn)", "var(--dot)", "var(--band)"
 # Fonts are larger here than the page shows them on a desktop: its own font may be wider than the one that room is left for.
@@ -51,7 +59,6 @@ _CONFIG: Spec = {
     "text": {"color": _INK, "fontSize": 13},
     "circle": {"opacity": 1, "strokeWidth": 1},
     "point": {"opacity": 1},
-    "title": {"color": _MUTED, "fontSize": 13, "fontWeight": "normal", "anchor": "start", "offset": 10},
     # Without aria: the figure's own words say what its axes are.
     "axis": {
         "aria": False, "labelColor": _MUTED, "titleColor": _MUTED, "titleFontWeight": "normal", "titleAnchor": "end",
@@ -68,7 +75,7 @@ class Figure:
     """A drawing with what is to be said of it.
 
     name: of a file. title: what it shows; caption: how it is to be read; alt: what it shows, in words for screen
-    readers. layers: of Vega-Lite; those without data are left out. height: of the plot. y_title: stands above it.
+    readers. layers: of Vega-Lite; those without data are left out. height: of the plot.
     """
 
     name: str
@@ -77,12 +84,11 @@ class Figure:
     alt: str
     layers: Sequence[Spec]
     height: int
-    y_title: str = ""
     wide: bool = False
 
     def inline(self) -> Markup:
         """As a part of a page, whose style has the colours."""
-        svg = _shortened(self._svg())
+        svg = _NEEDLESS.sub("", self._svg()).replace(_VEGA_BASE, 'href="#')
         role = "group" if "href=" in svg else "img"
         head = Markup('class="fig" role="{}" aria-label="{}. {}"').format(role, visible(self.title), visible(self.alt))
         return Markup(svg.replace('class="marks"', head, 1))
@@ -101,7 +107,6 @@ class Figure:
         spec = {
             "width": WIDE_PX if self.wide else HALF_PX,
             "height": self.height,
-            "title": self.y_title or None,
             "autosize": {"type": "fit", "contains": "padding"},
             "padding": {"left": 10, "top": 2, "bottom": 2, "right": 24},
             "background": None,
@@ -126,21 +131,6 @@ def draw_workload(data: WorkloadOutcome, anchor: str = "") -> dict[str, Figure]:
     return {figure.name: figure for figure in drawn if figure is not None}
 
 
-_NEEDLESS = re.compile(
-    r' (?:aria-roledescription="[^"]*"|font-family="[^"]*"|opacity="1"|pointer-events="none")'
-    r'|<path class="(?:background|foreground)"[^>]*/>'
-)
-_COORDINATES, _LONG = re.compile(r' (?:transform|d|[xy]2?)="[^"]*"'), re.compile(r"-?\d+\.\d{2,}")
-_VEGA_BASE = 'xlink:href="https://vega.github.io/vega-datasets/#'
-"""What Vega makes of a link within the page."""
-
-
-def _shortened(svg: str) -> str:
-    """Without what a page does not need: a third of its size, and a report of many workloads is one file."""
-    svg = _NEEDLESS.sub("", svg).replace(_VEGA_BASE, 'href="#')
-    return _COORDINATES.sub(lambda found: _LONG.sub(lambda digits: f"{float(digits[0]):.1f}", found[0]), svg)
-
-
 def _layer(rows: Sequence[Spec], mark: str, encoding: Spec, **properties: Any) -> Spec:
     """A mark for each row; what the rows have as `tip` describes it. Without one, or with aria=False, it is nothing to
     screen readers."""
@@ -158,21 +148,18 @@ def _number(field: str, title: str | None, domain: tuple[float, float], **axis: 
     return {"field": field, "type": "quantitative", "title": title, "scale": scale, "axis": axis}
 
 
-def _word(field: str, words: Sequence[str], **axis: Any) -> Spec:
+def _word(field: str, words: Sequence[str], title: str | None = None, **axis: Any) -> Spec:
     """A channel of words, in their order."""
-    return {"field": field, "type": "nominal", "scale": {"domain": list(words)}, "title": None, "axis": axis}
+    return {"field": field, "type": "nominal", "scale": {"domain": list(words)}, "title": title, "axis": axis}
 
 
 def _speedup(domain: tuple[float, float]) -> Spec:
-    return _number("y", None, domain, labelExpr="datum.label + '×'")
-
-
-_SPEEDUP_TITLE = "speed-up over the reference"
+    return _number("y", "speed-up over the reference", domain, labelExpr="datum.label + '×'")
 
 
 # Convergence: how fast the search got how far
 
-_MOST_DOTS, _MOST_STROKES = 2_500, 200
+_MOST_DOTS, _MOST_STROKES = 1_500, 200
 
 
 def draw_convergence(data: WorkloadOutcome, against: Literal["evaluations", "seconds"]) -> Figure | None:
@@ -226,7 +213,6 @@ def draw_convergence(data: WorkloadOutcome, against: Literal["evaluations", "sec
         alt=alt,
         layers=layers,
         height=300,
-        y_title=_SPEEDUP_TITLE,
     )
 
 
@@ -297,8 +283,8 @@ def draw_lineage(data: WorkloadOutcome, anchor: str) -> Figure | None:
          "main": s.main_line and i == 0}
         for s in steps for i, parent in enumerate(s.parents) if parent.id in rows
     ]  # fmt: skip
-    x = _word("x", [row["x"] for row in rows.values()], labelAngle=0, labelOverlap=True, domain=False, ticks=False)
-    x["title"] = "ancestors, by when they were tried"
+    x = _word("x", [row["x"] for row in rows.values()], "ancestors, by when they were tried", labelAngle=0,
+              labelOverlap=True, domain=False, ticks=False)  # fmt: skip
     place = {"x": x, "y": _speedup((low, high))}
     ends = {**place, "x2": {"field": "x2"}, "y2": {"field": "y2"}}
     marks, written = {**place, "href": {"field": "href"}}, {**place, "text": {"field": "text"}}
@@ -328,7 +314,6 @@ def draw_lineage(data: WorkloadOutcome, anchor: str) -> Figure | None:
         ),
         layers=layers,
         height=330,
-        y_title=_SPEEDUP_TITLE,
         wide=True,
     )
 

@@ -16,13 +16,12 @@ from urllib.parse import quote
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 import waitress.server
-from bottle import Bottle, HTTPError, request, response
+from bottle import Bottle, request, response
 from sqlalchemy import select
 
 from evo.analysis.outcome import read_outcome
 from evo.analysis.runs import list_runs
 from evo.errors import EvoError, UnknownNameError, UsageError
-from evo.lineage import RunStatus
 from evo.lineage import models as m
 from evo.lineage.database import command_line
 from evo.lineage.liveness import gone
@@ -33,7 +32,6 @@ from evo.report.trials import TrialMirror
 
 __all__ = ["LivePages", "is_own_host", "open_server", "server_url"]
 
-_LISTED_RUNS = 500
 _THREADS = 8
 _OPTUNA = ("/dashboard", "/api/", "/static/", "/csv/", "/favicon.ico")
 _HEADERS = [
@@ -105,7 +103,7 @@ class LivePages:
         self._app.get("/run/<name>", callback=self._run_frame)
         self._app.get("/run/<name>/body", callback=self._body)
         self._app.install(_explained)
-        self._app.default_error_handler = _plain
+        self._app.default_error_handler = lambda error: _refusal(f"This page is not there: {error.status_line}.")
 
     def __call__(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
         own = self._optuna is None or not environ.get("PATH_INFO", "").startswith(_OPTUNA)
@@ -140,32 +138,27 @@ class LivePages:
 
     def _body(self, name: str | None = None) -> str:
         """What stands in the frame of a run, or of the index; 304 if the browser has it as it is."""
-        with self._making:  # one at a time: a search needs the cores
-            state = self._state(name)
-            tag = f'"{hashlib.sha256(f"{name} {state}".encode()).hexdigest()[:24]}"'
+        with self._making, Store.open(self._db, write=False) as store:  # one at a time: a search needs the cores
+            tag = _tag(store, name)
             response.set_header("ETag", tag)
             if request.get_header("If-None-Match") == tag:
                 response.status = 304
                 return ""
-            return self._make(name)
+            if name is not None:
+                return render_body(read_outcome(store, name, db=self._named), live=True)
+            start = command_line(self._named, "search", "KERNEL")
+            return render("index.html.j2", runs=list_runs(store), place=str(store), start=start)
 
-    def _state(self, name: str | None) -> str:
-        """What changes whenever the page of a run, or of all runs, does."""
-        with Store.open(self._db, write=False) as store, store.reading() as connection:
-            some = select(m.Run.id, m.Run.uid, m.Run.updated, m.Run.status)
-            some = some if name is None else some.where(m.Run.id == resolve_run(connection, name))
-            rows = connection.execute(some).all()
-            dead = gone(store, connection, {row.id: row.status for row in rows})
-        running = [row.id for row in rows if row.status == RunStatus.RUNNING.value and row.id not in dead]
-        last = max((row.updated for row in rows), default=None)
-        return f"{[row.uid for row in rows]} {last} {running}"
 
-    def _make(self, name: str | None) -> str:
-        with Store.open(self._db, write=False) as store:
-            if name is None:
-                start = command_line(self._named, "search", "KERNEL")
-                return render("index.html.j2", runs=list_runs(store), most=_LISTED_RUNS, place=str(store), start=start)
-            return render_body(read_outcome(store, name, db=self._named), live=True)
+def _tag(store: Store, name: str | None) -> str:
+    """Changes whenever the page of a run, or of all runs, does."""
+    with store.reading() as connection:
+        query = select(m.Run.id, m.Run.uid, m.Run.updated, m.Run.status)
+        query = query if name is None else query.where(m.Run.id == resolve_run(connection, name))
+        rows = connection.execute(query).all()
+        dead = gone(store, connection, {row.id: row.status for row in rows})
+    state = [(row.uid, row.updated, row.status, row.id in dead) for row in rows]
+    return f'"{hashlib.sha256(repr(state).encode()).hexdigest()[:24]}"'
 
 
 def _explained(callback: Callable[..., str]) -> Callable[..., bytes]:
@@ -176,12 +169,11 @@ def _explained(callback: Callable[..., str]) -> Callable[..., bytes]:
             text = callback(*args, **kwargs)
         except EvoError as error:
             response.status = 404 if isinstance(error, UnknownNameError) else 503
-            text = render_frame("This cannot be shown", render("live.html.j2", error=str(error)), live=True)
+            text = _refusal(str(error))
         return text.encode("utf-8", "replace")
 
     return answer
 
 
-def _plain(error: HTTPError) -> str:
-    response.content_type = "text/plain; charset=utf-8"
-    return "there is no such page\n" if error.status_code == 404 else f"{error.status_line}\n"
+def _refusal(why: str) -> str:
+    return render_frame("This cannot be shown", render("live.html.j2", error=why), live=True)

@@ -31,7 +31,6 @@ from evo.lineage import models as m
 from evo.lineage.models import ORDERS_PER_RUN, key_range, public_id
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
-from evo.problem.space import Space
 from evo.report.text import visible
 
 __all__ = ["TrialMirror", "study_name"]
@@ -112,8 +111,10 @@ class TrialMirror:
         run, summary = store.run(name), find_run(store, name)
         studies = {task.number: self._open_study(summary, task, run.uid) for task in summary.tasks}
         if not self._choices.keys() >= set(studies.values()):
-            spaces = read_problem(summary).spaces
-            self._choices |= {study: _choices(spaces.get(number)) for number, study in studies.items()}
+            spaces = read_problem(summary).spaces  # none where the kernel is not known any more
+            for number, study in studies.items():
+                parameters = spaces[number].parameters if number in spaces else ()
+                self._choices[study] = {visible(p.name): CategoricalDistribution(p.values) for p in parameters}
         written = {
             trial.user_attrs["order"]
             for study in studies.values()
@@ -158,11 +159,6 @@ class TrialMirror:
 def _is_journal(path: Path) -> bool:
     with path.open("rb") as file:
         return file.read(len(_JOURNAL_BEGINS)) in (_JOURNAL_BEGINS, b"")
-
-
-def _choices(space: Space | None) -> dict[str, CategoricalDistribution]:
-    """By parameter; none where the kernel is not known any more."""
-    return {visible(p.name): CategoricalDistribution(p.values) for p in (space.parameters if space else ())}
 
 
 def _trial(row: Any, about: dict[str, Any], choices: dict[str, CategoricalDistribution]) -> FrozenTrial:
