@@ -19,7 +19,7 @@ import json
 import math
 import re
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -37,6 +37,7 @@ from evo.problem.space import Value
 
 __all__ = ["EXPORTER", "Refusal", "Taken", "import_workloads"]
 
+_Json = Mapping[str, Any]
 _TABLE = "flashinfer-bench"
 _BINARIES = (".cubin", ".so")
 _MAIN = '''"""{title}: found and written by evo {version}. The kernel and what launches it lie in {package}/."""
@@ -78,37 +79,33 @@ def _contents(request: ExportRequest) -> Contents:
         check_fit(table, _TABLE, item.candidate, item.workload)
         groups.setdefault(fill(table["name"], values_of(item.workload)), []).append(item)
     files: dict[str, bytes] = {}
-    manifests = [
-        _write_group(files, kernel, table, name, replace(request, items=tuple(items))) for name, items in groups.items()
-    ]
+    manifests = []
+    for name, items in groups.items():
+        group, op_type = replace(request, items=tuple(items)), table["op_type"]
+        definition = _definition(kernel, table, name, group)
+        manifest, package = make_package(group)
+        manifests.append(manifest)
+        solution = _solution(kernel, table, definition, group, with_manifest("module", manifest, package))
+        bare = [
+            {"definition": name, "workload": _workload(table, definition, item), "solution": None, "evaluation": None}
+            for item in items
+        ]
+        traces = [
+            {**trace, "solution": solution["name"], "evaluation": evaluation}
+            for trace, item in zip(bare, items, strict=True)
+            if (evaluation := _evaluation(request, item)) is not None
+        ]
+        texts = {
+            f"definitions/{op_type}/{name}.json": json.dumps(definition, indent=2),
+            f"solutions/{op_type}/{name}/{solution['name']}.json": json.dumps(solution, indent=2),
+            f"workloads/{op_type}/{name}.jsonl": "\n".join(map(json.dumps, bare)),
+            f"traces/{op_type}/{name}.jsonl": "\n".join(map(json.dumps, traces)),
+        }
+        files |= {path: f"{text}\n".encode() for path, text in texts.items() if text}
     return {**manifests[0], "variants": [v for manifest in manifests for v in manifest["variants"]]}, files
 
 
-def _write_group(
-    files: dict[str, bytes], kernel: Kernel, table: Mapping[str, Any], name: str, request: ExportRequest
-) -> Mapping[str, Any]:
-    """Adds everything about one definition; the manifest of its package."""
-    op_type = table["op_type"]
-    definition = _definition(kernel, table, name, request)
-    solution, manifest = _solution(kernel, table, definition, request)
-    workloads = [_workload(table, definition, item) for item in request.items]
-    bare = [{"definition": name, "workload": w, "solution": None, "evaluation": None} for w in workloads]
-    traces = [
-        {"definition": name, "workload": workload, "solution": solution["name"], "evaluation": evaluation}
-        for workload, item in zip(workloads, request.items, strict=True)
-        if (evaluation := _evaluation(request, item)) is not None
-    ]
-    texts = {
-        f"definitions/{op_type}/{name}.json": json.dumps(definition, indent=2),
-        f"solutions/{op_type}/{name}/{solution['name']}.json": json.dumps(solution, indent=2),
-        f"workloads/{op_type}/{name}.jsonl": "\n".join(map(json.dumps, bare)),
-        f"traces/{op_type}/{name}.jsonl": "\n".join(map(json.dumps, traces)),
-    }
-    files |= {path: f"{text}\n".encode() for path, text in texts.items() if text}
-    return manifest
-
-
-def _definition(kernel: Kernel, table: Mapping[str, Any], name: str, request: ExportRequest) -> dict[str, Any]:
+def _definition(kernel: Kernel, table: _Json, name: str, request: ExportRequest) -> dict[str, Any]:
     workload = request.items[0].workload
     constant = {*kernel.compile_time_dims[request.target], *table.get("constant", ())}
     axes = {
@@ -131,21 +128,24 @@ def _definition(kernel: Kernel, table: Mapping[str, Any], name: str, request: Ex
 
 
 def _solution(
-    kernel: Kernel, table: Mapping[str, Any], definition: Mapping[str, Any], request: ExportRequest
-) -> tuple[dict[str, Any], Mapping[str, Any]]:
-    """The Solution, and the manifest of the package in it."""
+    kernel: Kernel,
+    table: _Json,
+    definition: _Json,
+    request: ExportRequest,
+    files: Mapping[str, bytes],
+) -> dict[str, Any]:
+    """files: of the package of `module`."""
     values = values_of(request.items[0].workload) | {"inputs": list(definition["inputs"])}
     package = f"{kernel.entry}_package"
-    manifest, own = make_package(request)
     sources = []
-    for name, data in sorted(with_manifest("module", manifest, own).items()):
+    for name, data in sorted(files.items()):
         if name.endswith(_BINARIES):
             sources.append({"path": f"{package}/{name}.b64", "content": base64.encodebytes(data).decode()})
         else:
             sources.append({"path": f"{package}/{name}", "content": data.decode()})
     main = _MAIN.format(title=kernel.title, version=__version__, package=package) + fill(table["run"], values)
     name = re.sub(r"\W+", "_", f"evo_{definition['name']}_{request.arch}_{request.items[0].candidate}")
-    solution = {
+    return {
         "name": name,
         "definition": definition["name"],
         "author": "evo",
@@ -160,10 +160,9 @@ def _solution(
         },
         "sources": [{"path": "main.py", "content": main}, *sources],
     }
-    return solution, manifest
 
 
-def _workload(table: Mapping[str, Any], definition: Mapping[str, Any], item: ExportItem) -> dict[str, Any]:
+def _workload(table: _Json, definition: _Json, item: ExportItem) -> dict[str, Any]:
     free = [axis for axis, spec in definition["axes"].items() if spec["type"] == "var"]
     axes = {axis: item.workload.dim(table["axes"][axis]) for axis in free}
     unique = uuid.uuid5(uuid.NAMESPACE_URL, f"evo:{definition['name']}:{item.workload.key}")
@@ -199,10 +198,6 @@ def _evaluation(request: ExportRequest, item: ExportItem) -> dict[str, Any] | No
     }
 
 
-class _NotServed(Exception):
-    """Why no kernel computes a definition, or one workload of it. The message follows a colon."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Taken:
     """A definition that a kernel computes, with its workloads, each once."""
@@ -225,43 +220,41 @@ def import_workloads(path: Path, kernels: Iterable[Kernel], target: str) -> tupl
 
     Raises UsageError, which names the wrong file of the dataset and the place in it; KernelError.
     """
-    definitions, records = _read_dataset(path)
     taken, refused = [], []
-    usable = [kernel for kernel in kernels if target in kernel.targets and _TABLE in all_tables(kernel)]
-    for name, definition in definitions.items():
+    tables = [(k, table) for k in kernels if target in k.targets and (table := all_tables(k).get(_TABLE)) is not None]
+    for name, (definition, records) in _read_dataset(path).items():
         try:
-            kernel, match = _find_kernel(definition, usable)
-            if not records[name]:
-                raise _NotServed("it has no workloads (workloads/**/*.jsonl)")
-        except _NotServed as reason:
+            kernel, read = _find_kernel(definition, tables, target)
+            if not records:
+                raise UsageError("it has no workloads (workloads/**/*.jsonl)")
+        except UsageError as reason:
             refused.append(Refusal(definition=name, reason=str(reason)))
             continue
         workloads: dict[Workload, None] = {}
-        for record in records[name]:
+        for record in records:
             try:
-                workloads[_to_workload(kernel, match, definition, record, target)] = None
-            except _NotServed as reason:
+                workloads[read(record)] = None
+            except UsageError as reason:
                 refused.append(Refusal(definition=name, workload=str(record.get("uuid")), reason=str(reason)))
         if workloads:
             taken.append(Taken(definition=name, kernel=kernel.name, workloads=tuple(workloads)))
     return taken, refused
 
 
-def _read_dataset(path: Path) -> tuple[dict[str, dict[str, Any]], dict[str, list[dict[str, Any]]]]:
-    """Definitions by name; of each its workloads, as the files have them."""
+def _read_dataset(path: Path) -> dict[str, tuple[_Json, list[_Json]]]:
+    """By name each definition and its workloads, as the files have them."""
     if not path.is_dir():
         raise UsageError(f"{path} is not a folder; name one that holds definitions/ and workloads/ of FlashInfer-Bench")
-    definitions: dict[str, dict[str, Any]] = {}
+    found: dict[str, tuple[_Json, list[_Json]]] = {}
     for file in sorted((path / "definitions").rglob("*.json")):
         with _blaming(str(file)):
             definition = _parse(file.read_text(encoding="utf-8"))
             _check_definition(definition)
-            if definition["name"] in definitions:
+            if definition["name"] in found:
                 raise ValueError(f"definition {definition['name']!r} is stated a second time")
-            definitions[definition["name"]] = definition
-    if not definitions:
+            found[definition["name"]] = definition, []
+    if not found:
         raise UsageError(f"there is no definition (definitions/**/*.json) in {path}; name the dataset's own folder")
-    records: dict[str, list[dict[str, Any]]] = {name: [] for name in definitions}
     for file in sorted((path / "workloads").rglob("*.jsonl")):
         with _blaming(str(file)):
             lines = file.read_text(encoding="utf-8").split("\n")
@@ -274,8 +267,8 @@ def _read_dataset(path: Path) -> tuple[dict[str, dict[str, Any]], dict[str, list
                         raise ValueError(f"axis {bad[0][0]!r} must be a whole number from 0, got {bad[0][1]!r}")
                     if not isinstance(workload.get("inputs", {}), dict):
                         raise ValueError(f"its inputs must be an object, got {workload['inputs']!r}")
-                    records[trace["definition"]].append(workload)
-    return definitions, records
+                    found[trace["definition"]][1].append(workload)
+    return found
 
 
 @contextmanager
@@ -297,7 +290,7 @@ def _parse(text: str) -> dict[str, Any]:
     return record
 
 
-def _check_definition(definition: Mapping[str, Any]) -> None:
+def _check_definition(definition: _Json) -> None:
     """Raises what `_blaming` catches unless the parts that are used have the form that FlashInfer-Bench defines."""
     for key, kind in (("name", str), ("op_type", str), ("axes", dict), ("inputs", dict), ("outputs", dict)):
         if not isinstance(definition[key], kind):
@@ -311,37 +304,30 @@ def _check_definition(definition: Mapping[str, Any]) -> None:
             raise ValueError(f"tensor {name!r} must have a dtype, and a shape of axes' names, got {tensor!r}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Match:
-    """How a kernel computes a definition. axes: of each dimension those it is the product of. sizes: of dimensions that the
-    definition does not have. options: read from the definition itself. scalars: by option the input that gives it. dtype:
-    of all tensors."""
-
-    axes: Mapping[str, tuple[str, ...]]
-    sizes: Mapping[str, int]
-    options: Mapping[str, Value]
-    scalars: Mapping[str, str]
-    dtype: str
-
-
-def _find_kernel(definition: Mapping[str, Any], kernels: Iterable[Kernel]) -> tuple[Kernel, _Match]:
+def _find_kernel(
+    definition: _Json, tables: Iterable[tuple[Kernel, _Json]], target: str
+) -> tuple[Kernel, Callable[[_Json], Workload]]:
+    """The kernel that computes a definition, and what `_match` returns. Raises UsageError."""
     op_type, reasons = definition["op_type"], []
-    for kernel in kernels:
-        table = all_tables(kernel)[_TABLE]
+    for kernel, table in tables:
         if op_type in table.get("refuses", {}):
             reasons.append(f"{op_type} is not what {kernel.name} computes: {table['refuses'][op_type]}")
         for accept in table.get("accepts", ()):
             if op_type in accept["op_types"]:
                 try:
-                    return kernel, _match(accept, definition)
-                except _NotServed as reason:
+                    return kernel, _match(kernel, accept, definition, target)
+                except UsageError as reason:
                     reasons.append(f"{kernel.name} does not compute it: {reason}")
-    raise _NotServed("; ".join(dict.fromkeys(reasons)) or f"no kernel here computes op_type {op_type!r}")
+    raise UsageError("; ".join(dict.fromkeys(reasons)) or f"no kernel here computes op_type {op_type!r}")
 
 
-def _match(accept: Mapping[str, Any], definition: Mapping[str, Any]) -> _Match:
+def _match(kernel: Kernel, accept: _Json, definition: _Json, target: str) -> Callable[[_Json], Workload]:
+    """Makes workloads of the kernel's from the definition's; raises UsageError for one that the kernel does not take.
+
+    Raises UsageError unless the kernel computes the definition.
+    """
     rest = dict(definition["inputs"])
-    axes: dict[str, tuple[str, ...]] = {}
+    axes: dict[str, tuple[str, ...]] = {}  # of each dimension those that it is the product of
     optional: Mapping[str, str] = accept.get("optional", {})
     options: dict[str, Value] = dict(accept.get("options", {}))
     dtypes = set()
@@ -350,87 +336,83 @@ def _match(accept: Mapping[str, Any], definition: Mapping[str, Any]) -> _Match:
         if name in optional:
             options[optional[name]] = found is not None
         elif found is None:
-            raise _NotServed(f"none of its inputs is called {' or '.join(accept['names'][name])}")
+            raise UsageError(f"none of its inputs is called {' or '.join(accept['names'][name])}")
         if found is not None:
             tensor = rest.pop(found)
             dtypes.add(tensor["dtype"])
             _bind(found, pattern, tensor["shape"], axes)
-    scalars = {}
+    scalars = {}  # by option the input that gives it
     for option, names in accept.get("scalars", {}).items():
         given = next((n for n in rest if n.lower() in names and rest[n]["shape"] is None), None)
         if given is not None:
             scalars[option] = given
             del rest[given]
     if rest:
-        raise _NotServed(f"it has another input, {next(iter(rest))}, which this kernel does not have")
+        raise UsageError(f"it has another input, {next(iter(rest))}, which this kernel does not have")
     outputs = definition["outputs"]
     if len(outputs) != 1:
-        raise _NotServed(f"it asks for {len(outputs)} outputs ({', '.join(outputs)}), not for one")
+        raise UsageError(f"it asks for {len(outputs)} outputs ({', '.join(outputs)}), not for one")
     for output, tensor in outputs.items():
         dtypes.add(tensor["dtype"])
         _bind(output, accept["output"], tensor["shape"], axes)
     if len(dtypes) != 1:
-        raise _NotServed(f"its tensors are of several dtypes ({', '.join(sorted(dtypes))})")
+        raise UsageError(f"its tensors are of several dtypes ({', '.join(sorted(dtypes))})")
     words = re.split(r"[\W_]+", definition["name"].lower())
     options |= {option: word in words for option, word in accept.get("named", {}).items()}
     options |= _constants(accept, definition.get("reference"), scalars)
-    return _Match(axes=axes, sizes=accept.get("sizes", {}), options=options, scalars=scalars, dtype=dtypes.pop())
+
+    def read(record: _Json) -> Workload:
+        lengths = {axis: spec["value"] for axis, spec in definition["axes"].items() if spec.get("type") != "var"}
+        lengths |= record["axes"]
+        dims = dict(accept.get("sizes", {}))
+        for dim, parts in axes.items():
+            if missing := [axis for axis in parts if axis not in lengths]:
+                raise UsageError(f"its workload does not say how long axis {missing[0]} is")
+            dims[dim] = math.prod(lengths[axis] for axis in parts)
+            if not dims[dim]:
+                raise UsageError(f"it is empty ({' x '.join(parts)} is 0)")
+        own = dict(options)
+        for option, name in scalars.items():
+            given = record.get("inputs", {}).get(name)
+            value = given.get("value") if isinstance(given, dict) else None
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise UsageError(f"its input {name} is not a given number, and the kernel needs one for {option}")
+            own[option] = value
+        sizes = {d.name: dims[d.name] for d in kernel.dimensions}
+        pairs = {**sizes, "dtype": next(iter(dtypes)), **own}.items()
+        text = ",".join(f"{k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in pairs)
+        return kernel.workload(target, text)
+
+    return read
 
 
 def _bind(name: str, pattern: list[str], shape: list[str] | None, axes: dict[str, tuple[str, ...]]) -> None:
     """Adds to `axes` which axes each dimension of a pattern consists of; a leading one with a star takes all that the others
     leave."""
     shape = shape or []
-    gathers = pattern[0].startswith("*")
-    if len(shape) < len(pattern) or (not gathers and len(shape) != len(pattern)):
-        wanted = " x ".join(pattern)
-        raise _NotServed(f"its {name} is {' x '.join(shape) or 'a number'}, where {wanted} is expected")
-    split = len(shape) - len(pattern) + 1 if gathers else 0
-    parts = [(pattern[0][1:], tuple(shape[:split]))] if gathers else []
-    parts += [(dim, (axis,)) for dim, axis in zip(pattern[len(parts) :], shape[split:], strict=True)]
-    for dim, found in parts:
-        if axes.setdefault(dim, found) != found:
-            raise _NotServed(f"its {name} has {' x '.join(found)} where other tensors have {' x '.join(axes[dim])}")
+    parts: list[tuple[str, ...]] = [(axis,) for axis in shape]
+    more = len(parts) - len(pattern)
+    if pattern[0].startswith("*") and more > 0:
+        parts[: more + 1] = [tuple(shape[: more + 1])]
+    if len(parts) != len(pattern):
+        raise UsageError(f"its {name} is {' x '.join(shape) or 'a number'}, where {' x '.join(pattern)} is expected")
+    for dim, found in zip(pattern, parts, strict=True):
+        known = axes.setdefault(dim.removeprefix("*"), found)
+        if known != found:
+            raise UsageError(f"its {name} has {' x '.join(found)} where other tensors have {' x '.join(known)}")
 
 
-def _constants(accept: Mapping[str, Any], reference: object, scalars: Mapping[str, str]) -> dict[str, Value]:
+def _constants(accept: _Json, reference: object, scalars: Mapping[str, str]) -> dict[str, Value]:
     """Options that the reference code sets to a number: eps = 1e-6, or f(..., eps=1e-6)."""
     found: dict[str, Value] = {}
     for option, names in accept.get("constants", {}).items():
         number = rf"\b(?:{'|'.join(names)})\s*=\s*(\d*\.?\d+\.?(?:[eE][-+]?\d+)?)(?=\s*(?:[,)#\n]|$))"
         values = {float(n) for n in re.findall(number, str(reference))} if option not in scalars else set()
         if len(values) > 1:
-            raise _NotServed(f"its reference uses several values of {option} ({', '.join(map(str, sorted(values)))})")
+            raise UsageError(f"its reference uses several values of {option} ({', '.join(map(str, sorted(values)))})")
         if values:
             found[option] = values.pop()
     return found
-
-
-def _to_workload(
-    kernel: Kernel, match: _Match, definition: Mapping[str, Any], record: Mapping[str, Any], target: str
-) -> Workload:
-    lengths = {axis: spec["value"] for axis, spec in definition["axes"].items() if spec.get("type") != "var"}
-    lengths |= record["axes"]
-    dims = dict(match.sizes)
-    for dim, axes in match.axes.items():
-        if missing := [axis for axis in axes if axis not in lengths]:
-            raise _NotServed(f"its workload does not say how long axis {missing[0]} is")
-        dims[dim] = math.prod(lengths[axis] for axis in axes)
-        if not dims[dim]:
-            raise _NotServed(f"it is empty ({' x '.join(axes)} is 0)")
-    options = dict(match.options)
-    for option, name in match.scalars.items():
-        given = record.get("inputs", {}).get(name)
-        value = given.get("value") if isinstance(given, dict) else None
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise _NotServed(f"its input {name} is not a given number, and the kernel needs one for {option}")
-        options[option] = value
-    parts = [*((d.name, dims[d.name]) for d in kernel.dimensions), ("dtype", match.dtype), *options.items()]
-    text = ",".join(f"{k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in parts)
-    try:
-        return kernel.workload(target, text)
-    except UsageError as error:
-        raise _NotServed(str(error)) from None
 
 
 EXPORTER = Exporter(
