@@ -13,16 +13,17 @@ import base64
 import json
 import re
 from collections.abc import Mapping
+from inspect import getsource
 from pathlib import Path
-from pprint import pformat
 from typing import Any
 
-from evo import __version__
+from evo import __version__, runtime
 from evo.errors import UsageError
 from evo.export import Contents, Exporter, ExportRequest
 from evo.export._package import build_package
 from evo.problem.formats import check_fit, fill, format_table, values_of
 from evo.problem.kernel import Kernel, Workload, load_kernel
+from evo.runtime.package import LaunchPlan
 
 __all__ = ["EXPORTER"]
 
@@ -95,7 +96,9 @@ def _model_new(
         "headers": f"{{{headers}\n}}",
         "cubin": base64.encodebytes(code["cubin"]).decode(),
         "entry": json.dumps(kernel.entry),
-        "geometry": pformat(variant["launch"], width=110, sort_dicts=False),
+        "driver": (Path(runtime.__file__).parent / "driver.h").read_text(encoding="utf-8"),
+        "launch_plan": getsource(LaunchPlan),
+        "plan": LaunchPlan(**variant["launch"]),
         "arguments": json.dumps(["Q" if a.kind != "scalar" else _WORDS[a.dtype] for a in kernel.arguments]),
         "name": json.dumps(f"evo_{kernel.entry}_{variant['binary_sha256'][:16]}"),
         "model_new": fill(table["model_new"], values),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,21 @@ _DRIVER = r"""
 #include <stdio.h>
 struct attribute { int id, pad; unsigned value[16]; };
 struct config { unsigned grid[3], block[3], smem; void* stream; struct attribute* attributes; unsigned count; };
+int aoti_torch_get_current_cuda_stream(int device, void** stream) { *stream = (void*)(99L + device); return 0; }
+int cuCtxGetCurrent(void** context) { *context = (void*)5; return 0; }
+int cuCtxPushCurrent_v2(void* context) { return 0; }
+int cuCtxPopCurrent_v2(void** context) { return 0; }
 int cuGetErrorName(int e, const char** name) { *name = "CUDA_ERROR_OF_THE_TEST"; return 0; }
-int cuModuleLoadData(void** module, const void* image) { *module = (void*)image; return ((const char*)image)[0] == 'E'; }
+int cuModuleLoadData(void** module, const char* image) { *module = (void*)image; return image[0] == 'E'; }
 int cuModuleGetFunction(void** function, void* module, const char* name) {
     printf("entry %s\n", name);
     *function = (void*)7;
-    return 0;
+    return fflush(stdout);
 }
-int cuFuncSetAttribute(void* function, int attribute, int value) { printf("set %d to %d\n", attribute, value); return 0; }
+int cuFuncSetAttribute(void* function, int attribute, int value) {
+    printf("set %d to %d\n", attribute, value);
+    return fflush(stdout);
+}
 int cuLaunchKernelEx(const struct config* c, void* function, void** arguments, void** extra) {
     printf("grid %u %u %u threads %u %u %u smem %u stream %p function %p\n", c->grid[0], c->grid[1], c->grid[2], c->block[0],
            c->block[1], c->block[2], c->smem, c->stream, function);
@@ -50,26 +58,31 @@ _CALLS = r"""
 
 #include "launcher.cpp"
 
-template <class Call>
-static void refused(Call call) {
-    try {
-        call();
-    } catch (const c10::Error& error) {
-        puts(error.what_without_backtrace());
-    }
-}
-
 int main() {
+    dlopen("libtorch_cuda.so", RTLD_NOW);
     std::string words(24, 0);
     const long long sizes[] = {12345678901, -3};
     const float number = 0.25f;
     memcpy(&words[0], sizes, 16), memcpy(&words[16], &number, 4);
-    refused([] { load_entry("E", "kernel", 0, 1); });
-    const int64_t function = load_entry("\x7f" "ELF", "kernel", 65536, 16);
-    launch_entry(function, {8, 2, 1, 256, 65536, 16, 1}, 99, words);
-    launch_entry(function, {1, 1, 1, 32, 0, 1, 0}, 0, words);
-    refused([&] { launch_entry(function, {10, 1, 1, 32, 0, 1, 0}, 0, words); });
+    launch_entry({7, 5, 0, 8, 2, 1, 256, 65536, 16, 1}, words);
+    launch_entry({7, 5, 1, 1, 1, 1, 32, 0, 1, 0}, words);
+    try {
+        launch_entry({7, 5, 0, 10, 1, 1, 32, 0, 1, 0}, words);
+    } catch (const c10::Error& error) {
+        puts(error.what_without_backtrace());
+    }
 }
+"""
+_LOADING = """
+import pathlib, sys
+from torch.utils import cpp_extension
+cpp_extension.load_inline = lambda **how: None
+loaded = {}
+exec(pathlib.Path(sys.argv[1]).read_text(), loaded)
+loaded["PLAN"] = loaded["LaunchPlan"](threads=32, smem_bytes=65536, cluster=16)
+print(loaded["load_entry"](), flush=True)
+loaded["CUBIN"] = b"E"
+loaded["load_entry"]()
 """
 
 
@@ -122,35 +135,40 @@ def test_its_loader_builds_the_solution_which_refuses_a_cpu(
         model.to(torch.float16)(torch.randn(4, 1024, dtype=torch.float16))
     with pytest.raises(RuntimeError, match="compiled for cols=1024, got 512"):
         loaded["prepare"](torch.device("cpu"), {"rows": 4, "cols": 512})
-    assert loaded["grid_of"]({"rows": 33, "cols": 1024}, 132)[1:] == (1, 1)
+    assert loaded["PLAN"].grid({"rows": 33, "cols": 1024}, 132)[1:] == (1, 1)
 
 
-def test_the_launcher_hands_the_driver_what_it_is_told(folder: Path, tmp_path: Path) -> None:
+def test_code_is_loaded_and_launched_as_the_driver_wants_it(folder: Path, tmp_path: Path) -> None:
     """On a machine without a GPU a library that tells what it was called with stands in for the driver."""
-    solution = next(folder.glob("*_new.py")).read_text()
-    found = re.search(r"^LAUNCHER = r'''\n(.*?)^'''$", solution, re.DOTALL | re.MULTILINE)
+    solution = next(folder.glob("*_new.py"))
+    found = re.search(r"^LAUNCHER = r'''\n(.*?)^'''$", solution.read_text(), re.DOTALL | re.MULTILINE)
     assert found is not None
     for name, text in {"driver.c": _DRIVER, "launcher.cpp": found[1], "calls.cpp": _CALLS}.items():
         (tmp_path / name).write_text(text)
     torch_folder = Path(torch.__file__).parent
     libraries = [f"-I{torch_folder / 'include'}", f"-L{torch_folder / 'lib'}", "-lc10", "-ldl"]
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", "libcuda.so.1", "driver.c"], cwd=tmp_path, check=True)
+    (tmp_path / "libtorch_cuda.so").symlink_to("libcuda.so.1")
     subprocess.run(["g++", "-std=c++17", "calls.cpp", "-o", "calls", *libraries], cwd=tmp_path, check=True)
     environment = {**os.environ, "LD_LIBRARY_PATH": f"{tmp_path}{os.pathsep}{torch_folder / 'lib'}"}
-    run = subprocess.run([str(tmp_path / "calls")], env=environment, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.splitlines() == [
-        "the kernel does not load: CUDA_ERROR_OF_THE_TEST (1)",
-        "entry kernel",
-        "set 8 to 65536",
-        "set 14 to 1",
+
+    def run(*command: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*map(str, command)], env=environment, capture_output=True, text=True, check=False)
+
+    loading = run(sys.executable, "-c", _LOADING, solution)
+    entry = "layernorm" if folder.name == "layernorm" else "attention"
+    assert loading.stdout.splitlines() == [f"entry {entry}", "set 8 to 65536", "set 14 to 1", "(7, 5)"], loading.stderr
+    assert "the kernel does not load: cuModuleLoadData of the CUDA driver gives error 1" in loading.stderr
+    launching = run(tmp_path / "calls")
+    assert launching.returncode == 0, launching.stderr
+    assert launching.stdout.splitlines() == [
         "grid 8 2 1 threads 256 1 1 smem 65536 stream 0x63 function 0x7",
         "attribute 4: 16 1 1",
         "attribute 6: 1 0 0",
         "arguments 12345678901 -3 0.25",
-        "grid 1 1 1 threads 32 1 1 smem 0 stream (nil) function 0x7",
+        "grid 1 1 1 threads 32 1 1 smem 0 stream 0x64 function 0x7",
         "arguments 12345678901 -3 0.25",
-        "grid 10 1 1 threads 32 1 1 smem 0 stream (nil) function 0x7",
+        "grid 10 1 1 threads 32 1 1 smem 0 stream 0x63 function 0x7",
         "arguments 12345678901 -3 0.25",
         "the launch failed: CUDA_ERROR_OF_THE_TEST (1)",
     ]
