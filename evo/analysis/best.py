@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 from sqlalchemy import ColumnElement, Connection, and_, case, func, select
 
 from evo.analysis.candidates import Subject, select_candidates
-from evo.analysis.times import RelativeTime, noise_floors
+from evo.analysis.times import FIGURES, RelativeTime, noise_floors
 from evo.lineage import RunStatus
 from evo.lineage import models as m
 from evo.lineage.models import key_range, last_refusals, leader_key, unrefused
-from evo.lineage.read import columns_of, resolve_run, rows_of
+from evo.lineage.read import resolve_run, rows_of
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.space import Value
@@ -24,7 +24,6 @@ UNCONFIRMED = "unconfirmed"
 """`Best.finals` of a run whose finals were held to their end without a winner."""
 
 _c, _i, _r, _t = m.Candidate, m.Task, m.Run, m.Timing
-_FIGURES = columns_of(m.Timing, RelativeTime, "disturbed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,15 +112,13 @@ def leaders(connection: Connection, *conditions: ColumnElement[bool]) -> list[Be
     keys = sorted(key for key in connection.scalars(tasks.where(*conditions)) if key is not None)
     query = (
         select_candidates(_c.id.label("key"), _c.task, _c.score, _c.genome, _i.run_id, _i.winner_id, _r.status)
-        .add_columns(_t.stage, _t.round, _t.protocol, _t.clocks, *_FIGURES)  # not the samples, which are most of its bytes
+        .add_columns(_t.stage, _t.round, _t.protocol, _t.clocks, *FIGURES)  # not the samples, which are most of its bytes
         .join(_t, and_(_t.run_id == _c.run_id, _t.candidate_id == _c.id, _t.workload == _i.workload))
         .where(_t.contender == "candidate")
-        .order_by(_t.id)
+        # Later rounds are worth more, and in a round the finalists' protocol, then cold: a candidate's last row is kept.
+        .order_by(_t.round, case((_t.protocol == "final", 2), (_t.protocol == "cold", 1), else_=0), _t.id.desc())
     )
-    newest: dict[int, Any] = {}
-    for row in rows_of(connection, query, keys, _c.id):
-        if row.key not in newest or _recency(row) > _recency(newest[row.key]):
-            newest[row.key] = row
+    newest = {row.key: row for row in rows_of(connection, query, keys, _c.id)}
     verdicts = refusals(connection, [row.run_id for row in newest.values()])
     floors = noise_floors(connection, [row.run_id for row in newest.values()])
     found = (
@@ -144,11 +141,6 @@ def refusals(connection: Connection, runs: Collection[int]) -> dict[tuple[int, i
         .group_by(_c.run_id, _c.task)
     )
     return {(run_id, task): int(n) for run_id, task, n in rows}
-
-
-def _recency(row: Any) -> tuple[int, int]:
-    """Later rounds are worth more, and in a round the finalists' protocol, then cold."""
-    return row.round, {"final": 2, "cold": 1}.get(row.protocol, 0)
 
 
 def _best(row: Any, refused: int | None, floor: float | None) -> Best:

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from evo.analysis.candidates import CandidateRecord, Subject, read_candidate
+from evo.analysis.candidates import Subject, read_candidate
 from evo.analysis.descent import Kin, read_family
 from evo.analysis.failures import read_tried
 from evo.analysis.times import RaceTime, gain_between, search_times
@@ -117,7 +117,13 @@ def explain(
     if base is None:
         start, base_from = Genome.from_json(tried[0].genome), base_from or "its run's first candidate"
     elif isinstance(base, str):
-        start, base_from = _named_base(read_candidate(store, base), record), "the candidate named"
+        named = read_candidate(store, base)
+        if (named.kernel, named.target) != (record.kernel, record.target):
+            raise StoreError(
+                f"{named.id} is a candidate for {named.kernel} on {named.target}, and {record.id} for {record.kernel} on"
+                f" {record.target}: there is no way from one to the other"
+            )
+        start, base_from = Genome.of(named.parameters), "the candidate named"
     else:
         start = base if isinstance(base, Genome) else Genome.of(base)
         base_from = base_from or "the given values"
@@ -159,15 +165,6 @@ def explain(
 
 _Found = tuple[str, RaceTime]
 """Public id and time of a measured genome."""
-
-
-def _named_base(base: CandidateRecord, end: CandidateRecord) -> Genome:
-    if (base.kernel, base.target) != (end.kernel, end.target):
-        raise StoreError(
-            f"{base.id} is a candidate for {base.kernel} on {base.target}, and {end.id} for {end.kernel} on {end.target}:"
-            " there is no way from one to the other"
-        )
-    return Genome.of(base.parameters)
 
 
 def edits_between(start: Genome, end: Genome, seen: Collection[Genome] = ()) -> tuple[Change, ...]:

@@ -309,16 +309,15 @@ class _Tried:
 
     def __init__(self, rows: Sequence[Any]) -> None:
         self.rows = rows
-        timed: dict[int, list[tuple[float, int]]] = defaultdict(list)
-        for number, row in enumerate(rows):
-            if row.score is not None:
-                timed[row.task].append((row.score, number))
+        ranked: dict[int, list[int]] = defaultdict(list)
+        timed = [number for number, row in enumerate(rows) if row.score is not None]
+        for number in sorted(timed, key=lambda number: rows[number].score):
+            ranked[rows[number].task].append(number)
         self.having = {pair: self.bits(numbers) for pair, numbers in _having(rows).items()}
         self.refused = self.bits([number for number, row in enumerate(rows) if row.status not in PASSED])
         self.passed = ((1 << len(rows)) - 1) & ~self.refused
-        ranked = [[number for _, number in sorted(some)] for some in timed.values()]
-        self.good = self.bits([n for some in ranked for n in some[: max(1, round(_GOOD_SHARE * len(some)))]])
-        self.best = self.bits([some[0] for some in ranked])
+        self.good = self.bits([n for some in ranked.values() for n in some[: max(1, round(_GOOD_SHARE * len(some)))]])
+        self.best = self.bits([some[0] for some in ranked.values()])
 
     def bits(self, numbers: Sequence[int]) -> int:
         """The set of these; by bytes, because a shift of a long integer copies it."""

@@ -16,8 +16,8 @@ from evo.lineage.models import key_range
 from evo.lineage.read import TIMING_COLUMNS, columns_of, rows_of
 
 __all__ = [
-    "HeldRace", "RaceTime", "RelativeTime", "gain_between", "gain_fields", "gain_within", "held_races", "noise_floors",
-    "search_times",
+    "FIGURES", "HeldRace", "RaceTime", "RelativeTime", "gain_between", "gain_fields", "gain_within", "held_races",
+    "noise_floors", "search_times",
 ]  # fmt: skip
 
 _c, _t = m.Candidate, m.Timing
@@ -63,7 +63,8 @@ class RelativeTime:
         return {name: getattr(self, name) for name in RelativeTime.__dataclass_fields__}
 
 
-_FIGURES = columns_of(m.Timing, RelativeTime, "disturbed")
+FIGURES = columns_of(m.Timing, RelativeTime, "disturbed")
+"""Its columns; whether it was disturbed stands in the clocks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +116,7 @@ def gain_within(before: RaceTime, after: RaceTime) -> Gain | None:
 def search_times(connection: Connection, run_id: int, keys: Sequence[int]) -> dict[int, RaceTime]:
     """The cold time that the search took of each candidate of a run, by key. A candidate whose machine code was known
     already has the time of the candidate that it was known from. Candidates without a time are left out."""
-    query = select(_t.candidate_id, *_FIGURES, _t.clocks).where(
+    query = select(_t.candidate_id, *FIGURES, _t.clocks).where(
         _t.run_id == run_id, _t.round == 0, _t.contender == "candidate", _t.protocol == "cold"
     )
     known = select(_c.id, _c.same_code_as_id).where(
@@ -173,7 +174,7 @@ def held_races(connection: Connection, run_id: int, task: int) -> list[HeldRace]
 
 
 def _race_time(row: Any, **more: Any) -> RaceTime:
-    figures = {column.key: getattr(row, column.key) for column in _FIGURES}
+    figures = {column.key: getattr(row, column.key) for column in FIGURES}
     return RaceTime(**figures, disturbed=bool(row.clocks.get("disturbed")), **more)
 
 
