@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,7 +26,7 @@ from evo.problem.space import Parameter, Point, Space, Value
 from evo.targets import find_target
 
 __all__ = [
-    "Milestone", "Population", "Problem", "RunOutcome", "WorkloadOutcome", "read_outcome", "read_problem",
+    "Milestone", "Problem", "RunOutcome", "WorkloadOutcome", "read_outcome", "read_problem",
 ]  # fmt: skip
 
 
@@ -65,43 +65,24 @@ class Milestone(RelativeTime):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Population:
-    """The candidates of one task, a row each, by order.
-
-    score: NaN without one. passed: the search did not refuse it. points: the parameters of each. parameters: with
-    the values that were tried. milestones: the new bests.
-    """
-
-    order: NDArray[np.int64]
-    elapsed_s: NDArray[np.float64]
-    score: NDArray[np.float64]
-    operator: NDArray[np.str_]
-    passed: NDArray[np.bool_]
-    points: tuple[Point, ...]
-    parameters: tuple[Parameter, ...]
-    milestones: tuple[Milestone, ...]
-
-    def __len__(self) -> int:
-        return len(self.order)
-
-    @property
-    def speedup(self) -> NDArray[np.float64]:
-        """Over the reference; NaN where there is no time."""
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return np.where(self.score > 0, 1.0 / self.score, np.nan)
-
-
-@dataclass(frozen=True, kw_only=True)
 class WorkloadOutcome:
     """One workload of a run.
 
+    points, elapsed_s, speedup, passed: of its candidates, by order: their parameters, the seconds of searching until each
+    was recorded, the speed-up over the reference (NaN without a time), whether the search did not refuse it.
+    parameters: with the values that were tried. milestones: the new bests.
     leader: the winner, or else the best of the search, which no final has confirmed. steps: the leader's ancestors and
     itself. operators: over all of the search. refused: by the finals. importance: of every parameter, the most important
     first.
     """
 
     task: TaskSummary
-    candidates: Population
+    points: tuple[Point, ...]
+    elapsed_s: NDArray[np.float64]
+    speedup: NDArray[np.float64]
+    passed: NDArray[np.bool_]
+    parameters: tuple[Parameter, ...]
+    milestones: tuple[Milestone, ...]
     leader: CandidateRecord | None
     finals: WorkloadFinals
     steps: tuple[Kin, ...]
@@ -112,12 +93,7 @@ class WorkloadOutcome:
 
     @property
     def number(self) -> int:
-        return len(self.candidates)
-
-    @property
-    def milestones(self) -> tuple[Milestone, ...]:
-        """The new bests."""
-        return self.candidates.milestones
+        return len(self.points)
 
     @property
     def important(self) -> list[str]:
@@ -168,25 +144,48 @@ def read_outcome(store: Store, name: str, *, db: str | None = None) -> RunOutcom
     problem = read_problem(find_run(store, name))
     run = read_run_finals(store, name, [name for name, role in problem.roles.items() if role == "ceiling"] or ["copy"])
     importance = read_importance(store, run.name)
-    refused = {f.id for f in run.refused_in_finals}
-    workloads = []
-    for task, finals in zip(run.tasks, run.finals, strict=True):
-        leading = task.winner or task.best
-        operators = read_operators(store, run.name, windows=1, task=task.number)
-        workloads.append(
-            WorkloadOutcome(
-                task=task,
-                candidates=_read_population(store, run.name, task.number, problem.spaces.get(task.number), refused),
-                leader=read_candidate(store, leading) if leading else None,
-                finals=finals,
-                steps=read_family(store, leading, descendants=0).members if leading else (),
-                failures=read_failures(store, run.name, task=task.number),
-                operators=tuple(o for o in operators if o.window is None),
-                refused=tuple(f for f in run.refused_in_finals if f.task == task.number),
-                importance=tuple(i for i in importance if i.workload == task.workload),
-            )
-        )
+    workloads = (_read_workload(store, run, task, problem.spaces.get(task.number), importance) for task in run.tasks)
     return RunOutcome(run=run, db=db, problem=problem, workloads=tuple(workloads))
+
+
+def _read_workload(
+    store: Store, run: RunFinals, task: TaskSummary, space: Space | None, importance: Sequence[Importance]
+) -> WorkloadOutcome:
+    """space: the kernel's, if it is known. importance: of all workloads."""
+    with store.reading() as connection:
+        some = compare_with_parents(connection, resolve_run(connection, run.name), task.number)
+    points = tuple(Genome.from_json(one.row.genome).parameters for one in some)
+    leading = task.winner or task.best
+    operators = read_operators(store, run.name, windows=1, task=task.number)
+    refused = tuple(f for f in run.refused_in_finals if f.task == task.number)
+    milestones = (
+        Milestone(
+            **one.time.figures(),
+            order=one.row.order,
+            id=one.row.public_id,
+            evaluated=evaluated,
+            elapsed_s=one.row.elapsed_s,
+            refused=one.row.public_id in {f.id for f in refused},
+        )
+        for evaluated, one in enumerate(some, 1)
+        if one.best and one.time
+    )
+    return WorkloadOutcome(
+        task=task,
+        points=points,
+        elapsed_s=np.array([one.row.elapsed_s for one in some], float),
+        speedup=np.array([1 / one.row.score if one.row.score else np.nan for one in some], float),
+        passed=np.array([one.row.status in PASSED for one in some], bool),
+        parameters=_tried_parameters(points, space),
+        milestones=tuple(milestones),
+        leader=read_candidate(store, leading) if leading else None,
+        finals=run.finals[task.number],
+        steps=read_family(store, leading, descendants=0).members if leading else (),
+        failures=read_failures(store, run.name, task=task.number),
+        operators=tuple(o for o in operators if o.window is None),
+        refused=refused,
+        importance=tuple(i for i in importance if i.workload == task.workload),
+    )
 
 
 def read_problem(run: RunSummary) -> Problem:
@@ -208,35 +207,6 @@ def read_problem(run: RunSummary) -> Problem:
         return Problem(spaces={}, roles={}, changed=f"the kernel cannot be loaded here any more ({type(error).__name__})")
     changed = "" if kernel.digest == run.kernel_digest else "the kernel has changed since this run"
     return Problem(spaces=spaces, roles={b.name: b.role for b in kernel.baselines}, changed=changed)
-
-
-def _read_population(store: Store, run: str, task: int, space: Space | None, refused: Collection[str]) -> Population:
-    """space: the kernel's, if it is known. refused: ids of those that the finals refused."""
-    with store.reading() as connection:
-        some = compare_with_parents(connection, resolve_run(connection, run), task)
-    points = tuple(Genome.from_json(one.row.genome).parameters for one in some)
-    milestones = [
-        Milestone(
-            **one.time.figures(),
-            order=one.row.order,
-            id=one.row.public_id,
-            evaluated=evaluated,
-            elapsed_s=one.row.elapsed_s,
-            refused=one.row.public_id in refused,
-        )
-        for evaluated, one in enumerate(some, 1)
-        if one.best and one.time
-    ]
-    return Population(
-        order=np.array([one.row.order for one in some], int),
-        elapsed_s=np.array([one.row.elapsed_s for one in some], float),
-        score=np.array([one.row.score for one in some], float),  # None becomes NaN
-        operator=np.array([one.row.operator for one in some], str),
-        passed=np.array([one.row.status in PASSED for one in some], bool),
-        points=points,
-        parameters=_tried_parameters(points, space),
-        milestones=tuple(milestones),
-    )
 
 
 def _tried_parameters(points: Sequence[Point], space: Space | None) -> tuple[Parameter, ...]:

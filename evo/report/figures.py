@@ -21,7 +21,7 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from evo.analysis.descent import Kin
-from evo.analysis.outcome import Milestone, Population, WorkloadOutcome
+from evo.analysis.outcome import Milestone, WorkloadOutcome
 from evo.problem.space import Value
 from evo.report.text import counted, duration, interval, percent, short, times, value_text, visible
 
@@ -125,8 +125,8 @@ def draw_workload(data: WorkloadOutcome, anchor: str = "") -> dict[str, Figure]:
         draw_convergence(data, "evaluations"),
         draw_convergence(data, "seconds"),
         draw_lineage(data, anchor),
-        _draw_importance(data, data.candidates),
-        *_draw_pairs(data, data.candidates),
+        _draw_importance(data),
+        *_draw_pairs(data),
     )
     return {figure.name: figure for figure in drawn if figure is not None}
 
@@ -164,11 +164,10 @@ _MOST_DOTS, _MOST_STROKES = 1_500, 200
 
 def draw_convergence(data: WorkloadOutcome, against: Literal["evaluations", "seconds"]) -> Figure | None:
     """The best speed-up so far, with its interval, and every candidate."""
-    some = data.candidates
     if not data.milestones:
         return None
     seconds = against == "seconds"
-    positions = some.elapsed_s if seconds else np.arange(1, len(some) + 1, dtype=float)
+    positions = data.elapsed_s if seconds else np.arange(1, data.number + 1, dtype=float)
     last = max(float(positions.max()), 1e-9)
     bests: list[Spec] = []
     for m in sorted(data.milestones, key=lambda m: m.elapsed_s if seconds else m.evaluated):
@@ -176,13 +175,13 @@ def draw_convergence(data: WorkloadOutcome, against: Literal["evaluations", "sec
             place = m.elapsed_s if seconds else m.evaluated
             bests.append({"x": place, "y": m.speedup, "low": m.low, "high": m.high, "tip": _best_tip(m)})
     line = [*bests, {**bests[-1], "x": last}]
-    refused = sorted({round(float(p) / last * _MOST_STROKES) for p in positions[~some.passed]})
+    refused = sorted({round(float(p) / last * _MOST_STROKES) for p in positions[~data.passed]})
     x_title = "seconds of searching" if seconds else "candidates evaluated"
-    x, y = _number("x", x_title, (0.0, last), tickCount=7), _speedup(_speedup_range(data, some))
+    x, y = _number("x", x_title, (0.0, last), tickCount=7), _speedup(_speedup_range(data))
     at_bottom = {"value": {"expr": "height - 3"}}
     layers = [
         _layer([{"y": 1.0}], "rule", {"y": y}, color=_MUTED, strokeDash=[4, 3]),
-        _layer(_dots(positions, some.speedup), "line", {"x": x, "y": y, "order": {"field": "place"}}, color=_DOT,
+        _layer(_dots(positions, data.speedup), "line", {"x": x, "y": y, "order": {"field": "place"}}, color=_DOT,
                strokeWidth=2.6, strokeCap="round", opacity=0.55, invalid="break-paths-filter-domains"),
         _layer([{"x": place / _MOST_STROKES * last} for place in refused], "tick", {"x": x, "y": at_bottom},
                orient="vertical", color=_WARN, opacity=0.5, size=6, thickness=1),
@@ -216,9 +215,9 @@ def draw_convergence(data: WorkloadOutcome, against: Literal["evaluations", "sec
     )
 
 
-def _speedup_range(data: WorkloadOutcome, some: Population) -> tuple[float, float]:
+def _speedup_range(data: WorkloadOutcome) -> tuple[float, float]:
     """The range that is shown. Slow outliers may lie on its floor; the line, the reference and nearly all dots do not."""
-    known, final = some.speedup[np.isfinite(some.speedup)], _final_row(data)
+    known, final = data.speedup[np.isfinite(data.speedup)], _final_row(data)
     bottom = min(float(np.quantile(known, 0.02)), data.milestones[0].low, 1.0)
     top = max(float(known.max()), *(m.high for m in data.milestones), 1.0, final["y"] if final else 0.0)
     return max(0.0, bottom - 0.15 * (top - bottom)), top + 0.08 * (top - bottom or top)
@@ -336,12 +335,12 @@ _BAR_PX = 24
 _MOST_BARS, _LEAST_SHARE, _SURE_OF = 12, 0.005, 50
 
 
-def _draw_importance(data: WorkloadOutcome, some: Population) -> Figure | None:
+def _draw_importance(data: WorkloadOutcome) -> Figure | None:
     """How much each parameter had to do with being among the best."""
     shown = [(i, share) for i in data.importance if (share := i.importance or 0.0) >= _LEAST_SHARE][:_MOST_BARS]
     if not shown:
         return None
-    tried = {p.name: p for p in some.parameters}
+    tried = {p.name: p for p in data.parameters}
     rows = [
         {
             "name": i.parameter,
@@ -351,7 +350,7 @@ def _draw_importance(data: WorkloadOutcome, some: Population) -> Figure | None:
         }
         for i, share in shown
     ]
-    structural = [p.name for p in some.parameters if p.structural]
+    structural = [p.name for p in data.parameters if p.structural]
     bold = {"condition": {"test": {"field": "value", "oneOf": structural}, "value": 600}, "value": 400}
     room = 1.15 * shown[0][1]  # for the text of the longest
     place = {
@@ -383,24 +382,24 @@ _PAIRED, _MOST_VALUES = 3, 12
 _CELL_PX, _LABEL_PX = 26, 110
 
 
-def _draw_pairs(data: WorkloadOutcome, some: Population) -> Iterator[Figure]:
+def _draw_pairs(data: WorkloadOutcome) -> Iterator[Figure]:
     """A map for every pair of the three parameters that mattered most."""
-    number = {p.name: len(p.values) for p in some.parameters}
+    number = {p.name: len(p.values) for p in data.parameters}
     chosen = [name for name in data.important if 1 < number[name] <= _MOST_VALUES][:_PAIRED]
     for pair in combinations(chosen, 2):
         across, down = sorted(pair, key=lambda name: number[name])
-        yield _draw_pair(some, down, across)
+        yield _draw_pair(data, down, across)
 
 
-def _draw_pair(some: Population, down: str, across: str) -> Figure:
+def _draw_pair(data: WorkloadOutcome, down: str, across: str) -> Figure:
     members: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for number, point in enumerate(some.points):
+    for number, point in enumerate(data.points):
         members[value_text(point.get(down)), value_text(point.get(across))].append(number)
-    lines, columns = (_names(some, name) for name in (down, across))
+    lines, columns = (_names(data, name) for name in (down, across))
     rows: list[Spec] = []
     for (line, column), own in members.items():
-        ups = some.speedup[own][np.isfinite(some.speedup[own])]
-        tip = f"{down}={line}, {across}={column}\n{some.passed[own].sum()} of {len(own)} passed"
+        ups = data.speedup[own][np.isfinite(data.speedup[own])]
+        tip = f"{down}={line}, {across}={column}\n{data.passed[own].sum()} of {len(own)} passed"
         if len(ups):
             tip += f"\nbest {ups.max():.3f}×, median {np.median(ups):.3f}×"
         best = {"best": float(ups.max()), "text": f"{ups.max():.2f}"} if len(ups) else {"text": "0"}
@@ -427,10 +426,10 @@ def _draw_pair(some: Population, down: str, across: str) -> Figure:
     )
 
 
-def _names(some: Population, parameter: str) -> list[str]:
+def _names(data: WorkloadOutcome, parameter: str) -> list[str]:
     """Of the values that were tried; of candidates in which the parameter has no part, a dash."""
-    values: list[Value | None] = [v for p in some.parameters if p.name == parameter for v in p.values]
-    absent = [None] if any(parameter not in point for point in some.points) else []
+    values: list[Value | None] = [v for p in data.parameters if p.name == parameter for v in p.values]
+    absent = [None] if any(parameter not in point for point in data.points) else []
     return [value_text(value) for value in (*values, *absent)]
 
 

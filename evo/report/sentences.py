@@ -26,7 +26,7 @@ def headline(data: WorkloadOutcome) -> str:
     if not data.number:
         return "Nothing was evaluated."
     if data.leader is None or timing is None or not timing.ratio:
-        passed = int(data.candidates.passed.sum())
+        passed = int(data.passed.sum())
         if data.refused:
             return f"No winner: the finals refused {counted(len(data.refused), 'finalist')}."
         return (
