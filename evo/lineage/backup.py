@@ -21,11 +21,13 @@ _MARK = ".backup-"
 def back_up(path: Path, out: Path | None = None) -> Path:
     """Copies a database with SQLite's online backup, checks the copy, and returns where it is.
 
-    out: the file to make, which must not be there yet; without it one beside the database, named by the time in UTC.
+    out: the file to make, which must not be there yet; without it one beside the database, named by the time in UTC, so
+    that names sort by it.
     The copy appears under its name when it is complete.
     Raises StoreError, also for a database that is damaged, or sqlite3.Error.
     """
-    out = _default_name(path) if out is None else out
+    if out is None:
+        out = path.with_name(f"{path.stem}{_MARK}{datetime.now(UTC):%Y%m%dT%H%M%S%fZ}{path.suffix}")
     if out.exists():
         raise StoreError(f"{out} is there already; name another file for the backup")
     try:
@@ -50,13 +52,6 @@ def back_up(path: Path, out: Path | None = None) -> Path:
         with suppress(OSError):
             Path(name).unlink()
     return out
-
-
-def _default_name(path: Path) -> Path:
-    """Names sort by time. A second backup within a second gets a number."""
-    stem = f"{path.stem}{_MARK}{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
-    tries = (path.with_name(f"{stem}{f'-{n}' if n else ''}{path.suffix}") for n in range(1000))
-    return next(name for name in tries if not name.exists())
 
 
 def newest_backup(path: Path) -> Path | None:

@@ -220,12 +220,8 @@ def translated(place: Location) -> Iterator[None]:
         raise _explain(place, error.orig or error, connected=error.statement is not None) from error
     except sqlite3.Error as error:
         raise _explain(place, error, connected=True) from error
-    except StatementError as error:  # a value was refused before it reached the database
-        if isinstance(error.orig, EngineError):
-            raise error.orig from None
-        raise EngineError(f"a record cannot be stored: {first_line(error.orig or error)}") from error
-    except (ValueError, OverflowError) as error:  # likewise, by the driver
-        raise EngineError(f"a record cannot be stored: {first_line(error)}") from error
+    except (StatementError, ValueError, OverflowError) as error:  # a value was refused before it reached the database
+        raise EngineError(f"a record cannot be stored: {first_line(getattr(error, 'orig', None) or error)}") from error
     except SQLAlchemyError as error:
         raise StoreError(f"{place} cannot be used: {first_line(error)}") from error
 

@@ -29,7 +29,6 @@ from sqlalchemy import (
     String,
     Text,
     TypeDecorator,
-    UniqueConstraint,
     and_,
     event,
     func,
@@ -127,10 +126,9 @@ class Environment(Base):
     """What runs were measured on and with; equal environments are one row."""
 
     __tablename__ = "environment"
-    __table_args__ = (UniqueConstraint("digest"),)
 
     id: Mapped[int] = mapped_column(Integer, primary_key=True)
-    digest: Mapped[str] = mapped_column(Digest)
+    digest: Mapped[str] = mapped_column(Digest, unique=True)
     device: Mapped[str]
     arch: Mapped[str]
     driver: Mapped[str]
@@ -147,17 +145,12 @@ class Run(Base):
     """One search: how it was set up, how far it came, why it stopped."""
 
     __tablename__ = "run"
-    __table_args__ = (
-        UniqueConstraint("name"),
-        UniqueConstraint("uid"),
-        CheckConstraint("status IN ('running', 'interrupted', 'finished', 'failed')", name="status"),
-        Index(None, "kernel"),
-    )
+    __table_args__ = (CheckConstraint("status IN ('running', 'interrupted', 'finished', 'failed')", name="status"),)
 
     id: Mapped[int] = mapped_column(Integer, primary_key=True)
-    uid: Mapped[str]
-    name: Mapped[str]
-    kernel: Mapped[str]
+    uid: Mapped[str] = mapped_column(unique=True)
+    name: Mapped[str] = mapped_column(unique=True)
+    kernel: Mapped[str] = mapped_column(index=True)
     kernel_digest: Mapped[str] = mapped_column(Digest)
     target: Mapped[str]
     arch: Mapped[str]
@@ -182,11 +175,10 @@ class Task(Base):
     """
 
     __tablename__ = "task"
-    __table_args__ = (Index(None, "workload"),)
 
     run_id: Mapped[int] = mapped_column(ForeignKey("run.id"), primary_key=True)
     number: Mapped[int] = mapped_column(primary_key=True)
-    workload: Mapped[str]
+    workload: Mapped[str] = mapped_column(index=True)
     dims: Mapped[JsonObject]
     dtype: Mapped[str]
     options: Mapped[JsonObject]
@@ -215,21 +207,20 @@ class Candidate(Base):
     __tablename__ = "candidate"
     __table_args__ = (
         ForeignKeyConstraint(["run_id", "task"], ["task.run_id", "task.number"]),
-        UniqueConstraint("public_id"),
         CheckConstraint(f'id = run_id * {ORDERS_PER_RUN} + "order"', name="key"),
         Index(None, "run_id", "status"),
         Index(None, "run_id", "task", "score"),
-        Index(None, "source_sha"),  # finds the candidates that refer to an artefact, before it is dropped
     )
 
     id: Mapped[int] = mapped_column(Key, primary_key=True, autoincrement=False)
     run_id: Mapped[int] = mapped_column(BigInteger)
     order: Mapped[int] = mapped_column(BigInteger)
     task: Mapped[int]
-    public_id: Mapped[str] = mapped_column(String(PUBLIC_ID_DIGITS))
+    public_id: Mapped[str] = mapped_column(String(PUBLIC_ID_DIGITS), unique=True)
     genome: Mapped[str]
     genome_digest: Mapped[str] = mapped_column(Digest)
-    source_sha: Mapped[str | None] = mapped_column(Digest, ForeignKey("artefact.sha256"))
+    # The index finds the candidates that refer to an artefact, before it is dropped.
+    source_sha: Mapped[str | None] = mapped_column(Digest, ForeignKey("artefact.sha256"), index=True)
     operator: Mapped[str]
     status: Mapped[str]
     score: Mapped[float | None]
@@ -246,11 +237,11 @@ class Parentage(Base):
     """The parents of a candidate; `position` orders them, the first being the main line."""
 
     __tablename__ = "parentage"
-    __table_args__ = (Index(None, "parent_id"), {"sqlite_with_rowid": False})
+    __table_args__ = ({"sqlite_with_rowid": False},)
 
     child_id: Mapped[int] = mapped_column(Key, ForeignKey("candidate.id"), primary_key=True, autoincrement=False)
     position: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    parent_id: Mapped[int] = mapped_column(Key, ForeignKey("candidate.id"))
+    parent_id: Mapped[int] = mapped_column(Key, ForeignKey("candidate.id"), index=True)
     role: Mapped[str]
 
 
@@ -258,7 +249,6 @@ class Build(Base):
     """The compilation of a candidate. `binary_log` is NULL where the binary's remarks are those in `log`."""
 
     __tablename__ = "build"
-    __table_args__ = (Index(None, "binary_sha"),)
 
     candidate_id: Mapped[int] = mapped_column(Key, ForeignKey("candidate.id"), primary_key=True, autoincrement=False)
     arch: Mapped[str]
@@ -276,7 +266,7 @@ class Build(Base):
     stack_bytes: Mapped[int | None]
     occupancy: Mapped[float | None]
     code_hash: Mapped[str | None] = mapped_column(Digest)
-    binary_sha: Mapped[str | None] = mapped_column(Digest, ForeignKey("artefact.sha256"))
+    binary_sha: Mapped[str | None] = mapped_column(Digest, ForeignKey("artefact.sha256"), index=True)
 
 
 class Final(Base):
@@ -382,7 +372,10 @@ def leader_key() -> ColumnElement[int | None]:
 _LED = select(Task.__table__, leader_key().label("leader_id")).compile(compile_kwargs={"literal_binds": True})
 
 # CROSS JOIN: SQLite then keeps to this order, and does not begin with every timing there is.
-_V_BEST = f"""
+VIEWS = {}
+"""By name, as the statement that makes it."""
+
+VIEWS["v_best"] = f"""
 CREATE VIEW v_best AS
 SELECT
     kernel, target, device, arch, workload, dtype, run, candidate, "order", operator, is_winner, stage, protocol,
@@ -420,7 +413,7 @@ FROM (
 WHERE place = 1
 """
 
-_V_LINEAGE = """
+VIEWS["v_lineage"] = """
 CREATE VIEW v_lineage AS
 SELECT
     r.name AS run, r.kernel, i.workload, c.public_id AS child, c."order" AS child_order, c.operator, p.position, p.role,
@@ -433,7 +426,7 @@ LEFT JOIN parentage p ON p.child_id = c.id
 LEFT JOIN candidate o ON o.id = p.parent_id
 """
 
-_V_TIMINGS = """
+VIEWS["v_timings"] = """
 CREATE VIEW v_timings AS
 SELECT
     r.name AS run, r.kernel, r.target, r.arch, e.device, t.workload, c.public_id AS candidate, c."order",
@@ -444,9 +437,6 @@ JOIN run r ON r.id = t.run_id
 JOIN environment e ON e.id = r.environment_id
 LEFT JOIN candidate c ON c.id = t.candidate_id
 """
-
-VIEWS = {"v_best": _V_BEST, "v_lineage": _V_LINEAGE, "v_timings": _V_TIMINGS}
-"""By name, as the statement that makes it."""
 
 for _statement in VIEWS.values():
     event.listen(Base.metadata, "after_create", DDL(_statement))  # type: ignore[no-untyped-call]

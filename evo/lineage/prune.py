@@ -90,12 +90,10 @@ def chosen_runs(store: Store, names: Sequence[str], before: datetime | None) -> 
 
 def prune(store: Store, runs: Sequence[str], parts: Sequence[Part], *, dry: bool) -> Pruned:
     """Drops parts of runs. dry: only finds out what would be dropped. Raises UnknownNameError."""
-    if dry:
-        with store.reading() as connection:
-            return _prune(connection, runs, parts, dry=True)
-    with store.transaction() as connection:
-        write_alone(connection)
-        return _prune(connection, runs, parts, dry=False)
+    with store.reading() if dry else store.transaction() as connection:
+        if not dry:
+            write_alone(connection)
+        return _prune(connection, runs, parts, dry=dry)
 
 
 def _prune(connection: Connection, runs: Sequence[str], parts: Sequence[Part], *, dry: bool) -> Pruned:

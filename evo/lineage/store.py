@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from sqlalchemy import Connection, Engine, func, select, update
@@ -34,12 +33,13 @@ class Store:
     file, None for a server. writes: it was opened for writing.
     """
 
-    def __init__(self, engine: Engine, location: Location, lock: WriterLock | None, *, write: bool) -> None:
-        self._engine, self._location, self._lock = engine, location, lock
+    def __init__(self, engine: Engine, location: Location, closing: ExitStack, *, write: bool) -> None:
+        self._engine, self._location, self._closing = engine, location, closing
         self.path, self.writes = location.path, write
         self._open: Connection | None = None
         self._batch = Batch()
         self._claims = Claims(engine)
+        closing.callback(self._claims.release)
 
     @classmethod
     def open(cls, where: str | Path, *, write: bool) -> Store:
@@ -49,22 +49,20 @@ class Store:
         file. Reading needs no lock, and works beside a writer.
         Raises StoreError for a database that is absent, locked, not evo's, newer, damaged or not writable.
         """
-        location, lock = locate(where), None
-        with ExitStack() as undo:
+        location = locate(where)
+        with ExitStack() as closing:
             if write and location.path is not None:
                 if location.path.exists():
                     cls._check(location)
-                lock = WriterLock(location.path.resolve())
-                undo.callback(lock.release)
+                closing.callback(WriterLock(location.path.resolve()).release)
             engine = connect(location, write=write)
-            undo.callback(engine.dispose)
+            closing.callback(engine.dispose)
             with translated(location):
                 prepare(engine, location, write=write)
                 if write:  # of a file this is the only writer
                     with engine.begin() as connection:
                         release_dead_runs(connection)
-            undo.pop_all()
-        return cls(engine, location, lock, write=write)
+            return cls(engine, location, closing.pop_all(), write=write)
 
     @staticmethod
     def _check(location: Location) -> None:
@@ -79,18 +77,12 @@ class Store:
     def __enter__(self) -> Store:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
         """Closes the connections, and lets the next writer in. Closing twice does nothing."""
-        self._claims.release()
-        self._engine.dispose()
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
+        self._closing.close()
 
     def __str__(self) -> str:
         return str(self._location)

@@ -132,7 +132,13 @@ class Batch:
             return
         if self._artefacts:
             write_alone(connection)
-            self._insert_artefacts(connection)
+            known = known_artefacts(connection, self._artefacts)
+            rows = [
+                {"sha256": digest, "kind": kind, "size": len(content), "data": zlib.compress(content, _COMPRESSION)}
+                for digest, (kind, content) in self._artefacts.items()
+                if digest not in known
+            ]
+            insert_rows(connection, _ARTEFACT, rows)
         for table in _INSERTED:
             insert_rows(connection, table, self._rows[table])
         for run_id, (elapsed_s, now) in self._progress.items():
@@ -140,15 +146,6 @@ class Batch:
         self._rows.clear()
         self._artefacts.clear()
         self._progress.clear()
-
-    def _insert_artefacts(self, connection: Connection) -> None:
-        known = known_artefacts(connection, self._artefacts)
-        rows = [
-            {"sha256": digest, "kind": kind, "size": len(content), "data": zlib.compress(content, _COMPRESSION)}
-            for digest, (kind, content) in self._artefacts.items()
-            if digest not in known
-        ]
-        insert_rows(connection, _ARTEFACT, rows)
 
 
 def _candidate_row(run: StoredRun, candidate: Candidate, evaluation: Evaluation) -> Row:

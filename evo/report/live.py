@@ -103,7 +103,7 @@ class LivePages:
         self._app.get("/run/<name>", callback=self._run_frame)
         self._app.get("/run/<name>/body", callback=self._body)
         self._app.install(_explained)
-        self._app.default_error_handler = lambda error: _refusal(f"This page is not there: {error.status_line}.")
+        self._app.default_error_handler = lambda error: _refusal(error.status_line)
 
     def __call__(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
         own = self._optuna is None or not environ.get("PATH_INFO", "").startswith(_OPTUNA)

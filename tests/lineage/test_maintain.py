@@ -81,7 +81,7 @@ def test_a_backup_is_made_beside_the_database_while_it_is_written(
         second = json.loads(evo(capfd, "backup", "--json", "--db", path)[1])
     assert code == 0
     first = Path(out.partition(": ")[0])
-    assert re.fullmatch(path.stem + r"\.backup-\d{8}T\d{6}Z\.db", first.name)
+    assert re.fullmatch(path.stem + r"\.backup-\d{8}T\d{12}Z\.db", first.name)
     assert (first.parent, newest_backup(path)) == (path.parent, Path(second["file"]))
     assert second["bytes"] == Path(second["file"]).stat().st_size
     with Store.open(first, write=False) as store:
