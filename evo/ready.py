@@ -223,9 +223,11 @@ def main() -> int:
         print(json.dumps([asdict(kernel) for kernel in found], indent=1, default=str))
         return 0
     for kernel in found:
-        _print_kernel(kernel)
-    if any(v.standing == "compiled" for kernel in found for v in kernel.variants):
-        print("compiled: what was found on another architecture, built for this one and never timed on it")
+        print(f"{kernel.name}: {kernel.title}, in place of {kernel.replaces}")
+        print(f"  from evo.ready import {', '.join(kernel.functions)}")
+        width = max(len(v.workload) for v in kernel.variants)
+        for v in kernel.variants:
+            print(f"  {v.workload.ljust(width)}  {v.arch:8}  {_figure(v)}")
     if found:
         print(f"what of it runs on this machine: python -m evo.ready.{found[0].name} check")
     else:
@@ -233,23 +235,13 @@ def main() -> int:
     return 0
 
 
-def _print_kernel(kernel: ReadyKernel) -> None:
-    print(f"{kernel.name}: {kernel.title}, in place of {kernel.replaces}")
-    print(f"  from evo.ready import {', '.join(kernel.functions)}")
-    builds: dict[str, list[str]] = {}
-    for variant in kernel.variants:
-        builds.setdefault(variant.workload, []).append(_build(variant))
-    for problem, told in builds.items():
-        print(f"  {problem.ljust(max(map(len, builds)))}  {', '.join(told)}")
-
-
-def _build(variant: ReadyVariant) -> str:
+def _figure(variant: ReadyVariant) -> str:
     if variant.standing == "compiled":
-        return f"{variant.arch} (compiled)"
+        return "found on another architecture, built for this one and never timed on it"
     if variant.speedup is None:
-        return variant.arch
+        return "measured"
     left = ", so left to it" if variant.slower else ""
-    return f"{variant.arch} ({variant.speedup:.2f} times PyTorch's speed on {variant.device}{left})"
+    return f"{variant.speedup:.2f} times PyTorch's speed on {variant.device}{left}"
 
 
 if __name__ == "__main__":

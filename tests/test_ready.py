@@ -224,7 +224,8 @@ def test_the_list_of_kernels_tells_what_each_is_for_and_where_it_is_from(exporte
     assert json.loads(python(checkout, "-m", "evo.ready", "--json").stdout) == [kernel]
     text = python(checkout, "-m", "evo.ready").stdout
     assert "  from evo.ready import LayerNorm, layer_norm\n" in text
-    assert re.search(r"  rows=64,cols=1024,dtype=float16,bias=true\S* +sm_90, sm_89 \(compiled\)\n", text)
+    assert re.search(r"  rows=64,cols=1024,dtype=float16,bias=true\S* +sm_90 +measured\n", text)
+    assert re.search(r"  rows=64,cols=1024,dtype=float16,bias=true\S* +sm_89 +found on another architecture, ", text)
 
 
 def test_sources_that_are_almost_the_same_are_stored_once(exported: Path) -> None:

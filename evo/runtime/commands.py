@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict
 from math import isfinite
 from typing import Any
@@ -17,9 +18,6 @@ from .timing import Timing, compare
 from .trial import Verdict, verdicts
 
 __all__ = ["main"]
-
-Say = Callable[[str], object]
-"""print, or with --json nothing."""
 
 
 def main(package: Package, frontend: Any) -> int:
@@ -41,7 +39,8 @@ def main(package: Package, frontend: Any) -> int:
         command.add_argument("--json", action="store_true", help="for programs")
     options = parser.parse_args()
     run = {"build": _build, "check": _check, "bench": _bench, "show": _show}[options.command]
-    records, code = run(frontend, options, (lambda line: None) if options.json else print)
+    with redirect_stdout(None) if options.json else nullcontext():
+        records, code = run(frontend, options)
     if options.json:
         print(json.dumps(records, indent=1))
     return code
@@ -66,7 +65,7 @@ def _variants(frontend: Any, every: bool) -> list[dict[str, Any]]:
                 "measured_arch": v.record["measured_arch"],
                 "taken": taken,
                 "unavailable": dispatch.unavailable(v.index) if every or taken == v.index else instead,
-                "rebuilt": dispatch.rebuilt(v.index),
+                "rebuilt": v.rebuilt,
                 "recorded": _recorded(v.record),
             }
         )
@@ -107,47 +106,44 @@ def _names(variants: list[dict[str, Any]]) -> list[str]:
     return [name.ljust(max(map(len, names))) for name in names]
 
 
-def _build(frontend: Any, options: argparse.Namespace, say: Say) -> tuple[dict[str, Any], int]:
+def _build(frontend: Any, options: argparse.Namespace) -> tuple[dict[str, Any], int]:
     try:
         if not hasattr(frontend, "NATIVE"):
             raise RuntimeError("this package has no native launcher")
         if frontend.NATIVE.call is None:
-            say("building the native launcher: about half a minute")
+            print("building the native launcher: about half a minute")
         path = frontend.build()
     except RuntimeError as error:
         print(error, file=sys.stderr)
         return {"native": None, "reason": str(error)}, 1
-    say(f"native launcher: {path}")
+    print(f"native launcher: {path}")
     return {"native": path, "reason": ""}, 0
 
 
-def _show(frontend: Any, options: argparse.Namespace, say: Say) -> tuple[list[dict[str, Any]], int]:
+def _show(frontend: Any, options: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
     variants, package = _variants(frontend, every=False), frontend.DISPATCH.package
-    say(f"{package.kernel['title']}, in place of {package.kernel['replaces']}")
-    say(f"exported by evo {package.manifest['evo_version']} at {package.manifest['exported_at']}")
+    print(f"{package.kernel['title']}, in place of {package.kernel['replaces']}")
+    print(f"exported by evo {package.manifest['evo_version']} at {package.manifest['exported_at']}")
     if hasattr(frontend, "NATIVE"):
-        say(f"native launcher: {frontend.NATIVE.reason or 'in use'}")
-    for problem in dict.fromkeys(v["workload"] for v in variants):
-        say(problem)
-        for v in (v for v in variants if v["workload"] == problem):
-            standing = f"{v['standing']}, " if v["standing"] == "compiled" else ""
-            say(f"  {v['variant']} {v['arch']}: {standing}candidate {v['candidate']}: {v['unavailable'] or 'runs here'}")
-            if v["rebuilt"]:
-                say(f"    built from its source on this machine, because {v['rebuilt']}")
-            if standing:
-                say(f"    found on {v['measured_arch']} and never timed on this architecture")
-            elif r := v["recorded"]:
-                say(f"    {r['how']} on {r['device']}: {r['own_us']:.2f} us, speed-up over PyTorch {_gain(r)}")
+        print(f"native launcher: {frontend.NATIVE.reason or 'in use'}")
+    for v, name in zip(variants, _names(variants), strict=True):
+        print(f"{name}  candidate {v['candidate']}: {v['unavailable'] or 'runs here'}")
+        if v["rebuilt"]:
+            print(f"  built from its source on this machine, because {v['rebuilt']}")
+        if v["standing"] == "compiled":
+            print(f"  found on {v['measured_arch']} and never timed on this architecture")
+        elif r := v["recorded"]:
+            print(f"  {r['how']} on {r['device']}: {r['own_us']:.2f} us, speed-up over PyTorch {_gain(r)}")
     return variants, 0
 
 
-def _check(frontend: Any, options: argparse.Namespace, say: Say) -> tuple[list[dict[str, Any]], int]:
+def _check(frontend: Any, options: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
     seed = torch.seed() % 2**31 if options.seed is None else options.seed
     variants = _variants(frontend, options.all)
     for v, name in zip(variants, _names(variants), strict=True):
         v["right"] = None
         if v["unavailable"]:
-            say(f"{name}  not checked: {v['unavailable']}")
+            print(f"{name}  not checked: {v['unavailable']}")
             continue
         found = list(verdicts(frontend, v["variant"], seed))
         v["right"] = not any(c.reason for c in found) and any(c.on_variant for c in found)
@@ -157,11 +153,11 @@ def _check(frontend: Any, options: argparse.Namespace, say: Say) -> tuple[list[d
         for c in found:
             if options.verbose or c.reason:
                 verdict = f"WRONG  {c.case}: {c.reason}" if c.reason else f"right  {c.case}: error {c.error:.3g}"
-                say(f"  {verdict} [{c.path}]")
-        say(f"{name}  {_summary(found)} (seed {seed})")
+                print(f"  {verdict} [{c.path}]")
+        print(f"{name}  {_summary(found)} (seed {seed})")
     checked = [v["right"] for v in variants if v["right"] is not None]
     if not checked:
-        say("no variant of this package runs on this machine: every call is left to PyTorch")
+        print("no variant of this package runs on this machine: every call is left to PyTorch")
     return variants, 0 if checked and all(checked) else 1
 
 
@@ -174,18 +170,18 @@ def _summary(found: list[Verdict]) -> str:
     return f"{f'{wrong} WRONG' if wrong else 'right'}: {cases}; {errors}"
 
 
-def _bench(frontend: Any, options: argparse.Namespace, say: Say) -> tuple[list[dict[str, Any]], int]:
+def _bench(frontend: Any, options: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
     variants = _variants(frontend, options.all)
     names = _names(variants)
-    say(f"{'variant'.ljust(len(names[0]))}  {'how':6}  {'own us':>9}  {'torch us':>9}  speed-up (95% interval)")
+    print(f"{'variant'.ljust(len(names[0]))}  {'how':6}  {'own us':>9}  {'torch us':>9}  speed-up (95% interval)")
     for v, name in zip(variants, names, strict=True):
         if v["unavailable"]:
-            say(f"{name}  not timed: {v['unavailable']}")
+            print(f"{name}  not timed: {v['unavailable']}")
         else:
             compared = compare(frontend, v["variant"], max(1, options.rounds))
             v["timings"] = [_figures(how, torch_us, own) for how, (torch_us, own) in compared.items()]
         for t in (*v.get("timings", ()), *filter(None, [v["recorded"]])):
             torch_us = "-" if t["torch_us"] is None else f"{t['torch_us']:.2f}"
             before = f"  before the export, on {t['device']}" if "device" in t else ""
-            say(f"{name}  {t['how']:6}  {t['own_us']:9.2f}  {torch_us:>9}  {_gain(t)}{before}")
+            print(f"{name}  {t['how']:6}  {t['own_us']:9.2f}  {torch_us:>9}  {_gain(t)}{before}")
     return variants, 0 if any("timings" in v for v in variants) else 1

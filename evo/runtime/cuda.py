@@ -68,16 +68,9 @@ def _driver() -> Any:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
         raise Unavailable(f"there is no CUDA driver ({error})") from error
-    pointer = ctypes.c_void_p
-    library.cuModuleLoadData.argtypes = [pointer, ctypes.c_char_p]
-    library.cuModuleGetFunction.argtypes = [pointer, pointer, ctypes.c_char_p]
-    library.cuFuncGetAttribute.argtypes = [pointer, ctypes.c_int, pointer]
-    library.cuFuncSetAttribute.argtypes = [pointer, ctypes.c_int, ctypes.c_int]
-    library.cuDevicePrimaryCtxRetain.argtypes = [pointer, ctypes.c_int]
-    library.cuCtxPushCurrent_v2.argtypes = [pointer]
     if not hasattr(library, "cuLaunchKernelEx"):
         raise Unavailable("the CUDA driver is older than CUDA 11.8")
-    library.cuLaunchKernelEx.argtypes = [pointer, pointer, pointer, pointer]
+    library.cuLaunchKernelEx.argtypes = [ctypes.c_void_p] * 4
     if failure := library.cuInit(0):
         raise Unavailable(f"the CUDA driver does not start: {_error_text(library, failure)}")
     return library
@@ -124,7 +117,7 @@ class Function:
 
 @contextmanager
 def _context(context: int) -> Iterator[None]:
-    _ask("cuCtxPushCurrent_v2", "the GPU's context cannot be used", context)
+    _ask("cuCtxPushCurrent_v2", "the GPU's context cannot be used", ctypes.c_void_p(context))
     try:
         yield
     finally:

@@ -35,17 +35,16 @@ class Dispatch(Table):
         """The package's, and behind them those for sizes that nothing was tuned for, as they are first met."""
         self._fallbacks: dict[tuple[Any, ...], list[Variant]] = {}
         self._loaded: dict[tuple[int, int], Loaded | str] = {}
-        self._rebuilt: dict[int, str] = {}
         self._only: int | None = None
         self._untuned: bool | None = None
         self._slower = False
-        self._compiling = self._forked = False
+        self._forked = False
         self._lock = threading.RLock()
         if hasattr(os, "register_at_fork"):  # Linux and macOS
             os.register_at_fork(after_in_child=self._after_fork)
 
     def __missing__(self, key: tuple[Any, ...]) -> Call | str:
-        if self._compiling:  # it takes long, and what is tried then may ask, too
+        if self._jit.busy:  # it takes long, and what is tried then may ask, too
             return "a variant is being compiled"
         with self._lock:
             found: Call | str
@@ -112,10 +111,6 @@ class Dispatch(Table):
         except (Unavailable, Busy) as reason:
             return str(reason)
         return ""
-
-    def rebuilt(self, index: int) -> str:
-        """Why a CPU variant was built on this machine; empty if the shipped library is in use."""
-        return self._rebuilt.get(index, "")
 
     def device_of(self, index: int) -> int:
         """-1 for a variant of the CPU, else the first GPU. Raises Unavailable where there is none."""
@@ -238,29 +233,22 @@ class Dispatch(Table):
         if device >= 0:
             cuda.refuse_while_capturing(device)
         if variant.binary is None:
-            return self._compiled(variant, device)
+            return self._jit.compiled(variant, device)
         if device >= 0:
             return cuda.load_shipped(variant, device)
         try:
             return cpu.load_shipped(variant)
         except Unavailable as shipped:
             try:
-                found = self._compiled(variant, device)
+                found = self._jit.compiled(variant, device)
             except Unavailable as built:
                 raise Unavailable(f"{shipped}, and {built}") from built
-            self._rebuilt[variant.index] = str(shipped)
+            variant.rebuilt = str(shipped)
             return found
-
-    def _compiled(self, variant: Variant, device: int) -> Loaded:
-        self._compiling = True
-        try:
-            return self._jit.compiled(variant, device)
-        finally:
-            self._compiling = False
 
     def _after_fork(self) -> None:
         self._lock = threading.RLock()  # whoever held it is not in this process
-        self._compiling, self._forked = False, True
+        self._jit.busy, self._forked = False, True
         if self.native is not None:
             self.native.after_fork()
         self.clear()

@@ -38,6 +38,8 @@ class Jit:
         self._bases = [(v, 0.0) for v in package.variants if v.record.get("jit")]
         self._bases += [(Variant(package, -1, record), _ONLY_IF_NEAR) for record in package.manifest["general"]]
         self._sizes = 0
+        self.busy = False
+        """Whether something is being compiled or tried."""
 
     def fallbacks(self, device: int, dtype: str, sizes: Mapping[str, int]) -> list[Variant]:
         """What can be compiled for these sizes on the device, the one to be taken first."""
@@ -56,12 +58,15 @@ class Jit:
 
     def compiled(self, variant: Variant, device: int) -> Loaded:
         """Compiled, tried and kept; or what was kept before. Raises Unavailable."""
+        self.busy = True
         try:
             with ThreadPoolExecutor(max_workers=1) as thread:  # without the modes, streams and settings of the caller's
                 return thread.submit(self._compiled, variant, device).result()
         except Exception as error:  # whatever it is, the call is PyTorch's
             told = str(error) if isinstance(error, Unavailable) else f"{type(error).__name__}: {error}"
             raise Unavailable(f"compiling it on this machine fails: {told.partition(chr(10))[0]}") from error
+        finally:
+            self.busy = False
 
     def _compiled(self, variant: Variant, device: int) -> Loaded:
         package, recipe = self._package, variant.record["recipe"]

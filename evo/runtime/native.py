@@ -15,8 +15,8 @@ import os
 import shlex
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +73,7 @@ class Native:
         try:
             library = self._library(create=True)
             if not library.is_file():
-                with _locked(library.with_suffix(".lock")):
-                    if not library.is_file():  # nobody else has built it meanwhile
-                        _build(library, self._package.path(_SOURCE))
+                _build(library, self._package.path(_SOURCE))
             if self.call is None:
                 self._load(library)
         except Unavailable as reason:
@@ -132,7 +130,10 @@ class Native:
 
 def _build(library: Path, source: Path) -> None:
     """Raises Unavailable."""
-    with temporary_folder(library.parent) as folder:
+    with temporary_folder(library.parent) as folder, library.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # which ends with its process, however that ends
+        if library.is_file():  # another process has built it meanwhile
+            return
         request = {
             "name": _MODULE,
             "sources": [str(source)],
@@ -152,14 +153,3 @@ def _environment() -> dict[str, str]:
     with suppress(ImportError, AttributeError):
         places.append(importlib.import_module("ninja").BIN_DIR)
     return {**os.environ, "PATH": os.pathsep.join([*places, os.environ.get("PATH", "")]), "CXX": shlex.join(command)}
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """One process at a time. The system lets go of it when a process ends, however it ends."""
-    try:
-        with path.open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
-    except OSError as error:
-        raise Unavailable(f"{path} cannot be locked ({error.strerror})") from error

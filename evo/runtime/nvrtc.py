@@ -34,15 +34,7 @@ class Compiler:
 
     def __init__(self, path: str) -> None:
         self._library = ctypes.CDLL(path)
-        pointer = ctypes.c_void_p
         self._library.nvrtcGetErrorString.restype = ctypes.c_char_p
-        self._library.nvrtcCreateProgram.argtypes = [
-            pointer, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int, pointer, pointer,
-        ]  # fmt: skip
-        self._library.nvrtcCompileProgram.argtypes = [pointer, ctypes.c_int, pointer]
-        for what in ("ProgramLog", "CUBIN", "PTX"):
-            getattr(self._library, f"nvrtcGet{what}Size").argtypes = [pointer, pointer]
-            getattr(self._library, f"nvrtcGet{what}").argtypes = [pointer, pointer]
         major, minor = ctypes.c_int(), ctypes.c_int()
         if self._library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)):
             raise OSError(f"{path} does not report its version")

@@ -183,6 +183,8 @@ class Variant:
         self.binary: str | None = record.get("binary")
         self.size: int | None = None
         """The one that is compiled in, where it is not that of its record (`at`)."""
+        self.rebuilt = ""
+        """Why a library was built again on this machine; empty if the shipped one is in use."""
         self._name = f"variant for any size ({self.target} {self.arch}, {self.dtype})"
         if index >= 0:
             on = f" on {record['measured_arch']}" if record["standing"] == "compiled" else ""

@@ -109,7 +109,8 @@ def compare(frontend: Any, index: int, rounds: int) -> dict[str, tuple[float, Ti
     dtype, sizes = getattr(torch, variant.dtype), dict(variant.sizes)
     with dispatch.only(index), torch.inference_mode():
         args = [frontend.timed(sizes, dtype, place, 0)]
-        sets = min(_MOST_SETS, max(1, _FOOTPRINT_BYTES // (2 * _bytes(args[0]))))
+        input_bytes = sum(a.numel() * a.element_size() for a in args[0] if isinstance(a, torch.Tensor))
+        sets = min(_MOST_SETS, max(1, _FOOTPRINT_BYTES // (2 * input_bytes)))
         args += [frontend.timed(sizes, dtype, place, seed) for seed in range(1, sets)]
         walks = {"own": _walk(frontend.SUBJECT, args), "torch": _walk(frontend.ORIGINAL, args)}
         races = {}
@@ -147,10 +148,6 @@ def _run_queue_wait_s() -> float:
         with suppress(OSError, ValueError, IndexError):  # a thread that has just ended
             waited_ns += int(path.read_text().split()[1])
     return waited_ns / 1e9
-
-
-def _bytes(args: tuple[Any, ...]) -> int:
-    return sum(a.numel() * a.element_size() for a in args if isinstance(a, torch.Tensor))
 
 
 def _walk(function: Callable[..., torch.Tensor], args: list[tuple[Any, ...]]) -> Callable[[], object]:

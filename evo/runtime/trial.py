@@ -45,27 +45,25 @@ class _OneVariant(Table):
 
 
 def try_out(frontend: Any, loaded: Loaded, place: torch.device) -> None:
-    """To be called in a thread of its own. Raises Unavailable for a variant that is wrong, or cannot be tried."""
-    variant = loaded.variant
-    faults: list[str] = []
-    table = _OneVariant(loaded, lambda _index, _device, reason: faults.append(reason))
+    """To be called in a thread of its own. Raises Unavailable for a variant that is wrong or that no case tries; what
+    PyTorch raises, as where no memory is left."""
+
+    def failed(_variant: int, _device: int, reason: str) -> None:
+        raise Unavailable(reason)
+
+    variant, table = loaded.variant, _OneVariant(loaded, failed)
     sizes = {n: size if n in variant.fixed else min(size, _FREE_SIZE) for n, size in variant.sizes.items()}
-    tried = 0
-    try:
-        with torch.no_grad():
-            for name, args in frontend.cases(sizes, getattr(torch, variant.dtype), place, 0):
-                own = frontend.served(table, *args)
-                if own is None:
-                    continue
-                tried += 1
+    tried = False
+    with torch.no_grad():
+        for name, args in frontend.cases(sizes, getattr(torch, variant.dtype), place, 0):
+            own = frontend.served(table, *args)
+            if own is not None:
+                tried = True
                 reason = compare(own, frontend.ORIGINAL(*args), frontend.exact(*args), variant.package)[2]
                 if reason:
-                    faults.append(f"{name}: {reason}")
-                    break
-    except Exception as error:  # PyTorch's: no memory left, for instance
-        raise Unavailable(f"it cannot be tried ({type(error).__name__}: {str(error).partition(chr(10))[0]})") from error
-    if faults or not tried:
-        raise Unavailable(f"its results are not PyTorch's ({faults[0] if faults else 'no case could be tried'})")
+                    raise Unavailable(f"its results are not PyTorch's ({name}: {reason})")
+    if not tried:
+        raise Unavailable("no case could be tried")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 from evo.export.module import EXPORTER, remarks
-from evo.ready import _build, _variant
+from evo.ready import _figure, _variant
 from evo.runtime import cpu
 from tests.export.exports import edit_manifest, request_for
 from tests.runtime.conftest import Importer
@@ -74,7 +74,7 @@ def test_the_export_and_what_is_shipped_say_what_is_left(copy_of: Path) -> None:
     assert f": left to PyTorch on native (measured to be faster at 64x96 on {HERE}, where a variant has 0.80" in remark
     variant = _variant(json.loads((copy_of / "manifest.json").read_text())["variants"][0])
     assert (round(variant.speedup or 0.0, 2), variant.slower) == (0.8, True)
-    assert _build(variant).endswith("(0.80 times PyTorch's speed on " + HERE + ", so left to it)")
+    assert _figure(variant) == f"0.80 times PyTorch's speed on {HERE}, so left to it"
 
 
 @pytest.mark.parametrize(
