@@ -55,9 +55,8 @@ def bench(
             if value not in (None, []):
                 raise UsageError(f"{kernel} is an exported module, which times its own variants: leave out --{option}")
         raise typer.Exit(_bench_module(Path(kernel), json))
-    context = load_context(kernel, target, arch[0] if arch else None)
-    problem, chosen = context.kernel, context.target
-    archs = [context.arch, *(choose_arch(chosen, a) for a in (arch or [])[1:])]
+    problem, chosen, first = load_context(kernel, target, arch[0] if arch else None)
+    archs = [first, *(choose_arch(chosen, a) for a in (arch or [])[1:])]
     for a in archs:
         if reason := find_target(chosen).runs(a):
             raise UsageError(f"code for {a} cannot be timed here: {reason}")
@@ -69,7 +68,7 @@ def bench(
     records = []
     with open_workers(chosen, db) as executor:
         task = TaskExecutor(
-            executor=executor, kernel=kernel, target=chosen, arch=context.arch, workload=workloads[0], seed=drawn
+            executor=executor, kernel=kernel, target=chosen, arch=first, workload=workloads[0], seed=drawn
         )
         tasks = [replace(task, workload=w) for w in workloads]
         named = [[(text, parse_legal(text, task.space, "--genome")) for text in genome or ()] for task in tasks]
@@ -93,7 +92,7 @@ def bench(
             if not json:
                 _print_race(make_console(), task, result)
     if json:
-        head = {"kernel": problem.name, "target": chosen, "arch": context.arch, "archs": archs, "seed": drawn}
+        head = {"kernel": problem.name, "target": chosen, "arch": first, "archs": archs, "seed": drawn}
         print_json({**head, "workloads": records})
 
 

@@ -16,7 +16,6 @@ from evo.cli.tables import (
     Terminal,
     factor,
     figure,
-    format_duration,
     interval,
     marked,
     share,
@@ -28,6 +27,7 @@ from evo.cli.tables import (
 from evo.errors import UnknownNameError, UsageError
 from evo.lineage import RunStatus
 from evo.lineage.store import Store
+from evo.report.text import duration
 
 __all__ = ["best", "compare", "runs"]
 
@@ -120,7 +120,7 @@ def _print_runs(console: Terminal, found: Sequence[ListedRun], db: str) -> None:
             "status": r.status,
             ">candidates": r.evaluations,
             ">passed": r.passed - r.refused_in_finals,
-            ">time": format_duration(r.elapsed_s),
+            ">time": duration(r.elapsed_s),
             ">best": _speedup_of(r.best[0]) if r.best else "-",
             "started": r.created[:16].replace("T", " "),
         }

@@ -76,15 +76,12 @@ def check(
                 raise UsageError(f"{option} is recorded with candidate {kernel}: leave it out")
         _check_candidate(candidate, drawn, compile_only, db, json)
         return
-    context = load_context(kernel, target, arch)
-    problem = context.kernel
-    named = tuple(problem.workload(context.target, w) for w in workload or ())
-    own, near = (named, ()) if named else check_workloads_of(problem, context.target)
-    why_not = _why_not_here(context.target, context.arch)
-    with open_workers(context.target, db) as executor:
-        task = TaskExecutor(
-            executor=executor, kernel=kernel, target=context.target, arch=context.arch, workload=own[0], seed=drawn
-        )
+    problem, target, arch = load_context(kernel, target, arch)
+    named = tuple(problem.workload(target, w) for w in workload or ())
+    own, near = (named, ()) if named else check_workloads_of(problem, target)
+    why_not = _why_not_here(target, arch)
+    with open_workers(target, db) as executor:
+        task = TaskExecutor(executor=executor, kernel=kernel, target=target, arch=arch, workload=own[0], seed=drawn)
         branches, not_timed = check_kernel(
             task,
             (*own, *near),
@@ -94,7 +91,7 @@ def check(
         )
     record = {
         "kernel": problem.name,
-        "arch": context.arch,
+        "arch": arch,
         "seed": drawn,
         "compiled_only": why_not,
         "branches": [_branch_record(b) for b in branches],

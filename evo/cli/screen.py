@@ -12,10 +12,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from evo.cli.tables import format_duration
 from evo.evaluation import Status
 from evo.executors import InFlight
 from evo.problem.kernel import Workload
+from evo.report.text import duration
 from evo.search.check import CheckProgress
 from evo.search.progress import Budget, Improvement, Progress
 
@@ -126,12 +126,12 @@ class LiveScreen(Screen):
     def _time_left(self, progress: Progress) -> tuple[float, str]:
         budget = self._budget
         if budget.seconds is not None:
-            left = budget.seconds - progress.elapsed_s
-            return min(1.0, progress.elapsed_s / budget.seconds), f"{format_duration(left)} left"
+            left = max(0.0, budget.seconds - progress.elapsed_s)
+            return min(1.0, progress.elapsed_s / budget.seconds), f"{duration(left)} left"
         if budget.evaluations is not None:
             share = progress.finished / budget.evaluations
             left_s = progress.elapsed_s * (1 / share - 1) if share > 0 else 0.0
-            return min(1.0, share), f"{progress.finished} of {budget.evaluations}, about {format_duration(left_s)} left"
+            return min(1.0, share), f"{progress.finished} of {budget.evaluations}, about {duration(left_s)} left"
         return 0.0, f"until {budget.patience} in a row bring nothing better"
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import signal
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,7 +35,7 @@ from evo.cli.options import (
 from evo.cli.recorded import find_winners, is_of
 from evo.cli.results import outcome_record, print_outcome
 from evo.cli.screen import LiveScreen, PlainLines, Screen
-from evo.cli.tables import Terminal, counted, format_duration
+from evo.cli.tables import Terminal, counted
 from evo.errors import DeviceError, StoreError, UsageError
 from evo.executors import Executor, ExecutorConfig
 from evo.export import check_replaceable
@@ -43,6 +43,7 @@ from evo.lineage import RunSpec, RunStatus, StoredRun
 from evo.lineage.store import Store
 from evo.problem.kernel import Kernel, load_kernel
 from evo.problem.space import Space
+from evo.report.text import duration
 from evo.search.loop import Search, default_max_in_flight
 from evo.search.progress import Budget, StopReason, budget_of
 from evo.search.run import (
@@ -58,7 +59,7 @@ from evo.search.samplers import find_sampler
 from evo.targets import find_target, target_names
 
 __all__ = [
-    "KernelContext", "choose_arch", "load_context", "open_workers", "read_initial_points", "read_job", "resume", "search",
+    "choose_arch", "load_context", "open_workers", "read_initial_points", "read_job", "resume", "search",
 ]  # fmt: skip
 
 _DEFAULT_BUDGET = "60s"
@@ -66,17 +67,8 @@ _FINALISTS = 8
 _CUDA_ARCH = re.compile(r"(sm|compute)_")
 
 
-@dataclass(frozen=True, kw_only=True)
-class KernelContext:
-    """A kernel, and where its candidates are built and run."""
-
-    kernel: Kernel
-    target: str
-    arch: str
-
-
-def load_context(kernel: str, target: str | None, arch: str | None) -> KernelContext:
-    """The target and architecture named, else the best target present and the device's own architecture.
+def load_context(kernel: str, target: str | None, arch: str | None) -> tuple[Kernel, str, str]:
+    """The kernel; the target and architecture named, else the best target present and the device's own architecture.
 
     Raises UsageError for an unknown name, and for a kernel that has no template for the target; DeviceError if nothing
     was named and nothing is present.
@@ -84,7 +76,7 @@ def load_context(kernel: str, target: str | None, arch: str | None) -> KernelCon
     problem = load_kernel(kernel)
     chosen = choose_target("cuda" if target is None and arch and _CUDA_ARCH.match(arch) else target)
     problem.check_target(chosen)
-    return KernelContext(kernel=problem, target=chosen, arch=choose_arch(chosen, arch))
+    return problem, chosen, choose_arch(chosen, arch)
 
 
 def choose_target(name: str | None) -> str:
@@ -152,8 +144,7 @@ def search(
         sampler_options = [*(job["sampler_options"] or ()), *(sampler_options or ())]
     job |= {name: value for name, value in context.params.items() if name != "kernel" and value not in (None, ())}
     job["sampler_options"] = _parse_sampler_options(sampler_options or ())
-    found = load_context(job["kernel"], job.get("target"), job.get("arch"))
-    spec = _configure(job, found, db)
+    spec = _configure(job, db)
     if export is not None:
         check_replaceable(export, "module")  # before the budget is spent
     with open_workers(spec.target, db, job.get("builders")) as executor, Store.open(db, write=True) as store:
@@ -176,32 +167,25 @@ def resume(
         check_replaceable(export, "module")  # before the budget is spent
     with Store.open(db, write=True) as store:
         stored = store.run(run)
-        longer = budget is not None or evaluations is not None
-        if stored.status is RunStatus.FINISHED and not longer:
+        seconds, limit = parse_duration(budget) if budget is not None else None, None
+        if seconds is not None or evaluations is not None:
+            limit = Budget(seconds=seconds, evaluations=evaluations)
+        elif stored.status is RunStatus.FINISHED:
             raise StoreError(
                 f"run {stored.name!r} is finished ({stored.stop_reason}); to search on, give it a larger --budget or"
                 " --evaluations"
             )
-        if longer:
-            limit = Budget(seconds=parse_duration(budget) if budget else None, evaluations=evaluations)
-            _check_larger(limit, stored)
+        if seconds is not None and seconds <= stored.elapsed_s:
+            raise UsageError(
+                f"run {stored.name!r} has used {stored.elapsed_s:.2f} s of searching already, and --budget is for the run as"
+                " a whole; give a larger one"
+            )
         _check_same_machine(stored)
-        if longer:
+        if limit is not None:
             store.set_budget(stored, asdict(limit))
             stored = store.run(stored.name)
         with open_workers(stored.spec.target, db) as executor:
             _carry_out(store, stored, executor, _FINALISTS, json=json, export=export, db=db, resumed=True)
-
-
-def _check_larger(budget: Budget, run: StoredRun) -> None:
-    """Raises UsageError for a new budget of time that the run has used already."""
-    if budget.seconds is None or budget.seconds > run.elapsed_s:
-        return
-    without = "" if run.status is RunStatus.FINISHED else ", or leave --budget out to keep the run's own"
-    raise UsageError(
-        f"run {run.name!r} has used {run.elapsed_s:.2f} s of searching already, and --budget {budget.seconds:g}s is for the"
-        f" run as a whole; give a larger one{without}"
-    )
 
 
 def _check_same_machine(run: StoredRun) -> None:
@@ -216,8 +200,9 @@ def _check_same_machine(run: StoredRun) -> None:
             )
 
 
-def _configure(job: dict[str, Any], context: KernelContext, db: str) -> RunSpec:
-    kernel, target, arch = context.kernel, context.target, context.arch
+def _configure(job: dict[str, Any], db: str) -> RunSpec:
+    """The run that the parameters of `evo search` describe. Raises UsageError for what cannot be searched."""
+    kernel, target, arch = load_context(job["kernel"], job.get("target"), job.get("arch"))
     workloads = check_workloads(kernel, target, list(job.get("workloads") or ()))
     if reason := find_target(target).runs(arch):
         raise DeviceError(
@@ -230,23 +215,19 @@ def _configure(job: dict[str, Any], context: KernelContext, db: str) -> RunSpec:
     initial_points = read_initial_points(job.get("start") or (), kernel, target, spaces, db)
     sampler = job.get("sampler") or "evolution"
     find_sampler(sampler)(spaces[0], 0, job["sampler_options"])  # refuses bad options before anything starts
-    seconds = job.get("budget")
-    limited = any(job.get(k) is not None for k in ("budget", "evaluations", "patience"))
-    if not limited:
-        seconds = _DEFAULT_BUDGET
-    seed: int | None = job.get("seed")
+    time, evaluations, patience = (job.get(name) for name in ("budget", "evaluations", "patience"))
+    if time is None and evaluations is None and patience is None:
+        time = _DEFAULT_BUDGET
     return plan_run(
         kernel=job["kernel"],
         target=target,
         arch=arch,
         workloads=workloads,
         sampler=sampler,
-        seed=draw_seed(seed),
+        seed=draw_seed(job.get("seed")),
         max_in_flight=default_max_in_flight(job.get("builders") or default_builders(find_target(target))),
         budget=Budget(
-            seconds=parse_duration(str(seconds)) if seconds is not None else None,
-            evaluations=job.get("evaluations"),
-            patience=job.get("patience"),
+            seconds=parse_duration(time) if time is not None else None, evaluations=evaluations, patience=patience
         ),
         fixed=fixed,
         sampler_options=job["sampler_options"],
@@ -355,15 +336,16 @@ def _carry_out(
     console = make_console()
     kept = find_run(store, run.name).evaluations
     if resumed and not json:
-        searched = format_duration(run.elapsed_s)
+        searched = duration(run.elapsed_s)
         console.say(f"run {run.name} is resumed: {counted(kept, 'candidate')} and {searched} of searching are kept")
     with _screen(console, run, json) as screen:
         screen.say(f"run {run.name}: {run.spec.kernel} on {run.environment.device}, seed {run.spec.seed}; starting …")
         try:
-            with _signals() as (connect, disconnect):
+            with _signals() as searching:
                 outcome = execute(
-                    run, store, executor, screen, finalists=finalists, on_search=connect, on_finals=disconnect
-                )
+                    run, store, executor, screen,
+                    finalists=finalists, on_search=searching.append, on_finals=searching.clear,
+                )  # fmt: skip
             interrupted = outcome.reason is StopReason.INTERRUPTED
         except KeyboardInterrupt:
             interrupted = True
@@ -396,29 +378,22 @@ def _screen(console: Terminal, run: StoredRun, json: bool) -> Screen:
 
 
 @contextmanager
-def _signals() -> Iterator[tuple[Callable[[Search], None], Callable[[], None]]]:
-    """(connect, disconnect): the first SIGINT or SIGTERM ends a connected search in order. A second SIGINT, or
-    either one when no search is connected, raises KeyboardInterrupt."""
-    before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+def _signals() -> Iterator[list[Search]]:
+    """A list for the search that the next SIGINT or SIGTERM ends in order. While none is in it, they raise
+    KeyboardInterrupt."""
+    searching: list[Search] = []
 
-    def connect(search: Search) -> None:
-        def stop(number: int, frame: object) -> None:
-            search.interrupt()
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+    def stop(number: int, frame: object) -> None:
+        if not searching:
+            raise KeyboardInterrupt
+        searching.pop().interrupt()
 
-        for s in before:
-            signal.signal(s, stop)
-
-    def disconnect() -> None:
-        for s in before:
-            signal.signal(s, signal.default_int_handler)
-
-    disconnect()
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield connect, disconnect
+        yield searching
     finally:
-        for s, handler in before.items():
-            signal.signal(s, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _process_started() -> float:

@@ -19,7 +19,7 @@ from evo.problem.genome import Change
 from evo.report.text import counted, short, visible
 
 __all__ = [
-    "Terminal", "cell", "change_text", "counted", "factor", "figure", "format_duration", "interval", "make_table", "marked",
+    "Terminal", "cell", "change_text", "counted", "factor", "figure", "interval", "make_table", "marked",
     "share", "short", "short_workload", "speedup", "time_cells", "timing_record", "visible",
 ]  # fmt: skip
 
@@ -58,12 +58,6 @@ def factor(value: float | None) -> str:
 
 def interval(low: float | None, high: float | None, digits: int = 3) -> str:
     return "-" if low is None or high is None else f"{low:.{digits}f} to {high:.{digits}f}"
-
-
-def format_duration(seconds: float) -> str:
-    whole = int(max(seconds, 0))
-    hours, minutes, rest = whole // 3600, whole % 3600 // 60, whole % 60
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def share(value: float | None) -> str:
