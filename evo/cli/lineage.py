@@ -14,7 +14,6 @@ from evo.analysis.diff import diff as read_difference
 from evo.analysis.explanation import Explanation
 from evo.analysis.explanation import explain as read_explanation
 from evo.analysis.failures import present_space
-from evo.analysis.runs import find_run
 from evo.cli.options import (
     DEFAULT_DB,
     CandidateName,
@@ -34,7 +33,6 @@ from evo.errors import UsageError
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload, load_kernel
-from evo.problem.space import Space
 
 if TYPE_CHECKING:
     from evo.search.ablation import Ablation
@@ -205,15 +203,8 @@ def explain(
         raise UsageError("--seed is for --measure: leave it out, or measure")
     with Store.open(db, write=False) as store:
         record = find_candidate(store, candidate, db)
-        of_template = from_ is not None and (from_ == _TEMPLATE or "=" in from_)
-        workload = Workload.of(record.dims, record.dtype, record.options)
-        current = of_template or measure
-        space = present_space(record.kernel, record.target, record.arch, workload) if current else None
-        found = _explanation(store, record, from_, space)
-        digest = find_run(store, record.run).kernel_digest if measure else ""
-    ablation = None
-    if measure and found.edits:
-        ablation = measure_edits(record, found, kernel_digest=digest, seed=draw_seed(seed), db=db)
+        found = _explanation(store, record, from_)
+    ablation = measure_edits(record, found, seed=draw_seed(seed), db=db) if measure and found.edits else None
     if json:
         print_json(found, measured=ablation)
         return
@@ -230,10 +221,11 @@ def explain(
         _tell(console, found, more, len(found.edits) if all_ else _EDITS)
 
 
-def _explanation(store: Store, record: CandidateRecord, from_: str | None, space: Space | None) -> Explanation:
-    """space: the kernel's present one, where that is known."""
-    if from_ is None or space is None or (from_ != _TEMPLATE and "=" not in from_):
+def _explanation(store: Store, record: CandidateRecord, from_: str | None) -> Explanation:
+    if from_ is None or (from_ != _TEMPLATE and "=" not in from_):
         return read_explanation(store, record.id, from_)
+    workload = Workload.of(record.dims, record.dtype, record.options)
+    space = present_space(record.kernel, record.target, record.arch, workload)
     base_from = "the template's default" + ("" if from_ == _TEMPLATE else f" with {from_}")
     base = parse_legal("" if from_ == _TEMPLATE else from_, space, "--from")
     return read_explanation(store, record.id, base.parameters, base_from=base_from)
@@ -288,9 +280,9 @@ def _rest(found: Explanation, command: str) -> str:
 # -- what the run has not measured, timed now -----------------------------------------------------------------
 
 
-def measure_edits(record: CandidateRecord, found: Explanation, *, kernel_digest: str, seed: int, db: str) -> Ablation:
-    """The edits of an explanation, timed in one race on this machine. kernel_digest: of the kernel as it was searched.
-    Raises UsageError where the candidate's code does not run here."""
+def measure_edits(record: CandidateRecord, found: Explanation, *, seed: int, db: str) -> Ablation:
+    """The edits of an explanation, timed in one race on this machine. Raises UsageError where the candidate's code does
+    not run here."""
     from evo.cli.search import open_workers  # what builds and times; it takes longer to import than all else takes
     from evo.search.ablation import measure_ablation
     from evo.targets import find_target
@@ -302,7 +294,7 @@ def measure_edits(record: CandidateRecord, found: Explanation, *, kernel_digest:
     if here != record.device:
         typer.echo(f"evo: timed on {here}; the recorded figures are of {record.device}", err=True)
     kernel = load_kernel(record.kernel)
-    if kernel.digest != kernel_digest:
+    if kernel.digest != record.kernel_digest:
         typer.echo(f"evo: kernel {kernel.name} has changed since: what its template renders now is timed", err=True)
     edits = [credit.change for credit in found.edits]
     if sys.stderr.isatty():  # nothing is shown until the end

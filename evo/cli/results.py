@@ -43,12 +43,7 @@ def outcome_record(
     device_s = max(progress.spent.device_seconds, 1e-9)
     return {
         "run": run.name,
-        "kernel": run.kernel,
-        "target": run.target,
-        "arch": run.arch,
-        "device": run.device,
-        "sampler": run.sampler,
-        "seed": run.seed,
+        **{name: getattr(run, name) for name in ("kernel", "target", "arch", "device", "sampler", "seed")},
         "stopped": str(outcome.reason),
         "candidates": progress.finished,
         "search_s": round(searched_s, 2),
@@ -60,9 +55,9 @@ def outcome_record(
         ],
         "first_failure": next((p.id for p in read_history(store, run.name) if p.status not in PASSED), None),
         "resumed_from": resumed_from,
-        "since_resumed": None
-        if resumed_from is None
-        else {"candidates": progress.finished - progress.replayed, "search_s": round(own_s, 2)},
+        "since_resumed": {"candidates": progress.finished - progress.replayed, "search_s": round(own_s, 2)}
+        if resumed_from
+        else None,
         "device_busy_share": None if progress.first_measured_s is None else busy_share(progress),
         "gate_share": progress.spent.gate_seconds / device_s,
         "timing_share": progress.spent.timing_seconds / device_s,
@@ -184,12 +179,12 @@ def evaluation_costs(progress: Progress) -> dict[str, dict[str, float] | None]:
 
     evaluation_ms: of a finished candidate on average, None if there is none; unfinished_ms: of all that have no result.
     """
-    number, unfinished = progress.finished - progress.replayed, {}
+    number = progress.finished - progress.replayed
     whole, finished = _parts(progress.spent), _parts(progress.spent_on_finished)
-    for name, seconds in whole.items():
-        unfinished[name] = round(1e3 * max(0.0, seconds - finished[name]), 2)
-    average = {name: round(1e3 * seconds / number, 2) for name, seconds in finished.items()} if number else None
-    return {"evaluation_ms": average, "unfinished_ms": unfinished}
+    return {
+        "evaluation_ms": {n: round(1e3 * s / number, 2) for n, s in finished.items()} if number else None,
+        "unfinished_ms": {n: round(1e3 * max(0.0, s - finished[n]), 2) for n, s in whole.items()},
+    }
 
 
 def _parts(costs: Costs) -> dict[str, float]:

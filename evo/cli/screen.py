@@ -12,6 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from evo.cli.tables import make_table
 from evo.evaluation import Status
 from evo.executors import InFlight
 from evo.problem.kernel import Workload
@@ -104,10 +105,7 @@ class LiveScreen(Screen):
         self._live.update(Panel(self._body(progress), title=self._title, border_style="cyan"))
 
     def _body(self, progress: Progress) -> Group:
-        best = Table(box=None, padding=(0, 2, 0, 0), show_edge=False)
-        best.add_column("workload", header_style="dim")
-        for heading in ("best", "speed-up", "interval", "candidate"):
-            best.add_column(heading, justify="right", header_style="dim")
+        best = make_table("workload", "best", "speed-up", "interval", "candidate", right=("best", "speed-up", "interval"))
         for task, workload in enumerate(self._workloads):
             if found := progress.best.get(task):
                 gain = Text(f"{1 / found.ratio:.2f}x", style="bold green")

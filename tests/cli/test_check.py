@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,10 @@ from evo import cli
 from evo.cli import screen
 from evo.cli.screen import CheckLines, Screen
 from evo.errors import UsageError
-from evo.evaluation import Candidate, Evaluation, Proposal, Status
+from evo.evaluation import Evaluation, Status
 from evo.executors import ExecutorConfig, InFlight, Request
 from evo.executors.local import LocalExecutor
-from evo.lineage import Environment, Stage, gate_seeds
+from evo.lineage import Environment, gate_seeds
 from evo.lineage.models import public_id
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
@@ -181,37 +182,18 @@ class Recorded:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
-    """A run of three candidates, each gated as a search would have."""
+    """A run of three candidates, without finals."""
     home = tmp_path_factory.mktemp("run")
     folder = write_kernel(home / "toy", ("honest", "picky", "wrong"), template=TEMPLATE)
-    kernel, db = str(folder), str(home / "lineage.db")
+    spec, db = random_search(str(folder)), str(home / "lineage.db")
+    spec = replace(spec, options={**spec.options, "fixed": {"unroll": 1}})
     executor = LocalExecutor("cpu", ExecutorConfig(builders=1, cache_dir=home / "cache"))
-    evaluations, names = {}, {}
-    try:
-        with Store.open(db, write=True) as store:
-            run = store.create_run(random_search(kernel), Environment(device="here", arch="native"))
-            seed = gate_seeds(run.spec.options, run.spec.seed)[Stage.SEARCH]
-            for order, mode in enumerate(("honest", "picky", "wrong")):
-                genome = Genome.of({"mode": mode, "unroll": 1})
-                request = Request(
-                    kernel=kernel, target="cpu", arch="native", genome=genome, workload=run.spec.workloads[0]
-                )
-                build = executor.build(request).result()
-                measure = replace(request, build=build, seed=seed, time=False)
-                measured = executor.measure(measure).result()
-                ref = Candidate(
-                    order=order,
-                    task=0,
-                    workload=request.workload,
-                    proposal=Proposal(genome=genome, operator="random"),
-                )
-                evaluations[mode] = Evaluation(
-                    status=measured.status, build=build, checks=measured.checks, log=measured.log
-                )
-                store.add(run, ref, evaluations[mode], elapsed_s=1.0)
-                names[mode] = public_id(run.uid, order)
-    finally:
-        executor.close()
+    with closing(executor), Store.open(db, write=True) as store:
+        run = store.create_run(spec, Environment(device="here", arch="native"))
+        assert Search(run, store, executor, Screen()).run() is StopReason.EXHAUSTED
+        stored = {e.candidate.proposal.genome.parameters["mode"]: e for e in store.evaluations(run)}
+    evaluations = {mode: e.evaluation for mode, e in stored.items()}
+    names = {mode: public_id(run.uid, e.candidate.order) for mode, e in stored.items()}
     return Recorded(db, folder, evaluations, names)
 
 
