@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 from torch.nn import functional
 
 from evo.export import find_exporter
@@ -32,6 +33,38 @@ def own(module: ModuleType) -> Any:
 def theirs(module: ModuleType) -> Any:
     """The one of PyTorch's that it stands in for."""
     return functional.layer_norm if hasattr(module, "layer_norm") else functional.scaled_dot_product_attention
+
+
+def python(folder: Path, *command: str, **environment: str) -> subprocess.Popen[str]:
+    """A process beside the package that lies in a folder."""
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", *command],
+        cwd=folder.parent,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def told(process: subprocess.Popen[str]) -> str:
+    out, err = process.communicate(timeout=280)
+    assert process.returncode == 0, err
+    return out
+
+
+def qkv(dim: int, length: int = 70) -> tuple[torch.Tensor, ...]:
+    """Of attention with a head size that no variant may have."""
+    return tuple(torch.randn(2, 4, length, dim) for _ in range(3))
+
+
+def not_tuned(module: ModuleType, dim: int) -> str:
+    """Why a call with such a head size is PyTorch's."""
+    args = qkv(dim)
+    assert torch.equal(own(module)(*args), theirs(module)(*args))
+    way: str = module.explain(*args)
+    assert way.startswith("PyTorch: these sizes were not tuned for"), way
+    return way
 
 
 @pytest.fixture(scope="session")
@@ -126,17 +159,11 @@ def raced(
     (folder / "log").touch()
     (folder / "compiler").write_text(f'#!/bin/sh\necho "$@" >>{folder}/log\nexec {shutil.which("g++")} "$@"\n')
     (folder / "compiler").chmod(0o755)
-    environment = {**os.environ, "EVO_KERNELS_CACHE": str(launchers), "CXX": str(folder / "compiler")}
-    start = lambda package: subprocess.Popen(  # noqa: E731
-        [sys.executable, "-W", "ignore", "-m", package.name, "build", "--json"],
-        cwd=package.parent,
-        env=environment,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    processes = [start(package) for package in (exported, exported, exported_attention)]
-    told = [process.communicate(timeout=280)[0] for process in processes]
-    return told[:2], (folder / "log").read_text().count(f"-c {exported}")
+    environment = {"EVO_KERNELS_CACHE": str(launchers), "CXX": str(folder / "compiler")}
+    packages = (exported, exported, exported_attention)
+    processes = [python(package, "-m", package.name, "build", "--json", **environment) for package in packages]
+    found = [process.communicate(timeout=280)[0] for process in processes]
+    return found[:2], (folder / "log").read_text().count(f"-c {exported}")
 
 
 @pytest.fixture(scope="session")

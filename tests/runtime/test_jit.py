@@ -4,9 +4,6 @@ On a CPU, where attention has its head size compiled in."""
 from __future__ import annotations
 
 import importlib
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -14,18 +11,30 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 
-from tests.runtime.conftest import Importer
-from tests.runtime.head_sizes import qkv, refused, served, torchs
+from tests.runtime.conftest import Importer, not_tuned, python, qkv, told
 
 pytestmark = pytest.mark.slow
+
+torchs = functional.scaled_dot_product_attention
+
+
+def served(module: ModuleType, dim: int, **options: Any) -> str:
+    """How a call is explained that a variant serves and that is right."""
+    args = qkv(dim)
+    own = module.scaled_dot_product_attention(*args, **options)
+    torch.testing.assert_close(own, torchs(*args, **options), rtol=1e-4, atol=1e-4)
+    way: str = module.explain(*args, **options)
+    assert way.startswith("variant"), way
+    return way
 
 
 def test_a_cpu_compiles_only_if_asked_and_later_processes_find_it(
     attention_copy: Callable[[], Path], use: Importer, cache: Path, compilations: Callable[[], int]
 ) -> None:
     attention = use(attention_copy())
-    assert "also_serve(untuned=True)" in refused(attention, 32)
+    assert "also_serve(untuned=True)" in not_tuned(attention, 32)
     assert compilations() == 0
     assert not cache.exists()
     attention.also_serve(untuned=True)
@@ -33,7 +42,7 @@ def test_a_cpu_compiles_only_if_asked_and_later_processes_find_it(
     assert way.startswith("variant 0 ")
     assert "compiled here for head_dim=32" in way
     attention.also_serve(untuned=False)
-    assert "also_serve" in refused(attention, 32)
+    assert "also_serve" in not_tuned(attention, 32)
     attention.also_serve(untuned=True)
     served(attention, 32)
     later = use(attention_copy())
@@ -69,7 +78,7 @@ def test_the_native_launcher_and_the_operator_serve_it_and_tracing_compiles_noth
     exported_attention: Path, natively: Importer, raced: object, cache: Path
 ) -> None:
     attention = natively(exported_attention)
-    assert "also_serve(untuned=True)" in refused(attention, 32)
+    assert "also_serve(untuned=True)" in not_tuned(attention, 32)
     attention.also_serve(untuned=True, compiled=True)
     dispatch, args = attention.frontend.DISPATCH, qkv(32)
     torch.compiler.reset()
@@ -94,7 +103,7 @@ def test_what_does_not_compile_is_not_tried_again(
     compiler(f'case "$*" in *" -o "*) {failing};; esac')
     attention.also_serve(untuned=True)
     for _ in range(2):
-        assert "no such thing" in refused(attention, 32)
+        assert "no such thing" in not_tuned(attention, 32)
         assert len(log.read_text().splitlines()) == 2  # the variant's source, and the general one
         attention.frontend.DISPATCH.clear()
 
@@ -106,14 +115,14 @@ def test_a_size_that_is_not_taken_or_not_tried_or_one_too_many_is_pytorchs(
         raise torch.OutOfMemoryError("no memory is left")
 
     attention.also_serve(untuned=True)
-    assert "none here can be compiled for them" in refused(attention, 40)
+    assert "none here can be compiled for them" in not_tuned(attention, 40)
     assert "head_dim=512 is not within" in attention.explain(*qkv(512))
     assert compilations() == 0
     monkeypatch.setattr(importlib.import_module(f"{attention.__name__}.runtime.trial"), "compare", no_memory)
-    assert "no memory is left" in refused(attention, 32)
+    assert "no memory is left" in not_tuned(attention, 32)
     assert compilations() == 2  # the variant's source, and the general one
     monkeypatch.setattr(importlib.import_module(f"{attention.__name__}.runtime.jit"), "_MOST_SIZES", 2)
-    assert "2 sizes were compiled in this process" in refused(attention, 96)
+    assert "2 sizes were compiled in this process" in not_tuned(attention, 96)
     assert compilations() == 2
 
 
@@ -140,17 +149,8 @@ print(way())
 
 def test_a_forked_process_compiles_for_itself(attention_copy: Callable[[], Path], cache: Path) -> None:
     copy = attention_copy()
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FORKED.format(name=copy.name)],
-        cwd=copy.parent,
-        env=dict(os.environ),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    many, one, right, parent = done.stdout.splitlines()
+    out = told(python(copy, "-c", FORKED.format(name=copy.name)))
+    many, one, right, parent = out.splitlines()
     assert many.startswith("PyTorch: these sizes were not tuned")
     assert "compiled here for head_dim=32" in one
     assert right == "True"

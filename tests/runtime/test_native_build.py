@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +13,7 @@ from torch.nn import functional
 
 from evo.export import find_exporter
 from tests.export.exports import FORKED, request_for
-from tests.runtime.conftest import Importer
+from tests.runtime.conftest import Importer, python, told
 
 pytestmark = pytest.mark.slow
 
@@ -35,23 +32,6 @@ def refused(module: ModuleType, cache: Path) -> str:
     launched_from_python(module)
     assert not [*cache.glob("*.so"), *cache.glob("evo-build-*")]
     return str(error.value)
-
-
-def python(folder: Path, *command: str, **environment: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-W", "ignore", *command],
-        cwd=folder.parent,
-        env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def told(process: subprocess.Popen[str]) -> str:
-    out, err = process.communicate(timeout=280)
-    assert process.returncode == 0, err
-    return out
 
 
 IMPORT = """
@@ -102,24 +82,12 @@ def test_without_a_compiler_or_with_one_that_fails_calls_are_launched_from_pytho
     assert done.returncode == 1
 
 
-def change(folder: Path) -> None:
-    source = folder / "frontend.cpp"
+def test_what_keeps_it_from_being_built_is_said(copy_of: Path, use: Importer, cache: Path) -> None:
+    source, module = copy_of / "frontend.cpp", use(copy_of)
     source.write_text(source.read_text() + "// a line more\n")
-
-
-def remove(folder: Path) -> None:
-    (folder / "frontend.cpp").unlink()
-
-
-@pytest.mark.parametrize(
-    ("spoil", "reason"),
-    [(change, "frontend.cpp is not the file that was exported"), (remove, "this package has none")],
-)
-def test_what_keeps_it_from_being_built_is_said(
-    copy_of: Path, use: Importer, cache: Path, spoil: Callable[[Path], None], reason: str
-) -> None:
-    spoil(copy_of)
-    assert reason in refused(use(copy_of), cache)
+    assert "frontend.cpp is not the file that was exported" in refused(module, cache)
+    source.unlink()
+    assert "this package has none" in refused(module, cache)
 
 
 def test_copies_of_a_package_live_side_by_side(native: ModuleType, exported: Path, natively: Importer) -> None:

@@ -9,8 +9,8 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -135,15 +135,10 @@ def test_threads_that_come_first_together_build_once(
     copy_of: Path, use: Importer, compilations: Callable[[], int]
 ) -> None:
     remove(copy_of)
-    module, results = use(copy_of), list[torch.Tensor]()
-    threads = [threading.Thread(target=lambda: results.append(module.layer_norm(X, (96,)))) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(results) == 4
-    for result in results:
-        torch.testing.assert_close(result, functional.layer_norm(X, (96,)))
+    module = use(copy_of)
+    with ThreadPoolExecutor(4) as threads:
+        for result in threads.map(lambda _: module.layer_norm(X, (96,)), range(4)):
+            torch.testing.assert_close(result, functional.layer_norm(X, (96,)))
     assert compilations() == 1
     assert serves(module)
 

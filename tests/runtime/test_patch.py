@@ -19,25 +19,9 @@ def module(exported: Path, use: Importer) -> ModuleType:
     return use(exported)
 
 
-class Block(nn.Module):
-    """Of a transformer, as GPT-2 has it."""
-
-    def __init__(self, width: int = 96) -> None:
-        super().__init__()
-        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.mix = nn.MultiheadAttention(width, 4, batch_first=True)
-        self.widen, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.first(x)
-        x = x + self.mix(y, y, y, need_weights=False)[0]
-        found: torch.Tensor = x + self.narrow(functional.gelu(self.widen(self.second(x))))
-        return found
-
-
 def model() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(Block(), Block(), nn.LayerNorm(96))
+    return nn.Sequential(nn.LayerNorm(96), nn.Sequential(nn.Linear(96, 96), nn.GELU(), nn.LayerNorm(96)))
 
 
 def counted(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -62,7 +46,7 @@ def test_the_function_is_replaced_until_the_block_ends(module: ModuleType, monke
             assert len(patch) == 1
             torch.testing.assert_close(net(x), expected, rtol=1e-4, atol=1e-4)
     assert functional.layer_norm is before
-    assert len(ways) == 5
+    assert len(ways) == 2
     assert all(w.startswith("variant") for w in ways)
 
 
@@ -82,12 +66,12 @@ def test_the_modules_of_one_model_are_replaced(module: ModuleType, monkeypatch: 
     net, other, x = model().eval(), model().eval(), torch.randn(2, 5, 96)
     expected, keys = net(x), list(net.state_dict())
     patch = module.patch(net)
-    assert len(patch) == 5
+    assert len(patch) == 2
     assert all(type(m) is module.LayerNorm for m in net.modules() if isinstance(m, nn.LayerNorm))
     with torch.no_grad():
         torch.testing.assert_close(net(x), expected, rtol=1e-4, atol=1e-4)
         other(x)
-    assert len(ways) == 5
+    assert len(ways) == 2
     assert list(net.state_dict()) == keys
     patch.undo()
     patch.undo()

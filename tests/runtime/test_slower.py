@@ -15,8 +15,7 @@ from evo.export.module import EXPORTER, remarks
 from evo.ready import _figure, _variant
 from evo.runtime import cpu
 from tests.export.exports import edit_manifest, request_for
-from tests.runtime.conftest import Importer
-from tests.runtime.head_sizes import refused
+from tests.runtime.conftest import Importer, not_tuned
 
 HERE = cpu.model()
 SLOWER = {"ratio": 1.25, "ratio_low": 1.2, "ratio_high": 1.3}
@@ -114,7 +113,7 @@ def test_none_is_compiled_from_a_slower_one(attention_copy: Any, use: Importer) 
     edit_manifest(folder, timed(SLOWER))
     module = use(folder)
     module.also_serve(untuned=True)
-    assert "; measured to be faster at 2x4x4x128x128x64" in refused(module, 32)
+    assert "; measured to be faster at 2x4x4x128x128x64" in not_tuned(module, 32)
 
 
 def test_on_a_gpu_its_own_architectures_figures_count(
