@@ -6,7 +6,6 @@ EvoError                      exit code 1: the work failed
 │   ├── KernelError           a kernel.py that does not state a usable problem
 │   ├── TemplateError         a template that does not render
 │   ├── SpaceError            a search space, or a point of it, that is not legal
-│   ├── WorkloadError         a workload that does not fit its kernel
 │   ├── DeviceError           no GPU, no compiler, an unusable driver
 │   └── StoreError            a database that is locked, foreign, newer, unwritable, full
 ├── CompileError              one candidate did not compile; carries the compiler's log
@@ -32,7 +31,7 @@ __all__ = [
     "TemplateError",
     "UnknownNameError",
     "UsageError",
-    "WorkloadError",
+    "error_line",
 ]
 
 
@@ -74,10 +73,6 @@ class SpaceError(UsageError):
     """A search space, or a point of it, that is not legal."""
 
 
-class WorkloadError(UsageError):
-    """A workload that does not fit its kernel."""
-
-
 class DeviceError(UsageError):
     """The machine lacks what was asked for: a GPU, a compiler, a driver."""
 
@@ -100,3 +95,9 @@ class HangError(LaunchError):
 
 class EngineError(EvoError):
     """An invariant of evo does not hold; never a fault of the user or of a candidate."""
+
+
+def error_line(log: str) -> str:
+    """The first line of a log that speaks of an error, or else the first."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    return next((line for line in lines if "error" in line.lower()), lines[0] if lines else "")

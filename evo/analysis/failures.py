@@ -13,10 +13,9 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
-from evo.analysis.finals import error_line
 from evo.analysis.runs import list_runs
 from evo.analysis.times import RelativeTime, search_times
-from evo.errors import EvoError
+from evo.errors import EvoError, error_line
 from evo.evaluation import PASSED
 from evo.lineage import LATEST
 from evo.lineage import models as m

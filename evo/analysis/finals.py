@@ -11,6 +11,7 @@ from sqlalchemy import select
 from evo.analysis.candidates import CandidateSummary, TimingRecord, read_timing_record
 from evo.analysis.runs import RunSummary, TaskSummary, find_run
 from evo.analysis.times import HeldRace, RelativeTime, gain_between, gain_fields, gain_within, held_races
+from evo.errors import error_line
 from evo.evaluation import AA_CONTROL
 from evo.lineage import LATEST
 from evo.lineage import models as m
@@ -21,7 +22,7 @@ from evo.problem.genome import Genome
 from evo.problem.space import Value
 
 __all__ = [
-    "Confirmation", "Finalist", "RefusedFinalist", "RunFinals", "WorkloadFinals", "ceiling_note", "error_line",
+    "Confirmation", "Finalist", "RefusedFinalist", "RunFinals", "WorkloadFinals", "ceiling_note",
     "read_run_finals",
 ]  # fmt: skip
 
@@ -187,12 +188,6 @@ def _workload_finals(
         discarded_rounds=int(max((t.clocks.get("discarded", 0.0) for t in beside), default=0.0)),
         remarks=tuple(remarks),
     )
-
-
-def error_line(log: str) -> str:
-    """The first line that speaks of an error, or else the first."""
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
-    return next((line for line in lines if "error" in line.lower()), lines[0] if lines else "")
 
 
 def ceiling_note(ceiling: str) -> str:

@@ -168,10 +168,10 @@ def _why_no_finalist(workload: dict[str, Any]) -> str:
 
 def unfinished(progress: Progress) -> dict[str, Any] | None:
     """The candidate that an ended search was still waiting for, if it had waited long."""
-    waiting = progress.waiting
-    if waiting is None or waiting.work.seconds < LONG_S:
+    order, work = progress.waiting or (None, None)
+    if work is None or work.seconds < LONG_S:
         return None
-    return {"order": waiting.order, "what": doing(waiting.work), "seconds": round(waiting.work.seconds, 2)}
+    return {"order": order, "what": doing(work), "seconds": round(work.seconds, 2)}
 
 
 def evaluation_costs(progress: Progress) -> dict[str, dict[str, float] | None]:

@@ -36,7 +36,7 @@ _STAGES = {
 
 
 class Screen:
-    """An observer of a search, which owns the terminal while it is entered. This one prints nothing, for --json."""
+    """What shows a search, which owns the terminal while it is entered. This one prints nothing, for --json."""
 
     def __enter__(self) -> Screen:
         return self
@@ -165,8 +165,8 @@ def busy_share(progress: Progress) -> float:
     """Share of the time since the first measurement in which the device process worked, unfinished work included."""
     if progress.first_measured_s is None:
         return 0.0
-    waiting = progress.waiting
-    on_it = waiting.work.seconds if waiting is not None and waiting.work.stage in ("gate", "timing") else 0.0
+    _, work = progress.waiting or (None, None)
+    on_it = work.seconds if work is not None and work.stage in ("gate", "timing") else 0.0
     return min(1.0, (progress.spent.device_seconds + on_it) / max(progress.elapsed_s - progress.first_measured_s, 1e-9))
 
 
@@ -180,10 +180,8 @@ def _counts(progress: Progress) -> str:
 
 def _waiting(progress: Progress) -> str:
     """The candidate that the search waits for; empty before that takes long."""
-    waiting = progress.waiting
-    if waiting is None or waiting.work.seconds < LONG_S:
-        return ""
-    return f"waiting for candidate {waiting.order}: {told(waiting.work)}"
+    order, work = progress.waiting or (None, None)
+    return "" if work is None or work.seconds < LONG_S else f"waiting for candidate {order}: {told(work)}"
 
 
 def doing(work: InFlight) -> str:

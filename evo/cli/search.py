@@ -45,7 +45,7 @@ from evo.problem.kernel import Kernel, load_kernel
 from evo.problem.space import Space
 from evo.report.text import duration
 from evo.search.loop import Search, default_max_in_flight
-from evo.search.progress import Budget, StopReason, budget_of
+from evo.search.progress import Budget, StopReason
 from evo.search.run import (
     check_default,
     check_workloads,
@@ -343,7 +343,7 @@ def _carry_out(
         try:
             with _signals() as searching:
                 outcome = execute(
-                    run, store, executor, screen,
+                    run, store, executor, screen.update,
                     finalists=finalists, on_search=searching.append, on_finals=searching.clear,
                 )  # fmt: skip
             interrupted = outcome.reason is StopReason.INTERRUPTED
@@ -373,7 +373,7 @@ def _screen(console: Terminal, run: StoredRun, json: bool) -> Screen:
         return Screen()
     if console.is_terminal:
         title = f"evo search {run.spec.kernel} · {run.environment.device} · {run.name}"
-        return LiveScreen(console, title, run.spec.workloads, budget_of(run))
+        return LiveScreen(console, title, run.spec.workloads, Budget(**run.spec.budget))
     return PlainLines(console, run.spec.workloads)
 
 

@@ -79,8 +79,8 @@ class RunSpec:
     seed: int
     max_in_flight: int
     workloads: tuple[Workload, ...]
-    options: Mapping[str, object] = field(default_factory=dict)
-    budget: Mapping[str, object] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    budget: Mapping[str, Any] = field(default_factory=dict)
     name: str | None = None
 
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
-from evo.errors import KernelError, UnknownNameError, WorkloadError
+from evo.errors import KernelError, UnknownNameError, UsageError
 from evo.problem.space import Space, Value
 from evo.runtime.package import LaunchPlan
 
@@ -41,6 +41,8 @@ __all__ = [
 ]
 
 DTYPE_BYTES = MappingProxyType({"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8})
+
+_V = TypeVar("_V", bound=Value)
 
 FRONTEND_FILE = "frontend.py"
 """What an exported module offers; copied into it."""
@@ -286,7 +288,7 @@ class Kernel:
     def workload(self, target: str, text: str) -> Workload:
         """Parses rows=4096,cols=8192,dtype=float16[,option=value].
 
-        Raises UnknownNameError or WorkloadError, saying which part is wrong and what is expected.
+        Raises UnknownNameError or UsageError, saying which part is wrong and what is expected.
         """
         self.check_target(target)
         known = {d.name: d for d in self.dimensions}
@@ -294,34 +296,30 @@ class Kernel:
         for part in filter(None, (p.strip() for p in text.split(","))):
             name, equals, value = (s.strip() for s in part.partition("="))
             if not equals or not value:
-                raise WorkloadError(f"workload {text!r}: {part!r} is not name=value")
+                raise UsageError(f"workload {text!r}: {part!r} is not name=value")
             if name not in known and name not in self.options and name != "dtype":
                 raise UnknownNameError(f"workload part of kernel {self.name}", name, [*known, "dtype", *self.options])
             if name in given:
-                raise WorkloadError(f"workload {text!r} gives {name!r} twice")
+                raise UsageError(f"workload {text!r} gives {name!r} twice")
             given[name] = value
         missing = [n for n in (*known, "dtype") if n not in given]
         if missing:
-            raise WorkloadError(f"workload {text!r} lacks {', '.join(missing)}; e.g. {self.example(target).key}")
-        dims: dict[str, int] = {}
+            raise UsageError(f"workload {text!r} lacks {', '.join(missing)}; e.g. {self.example(target).key}")
+        dims = {name: _parse(text, name, given[name], d.low) for name, d in known.items()}
         for name, d in known.items():
-            try:
-                dims[name] = int(given[name])
-            except ValueError:
-                raise WorkloadError(f"workload {text!r}: {name} must be a whole number, got {given[name]!r}") from None
             if not d.low <= dims[name] <= d.high:
-                raise WorkloadError(
+                raise UsageError(
                     f"workload {text!r}: {name} must be {d.low:,} to {d.high:,}, got {dims[name]:,}"
                 )
         if given["dtype"] not in self.dtypes[target]:
             raise UnknownNameError(f"dtype of kernel {self.name} on {target}", given["dtype"], self.dtypes[target])
-        options = {n: _parse_option(text, n, given[n], v) if n in given else v for n, v in self.options.items()}
+        options = {n: _parse(text, n, given[n], v) if n in given else v for n, v in self.options.items()}
         for name, low in self.option_min.items():
             if float(options[name]) < low:
-                raise WorkloadError(f"workload {text!r}: {name} must be {low:g} or more, got {options[name]}")
+                raise UsageError(f"workload {text!r}: {name} must be {low:g} or more, got {options[name]}")
         found = Workload.of(dims, given["dtype"], options)
         if reason := self.validate(found):
-            raise WorkloadError(f"workload {text!r}: {reason}")
+            raise UsageError(f"workload {text!r}: {reason}")
         return found
 
     def example(self, target: str) -> Workload:
@@ -351,13 +349,6 @@ class Kernel:
             programmatic=plan.programmatic,
         )
 
-    def legal_neighbours(
-        self, target: str, point: Mapping[str, Value], workload: Workload, limits: Limits
-    ) -> list[Workload]:
-        """Neighbours that `point` is legal for; for the others it could not be used anyway."""
-        near = self.neighbours(target, workload)
-        return [w for w in near if self.space(target, w, limits).is_legal(point)]
-
     @property
     def reference_baseline(self) -> Baseline:
         """What users call today."""
@@ -380,17 +371,18 @@ def kernel_digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _parse_option(text: str, name: str, given: str, default: Value) -> Value:
+def _parse(text: str, name: str, given: str, example: _V) -> _V:
+    """A value of the example's type."""
+    kind = type(example)
     try:
-        if isinstance(default, bool):
-            return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[given.lower()]
-        value = type(default)(given)
+        if kind is bool:
+            return kind({"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[given.lower()])
+        value = kind(given)
     except (KeyError, ValueError):
-        raise WorkloadError(
-            f"workload {text!r}: {name} must be a {type(default).__name__} such as {default}, got {given!r}"
-        ) from None
+        what = "whole number" if kind is int else kind.__name__
+        raise UsageError(f"workload {text!r}: {name} must be a {what} such as {example}, got {given!r}") from None
     if isinstance(value, float) and not math.isfinite(value):
-        raise WorkloadError(f"workload {text!r}: {name} must be finite, such as {default}, got {given!r}")
+        raise UsageError(f"workload {text!r}: {name} must be finite, such as {example}, got {given!r}")
     return value
 
 

@@ -233,28 +233,25 @@ class Space:
         then random.
         """
         start = self.complete({**self._activating(self.by_name[name], base), name: value})
-        if start.get(name) == value and self.is_legal(start):
-            return start
+        near = (p for p in self._around(start, name, value) if p.get(name) == value and self._holds(p))
+        return next(near, None)
+
+    def _around(self, start: Point, name: str, value: Value) -> Iterator[Point]:
+        yield start
         frontier, seen = [start], {repr(start)}
         for _ in range(2):
-            following: list[Point] = []
+            following = []
             for point in frontier:
                 for p in self.parameters:
                     for other in p.values if p.name != name else ():
                         near = self.complete({**point, name: value, p.name: other})
-                        if repr(near) in seen:
-                            continue
-                        seen.add(repr(near))
-                        if near.get(name) == value and self._holds(near):
-                            return near
-                        following.append(near)
+                        if repr(near) not in seen:
+                            seen.add(repr(near))
+                            following.append(near)
+                            yield near
             frontier = following
         rng = random.Random(0)
-        for _ in range(_NEAREST_ATTEMPTS):
-            point = self.draw(rng)
-            if point.get(name) == value and self._holds(point):
-                return point
-        return None
+        yield from (self.draw(rng) for _ in range(_NEAREST_ATTEMPTS))
 
     def _activating(self, parameter: Parameter, base: Mapping[str, Value]) -> Point:
         """`base`, with the first of the values that each of the parameter's conditions asks for where it has another."""

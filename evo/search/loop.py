@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from statistics import median
@@ -20,11 +20,11 @@ from threadpoolctl import threadpool_limits
 
 from evo.errors import StoreError
 from evo.evaluation import Build, Candidate, Costs, Evaluation, Status, Timing
-from evo.executors import Executor, Incumbent
+from evo.executors import Executor, Incumbent, InFlight
 from evo.lineage import Stage, StoredRun
 from evo.lineage.store import Store
 from evo.problem.kernel import Launch
-from evo.search.progress import Budget, Improvement, Observer, Progress, StopReason, Waiting, budget_of
+from evo.search.progress import Budget, Improvement, Observer, Progress, StopReason
 from evo.search.samplers import Exhausted, Sampler, find_sampler
 from evo.search.tasks import TaskExecutor, tasks_of
 
@@ -63,8 +63,8 @@ class Search:
         self._run, self._store, self._executor, self._observer = run, store, executor, observer
         spec = run.spec
         self._max_in_flight = spec.max_in_flight
-        options: Mapping[str, Any] = spec.options
-        self._budget = _before_finals(budget_of(run), len(spec.workloads))
+        options = spec.options
+        self._budget = _before_finals(Budget(**spec.budget), len(spec.workloads))
         self._recorded = {r.candidate.order: r for r in store.evaluations(run)}
         self._last_recorded = max(self._recorded, default=-1)
         self._tasks: list[_Task] = []
@@ -111,17 +111,15 @@ class Search:
                 reason = self._advance()
                 self.progress.elapsed_s = self.elapsed_s
                 self.progress.waiting = self._waited_for()
-                self._observer.update(self.progress)
+                self._observer(self.progress)
                 if reason is not None:
                     return reason
                 self._wait()
 
-    def elites(self, task: int, first: int, count: int) -> list[Candidate]:
-        """The best candidates of a task with distinct machine code, best first, disturbed ones behind all others:
-        `count` of them from place `first` on."""
+    def elites(self, task: int) -> list[Candidate]:
+        """The candidates of a task that passed, with distinct machine code: best first, disturbed ones behind all others."""
         found = [c for c in self._candidates if c.task == task and c.status is Status.OK]
-        found.sort(key=lambda c: (c.disturbed, c.ratio if c.ratio is not None else float("inf"), c.order))
-        return found[first : first + count]
+        return sorted(found, key=lambda c: (c.disturbed, c.ratio if c.ratio is not None else float("inf"), c.order))
 
     # -- the schedule ---------------------------------------------------------------------------------------
 
@@ -167,7 +165,6 @@ class Search:
             return
         candidate = Candidate(order=order, task=number, workload=task.executor.workload, proposal=proposal)
         self._candidates.append(candidate)
-        self.progress.asked = len(self._candidates)
         if order in self._recorded:
             self._replay(candidate)
             return
@@ -203,13 +200,13 @@ class Search:
     def _when_done(self, future: Future[Any], handle: Callable[[Future[Any]], None]) -> None:
         future.add_done_callback(lambda done: None if done.cancelled() else self._events.put(lambda: handle(done)))
 
-    def _waited_for(self) -> Waiting | None:
-        """The candidate that has been in flight the longest."""
+    def _waited_for(self) -> tuple[int, InFlight] | None:
+        """The candidate that has been in flight the longest, by its order."""
         unfinished = [c for c in self._candidates[self._told :] if c.status is None]
         for work in self._executor.in_flight() if unfinished else ():
             for candidate in unfinished:
                 if candidate.workload == work.workload and candidate.proposal.genome == work.genome:
-                    return Waiting(order=candidate.order, work=work)
+                    return candidate.order, work
         return None
 
     # -- results --------------------------------------------------------------------------------------------

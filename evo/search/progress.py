@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
 
 from evo.errors import UsageError
 from evo.evaluation import Costs, Status, Timing
 from evo.executors import InFlight
-from evo.lineage import StoredRun
 
-__all__ = ["Budget", "Improvement", "Observer", "Progress", "StopReason", "Waiting", "budget_of"]
+__all__ = ["Budget", "Improvement", "Observer", "Progress", "StopReason"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,25 +34,12 @@ class Budget:
             raise UsageError("a search needs a budget: time, evaluations or patience")
 
 
-def budget_of(run: StoredRun) -> Budget:
-    limits: Mapping[str, Any] = run.spec.budget
-    return Budget(**limits)
-
-
 class StopReason(StrEnum):
     TIME = "time is up"
     EVALUATIONS = "evaluations done"
     PATIENCE = "no improvement"
     EXHAUSTED = "every point of the space was tried"
     INTERRUPTED = "interrupted"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Waiting:
-    """What a search waits for: candidate number `order`."""
-
-    order: int
-    work: InFlight
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +62,6 @@ class Progress:
     Of a run that is resumed, candidates and seconds are those of the run as a whole, and costs those since then.
     """
 
-    asked: int = 0
     finished: int = 0
     replayed: int = 0
     """Those of the finished ones that were so before the run was resumed."""
@@ -87,8 +71,8 @@ class Progress:
     best: dict[int, Improvement] = field(default_factory=dict)
     """By task: the last improvement."""
     improvements: list[Improvement] = field(default_factory=list)
-    waiting: Waiting | None = None
-    """For the work that has been in flight the longest."""
+    waiting: tuple[int, InFlight] | None = None
+    """For the work that has been in flight the longest, which is of the candidate of this order."""
     spent: Costs = field(default_factory=Costs)
     spent_on_finished: Costs = field(default_factory=Costs)
     """The part of it that went into candidates which have a result."""
@@ -96,5 +80,5 @@ class Progress:
     elapsed_s: float = 0.0
 
 
-class Observer(Protocol):
-    def update(self, progress: Progress) -> None: ...
+Observer = Callable[[Progress], None]
+"""Is called whenever something has happened, and several times a second."""

@@ -11,10 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
-from typing import Any
 
 from evo import __version__
-from evo.errors import EvoError, StoreError, TemplateError, UsageError
+from evo.errors import EvoError, StoreError, TemplateError, UsageError, error_line
 from evo.evaluation import Status
 from evo.executors import Executor, ExecutorConfig, find_executor
 from evo.lineage import Environment, RunSpec, RunStatus, Stage, StoredRun
@@ -101,10 +100,9 @@ def check_default(executor: Executor, spec: RunSpec) -> None:
     The binaries are cached, so the search itself has them for nothing. Raises TemplateError with file and line,
     SpaceError if nothing is legal, EvoError with the compiler's first error.
     """
-    options: Mapping[str, Any] = spec.options
     builds = []
     for task in tasks_of(spec, executor, Stage.SEARCH):
-        space = task.space.restricted(options["fixed"])
+        space = task.space.restricted(spec.options["fixed"])
         builds.append((task, task.build(Genome.of(space.complete(space.default)))))
     for task, future in builds:
         build = future.result()
@@ -113,14 +111,8 @@ def check_default(executor: Executor, spec: RunSpec) -> None:
         if build.status is not Status.OK:
             raise EvoError(
                 f"the default genome of kernel {task.problem.name!r} does not compile for {task.workload}"
-                f" ({_first_error(build.log)}); mend the template, then try: evo check {task.kernel}"
+                f" ({error_line(build.log) or 'it says nothing'}); mend the template, then try: evo check {task.kernel}"
             )
-
-
-def _first_error(log: str) -> str:
-    """The line of a compiler's log that says what is wrong."""
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
-    return next((line for line in lines if "error" in line.lower()), lines[0] if lines else "it says nothing")
 
 
 def open_executor(target: str, config: ExecutorConfig) -> closing[Executor]:
@@ -176,11 +168,12 @@ def hold_all_finals(
     executor.renew_device()
     held = []
     for number, task in enumerate(tasks_of(run.spec, executor, Stage.FINAL)):
+        elites = search.elites(number)
         for batch in range(_FINALS_BATCHES):
-            elites = search.elites(number, batch * count, count)
-            if batch and not elites:
+            tried, elites = elites[:count], elites[count:]
+            if batch and not tried:
                 break  # no candidate is left
-            finals = hold_finals(task, elites)
+            finals = hold_finals(task, tried)
             with store.transaction():
                 for finalist in finals.finalists:
                     store.add_final(run, finalist.candidate.order, finalist.measurement, elapsed_s=search.elapsed_s)

@@ -42,9 +42,9 @@ class TaskExecutor:
         return self.problem.space(self.target, self.workload, self.limits)
 
     def with_neighbours(self, genome: Genome) -> list[TaskExecutor]:
-        """This one, and one for each neighbouring workload that the genome is legal for."""
-        near = self.problem.legal_neighbours(self.target, genome.parameters, self.workload, self.limits)
-        return [self, *(replace(self, workload=workload) for workload in near)]
+        """This one, and one for each neighbouring workload that the genome is legal for: for others it is of no use."""
+        near = [replace(self, workload=workload) for workload in self.problem.neighbours(self.target, self.workload)]
+        return [self, *(task for task in near if task.space.is_legal(genome.parameters))]
 
     def request(self, genome: Genome) -> Request:
         return Request(

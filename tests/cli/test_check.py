@@ -292,7 +292,7 @@ def search(tmp_path: Path, gate_seed: int) -> tuple[list[str], set[int]]:
     with Store.open(tmp_path / f"{gate_seed}.db", write=True) as store:
         run = store.create_run(spec, Environment(device="a landscape", arch="none"))
         try:
-            loop = Search(run, store, executor, Screen())
+            loop = Search(run, store, executor, Screen().update)
             assert loop.run() is StopReason.EVALUATIONS
         finally:
             executor.close()

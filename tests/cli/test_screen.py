@@ -19,7 +19,7 @@ from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload
 from evo.search.loop import Search
-from evo.search.progress import Budget, Improvement, Progress, StopReason, Waiting
+from evo.search.progress import Budget, Improvement, Progress, StopReason
 from tests.landscape import Hanging, random_search
 
 WORKLOADS = (Workload.of({"n": 4096}, "float32"),)
@@ -71,7 +71,7 @@ def shown(live: bool, *updates: Progress) -> str:
 def held_up(seconds: float, stage: str = "gate") -> Progress:
     genome = Genome.of({"unroll": 1})
     work = InFlight(genome=genome, workload=WORKLOADS[0], stage=stage, seconds=seconds, left_s=25.0)
-    return Progress(measuring=1, first_measured_s=0.0, elapsed_s=seconds, waiting=Waiting(order=7, work=work))
+    return Progress(measuring=1, first_measured_s=0.0, elapsed_s=seconds, waiting=(7, work))
 
 
 @pytest.mark.parametrize("live", [False, True])
@@ -95,9 +95,9 @@ def test_a_candidate_that_is_not_finished_keeps_the_device_busy() -> None:
 
 class Looking:
     def __init__(self, executor: Hanging) -> None:
-        self._executor, self.waited_for = executor, list[Waiting]()
+        self._executor, self.waited_for = executor, list[tuple[int, InFlight]]()
 
-    def update(self, progress: Progress) -> None:
+    def __call__(self, progress: Progress) -> None:
         if progress.waiting is not None:
             self.waited_for.append(progress.waiting)
             self._executor.seen.set()
@@ -114,6 +114,6 @@ def test_a_search_knows_which_candidate_it_waits_for(tmp_path: Path) -> None:
         finally:
             executor.close()
         stored = store.evaluations(run)
-    (waiting,) = {(w.order, w.work.stage, w.work.left_s): w for w in observer.waited_for}.values()
-    assert executor.measured[0] == stored[waiting.order].candidate.proposal.genome.digest
+    ((order, *_),) = {(order, work.stage, work.left_s) for order, work in observer.waited_for}
+    assert executor.measured[0] == stored[order].candidate.proposal.genome.digest
     assert loop.progress.waiting is None

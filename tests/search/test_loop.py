@@ -37,11 +37,6 @@ KERNEL = load_kernel("layernorm")
 ENVIRONMENT = Environment(device="a landscape", arch="none")
 
 
-class Silent:
-    def update(self, progress: Progress) -> None:
-        return None
-
-
 def configure(
     evaluations: int | None = None, *, sampler: str = "evolution", seed: int = 1, tasks: int = 1, **more: Any
 ) -> RunSpec:
@@ -61,7 +56,7 @@ def configure(
 def search(spec: RunSpec | StoredRun, store: Store, executor: LandscapeExecutor) -> tuple[Search, StopReason, StoredRun]:
     """To its end; of a run that is stored already, what is left of it."""
     run = spec if isinstance(spec, StoredRun) else store.create_run(spec, ENVIRONMENT)
-    found = Search(run, store, executor, Silent())
+    found = Search(run, store, executor, lambda progress: None)
     try:
         return found, found.run(), run
     finally:
@@ -76,7 +71,7 @@ class Stop:
     def __init__(self, after: int) -> None:
         self._after = after
 
-    def update(self, progress: Progress) -> None:
+    def __call__(self, progress: Progress) -> None:
         if progress.finished >= self._after:
             self.search.interrupt()
 
@@ -207,7 +202,7 @@ def test_a_run_whose_time_is_up_is_taken_up_whole_before_its_finals(store: Store
     assert reason is StopReason.TIME
     assert resumed.progress.finished == 120
     assert not executor.built
-    assert resumed.elites(0, 0, 3)
+    assert resumed.elites(0)
     assert all(found.replayed for found in resumed.progress.improvements)
     assert resumed.progress.improvements
 
@@ -301,7 +296,7 @@ def _refused(request: RaceRequest, found: RaceResult) -> RaceResult:
 
 def _finals_of(executor: LandscapeExecutor, store: Store) -> tuple[Finals, list[Candidate]]:
     found, _, run = search(configure(60), store, LandscapeExecutor(6))
-    elites = found.elites(0, 0, 4)
+    elites = found.elites(0)[:4]
     task = TaskExecutor(
         executor=executor, kernel="layernorm", target="cpu", arch="native", workload=run.spec.workloads[0], seed=5
     )
@@ -412,14 +407,14 @@ def test_what_is_always_disturbed_is_neither_best_nor_first_in_the_finals(store:
     best = found.progress.best[0]
     assert best.ratio > 0.4
     assert not _one_in_four(found._candidates[best.order].proposal.genome.digest)
-    assert found.elites(0, 0, 1)[0].order == best.order
+    assert found.elites(0)[0].order == best.order
 
 
 def test_a_machine_that_is_never_quiet_is_searched_all_the_same(store: Store) -> None:
     executor = Disturbed(9)
     found, _, _ = search(configure(60), store, executor)
     assert not found.progress.best
-    elites = found.elites(0, 0, 5)
+    elites = found.elites(0)[:5]
     assert [ratio_of(e.proposal.genome) for e in elites] == sorted(ratio_of(e.proposal.genome) for e in elites)
     assert len(executor.measured) - len(set(executor.measured)) <= 16  # it soon stops to measure twice
 

@@ -36,9 +36,6 @@ class Unseen:
         self._sequence.append(genome)
 
     def propose(self, rng: random.Random) -> Proposal:
-        return Proposal(genome=self.draw(rng), operator="random")
-
-    def draw(self, rng: random.Random) -> Genome:
         """A legal genome never proposed, at random as long as random points are mostly new.
 
         Then what is left of a small space in declaration order, of a large one what neighbours the points
@@ -48,12 +45,12 @@ class Unseen:
             for _ in range(_RANDOM_ATTEMPTS):
                 genome = Genome.of(self._space.sample(rng))
                 if genome in self:
-                    return genome
+                    return Proposal(genome=genome, operator="random")
             self._rest = self._walk()
         for point in self._rest:
             genome = Genome.of(point)
             if genome in self:
-                return genome
+                return Proposal(genome=genome, operator="random")
         raise Exhausted(f"all {len(self._proposed)} legal points that could be found have been proposed")
 
     def _walk(self) -> Iterator[Point]:

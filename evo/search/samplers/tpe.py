@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import warnings
 from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from optuna.exceptions import ExperimentalWarning
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from evo.evaluation import Proposal
@@ -22,6 +21,8 @@ from evo.search.samplers import at_least, read_options
 from evo.search.samplers._points import Unseen, first_proposals
 
 __all__ = ["SAMPLER", "ParzenModel", "TpeConfig", "TpeSampler"]
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)  # no notes on new studies
 
 _NEIGHBOUR_ATTEMPTS = 32
 _REPAIR_STEPS = 100
@@ -169,7 +170,8 @@ class ParzenModel:
         return [done[i] for i in sorted(kept)] + [t for t in known if t.state is TrialState.RUNNING]
 
     def _begin(self, trials: list[FrozenTrial]) -> None:
-        with _quiet():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)
             sampler = optuna.samplers.TPESampler(
                 multivariate=True,
                 group=True,
@@ -177,7 +179,7 @@ class ParzenModel:
                 n_startup_trials=0,
                 seed=(self._seed + self._generation) % 2**32,
             )
-            self._study = optuna.create_study(sampler=sampler, storage=optuna.storages.InMemoryStorage())
+        self._study = optuna.create_study(sampler=sampler)
         self._generation += 1
         for trial in trials:
             self._add(trial)
@@ -185,20 +187,6 @@ class ParzenModel:
     def _add(self, trial: FrozenTrial) -> None:
         self._numbers[trial.user_attrs["order"]] = len(self._study.get_trials(deepcopy=False))
         self._study.add_trial(trial)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Optuna's notes on experimental features and new studies, held back for the moment."""
-    logger = logging.getLogger("optuna")
-    level = logger.level
-    logger.setLevel(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
 
 
 SAMPLER = TpeSampler

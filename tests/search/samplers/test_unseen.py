@@ -15,7 +15,7 @@ def drain(unseen: Unseen, rng: random.Random) -> list[Genome]:
     found: list[Genome] = []
     while True:
         try:
-            found.append(unseen.draw(rng))
+            found.append(unseen.propose(rng).genome)
         except Exhausted:
             return found
         unseen.remember(found[-1])
@@ -55,4 +55,4 @@ def test_a_large_space_with_few_legal_points_is_walked_from_point_to_point(monke
 
 def test_the_default_is_known_to_be_legal_where_chance_finds_nothing() -> None:
     unseen = Unseen(tight_space())
-    assert unseen.draw(random.Random(0)).parameters["p0"] in range(60)
+    assert unseen.propose(random.Random(0)).genome.parameters["p0"] in range(60)
