@@ -354,7 +354,7 @@ def _carry_out(
         typer.echo(f"evo: interrupted; everything finished is stored. Continue with: {command}", err=True)
         raise typer.Exit(130)
     before = {"candidates": kept, "search_s": round(run.elapsed_s, 2)} if resumed else None
-    found = read_run_finals(store, run.name, {f.ceiling for f in outcome.finals})
+    found = read_run_finals(store, run.name, load_kernel(run.spec.kernel).ceilings)
     record = outcome_record(outcome, found, _process_started(), store, before)
     if export is not None and outcome.has_winner:
         from evo.cli.export import export_run

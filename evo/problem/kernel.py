@@ -355,6 +355,11 @@ class Kernel:
         return next(b for b in self.baselines if b.role == "reference")
 
     @property
+    def ceilings(self) -> tuple[str, ...]:
+        """Names of the baselines that are a bound."""
+        return tuple(b.name for b in self.baselines if b.role == "ceiling")
+
+    @property
     def digest(self) -> str:
         """sha256 over what decides a search: the folder's Python files and templates, but for the export's
         frontend, and the device headers that kernels share."""

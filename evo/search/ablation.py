@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from evo.errors import EvoError, UsageError
 from evo.evaluation import Build, Gain, Status, Timing
+from evo.executors import RaceResult
 from evo.measure.clock import paired_gain
 from evo.problem.genome import Change, Genome
 from evo.problem.space import Value
@@ -80,38 +81,38 @@ def measure_ablation(task: TaskExecutor, start: Genome, end: Genome, edits: Sequ
         if reason := variants.reasons[genome]:
             raise UsageError(f"{what} cannot be timed here: {reason}")
     timed = [i for i in numbers if not variants.reasons[without[i]]]
-    order, seconds = tuple(numbers), 0.0
+    order, seconds = list(numbers), 0.0
     if len(timed) > 1:
         pilot = variants.race([end, *(without[i] for i in timed)])
         seconds = pilot.seconds
-        costs = {i: pilot.gain(without[i], end).gain for i in timed}
-        order = tuple(sorted(numbers, key=lambda i: (-costs.get(i, 0.0), i)))
+        costs = {i: _gain(pilot, without[i], end).gain for i in timed}
+        order.sort(key=lambda i: -costs.get(i, 0.0))
     prefixes = [_between(task, start, end, edits, order[: n + 1]) for n in numbers]
     variants.add(prefixes)
     raced = [start, end, *(without[i] for i in timed), *(p for p in prefixes if not variants.reasons[p])]
     races = [variants.race(raced)]
-    if races[0].disturbed:
+    if _disturbed(races[0]):
         races.append(variants.race(raced))
-    race = min(races, key=lambda race: race.disturbed)
+    race = min(races, key=_disturbed)
+    refused = {genome: dict(race.refused).get(genome.digest, reason) for genome, reason in variants.reasons.items()}
     path, before, pending = [], start, tuple[Change, ...]()
     for edit, genome in zip(order, prefixes, strict=True):
         pending += (edits[edit],)  # where the edit does not work yet, it is made together with the next one
-        if not (variants.reasons[genome] or race.refused.get(genome.digest)):
-            path.append(Step(changes=pending, gain=race.gain(before, genome), timing=race.timing(genome)))
+        if not refused[genome]:
+            path.append(Step(changes=pending, gain=_gain(race, before, genome), timing=_timing(race, genome)))
             before, pending = genome, ()
-    missing = [variants.reasons[genome] or race.refused.get(genome.digest, "") for genome in without]
     return Ablation(
-        start=race.timing(start),
-        end=race.timing(end),
-        gain=race.gain(start, end),
+        start=_timing(race, start),
+        end=_timing(race, end),
+        gain=_gain(race, start, end),
         without=tuple(
-            Without(change=edits[i], gain=None, timing=None, reason=missing[i])
-            if missing[i]
-            else Without(change=edits[i], gain=race.gain(without[i], end), timing=race.timing(without[i]), reason="")
-            for i in numbers
+            Without(change=change, gain=None, timing=None, reason=refused[genome])
+            if refused[genome]
+            else Without(change=change, gain=_gain(race, genome, end), timing=_timing(race, genome), reason="")
+            for change, genome in zip(edits, without, strict=True)
         ),
         path=tuple(path),
-        reference=race.reference,
+        reference=next(t for t in race.timings if t.ratio is None),
         seconds=seconds + sum(race.seconds for race in races),
         races=len(races),
     )
@@ -164,38 +165,26 @@ class _Variants:
         failed = next((f"{c.case}: {c.reason}" for c in measured.checks if not c.passed), measured.log.strip())
         return f"{measured.status}: {failed.splitlines()[0] if failed else ''}"
 
-    def race(self, genomes: Sequence[Genome]) -> _Race:
+    def race(self, genomes: Sequence[Genome]) -> RaceResult:
         """A genome's name in it is its digest."""
         result = self._task.race([(g.digest, g, self._builds[g]) for g in dict.fromkeys(genomes)])
         if not result.timings:
             raise EvoError(f"the race for {self._task.workload} could not be held: {result.log}")
-        timings = {t.contender: t for t in result.timings if t.protocol != "hot"}
-        return _Race(timings=timings, refused=dict(result.refused), seconds=result.seconds)
+        return result
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Race:
-    """timings, refused (the reason): by contender."""
+def _disturbed(race: RaceResult) -> float:
+    """The share of the rounds that something disturbed; 0 where there were enough others."""
+    return max(t.clocks.get("disturbed", 0.0) / max(len(t.samples_us), 1) for t in race.timings)
 
-    timings: dict[str, Timing]
-    refused: dict[str, str]
-    seconds: float
 
-    @property
-    def disturbed(self) -> float:
-        """The share of the rounds that something disturbed; 0 where there were enough others."""
-        return max(t.clocks.get("disturbed", 0.0) / max(len(t.samples_us), 1) for t in self.timings.values())
+def _timing(race: RaceResult, genome: Genome) -> Timing:
+    for timing in race.timings:
+        if timing.contender == genome.digest:
+            return timing
+    reason = dict(race.refused).get(genome.digest, "one was let go")
+    raise EvoError(f"the race could not time every variant: {reason}")
 
-    @property
-    def reference(self) -> Timing:
-        return next(t for t in self.timings.values() if t.ratio is None)
 
-    def timing(self, genome: Genome) -> Timing:
-        found = self.timings.get(genome.digest)
-        if found is None:
-            reason = self.refused.get(genome.digest, "one was let go")
-            raise EvoError(f"the race could not time every variant: {reason}")
-        return found
-
-    def gain(self, before: Genome, after: Genome) -> Gain:
-        return paired_gain(self.timing(before).samples_us, self.timing(after).samples_us)
+def _gain(race: RaceResult, before: Genome, after: Genome) -> Gain:
+    return paired_gain(_timing(race, before).samples_us, _timing(race, after).samples_us)

@@ -52,8 +52,6 @@ class Finals:
 
     finalists: tuple[Finalist, ...] = ()
     baselines: tuple[Timing, ...] = ()
-    ceiling: str = ""
-    """The fastest baseline of role ceiling."""
     winner: Finalist | None = None
     """The first of the finalists, if a race of its own has confirmed it."""
 
@@ -71,12 +69,9 @@ def hold_finals(task: TaskExecutor, elites: list[Candidate]) -> Finals:
     finalists = [race.finalist(c, timings, winner) for c in elites]
     finalists.sort(key=lambda f: (str(f.candidate.order) != winner, _ratio(f.timing)))
     orders = {str(c.order) for c in elites}
-    baselines = tuple(t for t in timings if t.contender not in orders and t.contender != FINALIST)
-    bounds = [t for t in baselines if t.contender in race.bounds and t.protocol != "hot"]
     return Finals(
         finalists=tuple(finalists),
-        baselines=baselines,
-        ceiling=min(bounds, key=lambda t: t.median_us).contender if bounds else "",
+        baselines=tuple(t for t in timings if t.contender not in orders and t.contender != FINALIST),
         winner=finalists[0] if winner else None,
     )
 
@@ -86,7 +81,6 @@ class _Race:
 
     def __init__(self, task: TaskExecutor, elites: list[Candidate]) -> None:
         self._task = task
-        self.bounds = tuple(b.name for b in task.problem.baselines if b.role == "ceiling")
         self.contenders: dict[str, tuple[Genome, Build]] = {}
         """Those that passed the gate."""
         self._refused: dict[str, str] = {}
@@ -124,7 +118,7 @@ class _Race:
         """
         for _ in range(len(self.contenders) + 1):
             entered = [name for name in self.contenders if name not in self._refused]
-            outcome = self._race(entered, self.bounds)
+            outcome = self._race(entered, self._task.problem.ceilings)
             self._refused |= {n: reason for n, reason in outcome.refused if n in self.contenders}
             if outcome.timings:
                 return outcome.timings
@@ -156,7 +150,7 @@ class _Race:
             twice = [(copy, *self.contenders[name]) for copy in (name, AA_CONTROL)]
             for _ in range(_CONFIRMATIONS):
                 task.executor.renew_device()
-                outcome = task.race(twice, self.bounds, hot=True)
+                outcome = task.race(twice, task.problem.ceilings, hot=True)
                 reasons = [reason for n, reason in outcome.refused if n in (name, AA_CONTROL)]
                 timed = {t.contender for t in outcome.timings}
                 if reasons or name in timed:
