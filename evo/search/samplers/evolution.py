@@ -7,21 +7,23 @@ predicted improvement is largest is proposed (preselection: Jin 2011). Nothing w
 
 from __future__ import annotations
 
+import math
 import random
 from bisect import insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from evo.evaluation import Parent, Proposal
 from evo.problem.genome import Genome
-from evo.problem.space import Space
+from evo.problem.space import Ordinal, Point, Space
 from evo.search.operators import Operator, find_operator, operator_names
-from evo.search.samplers import at_least, read_options
-from evo.search.samplers._points import Unseen
-from evo.search.samplers._surrogate import Surrogate
+from evo.search.samplers import Unseen, at_least, read_options
 from evo.search.samplers.tpe import TpeSampler
 
-__all__ = ["SAMPLER", "Credit", "EvolutionConfig", "EvolutionSampler"]
+__all__ = ["SAMPLER", "Credit", "EvolutionConfig", "EvolutionSampler", "Surrogate"]
 
 _ROLES = {1: ("parent",), 2: ("first", "second")}
 _ATTEMPTS_PER_CHILD = 4
@@ -169,6 +171,217 @@ class EvolutionSampler:
         drawn = (self._rng.randrange(len(self._population)) for _ in range(self._config.tournament))
         _, order, genome = self._population[min(drawn)]
         return order, genome
+
+
+# -- the surrogate --------------------------------------------------------------------------------------------------
+
+Array = npt.NDArray[np.float64]
+
+_NOISE = 1e-2
+"""Variance of a measurement relative to that of the scores."""
+_BASIS = 160
+"""Points that a prediction rests on: its cost is quadratic in them."""
+_FIT_POINTS = 96
+"""Points that length scales are fitted to: the cost of a fit is cubic in them."""
+_REFIT = 12
+"""Points after which the basis is chosen anew and the length scales are fitted."""
+_ENOUGH = 8
+"""Candidates that must have passed before a prediction means anything."""
+_WEIGHT = 0.5
+"""Typical weight of a parameter: exp(-0.5) is the correlation of points that differ in it alone, end to end."""
+_WEIGHT_BOUNDS = (0.01, 20.0)
+_POOR = 0.9
+"""Quantile of the passing scores that stands for failures and for everything worse."""
+_DIGITS = 6
+"""Merits are rounded, so that the last bits of another machine's linear algebra decide nothing."""
+
+
+class Surrogate:
+    """Kriging with the kernel exp(-sum of weight x distance), one weight a parameter, and expected improvement.
+
+    Distance: of ordinals the share of the range between their positions, of categories 1 where they differ, and
+    1 where a parameter is active in one point only. Points under evaluation count as what was predicted of them
+    (Ginsbourger et al. 2010), so that several outstanding proposals do not crowd one place.
+    Deterministic in `seed` and the sequence of calls.
+    """
+
+    def __init__(self, space: Space, seed: int) -> None:
+        self._rng = random.Random(seed)
+        self._codes: list[tuple[str, dict[tuple[type, object], float]]] = []
+        for p in space.parameters:
+            last = len(p.values) - 1
+            if last > 0:
+                scale = last if isinstance(p, Ordinal) else 1
+                self._codes.append((p.name, {(type(v), v): i / scale for i, v in enumerate(p.values)}))
+        self._points: list[Array] = []
+        self._scores: list[float | None] = []
+        self._pending: dict[int, float | None] = {}
+        """Rows under evaluation, with the standardised score that is believed of them."""
+        self._passed = 0
+        self._weights: Array = np.full(len(self._codes), _WEIGHT)
+        self._basis: list[int] = []
+        self._at: Array = np.empty((0, len(self._codes)))
+        self._whitening: Array = np.empty((0, 0))
+        """Inverse of the Cholesky factor of the basis' covariances."""
+        self._since_refit = _REFIT
+        self._targets: Array | None = None
+        self._solved: Array = np.empty(0)
+        self._incumbent = 0.0
+
+    @property
+    def ready(self) -> bool:
+        return self._passed >= _ENOUGH and bool(self._codes)
+
+    def mark_pending(self, genome: Genome) -> int:
+        """Says that `genome` is being evaluated; returns its row for `learn`."""
+        row = len(self._points)
+        self._points.append(self._encode(genome.parameters))
+        self._scores.append(None)
+        self._pending[row] = None
+        if self.ready and self._basis:
+            self._solve()
+            self._pending[row] = float(self._correlation(self._points[row][None, :])[0] @ self._solved)
+            self._append(row)
+        return row
+
+    def learn(self, row: int, score: float | None) -> None:
+        """The result of an expected genome; None if it failed."""
+        del self._pending[row]
+        self._scores[row] = score
+        self._passed += score is not None
+        self._since_refit += 1
+        self._targets = None
+
+    def merits(self, genomes: Sequence[Genome]) -> list[float]:
+        """Logarithm of the expected improvement of each, up to a constant. Only when `ready`."""
+        if self._since_refit >= _REFIT:
+            self._refit()
+        self._solve()
+        k = self._correlation(np.stack([self._encode(g.parameters) for g in genomes]))
+        mean = k @ self._solved
+        variance = 1.0 - ((k @ self._whitening.T) ** 2).sum(axis=1)
+        found = []
+        for m, v in zip(mean.tolist(), variance.tolist(), strict=True):
+            sigma = math.sqrt(max(v, 1e-9))
+            found.append(round(math.log(sigma) + _log_improvement((self._incumbent - m) / sigma), _DIGITS))
+        return found
+
+    def _encode(self, point: Point) -> Array:
+        return np.array(
+            [codes[type(point[name]), point[name]] if name in point else -1.0 for name, codes in self._codes]
+        )
+
+    def _correlation(self, points: Array) -> Array:
+        """(len(points), len(basis))"""
+        return np.asarray(np.exp(-(_distances(points, self._at) @ self._weights)))
+
+    def _append(self, row: int) -> None:
+        """Extends the basis by one point, and the inverse factor by one row.
+
+        The factor, not the inverse of the whole matrix, because that loses half the digits a few rows on.
+        """
+        w = self._whitening @ self._correlation(self._points[row][None, :])[0]
+        diagonal = math.sqrt(max(1.0 + _NOISE - float(w @ w), _NOISE))
+        n = len(w)
+        grown = np.zeros((n + 1, n + 1))
+        grown[:n, :n] = self._whitening
+        grown[n, :n] = (w @ self._whitening) / -diagonal
+        grown[n, n] = 1.0 / diagonal
+        self._whitening, self._at = grown, np.vstack([self._at, self._points[row]])
+        self._basis.append(row)
+        self._targets = None
+
+    def _solve(self) -> None:
+        if self._targets is not None:
+            return
+        targets = self._targets_of(self._basis)
+        self._solved = (self._whitening @ targets) @ self._whitening
+        # The posterior mean, not the luckiest measurement, is what has to be improved on.
+        smooth = targets - _NOISE * self._solved
+        passed = [i for i, row in enumerate(self._basis) if self._scores[row] is not None]
+        self._incumbent = min(float(smooth[i]) for i in passed)
+        self._targets = targets
+
+    def _targets_of(self, rows: Sequence[int]) -> Array:
+        """Scores made comparable: log of the distance from the best in units of the median's, standardised."""
+        passed = sorted(s for r in rows if (s := self._scores[r]) is not None)
+        best = passed[0]
+        scale = (passed[len(passed) // 2] - best) / 4.0 or 1.0
+        poor = passed[int(_POOR * (len(passed) - 1))]
+        done = [r for r in rows if r not in self._pending]
+        logs = {}
+        for r in done:
+            score = self._scores[r]
+            logs[r] = math.log1p((min(poor if score is None else score, poor) - best) / scale)
+        mean = math.fsum(logs.values()) / len(logs)
+        spread = math.sqrt(math.fsum((v - mean) ** 2 for v in logs.values()) / len(logs)) or 1.0
+        believed = self._pending
+        return np.array([(logs[r] - mean) / spread if r in logs else (believed[r] or 0.0) for r in rows])
+
+    def _refit(self) -> None:
+        """Chooses the basis: everything, or the best half and the latest half; fits the weights to it."""
+        room = _BASIS - 2 * _REFIT
+        rows = range(len(self._points))
+        if len(rows) > room:
+            by_score = sorted((s, r) for r, s in enumerate(self._scores) if s is not None)
+            best = {r for _, r in by_score[: room // 2]}
+            self._basis = [r for r in rows if r in best or r in self._pending or r >= len(rows) - room // 2]
+        else:
+            self._basis = list(rows)
+        self._at = np.stack([self._points[r] for r in self._basis])
+        self._fit()
+        matrix = self._correlation(self._at) + _NOISE * np.eye(len(self._basis))
+        self._whitening = np.asarray(np.linalg.inv(np.linalg.cholesky(matrix)), dtype=np.float64)
+        self._since_refit = 0
+        self._targets = None
+
+    def _fit(self) -> None:
+        """One round of coordinate ascent on the marginal likelihood: each weight is doubled, halved or left."""
+        rows = [r for r in self._basis if r not in self._pending]
+        if len(rows) > _FIT_POINTS:
+            rows = sorted(self._rng.sample(rows, _FIT_POINTS))
+        if not any(self._scores[r] is not None for r in rows):
+            return
+        at, n = np.stack([self._points[r] for r in rows]), len(rows)
+        distances = _distances(at, at).reshape(n * n, -1)
+        bordered = np.empty((n + 1, n + 1))
+        targets = self._targets_of(rows)
+
+        def likelihood(weights: Array) -> float:
+            bordered[:n, :n] = np.exp(-(distances @ weights)).reshape(n, n)
+            bordered[np.arange(n), np.arange(n)] += _NOISE
+            bordered[n, :n] = bordered[:n, n] = targets
+            bordered[n, n] = 1e6 * n
+            # The last row of the factor of the bordered matrix is the solution for the targets.
+            factor = np.linalg.cholesky(bordered)
+            z, diagonal = factor[n, :n], np.diag(factor)[:n]
+            prior = 0.05 * float(np.sum(np.log(weights / _WEIGHT) ** 2))
+            return -0.5 * n * math.log(float(z @ z) / n + 1e-12) - float(np.log(diagonal).sum()) - prior
+
+        weights = self._weights
+        highest = likelihood(weights)
+        for j in self._rng.sample(range(len(weights)), len(weights)):
+            for factor in (2.0, 0.5) if self._rng.random() < 0.5 else (0.5, 2.0):
+                tried = weights.copy()
+                tried[j] = min(max(tried[j] * factor, _WEIGHT_BOUNDS[0]), _WEIGHT_BOUNDS[1])
+                value = likelihood(tried)
+                if value > highest + 1e-6:
+                    weights, highest = tried, value
+                    break
+        self._weights = weights
+
+
+def _distances(a: Array, b: Array) -> Array:
+    """(len(a), len(b), parameters); codes of categories, and of inactive parameters (-1), are at least 1 apart."""
+    return np.minimum(np.abs(a[:, None, :] - b[None, :, :]), 1.0)
+
+
+def _log_improvement(z: float) -> float:
+    """log of E[max(0, z + N(0, 1))]; far below zero by its asymptote, where the exact form is 0 - 0."""
+    if z > -5.0:
+        density = math.exp(-0.5 * z * z) / math.sqrt(2.0 * math.pi)
+        return math.log(density + 0.5 * z * math.erfc(-z / math.sqrt(2.0)))
+    return -0.5 * z * z - 0.5 * math.log(2.0 * math.pi) - 2.0 * math.log(-z)
 
 
 SAMPLER = EvolutionSampler

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from evo.evaluation import Proposal
 from evo.problem.space import Space
-from evo.search.samplers import read_options
-from evo.search.samplers._points import Unseen, given_proposals
+from evo.search.samplers import Unseen, given_proposals, read_options
 
 __all__ = ["SAMPLER", "RandomConfig", "RandomSampler"]
 

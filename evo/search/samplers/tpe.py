@@ -17,8 +17,7 @@ from evo.evaluation import Proposal
 from evo.problem.genome import Genome
 from evo.problem.space import Ordinal, Point, Space
 from evo.search.operators import find_operator, repair
-from evo.search.samplers import at_least, read_options
-from evo.search.samplers._points import Unseen, first_proposals
+from evo.search.samplers import Unseen, at_least, first_proposals, read_options
 
 __all__ = ["SAMPLER", "ParzenModel", "TpeConfig", "TpeSampler"]
 

@@ -9,7 +9,7 @@ from spaces import outcome, tiled_space
 
 from evo.problem.genome import Genome
 from evo.problem.space import Categorical, Ordinal, Space
-from evo.search.samplers._surrogate import Surrogate
+from evo.search.samplers.evolution import Surrogate
 
 
 def taught(space: Space, genomes: list[Genome], scores: list[float | None], seed: int = 0) -> Surrogate:

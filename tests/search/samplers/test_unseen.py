@@ -7,8 +7,7 @@ from spaces import tight_space, tiny_space
 
 from evo.problem.genome import Genome
 from evo.problem.space import Constraint, Ordinal, Space
-from evo.search.samplers import Exhausted
-from evo.search.samplers._points import Unseen
+from evo.search.samplers import Exhausted, Unseen
 
 
 def drain(unseen: Unseen, rng: random.Random) -> list[Genome]:
@@ -35,7 +34,7 @@ def test_what_others_proposed_is_not_drawn() -> None:
 
 
 def test_a_large_space_with_few_legal_points_is_walked_from_point_to_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evo.search.samplers._points._RANDOM_ATTEMPTS", 32)  # each is 5,000 draws in vain
+    monkeypatch.setattr("evo.search.samplers._RANDOM_ATTEMPTS", 32)  # each is 5,000 draws in vain
     # Too large to enumerate. A staircase of single steps: (0, 0), (1, 0), (1, 1), (2, 1), ...
     chain = Constraint(
         name="chain",
