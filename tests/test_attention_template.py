@@ -141,7 +141,7 @@ def point_for(problem: Workload, **chosen: object) -> Point:
     space = KERNEL.space("cpu", problem, SESSION.limits)
     tiled = {"block_q": 64, "tile_rows": 2} if chosen["product"] == "tiles" else {}
     point = space.complete({**space.default, **tiled, **chosen})  # type: ignore[dict-item]
-    space.validate(point)
+    assert space.violations(point) == []
     return point
 
 

@@ -101,15 +101,10 @@ def render(kernel: Kernel, target: str, genome: Genome, workload: Workload, arch
 def _template_file(kernel: Kernel, target: str) -> str:
     """Name of the kernel's one template for a target: the target's, the language's, and j2. Raises TemplateError."""
     found = sorted(path.name for path in kernel.folder.glob(f"{target}.*.j2"))
-    if not found:
+    if len(found) != 1:
         raise TemplateError(
-            f"kernel {kernel.name!r} has no template for target {target} in {kernel.folder}; write {target}.LANGUAGE.j2,"
-            f" such as cuda.cu.j2 or cpu.cpp.j2"
-        )
-    if len(found) > 1:
-        raise TemplateError(
-            f"kernel {kernel.name!r} has {len(found)} templates for target {target} in {kernel.folder}"
-            f" ({', '.join(found)}); keep one"
+            f"kernel {kernel.name!r} needs one template for target {target} in {kernel.folder}, {target}.LANGUAGE.j2, such as"
+            f" cuda.cu.j2 or cpu.cpp.j2; it has {', '.join(found) or 'none'}"
         )
     return found[0]
 

@@ -125,7 +125,9 @@ class Space:
                         f"parameter {p.name!r} depends on {w.parameter!r}, which is not declared before it"
                     )
             seen.add(p.name)
-        self.validate(self.complete(self.default))
+        default = self.complete(self.default)
+        if found := self.violations(default):
+            raise SpaceError(f"not a legal point of the search space: {'; '.join(found)} (got {default})")
 
     @cached_property
     def by_name(self) -> dict[str, Parameter]:
@@ -177,12 +179,6 @@ class Space:
 
     def is_legal(self, point: Mapping[str, Value]) -> bool:
         return not self.violations(point)
-
-    def validate(self, point: Mapping[str, Value]) -> None:
-        """Raises SpaceError that names everything wrong with `point`."""
-        found = self.violations(point)
-        if found:
-            raise SpaceError(f"not a legal point of the search space: {'; '.join(found)} (got {dict(point)})")
 
     def draw(self, rng: random.Random, partial: Mapping[str, Value] = MappingProxyType({})) -> Point:
         """`partial` without its inactive parameters, and with missing active ones drawn at random: a point that respects

@@ -42,7 +42,7 @@ def test_proposals_are_legal_never_repeated_and_of_parents_that_were_told_and_pa
     proposals, results = play(make(space, 1, {}), outcome, COUNT, window=window)
     assert len(proposals) == len({p.genome for p in proposals}) == COUNT
     for order, proposal in enumerate(proposals):
-        space.validate(proposal.genome.parameters)
+        assert space.violations(proposal.genome.parameters) == []
         for parent in proposal.parents:
             assert parent.order <= order - window  # later ones were still outstanding
             assert results[parent.order].score is not None
