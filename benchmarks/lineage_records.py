@@ -99,7 +99,6 @@ class Search:
         return Candidate(
             order=order,
             task=task,
-            workload=self.run.spec.workloads[task],
             proposal=Proposal(
                 genome=genome,
                 operator=operator,

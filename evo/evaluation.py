@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from evo.errors import EngineError
 from evo.problem.genome import Genome
-from evo.problem.kernel import Launch, Workload
+from evo.problem.kernel import Launch
 
 __all__ = [
     "AA_CONTROL",
@@ -104,7 +104,6 @@ class Candidate:
 
     order: int
     task: int
-    workload: Workload
     proposal: Proposal
     build: Build | None = field(default=None, compare=False)
     """While it is in flight; the binary of a finished candidate is not kept."""

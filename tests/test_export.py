@@ -81,7 +81,7 @@ def add(store: Store, run: StoredRun, order: int, task: int = 0, score: float = 
     with store.transaction():
         store.add(
             run,
-            Candidate(order=order, task=task, workload=workload, proposal=Proposal(genome=genome, operator="made")),
+            Candidate(order=order, task=task, proposal=Proposal(genome=genome, operator="made")),
             Evaluation(status=Status.OK, build=built, checks=CHECKS, timings=timed),
             elapsed_s=1.0,
         )

@@ -176,7 +176,7 @@ def recorded(toy: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, l
             binary = Binary(code=b"code", code_hash="0" * 64)
             build = Build(status=Status.OK, arch="native", compiler="g++", source_digest="0" * 64, binary=binary)
             evaluation = Evaluation(status=Status.OK, build=build, checks=(Check(case="one", passed=True),))
-            store.add(run, Candidate(order=0, task=0, workload=workload, proposal=proposal), evaluation, elapsed_s=0.0)
+            store.add(run, Candidate(order=0, task=0, proposal=proposal), evaluation, elapsed_s=0.0)
             store.set_winner(run, 0, 0)
             names.append(public_id(run.uid, 0))
     return db, names

@@ -221,7 +221,7 @@ def import_workloads(path: Path, kernels: Iterable[Kernel], target: str) -> tupl
     Raises UsageError, which names the wrong file of the dataset and the place in it; KernelError.
     """
     taken, refused = [], []
-    tables = [(k, table) for k in kernels if target in k.targets and (table := all_tables(k).get(_TABLE)) is not None]
+    tables = [(k, table) for k in kernels if target in k.dtypes and (table := all_tables(k).get(_TABLE)) is not None]
     for name, (definition, records) in _read_dataset(path).items():
         try:
             kernel, read = _find_kernel(definition, tables, target)

@@ -165,7 +165,6 @@ def read_evaluations(connection: Connection, run: StoredRun) -> list[StoredEvalu
             candidate = Candidate(
                 order=key % m.ORDERS_PER_RUN,
                 task=task,
-                workload=run.spec.workloads[task],
                 proposal=Proposal(genome=Genome.from_json(genome), operator=operator, parents=made_from),
             )
             evaluation = Evaluation(

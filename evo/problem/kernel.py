@@ -270,10 +270,6 @@ class Kernel:
         if not any(b.role == "reference" for b in self.baselines):
             yield " has no baseline of role 'reference' to be compared with"
 
-    @property
-    def targets(self) -> tuple[str, ...]:
-        return tuple(self.dtypes)
-
     def outputs(self, workload: Workload) -> tuple[Argument, ...]:
         """Those that `workload` asks for."""
         made = (a for a in self.arguments if a.kind == "output")

@@ -103,8 +103,8 @@ def _template_file(kernel: Kernel, target: str) -> str:
     found = sorted(path.name for path in kernel.folder.glob(f"{target}.*.j2"))
     if len(found) != 1:
         raise TemplateError(
-            f"kernel {kernel.name!r} needs one template for target {target} in {kernel.folder}, {target}.LANGUAGE.j2, such as"
-            f" cuda.cu.j2 or cpu.cpp.j2; it has {', '.join(found) or 'none'}"
+            f"kernel {kernel.name!r} needs one template for target {target} in {kernel.folder}, {target}.LANGUAGE.j2, such"
+            f" as cuda.cu.j2 or cpu.cpp.j2; it has {', '.join(found) or 'none'}"
         )
     return found[0]
 

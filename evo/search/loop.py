@@ -78,6 +78,8 @@ class Search:
             self._tasks.append(_Task(executor=task, sampler=sampler))
         self._open_tasks = list(range(len(self._tasks)))
         """Those whose sampler has more to propose."""
+        self._timings = {order: r.evaluation.timing() for order, r in self._recorded.items()}
+        """By order. In a replay the original of a duplicate may come later than it."""
         self._candidates: list[Candidate] = []
         """All that were asked for, by order."""
         self._told = 0
@@ -163,7 +165,7 @@ class Search:
         except Exhausted:
             self._open_tasks.remove(number)
             return
-        candidate = Candidate(order=order, task=number, workload=task.executor.workload, proposal=proposal)
+        candidate = Candidate(order=order, task=number, proposal=proposal)
         self._candidates.append(candidate)
         if order in self._recorded:
             self._replay(candidate)
@@ -205,7 +207,8 @@ class Search:
         unfinished = [c for c in self._candidates[self._told :] if c.status is None]
         for work in self._executor.in_flight() if unfinished else ():
             for candidate in unfinished:
-                if candidate.workload == work.workload and candidate.proposal.genome == work.genome:
+                workload = self._tasks[candidate.task].executor.workload
+                if (candidate.proposal.genome, workload) == (work.genome, work.workload):
                     return candidate.order, work
         return None
 
@@ -291,11 +294,10 @@ class Search:
 
     def _remember(self, candidate: Candidate, evaluation: Evaluation, elapsed_s: float) -> None:
         candidate.status = evaluation.status
-        timing = evaluation.timing()
-        if evaluation.same_code_as is not None:
-            candidate.ratio, candidate.disturbed = self._figures(evaluation.same_code_as)
-        elif timing is not None:
-            candidate.ratio, candidate.disturbed = timing.ratio, timing.disturbed
+        timing = self._timings[candidate.order] = evaluation.timing()
+        shared = timing if evaluation.same_code_as is None else self._timings[evaluation.same_code_as]
+        if shared is not None:
+            candidate.ratio, candidate.disturbed = shared.ratio, shared.disturbed
         progress = self.progress
         progress.finished += 1
         progress.by_status[evaluation.status] = progress.by_status.get(evaluation.status, 0) + 1
@@ -316,14 +318,6 @@ class Search:
                 replayed=candidate.order in self._recorded,
             )
             progress.improvements.append(progress.best[candidate.task])
-
-    def _figures(self, order: int) -> tuple[float | None, bool]:
-        """(ratio, disturbed) of a candidate. In a replay the original of a duplicate may come later than it: then they
-        are those of its record."""
-        if order < len(self._candidates) and self._candidates[order].status is not None:
-            return self._candidates[order].ratio, self._candidates[order].disturbed
-        timing = self._recorded[order].evaluation.timing()
-        return (timing.ratio, timing.disturbed) if timing is not None else (None, False)
 
     def _replay(self, candidate: Candidate) -> None:
         record = self._recorded[candidate.order]

@@ -190,7 +190,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     executor = LocalExecutor("cpu", ExecutorConfig(builders=1, cache_dir=home / "cache"))
     with closing(executor), Store.open(db, write=True) as store:
         run = store.create_run(spec, Environment(device="here", arch="native"))
-        assert Search(run, store, executor, Screen()).run() is StopReason.EXHAUSTED
+        assert Search(run, store, executor, Screen().update).run() is StopReason.EXHAUSTED
         stored = {e.candidate.proposal.genome.parameters["mode"]: e for e in store.evaluations(run)}
     evaluations = {mode: e.evaluation for mode, e in stored.items()}
     names = {mode: public_id(run.uid, e.candidate.order) for mode, e in stored.items()}

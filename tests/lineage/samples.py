@@ -67,7 +67,7 @@ def ref(
     made_from = tuple(p if isinstance(p, Parent) else Parent(p) for p in parents)
     made = Genome.of(point) if point else genome(order)
     proposal = Proposal(genome=made, operator=operator, parents=made_from)
-    return Candidate(order=order, task=task, workload=SPEC.workloads[task], proposal=proposal)
+    return Candidate(order=order, task=task, proposal=proposal)
 
 
 def build(order: int, *, code: bytes | None = None) -> Build:

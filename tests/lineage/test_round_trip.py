@@ -217,7 +217,6 @@ FAULTS: list[tuple[Any, Evaluation, str]] = [
     (s.ref(5, 6), s.passed(5), "candidate 5 of run 'r' cannot come from the later 6"),
     (s.ref(5, 5), s.passed(5), "candidate 5 of run 'r' cannot come from the later 5"),
     (dataclasses.replace(s.ref(5), task=2), s.passed(5), "has no task 2"),
-    (dataclasses.replace(s.ref(5), workload=s.LARGE), s.passed(5), "has no task 0 with the workload"),
     (dataclasses.replace(s.ref(5), order=2**32), s.passed(5), "is outside 0 to"),
     (s.ref(5), dataclasses.replace(s.passed(5), timings=(NAN,)), "a record cannot be stored"),
 ]

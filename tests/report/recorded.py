@@ -136,7 +136,7 @@ class Landscape:
     def step(self, store: Store, run: StoredRun, order: int, task: int, workload: Workload) -> None:
         proposal = self._sampler.ask(order)
         evaluation = self._evaluate(proposal.genome, workload)
-        ref = Candidate(order=order, task=task, workload=workload, proposal=proposal)
+        ref = Candidate(order=order, task=task, proposal=proposal)
         store.add(run, ref, evaluation, elapsed_s=0.25 * order + 1.5)
         self._sampler.tell(order, evaluation.score)
         self.genomes[order] = proposal.genome

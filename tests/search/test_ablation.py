@@ -186,7 +186,7 @@ def recorded(tmp_path: Path) -> tuple[str, str]:
         run = store.create_run(spec, environment)
         for order, point in enumerate(({"mode": "honest", "unroll": 1}, {"mode": "exact", "unroll": 8})):
             proposal = Proposal(genome=Genome.of(point), operator="random")
-            ref = Candidate(order=order, task=0, workload=WORKLOAD, proposal=proposal)
+            ref = Candidate(order=order, task=0, proposal=proposal)
             evaluation = replace(s.passed(order), timings=(s.timing(WORKLOAD, 0.8 - 0.3 * order),))
             store.add(run, ref, evaluation, elapsed_s=0.0)
         return str(db), public_id(run.uid, 1)
