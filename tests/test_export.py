@@ -13,8 +13,8 @@ import pytest
 
 from evo import cli
 from evo.analysis.runs import find_run, read_history
-from evo.evaluation import FINALIST, Binary, Build, Candidate, Check, Evaluation, Proposal, Status, Timing
-from evo.lineage import Environment, RunSpec, RunStatus, StoredRun
+from evo.evaluation import FINALIST, Evaluation, Status
+from evo.lineage import Environment, RunStatus, StoredRun
 from evo.lineage.models import public_id
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
@@ -22,9 +22,10 @@ from evo.problem.kernel import Workload, load_kernel
 from evo.problem.render import render
 from evo.problem.space import Value
 from evo.targets import find_target
+from tests.landscape import random_search
+from tests.lineage import samples as s
 
 KERNEL = load_kernel("layernorm")
-CHECKS = (Check(case="normal", passed=True, error=0.0),)
 WORKLOADS = tuple(KERNEL.workload("cpu", f"rows=8,cols={cols},dtype=float32") for cols in (32, 48))
 ON_GPU = KERNEL.workload("cuda", "rows=64,cols=1024,dtype=float16")
 FOUND: tuple[tuple[float, dict[str, Value]], ...] = (
@@ -37,25 +38,8 @@ FOUND: tuple[tuple[float, dict[str, Value]], ...] = (
 """Score, and what differs from the default: sm_89 has neither programmatic launches nor clusters."""
 
 
-def timing(workload: Workload, protocol: str, ratio: float) -> Timing:
-    figures = {"median_us": 9 * ratio, "low_us": 1.0, "high_us": 9.0, "samples_us": (5.0,), "ratio": ratio}
-    return Timing(workload=workload.key, contender="candidate", protocol=protocol, **figures)  # type: ignore[arg-type]
-
-
 def new_run(store: Store, name: str, target: str, arch: str, workloads: Sequence[Workload]) -> StoredRun:
-    spec = RunSpec(
-        kernel="layernorm",
-        kernel_digest=KERNEL.digest,
-        target=target,
-        arch=arch,
-        sampler="random",
-        seed=1,
-        max_in_flight=8,
-        workloads=tuple(workloads),
-        options={},
-        budget={"evaluations": 2},
-        name=name,
-    )
+    spec = replace(random_search("layernorm", 2, name), target=target, arch=arch, workloads=tuple(workloads))
     device = "an H200" if target == "cuda" else "a CPU"
     return store.create_run(spec, Environment(device=device, arch=arch, compiler="c", torch="2", python="3", evo="0"))
 
@@ -67,24 +51,10 @@ def add(store: Store, run: StoredRun, order: int, task: int = 0, score: float = 
     point = space.complete(space.default)
     for name, value in values.items():
         point = space.nearest(point, name, value) or pytest.fail(f"no legal point has {name}={value}")
-    genome = Genome.of(point)
-    source = render(KERNEL, spec.target, genome, workload, spec.arch)
-    built = Build(
-        status=Status.OK,
-        arch=spec.arch,
-        compiler="c",
-        source_digest=source.digest,
-        source=source.text,
-        binary=Binary(code=b"code", code_hash=f"{order:064}"),
-    )
-    timed = (timing(workload, "cold", score),)
-    with store.transaction():
-        store.add(
-            run,
-            Candidate(order=order, task=task, proposal=Proposal(genome=genome, operator="made")),
-            Evaluation(status=Status.OK, build=built, checks=CHECKS, timings=timed),
-            elapsed_s=1.0,
-        )
+    source = render(KERNEL, spec.target, Genome.of(point), workload, spec.arch)
+    built = replace(s.build(order), arch=spec.arch, source_digest=source.digest, source=source.text)
+    evaluation = replace(s.passed(order), build=built, timings=(s.timing(workload, score),))
+    store.add(run, s.ref(order, task=task, point=point), evaluation, elapsed_s=1.0)
     return public_id(run.uid, order)
 
 
@@ -95,9 +65,9 @@ def end(store: Store, run: StoredRun, winners: Sequence[int] = (), refused: Sequ
             store.add_final(run, order, Evaluation(status=Status.WRONG, log="for 33 columns: y is NaN"), elapsed_s=2.0)
         for order in winners:
             task = order % len(run.spec.workloads)
-            own = timing(run.spec.workloads[task], "final", 0.5)
+            own = replace(s.timing(run.spec.workloads[task], 0.5), protocol="final")
             raced = replace(own, contender=FINALIST, ratio=0.6)
-            final = Evaluation(status=Status.OK, checks=CHECKS, timings=(own, raced))
+            final = replace(s.passed(order), build=None, timings=(own, raced))
             store.add_final(run, order, final, elapsed_s=2.0)
             store.set_winner(run, task, order)
     store.set_status(run, RunStatus.FINISHED, reason="evaluations done", elapsed_s=2.0)

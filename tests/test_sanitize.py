@@ -10,7 +10,6 @@ import pytest
 
 from evo import cli
 from evo.errors import DeviceError
-from evo.evaluation import Binary, Build, Candidate, Check, Evaluation, Proposal, Status
 from evo.executors import Request
 from evo.lineage import Environment
 from evo.lineage.models import public_id
@@ -18,9 +17,9 @@ from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import load_kernel
 from evo.sanitize import Report, choose_tools, find_compute_sanitizer, read_report, sanitize
-from evo.search.progress import Budget
-from evo.search.run import plan_run
 from evo.targets import find_target
+from tests.landscape import random_search
+from tests.lineage import samples as s
 from tests.toy_kernel import write_kernel
 
 pytestmark = pytest.mark.slow
@@ -158,25 +157,9 @@ def recorded(toy: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, l
     with Store.open(db, write=True) as store:
         for kernel, given in (("layernorm", None), (toy, {"mode": "overflow", "unroll": 1})):
             problem = load_kernel(kernel)
-            workload = problem.example("cpu")
-            space = problem.space("cpu", workload, find_target("cpu").limits("native"))
-            genome = Genome.of(given or space.complete(space.default))
-            spec = plan_run(
-                kernel=kernel,
-                target="cpu",
-                arch="native",
-                workloads=(workload,),
-                sampler="random",
-                seed=1,
-                max_in_flight=8,
-                budget=Budget(evaluations=1),
-            )
-            run = store.create_run(spec, Environment(device="here", arch="native"))
-            proposal = Proposal(genome=genome, operator="default")
-            binary = Binary(code=b"code", code_hash="0" * 64)
-            build = Build(status=Status.OK, arch="native", compiler="g++", source_digest="0" * 64, binary=binary)
-            evaluation = Evaluation(status=Status.OK, build=build, checks=(Check(case="one", passed=True),))
-            store.add(run, Candidate(order=0, task=0, proposal=proposal), evaluation, elapsed_s=0.0)
+            space = problem.space("cpu", problem.example("cpu"), find_target("cpu").limits("native"))
+            run = store.create_run(random_search(kernel, 1), Environment(device="here", arch="native"))
+            store.add(run, s.ref(0, point=given or space.complete(space.default)), s.passed(0), elapsed_s=0.0)
             store.set_winner(run, 0, 0)
             names.append(public_id(run.uid, 0))
     return db, names

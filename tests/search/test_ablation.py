@@ -14,7 +14,7 @@ import pytest
 from evo.analysis.explanation import edits_between
 from evo.cli import run as run_command
 from evo.errors import UsageError
-from evo.evaluation import Build, Candidate, Evaluation, Proposal, Status, Timing
+from evo.evaluation import Build, Evaluation, Status, Timing
 from evo.executors import ExecutorConfig, RaceRequest, RaceResult, Request
 from evo.executors.local import LocalExecutor
 from evo.lineage.models import public_id
@@ -185,10 +185,8 @@ def recorded(tmp_path: Path) -> tuple[str, str]:
     with Store.open(db, write=True) as store:
         run = store.create_run(spec, environment)
         for order, point in enumerate(({"mode": "honest", "unroll": 1}, {"mode": "exact", "unroll": 8})):
-            proposal = Proposal(genome=Genome.of(point), operator="random")
-            ref = Candidate(order=order, task=0, proposal=proposal)
             evaluation = replace(s.passed(order), timings=(s.timing(WORKLOAD, 0.8 - 0.3 * order),))
-            store.add(run, ref, evaluation, elapsed_s=0.0)
+            store.add(run, s.ref(order, point=point), evaluation, elapsed_s=0.0)
         return str(db), public_id(run.uid, 1)
 
 
