@@ -1,18 +1,4 @@
-"""Every error that evo raises on purpose.
-
-EvoError                      exit code 1: the work failed
-├── UsageError                exit code 2: the user asked for something that cannot be
-│   ├── UnknownNameError      no such kernel, target, sampler, parameter, run, ...
-│   ├── KernelError           a kernel.py that does not state a usable problem
-│   ├── TemplateError         a template that does not render
-│   ├── SpaceError            a search space, or a point of it, that is not legal
-│   ├── DeviceError           no GPU, no compiler, an unusable driver
-│   └── StoreError            a database that is locked, foreign, newer, unwritable, full
-├── CompileError              one candidate did not compile; carries the compiler's log
-├── LaunchError               one candidate could not be loaded or launched
-│   └── HangError             its launch did not end within its limit, and may be running still
-└── EngineError               evo itself is broken; reported as a bug
-"""
+"""Every error that evo raises on purpose. A command ends with exit code 2 for a UsageError and 1 for any other."""
 
 from __future__ import annotations
 
@@ -42,13 +28,13 @@ class EvoError(Exception):
 
 
 class UsageError(EvoError):
-    """The request cannot be carried out as it stands."""
+    """The user asked for something that cannot be."""
 
     exit_code = 2
 
 
 class UnknownNameError(UsageError):
-    """A name that nothing answers to; offers the nearest names there are."""
+    """No such kernel, target, sampler, parameter, run, ...; offers the nearest names there are."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         names = sorted(known)
@@ -78,7 +64,7 @@ class DeviceError(UsageError):
 
 
 class StoreError(UsageError):
-    """A lineage database that cannot be used as it is."""
+    """A lineage database that cannot be used as it is: locked, foreign, newer, unwritable, full."""
 
 
 class CompileError(EvoError):
@@ -94,7 +80,7 @@ class HangError(LaunchError):
 
 
 class EngineError(EvoError):
-    """An invariant of evo does not hold; never a fault of the user or of a candidate."""
+    """An invariant of evo does not hold, which is reported as a bug; never a fault of the user or of a candidate."""
 
 
 def error_line(log: str) -> str:

@@ -275,19 +275,17 @@ class Space:
     def points(self) -> Iterator[Point]:
         """Every legal point, in declaration order. Only for small spaces."""
 
-        def walk(rest: Sequence[Parameter], point: Point) -> Iterator[Point]:
-            if not rest:
-                if self._holds(point):
-                    yield dict(point)
-                return
-            head, tail = rest[0], rest[1:]
-            if not self.is_active(head, point):
-                yield from walk(tail, point)
-                return
-            for value in head.values:
-                yield from walk(tail, {**point, head.name: value})
+        def with_each_value(parameter: Parameter, points: Iterator[Point]) -> Iterator[Point]:
+            for point in points:
+                if self.is_active(parameter, point):
+                    yield from ({**point, parameter.name: value} for value in parameter.values)
+                else:
+                    yield point
 
-        yield from walk(self.parameters, {})
+        found: Iterator[Point] = iter([{}])
+        for p in self.parameters:
+            found = with_each_value(p, found)
+        return filter(self._holds, found)
 
     def with_initial_points(self, points: Sequence[Mapping[str, Value]]) -> Space:
         """The same space with those of `points` that are legal in it. They may be of another workload or

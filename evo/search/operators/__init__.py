@@ -9,6 +9,7 @@ import random
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import cast
 
 from evo.discovery import find_plugin, plugin_names
@@ -116,13 +117,7 @@ def repair(
 
 def _broken(space: Space, point: Point, which: Iterable[int], at_most: int) -> list[int]:
     """Indices, among `which`, of constraints that do not hold; the search ends when there are `at_most`."""
-    found: list[int] = []
-    for i in which:
-        if not space.constraints[i].holds(point):
-            found.append(i)
-            if len(found) >= at_most:
-                break
-    return found
+    return list(islice((i for i in which if not space.constraints[i].holds(point)), at_most))
 
 
 def _free(space: Space, point: Point, keep: Collection[str]) -> list[Parameter]:
