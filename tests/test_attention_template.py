@@ -19,7 +19,7 @@ from evo.problem.space import Point, Value
 from evo.targets import find_target
 
 KERNEL = load_kernel("attention")
-TARGET = find_target("cpu")
+TARGET, CUDA = find_target("cpu"), find_target("cuda")
 SESSION = TARGET.open()
 
 
@@ -208,9 +208,8 @@ ATTENTION_512 = "batch=2,heads=8,kv_heads=8,q_len=512,kv_len=512,head_dim=64,dty
 
 
 def test_what_is_legal_on_ada_is_the_same_kernel_on_hopper() -> None:
-    kernel, target, rng = load_kernel("attention"), find_target("cuda"), random.Random(1)
-    workload = kernel.workload("cuda", ATTENTION_512)
-    ada, hopper = (kernel.space("cuda", workload, target.limits(arch)) for arch in ("sm_89", "sm_90"))
+    rng, problem = random.Random(1), KERNEL.workload("cuda", ATTENTION_512)
+    ada, hopper = (KERNEL.space("cuda", problem, CUDA.limits(arch)) for arch in ("sm_89", "sm_90"))
     added = {"split_kv": 1, "launch": "plain"}
     points = [p for p in (ada.sample(rng) for _ in range(2000)) if ada.is_legal(p)]
     assert len(points) > 100
@@ -240,23 +239,21 @@ FULL = f"{ATTENTION_512},causal=true,lse=true"
     ids=str,
 )
 def test_blocks_that_share_keys_and_warps_out_of_step_compile(arch: str, workload: str, chosen: dict[str, Value]) -> None:
-    kernel, target = load_kernel("attention"), find_target("cuda")
-    problem, limits = kernel.workload("cuda", workload), target.limits(arch)
-    space = kernel.space("cuda", problem, limits)
+    problem, limits = KERNEL.workload("cuda", workload), CUDA.limits(arch)
+    space = KERNEL.space("cuda", problem, limits)
     point = space.complete({**space.default, **chosen})
     assert not space.violations(point)
     assert chosen.items() <= point.items()
-    source = render(kernel, "cuda", Genome.of(point), problem, arch)
-    assert target.compile(source, arch, Path()).spill_bytes == 0
-    launch = kernel.launch("cuda", point, problem, limits)
+    source = render(KERNEL, "cuda", Genome.of(point), problem, arch)
+    assert CUDA.compile(source, arch, Path()).spill_bytes == 0
+    launch = KERNEL.launch("cuda", point, problem, limits)
     assert launch.cluster == chosen.get("split_kv", 1)
     assert launch.grid[0] % launch.cluster == 0
 
 
 @pytest.mark.parametrize("causal", ["true", "false"])
 def test_only_causal_blocks_take_rows_of_both_ends(causal: str) -> None:
-    kernel, limits = load_kernel("attention"), find_target("cuda").limits("sm_89")
-    space = kernel.space("cuda", kernel.workload("cuda", f"{ATTENTION_512},causal={causal}"), limits)
+    space = KERNEL.space("cuda", KERNEL.workload("cuda", f"{ATTENTION_512},causal={causal}"), CUDA.limits("sm_89"))
     assert any("ends_need_a_mask" in v for v in space.violations({**space.default, "rows": "ends"})) == (causal == "false")
     apart = space.complete({**space.default, "rows": "ends", "mask": "apart"})
     assert any("ends_have_one_loop" in v for v in space.violations(apart))
@@ -265,9 +262,7 @@ def test_only_causal_blocks_take_rows_of_both_ends(causal: str) -> None:
 @pytest.mark.parametrize("arch", ["sm_89", "sm_90"])
 @pytest.mark.parametrize("causal", ["true", "false"])
 def test_a_genome_is_also_gated_with_the_other_mask(causal: str, arch: str) -> None:
-    kernel, limits = load_kernel("attention"), find_target("cuda").limits(arch)
-    workload = kernel.workload("cuda", f"{ATTENTION_512},causal={causal}")
-    point = kernel.space("cuda", workload, limits).default
-    near = kernel.neighbours("cuda", workload)
-    assert all(kernel.space("cuda", w, limits).is_legal(point) for w in near)
-    assert any(w.option("causal") != workload.option("causal") for w in near)
+    problem, limits = KERNEL.workload("cuda", f"{ATTENTION_512},causal={causal}"), CUDA.limits(arch)
+    point, near = KERNEL.space("cuda", problem, limits).default, KERNEL.neighbours("cuda", problem)
+    assert all(KERNEL.space("cuda", w, limits).is_legal(point) for w in near)
+    assert any(w.option("causal") != problem.option("causal") for w in near)

@@ -63,19 +63,6 @@ def search(spec: RunSpec | StoredRun, store: Store, executor: LandscapeExecutor)
         executor.close()
 
 
-class Stop:
-    """Interrupts a search after so many candidates of its run."""
-
-    search: Search
-
-    def __init__(self, after: int) -> None:
-        self._after = after
-
-    def __call__(self, progress: Progress) -> None:
-        if progress.finished >= self._after:
-            self.search.interrupt()
-
-
 def longer(run: StoredRun, **budget: Any) -> StoredRun:
     return replace(run, spec=replace(run.spec, budget=budget))
 
@@ -134,17 +121,20 @@ def test_an_interrupted_search_goes_on_as_if_it_had_not_been(store: Store) -> No
     spec = configure(120, tasks=2)
     whole = search(spec, store, LandscapeExecutor(5))[2]
     run = store.create_run(spec, ENVIRONMENT)
-    rng, reason, parts = random.Random(0), StopReason.INTERRUPTED, 0
-    while reason is StopReason.INTERRUPTED:
-        executor = LandscapeExecutor(parts + 10)
+    rng, after, parts = random.Random(0), 0, list[Search]()
 
-        observer = Stop(len(store.evaluations(run)) + rng.randint(1, 25))
-        observer.search = Search(run, store, executor, observer)
-        reason = observer.search.run()
+    def interrupt(progress: Progress) -> None:
+        if progress.finished >= after:
+            parts[-1].interrupt()
+
+    reason = StopReason.INTERRUPTED
+    while reason is StopReason.INTERRUPTED:
+        executor, after = LandscapeExecutor(len(parts) + 10), len(store.evaluations(run)) + rng.randint(1, 25)
+        parts.append(Search(run, store, executor, interrupt))
+        reason = parts[-1].run()
         executor.close()
-        parts += 1
     assert reason is StopReason.EVALUATIONS
-    assert parts > 3
+    assert len(parts) > 3
     assert genomes(store, run) == genomes(store, whole)
 
 

@@ -23,9 +23,8 @@ EIGHTS = Space(parameters=tuple(Ordinal(name=f"p{i}", values=tuple(range(8))) fo
 
 
 def test_most_mutations_move_one_parameter() -> None:
-    space = EIGHTS
-    rng, parent = random.Random(0), Genome.of(dict.fromkeys(space.by_name, 4))
-    moved = Counter(len(parent.difference(child)) for _ in range(400) if (child := MUTATION(rng, space, [parent])))
+    rng, parent = random.Random(0), Genome.of(dict.fromkeys(EIGHTS.by_name, 4))
+    moved = Counter(len(parent.difference(child)) for _ in range(400) if (child := MUTATION(rng, EIGHTS, [parent])))
     assert moved[1] > 200
     assert moved[2] + moved[3] > 50
     assert 0 not in moved
@@ -41,36 +40,34 @@ def test_ordinals_mostly_move_by_a_step_but_reach_every_value() -> None:
 
 
 def test_a_broken_constraint_is_mended_by_moving_something_else() -> None:
-    space = SPACE
     # Any change of a warp-reduced block size needs the rows, or the reduction, to follow.
-    parent = Genome.of(space.complete({"block": 64, "rows": 2, "reduce": "warp"}))
-    assert space.is_legal(parent.parameters)
+    parent = Genome.of(SPACE.complete({"block": 64, "rows": 2, "reduce": "warp"}))
+    assert SPACE.is_legal(parent.parameters)
     rng = random.Random(0)
-    children = [child for _ in range(300) if (child := MUTATION(rng, space, [parent]))]
+    children = [child for _ in range(300) if (child := MUTATION(rng, SPACE, [parent]))]
     blocks = {c.parameters["block"] for c in children}
     assert {32, 128} <= blocks
-    assert all(space.is_legal(c.parameters) for c in children)
+    assert all(SPACE.is_legal(c.parameters) for c in children)
 
 
 def test_a_jump_goes_further_than_a_mutation_and_not_all_the_way() -> None:
-    space, rng = SPACE, random.Random(0)
+    rng = random.Random(0)
     jumps, mutations, strangers = [], [], []
     for _ in range(200):
-        parent = Genome.of(space.sample(rng))
-        jump, mutation = JUMP(rng, space, [parent]), MUTATION(rng, space, [parent])
+        parent = Genome.of(SPACE.sample(rng))
+        jump, mutation = JUMP(rng, SPACE, [parent]), MUTATION(rng, SPACE, [parent])
         if jump is not None and mutation is not None:
             jumps.append(len(parent.difference(jump)))
             mutations.append(len(parent.difference(mutation)))
-            strangers.append(len(parent.difference(Genome.of(space.sample(rng)))))
+            strangers.append(len(parent.difference(Genome.of(SPACE.sample(rng)))))
     assert statistics.mean(mutations) < statistics.mean(jumps) < statistics.mean(strangers)
 
 
 def test_every_value_comes_from_a_parent_where_no_constraint_interferes() -> None:
-    space = EIGHTS
     rng = random.Random(0)
     for _ in range(50):
-        a, b = Genome.of(space.sample(rng)), Genome.of(space.sample(rng))
-        child = CROSSOVER(rng, space, [a, b])
+        a, b = Genome.of(EIGHTS.sample(rng)), Genome.of(EIGHTS.sample(rng))
+        child = CROSSOVER(rng, EIGHTS, [a, b])
         assert child is not None
         for name, value in child.items:
             assert value in (a.parameters[name], b.parameters[name])
@@ -98,17 +95,15 @@ def test_a_dependent_parameter_is_inherited_from_the_parent_that_has_it() -> Non
 
 
 def test_parents_that_differ_in_one_parameter_have_no_child_of_their_own() -> None:
-    space = SPACE
-    a = Genome.of(space.complete({}))
+    a = Genome.of(SPACE.complete({}))
     b = Genome.of({**a.parameters, "ignored": "d"})
-    assert CROSSOVER(random.Random(0), space, [a, b]) is None
+    assert CROSSOVER(random.Random(0), SPACE, [a, b]) is None
 
 
 def test_another_shape_is_chosen_and_what_depends_on_it_is_drawn_anew() -> None:
-    space = SPACE
-    parent = Genome.of(space.complete({"path": "async", "stages": 1, "swizzle": False}))
+    parent = Genome.of(SPACE.complete({"path": "async", "stages": 1, "swizzle": False}))
     rng = random.Random(0)
-    children = [child for _ in range(400) if (child := STRUCTURAL(rng, space, [parent]))]
+    children = [child for _ in range(400) if (child := STRUCTURAL(rng, SPACE, [parent]))]
     changed = [c.parameters for c in children if c.parameters["path"] != "async"]
     assert {p["path"] for p in changed} == {"direct", "bulk"}
     bulk = [p for p in changed if p["path"] == "bulk"]
@@ -118,11 +113,10 @@ def test_another_shape_is_chosen_and_what_depends_on_it_is_drawn_anew() -> None:
 
 
 def test_the_sizes_of_the_parent_are_kept_where_constraints_allow() -> None:
-    space = SPACE
-    parent = Genome.of(space.complete({"reduce": "tree", "path": "bulk"}))
+    parent = Genome.of(SPACE.complete({"reduce": "tree", "path": "bulk"}))
     rng = random.Random(0)
     for _ in range(100):
-        child = STRUCTURAL(rng, space, [parent])
+        child = STRUCTURAL(rng, SPACE, [parent])
         assert child is not None
         if child.parameters["reduce"] != "warp":
             assert child.parameters["tile"] == parent.parameters["tile"]
