@@ -12,7 +12,7 @@ from evo.problem.genome import Genome
 from evo.problem.space import Categorical, Constraint, Ordinal, Point, Space, Value, When
 from evo.search.samplers import Exhausted, Sampler
 
-__all__ = ["Evaluate", "best_score", "outcome", "play", "tight_space", "tiled_space", "tiny_space"]
+__all__ = ["Evaluate", "best_score", "near", "outcome", "play", "tight_space", "tiled_space", "tiny_space"]
 
 Evaluate = Callable[[Genome], float | None]
 
@@ -105,6 +105,17 @@ def tight_space() -> Space:
         ),
         default=dict.fromkeys(names, 5),
     )
+
+
+def near(space: Space, wanted: Mapping[str, Value]) -> Point:
+    """The default, or a legal point near it with these values."""
+    point = space.complete(space.default)
+    for name, value in wanted.items():
+        found = space.nearest(point, name, value)
+        assert found is not None, f"no legal point has {name}={value}"
+        point = found
+    assert wanted.items() <= point.items()
+    return point
 
 
 _BEST: dict[str, Value] = {

@@ -24,6 +24,7 @@ from evo.problem.space import Value
 from evo.targets import find_target
 from tests.landscape import random_search
 from tests.lineage import samples as s
+from tests.spaces import near
 
 KERNEL = load_kernel("layernorm")
 WORKLOADS = tuple(KERNEL.workload("cpu", f"rows=8,cols={cols},dtype=float32") for cols in (32, 48))
@@ -48,9 +49,7 @@ def add(store: Store, run: StoredRun, order: int, task: int = 0, score: float = 
     """A candidate near the kernel's default, as if it had been measured; its identifier."""
     spec, workload = run.spec, run.spec.workloads[task]
     space = KERNEL.space(spec.target, workload, find_target(spec.target).limits(spec.arch))
-    point = space.complete(space.default)
-    for name, value in values.items():
-        point = space.nearest(point, name, value) or pytest.fail(f"no legal point has {name}={value}")
+    point = near(space, values)
     source = render(KERNEL, spec.target, Genome.of(point), workload, spec.arch)
     built = replace(s.build(order), arch=spec.arch, source_digest=source.digest, source=source.text)
     evaluation = replace(s.passed(order), build=built, timings=(s.timing(workload, score),))

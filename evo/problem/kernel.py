@@ -357,13 +357,13 @@ class Kernel:
 
     @property
     def digest(self) -> str:
-        """sha256 over what decides a search: the folder's Python files and templates, but for the export's
-        frontend, and the device headers that kernels share."""
+        """See `kernel_digest`."""
         return kernel_digest(self.folder)
 
 
 def kernel_digest(folder: Path) -> str:
-    """`Kernel.digest` of the kernel in a folder, which need not be loaded for that; wherever the folder lies."""
+    """sha256 over what decides a search: the folder's Python files and templates, but for the export's frontend, and the
+    device headers that kernels share. The kernel need not be loaded for that, and may lie anywhere."""
     kept = {".py", ".j2", ".cuh", ".h"}
     files = [*folder.rglob("*"), *(template_root() / "_shared").rglob("*")]
     digest = hashlib.sha256()

@@ -250,13 +250,14 @@ class Search:
             timing_seconds=measured.timing_seconds,
         )
         self._spend(candidate, costs)
-        if self._claims_too_much(candidate, measured):
+        timing = measured.timing()
+        if timing is not None and timing.disturbed and self._is_best(candidate.task, timing):
             if not candidate.remeasured and self._disturbed_again < _DISTURBED_RETRIES:
                 candidate.remeasured = True
                 self._measure(candidate)
                 return
             self._disturbed_again += 1
-        elif any(t.contender == "candidate" and not t.disturbed for t in measured.timings):
+        elif timing is not None and not timing.disturbed:
             self._disturbed_again = 0
         self.progress.measuring -= 1
         self._finish(candidate, replace(measured, build=candidate.build))
@@ -268,13 +269,10 @@ class Search:
         candidate.costs += costs
         self.progress.spent += costs
 
-    def _claims_too_much(self, candidate: Candidate, measured: Evaluation) -> bool:
-        """Whether it would be the best so far, and something disturbed its timing."""
-        timing = measured.timing()
-        if timing is None or timing.ratio is None or not timing.disturbed:
-            return False
-        best = self.progress.best.get(candidate.task)
-        return best is None or timing.ratio < best.ratio
+    def _is_best(self, task: int, timing: Timing) -> bool:
+        """So far, by its ratio."""
+        best = self.progress.best.get(task)
+        return timing.ratio is not None and (best is None or timing.ratio < best.ratio)
 
     def _finish_duplicate(self, candidate: Candidate, original: Candidate) -> None:
         assert original.status is not None
@@ -301,10 +299,9 @@ class Search:
         progress = self.progress
         progress.finished += 1
         progress.by_status[evaluation.status] = progress.by_status.get(evaluation.status, 0) + 1
-        best = progress.best.get(candidate.task)
         if evaluation.status is not Status.OK or timing is None or timing.ratio is None or timing.disturbed:
             return
-        if (best is None or timing.ratio < best.ratio) and _beats_incumbent(timing, evaluation.timings):
+        if self._is_best(candidate.task, timing) and _beats_incumbent(timing, evaluation.timings):
             # A replayed candidate is an incumbent by its figure alone: the record has no machine code.
             self._tasks[candidate.task].incumbent = Incumbent(
                 genome=candidate.proposal.genome, build=candidate.build, ratio=timing.ratio

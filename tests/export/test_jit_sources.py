@@ -24,6 +24,7 @@ from evo.targets import find_target
 from evo.targets._machine_code import code_hash
 from evo.targets.cuda import run_nvrtc
 from tests.export.exports import request_for
+from tests.spaces import near
 
 KERNEL = load_kernel("layernorm")
 COLUMNS = [1, 2, 3, 7, 96, 100, 255, 256, 500, 767, 769, 1000, 1001, 1025, 1536, 1600, 2047, 4096, 4097, 5120, 8190]
@@ -37,11 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     request = request_for("cuda", "sm_90", out, "rows=64,cols=1024,dtype=float16", "rows=64,cols=768,dtype=float32")
     workload = KERNEL.workload("cuda", "rows=4096,cols=8192,dtype=float16")
     space = KERNEL.space("cuda", workload, find_target("cuda").limits("sm_90"))
-    point = space.complete(space.default)
-    for name, value in (("grid", "persistent"), ("load_path", "bulk"), ("stages", 2)):
-        found = space.nearest(point, name, value)
-        assert found is not None
-        point = found
+    point = near(space, {"grid": "persistent", "load_path": "bulk", "stages": 2})
     staged = replace(request.items[0], workload=workload, genome=Genome.of(point), candidate="test/staged")
     find_exporter("module").export(replace(request, items=(*request.items, staged)))
     return out

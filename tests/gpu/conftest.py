@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from evo.export import ExportItem, ExportRequest, find_exporter
+from evo.export import find_exporter
 from evo.problem.genome import Genome
 from evo.problem.kernel import load_kernel
 from evo.problem.space import Value
 from evo.targets import find_target
+from tests.export.exports import request_for
 from tests.runtime.conftest import _no_launcher_of_before, launchers, natively, use
+from tests.spaces import near
 
 __all__ = ["Launched", "_no_launcher_of_before", "export", "launched", "launchers", "natively", "use"]
 
@@ -23,23 +26,16 @@ Launched = Callable[[Path, str], ModuleType]
 _serial = count()
 
 
-def export(kernel: str, out: Path, items: Sequence[tuple[str, Mapping[str, Value]]], arch: str = "") -> Path:
+def export(kernel: str, out: Path, items: Sequence[tuple[str, Mapping[str, Value]]]) -> Path:
     """A package of the default point of the space for each workload, or of one near it with what is wanted."""
     problem, target = load_kernel(kernel), find_target("cuda")
-    arch, found = arch or target.device().arch, []
-    for index, (text, wanted) in enumerate(items):
-        workload = problem.workload("cuda", text)
-        space = problem.space("cuda", workload, target.limits(arch))
-        point = space.complete(space.default)
-        for name, value in wanted.items():
-            near = space.nearest(point, name, value)
-            assert near is not None, f"no legal point has {name}={value}"
-            point = near
-        assert all(point[name] == value for name, value in wanted.items())
-        found.append(ExportItem(workload=workload, genome=Genome.of(point), candidate=f"test/{index}"))
-    find_exporter("module").export(
-        ExportRequest(kernel=kernel, target="cuda", arch=arch, items=tuple(found), out=out)
-    )
+    arch = target.device().arch
+    request = request_for("cuda", arch, out, *(text for text, _ in items), kernel=kernel)
+    found = []
+    for item, (_, wanted) in zip(request.items, items, strict=True):
+        point = near(problem.space("cuda", item.workload, target.limits(arch)), wanted)
+        found.append(replace(item, genome=Genome.of(point)))
+    find_exporter("module").export(replace(request, items=tuple(found)))
     return out
 
 

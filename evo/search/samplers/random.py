@@ -5,23 +5,19 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from evo.errors import UnknownNameError
 from evo.evaluation import Proposal
 from evo.problem.space import Space
-from evo.search.samplers import Unseen, given_proposals, read_options
+from evo.search.samplers import Unseen, given_proposals
 
-__all__ = ["SAMPLER", "RandomConfig", "RandomSampler"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RandomConfig:
-    """Random search has no options."""
+__all__ = ["SAMPLER", "RandomSampler"]
 
 
 class RandomSampler:
     def __init__(self, space: Space, seed: int, options: Mapping[str, object]) -> None:
-        read_options("random", RandomConfig, options)
+        for name in options:  # it has none
+            raise UnknownNameError("option of sampler random", name, ())
         self._rng = random.Random(seed)
         self._unseen = Unseen(space)
         self._first = deque(given_proposals(space))
