@@ -215,7 +215,8 @@ def within_noise(ratio: float | None, noise: float | None) -> bool:
 class Timing:
     """A contender's time for one workload under one protocol.
 
-    All times in microseconds a call. `low` and `high` bound the median with confidence `confidence`.
+    All times in microseconds a call. `low` and `high` bound the median with 95% confidence, those of fewer
+    samples than `BOOTSTRAP_SAMPLES` with 1 - 2^(1 - n): they are the range, if one sample says nothing of the next.
     `ratio` is contender over reference baseline, sample by sample in interleaved rounds (below 1: faster).
     """
 
@@ -238,13 +239,6 @@ class Timing:
     clocks: dict[str, float] = field(default_factory=dict)
     """Clocks, temperature, power and other users as read beside the samples, where the device tells; and rounds that
     were discarded, or kept although something disturbed them."""
-
-    @property
-    def confidence(self) -> float:
-        """How often such an interval holds the true median, as a share: that of few samples is their range, which does with
-        probability 1 - 2^(1 - n), if one sample says nothing of the next."""
-        samples = len(self.samples_us)
-        return 0.95 if samples >= BOOTSTRAP_SAMPLES else 1 - 2.0 ** (1 - samples)
 
     @property
     def disturbed(self) -> bool:

@@ -230,7 +230,7 @@ def paired_gain(before_us: Sequence[float], after_us: Sequence[float]) -> Gain:
 
 
 def interval(values: NDArray[np.float64]) -> tuple[float, float]:
-    """Interval of the median, with confidence `Timing.confidence`: of few samples their whole range, for
+    """Interval of the median, with the confidence that `Timing` names: of few samples their whole range, for
     which a bootstrap would be too narrow; of more a percentile bootstrap, seeded, so that equal samples agree.
 
     It draws blocks of successive samples, from a circle: noise that lasts longer than a round correlates neighbours, and

@@ -293,8 +293,6 @@ def test_noise_that_lasts_longer_than_a_round_makes_the_interval_wider() -> None
 
 @pytest.mark.parametrize(("samples", "confidence"), [(2, 0.5), (4, 0.875), (6, 0.96875), (10, 0.95), (60, 0.95)])
 def test_an_interval_says_how_often_it_holds_the_median(samples: int, confidence: float) -> None:
-    timing = summary([[1.0, 2.0]] * samples, "candidate")
-    assert timing.confidence == confidence
     rng = np.random.default_rng(8)
     held = 0
     for _ in range(500):
