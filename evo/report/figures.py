@@ -413,7 +413,7 @@ def _draw_pair(data: WorkloadOutcome, down: str, across: str) -> Figure:
     scale = {"range": [0.04, 0.45], "zero": False, "nice": False}
     shade = {"field": "best", "type": "quantitative", "legend": None, "scale": scale}
     return Figure(
-        name=f"pair-{_slug(down)}-{_slug(across)}",
+        name=re.sub("[^A-Za-z0-9-]", "_", f"pair-{down[:40]}-{across[:40]}"),
         title=f"{down} ↓ {across} →",
         caption="The best speed-up with these two values. 0: none passed; empty: never tried; –: the parameter has no part.",
         alt=f"Best speed-up for {len(lines)} by {len(columns)} values, in {counted(len(rows), 'cell')} with candidates.",
@@ -431,7 +431,3 @@ def _names(data: WorkloadOutcome, parameter: str) -> list[str]:
     values: list[Value | None] = [v for p in data.parameters if p.name == parameter for v in p.values]
     absent = [None] if any(parameter not in point for point in data.points) else []
     return [value_text(value) for value in (*values, *absent)]
-
-
-def _slug(name: str) -> str:
-    return "".join(ch if ch.isalnum() and ch.isascii() else "_" for ch in name)[:40]

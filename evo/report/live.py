@@ -127,7 +127,7 @@ class LivePages:
         with Store.open(self._db, write=False) as store:
             name = store.run(name).name
         if self._trials is not None:
-            self._trials.want(name)
+            self._trials.asked_for.add(name)
         return self._frame(f"{name}: evo", f"/run/{quote(name, safe='')}/body")
 
     def _frame(self, title: str, body: str) -> str:

@@ -49,7 +49,7 @@ def study_name(run: str, workload: str) -> str:
 class TrialMirror:
     """Keeps the studies of the running, the latest and the asked-for runs up to date. `start` it, `stop` it.
 
-    Only one dashboard writes a journal; another one that has it shows what is there.
+    Only one dashboard writes a journal; another one that has it shows what is there. asked_for: names of runs.
     """
 
     def __init__(self, db: str, journal: Path) -> None:
@@ -71,7 +71,7 @@ class TrialMirror:
                 f"cannot write {journal}: {error.strerror or error}; name another file with --optuna"
             ) from error
         self.storage = JournalStorage(JournalFileBackend(str(journal)))
-        self._wanted: set[str] = set()
+        self.asked_for: set[str] = set()
         self._choices: dict[int, dict[str, CategoricalDistribution]] = {}
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._work, name="trials", daemon=True)
@@ -85,10 +85,6 @@ class TrialMirror:
         if self._thread.is_alive():
             self._thread.join(timeout=10)
         self._lock.release()
-
-    def want(self, run: str) -> None:
-        """From now on the run's trials are kept up to date, too."""
-        self._wanted.add(run)
 
     def _work(self) -> None:
         while not self._stopping.is_set():
@@ -104,7 +100,7 @@ class TrialMirror:
         with store.reading() as connection:
             running = connection.scalars(select(m.Run.name).where(m.Run.status == RunStatus.RUNNING.value)).all()
             latest = connection.scalars(select(m.Run.name).order_by(m.Run.id.desc()).limit(1)).all()
-        return {*running, *latest, *self._wanted}
+        return {*running, *latest, *self.asked_for}
 
     def copy(self, store: Store, name: str) -> None:
         """Writes the candidates of a run that are not written yet. Raises UnknownNameError."""

@@ -8,16 +8,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from evo.evaluation import (
-    FINALIST,
-    Binary,
-    Build,
-    Candidate,
-    Check,
-    Evaluation,
-    Status,
-    Timing,
-)
+from evo.evaluation import FINALIST, Binary, Build, Candidate, Check, Evaluation, Status, Timing
 from evo.lineage import RunSpec, RunStatus, Stage, StoredRun
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
@@ -62,6 +53,7 @@ PLANS = (
     Plan(name="single", evaluations=1, failing={}),
     Plan(name="empty", evaluations=0),
     Plan(name="gone", evaluations=40, kernel=f"/nowhere/{HOSTILE}"),
+    Plan(name="changed", evaluations=60, confirmed=1.2),
     Plan(name="tie", evaluations=40, noise=9.0),
 )
 

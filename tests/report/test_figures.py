@@ -46,7 +46,6 @@ def test_the_best_so_far_only_ever_rises_and_ends_at_the_lowest_score(known: dic
 def test_a_lineage_has_a_mark_for_each_ancestor_that_says_change_and_gain(known: dict[str, RunOutcome]) -> None:
     data = known["one"].workloads[0]
     figure = draw_lineage(data, anchor="w1")
-    assert figure is not None
     links = list(ET.fromstring(figure.inline()).iter("{http://www.w3.org/2000/svg}a"))
     said = {a.get("href"): a[0].get("aria-label") or "" for a in links}
     assert said.keys() == {f"#w1-step-{s.order}" for s in data.steps}
@@ -61,7 +60,7 @@ def test_every_candidate_is_in_one_cell_of_a_pair(known: dict[str, RunOutcome], 
     assert len(pairs) == 3
     for pair in pairs:
         cells = {row["tip"]: row for layer in pair.layers for row in layer["data"]["values"]}
-        assert sum(int(re.search(r"of (\d+) passed", tip)[1]) for tip in cells) == data.number  # type: ignore[index]
+        assert sum(int(re.search(r"of (\d+) passed", tip)[1]) for tip in cells) == data.number
         assert max(row.get("best", 0) for row in cells.values()) == pytest.approx(data.milestones[-1].speedup)
 
 

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -237,11 +238,20 @@ def test_what_is_not_a_journal_is_not_written_to(database: Path, tmp_path: Path)
     assert database.read_bytes() == before
 
 
-def _serve(database: Path, *options: str, program: tuple[str, ...] = ("-m", "evo")) -> subprocess.Popen[str]:
-    """The command itself."""
+@contextmanager
+def _serving(database: Path, *options: str, program: tuple[str, ...] = ("-m", "evo")) -> Iterator[Any]:
+    """The command itself, which ends without complaint when it is told to. Gives its output."""
     command = [sys.executable, *program, "dashboard", "--db", str(database), "--port", "0", *options]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes, text=True, env=environment) as running:
+        try:
+            yield running.stdout
+            running.send_signal(signal.SIGINT if options else signal.SIGTERM)
+            _, err = running.communicate(timeout=60)
+            assert (running.returncode, err) == (0, "")
+        finally:
+            running.kill()
 
 
 def test_the_command_serves_its_pages_and_optunas_and_ends_when_told_to(tmp_path: Path) -> None:
@@ -249,10 +259,8 @@ def test_the_command_serves_its_pages_and_optunas_and_ends_when_told_to(tmp_path
     path = tmp_path / "lineage.db"
     with Store.open(path, write=True) as store:
         record_run(store, Plan(name="served", evaluations=30))
-    running = _serve(path, "--json")
-    try:
-        assert running.stdout is not None
-        said = json.loads("".join(running.stdout.readline() for _ in range(5)))
+    with _serving(path, "--json") as out:
+        said = json.loads("".join(out.readline() for _ in range(5)))
         assert said.keys() == {"url", "optuna", "journal"}
         with urlopen(f"{said['url']}run/served/body", timeout=60) as answer:
             assert "30 candidates" in answer.read().decode()
@@ -264,11 +272,6 @@ def test_the_command_serves_its_pages_and_optunas_and_ends_when_told_to(tmp_path
                 names = [s["study_name"] for s in json.load(answer)["study_summaries"]]
         assert names[0].startswith("served/rows=4096")
         assert Path(said["journal"]) == path.with_suffix(".optuna.log")
-        running.send_signal(signal.SIGINT)
-        _, err = running.communicate(timeout=60)
-        assert (running.returncode, err) == (0, "")
-    finally:
-        running.kill()
 
 
 def test_without_optunas_dashboard_the_command_says_what_to_install(database: Path) -> None:
@@ -277,13 +280,7 @@ def test_without_optunas_dashboard_the_command_says_what_to_install(database: Pa
         "u.find_spec = lambda name, *rest: None if name == 'optuna_dashboard' else find(name, *rest)\n"
         "from evo.cli import main; main()"
     )
-    running = _serve(database, program=("-c", program))
-    try:
-        assert running.stdout is not None
-        assert running.stdout.readline().startswith("serving http://127.0.0.1:")
-        assert "pip install 'evo-kernels[dashboard]'" in running.stdout.readline()
-    finally:
-        running.terminate()
-        _, err = running.communicate(timeout=60)
-    assert (running.returncode, err) == (0, "")
+    with _serving(database, program=("-c", program)) as out:
+        assert out.readline().startswith("serving http://127.0.0.1:")
+        assert "pip install 'evo-kernels[dashboard]'" in out.readline()
     assert not database.with_suffix(".optuna.log").exists()

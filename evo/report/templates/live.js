@@ -34,14 +34,11 @@
     clearTimeout(timer);
     if (!paused) timer = setTimeout(ask, 1000 * seconds);
   };
-  const busy = () => {
-    const selection = getSelection();
-    return tag !== null && selection && !selection.isCollapsed && page.contains(selection.anchorNode);
-  };
+  const selecting = () => !getSelection().isCollapsed && page.contains(getSelection().anchorNode);
 
   async function ask() {
     if (document.hidden && tag !== null) return; // asked again as soon as the page is visible
-    if (busy()) return later(2);
+    if (selecting()) return later(2);
     const began = performance.now();
     try {
       const answer = await fetch(page.dataset.source, { headers: tag ? { "If-None-Match": tag } : {}, cache: "no-store" });
