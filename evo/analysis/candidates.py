@@ -151,7 +151,7 @@ class Relative(CandidateSummary):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CandidateRecord(Subject):
+class CandidateRecord(Subject, CandidateSummary):
     """All there is of one candidate.
 
     digest: of the genome. source: sha256 of the stored text. winner: of its task. seeds: what the gate's data were drawn
@@ -166,9 +166,6 @@ class CandidateRecord(Subject):
     parameters: dict[str, Value]
     digest: str
     source: str | None
-    operator: str
-    status: str
-    score: float | None
     log: str
     same_code_as: str | None
     winner: bool

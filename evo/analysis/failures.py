@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import BigInteger, Connection, cast, func, select
 
-from evo.analysis.runs import list_runs
 from evo.analysis.times import RelativeTime, search_times
 from evo.errors import EvoError, error_line
 from evo.evaluation import PASSED
@@ -31,7 +30,7 @@ __all__ = [
     "present_space", "read_failures", "read_tried", "spent", "tried_values",
 ]  # fmt: skip
 
-_c, _k, _b = m.Candidate, m.Check, m.Build
+_c, _k, _b, _r = m.Candidate, m.Check, m.Build, m.Run
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+(?:\.\d+)?(?:e[-+]?\d+)?|\b(?:nan|inf(?:inity)?)\b", re.IGNORECASE)
 _GOOD_SHARE = 0.25
 """Of a task's timed candidates, the fastest of which count as good."""
@@ -137,24 +136,22 @@ class FailureTotal:
 
 def failure_totals(store: Store, kernel: str | None = None) -> list[FailureTotal]:
     """How the candidates of all runs ended, those that passed too, by kernel, target and device."""
-    groups: dict[tuple[str, str, str], dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for run in list_runs(store):
-        for status, n in run.counts.items() if kernel in (None, run.kernel) else ():
-            groups[run.kernel, run.target, run.device][status].append(n)
-    found = [
-        FailureTotal(
-            kernel=name,
-            target=target,
-            device=device,
-            status=status,
-            runs=len(counts),
-            candidates=sum(counts),
-            share=sum(counts) / sum(map(sum, by_status.values())),
-        )
-        for (name, target, device), by_status in groups.items()
-        for status, counts in by_status.items()
-    ]
-    return sorted(found, key=lambda f: (f.kernel, f.target, f.device, -f.candidates, f.status))
+    of_runs = select(_c.run_id, _c.status, func.count().label("number")).group_by(_c.run_id, _c.status).subquery()
+    group = (_r.kernel, _r.target, m.Environment.device)
+    number = cast(func.sum(of_runs.c.number), BigInteger).label("candidates")
+    query = (
+        select(*group, of_runs.c.status, func.count().label("runs"), number)
+        .join_from(of_runs, _r, _r.id == of_runs.c.run_id)
+        .join(m.Environment)
+        .group_by(*group, of_runs.c.status)
+        .order_by(*group, number.desc(), of_runs.c.status)
+    )
+    with store.reading() as connection:
+        rows = connection.execute(query if kernel is None else query.where(_r.kernel == kernel)).all()
+    totals = Counter[Any]()
+    for row in rows:
+        totals[row[:3]] += row.candidates
+    return [FailureTotal(**row._mapping, share=row.candidates / totals[row[:3]]) for row in rows]
 
 
 def read_failures(store: Store, run: str = LATEST, *, template: bool = False, task: int | None = None) -> FailureReport:
