@@ -1,10 +1,14 @@
-"""How a command ended."""
+"""Commands run in this process, and how a command ended."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
 from typing import Any
+
+import pytest
+
+from evo.cli import run as run_command
 
 
 @dataclass(frozen=True)
@@ -24,3 +28,11 @@ class Ended:
     @property
     def document(self) -> Any:
         return json.loads(self.out)
+
+
+def run_here(capsys: pytest.CaptureFixture[str], *arguments: str) -> Ended:
+    capsys.readouterr()
+    code = run_command(arguments)
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.err
+    return Ended(code, captured.out, captured.err)

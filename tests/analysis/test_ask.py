@@ -16,11 +16,10 @@ from typing import Any
 import pytest
 
 import evo
-from evo.cli import run as run_command
 from evo.errors import UnknownNameError, UsageError
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
-from tests.ended import Ended
+from tests.ended import Ended, run_here
 from tests.lineage import landscapes as land
 from tests.lineage import samples as s
 
@@ -47,15 +46,7 @@ def db(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def ask(db: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ended]:
     monkeypatch.setenv("COLUMNS", "500")
-
-    def run(*arguments: str) -> Ended:
-        capsys.readouterr()
-        code = run_command([*arguments, "--db", db])
-        captured = capsys.readouterr()
-        assert "Traceback" not in captured.err
-        return Ended(code, captured.out, captured.err)
-
-    return run
+    return lambda *arguments: run_here(capsys, *arguments, "--db", db)
 
 
 @pytest.fixture
@@ -93,7 +84,7 @@ def test_lineage_shows_both_directions_and_what_each_step_gained(ask: Any, walk:
     assert "1.300x" in line
     assert "1.296 to 1.304" in line
     assert "+// candidate 2: μs" in ended.out
-    members = json.loads(ask("lineage", walk[2], "--json").out)
+    members = ask("lineage", walk[2], "--json").document
     assert [(m["relation"], m["generation"]) for m in members] == [
         ("ancestor", -2), ("ancestor", -1), ("self", 0), ("descendant", 1), ("descendant", 2)
     ]  # fmt: skip
@@ -110,7 +101,7 @@ def test_diff_tells_what_differs_and_who_is_faster(ask: Any, walk: list[str]) ->
     assert "registers" not in words, "what is equal is left out"
     assert "spill_bytes" in ask("diff", walk[0][:12], walk[1][:12], "--all").out
     assert "source" not in ask("diff", walk[0][:12], walk[1][:12], "--no-source").out.replace("source_digest", "")
-    found = json.loads(ask("diff", walk[0], walk[1], "--json").out)
+    found = ask("diff", walk[0], walk[1], "--json").document
     assert {"section": "genome", "name": "vector", "one": 1, "other": 4, "differs": True} in found["rows"]
 
 
@@ -133,8 +124,7 @@ def test_explain_says_what_was_not_measured_and_how_to_do_so(tmp_path: Path, cap
     path = tmp_path / "lineage.db"
     with Store.open(path, write=True) as store:
         last = land.walked(store, [land.START, land.END])[-1]  # all edits at once
-    assert run_command(["explain", last, "--db", str(path)]) == 0
-    out = capsys.readouterr().out
+    out = run_here(capsys, "explain", last, "--db", str(path)).out
     assert " not measured " in out
     assert f"evo explain {last[:10]} --measure --db" in out
 
@@ -144,7 +134,7 @@ def test_failures_find_the_rule(ask: Any) -> None:
     assert ended.code == 0
     rule = next(line for line in ended.out.splitlines() if " and " in line and "threads=1024" in line)
     assert "path=registers" in rule
-    totals = json.loads(ask("failures", "--all", "--json").out)
+    totals = ask("failures", "--all", "--json").document
     assert {t["status"] for t in totals} == {"ok", "compile_error", "crash"}
     assert "all runs: leave out" not in ask("failures").out
     assert "--all is for every run" in ask("failures", "first", "--all").sentence
@@ -152,12 +142,12 @@ def test_failures_find_the_rule(ask: Any) -> None:
 
 def test_operators_importance_and_pareto_have_tables_and_json(ask: Any) -> None:
     assert "mutation" in ask("operators", "first").out
-    assert {c["window"] for c in json.loads(ask("operators", "first", "--windows", "2", "--json").out)} == {None, 0, 1}
+    assert {c["window"] for c in ask("operators", "first", "--windows", "2", "--json").document} == {None, 0, 1}
     assert "vector" in ask("importance", "first").out
-    shares = json.loads(ask("importance", "first", "--json").out)
+    shares = ask("importance", "first", "--json").document
     assert shares[0]["parameter"] == "vector"
     assert "speed-up" in ask("pareto", "first", "--axes", "time,error").out
-    assert json.loads(ask("pareto", "first", "--json").out)[0]["fastest"] is True
+    assert ask("pareto", "first", "--json").document[0]["fastest"] is True
     assert "unknown axis 'energy'" in ask("pareto", "first", "--axes", "time,energy").sentence
 
 
@@ -173,12 +163,10 @@ def test_importance_ends_with_the_values_that_were_hardly_tried(
                 value = 9 if order == 7 else order % 3
                 ratio = 0.25 if value == 9 else 0.5 + 0.1 * value
                 store.add(run, land.ref(order, {"vector": value}), land.timed(order, ratio), elapsed_s=0.0)
-    assert run_command(["importance", "mine", "--db", str(path)]) == 0
-    out = capsys.readouterr().out
+    out = run_here(capsys, "importance", "mine", "--db", str(path)).out
     assert "tried least of what matters most: vector=9 (1 of 60 candidates, best 4.000x)\n" in out
     assert f"evo search KERNEL --fix NAME=VALUE --db {path}" in out
-    assert run_command(["importance", "mine", "--db", str(path), "--json"]) == 0
-    (record,) = json.loads(capsys.readouterr().out)
+    (record,) = run_here(capsys, "importance", "mine", "--db", str(path), "--json").document
     expected = {"parameter": "vector", "value": 9, "candidates": 1, "of": 60, "passed": 1, "best": 0.25}
     assert record["tried"][0].items() >= expected.items()
 
@@ -188,7 +176,7 @@ def test_compare_shows_what_was_set_differently(ask: Any) -> None:
     assert ended.code == 0
     assert ended.out.count("NVIDIA L4") == 1, "once for both, which ran on one"
     assert "they were set up alike" in ended.out
-    found = json.loads(ask("compare", "first", "second", "--json").out)
+    found = ask("compare", "first", "second", "--json").document
     assert found["rows"][0]["reached_s"].keys() == {"1.1x", "1.3x", "1.5x", "2.0x"}
     assert "nothing to compare first with" in ask("compare", "first", "first").sentence
 
@@ -203,7 +191,7 @@ def test_query_prints_tables_json_and_csv(ask: Any) -> None:
     rows = list(csv.reader(io.StringIO(ask("query", sql, "--format", "csv").out)))
     assert rows[0] == ["order", "status", "log"]
     assert len(rows) == 1 + 120 + 80 + 5 + 2
-    blob = json.loads(ask("query", "SELECT x'00ff', 9e999, NULL", "--json").out)
+    blob = ask("query", "SELECT x'00ff', 9e999, NULL", "--json").document
     assert blob["rows"] == [["00ff", "inf", None]]
     ended = ask("query", "SELECT public_id FROM candidate WHERE 0")
     assert (ended.code, ended.out, ended.sentence) == (0, "", "evo: no rows")
@@ -214,11 +202,11 @@ def test_hints_of_the_store_leave_out_the_database_that_commands_take(
 ) -> None:
     path = tmp_path / "lineage.db"
     Store.open(path, write=True).close()
-    assert run_command(["show", "latest", "--db", str(path)]) == 2
-    assert f"start one with: evo search KERNEL --db {path}" in capsys.readouterr().err
+    ended = run_here(capsys, "show", "latest", "--db", str(path))
+    assert (ended.code, f"start one with: evo search KERNEL --db {path}" in ended.err) == (2, True)
     monkeypatch.setenv("EVO_DB", str(path))
-    assert run_command(["runs"]) == 0
-    assert capsys.readouterr().err.endswith("start one with: evo search KERNEL\n")
+    ended = run_here(capsys, "runs")
+    assert (ended.code, ended.sentence.endswith("start one with: evo search KERNEL")) == (0, True)
 
 
 def test_what_is_no_name_at_all_is_said(lineage: evo.Lineage) -> None:
@@ -236,9 +224,8 @@ def test_what_has_no_rows_has_no_headings_and_says_why(ask: Any, tmp_path: Path,
     path = tmp_path / "empty.db"
     Store.open(path, write=True).close()
     for words in (["runs"], ["failures", "--all"]):
-        assert run_command([*words, "--db", str(path)]) == 0
-        told = capsys.readouterr()
-        assert (told.out, "has been recorded in this database yet" in told.err) == ("", True)
+        ended = run_here(capsys, *words, "--db", str(path))
+        assert (ended.code, ended.out, "has been recorded in this database yet" in ended.err) == (0, "", True)
 
 
 def test_no_interval_is_folded_on_a_terminal_of_a_hundred_columns(ask_narrow: Any, walk: list[str]) -> None:
@@ -265,7 +252,6 @@ def test_a_table_wider_than_the_terminal_is_printed_row_by_row_and_a_file_gets_a
 # -- bad input ------------------------------------------------------------------------------------------------
 
 BAD = {
-    "write": (["query", "DELETE FROM candidate"], "is no question"),
     "syntax": (["query", "SELEC 1"], "SELEC is no question"),
     "endless": (
         ["query", "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x FROM n) SELECT count(*) FROM n", "--timeout", "0.2"],

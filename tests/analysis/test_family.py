@@ -57,18 +57,6 @@ def test_every_step_has_its_gain_with_an_interval(store: Store, ids: list[str]) 
     assert steps[2].change == {"threads": (1, 2)}
 
 
-def test_a_gain_is_no_tie_where_the_intervals_overlap_and_its_own_does_not_hold_one(store: Store) -> None:
-    """Two errors add like sides of a right angle, not end to end: so does the interval that is put together of them."""
-    run = land.small_run(store)
-    for order, ratio in enumerate((0.5, 0.5 / land.SPREAD**1.7)):
-        store.add(run, s.ref(order, *range(order)), land.timed(order, ratio), elapsed_s=0.0)
-    name = public_id(run.uid, 1)
-    step, kin = read_family(store, name, descendants=0).members[-1], read_family(store, name).members[-1]
-    assert kin.gain_low is not None
-    assert kin.gain_low > 1
-    assert kin.tie is step.tie is False
-
-
 def test_the_first_descendants_are_given_and_it_is_said_that_there_are_more(store: Store) -> None:
     run = land.small_run(store)
     with store.transaction():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from evo.cli import run as run_command
 from evo.cli.tables import time_cells, timing_record
 from evo.evaluation import FINALIST, Evaluation, Timing
 from evo.lineage import RunStatus, Stage
 from evo.lineage.models import public_id
 from evo.lineage.store import Store
-from tests.ended import Ended
+from tests.ended import Ended, run_here
 from tests.lineage import samples as s
 
 MARK = "! something slowed the device down while this was timed: do not trust the figure"
@@ -32,13 +30,10 @@ class Recorded:
     capsys: pytest.CaptureFixture[str]
 
     def ask(self, *arguments: str) -> Ended:
-        self.capsys.readouterr()
-        code = run_command([*arguments, "--db", self.db])
-        captured = self.capsys.readouterr()
-        return Ended(code, captured.out, captured.err)
+        return run_here(self.capsys, *arguments, "--db", self.db)
 
     def document(self, *arguments: str) -> Any:
-        return json.loads(self.ask(*arguments, "--json").out)
+        return self.ask(*arguments, "--json").document
 
 
 Record = Callable[[dict[str, float]], Recorded]

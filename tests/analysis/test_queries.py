@@ -97,20 +97,23 @@ class TestRuns:
         assert [p.score for p in points] == [0.8, 0.9, 0.6, None, 0.7, 0.3]
         assert [p.elapsed_s for p in points] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
 
-    def test_failures_say_why_in_one_line(self, store: Store) -> None:
+    def test_failures_say_why_in_one_line_and_those_that_differ_in_numbers_are_one(self, store: Store) -> None:
+        unknown, constant = 'error: identifier "this" is undefined', "constant rows:"
         ids = record(
             store,
             s.new_run(store, "r"),
             (s.ref(0), s.passed(0)),
             (s.ref(1), s.refused(1)),
             (s.ref(2), s.not_compiled(2)),
-            (s.ref(3), s.failed(Status.TIMEOUT)),
+            (s.ref(3), replace(s.failed(Status.TIMEOUT), log="\nafter 3.5 s at 0x3f\nit is gone")),
             (s.ref(4, task=1), s.refused(4)),
+            (s.ref(5), replace(s.failed(Status.TIMEOUT), log="after 5.5 s at 0x5f")),
         )
-        assert [(f.first, f.status, f.example) for f in read_failures(store, "r", task=0).reasons] == [
-            (ids[2], "compile_error", 'candidate.cu(1): error: identifier "this" is undefined'),
-            (ids[3], "timeout", "timeout: it is gone"),
-            (ids[1], "wrong", "constant rows: Infinity where the reference is 0"),
+        found = read_failures(store, "r", task=0).reasons
+        assert [(f.first, f.candidates, f.status, f.reason, f.example) for f in found] == [
+            (ids[3], 2, "timeout", "after # s at #", "after 3.5 s at 0x3f"),
+            (ids[2], 1, "compile_error", f"candidate.cu(#): {unknown}", f"candidate.cu(1): {unknown}"),
+            (ids[1], 1, "wrong", f"{constant} # where the reference is #", f"{constant} Infinity where the reference is 0"),
         ]
         assert read_failures(store, "r", task=1).candidates == 1
 

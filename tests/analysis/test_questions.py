@@ -12,7 +12,6 @@ from evo.analysis.importance import read_importance, undersampled
 from evo.analysis.operators import read_operators
 from evo.analysis.pareto import read_pareto
 from evo.analysis.runs import compare
-from evo.evaluation import Status
 from evo.lineage import RunStatus, Stage
 from evo.lineage.store import Store
 from evo.problem.space import Categorical, Constraint, Space, Value
@@ -75,14 +74,6 @@ class TestFailures:
         assert rule.passed_lost > 0
         assert {v.structural for v in report.values if v.parameter == "path"} == {True}
         assert {v.structural for v in report.values if v.parameter != "path"} == {False}
-
-    def test_reasons_that_differ_in_numbers_are_one(self, store: Store) -> None:
-        run = land.small_run(store, "r")
-        for order in range(3):
-            failed = replace(s.failed(Status.TIMEOUT), log=f"after {order}.5 s at 0x{order}f")
-            store.add(run, s.ref(order), failed, elapsed_s=0.0)
-        (reason,) = read_failures(store, "r").reasons
-        assert (reason.reason, reason.candidates, reason.example) == ("after # s at #", 3, "after 0.5 s at 0x0f")
 
     def test_over_all_runs_they_are_counted_by_device(self, store: Store) -> None:
         land.searched(store, "one", 100)

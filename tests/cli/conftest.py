@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from evo.cli import run as run_command
-from tests.ended import Ended
+from tests.ended import run_here
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -25,12 +25,4 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     """Runs a command in this process, in an empty folder; its database is runs/lineage.db there."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "500")
-
-    def run(*arguments: str) -> Ended:
-        capsys.readouterr()
-        code = run_command(arguments)
-        captured = capsys.readouterr()
-        assert "Traceback" not in captured.err
-        return Ended(code, captured.out, captured.err)
-
-    return run
+    return partial(run_here, capsys)
