@@ -108,11 +108,9 @@ def share_openmp_runtime() -> str:
     """
     import torch
 
-    runtime = None
-    for name in ("libtorch_cpu.so", "libtorch.so"):
-        path = Path(torch.__file__).parent / "lib" / name
-        with suppress(OSError):
-            runtime = runtime or _owner(ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD | os.RTLD_LAZY))
+    runtime, library = None, Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    with suppress(OSError):
+        runtime = _owner(ctypes.CDLL(str(library), mode=os.RTLD_NOLOAD | os.RTLD_LAZY))
     ctypes.CDLL(runtime or "libgomp.so.1", mode=os.RTLD_GLOBAL | os.RTLD_LAZY | (os.RTLD_NOLOAD if runtime else 0))
     return runtime or "libgomp.so.1"
 

@@ -56,8 +56,7 @@ class Dispatch(Table):
                 return str(reason)
             if len(self) >= _MOST_ENTRIES:
                 self.clear()
-            if not self._forked:  # there the answer depends on the number of threads
-                self[key] = found
+            self[key] = found
             return found
 
     def clear(self) -> None:
@@ -199,9 +198,8 @@ class Dispatch(Table):
         left = "" if self._slower or self._only is not None else slower_there(variants[0].record, sizes, device)
         if left:
             raise Unavailable(f"{left}; also_serve(slower=True) has variants serve nevertheless")
-        if device < 0 and self._forked and torch.get_num_threads() > 1:
-            # OpenMP's threads do not survive a fork, and its runtimes wait for them for ever.
-            raise Unavailable("this process was forked; torch.set_num_threads(1) lets it use CPU variants")
+        if device < 0 and self._forked:  # OpenMP's threads do not survive that, and its runtimes wait for them for ever
+            raise Unavailable("this process was forked, which leaves CPU calls to PyTorch")
         return self._first(variants, device).call(sizes, self.retire)
 
     def _first(self, variants: list[Variant], device: int) -> Loaded:

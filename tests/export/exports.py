@@ -12,26 +12,6 @@ from evo.problem.genome import Genome
 from evo.problem.kernel import load_kernel
 from evo.targets import find_target
 
-FORKED = """
-import os, sys, torch
-sys.path.insert(0, sys.argv[1])
-import {name} as module
-x = torch.randn(512, 96)
-torch.set_num_threads(4)
-print(module.explain(x, (96,)), flush=True)
-module.layer_norm(x, (96,))
-child = os.fork()
-if child == 0:
-    print(module.explain(x, (96,)), flush=True)
-    torch.set_num_threads(1)
-    print(module.explain(x, (96,)), flush=True)
-    module.layer_norm(x, (96,))
-    os._exit(0)
-assert os.waitpid(child, 0)[1] == 0
-"""
-"""A program that forks after a call on several threads: who answers before, with as many threads after, and with one. Its
-argument is the folder that the package lies in."""
-
 
 def request_for(
     target: str, arch: str, out: Path, *workloads: str, kernel: str = "layernorm", **record: Any

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tests.runtime.conftest import Importer, not_tuned, python, qkv, told
+from tests.runtime.conftest import Importer, not_tuned, qkv
 
 pytestmark = pytest.mark.slow
 
@@ -124,34 +124,3 @@ def test_a_size_that_is_not_taken_or_not_tried_or_one_too_many_is_pytorchs(
     monkeypatch.setattr(importlib.import_module(f"{attention.__name__}.runtime.jit"), "_MOST_SIZES", 2)
     assert "2 sizes were compiled in this process" in not_tuned(attention, 96)
     assert compilations() == 2
-
-
-FORKED = """
-import os, sys, threading, torch
-import {name} as module
-module.also_serve(untuned=True)
-def way(): return module.explain(*args)
-args = [torch.randn(2, 4, 70, 32) for _ in range(3)]
-torch.set_num_threads(4)
-torch.nn.functional.scaled_dot_product_attention(*args)  # starts threads
-child = os.fork()
-if child == 0:
-    many = way()
-    torch.set_num_threads(1)
-    one = way()
-    own, expected = module.scaled_dot_product_attention(*args), torch.nn.functional.scaled_dot_product_attention(*args)
-    print(many, one, torch.allclose(own, expected, rtol=1e-4, atol=1e-4), sep="\\n", flush=True)
-    os._exit(0)
-assert os.waitpid(child, 0)[1] == 0
-print(way())
-"""
-
-
-def test_a_forked_process_compiles_for_itself(attention_copy: Callable[[], Path], cache: Path) -> None:
-    copy = attention_copy()
-    out = told(python(copy, "-c", FORKED.format(name=copy.name)))
-    many, one, right, parent = out.splitlines()
-    assert many.startswith("PyTorch: these sizes were not tuned")
-    assert "compiled here for head_dim=32" in one
-    assert right == "True"
-    assert "compiled here for head_dim=32" in parent
