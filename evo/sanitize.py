@@ -95,10 +95,6 @@ class Sanitized:
     cases: tuple[str, ...]
     reports: tuple[Report, ...]
 
-    @property
-    def clean(self) -> bool:
-        return all(r.clean for r in self.reports)
-
 
 def choose_tools(target: str, wanted: str) -> tuple[str, ...]:
     """The tool named, or for "all" every one that the target has. Raises UnknownNameError, DeviceError."""
@@ -203,7 +199,8 @@ def _draw_calls(kernel: Kernel, request: Request, session: Session, seed: int) -
             kernel.launch(request.target, request.genome.parameters, case.workload, limits)
             for limits in (session.limits, replace(session.limits, multiprocessors=1))
         )
-        names = {own: case.name} | ({few: f"{case.name}, few blocks"} if few != own else {})
+        names = {own: case.name}
+        names.setdefault(few, f"{case.name}, few blocks")
         for launch, name in names.items():
             yield _Call(name=name, launch=launch, values=tuple(values), judge=partial(_judge, gate, launch, prepared))
 
@@ -265,10 +262,10 @@ class _Job:
         started = time.perf_counter()
         with tempfile.TemporaryDirectory(prefix="evo-sanitize-") as name:
             folder = Path(name)
-            calls = [(c.name, c.launch, c.values) for c in self.calls]
+            calls = [(c.launch, c.values) for c in self.calls]
             (folder / "candidate").write_bytes(code)
             (folder / "calls").write_bytes(pickle.dumps((self.request.target, self.kernel.entry, filled, calls)))
-            child = "import evo.sanitize, sys; sys.exit(evo.sanitize.make_calls(sys.argv[1]))"
+            child = "import evo.sanitize, sys; evo.sanitize.make_calls(sys.argv[1])"
             command = [*tool, sys.executable, "-P", "-c", child, name]
             path = os.pathsep.join(filter(None, sys.path))
             exit_code: int | None = None
@@ -291,23 +288,24 @@ class _Job:
             output = (folder / "said").read_text(errors="replace")
             files = (folder / str(number) for number in range(len(calls)))
             results = [pickle.loads(f.read_bytes()) for f in files if f.exists()]
-        done = exit_code == 0 and len(results) == len(calls)
         return _Process(
             command=shlex.join([*(f"{n}={value}" for n, value in environment.items()), *command]),
             output=output,
             seconds=time.perf_counter() - started,
             results=results,
-            failure="" if done else self._failure(exit_code, output),
+            failure=self._failure(exit_code, output, len(results)),
         )
 
-    def _failure(self, exit_code: int | None, output: str) -> str:
-        cases = re.findall(r"^evo: case (.*)$", output, re.MULTILINE)
-        where = f" at case {cases[-1]}" if cases else ""
+    def _failure(self, exit_code: int | None, output: str, returned: int) -> str:
+        """returned: how many calls have."""
+        if exit_code == 0 and returned == len(self.calls):
+            return ""
+        where = f" at case {self.calls[returned].name}" if returned < len(self.calls) else ""
         if exit_code is None:
             return f"no end within {self.limit_s:.0f} s{where}"
         how = f"exit code {exit_code}" if exit_code >= 0 else signal.strsignal(-exit_code)
-        said = [s.removeprefix("evo: ") for s in output.splitlines() if s.strip() and not s.startswith(("=", "evo: case "))]
-        return f"the process died ({how}){where}{f': {said[-1].strip()}' if said else ''}"
+        said = [line.strip() for line in output.splitlines() if line.strip() and not line.startswith("=")]
+        return f"the process died ({how}){where}{f': {said[-1]}' if said else ''}"
 
     def report(self, tool: str, processes: Sequence[_Process], messages: Iterable[str], errors: int) -> Report:
         ended = zip(self.calls, processes[-1].results, strict=False)
@@ -333,21 +331,15 @@ _MakeCall = Callable[[Launch, Sequence[object], bool], dict[int, bytes]]
 """Of a launch, arguments and whether outputs are filled: what the allocations hold afterwards."""
 
 
-def make_calls(name: str) -> int:
-    """What the watched process does: makes the calls that `_Job.run` has left in a folder; its exit code. Says on stdout
-    which case it begins, and why it ends if the device refuses something. On a CPU it does without PyTorch, which takes
-    seconds to start under a sanitizer."""
+def make_calls(name: str) -> None:
+    """What the watched process does: makes the calls that `_Job.run` has left in a folder; each result is a file there. On a
+    CPU it does without PyTorch, which takes seconds to start under a sanitizer. Raises EvoError if the device refuses
+    something."""
     folder = Path(name)
     target, entry, filled, calls = pickle.loads((folder / "calls").read_bytes())
-    try:
-        make_call = _load_on_cpu(folder, entry) if target == "cpu" else _load_on_gpu(folder, target, entry)
-        for number, (case, launch, values) in enumerate(calls):
-            print(f"evo: case {case}", flush=True)
-            (folder / str(number)).write_bytes(pickle.dumps(make_call(launch, values, filled)))
-    except EvoError as error:
-        print(f"evo: {error}", flush=True)
-        return 3
-    return 0
+    make_call = _load_on_cpu(folder, entry) if target == "cpu" else _load_on_gpu(folder, target, entry)
+    for number, (launch, values) in enumerate(calls):
+        (folder / str(number)).write_bytes(pickle.dumps(make_call(launch, values, filled)))
 
 
 def _load_on_gpu(folder: Path, target: str, entry: str) -> _MakeCall:
@@ -373,6 +365,9 @@ def _load_on_gpu(folder: Path, target: str, entry: str) -> _MakeCall:
     return make_call
 
 
+_C_TYPES: dict[type, Any] = {int: ctypes.c_int64, float: ctypes.c_float, type(None): ctypes.c_void_p}
+
+
 def _load_on_cpu(folder: Path, entry: str) -> _MakeCall:
     """The file stays where it is: the sanitizer finds names and lines in it."""
     ctypes.CDLL("libgomp.so.1", mode=os.RTLD_GLOBAL)
@@ -390,10 +385,8 @@ def _load_on_cpu(folder: Path, entry: str) -> _MakeCall:
                 held[place] = allocate(_ALIGNMENT, size), size
                 ctypes.memmove(held[place][0], content, len(content))
                 arguments.append(ctypes.c_void_p(held[place][0] + value.lead_bytes))
-            elif value is None:
-                arguments.append(ctypes.c_void_p())
             else:
-                arguments.append(ctypes.c_float(value) if isinstance(value, float) else ctypes.c_int64(value))  # type: ignore[arg-type]
+                arguments.append(_C_TYPES[type(value)](value))
         function(*arguments)
         return {place: ctypes.string_at(address, size) for place, (address, size) in held.items()}
 

@@ -357,7 +357,7 @@ def _sanitized_record(recorded: CandidateRecord, found: Sanitized, seed: int, db
         "target": recorded.target,
         "arch": recorded.arch,
         "seed": seed,
-        "clean": found.clean,
+        "clean": all(r.clean for r in found.reports),
         "remarks": [remark] if remark else [],
         "cases": found.cases,
         "tools": [asdict(r) | {"clean": r.clean, "seconds": round(r.seconds, 2)} for r in found.reports],
