@@ -134,10 +134,9 @@ def _wanted(parts: Sequence[ExportRequest]) -> Iterator[tuple[int, ExportItem, s
     was measured on it, or else on code of its number (compute_89: sm_89), goes before the others of its workload."""
     pairs = [(n, arch) for n, part in enumerate(parts) for arch in part.builds or (part.arch,)]
 
-    def place(pair: tuple[int, str]) -> int:
-        number, arch = pair
-        measured = parts[number].arch
-        return 0 if arch == measured else 1 if arch.partition("_")[2] == measured.partition("_")[2] else 2
+    def place(pair: tuple[int, str]) -> tuple[bool, bool]:
+        measured, arch = parts[pair[0]].arch, pair[1]
+        return arch != measured, arch.partition("_")[2] != measured.partition("_")[2]
 
     done = set()
     for number, arch in sorted(pairs, key=place):

@@ -10,7 +10,6 @@ Reference: https://github.com/ScalingIntelligence/KernelBench, src/kernelbench/e
 from __future__ import annotations
 
 import base64
-import json
 import re
 from collections.abc import Mapping
 from inspect import getsource
@@ -22,13 +21,14 @@ from evo.errors import UsageError
 from evo.export import Contents, Exporter, ExportRequest
 from evo.export._package import build_package
 from evo.problem.formats import check_fit, fill, format_table, values_of
-from evo.problem.kernel import Kernel, Workload, load_kernel
+from evo.problem.kernel import Workload, load_kernel
 from evo.runtime.package import LaunchPlan
 
 __all__ = ["EXPORTER"]
 
 _MODEL_NEW = Path(__file__).with_name("_kernelbench.py.j2")
 _WORDS = {"int64": "q", "int32": "i4x", "float32": "f4x", "float64": "d"}
+"""How struct writes an argument into 8 bytes."""
 
 
 def _contents(request: ExportRequest) -> Contents:
@@ -44,7 +44,6 @@ def _contents(request: ExportRequest) -> Contents:
     for item in request.items:
         check_fit(table, "kernelbench", item.candidate, item.workload)
     manifest, built = build_package(kernel, (request,))
-    headers = {name: built[name].decode() for name in sorted(manifest["headers"])}
     files: dict[str, bytes] = {}
     for v in manifest["variants"]:
         workload = kernel.workload(request.target, v["workload"]["key"])
@@ -54,9 +53,26 @@ def _contents(request: ExportRequest) -> Contents:
             stem += f"_{option}" if value is True and not kernel.options[option] else ""
         if f"{stem}.py" in files:
             raise UsageError(f"two of these winners are both called {stem}.py: export them to folders of their own")
-        code = {"source": built[v["source"]].decode(), "headers": headers, "cubin": built[v["binary"]]}
         files[f"{stem}.py"] = _model(table, workload).encode()
-        files[f"{stem}_new.py"] = _model_new(kernel, table, workload, v, code, f"{stem}.py").encode()
+        values = {
+            **values_of(workload),
+            "kernel": kernel,
+            "table": table,
+            "workload": workload,
+            "variant": v,
+            "problem_file": f"{stem}.py",
+            "version": __version__,
+            "fixed": {name: size for name, size in workload.dims if name in v["fixed"]},
+            "source": _literal(built[v["source"]]),
+            "headers": {name: _literal(built[name]) for name in sorted(manifest["headers"])},
+            "cubin": base64.encodebytes(built[v["binary"]]).decode(),
+            "driver": (Path(runtime.__file__).parent / "driver.h").read_text(encoding="utf-8"),
+            "launch_plan": getsource(LaunchPlan),
+            "plan": LaunchPlan(**v["launch"]),
+            "words": "".join("Q" if a.kind != "scalar" else _WORDS[a.dtype] for a in kernel.arguments),
+            "model_new": fill(table["model_new"], values_of(workload)),
+        }
+        files[f"{stem}_new.py"] = fill(_MODEL_NEW.read_text(encoding="utf-8"), values).encode()
     return manifest, files
 
 
@@ -72,42 +88,9 @@ def _model(table: Mapping[str, Any], workload: Workload) -> str:
     )
 
 
-def _model_new(
-    kernel: Kernel,
-    table: Mapping[str, Any],
-    workload: Workload,
-    variant: Mapping[str, Any],
-    code: Mapping[str, Any],
-    problem_file: str,
-) -> str:
-    values = values_of(workload)
-    headers = "".join(f"\n    {json.dumps(name)}: {_text(text)}," for name, text in code["headers"].items())
-    body = {
-        **values,
-        "title": kernel.title,
-        "problem": table["problem"],
-        "problem_file": problem_file,
-        "version": __version__,
-        "workload": workload.key,
-        "arch": variant["arch"],
-        "candidate": variant["candidate"],
-        "fixed": repr({name: size for name, size in workload.dims if name in variant["fixed"]}),
-        "source": _text(code["source"]),
-        "headers": f"{{{headers}\n}}",
-        "cubin": base64.encodebytes(code["cubin"]).decode(),
-        "entry": json.dumps(kernel.entry),
-        "driver": (Path(runtime.__file__).parent / "driver.h").read_text(encoding="utf-8"),
-        "launch_plan": getsource(LaunchPlan),
-        "plan": LaunchPlan(**variant["launch"]),
-        "arguments": json.dumps(["Q" if a.kind != "scalar" else _WORDS[a.dtype] for a in kernel.arguments]),
-        "name": json.dumps(f"evo_{kernel.entry}_{variant['binary_sha256'][:16]}"),
-        "model_new": fill(table["model_new"], values),
-    }
-    return fill(_MODEL_NEW.read_text(encoding="utf-8"), body)
-
-
-def _text(text: str) -> str:
+def _literal(data: bytes) -> str:
     """A Python literal that reads as the text itself where that is possible."""
+    text = data.decode()
     plain = "'''" not in text and not text.endswith(("'", "\\"))
     return f"r'''\n{text}'''" if plain and "\r" not in text else repr(text)
 

@@ -57,18 +57,17 @@ def advice(out: Path) -> list[str]:
 def remarks(out: Path) -> list[str]:
     """What was requested and is missing or replaced in an export, with the reason, a sentence each."""
     manifest = read_manifest(out)
-    archs: dict[str, list[str]] = {}
+    found = []
     for v in manifest["variants"]:
         if instead := v["instead_of"]:
             told = f"is {v['candidate']}, because {instead['candidate']} cannot be built for it ({instead['reason']})"
-            archs.setdefault(f"{v['workload']['key']}: what is built for ARCHS {told}", []).append(v["arch"])
+            found.append(f"{v['workload']['key']}: what is built for {v['arch']} {told}")
+        if reason := slower(v):
+            found.append(f"{v['workload']['key']}: left to PyTorch on {v['arch']} ({reason})")
     for m in manifest["left_out"]:
         told = f"neither {m['candidate']} nor another candidate of its run can be ({m['reason']})"
-        archs.setdefault(f"{m['workload']}: nothing is built for ARCHS, {told}", []).append(m["arch"])
-    for v in manifest["variants"]:
-        if reason := slower(v):
-            archs.setdefault(f"{v['workload']['key']}: left to PyTorch on ARCHS ({reason})", []).append(v["arch"])
-    return [remark.replace("ARCHS", " and ".join(among)) for remark, among in archs.items()]
+        found.append(f"{m['workload']}: nothing is built for {m['arch']}, {told}")
+    return found
 
 
 def make_package(*parts: ExportRequest) -> Contents:
