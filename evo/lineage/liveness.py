@@ -29,6 +29,12 @@ _WRITERS = 0x65766F  # "evo"
 _RUNS = 0x65766F02  # the first of two numbers, the second being the run's id
 _TRIES, _PAUSE_S = 10, 0.05
 
+_CLAIMED = text(
+    "SELECT objid FROM pg_locks WHERE locktype = 'advisory' AND classid = :runs AND granted AND database ="
+    " (SELECT oid FROM pg_database WHERE datname = current_database())"
+)
+"""Keys of the runs of a server's database that a process holds."""
+
 GONE = "its process ended without saying why"
 """Why a run stopped whose process could not tell."""
 
@@ -140,20 +146,8 @@ def gone(store: Store, connection: Connection, recorded: Mapping[int, str]) -> f
     if not running:
         return running
     if store.path is None:
-        return running - _claimed(connection)
+        return running - frozenset(connection.scalars(_CLAIMED, {"runs": _RUNS}))
     return frozenset() if store.writes or not _is_free(_lock_path(store.path.resolve())) else running
-
-
-def _claimed(connection: Connection) -> frozenset[int]:
-    """Keys of the runs of a server's database that a process holds."""
-    held = connection.execute(
-        text(
-            "SELECT objid FROM pg_locks WHERE locktype = 'advisory' AND classid = :runs AND granted AND database ="
-            " (SELECT oid FROM pg_database WHERE datname = current_database())"
-        ),
-        {"runs": _RUNS},
-    )
-    return frozenset(int(key) for key in held.scalars())
 
 
 def _is_free(lock: Path) -> bool:

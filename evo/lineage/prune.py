@@ -14,7 +14,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Connection, Select, Text, and_, cast, delete, func, or_, select, update
+from sqlalchemy import Connection, Delete, Select, Text, Update, and_, cast, delete, func, or_, select, update
 
 from evo.errors import StoreError
 from evo.evaluation import PASSED
@@ -101,6 +101,7 @@ def _prune(connection: Connection, runs: Sequence[str], parts: Sequence[Part], *
     kept = samples = size = 0
     lost: Counter[Part] = Counter()
     released: Counter[str] = Counter()
+    changes: list[Update | Delete] = []
     for name in runs:
         key = resolve_run(connection, name)
         spared = _spared(key)
@@ -111,23 +112,24 @@ def _prune(connection: Connection, runs: Sequence[str], parts: Sequence[Part], *
                 digests = connection.scalars(select(digest).where(where)).all()
                 released.update(digests)
                 lost[part] += len(digests)
-                if not dry:
-                    connection.execute(update(digest.class_).where(where), {digest.key: None})
+                changes.append(update(digest.class_).where(where).values({digest.key: None}))
         if Part.SAMPLES in wanted:
             length = func.length(cast(_t.samples_us, Text))
             where = and_(_t.run_id == key, _t.round == 0, _t.candidate_id.not_in(spared), length > len("[]"))
             number, letters = connection.execute(select(func.count(), func.sum(length)).where(where)).one()
             samples, size = samples + number, size + int(letters or 0)
-            if not dry:
-                connection.execute(update(_t).where(where), {"samples_us": []})
-    artefacts, stored = _drop_artefacts(connection, released, dry=dry)
+            changes.append(update(_t).where(where).values(samples_us=[]))
+    unneeded, stored = _unneeded(connection, released)
+    changes += [delete(_a).where(_a.sha256.in_(some)) for some in at_once(unneeded)]
+    for change in changes if not dry else ():
+        connection.execute(change)
     return Pruned(
         runs=tuple(runs),
         kept=kept,
         sources=lost[Part.SOURCES],
         binaries=lost[Part.BINARIES],
         samples=samples,
-        artefacts=artefacts,
+        artefacts=len(unneeded),
         bytes=size + stored,
     )
 
@@ -154,18 +156,17 @@ def _losers(run_id: int, spared: Select[int], wanted: frozenset[Part], part: Par
     return query.where(_c.status.not_in(PASSED)) if Part.FAILED in wanted else None
 
 
-def _drop_artefacts(connection: Connection, released: Counter[str], *, dry: bool) -> tuple[int, int]:
-    """Number and bytes of those that only candidates refer to that lose them."""
-    number = size = 0
+def _unneeded(connection: Connection, released: Counter[str]) -> tuple[list[str], int]:
+    """Digests and bytes of the artefacts that no other candidates refer to than those that lose them. released: how many
+    do, by digest."""
+    found: list[str] = []
+    size = 0
     for some in at_once(sorted(released)):
-        left: Counter[str] = Counter()
+        known: Counter[str] = Counter()
         for _, _, column in _STORED:
             counted = connection.execute(select(column, func.count()).where(column.in_(some)).group_by(column))
-            left.update({digest: n for digest, n in counted if digest})
-        gone = [digest for digest in some if left[digest] == (released[digest] if dry else 0)]
-        if gone:
-            number += len(gone)
-            size += int(connection.scalar(select(func.sum(func.length(_a.data))).where(_a.sha256.in_(gone))) or 0)
-            if not dry:
-                connection.execute(delete(_a).where(_a.sha256.in_(gone)))
-    return number, size
+            known.update({digest: n for digest, n in counted if digest})
+        gone = [digest for digest in some if known[digest] == released[digest]]
+        size += int(connection.scalar(select(func.sum(func.length(_a.data))).where(_a.sha256.in_(gone))) or 0)
+        found += gone
+    return found, size
