@@ -10,7 +10,9 @@ import hashlib
 import random
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 from evo.evaluation import Binary, Build, Check, Evaluation, Status, Timing
 from evo.executors import InFlight, RaceRequest, RaceResult, Request
@@ -72,16 +74,24 @@ def timing(workload: str, ratio: float, contender: str = "candidate", protocol: 
     )
 
 
-class LandscapeExecutor:
-    """Results arrive in an order of chance: `delays` seeds it. Nothing else depends on it."""
+def _unchanged(request: Request | RaceRequest, found: Any) -> Any:
+    return found
 
-    def __init__(self, delays: int, longest_s: float = 0.004) -> None:
+
+class LandscapeExecutor:
+    """Results arrive in an order of chance: `delays` seeds it. Nothing else depends on it. change: what is made of them."""
+
+    def __init__(
+        self, delays: int, longest_s: float = 0.004, change: Callable[[Any, Any], Any] = _unchanged
+    ) -> None:
+        self.change = change
         self._rng, self._lock, self._longest_s = random.Random(delays), threading.Lock(), longest_s
         self._pool = ThreadPoolExecutor(max_workers=8)
         self.built: list[str] = []
         self.measured: list[str] = []
 
-    def _later(self, result: object) -> Future[object]:
+    def _later(self, request: Request | RaceRequest, found: object) -> Future[Any]:
+        result = self.change(request, found)
         with self._lock:
             delay = self._rng.random() * self._longest_s
         return self._pool.submit(lambda: (time.sleep(delay), result)[1])
@@ -99,16 +109,16 @@ class LandscapeExecutor:
             build = Build(
                 status=Status.OK, arch="none", compiler="none", source_digest="0" * 64, source="text", binary=binary
             )
-        return self._later(build)  # type: ignore[return-value]
+        return self._later(request, build)
 
     def measure(self, request: Request) -> Future[Evaluation]:
         self.measured.append(request.genome.digest)
         if status_of(request.genome) is Status.WRONG:
             check = Check(case="normal", passed=False, reason="off", seed=request.seed)
-            return self._later(Evaluation(status=Status.WRONG, checks=(check,), log="off"))  # type: ignore[return-value]
+            return self._later(request, Evaluation(status=Status.WRONG, checks=(check,), log="off"))
         timings = (timing(request.workload.key, ratio_of(request.genome)),) if request.time else ()
         passed = Check(case="normal", passed=True, error=0.0, allowed=1.0, seed=request.seed)
-        return self._later(Evaluation(status=Status.OK, checks=(passed,), timings=timings))  # type: ignore[return-value]
+        return self._later(request, Evaluation(status=Status.OK, checks=(passed,), timings=timings))
 
     def race(self, request: RaceRequest) -> Future[RaceResult]:
         key = request.workload.key
@@ -116,7 +126,7 @@ class LandscapeExecutor:
         if request.hot:
             timings += [timing(key, 0.9 * ratio_of(g), n, "hot") for n, g, _ in request.contenders]
         timings += [timing(key, 1.0, "torch", "final"), timing(key, 0.4, "copy", "final")]
-        return self._later(RaceResult(timings=tuple(timings)))  # type: ignore[return-value]
+        return self._later(request, RaceResult(timings=tuple(timings)))
 
     def in_flight(self) -> tuple[InFlight, ...]:
         return ()

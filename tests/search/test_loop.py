@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -215,25 +216,16 @@ def test_what_a_replay_takes_comes_before_the_search(store: Store, monkeypatch: 
     assert time.time() - resumed.started_unix == pytest.approx(resumed.elapsed_s - 10.0, abs=0.25)
 
 
-class Costly(LandscapeExecutor):
+def _costly(request: Request, found: Any) -> Any:
     """A build costs 2 s, and a measurement 3 s on the device; or so it says."""
-
-    def build(self, request: Request) -> Future[Build]:
-        return _changed(super().build(request), seconds=2.0)
-
-    def measure(self, request: Request) -> Future[Evaluation]:
-        return _changed(super().measure(request), seconds=3.0, gate_seconds=1.0, timing_seconds=1.5)
-
-
-def _changed(known: Future[Any], **changes: object) -> Future[Any]:
-    found: Future[Any] = Future()
-    known.add_done_callback(lambda done: found.set_result(replace(done.result(), **changes)))
-    return found
+    if isinstance(found, Build):
+        return replace(found, seconds=2.0)
+    return replace(found, seconds=3.0, gate_seconds=1.0, timing_seconds=1.5)
 
 
 def test_costs_of_a_resumed_run_are_told_over_the_candidates_since_then(store: Store) -> None:
     run = search(configure(40), store, LandscapeExecutor(8))[2]
-    executor = Costly(1)
+    executor = LandscapeExecutor(1, change=_costly)
     resumed, _, _ = search(longer(run, evaluations=60), store, executor)
     told = evaluation_costs(resumed.progress)
     measured = len(executor.measured) / 20
@@ -245,7 +237,7 @@ def test_costs_of_a_resumed_run_are_told_over_the_candidates_since_then(store: S
 
 def test_without_a_finished_candidate_costs_are_no_average(store: Store) -> None:
     """What was built and not measured when a search ended is in no finished candidate's costs."""
-    executor = Costly(1)
+    executor = LandscapeExecutor(1, change=_costly)
     stuck: Future[Evaluation] = Future()
     executor.measure = lambda request: stuck  # type: ignore[method-assign]
     part, reason, _ = search(configure(40, seconds=1.0), store, executor)
@@ -263,19 +255,16 @@ def test_a_budget_that_allows_nothing_is_refused(budget: dict[str, float]) -> No
         Budget(**budget)
 
 
-class Untrusted(LandscapeExecutor):
+def untrusted(fate: Callable[[RaceRequest, RaceResult, int], RaceResult]) -> LandscapeExecutor:
     """A winner of the finals' race fails when it runs once more: `fate` of the n-th such race, from 0."""
+    confirmations = count()
 
-    def __init__(self, fate: Callable[[RaceRequest, RaceResult, int], RaceResult]) -> None:
-        super().__init__(3)
-        self.fate, self.confirmations = fate, 0
+    def change(request: Request | RaceRequest, found: Any) -> Any:
+        if isinstance(request, RaceRequest) and AA_CONTROL in {name for name, _, _ in request.contenders}:
+            return fate(request, found, next(confirmations))
+        return found
 
-    def race(self, request: RaceRequest) -> Future[RaceResult]:
-        found = super().race(request).result()
-        if any(name == AA_CONTROL for name, _, _ in request.contenders):
-            found = self.fate(request, found, self.confirmations)
-            self.confirmations += 1
-        return self._later(found)  # type: ignore[return-value]
+    return LandscapeExecutor(3, change=change)
 
 
 def _refused(request: RaceRequest, found: RaceResult) -> RaceResult:
@@ -312,7 +301,7 @@ def test_the_winner_keeps_its_time_in_the_race_that_it_won_beside_that_of_the_ra
             timings=tuple(replace(t, median_us=2 * t.median_us, ratio=t.ratio and 2 * t.ratio) for t in found.timings),
         )
 
-    finals, elites = _finals_of(Untrusted(slower), store)
+    finals, elites = _finals_of(untrusted(slower), store)
     winner = finals.winner
     assert winner is not None
     assert winner.timing is not None
@@ -325,7 +314,7 @@ def test_the_winner_keeps_its_time_in_the_race_that_it_won_beside_that_of_the_ra
 
 
 def test_a_winner_that_is_refused_when_it_runs_once_more_has_not_won_and_the_next_one_runs(store: Store) -> None:
-    executor = Untrusted(lambda request, found, n: _refused(request, found) if n < 2 else found)
+    executor = untrusted(lambda request, found, n: _refused(request, found) if n < 2 else found)
     finals, elites = _finals_of(executor, store)
     assert finals.winner is not None
     assert finals.winner.candidate == elites[2]
@@ -340,7 +329,7 @@ def test_who_won_finals_that_are_held_anew_and_confirm_nobody_has_not_won(store:
         (lambda request, found, n: found, True),
         (lambda request, found, n: _refused(request, found), False),
     ):
-        executor = Untrusted(fate)
+        executor = untrusted(fate)
         held = hold_all_finals(found, run, store, executor, 4)
         executor.close()
         assert [f.winner is not None for f in held] == [wins]
@@ -350,9 +339,14 @@ def test_who_won_finals_that_are_held_anew_and_confirm_nobody_has_not_won(store:
 
 @pytest.mark.parametrize("dies", [1, 2])
 def test_a_last_race_that_dies_is_held_again_once(store: Store, dies: int) -> None:
-    executor = Untrusted(lambda request, found, n: found if n >= dies else RaceResult(log="it died", device_lost=True))
-    finals, elites = _finals_of(executor, store)
-    assert executor.confirmations == 2
+    held = []
+
+    def fate(request: RaceRequest, found: RaceResult, n: int) -> RaceResult:
+        held.append(n)
+        return found if n >= dies else RaceResult(log="it died", device_lost=True)
+
+    finals, elites = _finals_of(untrusted(fate), store)
+    assert held == [0, 1]
     if dies == 1:
         assert finals.winner is not None
         assert finals.winner.candidate == elites[0]
@@ -362,20 +356,18 @@ def test_a_last_race_that_dies_is_held_again_once(store: Store, dies: int) -> No
         assert "could not be confirmed: it died" in unconfirmed.measurement.log
 
 
-class Disturbed(LandscapeExecutor):
+def disturbed(times: int, *, of: Callable[[str], bool] = lambda digest: True) -> LandscapeExecutor:
     """The first `times` timings of a candidate are disturbed, and flattered tenfold."""
 
-    def __init__(self, times: int, *, of: Callable[[str], bool] = lambda digest: True) -> None:
-        super().__init__(2)
-        self.times, self.of = times, of
-
-    def measure(self, request: Request) -> Future[Evaluation]:
+    def change(request: Request, found: Any) -> Any:
         digest = request.genome.digest
-        found = super().measure(request).result()
-        if found.timings and self.of(digest) and self.measured.count(digest) <= self.times:
-            flattered = timing(request.workload.key, 0.1 * ratio_of(request.genome))
-            found = replace(found, timings=(replace(flattered, clocks={"disturbed": 2.0}),))
-        return self._later(found)  # type: ignore[return-value]
+        if isinstance(found, Build) or not found.timings or not of(digest) or executor.measured.count(digest) > times:
+            return found
+        flattered = timing(request.workload.key, 0.1 * ratio_of(request.genome))
+        return replace(found, timings=(replace(flattered, clocks={"disturbed": 2.0}),))
+
+    executor = LandscapeExecutor(2, change=change)
+    return executor
 
 
 def _one_in_four(digest: str) -> bool:
@@ -383,7 +375,7 @@ def _one_in_four(digest: str) -> bool:
 
 
 def test_what_was_disturbed_and_would_be_the_best_is_measured_once_more(store: Store) -> None:
-    executor = Disturbed(1, of=_one_in_four)
+    executor = disturbed(1, of=_one_in_four)
     found, _, run = search(configure(60), store, executor)
     assert {executor.measured.count(d) for d in executor.measured if _one_in_four(d)} == {2}
     assert {executor.measured.count(d) for d in executor.measured if not _one_in_four(d)} == {1}
@@ -392,7 +384,7 @@ def test_what_was_disturbed_and_would_be_the_best_is_measured_once_more(store: S
 
 
 def test_what_is_always_disturbed_is_neither_best_nor_first_in_the_finals(store: Store) -> None:
-    found, _, _ = search(configure(60), store, Disturbed(9, of=_one_in_four))
+    found, _, _ = search(configure(60), store, disturbed(9, of=_one_in_four))
     best = found.progress.best[0]
     assert best.ratio > 0.4
     assert not _one_in_four(found._candidates[best.order].proposal.genome.digest)
@@ -400,7 +392,7 @@ def test_what_is_always_disturbed_is_neither_best_nor_first_in_the_finals(store:
 
 
 def test_a_machine_that_is_never_quiet_is_searched_all_the_same(store: Store) -> None:
-    executor = Disturbed(9)
+    executor = disturbed(9)
     found, _, _ = search(configure(60), store, executor)
     assert not found.progress.best
     elites = found.elites(0)[:5]
@@ -414,26 +406,23 @@ def test_a_machine_that_has_become_quiet_is_trusted_again(store: Store) -> None:
     def early_or_one_in_four(digest: str) -> bool:
         return first_seen.setdefault(digest, len(first_seen)) < 12 or _one_in_four(digest)
 
-    executor = Disturbed(9, of=early_or_one_in_four)
+    executor = disturbed(9, of=early_or_one_in_four)
     search(configure(60), store, executor)
     later = {d for d, n in first_seen.items() if n > 20 and _one_in_four(d)}
     assert {executor.measured.count(d) for d in later} == {2}
 
 
-class WithIncumbent(LandscapeExecutor):
-    """Whoever has an incumbent loses against it in the race of both, whatever its own ratio says."""
-
-    def measure(self, request: Request) -> Future[Evaluation]:
-        found = super().measure(request).result()
-        if found.timings and request.incumbent is not None:
-            own = found.timings[0]
-            faster = tuple(0.9 * us for us in own.samples_us)
-            found = replace(found, timings=(own, replace(own, contender="incumbent", samples_us=faster)))
-        return self._later(found)  # type: ignore[return-value]
+def _loses_to_the_incumbent(request: Request, found: Any) -> Any:
+    """In the race of both, whatever its own ratio says."""
+    if isinstance(found, Build) or not found.timings or request.incumbent is None:
+        return found
+    own = found.timings[0]
+    faster = tuple(0.9 * us for us in own.samples_us)
+    return replace(found, timings=(own, replace(own, contender="incumbent", samples_us=faster)))
 
 
 def test_who_loses_against_the_best_in_the_race_of_both_is_not_the_new_best(store: Store) -> None:
-    found, _, run = search(configure(60), store, WithIncumbent(4))
+    found, _, run = search(configure(60), store, LandscapeExecutor(4, change=_loses_to_the_incumbent))
     orders = {i.order for i in found.progress.improvements}
     assert orders
     assert max(orders) < run.spec.max_in_flight + 2  # those whose measurement was asked for before there was a best
