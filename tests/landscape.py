@@ -74,15 +74,11 @@ def timing(workload: str, ratio: float, contender: str = "candidate", protocol: 
     )
 
 
-def _unchanged(request: Request | RaceRequest, found: Any) -> Any:
-    return found
-
-
 class LandscapeExecutor:
     """Results arrive in an order of chance: `delays` seeds it. Nothing else depends on it. change: what is made of them."""
 
     def __init__(
-        self, delays: int, longest_s: float = 0.004, change: Callable[[Any, Any], Any] = _unchanged
+        self, delays: int, longest_s: float = 0.004, change: Callable[[Any, Any], Any] = lambda request, found: found
     ) -> None:
         self.change = change
         self._rng, self._lock, self._longest_s = random.Random(delays), threading.Lock(), longest_s

@@ -403,7 +403,7 @@ def find_kernel(name: str) -> Path:
 
     Raises UnknownNameError if there is none, KernelError for a folder that is no kernel's.
     """
-    if Path(name).is_dir() and (Path(name) / "kernel.py").is_file():
+    if (Path(name) / "kernel.py").is_file():
         return Path(name).resolve()
     if name in kernel_names():
         return template_root() / name

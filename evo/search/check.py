@@ -7,7 +7,7 @@ the neighbouring sizes that the finals gate it on.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -133,27 +133,24 @@ def _check(
     results: list[Checked] = []
     too_large: dict[Workload, str] = {}
 
-    def wait(future: Future[_T]) -> _T:
-        while observe is not None and not future.done():
-            try:
-                return future.result(timeout=_OBSERVE_S)
-            except TimeoutError:
-                work = next(iter(executor.in_flight()), None)
-                changes = changes_of.get((work.genome, work.workload), {}) if work else {}
-                observe(CheckProgress(done=len(results), count=len(building), work=work, changes=changes))
+    def result_of(future: Future[_T]) -> _T:
+        while observe is not None and wait([future], timeout=_OBSERVE_S).not_done:
+            work = next(iter(executor.in_flight()), None)
+            changes = changes_of.get((work.genome, work.workload), {}) if work else {}
+            observe(CheckProgress(done=len(results), count=len(building), work=work, changes=changes))
         return future.result()
 
     for task, genome, changes, future in building:
-        workload, build, measurement = task.workload, wait(future), None
+        workload, build, measurement = task.workload, result_of(future), None
         time = workload in timed and workload not in too_large
         if gate and build.binary is not None:
             try:
-                measurement = wait(task.measure(genome, build, time=time))
+                measurement = result_of(task.measure(genome, build, time=time))
             except UsageError as error:
                 if not time:
                     raise
                 time, too_large[workload] = False, str(error)
-                measurement = wait(task.measure(genome, build, time=False))
+                measurement = result_of(task.measure(genome, build, time=False))
         results.append(
             Checked(
                 workload=workload,

@@ -224,8 +224,8 @@ class Surrogate:
         self._whitening: Array = np.empty((0, 0))
         """Inverse of the Cholesky factor of the basis' covariances."""
         self._since_refit = _REFIT
-        self._targets: Array | None = None
-        self._solved: Array = np.empty(0)
+        self._solved: Array | None = None
+        """The solution for the scores of the basis, while it holds."""
         self._incumbent = 0.0
 
     @property
@@ -239,8 +239,7 @@ class Surrogate:
         self._scores.append(None)
         self._pending[row] = None
         if self.ready and self._basis:
-            self._solve()
-            self._pending[row] = float(self._correlation(self._points[row][None, :])[0] @ self._solved)
+            self._pending[row] = float(self._correlation(self._points[row][None, :])[0] @ self._solve())
             self._append(row)
         return row
 
@@ -250,15 +249,14 @@ class Surrogate:
         self._scores[row] = score
         self._passed += score is not None
         self._since_refit += 1
-        self._targets = None
+        self._solved = None
 
     def merits(self, genomes: Sequence[Genome]) -> list[float]:
         """Logarithm of the expected improvement of each, up to a constant. Only when `ready`."""
         if self._since_refit >= _REFIT:
             self._refit()
-        self._solve()
         k = self._correlation(np.stack([self._encode(g.parameters) for g in genomes]))
-        mean = k @ self._solved
+        mean = k @ self._solve()
         variance = 1.0 - ((k @ self._whitening.T) ** 2).sum(axis=1)
         found = []
         for m, v in zip(mean.tolist(), variance.tolist(), strict=True):
@@ -289,18 +287,17 @@ class Surrogate:
         grown[n, n] = 1.0 / diagonal
         self._whitening, self._at = grown, np.vstack([self._at, self._points[row]])
         self._basis.append(row)
-        self._targets = None
+        self._solved = None
 
-    def _solve(self) -> None:
-        if self._targets is not None:
-            return
-        targets = self._targets_of(self._basis)
-        self._solved = (self._whitening @ targets) @ self._whitening
-        # The posterior mean, not the luckiest measurement, is what has to be improved on.
-        smooth = targets - _NOISE * self._solved
-        passed = [i for i, row in enumerate(self._basis) if self._scores[row] is not None]
-        self._incumbent = min(float(smooth[i]) for i in passed)
-        self._targets = targets
+    def _solve(self) -> Array:
+        if self._solved is None:
+            targets = self._targets_of(self._basis)
+            self._solved = np.asarray((self._whitening @ targets) @ self._whitening)
+            # The posterior mean, not the luckiest measurement, is what has to be improved on.
+            smooth = targets - _NOISE * self._solved
+            passed = [i for i, row in enumerate(self._basis) if self._scores[row] is not None]
+            self._incumbent = min(float(smooth[i]) for i in passed)
+        return self._solved
 
     def _targets_of(self, rows: Sequence[int]) -> Array:
         """Scores made comparable: log of the distance from the best in units of the median's, standardised."""
@@ -333,7 +330,7 @@ class Surrogate:
         matrix = self._correlation(self._at) + _NOISE * np.eye(len(self._basis))
         self._whitening = np.asarray(np.linalg.inv(np.linalg.cholesky(matrix)), dtype=np.float64)
         self._since_refit = 0
-        self._targets = None
+        self._solved = None
 
     def _fit(self) -> None:
         """One round of coordinate ascent on the marginal likelihood: each weight is doubled, halved or left."""
