@@ -32,7 +32,7 @@ def random_search(kernel: str, evaluations: int = 20, name: str | None = None) -
         workloads=load_kernel(kernel).workloads["cpu"][:1],
         sampler="random",
         seed=5,
-        max_in_flight=8,
+        builders=4,
         budget=Budget(evaluations=evaluations),
         name=name,
     )

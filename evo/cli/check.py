@@ -35,14 +35,14 @@ from evo.cli.search import load_context, open_workers
 from evo.cli.tables import Terminal, counted, short, short_workload
 from evo.errors import DeviceError, StoreError, UnknownNameError, UsageError
 from evo.evaluation import Status
-from evo.executors import ExecutorConfig, Request
+from evo.executors import Request
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload, find_kernel, kernel_names
 from evo.sanitize import Sanitized, choose_tools
 from evo.sanitize import sanitize as run_tools
 from evo.search.check import Checked, check_candidate, check_kernel, check_workloads_of
-from evo.search.run import default_builders, open_executor
+from evo.search.run import open_executor
 from evo.search.tasks import TaskExecutor
 from evo.targets import find_target
 
@@ -201,11 +201,9 @@ def _check_candidate(recorded: CandidateRecord, seed: int, compile_only: bool, d
         raise DeviceError(f"{why_not}; to compile it only, add --compile-only")
     observe = None if json else CheckLines("workloads")
     # A cache of its own: what is checked is what the compiler makes now, not what it once made.
-    with tempfile.TemporaryDirectory(prefix="evo-check-") as folder:
-        config = ExecutorConfig(builders=default_builders(find_target(target)), cache_dir=Path(folder))
-        with open_executor(target, config) as executor:
-            task = task_of(recorded, executor, seed)
-            results = check_candidate(task, Genome.of(recorded.parameters), gate=not compile_only, observe=observe)
+    with tempfile.TemporaryDirectory(prefix="evo-check-") as folder, open_executor(target, Path(folder)) as executor:
+        task = task_of(recorded, executor, seed)
+        results = check_candidate(task, Genome.of(recorded.parameters), gate=not compile_only, observe=observe)
     record = {
         "candidate": recorded.id,
         "kernel": recorded.kernel,

@@ -37,19 +37,18 @@ from evo.cli.results import outcome_record, print_outcome
 from evo.cli.screen import LiveScreen, PlainLines, Screen
 from evo.cli.tables import Terminal, counted
 from evo.errors import DeviceError, StoreError, UsageError
-from evo.executors import Executor, ExecutorConfig
+from evo.executors import Executor
 from evo.export import check_replaceable
 from evo.lineage import RunSpec, RunStatus, StoredRun
 from evo.lineage.store import Store
 from evo.problem.kernel import Kernel, load_kernel
 from evo.problem.space import Space
 from evo.report.text import duration
-from evo.search.loop import Search, default_max_in_flight
+from evo.search.loop import Search
 from evo.search.progress import Budget, StopReason
 from evo.search.run import (
     check_default,
     check_workloads,
-    default_builders,
     describe_environment,
     execute,
     open_executor,
@@ -101,9 +100,8 @@ def choose_arch(target: str, arch: str | None) -> str:
 
 
 def open_workers(target: str, db: str, builders: int | None = None) -> AbstractContextManager[Executor]:
-    """Worker processes; as many builders as the target leaves cores for, if no number is given."""
-    number = builders or default_builders(find_target(target))
-    return open_executor(target, ExecutorConfig(cache_dir=cache_dir(db), builders=number))
+    """Worker processes, with their cache where `cache_dir` says."""
+    return open_executor(target, cache_dir(db), builders)
 
 
 def search(
@@ -225,7 +223,7 @@ def _configure(job: dict[str, Any], db: str) -> RunSpec:
         workloads=workloads,
         sampler=sampler,
         seed=draw_seed(job.get("seed")),
-        max_in_flight=default_max_in_flight(job.get("builders") or default_builders(find_target(target))),
+        builders=job.get("builders"),
         budget=Budget(
             seconds=parse_duration(time) if time is not None else None, evaluations=evaluations, patience=patience
         ),

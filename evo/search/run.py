@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from pathlib import Path
 
 from evo import __version__
 from evo.errors import EvoError, StoreError, TemplateError, UsageError, error_line
@@ -22,16 +23,15 @@ from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel, Workload, load_kernel
 from evo.problem.space import Value
 from evo.search.finals import Finals, hold_finals
-from evo.search.loop import Search
+from evo.search.loop import Search, default_max_in_flight
 from evo.search.progress import Budget, Observer, StopReason
 from evo.search.tasks import tasks_of
-from evo.targets import Target
+from evo.targets import Target, find_target
 
 __all__ = [
     "Outcome",
     "check_default",
     "check_workloads",
-    "default_builders",
     "describe_environment",
     "execute",
     "open_executor",
@@ -63,14 +63,15 @@ def plan_run(
     workloads: tuple[Workload, ...],
     budget: Budget,
     seed: int,
-    max_in_flight: int,
+    builders: int | None = None,
     sampler: str = "evolution",
     sampler_options: Mapping[str, object] | None = None,
     fixed: Mapping[str, Value] | None = None,
     initial_points: Sequence[Mapping[str, Value]] = (),
     name: str | None = None,
 ) -> RunSpec:
-    """The record from which `execute` can start, and start again. kernel: name, or path of its folder.
+    """The record from which `execute` can start, and start again. kernel: name, or path of its folder. builders: of the
+    executor, if not as many as the target leaves cores for.
 
     What the gate's data are drawn with comes from the operating system: nobody can have fitted a kernel to them.
     """
@@ -81,7 +82,7 @@ def plan_run(
         arch=arch,
         sampler=sampler,
         seed=seed,
-        max_in_flight=max_in_flight,
+        max_in_flight=default_max_in_flight(builders or _default_builders(target)),
         workloads=workloads,
         options={
             "sampler": dict(sampler_options or {}),
@@ -115,8 +116,9 @@ def check_default(executor: Executor, spec: RunSpec) -> None:
             )
 
 
-def open_executor(target: str, config: ExecutorConfig) -> closing[Executor]:
+def open_executor(target: str, cache_dir: Path, builders: int | None = None) -> closing[Executor]:
     """Worker processes that start at once: they take seconds to get ready, so open this before anything slow."""
+    config = ExecutorConfig(cache_dir=cache_dir, builders=builders or _default_builders(target))
     return closing(find_executor("local")(target, config))
 
 
@@ -186,10 +188,10 @@ def hold_all_finals(
     return tuple(held)
 
 
-def default_builders(target: Target) -> int:
+def _default_builders(target: str) -> int:
     """Builders beside the device process: all cores but one, or all where they take turns anyway."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return cores if target.shares_cores else max(1, min(cores - 1, 32))
+    return cores if find_target(target).shares_cores else max(1, min(cores - 1, 32))
 
 
 def check_workloads(kernel: Kernel, target: str, texts: list[str]) -> tuple[Workload, ...]:

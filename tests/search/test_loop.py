@@ -49,7 +49,7 @@ def configure(
         workloads=tuple(KERNEL.workload("cpu", t) for t in texts),
         sampler=sampler,
         seed=seed,
-        max_in_flight=8,
+        builders=4,
         budget=Budget(evaluations=evaluations, **more),
     )
 
