@@ -7,7 +7,7 @@ from spaces import tiny_space
 
 from evo.errors import SpaceError, UnknownNameError
 from evo.problem.genome import Genome
-from evo.problem.space import Categorical, Constraint, Ordinal, Space, When
+from evo.problem.space import Categorical, Constraint, Ordinal, Space, Value, When
 
 
 def test_points_of_a_small_space_are_exactly_the_legal_combinations() -> None:
@@ -28,9 +28,6 @@ def test_a_point_is_completed_from_the_default_and_has_no_inactive_parameter() -
     space = tiny_space()
     assert "pad" not in space.complete({"store": "registers", "pad": True})
     assert space.complete({"tile": 4}) == {"tile": 4, "store": "shared", "pad": False, "unroll": 1}
-    assert space.violations({"tile": 2, "store": "registers", "pad": True, "unroll": 1}) == [
-        "pad has no effect here and must be left out"
-    ]
 
 
 def test_a_condition_on_an_inactive_parameter_is_not_met() -> None:
@@ -82,20 +79,18 @@ def test_neighbours_of_a_point_are_legal_and_one_step_away() -> None:
     ]
 
 
-def test_violations_name_the_parameter_and_what_it_may_be() -> None:
-    found = tiny_space().violations({"tile": 3, "store": "registers", "unroll": 1, "colour": "red"})
-    assert found == ["unknown parameter 'colour'", "tile=3 is not one of 1, 2, 4"]
-
-
-def test_a_broken_constraint_is_reported_with_its_reason() -> None:
-    found = tiny_space().violations({"tile": 4, "store": "shared", "pad": True, "unroll": 2})
-    assert found == ["fits: a tile, unrolled and padded, has at most 8 elements"]
-
-
-def test_true_is_not_one() -> None:
-    space = Space(parameters=(Ordinal(name="n", values=(1, 2)),))
-    assert not space.is_legal({"n": True})
-    assert space.is_legal({"n": 1})
+@pytest.mark.parametrize(
+    ("point", "found"),
+    [
+        ({"tile": 3, "unroll": 1, "colour": "red"}, ["unknown parameter 'colour'", "tile=3 is not one of 1, 2, 4"]),
+        ({"tile": 2, "unroll": True}, ["unroll=True is not one of 1, 2"]),
+        ({"tile": 2, "unroll": 1, "pad": True}, ["pad has no effect here and must be left out"]),
+        ({"tile": 1, "unroll": 1}, ["narrow_tiles_are_unrolled: a narrow tile alone is too little work"]),
+        ({"tile": 1, "unroll": 2}, []),
+    ],
+)
+def test_what_a_point_violates_is_named_with_what_it_may_be_or_why(point: dict[str, Value], found: list[str]) -> None:
+    assert tiny_space().violations({**point, "store": "registers"}) == found
 
 
 def test_a_branch_behind_many_conditions_is_reached() -> None:
