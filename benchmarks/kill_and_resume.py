@@ -108,8 +108,8 @@ def _identity(e: StoredEvaluation) -> str:
 
 def _replay(spec: RunSpec, evaluations: list[StoredEvaluation]) -> int:
     """How many recorded proposals a fresh sampler would not have made from the recorded measurements."""
-    first = evaluations[0].candidate
-    space = load_kernel(spec.kernel).space(spec.target, first.workload, find_target(spec.target).limits(spec.arch))
+    workload = spec.workloads[evaluations[0].candidate.task]
+    space = load_kernel(spec.kernel).space(spec.target, workload, find_target(spec.target).limits(spec.arch))
     made = find_sampler(spec.sampler)(space, spec.seed, {})
     differing, told_codes = 0, dict[str, int]()
     scores = {e.candidate.order: e.evaluation.score for e in evaluations}
