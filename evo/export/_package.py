@@ -33,7 +33,7 @@ __all__ = ["asked_of", "build_package", "recipe", "timing_of", "with_ptx"]
 _MOST_COMPILATIONS = 20
 """Of candidates that are legal and do not compile: what is wrong is then not the candidate."""
 _GPU = re.compile(r"(sm|compute)_(\d+)([af]?)")
-_TRUE_ANYWHERE = ("run", "candidate", "order", "operator", "device", "created", "lineage")
+_TRUE_ANYWHERE = ("run", "candidate", "order", "operator", "device", "created")
 _PSABI = {
     "x86-64": "sse sse2",
     "x86-64-v2": "cx16 lahf_lm popcnt pni sse4_1 sse4_2 ssse3",
@@ -267,10 +267,8 @@ def _variant_record(
         "record": dict(item.record),
     }
     if not measured:
-        # Figures and verdicts would be taken for this architecture's. Ancestors may be told beside the measured build.
-        told = any(v["standing"] == "measured" and v["candidate"] == item.candidate for v in before)
-        kept = set(_TRUE_ANYWHERE) - ({"lineage"} if told else set())
-        record["record"] = {name: value for name, value in item.record.items() if name in kept}
+        # Figures and verdicts would be taken for this architecture's.
+        record["record"] = {name: value for name, value in item.record.items() if name in _TRUE_ANYWHERE}
     if target.name == "cpu":
         record["needs"] = {"machine": cpu.machine(), "features": _needed_features(arch, source.flags)}
     return record

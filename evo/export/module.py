@@ -34,7 +34,7 @@ from evo.problem.genome import Genome
 from evo.problem.kernel import FRONTEND_FILE, Dimension, Kernel, Workload, load_kernel
 from evo.problem.render import Source, render
 from evo.problem.space import Space
-from evo.runtime.package import INIT, MAIN, MANIFEST, slower
+from evo.runtime.package import INIT, MAIN, slower
 from evo.targets import Target, find_target
 
 __all__ = ["EXPORTER", "advice", "make_package", "remarks"]
@@ -42,6 +42,16 @@ __all__ = ["EXPORTER", "advice", "make_package", "remarks"]
 _RUNTIME = Path(runtime.__file__).parent
 _NATIVE_FRONTEND = "frontend.cpp"
 _TAKEN = frozenset({"evo", "torch", *sys.stdlib_module_names})
+_INTRODUCTION = '''"""{title} for PyTorch, in place of {replaces}.
+
+What no variant serves is left to PyTorch. Found and written by evo {version}; manifest.json tells how.
+
+    python -m PACKAGE build     build the native launcher: cheaper calls
+    python -m PACKAGE check     compare with PyTorch and float64
+    python -m PACKAGE bench     time beside PyTorch
+    python -m PACKAGE show      what it was tuned for, and whether that runs here
+"""
+'''
 
 
 def advice(out: Path) -> list[str]:
@@ -81,7 +91,8 @@ def make_package(*parts: ExportRequest) -> Contents:
     frontend = _frontend_of(kernel)
     manifest, files = build_package(kernel, parts)
     _add_fallbacks(kernel, manifest, files)
-    files["__init__.py"] = f'"""{_introduction(manifest)}"""\n\n{INIT}'.encode()
+    introduction = _INTRODUCTION.format(title=kernel.title, replaces=kernel.replaces or "its own", version=__version__)
+    files["__init__.py"] = f"{introduction}\n{INIT}".encode()
     files["__main__.py"] = MAIN.encode()
     files |= {f"runtime/{path.name}": path.read_bytes() for path in _RUNTIME.iterdir() if path.suffix in (".py", ".h")}
     own = (frontend, frontend.with_name(_NATIVE_FRONTEND))
@@ -111,23 +122,6 @@ def _frontend_of(kernel: Kernel) -> Path:
     if not re.search(r"^__all__ = ", path.read_text(encoding="utf-8"), re.MULTILINE):
         raise KernelError(f"{path} does not say what is public: define __all__ = [...]")
     return path
-
-
-def _introduction(manifest: dict[str, Any]) -> str:
-    tuned: dict[str, list[str]] = {}
-    for v in manifest["variants"]:
-        arch = v["arch"] if v["standing"] == "measured" else f"{v['arch']} (compiled)"
-        tuned.setdefault(v["workload"]["key"], []).append(arch)
-    lines = "\n".join(f"    {key}:  {', '.join(archs)}" for key, archs in tuned.items())
-    kernel = manifest["kernel"]
-    return (
-        f"{kernel['title']} for PyTorch, in place of {kernel['replaces'] or 'its own'}.\n\n"
-        f"Tuned for\n{lines}\n"
-        f"Everything else is left to PyTorch. Found and written by evo {__version__}; {MANIFEST} tells how.\n\n"
-        f"    python -m PACKAGE build     build the native launcher: cheaper calls\n"
-        f"    python -m PACKAGE check     compare with PyTorch and float64\n"
-        f"    python -m PACKAGE bench     time beside PyTorch\n"
-    )
 
 
 # -- sources for sizes that nothing was tuned for ---------------------------------------------------------------

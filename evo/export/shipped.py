@@ -11,7 +11,7 @@ from evo.export import Contents, Exporter
 from evo.export.module import advice, make_package
 from evo.runtime.package import source_text
 
-__all__ = ["EXPORTER", "share_sources"]
+__all__ = ["EXPORTER"]
 
 _KEPT_OF_RECORD = ("run", "order", "operator", "device", "created")
 _OF_BINARY = ("binary", "binary_sha256", "same_code_as_measured")
@@ -26,11 +26,11 @@ def _sources_of(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> Cont
         origin = {name: v["record"][name] for name in _KEPT_OF_RECORD if name in v["record"]}
         variants.append({name: value for name, value in v.items() if name not in _OF_BINARY} | {"record": origin})
     records = [*variants, *manifest["general"]]
-    stored = share_sources({r["source"]: files[r["source"]].decode() for r in records}, records)
+    stored = _share_sources({r["source"]: files[r["source"]].decode() for r in records}, records)
     return {**manifest, "variants": variants, "headers": {}}, {name: files[name] for name in stored}
 
 
-def share_sources(texts: Mapping[str, str], records: Sequence[dict[str, Any]]) -> set[str]:
+def _share_sources(texts: Mapping[str, str], records: Sequence[dict[str, Any]]) -> set[str]:
     """Has records whose sources are almost the same name one of them, with the lines that differ as `edits`; the names of
     those that are left."""
     stored: dict[str, list[str]] = {}
