@@ -37,7 +37,7 @@ from evo.problem.space import Space
 from evo.runtime.package import INIT, MAIN, slower
 from evo.targets import Target, find_target
 
-__all__ = ["EXPORTER", "advice", "make_package", "remarks"]
+__all__ = ["EXPORTER", "make_package", "remarks"]
 
 _RUNTIME = Path(runtime.__file__).parent
 _NATIVE_FRONTEND = "frontend.cpp"
@@ -54,7 +54,7 @@ What no variant serves is left to PyTorch. Found and written by evo {version}; m
 '''
 
 
-def advice(out: Path) -> list[str]:
+def _advice(out: Path) -> list[str]:
     number = Counter((v["arch"], v["standing"]) for v in read_manifest(out)["variants"])
     run = f"python -m {out.name}"
     lines = [f"built for {'; '.join(f'{arch}: {n} {standing}' for (arch, standing), n in number.items())}"]
@@ -318,4 +318,4 @@ def _as_ranges(changes: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]
     return found
 
 
-EXPORTER = Exporter(name="module", contents=_importable_package, advice=advice, holds="several")
+EXPORTER = Exporter(name="module", contents=_importable_package, advice=_advice, holds="several")

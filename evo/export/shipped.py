@@ -8,7 +8,7 @@ from difflib import SequenceMatcher
 from typing import Any
 
 from evo.export import Contents, Exporter
-from evo.export.module import advice, make_package
+from evo.export.module import make_package
 from evo.runtime.package import source_text
 
 __all__ = ["EXPORTER"]
@@ -55,5 +55,8 @@ def _edits(before: list[str], after: list[str]) -> list[list[Any]]:
 
 
 EXPORTER = Exporter(
-    name="shipped", contents=lambda *parts: _sources_of(*make_package(*parts)), advice=advice, holds="several"
+    name="shipped",
+    contents=lambda *parts: _sources_of(*make_package(*parts)),
+    advice=lambda out: [f"once it lies in kernels/, try it:  python -m evo.ready.{out.name} check"],
+    holds="several",
 )
