@@ -260,19 +260,15 @@ def _workload_record(result: Checked) -> dict[str, Any]:
     }
 
 
-def _error(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}"
-
-
 def _print_candidate(console: Terminal, record: dict[str, Any], db: str) -> None:
     cases = [(w["workload"], c) for w in record["workloads"] for c in w["cases"]]
     rows = [
         {
             "workload": short_workload(workload),
             "case": c["case"],
-            ">error": _error(c["error"]),
-            ">allowed": _error(c["allowed"]),
-            ">PyTorch's": _error(c["torch_error"]),
+            ">error": c["error"],
+            ">allowed": c["allowed"],
+            ">PyTorch's": c["torch_error"],
             "verdict": "ok" if c["passed"] else f"refused: {c['reason']}",
             ">data seed": c["seed"] or "",  # timed data are of no case
         }

@@ -1,8 +1,13 @@
-"""What a running search shows: a live screen on a terminal, plain lines elsewhere."""
+"""What a search shows: while it runs a live screen on a terminal, plain lines elsewhere; at its end one record, printed as
+tables or as JSON."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 import typer
 from rich.console import Console, Group
@@ -12,17 +17,32 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from evo.cli.tables import make_table
-from evo.evaluation import Status
+from evo.analysis.failures import read_failures
+from evo.analysis.finals import RunFinals, WorkloadFinals
+from evo.analysis.runs import MILESTONES, read_history
+from evo.cli.options import command_line
+from evo.cli.show import print_finals
+from evo.cli.tables import Terminal, counted, make_table, short, timing_record
+from evo.evaluation import PASSED, Costs, Status, Timing
 from evo.executors import InFlight
+from evo.lineage.models import public_id
+from evo.lineage.store import Store
 from evo.problem.kernel import Workload
 from evo.report.text import duration
 from evo.search.check import CheckProgress
+from evo.search.finals import Finalist, Finals
 from evo.search.progress import Budget, Improvement, Progress
+from evo.search.run import Outcome
 
-__all__ = ["LINE_EVERY_S", "LONG_S", "CheckLines", "LiveScreen", "PlainLines", "Screen", "doing", "told"]
+__all__ = [
+    "LINE_EVERY_S", "CheckLines", "LiveScreen", "PlainLines", "Screen", "busy_share", "evaluation_costs", "outcome_record",
+    "print_outcome", "unfinished",
+]  # fmt: skip
 
 LINE_EVERY_S = 5.0
+
+_REASON = 300
+"""Characters of a reason that are printed."""
 
 LONG_S = 3.0
 """A candidate that has been in flight for so long is named."""
@@ -184,15 +204,11 @@ def _waiting(progress: Progress) -> str:
     return "" if work is None or work.seconds < LONG_S else f"waiting for candidate {order}: {told(work)}"
 
 
-def doing(work: InFlight) -> str:
-    return _STAGES[work.stage]
-
-
 def told(work: InFlight) -> str:
     """in the gate for 12 s; ended if there is no result within 18 s more"""
     again = ", for the second time, in a fresh process" if work.again else ""
     left = "" if work.left_s is None else f"; ended if there is no result within {work.left_s:.0f} s more"
-    return f"{doing(work)} for {work.seconds:.0f} s{again}{left}"
+    return f"{_STAGES[work.stage]} for {work.seconds:.0f} s{again}{left}"
 
 
 def _failures(progress: Progress) -> str:
@@ -202,3 +218,176 @@ def _failures(progress: Progress) -> str:
     if same:
         parts.append(f"{same} with machine code seen before")
     return "refused: " + ", ".join(parts) if failed else ", ".join(parts)
+
+
+# -- the end of a search --------------------------------------------------------------------------------------
+
+
+def outcome_record(
+    outcome: Outcome, run: RunFinals, started: float, store: Store, resumed_from: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Everything that is printed, as plain data.
+
+    run: the one that ended, as the database has it. started: when the command began, as time.time(). resumed_from: the
+    candidates and seconds that a run had when it was resumed; costs are those of what came after.
+    """
+    search, progress = outcome.search, outcome.search.progress
+    before_search_s = max(0.0, search.started_unix - started)
+    searched_s = max(progress.elapsed_s, 1e-9)
+    own_s = max(0.0, progress.elapsed_s - outcome.run.elapsed_s)
+    device_s = max(progress.spent.device_seconds, 1e-9)
+    return {
+        "run": run.name,
+        **{name: getattr(run, name) for name in ("kernel", "target", "arch", "device", "sampler", "seed")},
+        "stopped": str(outcome.reason),
+        "candidates": progress.finished,
+        "search_s": round(searched_s, 2),
+        "command_s": round(time.time() - started, 2),
+        "candidates_per_s": round(progress.finished / searched_s, 2),
+        "by_status": {str(k): v for k, v in sorted(progress.by_status.items())},
+        "refused_in_finals": [
+            {"candidate": f.id, "order": f.order, "status": f.status, "log": f.reason} for f in run.refused_in_finals
+        ],
+        "first_failure": next((p.id for p in read_history(store, run.name) if p.status not in PASSED), None),
+        "resumed_from": resumed_from,
+        "since_resumed": {"candidates": progress.finished - progress.replayed, "search_s": round(own_s, 2)}
+        if resumed_from
+        else None,
+        "device_busy_share": None if progress.first_measured_s is None else busy_share(progress),
+        "gate_share": progress.spent.gate_seconds / device_s,
+        "timing_share": progress.spent.timing_seconds / device_s,
+        "timing_share_of_search": progress.spent.timing_seconds / max(own_s, 1e-9),
+        **evaluation_costs(progress),
+        "unfinished": unfinished(progress),
+        "workloads": [
+            {"candidates": run.tasks[task].candidates, "refused_most": _refused_most(store, run.name, task, held)}
+            | _workload_record(outcome, task, held, before_search_s, run.finals[task])
+            for task, held in enumerate(outcome.finals)
+        ],
+    }
+
+
+def _refused_most(store: Store, run: str, task: int, finals: Finals) -> dict[str, Any] | None:
+    """The most frequent reason why a candidate did not pass, where none did."""
+    reasons = () if finals.finalists else read_failures(store, run, task=task).reasons
+    return asdict(reasons[0]) if reasons else None
+
+
+def _workload_record(
+    outcome: Outcome, task: int, finals: Finals, before_search_s: float, recorded: WorkloadFinals
+) -> dict[str, Any]:
+    """Finalists as they ran in the race of all of them, the winner as in the one that confirmed it."""
+    record: dict[str, Any] = {
+        "workload": recorded.workload,
+        "winner": None,
+        "finalists": [_finalist_record(outcome, f, f.raced) for f in finals.finalists],
+        "baselines": {t.contender: timing_record(t) for t in recorded.baselines},
+        **_milestones(outcome, task, before_search_s),
+        "ties_with_winner": [one.id for one in recorded.finalists if one.tie],
+        "disturbed": recorded.disturbed,
+        "discarded_rounds": recorded.discarded_rounds,
+        "remarks": recorded.remarks,
+    }
+    if recorded.hot is not None:
+        record["hot"] = timing_record(recorded.hot)
+    if finals.winner is not None and recorded.confirmed is not None:
+        record["winner"] = _finalist_record(outcome, finals.winner, finals.winner.timing)
+        record["shift"] = recorded.confirmed.shift
+        known = ("noise_floor", "claimed_speedup", "selection_regret", "times_ceiling", "ceiling")
+        record |= {name: value for name in known if (value := getattr(recorded, name)) is not None}
+    return record
+
+
+def _milestones(outcome: Outcome, task: int, before_search_s: float) -> dict[str, dict[str, float]]:
+    """When the search first timed each speed-up. reached_s: in seconds from the start of this command; reached_before_s:
+    before the run was resumed, in seconds of searching."""
+    reached, before = {}, {}
+    known = [i for i in outcome.search.progress.improvements if i.task == task]
+    for milestone in MILESTONES:
+        first = next((i for i in known if 1 / i.ratio >= milestone), None)
+        if first is not None and first.replayed:
+            before[f"{milestone}x"] = round(first.elapsed_s, 2)
+        elif first is not None:
+            reached[f"{milestone}x"] = round(before_search_s + first.elapsed_s - outcome.run.elapsed_s, 2)
+    return {"reached_s": reached, "reached_before_s": before}
+
+
+def _finalist_record(outcome: Outcome, finalist: Finalist, timing: Timing | None) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "candidate": public_id(outcome.run.uid, finalist.candidate.order),
+        "order": finalist.candidate.order,
+        "operator": finalist.candidate.proposal.operator,
+        "genome": finalist.candidate.proposal.genome.parameters,
+        "status": str(finalist.measurement.status),
+        "log": finalist.measurement.log,
+    }
+    return record | (timing_record(timing) if timing else {})
+
+
+def print_outcome(console: Terminal, record: dict[str, Any], run: RunFinals, db: str) -> None:
+    """The finals as `evo show RUN` prints them, and what the search cost."""
+    print_finals(console, run, db, all_finalists=False)
+    for workload in record["workloads"]:
+        if not workload["finalists"]:
+            console.say(_why_no_finalist(workload))
+    refused = f" ({len(run.refused_in_finals)} of them refused by the finals)" if run.refused_in_finals else ""
+    statuses = ", ".join(
+        f"{number} {status.replace('_', ' ')}{refused if status == 'ok' else ''}"
+        for status, number in record["by_status"].items()
+    )
+    searched = f"{counted(record['candidates'], 'candidate')} in {record['search_s']:g} s ({record['candidates_per_s']:g}/s)"
+    console.say(f"{searched}: {statuses or 'none was finished'}; stopped: {record['stopped']}")
+    if (since := record["since_resumed"]) is not None:
+        console.say(f"since it was resumed: {counted(since['candidates'], 'candidate')} in {since['search_s']:g} s")
+    if (costs := record["evaluation_ms"]) is not None:
+        parts = " + ".join(f"{ms:g} ms {what}" for what, ms in costs.items())
+        console.say(f"device busy {record['device_busy_share'] or 0:.0%} of the time; a candidate costs on average {parts}")
+    following: list[tuple[str, ...]] = [("show", run.name)]
+    if winners := [held.winner for held in run.finals if held.winner]:
+        following += [("lineage", short(winners[0])), ("export", run.name, "--out", f"my_{Path(run.kernel).name}")]
+    elif run.refused_in_finals or record["first_failure"]:
+        following = [("show", short(run.refused_in_finals[0].id if run.refused_in_finals else record["first_failure"]))]
+    console.say(f"next:  {'   '.join(command_line(db, *words) for words in following)}")
+
+
+def _why_no_finalist(workload: dict[str, Any]) -> str:
+    key = workload["workload"]
+    if not workload["candidates"]:
+        return f"no candidate of {key} was finished within the budget: give it a larger one"
+    text = f"no candidate passed the gate and its timed calls for {key}"
+    if (most := workload["refused_most"]) is None:
+        return text
+    reason = most["example"][:_REASON] or "nothing was said"
+    return f"{text}; most often: {most['candidates']} {most['status'].replace('_', ' ')}: {reason}"
+
+
+def unfinished(progress: Progress) -> dict[str, Any] | None:
+    """The candidate that an ended search was still waiting for, if it had waited long."""
+    order, work = progress.waiting or (None, None)
+    if work is None or work.seconds < LONG_S:
+        return None
+    return {"order": order, "what": _STAGES[work.stage], "seconds": round(work.seconds, 2)}
+
+
+def evaluation_costs(progress: Progress) -> dict[str, dict[str, float] | None]:
+    """Where time goes, in milliseconds: building (several builders at once), and the parts of the device process's work.
+
+    evaluation_ms: of a finished candidate on average, None if there is none; unfinished_ms: of all that have no result.
+    """
+    number = progress.finished - progress.replayed
+    whole, finished = _parts(progress.spent), _parts(progress.spent_on_finished)
+    return {
+        "evaluation_ms": {n: round(1e3 * s / number, 2) for n, s in finished.items()} if number else None,
+        "unfinished_ms": {n: round(1e3 * max(0.0, s - finished[n]), 2) for n, s in whole.items()},
+    }
+
+
+def _parts(costs: Costs) -> dict[str, float]:
+    known = costs.load_seconds + costs.gate_seconds + costs.timing_seconds
+    return {
+        "building": costs.build_seconds,
+        "loading": costs.load_seconds,
+        "gating": costs.gate_seconds,
+        "timing": costs.timing_seconds,
+        "other": max(0.0, costs.device_seconds - known),
+    }

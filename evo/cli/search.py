@@ -33,8 +33,7 @@ from evo.cli.options import (
     split_pair,
 )
 from evo.cli.recorded import find_winners, is_of
-from evo.cli.results import outcome_record, print_outcome
-from evo.cli.screen import LiveScreen, PlainLines, Screen
+from evo.cli.screen import LiveScreen, PlainLines, Screen, outcome_record, print_outcome
 from evo.cli.tables import Terminal, counted
 from evo.errors import DeviceError, StoreError, UsageError
 from evo.executors import Executor

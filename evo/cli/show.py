@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from evo.analysis.candidates import CandidateRecord, read_source
-from evo.analysis.finals import Finalist, RefusedFinalist, RunFinals, WorkloadFinals, ceiling_note, read_run_finals
+from evo.analysis.finals import Finalist, RunFinals, WorkloadFinals, ceiling_note, read_run_finals
 from evo.analysis.times import RelativeTime
 from evo.cli.options import DEFAULT_DB, Db, Json, answer, command_line, make_console, print_json
 from evo.cli.recorded import find_candidate, find_named
@@ -155,7 +155,7 @@ def print_finals(console: Terminal, run: RunFinals, db: str, *, all_finalists: b
             console.print_rows((_finalist_cells(f, held.noise_floor) for f in held.finalists), styles)
         _print_confirmation(console, held)
         if held.winner is None:
-            _print_best(console, run, held, refused, db)
+            _print_best(console, run, held, db)
         for f in refused:
             why = f"{f.status.replace('_', ' ')}: {f.reason}"
             console.say(f"finalist {short(f.id)} #{f.order} was refused: {why}", "red")
@@ -169,20 +169,14 @@ def print_finals(console: Terminal, run: RunFinals, db: str, *, all_finalists: b
     console.say_disturbed(*(t.disturbed for t in timed))
 
 
-def _print_best(
-    console: Terminal, run: RunFinals, held: WorkloadFinals, refused: Sequence[RefusedFinalist], db: str
-) -> None:
-    """Why there is no winner, and what there is instead."""
+def _print_best(console: Terminal, run: RunFinals, held: WorkloadFinals, db: str) -> None:
+    """That there is no winner, and what there is instead."""
     best = run.tasks[held.task].best
-    left, style = "the best that they have not refused" if refused else "the best so far", ""
-    if not held.finalists and not refused:
-        reason, left = "no final has timed a candidate", "its best so far"
-    elif run.status != RunStatus.FINISHED:
-        reason = "the finals are not over"
+    shown = f"; the best candidate so far: {command_line(db, 'show', short(best))}" if best else ""
+    if best and run.status == RunStatus.FINISHED:
+        console.say(f"unconfirmed: the finals have no winner{shown}", "bold red")
     else:
-        reason, style = "unconfirmed: the finals have no winner", "bold red"
-    shown = f"; {left}: {command_line(db, 'show', short(best))}" if best else ""
-    console.say(reason + shown, style)
+        console.say(f"no final has named a winner{shown}")
 
 
 def _finalist_cells(f: Finalist, noise: float | None) -> dict[str, object]:
@@ -201,12 +195,9 @@ def _print_confirmation(console: Terminal, held: WorkloadFinals) -> None:
     if again is None or held.winner is None:
         return
     gain = marked(speedup(again.ratio, held.noise_floor), again.disturbed)
-    use = "is the figure to quote"
-    if again.disturbed:
-        use = "would be the figure to quote if nothing had slowed the device down"
     console.say(
         f"confirmed: {short(held.winner)} ran once more, alone with the baselines, in a fresh process and on other data:"
-        f" {figure(again.median_us)} us, {gain}; that {use}",
+        f" {figure(again.median_us)} us, {gain}{'' if again.disturbed else '; that is the figure to quote'}",
         "bold",
     )
     bound = next((t.median_us for t in held.baselines if t.contender == held.ceiling), None)

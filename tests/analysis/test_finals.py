@@ -283,7 +283,7 @@ def test_a_run_without_finals_says_so(record: Record) -> None:
         run = store.create_run(replace(s.SPEC, name="other", workloads=(s.SMALL,)), s.ENVIRONMENT)
         store.add(run, s.ref(0), s.passed(0), elapsed_s=1.0)
     out = recorded.ask("show", "other").out
-    assert f"no final has timed a candidate; its best so far: evo show {public_id(run.uid, 0)[:10]}" in out
+    assert f"no final has named a winner; the best candidate so far: evo show {public_id(run.uid, 0)[:10]}" in out
     ended = recorded.ask("show", "othre")
     assert (ended.code, ended.out) == (2, "")
     assert ended.sentence == "evo: unknown run or candidate 'othre'; did you mean other?"
@@ -330,7 +330,7 @@ def test_a_candidate_of_a_run_whose_finals_confirmed_nobody_is_marked(record: Re
     assert {name: (b["finals"], b["refused_finalists"]) for name, b in by_name.items()} == {
         "vain": ("unconfirmed", 2), "mine": ("confirmed", 1)
     }  # fmt: skip
-    assert "unconfirmed: the finals have no winner; the best that they have not refused: evo show " + left[:10] in (
+    assert "unconfirmed: the finals have no winner; the best candidate so far: evo show " + left[:10] in (
         recorded.ask("show", "vain").out
     )
     (first,) = recorded.document("best")
@@ -363,4 +363,4 @@ def test_a_run_whose_finals_are_not_over_has_not_confirmed_nobody(record: Record
         assert "?" not in recorded.ask("compare", "soon", "mine").out
         out = recorded.ask("show", "vain").out
     assert "unconfirmed" not in out
-    assert "the finals are not over; the best that they have not refused: evo show " + left[:10] in out
+    assert "no final has named a winner; the best candidate so far: evo show " + left[:10] in out

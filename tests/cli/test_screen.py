@@ -10,8 +10,7 @@ import pytest
 from rich.console import Console
 
 from evo.cli import screen
-from evo.cli.results import unfinished
-from evo.cli.screen import LiveScreen, PlainLines, busy_share
+from evo.cli.screen import LiveScreen, PlainLines, busy_share, unfinished
 from evo.evaluation import Timing
 from evo.executors import InFlight
 from evo.lineage import Environment

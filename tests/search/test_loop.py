@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from evo.analysis.runs import find_run
-from evo.cli.results import evaluation_costs
+from evo.cli.screen import evaluation_costs
 from evo.errors import StoreError, UsageError
 from evo.evaluation import AA_CONTROL, FINALIST, Build, Candidate, Costs, Evaluation, Proposal, Status
 from evo.executors import RaceRequest, RaceResult, Request
