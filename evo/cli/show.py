@@ -173,7 +173,8 @@ def _print_best(console: Terminal, run: RunFinals, held: WorkloadFinals, db: str
     """That there is no winner, and what there is instead."""
     best = run.tasks[held.task].best
     shown = f"; the best candidate so far: {command_line(db, 'show', short(best))}" if best else ""
-    if best and run.status == RunStatus.FINISHED:
+    judged = best or any(f.task == held.task for f in run.refused_in_finals)
+    if judged and run.status == RunStatus.FINISHED:
         console.say(f"unconfirmed: the finals have no winner{shown}", "bold red")
     else:
         console.say(f"no final has named a winner{shown}")

@@ -3,7 +3,7 @@ fresh data, or on those of the verdict to be repeated."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from evo import cli
 from evo.cli import screen
 from evo.cli.screen import CheckLines, Screen
 from evo.errors import UsageError
@@ -28,6 +27,7 @@ from evo.search.check import CheckProgress, check_kernel
 from evo.search.loop import Search
 from evo.search.progress import StopReason
 from evo.search.tasks import TaskExecutor
+from tests.ended import Ended
 from tests.landscape import Hanging, LandscapeExecutor, random_search
 from tests.toy_kernel import write_kernel
 
@@ -56,18 +56,10 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_kernel(tmp_path_factory.mktemp("check") / "toy", MODES, template=BRANCHES)
 
 
-def check_toy(kernel: Path, *more: str) -> int:
-    return cli.run(["check", str(kernel), "--target", "cpu", "--db", str(kernel.parent / "lineage.db"), *more])
-
-
-def test_a_branch_is_refused_for_what_it_does_at_the_size_that_is_timed(
-    kernel: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    assert check_toy(kernel, "--json") == 1
-    captured = capsys.readouterr()
-    assert captured.err == ""
-    document: dict[str, Any] = json.loads(captured.out)
+def test_a_branch_is_refused_for_what_it_does_at_the_size_that_is_timed(kernel: Path, here: Any) -> None:
+    ended = here("check", str(kernel), "--target", "cpu", "--json")
+    assert (ended.code, ended.err) == (1, "")
+    document = ended.document
     found = {b["changes"].get("mode", "honest"): (b["gate"], b["cases"], b["timed"]) for b in document["branches"]}
     assert found == {
         "honest": ("ok", 3, "ok"),
@@ -76,11 +68,11 @@ def test_a_branch_is_refused_for_what_it_does_at_the_size_that_is_timed(
         "breaks_when_timed": ("ok", 3, "trap"),
     }
     assert document["not_timed"] == []
-    assert check_toy(kernel) == 1
-    out = capsys.readouterr().out
-    (line,) = [line for line in out.splitlines() if " mode=wrong_when_timed " in line]
+    ended = here("check", str(kernel), "--target", "cpu")
+    assert ended.code == 1
+    (line,) = [line for line in ended.out.splitlines() if " mode=wrong_when_timed " in line]
     assert line.split()[-3:] == ["3", "ok", "wrong"]
-    assert "4 of 4 branches compiled, 3 of 4 passed the gate, 1 of 4 at the size that is timed (seed " in out
+    assert "4 of 4 branches compiled, 3 of 4 passed the gate, 1 of 4 at the size that is timed (seed " in ended.out
 
 
 class Small(LandscapeExecutor):
@@ -104,10 +96,8 @@ def task_for(executor: LandscapeExecutor) -> TaskExecutor:
 def test_a_workload_whose_data_do_not_fit_is_gated_all_the_same() -> None:
     executor = Small(1)
     executor.asked = []
-    try:
+    with closing(executor):
         branches, untimed = check_kernel(task_for(executor), [OWN], timed=frozenset({OWN}), gate=True)
-    finally:
-        executor.close()
     assert untimed == {OWN: "the data do not fit"}
     assert executor.asked == [True, *[False] * sum(b.measurement is not None for b in branches)]
     assert not any(b.timed for b in branches)
@@ -124,10 +114,8 @@ def test_a_check_of_a_kernel_knows_which_branch_it_waits_for() -> None:
             executor.seen.set()
 
     points = task_for(executor).space.branches()
-    try:
+    with closing(executor):
         check_kernel(task_for(executor), [OWN], timed=frozenset({OWN}), gate=True, observe=tell)
-    finally:
-        executor.close()
     (progress,) = waited_for
     assert progress.work is not None
     point = progress.work.genome.parameters
@@ -197,78 +185,65 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     return Recorded(db, folder, evaluations, names)
 
 
-def check(recorded: Recorded, mode: str, capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, dict[str, Any]]:
-    code = cli.run(["check", recorded.names[mode], "--db", recorded.db, "--json", *more])
-    captured = capsys.readouterr()
-    assert captured.err == ""
-    return code, json.loads(captured.out)
+@pytest.fixture
+def check(recorded: Recorded, here: Any) -> Callable[..., Ended]:
+    """The check of the candidate of a mode."""
+    return lambda mode, *more: here("check", recorded.names[mode], "--db", recorded.db, *more)
 
 
-def test_the_recorded_seed_repeats_the_verdict_to_the_last_digit(
-    recorded: Recorded, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, fresh = check(recorded, "picky", capsys)
+def test_the_recorded_seed_repeats_the_verdict_to_the_last_digit(recorded: Recorded, check: Callable[..., Ended]) -> None:
+    fresh = check("picky", "--json").document
     (verdict,) = fresh["recorded"]
-    code, record = check(recorded, "picky", capsys, "--seed", str(verdict["seed"]))
+    ended = check("picky", "--json", "--seed", str(verdict["seed"]))
+    record = ended.document
     then = recorded.evaluations["picky"]
-    assert code == (0 if then.status is Status.OK else 1)
+    assert (ended.code, ended.err) == (0 if then.status is Status.OK else 1, "")
     now = record["workloads"][0]["cases"][: len(then.checks)]
     assert [(c["case"], c["error"], c["passed"], c["reason"], c["seed"]) for c in now] == [
         (c.case, c.error, c.passed, c.reason, c.seed) for c in then.checks
     ]
     assert record["remarks"] == []
     assert fresh["seed"] != verdict["seed"]
-    assert {c["seed"] for c in fresh["workloads"][0]["cases"]}.isdisjoint(
-        {c.seed for c in then.checks} - {0}
-    )
+    assert {c["seed"] for c in fresh["workloads"][0]["cases"]}.isdisjoint({c.seed for c in then.checks} - {0})
 
 
-def test_a_candidate_that_passes_is_exit_code_0_with_a_line_a_case(
-    recorded: Recorded, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "300")
-    assert cli.run(["check", recorded.names["honest"][:8], "--seed", "4", "--db", recorded.db]) == 0
-    out = capsys.readouterr().out
+def test_a_candidate_that_passes_is_exit_code_0_with_a_line_a_case(check: Callable[..., Ended]) -> None:
+    ended = check("honest", "--seed", "4")
+    assert ended.code == 0
     for case in ("normal 5", "normal 64", "normal 1001"):
-        (line,) = [line for line in out.splitlines() if f" {case} " in line]
+        (line,) = [line for line in ended.out.splitlines() if f" {case} " in line]
         assert " ok " in line
-    assert "passed (" in out
-    assert "seed 4)" in out
-    assert "to repeat it:  evo check" in out
+    for said in ("passed (", "seed 4)", "to repeat it:  evo check"):
+        assert said in ended.out
 
 
-def test_a_wrong_candidate_is_exit_code_1_with_the_reason_and_what_was_not_run(
-    recorded: Recorded, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, record = check(recorded, "wrong", capsys)
-    assert code == 1
-    (result,) = record["workloads"]
+def test_a_wrong_candidate_is_exit_code_1_with_the_reason_and_what_was_not_run(check: Callable[..., Ended]) -> None:
+    ended = check("wrong", "--json")
+    assert ended.code == 1
+    (result,) = ended.document["workloads"]
     assert [c["passed"] for c in result["cases"]] == [False]
     assert "y: " in result["cases"][0]["reason"]
     assert result["not_run"] == ["normal 64", "normal 1001"]
 
 
-def test_a_template_that_changed_since_is_said_in_a_line(
-    recorded: Recorded, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_template_that_changed_since_is_said_in_a_line(recorded: Recorded, check: Callable[..., Ended]) -> None:
     template = recorded.folder / "cpu.cpp.j2"
     before = template.read_text()
     template.write_text("// changed\n" + before)
     try:
-        code, record = check(recorded, "honest", capsys, "--compile-only")
+        ended = check("honest", "--compile-only", "--json")
     finally:
         template.write_text(before)
-    assert code == 0
-    (remark,) = record["remarks"]
+    assert ended.code == 0
+    (remark,) = ended.document["remarks"]
     assert "has changed since" in remark
     assert "--source" in remark
 
 
-def test_what_is_recorded_with_a_candidate_is_no_option_of_its_check(
-    recorded: Recorded, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.run(["check", recorded.names["honest"], "--arch", "native", "--db", recorded.db]) == 2
-    assert capsys.readouterr().err.startswith("evo: --arch is recorded with candidate")
+def test_what_is_recorded_with_a_candidate_is_no_option_of_its_check(check: Callable[..., Ended]) -> None:
+    ended = check("honest", "--arch", "native")
+    assert ended.code == 2
+    assert ended.sentence.startswith("evo: --arch is recorded with candidate")
 
 
 # -- where the seeds come from --------------------------------------------------------------------------------
@@ -289,13 +264,9 @@ def search(tmp_path: Path, gate_seed: int) -> tuple[list[str], set[int]]:
     spec = replace(spec, options={**spec.options, "gate_seed": gate_seed})
     executor = Listening(1)
     executor.seeds = set()
-    with Store.open(tmp_path / f"{gate_seed}.db", write=True) as store:
+    with closing(executor), Store.open(tmp_path / f"{gate_seed}.db", write=True) as store:
         run = store.create_run(spec, Environment(device="a landscape", arch="none"))
-        try:
-            loop = Search(run, store, executor, Screen().update)
-            assert loop.run() is StopReason.EVALUATIONS
-        finally:
-            executor.close()
+        assert Search(run, store, executor, Screen().update).run() is StopReason.EVALUATIONS
         return [e.candidate.proposal.genome.to_json() for e in store.evaluations(run)], executor.seeds
 
 

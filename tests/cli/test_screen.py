@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -105,13 +106,10 @@ class Looking:
 def test_a_search_knows_which_candidate_it_waits_for(tmp_path: Path) -> None:
     executor = Hanging()
     observer = Looking(executor)
-    with Store.open(tmp_path / "lineage.db", write=True) as store:
+    with closing(executor), Store.open(tmp_path / "lineage.db", write=True) as store:
         run = store.create_run(random_search("layernorm"), Environment(device="a landscape", arch="none"))
-        try:
-            loop = Search(run, store, executor, observer)
-            assert loop.run() is StopReason.EVALUATIONS
-        finally:
-            executor.close()
+        loop = Search(run, store, executor, observer)
+        assert loop.run() is StopReason.EVALUATIONS
         stored = store.evaluations(run)
     ((order, *_),) = {(order, work.stage, work.left_s) for order, work in observer.waited_for}
     assert executor.measured[0] == stored[order].candidate.proposal.genome.digest
