@@ -116,8 +116,7 @@ def test_finals_count_more_than_the_search_and_other_problems_are_not_compared(s
     assert (found.timed_in, found.gain) == ("final", pytest.approx(0.5 / 0.55))
     assert diff(store, ids[2], ids[0]).timed_in == "search"
     other = store.create_run(replace(s.SPEC, name="large", workloads=(s.LARGE,)), s.ENVIRONMENT)
-    ref = replace(s.ref(0), workload=s.LARGE)
-    store.add(other, ref, replace(s.passed(0, 0.5, task=0), timings=(s.timing(s.LARGE, 0.5),)), elapsed_s=0.0)
+    store.add(other, s.ref(0), replace(s.passed(0, 0.5, task=0), timings=(s.timing(s.LARGE, 0.5),)), elapsed_s=0.0)
     apart = diff(store, ids[2], public_id(other.uid, 0))
     assert apart.gain is apart.timed_in is None
 

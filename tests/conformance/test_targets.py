@@ -40,7 +40,7 @@ def built(target: Target, folder: Path, text: str | None = None) -> Binary:
 
 def test_a_target_is_found_by_its_file_and_templates_are_named_after_it_and_its_language(target: Target) -> None:
     assert target is find_target(target.name)
-    kernels = [k for k in map(load_kernel, kernel_names()) if target.name in k.targets]
+    kernels = [k for k in map(load_kernel, kernel_names()) if target.name in k.dtypes]
     assert kernels
     for kernel in kernels:
         assert [p.name for p in kernel.folder.glob(f"{target.name}.*")] == [f"{target.name}.{target.language}.j2"]
