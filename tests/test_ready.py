@@ -109,7 +109,7 @@ def test_a_function_runs_the_shipped_variant_which_is_compiled_once_or_is_pytorc
     assert single_close
     assert double_close
     assert single.startswith("variant 1 (cpu native, float32, tuned for 64x96)")
-    assert double == "PyTorch: float64 is not a dtype that was tuned for (bfloat16, float32)"
+    assert double.startswith("PyTorch: nothing was tuned for float64 on this device (there is cpu native bfloat16, ")
     cache = checkout / "cache" / "evo-kernels"
     kept = {path.name: path.stat().st_mtime_ns for path in cache.iterdir()}
     assert len(kept) == 1

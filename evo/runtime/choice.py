@@ -8,7 +8,7 @@ Reference: CUDA C++ Programming Guide, "Binary Compatibility", "PTX Compatibilit
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -59,11 +59,10 @@ def in_order(variants: Iterable[Variant], device: int) -> list[Variant]:
     return [v for _, v in sorted(ranked, key=lambda pair: pair[0])]
 
 
-def builds_of_nearest(variants: Iterable[Variant], sizes: Mapping[str, int], device: int) -> list[Variant]:
+def builds_of_nearest(variants: Sequence[Variant], sizes: Mapping[str, int], device: int) -> list[Variant]:
     """Of those that are right for a problem, the ones tuned nearest to its sizes, in order."""
-    known = list(variants)
-    nearest = min(known, key=lambda v: _distance(v, sizes))  # of equally near ones, that with the nearest last dimension
-    return in_order((v for v in known if v.tuned_as(nearest)), device)
+    nearest = min(variants, key=lambda v: _distance(v, sizes))  # of equally near ones, that with the nearest last dimension
+    return in_order((v for v in variants if v.tuned_as(nearest)), device)
 
 
 def slower_there(record: Mapping[str, Any], sizes: Mapping[str, int], device: int) -> str:

@@ -23,7 +23,6 @@ __all__ = [
     "beside_captures",
     "driver_version",
     "load_image",
-    "load_shipped",
     "refuse_while_capturing",
 ]
 
@@ -122,12 +121,6 @@ def _context(context: int) -> Iterator[None]:
         yield
     finally:
         _driver().cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
-
-
-def load_shipped(variant: Variant, index: int) -> Function:
-    """A variant's own binary. Raises Unavailable."""
-    name = variant.record["binary"]
-    return load_image(variant, name, variant.package.read(name, variant.record["binary_sha256"]), index)
 
 
 def refuse_while_capturing(index: int) -> None:

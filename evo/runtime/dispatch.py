@@ -102,7 +102,7 @@ class Dispatch(Table):
         """Why a variant does not run on this machine; empty if it does."""
         variant = self._variants[index]
         try:
-            device = self.device_of(index)
+            device = _device_of(variant)
             if not in_order([variant], device):
                 return f"it is for {variant.arch}, and the first GPU here is not"
             with self._lock:
@@ -111,21 +111,13 @@ class Dispatch(Table):
             return str(reason)
         return ""
 
-    def device_of(self, index: int) -> int:
-        """-1 for a variant of the CPU, else the first GPU. Raises Unavailable where there is none."""
-        if self._variants[index].target == "cpu":
-            return -1
-        if not torch.cuda.is_available():
-            raise Unavailable("no CUDA GPU answers to PyTorch")
-        return 0
-
     def taken(self, index: int) -> int:
         """The variant that serves this one's problem here: itself, or another build of the same, for an architecture that is
         nearer to the device's. Itself, too, where none of them runs."""
         variant = self._variants[index]
         builds = [v for v in self.package.variants if v.tuned_as(variant)]
         with suppress(Unavailable, Busy), self._lock:
-            device = self.device_of(index)
+            device = _device_of(variant)
             return self._first(in_order(builds, device), device).variant.index
         return index
 
@@ -149,7 +141,11 @@ class Dispatch(Table):
             if not d["low"] <= sizes[d["name"]] <= d["high"]:
                 raise Unavailable(f"{d['name']}={sizes[d['name']]} is not within {d['low']} to {d['high']}")
         name = str(dtype).removeprefix("torch.")
-        candidates = self._candidates(device, name)
+        here = (v for v in in_order(self.package.variants, device) if v.dtype == name)
+        candidates = [v for v in here if self._only in (None, v.index)]
+        if not candidates:
+            tuned_for = sorted({f"{v.target} {v.arch} {v.dtype}" for v in self.package.variants})
+            raise Unavailable(f"nothing was tuned for {name} on this device (there is {', '.join(tuned_for)})")
         tuned = [v for v in candidates if all(v.sizes[n] == sizes[n] for n in v.fixed)]
         if tuned:
             return self._loaded_for(builds_of_nearest(tuned, sizes, device), sizes, device)
@@ -158,23 +154,6 @@ class Dispatch(Table):
             return self._loaded_for(self._untuned_for(device, name, sizes), sizes, device)
         except Unavailable as reason:
             raise Unavailable(f"these sizes were not tuned for ({'; '.join(known)}); {reason}") from None
-
-    def _candidates(self, device: int, dtype: str) -> list[Variant]:
-        """Variants for a device and a dtype. Raises Unavailable, saying what they lack, if there are none."""
-        target = "cpu" if device < 0 else "cuda"
-        found = [v for v in self.package.variants if v.target == target and self._only in (None, v.index)]
-        if not found:
-            raise Unavailable(f"nothing was tuned for {target}")
-        if target == "cuda":
-            known = sorted({v.arch for v in found})
-            found = in_order(found, device)
-            if not found:
-                raise Unavailable(f"nothing here runs on this GPU's architecture (there is {', '.join(known)})")
-        known = sorted({v.dtype for v in found})
-        found = [v for v in found if v.dtype == dtype]
-        if not found:
-            raise Unavailable(f"{dtype} is not a dtype that was tuned for ({', '.join(known)})")
-        return found
 
     def _untuned_for(self, device: int, dtype: str, sizes: dict[str, int]) -> list[Variant]:
         """What can be compiled for sizes that no variant has, in order. Raises Unavailable."""
@@ -233,7 +212,8 @@ class Dispatch(Table):
         if variant.binary is None:
             return self._jit.compiled(variant, device)
         if device >= 0:
-            return cuda.load_shipped(variant, device)
+            code = self.package.read(variant.binary, variant.record["binary_sha256"])
+            return cuda.load_image(variant, variant.binary, code, device)
         try:
             return cpu.load_shipped(variant)
         except Unavailable as shipped:
@@ -250,3 +230,12 @@ class Dispatch(Table):
         if self.native is not None:
             self.native.after_fork()
         self.clear()
+
+
+def _device_of(variant: Variant) -> int:
+    """-1 for the CPU, else the first GPU. Raises Unavailable where there is none."""
+    if variant.target == "cpu":
+        return -1
+    if not torch.cuda.is_available():
+        raise Unavailable("no CUDA GPU answers to PyTorch")
+    return 0

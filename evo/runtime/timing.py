@@ -102,10 +102,9 @@ def race(
 
 def compare(frontend: Any, index: int, rounds: int) -> dict[str, tuple[float, Timing]]:
     """PyTorch's microseconds, and the variant's timing over PyTorch's, at the sizes it was tuned for: of "call" and, on a
-    GPU, of "graph". Raises Unavailable."""
+    GPU, of "graph"."""
     dispatch, variant = frontend.DISPATCH, frontend.DISPATCH.package.variants[index]
-    device = dispatch.device_of(index)
-    place = torch.device("cpu") if device < 0 else torch.device("cuda", device)
+    place = torch.device(variant.target, 0)
     dtype, sizes = getattr(torch, variant.dtype), dict(variant.sizes)
     with dispatch.only(index), torch.inference_mode():
         args = [frontend.timed(sizes, dtype, place, 0)]
@@ -114,11 +113,11 @@ def compare(frontend: Any, index: int, rounds: int) -> dict[str, tuple[float, Ti
         args += [frontend.timed(sizes, dtype, place, seed) for seed in range(1, sets)]
         walks = {"own": _walk(frontend.SUBJECT, args), "torch": _walk(frontend.ORIGINAL, args)}
         races = {}
-        if device < 0:
+        if place.type == "cpu":
             keep_freed_memory()
             races["call"] = race({n: _wall(w) for n, w in walks.items()}, rounds, watch())
         else:
-            with torch.cuda.device(device):
+            with torch.cuda.device(place):
                 races["graph"] = race({n: _device_time(_graph(w)) for n, w in walks.items()}, rounds, lambda: False)
                 races["call"] = race({n: _wall(w, torch.cuda.synchronize) for n, w in walks.items()}, rounds, watch())
     found = {}

@@ -83,10 +83,9 @@ class Verdict:
 
 
 def verdicts(frontend: Any, index: int, seed: int) -> Iterator[Verdict]:
-    """Of the frontend's cases for one variant, with no other one allowed to step in. Raises Unavailable."""
+    """Of the frontend's cases for one variant, with no other one allowed to step in."""
     dispatch, variant = frontend.DISPATCH, frontend.DISPATCH.package.variants[index]
-    device = dispatch.device_of(index)
-    place = torch.device("cpu") if device < 0 else torch.device("cuda", device)
+    place = torch.device(variant.target, 0)
     with dispatch.only(index), torch.no_grad():
         for name, args in frontend.cases(dict(variant.sizes), getattr(torch, variant.dtype), place, seed):
             own, original, exact = frontend.SUBJECT(*args), frontend.ORIGINAL(*args), frontend.exact(*args)
