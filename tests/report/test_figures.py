@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 from recorded import Plan, record_run
 
-from evo.analysis.outcome import RunOutcome, read_outcome
+from evo.analysis.outcome import RunOutcome, WorkloadOutcome, read_outcome
 from evo.lineage.store import Store
-from evo.report.figures import COLOURS, Figure, draw_lineage, draw_workload
+from evo.report.figures import COLOURS, draw_lineage, draw_workload
 from evo.report.sentences import hardly_tried, importance_gap
 from evo.report.text import value_text
 
 
 @pytest.fixture(scope="module")
-def drawn(known: dict[str, RunOutcome]) -> dict[str, Figure]:
-    """The figures of a run of one workload, by name."""
-    return draw_workload(known["one"].workloads[0])
+def one(known: dict[str, RunOutcome]) -> WorkloadOutcome:
+    """A finished run of one workload."""
+    return known["one"].workloads[0]
 
 
 @pytest.mark.slow
@@ -35,37 +35,33 @@ def test_every_figure_is_xml_of_its_own_with_a_title_and_without_links(known: di
             assert "var(" not in figure.document()
 
 
-def test_the_best_so_far_only_ever_rises_and_ends_at_the_lowest_score(known: dict[str, RunOutcome]) -> None:
-    data = known["one"].workloads[0]
-    ups = [m.speedup for m in data.milestones]
+def test_the_best_so_far_only_ever_rises_and_ends_at_the_lowest_score(one: WorkloadOutcome) -> None:
+    ups = [m.speedup for m in one.milestones]
     assert ups == sorted(ups)
-    assert ups[-1] == pytest.approx(np.nanmax(data.speedup))
-    assert all(m.low < m.speedup < m.high for m in data.milestones)
+    assert ups[-1] == pytest.approx(np.nanmax(one.speedup))
+    assert all(m.low < m.speedup < m.high for m in one.milestones)
 
 
-def test_a_lineage_has_a_mark_for_each_ancestor_that_says_change_and_gain(known: dict[str, RunOutcome]) -> None:
-    data = known["one"].workloads[0]
-    figure = draw_lineage(data, anchor="w1")
+def test_a_lineage_has_a_mark_for_each_ancestor_that_says_change_and_gain(one: WorkloadOutcome) -> None:
+    figure = draw_lineage(one, anchor="w1")
     links = list(ET.fromstring(figure.inline()).iter("{http://www.w3.org/2000/svg}a"))
     said = {a.get("href"): a[0].get("aria-label") or "" for a in links}
-    assert said.keys() == {f"#w1-step-{s.order}" for s in data.steps}
-    gained = next(s for s in data.steps if s.gain is not None and not s.tie and s.change)
+    assert said.keys() == {f"#w1-step-{s.order}" for s in one.steps}
+    gained = next(s for s in one.steps if s.gain is not None and not s.tie and s.change)
     assert "→" in said[f"#w1-step-{gained.order}"]
     assert "gain over its first parent" in said[f"#w1-step-{gained.order}"]
 
 
-def test_every_candidate_is_in_one_cell_of_a_pair(known: dict[str, RunOutcome], drawn: dict[str, Figure]) -> None:
-    data = known["one"].workloads[0]
-    pairs = [figure for name, figure in drawn.items() if name.startswith("pair-")]
+def test_every_candidate_is_in_one_cell_of_a_pair(one: WorkloadOutcome) -> None:
+    pairs = [figure for name, figure in draw_workload(one).items() if name.startswith("pair-")]
     assert len(pairs) == 3
     for pair in pairs:
         cells = {row["tip"]: row for layer in pair.layers for row in layer["data"]["values"]}
-        assert sum(int(re.search(r"of (\d+) passed", tip)[1]) for tip in cells) == data.number
-        assert max(row.get("best", 0) for row in cells.values()) == pytest.approx(data.milestones[-1].speedup)
+        assert sum(int(re.search(r"of (\d+) passed", tip)[1]) for tip in cells) == one.number
+        assert max(row.get("best", 0) for row in cells.values()) == pytest.approx(one.milestones[-1].speedup)
 
 
-def test_values_of_what_mattered_that_were_hardly_tried_are_named(known: dict[str, RunOutcome]) -> None:
-    one = known["one"].workloads[0]
+def test_values_of_what_mattered_that_were_hardly_tried_are_named(one: WorkloadOutcome) -> None:
     least = re.findall(r"(\w+)=(\S+) \((\d+) of ", hardly_tried(one))
     assert least
     for parameter, value, number in least:
