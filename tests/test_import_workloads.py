@@ -65,7 +65,7 @@ def write(folder: Path, definition: Mapping[str, Any], *axes: Mapping[str, int],
 
 def keys(folder: Path, target: str = "cuda") -> list[str]:
     taken, _ = import_workloads(folder, KERNELS, target)
-    return [w.key for t in taken for w in t.workloads]
+    return [key for t in taken for key in t.workloads]
 
 
 def reasons(folder: Path, target: str = "cuda") -> list[str]:

@@ -257,13 +257,12 @@ def import_workloads(
         )
     written = {}
     for key in dict.fromkeys(t.kernel for t in taken):
-        workloads = dict.fromkeys(w.key for t in taken if t.kernel == key for w in t.workloads)
+        workloads = dict.fromkeys(w for t in taken if t.kernel == key for w in t.workloads)
         file = out / f"{path.resolve().name}-{key}.toml"
         _write_job(file, {"kernel": key, "target": target, "workloads": list(workloads), "budget": budget}, path)
         written[str(file)] = list(workloads)
     if json:
-        records = [asdict(t) | {"workloads": [w.key for w in t.workloads]} for t in taken]
-        print_json({"jobs": written, "taken": records, "refused": [asdict(r) for r in refused]})
+        print_json({"jobs": written, "taken": [asdict(t) for t in taken], "refused": [asdict(r) for r in refused]})
         return
     for refusal in refused:
         typer.echo(f"left out: {_refusal_text(refusal)}", err=True)

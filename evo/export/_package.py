@@ -17,7 +17,7 @@ from itertools import chain, combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from evo.errors import CompileError, KernelError, UsageError
+from evo.errors import CompileError, KernelError, UsageError, error_line
 from evo.evaluation import Binary
 from evo.export import ExportItem, ExportRequest, sha256_of
 from evo.problem.genome import Genome
@@ -186,7 +186,7 @@ def _build_elsewhere(kernel: Kernel, target: Target, item: ExportItem, arch: str
         try:
             binary = _compile(target, source, arch)
         except CompileError as error:
-            why, compilations = why or f"it does not compile ({_first_line(error)})", compilations + 1
+            why, compilations = why or f"it does not compile ({error_line(str(error))})", compilations + 1
             if compilations == _MOST_COMPILATIONS:
                 break
             continue
@@ -201,21 +201,12 @@ def _build_elsewhere(kernel: Kernel, target: Target, item: ExportItem, arch: str
 def _as_spelt_there(space: Space, genome: Genome, stand_ins: Mapping[str, Value]) -> tuple[Point, Point]:
     """The same kernel as a point of another architecture's space, and what of it cannot be said there: a parameter that one
     of the two spaces has not is the value that templates read in its place."""
-    given = genome.parameters
+    known = {**stand_ins, **genome.parameters}
     point: Point = {}
     for parameter in space.parameters:
-        name = parameter.name
-        if space.is_active(parameter, point):
-            if name in given:
-                point[name] = given[name]
-            elif name in stand_ins:
-                point[name] = stand_ins[name]
-    return point, {n: v for n, v in given.items() if n not in point and stand_ins.get(n) != v}
-
-
-def _first_line(error: CompileError) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return next((line for line in lines if "error" in line), lines[0] if lines else "no message")
+        if parameter.name in known and space.is_active(parameter, point):
+            point[parameter.name] = known[parameter.name]
+    return point, {n: v for n, v in genome.parameters.items() if n not in point and stand_ins.get(n) != v}
 
 
 def _compiled_in(kernel: Kernel) -> list[dict[str, Any]]:

@@ -204,7 +204,8 @@ class Taken:
 
     definition: str
     kernel: str
-    workloads: tuple[Workload, ...]
+    workloads: tuple[str, ...]
+    """Their keys."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,10 +231,10 @@ def import_workloads(path: Path, kernels: Iterable[Kernel], target: str) -> tupl
         except UsageError as reason:
             refused.append(Refusal(definition=name, reason=str(reason)))
             continue
-        workloads: dict[Workload, None] = {}
+        workloads: dict[str, None] = {}
         for record in records:
             try:
-                workloads[read(record)] = None
+                workloads[read(record).key] = None
             except UsageError as reason:
                 refused.append(Refusal(definition=name, workload=str(record.get("uuid")), reason=str(reason)))
         if workloads:
