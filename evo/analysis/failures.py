@@ -285,12 +285,12 @@ def tried_values(
     return sorted(found, key=lambda v: (-(v.z or 0.0), v.parameter, str(v.value)))
 
 
-def _having(rows: Sequence[Any]) -> dict[tuple[str, Value], list[int]]:
+def _having(rows: Sequence[Any]) -> dict[tuple[str, Value], set[int]]:
     """Numbers of the rows whose genome has a parameter at a value, by the two."""
-    found: dict[tuple[str, Value], list[int]] = defaultdict(list)
+    found: dict[tuple[str, Value], set[int]] = defaultdict(set)
     for number, row in enumerate(rows):
         for pair in Genome.from_json(row.genome).items:
-            found[pair].append(number)
+            found[pair].add(number)
     return found
 
 
@@ -300,80 +300,69 @@ def spent(row: Any) -> float:
 
 
 class _Tried:
-    """A run's candidates as sets of bits, one a candidate: those that have a value, those that were refused, those that
-    passed, of these the fastest quarter and the fastest of each task."""
+    """A run's candidates as sets of their numbers: those that have a value, those that were refused, those that passed, of
+    these the fastest quarter and the fastest of each task."""
 
     def __init__(self, rows: Sequence[Any]) -> None:
         self.rows = rows
+        self.having = _having(rows)
+        self.refused = {number for number, row in enumerate(rows) if row.status not in PASSED}
+        self.passed = set(range(len(rows))) - self.refused
         ranked: dict[int, list[int]] = defaultdict(list)
         timed = [number for number, row in enumerate(rows) if row.score is not None]
         for number in sorted(timed, key=lambda number: rows[number].score):
             ranked[rows[number].task].append(number)
-        self.having = {pair: self.bits(numbers) for pair, numbers in _having(rows).items()}
-        self.refused = self.bits([number for number, row in enumerate(rows) if row.status not in PASSED])
-        self.passed = ((1 << len(rows)) - 1) & ~self.refused
-        self.good = self.bits([n for some in ranked.values() for n in some[: max(1, round(_GOOD_SHARE * len(some)))]])
-        self.best = self.bits([some[0] for some in ranked.values()])
+        self.good = {n for some in ranked.values() for n in some[: max(1, round(_GOOD_SHARE * len(some)))]}
+        self.best = {some[0] for some in ranked.values()}
 
-    def bits(self, numbers: Sequence[int]) -> int:
-        """The set of these; by bytes, because a shift of a long integer copies it."""
-        data = bytearray(len(self.rows) // 8 + 1)
-        for number in numbers:
-            data[number >> 3] |= 1 << (number & 7)
-        return int.from_bytes(data, "little")
-
-    def breaks(self, bits: int) -> int:
-        """How many of them were refused."""
-        return (bits & self.refused).bit_count()
-
-    def worth(self, bits: int) -> float:
+    def worth(self, numbers: set[int]) -> float:
         """Share of the failures among them, less the share of what passed and of what was good."""
-        refused, passed, good = (max(1, kind.bit_count()) for kind in (self.refused, self.passed, self.good))
-        lost = (bits & self.passed).bit_count() / passed + (bits & self.good).bit_count() / good
-        return self.breaks(bits) / refused - lost
+        kinds = (self.refused, self.passed, self.good)
+        refused, passed, good = (len(numbers & kind) / max(1, len(kind)) for kind in kinds)
+        return refused - (passed + good)
 
-    def spares(self, both: int, one: int) -> bool:
+    def spares(self, both: set[int], one: set[int]) -> bool:
         """Whether of one set more passed than was refused outside of the other."""
-        left_out = one & ~both
-        return (left_out & self.passed).bit_count() > self.breaks(left_out)
+        left_out = one - both
+        return len(left_out) > 2 * len(left_out & self.refused)
 
 
 def _find_rules(tried: _Tried, spaces: Sequence[Space]) -> list[Rule]:
     """The most worth first, before those that add nothing to them. spaces: the kernel's present ones by task, if they are to
     be judged."""
-    forbidden = {f"{name}={value}": bits for (name, value), bits in tried.having.items()}
     # Only values that break something on their own account can do so together.
-    suspects = [(pair, bits) for pair, bits in tried.having.items() if tried.breaks(bits) >= _LEAST_AVOIDED]
-    for ((name, value), a), ((other, its), b) in combinations(suspects, 2):
+    suspects = {
+        pair: having for pair, having in tried.having.items() if len(having & tried.refused) >= _LEAST_AVOIDED
+    }
+    useful = [("new", f"{name}={value}", having) for (name, value), having in suspects.items()]
+    for ((name, value), a), ((other, its), b) in combinations(suspects.items(), 2):
+        both = a & b if name != other else set()
         # A pair has to spare more of what passed than it lets through of what did not.
-        if name != other and tried.spares(a & b, a) and tried.spares(a & b, b):
-            forbidden[f"{name}={value} and {other}={its}"] = a & b
-    broken: dict[str, list[int]] = defaultdict(list)
+        if len(both & tried.refused) >= _LEAST_AVOIDED and tried.spares(both, a) and tried.spares(both, b):
+            useful.append(("new", f"{name}={value} and {other}={its}", both))
+    broken: dict[str, set[int]] = defaultdict(set)
     for number, row in enumerate(tried.rows) if spaces else ():
         for name in _violations(spaces[row.task], Genome.from_json(row.genome).parameters):
-            broken[name].append(number)
-    useful = [("new", rule, bits) for rule, bits in forbidden.items() if tried.breaks(bits) >= _LEAST_AVOIDED]
-    judged = [("existing", rule, tried.bits(numbers)) for rule, numbers in broken.items()]
-    useful += [one for one in judged if tried.breaks(one[2])]
+            broken[name].add(number)
+    useful += [("existing", name, numbers) for name, numbers in broken.items() if numbers & tried.refused]
     useful.sort(key=lambda one: (-tried.worth(one[2]), one[0], len(one[1]), one[1]))
-    found, before = [], 0
-    for kind, rule, bits in useful[:_KEPT_RULES]:
-        avoided = bits & tried.refused
-        digits = reversed(f"{avoided:b}")  # the first row's first
+    found, before = [], set[int]()
+    for kind, rule, numbers in useful[:_KEPT_RULES]:
+        avoided = numbers & tried.refused
         found.append(
             Rule(
                 kind=kind,
                 rule=rule,
-                avoided=avoided.bit_count(),
-                avoided_share=avoided.bit_count() / tried.refused.bit_count(),
-                more=(avoided & ~before).bit_count(),
-                passed_lost=(bits & tried.passed).bit_count(),
-                good_lost=(bits & tried.good).bit_count(),
-                best_lost=bool(bits & tried.best),
-                seconds=sum(spent(row) for row, one in zip(tried.rows, digits, strict=False) if one == "1"),
+                avoided=len(avoided),
+                avoided_share=len(avoided) / len(tried.refused),
+                more=len(avoided - before),
+                passed_lost=len(numbers & tried.passed),
+                good_lost=len(numbers & tried.good),
+                best_lost=bool(numbers & tried.best),
+                seconds=sum(spent(tried.rows[number]) for number in avoided),
             )
         )
-        before |= bits if tried.worth(bits) > 0 else 0
+        before |= numbers if tried.worth(numbers) > 0 else set()
     return sorted(found, key=lambda rule: not rule.more)
 
 
