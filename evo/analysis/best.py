@@ -23,7 +23,7 @@ __all__ = ["UNCONFIRMED", "Best", "find_best", "leaders", "ranked", "refusals"]
 UNCONFIRMED = "unconfirmed"
 """`Best.finals` of a run whose finals were held to their end without a winner."""
 
-_c, _i, _r, _t = m.Candidate, m.Task, m.Run, m.Timing
+_c, _e, _i, _r, _t = m.Candidate, m.Environment, m.Task, m.Run, m.Timing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,14 +72,10 @@ def find_best(
     measurement, and unconfirmed ones come last. device, workload: a part of the name, in any case of letters.
     Raises UnknownNameError for an unknown run; an unknown kernel has no rows.
     """
-    conditions = [
-        column == wanted
-        for column, wanted in ((_r.kernel, kernel), (_r.target, target), (_i.dtype, dtype))
-        if wanted is not None
-    ]
-    for column, part in ((m.Environment.device, device), (_i.workload, workload)):
-        if part is not None:
-            conditions.append(func.lower(column).contains(part.lower(), autoescape=True))
+    names = ((_r.kernel, kernel), (_r.target, target), (_i.dtype, dtype))
+    parts = ((_e.device, device), (_i.workload, workload))
+    conditions = [column == name for column, name in names if name is not None]
+    conditions += [func.lower(column).contains(part.lower(), autoescape=True) for column, part in parts if part is not None]
     with store.reading() as connection:
         if run is not None:
             conditions.append(_r.id == resolve_run(connection, run))
@@ -107,8 +103,7 @@ def leaders(connection: Connection, *conditions: ColumnElement[bool]) -> list[Be
 
     In two steps and not in one join, for which a planner may read every timing there is.
     """
-    e = m.Environment
-    tasks = select(leader_key()).join_from(_i, _r, _r.id == _i.run_id).join(e, e.id == _r.environment_id)
+    tasks = select(leader_key()).join_from(_i, _r, _r.id == _i.run_id).join(_e, _e.id == _r.environment_id)
     keys = sorted(key for key in connection.scalars(tasks.where(*conditions)) if key is not None)
     query = (
         select_candidates(_c.id.label("key"), _c.task, _c.score, _c.genome, _i.run_id, _i.winner_id, _r.status)

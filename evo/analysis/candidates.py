@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Select, and_, case, func, select
 from sqlalchemy.orm import aliased
 
 from evo.analysis.times import held_races, noise_floors
-from evo.errors import EngineError, StoreError, UnknownNameError, UsageError
+from evo.errors import EngineError, StoreError, UnknownNameError, UsageError, error_line
 from evo.evaluation import PASSED, Check, Status, Timing
 from evo.lineage import gate_seeds
 from evo.lineage import models as m
@@ -190,7 +190,7 @@ class CandidateRecord(Subject, CandidateSummary):
         last = self.finals[-1] if self.finals else None
         if last is None or last.status in PASSED:
             return ""
-        reason = next((line.strip() for line in last.log.splitlines() if line.strip()), "")
+        reason = error_line(last.log)
         return f"{last.status.replace('_', ' ')}{f': {reason}' if reason else ''}"
 
 

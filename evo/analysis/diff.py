@@ -137,9 +137,8 @@ def _gain(times: Sequence[Mapping[str, RaceTime]], together: bool) -> tuple[str 
     finals = [found.get("confirmed") or found.get("final") for found in times]
     if all(finals):
         return "final", False, gain_between(*finals)
-    if "search" in one and "search" in other:
-        return "search", False, gain_between(one["search"], other["search"])
-    return None, False, None
+    gain = gain_between(one.get("search"), other.get("search"))
+    return "search" if gain else None, False, gain
 
 
 def _is_ptx(code: bytes) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, and_, case, func, select
 
 from evo.evaluation import FINALIST, Gain, Status
 from evo.lineage import Stage
@@ -116,20 +116,14 @@ def gain_within(before: RaceTime, after: RaceTime) -> Gain | None:
 def search_times(connection: Connection, run_id: int, keys: Sequence[int]) -> dict[int, RaceTime]:
     """The cold time that the search took of each candidate of a run, by key. A candidate whose machine code was known
     already has the time of the candidate that it was known from. Candidates without a time are left out."""
-    query = select(_t.candidate_id, *FIGURES, _t.clocks).where(
-        _t.run_id == run_id, _t.round == 0, _t.contender == "candidate", _t.protocol == "cold"
+    timed = case((_c.status == Status.SAME_CODE.value, func.coalesce(_c.same_code_as_id, _c.id)), else_=_c.id)
+    query = (
+        select(_c.id.label("key"), _t.candidate_id.label("timed"), *FIGURES, _t.clocks)
+        .join_from(_c, _t, and_(_t.run_id == _c.run_id, _t.candidate_id == timed))
+        .where(_c.id.between(*key_range(run_id)))  # with it, no planner reads all candidates
+        .where(_t.round == 0, _t.contender == "candidate", _t.protocol == "cold", _t.ratio > 0)
     )
-    known = select(_c.id, _c.same_code_as_id).where(
-        _c.id.between(*key_range(run_id)), _c.same_code_as_id.is_not(None), _c.status == Status.SAME_CODE.value
-    )
-    originals = {row.id: row.same_code_as_id for row in rows_of(connection, known, keys, _c.id)}
-    found = {
-        row.candidate_id: _race_time(row, timed=row.candidate_id)
-        for row in rows_of(connection, query, sorted({*keys, *originals.values()}), _t.candidate_id)
-        if row.ratio
-    }
-    timed = {key: found.get(key) or found.get(originals.get(key, key)) for key in keys}
-    return {key: time for key, time in timed.items() if time is not None}
+    return {row.key: _race_time(row, timed=row.timed) for row in rows_of(connection, query, keys, _c.id)}
 
 
 @dataclass(frozen=True)
