@@ -83,9 +83,9 @@ def times(name: str, text: str) -> dict[str, Any]:
     nothing = case.bench.candidate(case.session.load(case.empty, "empty"), plain)
     reference = case.kernel.reference_baseline
     found: dict[str, Any] = {"workload": case.workload.key}
-    for protocol, sets in ((PROTOCOL, None), (replace(PROTOCOL, name="hot", cold=False), 1)):
+    for protocol in (PROTOCOL, replace(PROTOCOL, name="hot", cold=False)):
         entries = {"own": own, "empty": nothing, reference.name: case.bench.baseline(reference)}
-        timed = case.bench.time(entries, protocol, reference.name, sets=sets)
+        timed, _ = case.bench.time(entries, protocol, reference.name)
         found["evo" if protocol.cold else "hot"] = timed[0].median_us
         found["empty"] = timed[1].median_us
     found["do_bench"], found["single"] = _do_bench(case, own)

@@ -313,7 +313,7 @@ class Device:
             gate, timing = self._adaptive(job.request)
             gate.note(result.load_seconds + result.gate_seconds)
             if job.request.time:
-                timing.note(result.timing_seconds + result.gate_seconds)
+                timing.note(result.timing_seconds)
 
 
 def _failure(

@@ -31,7 +31,6 @@ __all__ = [
     "Protocol",
     "Samples",
     "calls_for",
-    "cold_calls",
     "noise_floor",
     "paired_gain",
     "race",
@@ -97,15 +96,19 @@ def sets_for(set_bytes: int, cache_bytes: int, memory_bytes: int, walk_bytes: in
     return int(max(2, min(wanted, affordable, _MAX_SETS)))
 
 
-def calls_for(call_us: float, sample_us: float, *, least: int, most: int | None) -> int:
-    """Calls in a sample: to last `sample_us`, at least `least`, no more than there are sets for (`most`)."""
-    wanted = max(least, math.ceil(sample_us / max(call_us, 1e-3)))
-    return max(1, wanted if most is None else min(wanted, most))
-
-
-def cold_calls(sets: int, set_bytes: int, cache_bytes: int) -> int:
-    """Calls after which a walk has gone several times through the cache, as far as there are sets for it."""
-    return min(sets, -(-COLD_CACHE_MULTIPLE * cache_bytes // max(set_bytes, 1)) + 1)
+def calls_for(
+    protocol: Protocol, call_us: float, *, sets: int, set_bytes: int, cache_bytes: int, longest_us: float = math.inf
+) -> int:
+    """Calls in a sample: to last as long as the protocol wants. A cold sample uses no set twice, and walks several times
+    through the cache, as far as there are sets for it and that does not take longer than `longest_us`."""
+    call_us = max(call_us, 1e-3)
+    wanted = max(1, math.ceil(protocol.sample_us / call_us))
+    if not protocol.cold:
+        return wanted
+    walk = -(-COLD_CACHE_MULTIPLE * cache_bytes // max(set_bytes, 1)) + 1
+    if walk * call_us > longest_us:
+        walk = max(2, math.ceil(longest_us / call_us))
+    return min(sets, max(walk, wanted))
 
 
 def race(

@@ -21,15 +21,14 @@ from evo.errors import HangError, LaunchError, UsageError
 from evo.evaluation import BOOTSTRAP_SAMPLES, Build, Check, Evaluation, Status, Timing
 from evo.measure import Incumbent, RaceRequest, RaceResult, Request
 from evo.measure.buffers import HUGE, NAN, Arena, Layout
-from evo.measure.clock import CLOSE, Protocol, calls_for, cold_calls, race, sets_for, summarise
+from evo.measure.clock import CLOSE, Protocol, calls_for, race, sets_for, summarise
 from evo.measure.gate import Gate, allocate_outputs, argument_values, as_outputs, expected_outputs, reads_early
-from evo.measure.roofline import Roofline
 from evo.problem.genome import Genome
-from evo.problem.kernel import Baseline, Kernel, Launch, Tensors, Workload
+from evo.problem.kernel import Baseline, Cost, Kernel, Launch, Tensors, Workload
 from evo.runtime.tolerance import Expected, compare, findings, verdict
 from evo.targets import Loaded, Replay, Session, classify, find_target
 
-__all__ = ["Calls", "RaceCheck", "TimedData", "TimingHarness"]
+__all__ = ["Calls", "RaceCheck", "Roofline", "TimedData", "TimingHarness"]
 
 Calls = Sequence[Callable[[], object]]
 """What a contender of a race does: a call for each buffer set."""
@@ -90,6 +89,20 @@ _SUMMED_BYTES = {"cuda": 256 << 20, "cpu": 32 << 20}
 
 _COMPARED_ELEMENTS = {"cuda": 1 << 62, "cpu": 1 << 18}
 """Elements of an output that are compared with float64 in a race: on a GPU all, on a CPU those of some rows."""
+
+
+_MARGIN = {"cuda": 0.9, "cpu": 0.5}
+"""The share of a measured bound that is still believed: the probes may miss the device's best by as much, the more so on
+cores that others use."""
+
+_DOUBTS = 4
+"""How often the rates are measured again before a time is refused."""
+
+_MEMORY_MULTIPLE, _LEAST_MEMORY_BYTES = 4, 256 << 20
+_CACHE_SHARE = 4
+_TRIES = 5
+_PRODUCT_SIZE = {"cuda": 4096, "cpu": 1024}
+"""Rows and columns of the matrices whose product gives the rate of arithmetic."""
 
 
 class TimedData:
@@ -165,7 +178,6 @@ class _Progress:
     """Of the reference buffer's outputs, by the state of its inputs; and of the sets behind it."""
     differs: list[torch.Tensor] = field(default_factory=list)
     findings: list[tuple[Expected, torch.Tensor]] = field(default_factory=list)
-    check: Check | None = None
 
 
 class RaceCheck:
@@ -213,13 +225,8 @@ class RaceCheck:
             data.exchange_inputs(False)
 
     def verdict(self, name: str) -> Check:
-        """Whether a contender has done its work. Asked again it says the same."""
+        """Whether a contender has done its work."""
         p = self._progress[name]
-        if p.check is None:
-            p.check = self._judge(p)
-        return p.check
-
-    def _judge(self, p: _Progress) -> Check:
         check = Check(case="timed", passed=True)
         if reason := self._data.changed():
             self.data_changed = True
@@ -244,9 +251,9 @@ class TimingHarness:
         self._seed = seed
         self.gate = Gate(kernel, target, session, seed)
         self._roofline = Roofline(session)
-        self._replays: dict[tuple[str, int], Replay] = {}
-        self._call_us: dict[str, float] = {}
-        self._check: RaceCheck | None = None
+        self._replays: dict[tuple[Protocol, int], Replay] = {}
+        """Of the reference, by protocol and number of sets."""
+        self._timed_data_changed = False
         self._incumbent: tuple[object, Loaded, Calls] | None = None
         self._in_vain = 0
 
@@ -266,11 +273,6 @@ class TimingHarness:
                 f" {free / 2**30:.1f} GiB are free on {self._session.info.name}; choose a smaller one"
             )
         return sets_for(set_bytes, self._session.limits.cache_bytes, memory, _WALK_BYTES[self._shares_cores])
-
-    @property
-    def fits_cache(self) -> bool:
-        """Whether a set leaves room in the cache, so that a second call finds all of it there."""
-        return 2 * self.kernel.cost(self._workload).bytes <= self._session.limits.cache_bytes
 
     @cached_property
     def data(self) -> TimedData:
@@ -319,23 +321,17 @@ class TimingHarness:
         protocol: Protocol,
         reference: str,
         *,
-        keep: str = "",
-        sets: int | None = None,
         incumbent: float | None = None,
         checked: Sequence[str] = (),
-    ) -> tuple[Timing, ...]:
-        """Races the entries over the first `sets` buffer sets: all of them (cold), or one (hot).
-
-        The replay of the entry named `keep` is kept for the next race. `incumbent`: see `clock.race`. The entries named in
-        `checked` are checked in the race; `complaint` then has the verdict.
-        """
-        entries = {name: calls[:sets] for name, calls in entries.items()}
+    ) -> tuple[tuple[Timing, ...], dict[str, Check]]:
+        """Races the entries over the buffer sets: all of them (cold), or one (hot). Also whether those named in `checked`
+        did their work in it. `incumbent`: see `clock.race`."""
+        entries = {name: calls if protocol.cold else calls[:1] for name, calls in entries.items()}
         replays: dict[str, Replay] = {}
         try:
             for name, calls in entries.items():
-                replays[name] = self._replay(name, calls, protocol, keep=name == keep)
-            called = {name: min(len(entries[name]), replays[name].calls) for name in checked}
-            self._check = RaceCheck(self.data, called)
+                replays[name] = self._replay(calls, protocol, kept=name == reference)
+            race_check = RaceCheck(self.data, {n: min(len(entries[n]), replays[n].calls) for n in checked})
             self._session.clocks()  # what it counts is counted from here
             samples = race(
                 self._session,
@@ -343,12 +339,12 @@ class TimingHarness:
                 protocol,
                 reference,
                 incumbent=incumbent,
-                check=self._check,
+                check=race_check,
                 patient=self._in_vain < _PATIENCE or incumbent is None,
             )
             self._in_vain = self._in_vain + 1 if samples.disturbed else 0
             clocks = self._session.clocks()
-            return tuple(
+            timings = tuple(
                 summarise(
                     samples,
                     name,
@@ -363,18 +359,16 @@ class TimingHarness:
             )
         finally:
             for name, replay in replays.items():
-                if name != keep:
+                if name != reference:
                     replay.close()
-
-    def complaint(self, name: str) -> Check:
-        """Whether a contender of the last race did its work in it."""
-        assert self._check is not None
-        return self._check.verdict(name)
+        checks = {name: race_check.verdict(name) for name in checked}
+        self._timed_data_changed = race_check.data_changed
+        return timings, checks
 
     @property
     def data_changed(self) -> bool:
         """Whether no other candidate can be judged here any more."""
-        return self.gate.data_changed or (self._check is not None and self._check.data_changed)
+        return self.gate.data_changed or self._timed_data_changed
 
     def reads_early(self, calls: Calls, *, programmatic: bool) -> str:
         """Whether a contender that may begin early waits for its inputs at this size, too. Empty if it does; raises
@@ -410,26 +404,24 @@ class TimingHarness:
                 return reason
         return ""
 
-    def _replay(self, name: str, calls: Calls, protocol: Protocol, *, keep: bool) -> Replay:
-        """Its calls, one after another over the sets."""
-        if name not in self._call_us or not keep:
-            self._call_us[name] = self._session.estimate_us(calls[0])
-        count = self._count(len(calls), self._call_us[name], protocol)
-        if (name, count) in self._replays:
-            return self._replays[name, count]
+    def _replay(self, calls: Calls, protocol: Protocol, *, kept: bool) -> Replay:
+        """Its calls, one after another over the sets. kept: for the next race, too."""
+        key = (protocol, len(calls))
+        if kept and key in self._replays:
+            return self._replays[key]
+        count = calls_for(
+            protocol,
+            self._session.estimate_us(calls[0]),
+            sets=len(calls),
+            set_bytes=self.kernel.cost(self._workload).bytes,
+            cache_bytes=self._session.limits.cache_bytes,
+            # Where arithmetic is slow, the cache cleared before a sample must do.
+            longest_us=_LONG_SAMPLE_US if self._shares_cores else math.inf,
+        )
         replay = self._session.record([calls[i % len(calls)] for i in range(count)])
-        if keep:
-            self._replays[name, count] = replay
+        if kept:
+            self._replays[key] = replay
         return replay
-
-    def _count(self, sets: int, call_us: float, protocol: Protocol) -> int:
-        if not protocol.cold:
-            return calls_for(call_us, protocol.sample_us, least=1, most=None)
-        set_bytes = self.kernel.cost(self._workload).bytes
-        least = cold_calls(sets, set_bytes, self._session.limits.cache_bytes)
-        if self._shares_cores:  # where arithmetic is slow, the cache cleared before a sample must do
-            least = max(2, min(least, math.ceil(_LONG_SAMPLE_US / max(call_us, 1e-3))))
-        return calls_for(call_us, protocol.sample_us, least=least, most=sets)
 
     # -- a candidate ----------------------------------------------------------------------------------------------
 
@@ -484,39 +476,34 @@ class TimingHarness:
         started = time.perf_counter()
         launch = self.launch(request.genome)
         candidate = self.candidate(loaded, launch)
-        timings = self._time_candidate(request, candidate)
-        timed = time.perf_counter()
-        check, status = self.complaint("candidate"), Status.WRONG
+        timings, check = self._time_candidate(request, candidate)
+        status = Status.WRONG
         if check.passed and (reason := self.reads_early(candidate, programmatic=launch.programmatic)):
             check = replace(check, passed=False, reason=reason)
         if check.passed and (reason := self.impossible(timings, "candidate")):
             check, status = replace(check, passed=False, reason=reason), Status.IMPOSSIBLE
-        found = replace(
-            found,
-            checks=(*found.checks, check),
-            gate_seconds=found.gate_seconds + time.perf_counter() - timed,
-            timing_seconds=timed - started,
-        )
+        found = replace(found, checks=(*found.checks, check), timing_seconds=time.perf_counter() - started)
         return replace(found, timings=timings) if check.passed else _refused(found, status)
 
-    def _time_candidate(self, request: Request, candidate: Calls) -> tuple[Timing, ...]:
+    def _time_candidate(self, request: Request, candidate: Calls) -> tuple[tuple[Timing, ...], Check]:
         """Beside the reference; and again beside the incumbent too, if the candidate comes close to that."""
         reference = self.kernel.reference_baseline
         entries = {"candidate": candidate, reference.name: self.baseline(reference)}
         protocol, incumbent = _PROTOCOLS["search", self._shares_cores], request.incumbent
         ratio = incumbent.ratio if incumbent else None
-        race = partial(self.time, protocol=protocol, reference=reference.name, keep=reference.name, checked=("candidate",))
-        timings = race(entries, incumbent=ratio)
+        race = partial(self.time, protocol=protocol, reference=reference.name, checked=("candidate",))
+        timings, checks = race(entries, incumbent=ratio)
         is_close = ratio is not None and (timings[0].ratio or 0.0) <= CLOSE * ratio
-        if incumbent is None or not is_close or not self.complaint("candidate").passed:
-            return timings
-        try:
-            other = self.incumbent(incumbent)
-        except LaunchError:  # no fault of the candidate, if the device still answers: it has its times
-            if self._answers():
-                return timings
-            raise
-        return timings if other is None else race({"candidate": candidate, "incumbent": other, **entries})
+        other = None
+        if incumbent is not None and is_close and checks["candidate"].passed:
+            try:
+                other = self.incumbent(incumbent)
+            except LaunchError:  # no fault of the candidate, if the device still answers: it has its times
+                if not self._answers():
+                    raise
+        if other is not None:
+            timings, checks = race({"candidate": candidate, "incumbent": other, **entries})
+        return timings, checks["candidate"]
 
     def race(self, request: RaceRequest) -> RaceResult:
         """Times contenders and baselines interleaved. Each contender is checked in the race."""
@@ -536,10 +523,9 @@ class TimingHarness:
                 device_lost=lost,
             )
 
-        def time_all(protocol: Protocol, sets: int | None = None) -> tuple[Timing, ...]:
+        def time_all(protocol: Protocol) -> tuple[Timing, ...]:
             entries = {**contenders, **baselines}
-            timings = self.time(entries, protocol, reference.name, sets=sets, checked=tuple(contenders))
-            checks = {name: self.complaint(name) for name in contenders}
+            timings, checks = self.time(entries, protocol, reference.name, checked=tuple(contenders))
             refused.update({name: check.reason for name, check in checks.items() if not check.passed})
             return timings
 
@@ -568,8 +554,10 @@ class TimingHarness:
                     baselines[name] = self.baseline(baseline)
             protocol = _PROTOCOLS["final", self._shares_cores]
             timings = list(time_all(protocol))
-            if request.hot and self.fits_cache and not self.data_changed:
-                timings += time_all(replace(protocol, name="hot", cold=False), sets=1)
+            # A set leaves room in the cache, so that a second call finds all of it there.
+            fits_cache = 2 * self.kernel.cost(self._workload).bytes <= self._session.limits.cache_bytes
+            if request.hot and fits_cache and not self.data_changed:
+                timings += time_all(replace(protocol, name="hot", cold=False))
             if self.data_changed:  # by which of several, the race does not tell; each alone does
                 log = next(iter(refused.values()))
                 if len({built.binary for _, _, built in request.contenders}) > 1:
@@ -598,3 +586,73 @@ def _refused(found: Evaluation, status: Status) -> Evaluation:
     """By its last check."""
     last = found.checks[-1]
     return replace(found, status=status, log=last.reason if status is Status.IMPOSSIBLE else f"{last.case}: {last.reason}")
+
+
+class Roofline:
+    """The time that no kernel can beat: its bytes over the memory's bandwidth, its operations over the arithmetic's rate.
+
+    A kernel that seems faster did not do the work, or was not timed while it did (the roofline of Williams, Waterman and
+    Patterson, 2009, as a test). Both rates are measured on the device itself, by operations of PyTorch that do nothing else;
+    the best of several tries counts. They are measured when they are first needed, and again whenever they would refuse a
+    time: a probe that something disturbed must not be held against a candidate.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._rates: tuple[float, ...] = ()
+        """The best that were seen: bytes a second of the memory and of the cache, operations a second."""
+
+    def refusal(self, us: float, cost: Cost, *, in_cache: bool) -> str:
+        """Why a time is impossible; empty if it is not."""
+        for doubts in range(_DOUBTS + 1):
+            if not self._rates or doubts:
+                measured = _rates(self._session)
+                self._rates = tuple(map(max, self._rates or measured, measured))
+            memory, cache, arithmetic = self._rates
+            bound_us = 1e6 * max(cost.bytes / (cache if in_cache else memory), cost.flops / arithmetic)
+            least_us = _MARGIN[self._session.device.type] * bound_us
+            if us >= least_us:
+                return ""
+        return (
+            f"{us:.3g} us is impossible: moving {cost.bytes:,} bytes and computing {cost.flops:,} operations takes"
+            f" this device at least {least_us:.3g} us"
+        )
+
+
+def _rates(session: Session) -> tuple[float, float, float]:
+    """Takes tens of milliseconds on a GPU, hundreds on a CPU."""
+    cache_bytes = session.limits.cache_bytes
+    memory = _bandwidth(session, max(_MEMORY_MULTIPLE * cache_bytes, _LEAST_MEMORY_BYTES), repeats=1)
+    cache = _bandwidth(session, max(cache_bytes // _CACHE_SHARE, 1 << 16), repeats=20)
+    return memory, max(memory, cache), _arithmetic(session)
+
+
+def _bandwidth(session: Session, footprint_bytes: int, repeats: int) -> float:
+    """Bytes a second: the best of reading, writing and copying."""
+    half = torch.ones(footprint_bytes // 8, dtype=torch.float32, device=session.device)
+    other = torch.empty_like(half)
+    probes: Sequence[tuple[Callable[[], object], int]] = (
+        (lambda: (half.sum(), other.sum()), 2),
+        (lambda: (half.fill_(1.0), other.fill_(1.0)), 2),
+        (lambda: other.copy_(half), 2),
+    )
+    size = half.numel() * half.element_size()
+    return max(size * times / _best_s(session, probe, repeats) for probe, times in probes)
+
+
+def _arithmetic(session: Session) -> float:
+    """Operations a second of a product of matrices, in the fastest of the usual dtypes."""
+    n = _PRODUCT_SIZE[session.device.type]
+    rates = []
+    for dtype in (torch.float32, torch.bfloat16):
+        a = torch.randn(n, n, device=session.device).to(dtype)
+        rates.append(2.0 * n**3 / _best_s(session, lambda a=a: a @ a, repeats=1))  # type: ignore[misc]
+    return max(rates)
+
+
+def _best_s(session: Session, call: Callable[[], object], repeats: int) -> float:
+    replay = session.record([call] * repeats)
+    try:
+        return min(replay.run_us() for _ in range(_TRIES)) / 1e6
+    finally:
+        replay.close()

@@ -17,7 +17,6 @@ from evo.measure.clock import (
     Protocol,
     Samples,
     calls_for,
-    cold_calls,
     interval,
     noise_floor,
     race,
@@ -119,8 +118,8 @@ def test_sets_hold_three_times_the_cache_and_as_much_as_a_walk_takes(
 def test_a_cold_sample_uses_no_set_twice_and_exceeds_the_cache_if_the_sets_do(
     sets: int, set_bytes: int, cache: int, call_us: float, sample_us: float
 ) -> None:
-    least = cold_calls(sets, set_bytes, cache)
-    calls = calls_for(call_us, sample_us, least=least, most=sets)
+    rules = replace(protocol(2, 2), sample_us=sample_us)
+    calls = calls_for(rules, call_us, sets=sets, set_bytes=set_bytes, cache_bytes=cache)
     assert 1 <= calls <= sets
     assert calls == sets or calls * set_bytes >= COLD_CACHE_MULTIPLE * cache
     assert calls == sets or calls * call_us >= sample_us or call_us < 1e-3
@@ -129,7 +128,8 @@ def test_a_cold_sample_uses_no_set_twice_and_exceeds_the_cache_if_the_sets_do(
 @relaxed
 @given(st.floats(1, 1e6), st.floats(1, 1e6))
 def test_a_hot_sample_lasts_as_long_as_wanted_and_not_a_call_longer(call_us: float, sample_us: float) -> None:
-    calls = calls_for(call_us, sample_us, least=1, most=None)
+    rules = replace(protocol(2, 2, cold=False), sample_us=sample_us)
+    calls = calls_for(rules, call_us, sets=1, set_bytes=1, cache_bytes=1)
     assert calls * call_us >= sample_us * (1 - 1e-9)
     assert calls == 1 or (calls - 1) * call_us < sample_us * (1 + 1e-9)
 

@@ -19,7 +19,8 @@ from evo.targets import find_target
 KERNEL = load_kernel("layernorm")
 WORKLOAD = KERNEL.workload("cpu", "rows=64,cols=256,dtype=float32")
 LAUNCH = Launch(grid=(1, 1, 1), block=(1, 1, 1))
-PROTOCOL = Protocol(name="cold", min_rounds=4, max_rounds=4, sample_us=1.0, precision=1.0, limit_s=600.0)
+COLD = Protocol(name="cold", min_rounds=4, max_rounds=4, sample_us=1.0, precision=1.0, limit_s=600.0)
+HOT = replace(COLD, name="hot", cold=False)
 
 Work = Callable[[], None]
 Mistake = Callable[[torch.Tensor, torch.Tensor, Work], None]
@@ -117,7 +118,7 @@ MISTAKES: dict[str, tuple[Callable[[], Mistake], str]] = {
 def bench() -> Iterator[TimingHarness]:
     with torch.no_grad():
         made = TimingHarness(KERNEL, "cpu", WORKLOAD, find_target("cpu").open(), seed=3)
-        vars(made)["set_count"] = 40  # not the hundreds that a small problem gets
+        vars(made)["set_count"] = 8  # not the hundreds that a small problem gets
         yield made
 
 
@@ -128,41 +129,37 @@ def against_torch(bench: TimingHarness, mistake: Mistake) -> dict[str, Calls]:
     }
 
 
-def raced(bench: TimingHarness, mistake: Mistake, sets: int | None = None) -> Check:
-    bench.time(against_torch(bench, mistake), PROTOCOL, "torch", sets=sets, checked=("candidate",))
-    return bench.complaint("candidate")
+def raced(bench: TimingHarness, mistake: Mistake, protocol: Protocol = COLD) -> Check:
+    return bench.time(against_torch(bench, mistake), protocol, "torch", checked=("candidate",))[1]["candidate"]
 
 
-IN_RACES = [(mistake, sets) for mistake in MISTAKES for sets in (8, 1) if (mistake, sets) != ("is wrong now and then", 1)]
-"""With the number of sets. Of a sample that calls one set (hot), only the output of its last call can be looked at."""
+IN_RACES = [(mistake, COLD) for mistake in MISTAKES] + [(m, HOT) for m in MISTAKES if m != "is wrong now and then"]
+"""Of a hot sample, which calls one set, only the output of its last call can be looked at."""
 
 
-@pytest.mark.parametrize(("mistake", "sets"), IN_RACES)
-def test_a_race_refuses_a_candidate_that(bench: TimingHarness, mistake: str, sets: int) -> None:
+@pytest.mark.parametrize(("mistake", "protocol"), IN_RACES, ids=lambda given: getattr(given, "name", given))
+def test_a_race_refuses_a_candidate_that(bench: TimingHarness, mistake: str, protocol: Protocol) -> None:
     make, reason = MISTAKES[mistake]
     entries = {
         "candidate": bench.candidate(Candidate(make()), LAUNCH),
         "incumbent": bench.candidate(Candidate(right), LAUNCH),  # whose right results are in the same outputs
         "torch": bench.baseline(KERNEL.reference_baseline),
     }
-    bench.time(entries, PROTOCOL, "torch", sets=sets, checked=("candidate", "incumbent"))
-    check = bench.complaint("candidate")
+    _, checks = bench.time(entries, protocol, "torch", checked=("candidate", "incumbent"))
+    check = checks["candidate"]
     assert not check.passed
-    assert bench.complaint("candidate") is check
-    if mistake == "changes x" and sets == 1:
+    if mistake == "changes x" and not protocol.cold:
         return  # the exchange of inputs restores what it has changed in the only set: then its results tell
     assert reason in check.reason
     assert bench.data_changed == ("was written" in reason or "was changed" in reason)
     if not bench.data_changed:
-        assert bench.complaint("incumbent").passed
+        assert checks["incumbent"].passed
 
 
 def test_the_first_pair_of_rounds_is_enough_for_most_mistakes(bench: TimingHarness) -> None:
     """After it a candidate that is far behind its incumbent is let go."""
     for make in (lambda: leaves_the_last_row, lambda: keeps_the_larger, caches_by_pointer, lambda: changes_x):
-        entries = against_torch(bench, make())
-        bench.time(entries, replace(PROTOCOL, min_rounds=2, max_rounds=2), "torch", sets=12, checked=("candidate",))
-        assert not bench.complaint("candidate").passed
+        assert not raced(bench, make(), replace(COLD, min_rounds=2, max_rounds=2)).passed
 
 
 def test_sets_that_are_not_compared_have_to_agree_bit_for_bit(
@@ -183,9 +180,9 @@ def test_sets_that_are_not_compared_have_to_agree_bit_for_bit(
     assert raced(bench, last_bit_wanders).reason == "another result on the same data (in a timed call)"
 
 
-@pytest.mark.parametrize("sets", [8, 1])
-def test_a_candidate_that_is_right_is_not_refused(bench: TimingHarness, sets: int) -> None:
-    check = raced(bench, right, sets)
+@pytest.mark.parametrize("protocol", [COLD, HOT], ids=lambda protocol: protocol.name)
+def test_a_candidate_that_is_right_is_not_refused(bench: TimingHarness, protocol: Protocol) -> None:
+    check = raced(bench, right, protocol)
     assert check.passed, check.reason
     assert check.error is not None
     assert check.allowed is not None
@@ -205,9 +202,9 @@ def test_of_a_large_output_rows_from_the_first_to_the_last_are_compared(
 
         return mistake
 
-    refused = {row: not raced(bench, wrong_at(row), sets=1).passed for row in (0, 1, 8, 9, 62, 63)}
+    refused = {row: not raced(bench, wrong_at(row), HOT).passed for row in (0, 1, 8, 9, 62, 63)}
     assert refused == {0: True, 1: False, 8: False, 9: True, 62: False, 63: True}
-    assert not raced(bench, leaves_row_five, sets=1).passed  # by its poison
+    assert not raced(bench, leaves_row_five, HOT).passed  # by its poison
 
 
 def leaves_row_five(x: torch.Tensor, y: torch.Tensor, work: Work) -> None:
