@@ -92,9 +92,6 @@ class LandscapeExecutor:
             delay = self._rng.random() * self._longest_s
         return self._pool.submit(lambda: (time.sleep(delay), result)[1])
 
-    def expect(self, kernel: str, target: str, workload: object, seed: int) -> None:
-        """Nothing has to be made ready."""
-
     def build(self, request: Request) -> Future[Build]:
         self.built.append(request.genome.digest)
         status = status_of(request.genome)

@@ -75,11 +75,6 @@ class InFlight:
 class Executor(Protocol):
     """Safe to use from several threads."""
 
-    def expect(self, kernel: str, target: str, workload: Workload, seed: int) -> None:
-        """Candidates of this workload will be measured with that seed: what that takes may be made ready while they are
-        still being built. Returns at once; what goes wrong is told to the first of them."""
-        ...
-
     def build(self, request: Request) -> Future[Build]:
         """Never fails for a fault of the candidate: that is a Build with another status."""
         ...

@@ -44,7 +44,7 @@ _UNLIMITED = 1 << 60
 _PROBE_ELEMENTS = 1 << 16
 
 _ATTEMPTS = 2
-"""Of a candidate, and of the device to get ready."""
+"""Of a candidate."""
 
 _HINT = "; it hangs, or has a fault that the device takes longer to name, as it does a trap"
 
@@ -94,9 +94,9 @@ class Data(NamedTuple):
 
 @dataclass(kw_only=True)
 class Job:
-    """A request, and the future that waits for its result. Of `Data`: make it ready, nobody waits."""
+    """A request, and the future that waits for its result."""
 
-    request: Request | RaceRequest | Data
+    request: Request | RaceRequest
     future: Future[Any] = field(default_factory=Future)
     fresh: bool = False
     """It is to be done in a process that has not been used."""
@@ -104,6 +104,8 @@ class Job:
     """Those that have come to nothing."""
     lost_s: dict[str, float] = field(default_factory=dict)
     """What they have cost, by stage."""
+    failed: bool = False
+    """The last process for it was lost before a candidate ran in it."""
 
 
 class Device:
@@ -120,10 +122,8 @@ class Device:
         self._worker: Worker | None = None
         self._spare: Worker | None = None
         self._lost_any = False
-        self._failures = 0
-        """Processes in a row that were lost before a candidate ran in them."""
         self._posted: deque[Job] = deque()
-        self._timeouts: dict[tuple[str, Workload], tuple[AdaptiveTimeout, AdaptiveTimeout]] = {}
+        self._timeouts: dict[tuple[str, Workload, str], AdaptiveTimeout] = {}
         self._current: Job | None = None
 
     @property
@@ -139,13 +139,6 @@ class Device:
 
     def post(self, job: Job) -> None:
         """Behind those posted before, of which there may be none if the job needs a fresh process."""
-        if isinstance(job.request, Data):
-            if not self._posted:  # else it is there, or those posted are sent to the next one first
-                self.open()
-            if self._worker is not None:
-                self._worker.post(make_ready, job.request, answered=False)
-            deliver(job.future, None)
-            return
         self._posted.append(job)
         if self._worker is not None and not job.fresh:
             self._send(job)
@@ -205,23 +198,20 @@ class Device:
         worker = self._worker
         try:
             result: Evaluation | RaceResult = worker.collect(self._limits_s(job))
-        except WorkerLost as loss:
-            if not _JUDGED & worker.spent_s.keys():
-                self._fail(f"its process {loss}")
+        except (WorkerLost, DeviceError) as loss:
+            if isinstance(loss, DeviceError) or not _JUDGED & worker.spent_s.keys():
+                self._fail(job, loss)
                 return None
             hint = _HINT if loss.status is Status.TIMEOUT and not self._host_code else ""
             log = f"the device process {loss}{hint}"
             return self._lost(job, worker, _failure(job.request, loss.status, log, worker.found))
-        except DeviceError as error:
-            self._fail(str(error), error)
-            return None
         except EngineError as error:
             if not _JUDGED & worker.spent_s.keys():
                 raise
             # Where a candidate ran, nothing can be said to be evo's own fault.
             log = f"in its process {str(error).partition(chr(10))[0]}"
             return self._lost(job, worker, _failure(job.request, Status.CRASH, log, worker.found))
-        self._failures = 0
+        job.failed = False
         status = result.status if isinstance(result, Evaluation) else Status.CRASH
         if result.device_lost or status is Status.OUT_OF_MEMORY:
             if words := worker.last_words():
@@ -230,24 +220,24 @@ class Device:
         self._note(job, result)
         return replace(result, seconds=result.seconds + sum(job.lost_s.values()))
 
-    def _fail(self, reason: str, error: DeviceError | None = None) -> None:
+    def _fail(self, job: Job, loss: WorkerLost | DeviceError) -> None:
         """A process was lost before a candidate ran in it. Raises DeviceError if that was the second in a row."""
         self._end_worker()
-        self._failures += 1
-        if self._failures < _ATTEMPTS:
-            return
-        self._failures = 0
-        raise error or DeviceError(
-            f"the device cannot be used ({reason}), in a fresh process either, before any candidate ran in it; what was"
-            " found so far is kept: see that the device works, then resume"
-        )
+        if job.failed:
+            if isinstance(loss, DeviceError):
+                raise loss
+            raise DeviceError(
+                f"the device cannot be used (its process {loss}), in a fresh process either, before any candidate ran in it;"
+                " what was found so far is kept: see that the device works, then resume"
+            )
+        job.failed = True
 
     def _lost(
         self, job: Job, worker: Worker, result: Evaluation | RaceResult, *, named: bool = False
     ) -> Evaluation | RaceResult | None:
         """The result of a candidate that has cost the process, or None if it is to be tried again. named: the device itself
         has named the fault."""
-        self._failures, self._lost_any = 0, True
+        job.failed, self._lost_any = False, True
         self._end_worker()
         job.attempts += 1
         for stage in _JUDGED & worker.spent_s.keys():
@@ -286,38 +276,31 @@ class Device:
         assert self._worker is not None
         request = job.request
         if isinstance(request, Request):
-            gate, _ = self._adaptive(request)
-            request = replace(request, launch_limit_s=_LAUNCH_SHARE * gate.limit_s())
+            request = replace(request, launch_limit_s=_LAUNCH_SHARE * self._timeout(request, "gate").limit_s())
         self._worker.post(judge, request)
 
     def _limits_s(self, job: Job) -> dict[str, float]:
-        limits_s = {"opening": _OPENING_S, "ready": _READY_S}
-        if isinstance(job.request, RaceRequest):
-            runs = len(job.request.contenders) + len(job.request.baselines) + 1
+        limits_s, request = {"opening": _OPENING_S, "ready": _READY_S}, job.request
+        if isinstance(request, RaceRequest):
+            runs = len(request.contenders) + len(request.baselines) + 1
             return limits_s | {"race": self._config.measure_timeout_s * runs}
-        gate, timing = self._adaptive(job.request)
-        return limits_s | {"gate": gate.limit_s(), "timing": timing.limit_s()}
+        return limits_s | {stage: self._timeout(request, stage).limit_s() for stage in ("gate", "timing")}
 
-    def _adaptive(self, request: Request | Data) -> tuple[AdaptiveTimeout, AdaptiveTimeout]:
-        """For the gate and for the timing: a race waits for a quiet machine, up to its own limit."""
-        key, config = (request.kernel, request.workload), self._config
-        if key not in self._timeouts:
-            self._timeouts[key] = (
-                AdaptiveTimeout(floor_s=config.gate_floor_s, ceiling_s=config.measure_timeout_s),
-                AdaptiveTimeout(floor_s=config.timing_floor_s, ceiling_s=config.measure_timeout_s),
-            )
-        return self._timeouts[key]
+    def _timeout(self, request: Request, stage: str) -> AdaptiveTimeout:
+        """For the gate or for the timing: a race waits for a quiet machine, up to its own limit."""
+        floor_s = self._config.gate_floor_s if stage == "gate" else self._config.timing_floor_s
+        timeout = AdaptiveTimeout(floor_s=floor_s, ceiling_s=self._config.measure_timeout_s)
+        return self._timeouts.setdefault((request.kernel, request.workload, stage), timeout)
 
     def _note(self, job: Job, result: Evaluation | RaceResult) -> None:
         if isinstance(job.request, Request) and isinstance(result, Evaluation) and result.status is Status.OK:
-            gate, timing = self._adaptive(job.request)
-            gate.note(result.load_seconds + result.gate_seconds)
+            self._timeout(job.request, "gate").note(result.load_seconds + result.gate_seconds)
             if job.request.time:
-                timing.note(result.timing_seconds)
+                self._timeout(job.request, "timing").note(result.timing_seconds)
 
 
 def _failure(
-    request: Request | RaceRequest | Data, status: Status, log: str, gated: object = None
+    request: Request | RaceRequest, status: Status, log: str, gated: object = None
 ) -> Evaluation | RaceResult:
     """The result where a candidate has cost the process. gated: what the gate had found of it before."""
     if isinstance(request, RaceRequest):

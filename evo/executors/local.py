@@ -23,7 +23,7 @@ from typing import Any
 from evo.errors import CompileError, EngineError, TemplateError
 from evo.evaluation import Build, Evaluation, Status
 from evo.executors import ExecutorConfig, InFlight, RaceRequest, RaceResult, Request
-from evo.executors._device import AdaptiveTimeout, Data, Device, Job, deliver, prepare_device
+from evo.executors._device import AdaptiveTimeout, Device, Job, deliver, prepare_device
 from evo.executors._processes import (
     SCRATCH,
     confine,
@@ -33,7 +33,7 @@ from evo.executors._processes import (
     start_server,
 )
 from evo.executors._worker import Worker, WorkerLost, ran_out_of_memory
-from evo.problem.kernel import Workload, load_kernel
+from evo.problem.kernel import load_kernel
 from evo.problem.render import render
 from evo.targets import cached_build, find_target
 
@@ -89,9 +89,6 @@ class LocalExecutor:
     def race(self, request: RaceRequest) -> Future[RaceResult]:
         return self._submit(self._measurements, Job(request=request))
 
-    def expect(self, kernel: str, target: str, workload: Workload, seed: int) -> None:
-        self._submit(self._measurements, Job(request=Data(kernel, target, workload, seed)))
-
     def renew_device(self) -> None:
         with self._changed:
             self._renewed = True
@@ -133,7 +130,7 @@ class LocalExecutor:
         job.future.add_done_callback(self._outstanding.discard)
         with self._changed:
             self._outstanding.add(job.future)
-            if queue is self._measurements and not isinstance(job.request, Data):
+            if queue is self._measurements:
                 job.fresh, self._renewed = self._renewed, False
             if self._closed:
                 job.future.cancel()

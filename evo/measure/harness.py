@@ -19,7 +19,7 @@ import torch
 
 from evo.errors import HangError, LaunchError, UsageError
 from evo.evaluation import BOOTSTRAP_SAMPLES, Build, Check, Evaluation, Status, Timing
-from evo.measure import Incumbent, RaceRequest, RaceResult, Request
+from evo.measure import RaceRequest, RaceResult, Request
 from evo.measure.buffers import HUGE, NAN, Arena, Layout
 from evo.measure.clock import CLOSE, Protocol, calls_for, race, sets_for, summarise
 from evo.measure.gate import Gate, allocate_outputs, argument_values, as_outputs, expected_outputs, reads_early
@@ -254,7 +254,6 @@ class TimingHarness:
         self._replays: dict[tuple[Protocol, int], Replay] = {}
         """Of the reference, by protocol and number of sets."""
         self._timed_data_changed = False
-        self._incumbent: tuple[object, Loaded, Calls] | None = None
         self._in_vain = 0
 
     @cached_property
@@ -301,20 +300,6 @@ class TimingHarness:
         sets = self.data.arena.sets
         return [partial(baseline.call, sets[i].inputs, self._workload) for i in range(self.set_count)]
 
-    def incumbent(self, incumbent: Incumbent) -> Calls | None:
-        """The incumbent as a contender; it stays loaded until another takes its place. None if it has no build."""
-        if incumbent.build is None or incumbent.build.binary is None:
-            return None
-        launch = self.launch(incumbent.genome)
-        key = (incumbent.build.binary.code_hash, launch)
-        if self._incumbent is None or self._incumbent[0] != key:
-            if self._incumbent is not None:
-                self._incumbent[1].close()
-                self._incumbent = None
-            loaded = self._session.load(incumbent.build.binary, self.kernel.entry)
-            self._incumbent = (key, loaded, self.candidate(loaded, launch))
-        return self._incumbent[2]
-
     def time(
         self,
         entries: Mapping[str, Calls],
@@ -332,7 +317,6 @@ class TimingHarness:
             for name, calls in entries.items():
                 replays[name] = self._replay(calls, protocol, kept=name == reference)
             race_check = RaceCheck(self.data, {n: min(len(entries[n]), replays[n].calls) for n in checked})
-            self._session.clocks()  # what it counts is counted from here
             samples = race(
                 self._session,
                 replays,
@@ -494,15 +478,19 @@ class TimingHarness:
         race = partial(self.time, protocol=protocol, reference=reference.name, checked=("candidate",))
         timings, checks = race(entries, incumbent=ratio)
         is_close = ratio is not None and (timings[0].ratio or 0.0) <= CLOSE * ratio
-        other = None
-        if incumbent is not None and is_close and checks["candidate"].passed:
-            try:
-                other = self.incumbent(incumbent)
-            except LaunchError:  # no fault of the candidate, if the device still answers: it has its times
-                if not self._answers():
-                    raise
-        if other is not None:
+        if incumbent is None or incumbent.build is None or not is_close or not checks["candidate"].passed:
+            return timings, checks["candidate"]
+        try:
+            loaded = self._load(incumbent.build)
+        except LaunchError:  # no fault of the candidate, if the device still answers: it has its times
+            if self._answers():
+                return timings, checks["candidate"]
+            raise
+        try:
+            other = self.candidate(loaded, self.launch(incumbent.genome))
             timings, checks = race({"candidate": candidate, "incumbent": other, **entries})
+        finally:
+            loaded.close()
         return timings, checks["candidate"]
 
     def race(self, request: RaceRequest) -> RaceResult:

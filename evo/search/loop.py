@@ -107,8 +107,6 @@ class Search:
         # A sampler's matrices are small: threads of the linear algebra library would cost it more than they
         # bring, and take cores from the builders.
         with threadpool_limits(limits=1, user_api="blas"):
-            first = self._tasks[0].executor
-            self._executor.expect(first.kernel, first.target, first.workload, first.seed)
             while True:
                 reason = self._advance()
                 self.progress.elapsed_s = self.elapsed_s

@@ -46,20 +46,17 @@ __all__ = [
 EVICTION_MULTIPLE = 2
 """Session.evict() touches this many times the last-level cache: caches are no perfect queues."""
 
-_CAUSES: tuple[tuple[Status, str], ...] = (
-    (Status.OUT_OF_MEMORY, r"OUT_OF_MEMORY|OUT OF MEMORY|BAD_ALLOC|CAN'T ALLOCATE MEMORY|CANNOT ALLOCATE MEMORY"),
-    (Status.MISALIGNED_ADDRESS, r"MISALIGNED_ADDRESS|MISALIGNED ADDRESS"),
-    (Status.ILLEGAL_ADDRESS, r"ILLEGAL_ADDRESS|ILLEGAL MEMORY ACCESS|INVALID_ADDRESS_SPACE"),
-    (
-        Status.TRAP,
-        r"ILLEGAL_INSTRUCTION|ILLEGAL INSTRUCTION|CUDA_ERROR_ASSERT|DEVICE-SIDE ASSERT|HARDWARE_STACK_ERROR|INVALID_PC"
-        r"|LAUNCH_FAILED|UNSPECIFIED LAUNCH FAILURE|HARDWARE STACK ERROR",
-    ),
-    (Status.TIMEOUT, r"LAUNCH_TIMEOUT|LAUNCH TIMED OUT"),
-)
-"""Names of the CUDA driver's errors, and their texts as PyTorch repeats them. LAUNCH_FAILED is what a trap
-instruction is reported as. What cannot be launched (LAUNCH_OUT_OF_RESOURCES, INVALID_VALUE) is left to the default.
-Source: CUDA driver API, "Data types used by CUDA driver", CUresult."""
+_CAUSES = {
+    Status.OUT_OF_MEMORY: r"OUT OF MEMORY|BAD ALLOC|CAN'T ALLOCATE MEMORY|CANNOT ALLOCATE MEMORY",
+    Status.MISALIGNED_ADDRESS: r"MISALIGNED ADDRESS",
+    Status.ILLEGAL_ADDRESS: r"ILLEGAL ADDRESS|ILLEGAL MEMORY ACCESS|INVALID ADDRESS SPACE",
+    Status.TRAP: r"ILLEGAL INSTRUCTION|CUDA ERROR ASSERT|DEVICE-SIDE ASSERT|HARDWARE STACK ERROR|INVALID PC|LAUNCH FAILED"
+    r"|UNSPECIFIED LAUNCH FAILURE",
+    Status.TIMEOUT: r"LAUNCH TIMEOUT|LAUNCH TIMED OUT",
+}
+"""Names of the CUDA driver's errors with spaces for underscores, and their texts as PyTorch repeats them. LAUNCH_FAILED is
+what a trap instruction is reported as. What cannot be launched (LAUNCH_OUT_OF_RESOURCES, INVALID_VALUE) is left to the
+default. Source: CUDA driver API, "Data types used by CUDA driver", CUresult."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,8 +200,8 @@ def find_target(name: str) -> Target:
 
 def classify(message: str, default: Status) -> Status:
     """The status that a device's error message stands for."""
-    text = message.upper()
-    return next((status for status, pattern in _CAUSES if re.search(pattern, text)), default)
+    text = message.upper().replace("_", " ")
+    return next((status for status, pattern in _CAUSES.items() if re.search(pattern, text)), default)
 
 
 # Compiled code kept on disk, keyed by everything it depends on. Failures are not kept.

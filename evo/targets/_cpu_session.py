@@ -6,12 +6,12 @@ import _ctypes
 import ctypes
 import operator
 import os
-import resource
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+import psutil
 import torch
 
 from evo.errors import DeviceError, EngineError, LaunchError
@@ -111,7 +111,6 @@ class CpuSession:
         self.info, self.limits = info, limits
         self.hazards: Hazards | None = None
         self.device = torch.device("cpu")
-        self._looked = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
         self._disturbed = watch()
         self._other_data: torch.Tensor | None = None
         keep_freed_memory()
@@ -156,15 +155,9 @@ class CpuSession:
         return CpuReplay(calls)
 
     def clocks(self) -> dict[str, float]:
-        """cpu_mhz, the mean over the cores; load, the runnable processes of the last minute; preemptions_per_s, how
-        often other programs took a core from this process since the last call."""
-        now, preempted = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
-        since, before = self._looked
-        self._looked = now, preempted
-        found = {"preemptions_per_s": round((preempted - before) / max(now - since, 1e-3), 1)}
+        """cpu_mhz, the mean over the cores; load, the runnable processes of the last minute."""
+        found: dict[str, float] = {}
         with suppress(Exception):  # a courtesy: sandboxes hide it
-            import psutil
-
             found["cpu_mhz"] = float(psutil.cpu_freq().current)
         with suppress(OSError):
             found["load"] = os.getloadavg()[0]

@@ -7,7 +7,7 @@ cannot fork a child that uses the GPU: device processes must be spawned.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -19,7 +19,6 @@ from evo.problem.kernel import Limits
 from evo.targets import DeviceInfo
 
 __all__ = [
-    "Clocks",
     "device_arch",
     "device_info",
     "device_limits",
@@ -27,8 +26,10 @@ __all__ = [
     "driver_version",
     "error_text",
     "expect",
+    "ptx_advice",
+    "read_clocks",
     "strangers",
-    "version_advice",
+    "throttling",
 ]
 
 _REMEDY = "run with --target cpu, or compile without one: evo check KERNEL --arch sm_89"
@@ -80,24 +81,19 @@ def driver_version() -> tuple[int, int]:
     return number // 1000, number % 1000 // 10
 
 
-def version_advice(nvrtc: tuple[int, int], supported: tuple[int, int]) -> str | None:
-    """What does not work with this compiler on a driver that supports CUDA up to `supported`, and the remedy.
-
-    None where all is well. Source: CUDA Compatibility, "Minor Version Compatibility" and its limits for PTX.
-    """
-    have, can = ".".join(map(str, nvrtc)), ".".join(map(str, supported))
-    if nvrtc[0] > supported[0]:
-        return (
-            f"NVRTC {have} writes code that this driver (CUDA {can}) does not load: "
-            f"pip install 'evo-kernels[cu{supported[0]}]', or update the driver to one for CUDA {nvrtc[0]}"
-        )
-    if nvrtc[0] == supported[0] and nvrtc[1] > supported[1]:
-        wheel = "nvidia-cuda-nvrtc" if nvrtc[0] >= 13 else f"nvidia-cuda-nvrtc-cu{nvrtc[0]}"
-        return (
-            f"NVRTC {have} is newer than this driver (CUDA {can}): machine code (--arch sm_XX) runs, PTX "
-            f"(--arch compute_XX) does not; for PTX pip install '{wheel}=={can}.*', or update the driver"
-        )
-    return None
+def ptx_advice(nvrtc: tuple[int, int], supported: tuple[int, int]) -> str:
+    """Why this compiler's PTX does not load on a driver that supports CUDA up to `supported`, and the remedy; empty if it
+    does. Source: CUDA Compatibility, "Minor Version Compatibility" and its limits for PTX."""
+    if nvrtc <= supported:
+        return ""
+    have, can = (".".join(map(str, version)) for version in (nvrtc, supported))
+    wheel = f"nvidia-cuda-nvrtc{'' if nvrtc[0] >= 13 else f'-cu{nvrtc[0]}'}=={can}.*"
+    if nvrtc[0] != supported[0]:
+        wheel = f"evo-kernels[cu{supported[0]}]"
+    return (
+        f"NVRTC {have} writes PTX (--arch compute_XX) that this driver (CUDA {can}) does not load: pip install '{wheel}', or"
+        " update the driver"
+    )
 
 
 def _device() -> Any:
@@ -185,44 +181,44 @@ def strangers(processes: Sequence[int]) -> int:
     return len(set(processes) - {p.pid for p in (own.children() if own else ())} - {os.getpid()})
 
 
-class Clocks:
-    """Reads a device's clocks through NVML; returns nothing where NVML is missing or refuses."""
+@cache
+def _nvml() -> tuple[Any, Any]:
+    """NVML, and its handle of the device; None where it is missing or refuses, as in many containers."""
+    with suppress(Exception):
+        import pynvml
 
-    def __init__(self) -> None:
-        self._nvml: Any = None
-        with suppress(Exception):
-            import pynvml
+        pynvml.nvmlInit()
+        # NVML counts devices that CUDA_VISIBLE_DEVICES hides; the bus is the same to both.
+        return pynvml, pynvml.nvmlDeviceGetHandleByPciBusId(_pci_bus().encode())
+    return None, None
 
-            pynvml.nvmlInit()
-            # NVML counts devices that CUDA_VISIBLE_DEVICES hides; the bus is the same to both.
-            self._handle = pynvml.nvmlDeviceGetHandleByPciBusId(_pci_bus().encode())
-            self._nvml = pynvml
 
-    def read(self) -> dict[str, float]:
-        """sm_mhz, memory_mhz, temperature_c, power_w, other_processes that have a context on the GPU (not in a container
-        with its own process identifiers), and throttle_reasons: NVML's bits, 0 for none."""
-        nvml, found = self._nvml, dict[str, float]()
-        if nvml is None:
-            return found
-        readings = {
-            "sm_mhz": lambda h: nvml.nvmlDeviceGetClockInfo(h, nvml.NVML_CLOCK_SM),
-            "memory_mhz": lambda h: nvml.nvmlDeviceGetClockInfo(h, nvml.NVML_CLOCK_MEM),
-            "temperature_c": lambda h: nvml.nvmlDeviceGetTemperature(h, nvml.NVML_TEMPERATURE_GPU),
-            "power_w": lambda h: nvml.nvmlDeviceGetPowerUsage(h) / 1e3,
-            "throttle_reasons": nvml.nvmlDeviceGetCurrentClocksThrottleReasons,
-            "other_processes": lambda h: strangers([p.pid for p in nvml.nvmlDeviceGetComputeRunningProcesses(h)]),
-        }
-        for name, reading in readings.items():
-            with suppress(nvml.NVMLError, LookupError):
-                found[name] = float(reading(self._handle))
-        return found
+def read_clocks() -> dict[str, float]:
+    """sm_mhz, memory_mhz, temperature_c, power_w, other_processes that have a context on the GPU (not in a container with
+    its own process identifiers), and throttle_reasons: NVML's bits, 0 for none. Without NVML nothing."""
+    nvml, device = _nvml()
+    if nvml is None:
+        return {}
+    readings: dict[str, Callable[[], float]] = {
+        "sm_mhz": lambda: nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_SM),
+        "memory_mhz": lambda: nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_MEM),
+        "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(device, nvml.NVML_TEMPERATURE_GPU),
+        "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(device) / 1e3,
+        "throttle_reasons": lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(device),
+        "other_processes": lambda: strangers([p.pid for p in nvml.nvmlDeviceGetComputeRunningProcesses(device)]),
+    }
+    found = {}
+    for name, reading in readings.items():
+        with suppress(nvml.NVMLError, LookupError):
+            found[name] = float(reading())
+    return found
 
-    def throttled(self) -> str:
-        """Why the clocks are lower now, except for an idle GPU or a limit that a user has set; empty if they are not."""
-        nvml = self._nvml
-        if nvml is None:
-            return ""
+
+def throttling() -> str:
+    """Why the clocks are lower now, except for an idle GPU or a limit that a user has set; empty if they are not."""
+    nvml, device = _nvml()
+    if nvml is not None:
         with suppress(nvml.NVMLError):
-            bits = int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle))
+            bits = int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(device))
             return ", ".join(name for bit, name in _THROTTLES.items() if bits & bit)
-        return ""
+    return ""

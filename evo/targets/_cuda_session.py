@@ -21,7 +21,15 @@ from evo.evaluation import Binary
 from evo.problem.kernel import Launch, Limits
 from evo.problem.render import Source
 from evo.targets import EVICTION_MULTIPLE, DeviceInfo, Hazards, find_target
-from evo.targets._cuda_driver import Clocks, driver, driver_version, error_text, expect, version_advice
+from evo.targets._cuda_driver import (
+    driver,
+    driver_version,
+    error_text,
+    expect,
+    ptx_advice,
+    read_clocks,
+    throttling,
+)
 from evo.targets.cuda import nvrtc_version
 
 __all__ = ["CudaHazards", "CudaLoaded", "CudaReplay", "CudaSession"]
@@ -83,7 +91,6 @@ class CudaSession:
         torch.empty(1, device=self.device)  # makes the primary context, and makes it current
         self._driver = driver()
         self._side = torch.cuda.Stream(self.device)
-        self._clocks = Clocks()
         self._other_data: torch.Tensor | None = None
 
     def load(self, binary: Binary, entry: str) -> CudaLoaded:
@@ -92,10 +99,8 @@ class CudaSession:
         image = binary.code if is_cubin else binary.code + b"\0"
         error, module = self._driver.cuModuleLoadData(image)
         if error:
-            advice = None if is_cubin else version_advice(nvrtc_version(), driver_version())
-            raise LaunchError(
-                f"{entry!r} does not load: {error_text(self._driver, error)}" + (f"; {advice}" if advice else "")
-            )
+            advice = "" if is_cubin else ptx_advice(nvrtc_version(), driver_version())
+            raise LaunchError(f"{entry!r} does not load: {error_text(self._driver, error)}{advice and f'; {advice}'}")
         try:
             return CudaLoaded(module, entry, self.limits)
         except LaunchError:
@@ -146,12 +151,10 @@ class CudaSession:
         return CudaReplay(self, calls)
 
     def clocks(self) -> dict[str, float]:
-        """sm_mhz, memory_mhz, temperature_c, power_w, throttle_reasons (NVML's bits), other_processes (on this GPU);
-        {} without NVML."""
-        return self._clocks.read()
+        return read_clocks()
 
     def disturbance(self) -> str:
-        return self._clocks.throttled()
+        return throttling()
 
     @cached_property
     def hazards(self) -> Hazards | None:

@@ -131,15 +131,10 @@ def test_a_contender_that_breaks_a_race_is_an_empty_result_with_the_reason(execu
     assert lost.seconds > 0
 
 
-def test_data_that_cannot_be_made_are_an_error_of_the_first_candidate(executor: Executor, kernel: str) -> None:
-    huge = Workload.of({"n": 1 << 42}, "float32")
-    build = built(executor, kernel, "honest")
-    executor.expect(kernel, "cpu", huge, 1)
-    request = measurement(kernel, build, "honest")
+def test_data_that_cannot_be_made_are_an_error_and_cost_no_other_workload(executor: Executor, kernel: str) -> None:
+    request = measurement(kernel, built(executor, kernel, "honest"), "honest")
     with pytest.raises(UsageError, match="needs"):
-        executor.measure(replace(request, workload=huge)).result(PATIENCE_S)
-    executor.expect(kernel, "cpu", WORKLOAD, 1)
-    executor.renew_device()
+        executor.measure(replace(request, workload=Workload.of({"n": 1 << 42}, "float32"))).result(PATIENCE_S)
     assert executor.measure(request).result(PATIENCE_S).status is Status.OK
 
 

@@ -17,7 +17,7 @@ from torch.nn import functional
 from evo.export import find_exporter
 from evo.export._package import with_ptx
 from evo.targets import find_target
-from evo.targets._cuda_driver import driver_version, version_advice
+from evo.targets._cuda_driver import driver_version, ptx_advice
 from evo.targets.cuda import nvrtc_version
 from tests.export.exports import edit_manifest, request_for
 
@@ -46,7 +46,7 @@ def way_of(module: ModuleType, cols: int = 1024, dtype: torch.dtype = torch.floa
 
 
 def needs_ptx() -> None:
-    if version_advice(nvrtc_version(), driver_version()):
+    if ptx_advice(nvrtc_version(), driver_version()):
         pytest.skip("this driver is older than the compiler: no PTX")
 
 
