@@ -20,27 +20,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from evo.errors import CompileError, EngineError, TemplateError
+from evo.errors import CompileError, TemplateError
 from evo.evaluation import Build, Evaluation, Status
 from evo.executors import ExecutorConfig, InFlight, RaceRequest, RaceResult, Request
 from evo.executors._device import AdaptiveTimeout, Device, Job, deliver, prepare_device
-from evo.executors._processes import (
-    SCRATCH,
-    confine,
-    end_with_children,
-    end_with_command,
-    limit_data,
-    start_server,
-)
+from evo.executors._processes import SCRATCH, confine, end_with_children, end_with_command, limit_data, start_server
 from evo.executors._worker import Worker, WorkerLost, ran_out_of_memory
 from evo.problem.kernel import load_kernel
 from evo.problem.render import render
 from evo.targets import cached_build, find_target
 
 __all__ = ["EXECUTOR", "LocalExecutor"]
-
-_ATTEMPTS = 2
-"""Of a build, when its builder dies."""
 
 _AHEAD = 2
 """Measurements that a device worker is given: the one it is at, and the next, so that it need not wait for this process."""
@@ -193,7 +183,7 @@ class LocalExecutor:
             request, future = begun
             result: Build | BaseException
             try:
-                result = self._build(place, request)
+                result = self._build(place, request, time.monotonic())
             except BaseException as error:  # what breaks evo itself is told to whoever waits
                 result = error
             with self._changed:
@@ -214,36 +204,31 @@ class LocalExecutor:
             self._building_at[place] = job.request, time.monotonic()
             return job.request, job.future
 
-    def _build(self, place: int, request: Request) -> Build:
-        started = time.monotonic()
-
-        def failed(status: Status, log: str) -> Build:
-            seconds = time.monotonic() - started
+    def _build(self, place: int, request: Request, started_s: float, *, again: bool = False) -> Build:
+        """again: a builder died of it before; it is tried twice."""
+        limit_s = self._build_timeout.limit_s()
+        try:
+            worker = self._builder(place)
+            worker.post(build, request, str(self._config.cache_dir))
+            built: Build = worker.collect({"build": limit_s})
+        except WorkerLost as loss:
+            self._builders[place] = None
+            if self._closed:
+                raise CancelledError from None
+            status, log = Status.CRASH, f"the builder {loss} while it compiled this, twice"
+            if loss.status is Status.TIMEOUT:
+                status, log = Status.COMPILE_TIMEOUT, f"the build took longer than {limit_s:.3g} s"
+            elif not again:
+                return self._build(place, request, started_s, again=True)
+            elif loss.status is Status.OUT_OF_MEMORY:
+                status, log = loss.status, f"the compiler {loss}"
+            seconds = time.monotonic() - started_s
             return Build(status=status, arch=request.arch, compiler="", source_digest="", seconds=seconds, log=log)
-
-        for attempt in range(_ATTEMPTS):
-            limit_s = self._build_timeout.limit_s()
-            try:
-                worker = self._builder(place)
-                worker.post(build, request, str(self._config.cache_dir))
-                built: Build = worker.collect({"build": limit_s})
-            except WorkerLost as loss:
-                self._builders[place] = None
-                if self._closed:
-                    raise CancelledError from None
-                if loss.status is Status.TIMEOUT:
-                    return failed(Status.COMPILE_TIMEOUT, f"the build took longer than {limit_s:.3g} s")
-                if attempt + 1 < _ATTEMPTS:
-                    continue
-                if loss.status is Status.OUT_OF_MEMORY:
-                    return failed(loss.status, f"the compiler {loss}")
-                return failed(Status.CRASH, f"the builder {loss} while it compiled this, twice")
-            if built.status is Status.OK and not built.cached:
-                self._build_timeout.note(built.seconds)
-            if built.status is Status.COMPILE_ERROR and ran_out_of_memory(built.log):
-                return replace(built, status=Status.OUT_OF_MEMORY)
-            return built
-        raise EngineError("a build ended without a result")
+        if built.status is Status.OK and not built.cached:
+            self._build_timeout.note(built.seconds)
+        if built.status is Status.COMPILE_ERROR and ran_out_of_memory(built.log):
+            return replace(built, status=Status.OUT_OF_MEMORY)
+        return built
 
     def _builder(self, place: int) -> Worker:
         worker = self._builders[place]

@@ -148,12 +148,12 @@ class Arena:
         return torch.stack(sums, 1)
 
     def fixed_sums(self) -> torch.Tensor:
-        """Of each guard and each input, in all sets: int64 [sets, pieces]. For `changed`."""
+        """Of each guard and each input, in all sets: int64 [sets, pieces]."""
         return torch.stack([_sums(self.bytes, p.start, p.end) for p in self.layout.pieces], 1)
 
-    def changed(self, before: torch.Tensor, now: torch.Tensor) -> str:
-        """What differs between two `fixed_sums`, in words; empty if nothing does."""
-        differ = (before != now).any(0).tolist()
+    def changed(self, before: torch.Tensor) -> str:
+        """What differs from earlier `fixed_sums`, in words; empty if nothing does."""
+        differ = (before != self.fixed_sums()).any(0).tolist()
         return _complaint(p for p, differs in zip(self.layout.pieces, differ, strict=True) if differs)
 
     def poison(self, first: int, last: int, byte: int) -> None:

@@ -151,7 +151,7 @@ class TimedData:
 
     def changed(self) -> str:
         """Which inputs or guards of any set are not as they were, in words; empty if all are."""
-        return self.arena.changed(self._sums, self.arena.fixed_sums())
+        return self.arena.changed(self._sums)
 
 
 def _some_rows(output: torch.Tensor, most_elements: int) -> torch.Tensor | None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import ctypes
 import gc
 import operator
+import os
 import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from evo.errors import EngineError, HangError, LaunchError
@@ -21,18 +23,9 @@ from evo.evaluation import Binary
 from evo.problem.kernel import Launch, Limits
 from evo.problem.render import Source
 from evo.targets import EVICTION_MULTIPLE, DeviceInfo, Hazards, find_target
-from evo.targets._cuda_driver import (
-    driver,
-    driver_version,
-    error_text,
-    expect,
-    ptx_advice,
-    read_clocks,
-    throttling,
-)
-from evo.targets.cuda import nvrtc_version
+from evo.targets.cuda import driver, driver_version, error_text, expect, nvrtc_version, pci_bus, ptx_advice
 
-__all__ = ["CudaHazards", "CudaLoaded", "CudaReplay", "CudaSession"]
+__all__ = ["CudaHazards", "CudaLoaded", "CudaReplay", "CudaSession", "strangers"]
 
 
 _QUEUE_EVICTIONS = 3
@@ -151,10 +144,33 @@ class CudaSession:
         return CudaReplay(self, calls)
 
     def clocks(self) -> dict[str, float]:
-        return read_clocks()
+        """sm_mhz, memory_mhz, temperature_c, power_w, other_processes that have a context on the GPU (not in a container
+        with its own process identifiers), and throttle_reasons: NVML's bits, 0 for none. Without NVML nothing."""
+        nvml, device = _nvml()
+        if nvml is None:
+            return {}
+        readings: dict[str, Callable[[], float]] = {
+            "sm_mhz": lambda: nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_SM),
+            "memory_mhz": lambda: nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_MEM),
+            "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(device, nvml.NVML_TEMPERATURE_GPU),
+            "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(device) / 1e3,
+            "throttle_reasons": lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(device),
+            "other_processes": lambda: strangers([p.pid for p in nvml.nvmlDeviceGetComputeRunningProcesses(device)]),
+        }
+        found = {}
+        for name, reading in readings.items():
+            with suppress(nvml.NVMLError, LookupError):
+                found[name] = float(reading())
+        return found
 
     def disturbance(self) -> str:
-        return throttling()
+        """Why the clocks are lower now, except for an idle GPU or a limit that a user has set."""
+        nvml, device = _nvml()
+        if nvml is not None:
+            with suppress(nvml.NVMLError):
+                bits = int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(device))
+                return ", ".join(name for bit, name in _THROTTLES.items() if bits & bit)
+        return ""
 
     @cached_property
     def hazards(self) -> Hazards | None:
@@ -216,6 +232,37 @@ class CudaSession:
         external = self._driver.CUevent_record_flags.CU_EVENT_RECORD_EXTERNAL
         result = self._driver.cuEventRecordWithFlags(event, self._side.cuda_stream, external)
         expect(result, "recording an event")
+
+
+_THROTTLES = {
+    0x08: "hardware slowdown",
+    0x20: "thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+}
+"""NVML's reasons for lower clocks that spoil a measurement (nvmlClocksThrottleReasons). A power cap is not among them:
+for some cards it is the normal state."""
+
+
+def strangers(processes: Sequence[int]) -> int:
+    """How many of the processes belong to other commands: those of this command have the same parent as this process.
+    Raises LookupError if the identifiers are of another namespace."""
+    if processes and os.getpid() not in processes:
+        raise LookupError
+    own = psutil.Process().parent()
+    return len(set(processes) - {p.pid for p in (own.children() if own else ())} - {os.getpid()})
+
+
+@cache
+def _nvml() -> tuple[Any, Any]:
+    """NVML, and its handle of the device; None where it is missing or refuses, as in many containers."""
+    with suppress(Exception):
+        import pynvml
+
+        pynvml.nvmlInit()
+        # NVML counts devices that CUDA_VISIBLE_DEVICES hides; the bus is the same to both.
+        return pynvml, pynvml.nvmlDeviceGetHandleByPciBusId(pci_bus().encode())
+    return None, None
 
 
 _SMEM_WITHOUT_OPT_IN = 48 * 1024

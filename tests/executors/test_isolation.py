@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from evo.executors import ExecutorConfig, Request
 from evo.executors.local import LocalExecutor
 from tests.chaos.kernel import BUILD_FAULTS, CPU_FAULTS, faults
 from tests.chaos.requests import PATIENCE_S, build_request, evaluate, measure_request, neighbours_of_a_fault
+from tests.executors.test_local import descendants
 
 pytestmark = pytest.mark.slow
 
@@ -72,18 +72,9 @@ def request(fault: str, number: int) -> Request:
 
 
 def strays(executor: LocalExecutor) -> list[psutil.Process]:
-    """Processes below this one that are not the executor's: a builder, and one on the device. Its server is a child of this
-    process; what a candidate starts is not."""
+    """What a candidate has started: what is not the executor's own builder or device worker."""
     own = {w.pid for w in executor._workers if not w.ended}
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        try:
-            below_server = process.ppid() != os.getpid() and process.status() != psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            continue
-        if below_server and process.pid not in own:
-            found.append(process)
-    return found
+    return [process for process in descendants() if process.pid not in own]
 
 
 def test_every_fault_has_an_expectation() -> None:

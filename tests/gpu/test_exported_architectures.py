@@ -17,8 +17,7 @@ from torch.nn import functional
 from evo.export import find_exporter
 from evo.export._package import with_ptx
 from evo.targets import find_target
-from evo.targets._cuda_driver import driver_version, ptx_advice
-from evo.targets.cuda import nvrtc_version
+from evo.targets.cuda import driver_version, nvrtc_version, ptx_advice
 from tests.export.exports import edit_manifest, request_for
 
 pytestmark = pytest.mark.gpu

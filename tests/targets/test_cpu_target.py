@@ -154,11 +154,6 @@ def test_one_call_that_is_repeated_finds_the_memory_of_its_result_again() -> Non
     assert len(places) <= 2
 
 
-def test_an_error_names_the_line_of_the_source(compiled: Compile) -> None:
-    with pytest.raises(CompileError, match=r"candidate\.cpp:4:\d+: error: .nothing. was not declared"):
-        compiled(SCALE.replace("x[i] * by", "nothing"))
-
-
 def test_flags_of_a_candidate_come_after_the_defaults(compiled: Compile) -> None:
     text = SCALE + "\n#ifdef __OPTIMIZE__\n#error optimised\n#endif\n#if WIDTH != 4\n#error no width\n#endif\n"
     assert compiled(text, flags=("-O0", "-DWIDTH=4", "-fno-tree-vectorize", "--param=max-unroll-times=4")).code

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from evo.targets._cuda_driver import ptx_advice, strangers
+from evo.targets._cuda_session import strangers
+from evo.targets.cuda import ptx_advice
 
 
 @pytest.mark.parametrize(
@@ -31,7 +32,7 @@ def test_processes_of_the_same_command_are_no_strangers() -> None:
     """Children of this test's parent cannot be made here: a process asks about itself and its sibling instead."""
     script = (
         "import os, sys\n"
-        "from evo.targets._cuda_driver import strangers\n"
+        "from evo.targets._cuda_session import strangers\n"
         "print(strangers([os.getpid(), int(sys.argv[1]), 1]))\n"  # 1 is the first process of all
     )
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as sibling:
