@@ -75,10 +75,6 @@ class LaunchError(EvoError):
     """A candidate could not be loaded or launched."""
 
 
-class HangError(LaunchError):
-    """A launch that did not end within its limit. It may be running still: whoever asks the device anything waits for it."""
-
-
 class EngineError(EvoError):
     """An invariant of evo does not hold, which is reported as a bug; never a fault of the user or of a candidate."""
 

@@ -47,8 +47,7 @@ class ExecutorConfig:
     before, but not earlier than after its floor."""
     build_floor_s: float = 2.0
     gate_floor_s: float = 1.0
-    """Half of the gate's limit is that of a single launch on a GPU, which may take a second to name a trap: with less a trap
-    counts as a timeout."""
+    """A GPU may take a second to name a trap: with less it counts as a timeout."""
     timing_floor_s: float = 10.0
     build_memory_bytes: int = field(default_factory=lambda: max(2 << 30, psutil.virtual_memory().total // 8))
     """Of a builder, and of each compiler that it starts."""

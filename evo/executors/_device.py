@@ -36,9 +36,6 @@ _OPENING_S = 180.0
 _READY_S = 600.0
 """For making the data that candidates are judged with, which no candidate takes part in."""
 
-_LAUNCH_SHARE = 0.5
-"""Of the gate's limit is that of a single launch on a GPU: the process itself sees that it hangs."""
-
 _UNLIMITED = 1 << 60
 
 _PROBE_ELEMENTS = 1 << 16
@@ -141,7 +138,7 @@ class Device:
         """Behind those posted before, of which there may be none if the job needs a fresh process."""
         self._posted.append(job)
         if self._worker is not None and not job.fresh:
-            self._send(job)
+            self._worker.post(judge, job.request)
 
     def finish(self) -> None:
         """Waits for the result of the first job that was posted, and tells its future; what breaks evo itself, too."""
@@ -194,7 +191,7 @@ class Device:
         if self._worker is None:
             self._worker = self._next_worker(job)
             for posted in self._posted:
-                self._send(posted)
+                self._worker.post(judge, posted.request)
         worker = self._worker
         try:
             result: Evaluation | RaceResult = worker.collect(self._limits_s(job))
@@ -271,13 +268,6 @@ class Device:
             worker.end()
 
     # -- time limits ------------------------------------------------------------------------------------------------
-
-    def _send(self, job: Job) -> None:
-        assert self._worker is not None
-        request = job.request
-        if isinstance(request, Request):
-            request = replace(request, launch_limit_s=_LAUNCH_SHARE * self._timeout(request, "gate").limit_s())
-        self._worker.post(judge, request)
 
     def _limits_s(self, job: Job) -> dict[str, float]:
         limits_s, request = {"opening": _OPENING_S, "ready": _READY_S}, job.request

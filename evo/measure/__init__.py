@@ -6,7 +6,6 @@ kernel itself. `evo.measure.harness` answers both in a device process.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from evo.evaluation import Build, Timing
@@ -41,8 +40,6 @@ class Request:
     seed: int = 0
     time: bool = True
     incumbent: Incumbent | None = None
-    launch_limit_s: float = math.inf
-    """How long a launch of the gate may take; an executor derives it from earlier launches."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,6 @@ A verdict follows from the kernel, the genome and the seed: the same launches on
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
@@ -30,7 +29,7 @@ from evo.evaluation import Check
 from evo.measure.buffers import HUGE, NAN, ZERO, Layout, Memory, bits, same, sum_of
 from evo.problem.kernel import Case, Kernel, Launch, Tensors, Workload
 from evo.runtime.tolerance import Expected, compare, expected, findings, verdict
-from evo.targets import Hazards, Session
+from evo.targets import Session
 
 __all__ = [
     "Gate",
@@ -79,7 +78,6 @@ class Gate:
         self._kernel, self._target, self._session, self._seed = kernel, target, session, seed
         self._hazards = session.hazards
         self._prepared: dict[tuple[Case, bool], PreparedCase] = {}
-        self._launch_limit_s = math.inf
         self._held: list[torch.Tensor] = []
         self._sum = 0
         self.data_changed = False
@@ -175,19 +173,15 @@ class Gate:
             seed=prepared.seed,
         )
 
-    def run(
-        self, call: Call, cases: Sequence[tuple[Case, Launch]], *, launch_limit_s: float = math.inf
-    ) -> tuple[Check, ...]:
-        """Checks in order, up to and including the first that fails. Raises LaunchError, and HangError after a launch of
-        `launch_limit_s`."""
-        self._launch_limit_s = launch_limit_s
+    def run(self, call: Call, cases: Sequence[tuple[Case, Launch]]) -> tuple[Check, ...]:
+        """Checks in order, up to and including the first that fails. Raises LaunchError."""
         checks: list[Check] = []
         for case, launch in cases:
             prepared = self.prepare(case, repeated=not checks)
             try:
                 checks.append(self.check(call, launch, prepared))
             except LaunchError as error:
-                raise type(error)(f"case {case.name}: {error}") from error  # a hang stays one
+                raise LaunchError(f"case {case.name}: {error}") from error
             if not checks[-1].passed:
                 break
         self.data_changed = sum_of(self._held) != self._sum
@@ -205,7 +199,7 @@ class Gate:
             self._hazards.scrub(shared)
         if all(o.numel() for o in memory.outputs.values()):
             call(argument_values(self._kernel, case.workload, memory.inputs, memory.outputs), launch)
-            self._session.await_launch(self._launch_limit_s)
+            self._session.synchronize()
 
     def _try(
         self, call: Call, launch: Launch, case: Case, trial: _Trial, first: dict[str, torch.Tensor]
@@ -240,12 +234,11 @@ class Gate:
         """The first case once more, behind a kernel that writes its inputs late."""
         trial = prepared.trials[0]
         memory = trial.memory
-        if self._hazards is None or not all(o.numel() for o in memory.outputs.values()):
+        if not all(o.numel() for o in memory.outputs.values()):
             return ""
         memory.bytes.copy_(trial.image.bytes)
         values = argument_values(self._kernel, prepared.case.workload, memory.inputs, memory.outputs)
-        wait = partial(self._session.await_launch, self._launch_limit_s)
-        return reads_early(self._hazards, memory, prepared.trials[2].inputs, partial(call, values, launch), wait)
+        return reads_early(self._session, memory, prepared.trials[2].inputs, partial(call, values, launch))
 
     def _cause(self, call: Call, launch: Launch, case: Case, trial: _Trial) -> str:
         """What a wrong result depends on, found by launching again with one thing changed; "" if it is simply wrong."""
@@ -269,13 +262,15 @@ class Gate:
         return ""
 
 
-def reads_early(
-    hazards: Hazards, memory: Memory, others: Tensors, call: Callable[[], object], wait: Callable[[], None]
-) -> str:
-    """Why a launch that may begin early is refused: it is made behind a kernel that writes its inputs late, where others are
-    until then. Empty if it waits for them; raises LaunchError. memory: holds the inputs, and does so afterwards."""
+def reads_early(session: Session, memory: Memory, others: Tensors, call: Callable[[], object]) -> str:
+    """Why a launch that may begin early is refused: it is made behind a kernel that writes its inputs late, where others
+    are until then. Empty if it waits for them, or if the device has no such hazard. Raises LaunchError. memory: holds the
+    inputs, and does so afterwards."""
+    hazards = session.hazards
+    if hazards is None:
+        return ""
     call()
-    wait()
+    session.synchronize()
     right = {n: o.clone() for n, o in memory.outputs.items()}
     image = memory.before_outputs.clone()
     memory.write(others)
@@ -283,7 +278,7 @@ def reads_early(
         output.zero_()
     with hazards.write_late(memory.before_outputs, image):
         call()
-    wait()
+    session.synchronize()
     if all(same(memory.outputs[n], o) for n, o in right.items()):
         return ""
     return "read an input before the kernel that writes it had ended"

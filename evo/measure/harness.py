@@ -17,7 +17,7 @@ from math import prod
 import psutil
 import torch
 
-from evo.errors import HangError, LaunchError, UsageError
+from evo.errors import LaunchError, UsageError
 from evo.evaluation import BOOTSTRAP_SAMPLES, Build, Check, Evaluation, Status, Timing
 from evo.measure import RaceRequest, RaceResult, Request
 from evo.measure.buffers import HUGE, NAN, Arena, Layout
@@ -357,11 +357,9 @@ class TimingHarness:
     def reads_early(self, calls: Calls, *, programmatic: bool) -> str:
         """Whether a contender that may begin early waits for its inputs at this size, too. Empty if it does; raises
         LaunchError."""
-        hazards = self._session.hazards if programmatic else None
-        if hazards is None:
+        if not programmatic:
             return ""
-        memory, others = self.data.arena.sets[0], self.data.inputs[True]
-        reason = reads_early(hazards, memory, others, calls[0], self._session.synchronize)
+        reason = reads_early(self._session, self.data.arena.sets[0], self.data.inputs[True], calls[0])
         return reason and f"{reason} (at the size that is timed)"
 
     def impossible(self, timings: Sequence[Timing], contender: str) -> str:
@@ -424,9 +422,6 @@ class TimingHarness:
             if request.time and found.status is Status.OK:
                 gated(found)
                 found = self._clock(request, loaded, found)
-        except HangError as error:
-            found = replace(found, status=Status.TIMEOUT, log=str(error), device_lost=True)
-            loaded = None  # unloading would wait for the launch
         except LaunchError as error:
             status = classify(str(error), Status.LOAD_ERROR if loaded is None else Status.LAUNCH_ERROR)
             found = replace(found, status=status, log=str(error), device_lost=not self._answers())
@@ -451,7 +446,7 @@ class TimingHarness:
             (case, self.launch(request.genome, case.workload))
             for case in self.kernel.cases(request.target, request.workload)
         ]
-        checks = self.gate.run(loaded, cases, launch_limit_s=request.launch_limit_s)
+        checks = self.gate.run(loaded, cases)
         found = replace(found, checks=checks, gate_seconds=time.perf_counter() - started)
         return found if all(c.passed for c in checks) else _refused(found, Status.WRONG)
 

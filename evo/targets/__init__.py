@@ -124,10 +124,6 @@ class Session(Protocol):
         """Waits for the device. Raises LaunchError with the device's own words if a call failed."""
         ...
 
-    def await_launch(self, limit_s: float) -> None:
-        """Waits for what was launched last. Raises LaunchError as `synchronize` does, HangError after `limit_s`."""
-        ...
-
     def evict(self) -> None:
         """Fills the last-level cache with other data, before a sample that must not find its own there."""
         ...

@@ -135,9 +135,6 @@ class CpuSession:
     def synchronize(self) -> None:
         """Calls are done when they return."""
 
-    def await_launch(self, limit_s: float) -> None:
-        """Calls are done when they return."""
-
     def evict(self) -> None:
         if self._other_data is None:
             self._other_data = torch.ones(EVICTION_MULTIPLE * self.limits.cache_bytes // 4)

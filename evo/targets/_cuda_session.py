@@ -7,7 +7,6 @@ import gc
 import operator
 import os
 import struct
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -18,7 +17,7 @@ from typing import Any
 import psutil
 import torch
 
-from evo.errors import EngineError, HangError, LaunchError
+from evo.errors import EngineError, LaunchError
 from evo.evaluation import Binary
 from evo.problem.kernel import Launch, Limits
 from evo.problem.render import Source
@@ -102,20 +101,6 @@ class CudaSession:
 
     def synchronize(self) -> None:
         expect(self._driver.cuCtxSynchronize(), "the GPU reports")
-
-    def await_launch(self, limit_s: float) -> None:
-        """Polls the stream, as the driver does when it synchronises. Raises LaunchError, HangError."""
-        stream, deadline = torch.cuda.current_stream().cuda_stream, time.monotonic() + limit_s
-        not_ready = self._driver.CUresult.CUDA_ERROR_NOT_READY
-        late = False
-        while (result := self._driver.cuStreamQuery(stream))[0] == not_ready:
-            if late:
-                raise HangError(
-                    f"a launch did not end within {limit_s:.3g} s; it hangs, or has a fault, such as a trap, that the"
-                    " device takes longer to report"
-                )
-            late = time.monotonic() >= deadline  # polled once more: this process may have been without a core
-        expect(result, "the GPU reports")
 
     def evict(self) -> None:
         """Writes other data, so that a sample begins as it ends: with a cache full of modified lines. Lines that a kernel

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from evo.errors import CompileError, DeviceError, EngineError, LaunchError
+from evo.errors import DeviceError, EngineError, LaunchError
 from evo.evaluation import Binary
 from evo.problem.kernel import Launch
 from evo.problem.render import Source
