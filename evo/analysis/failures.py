@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from sqlalchemy import BigInteger, Connection, cast, func, select
+from sqlalchemy import BigInteger, Connection, case, cast, func, select
 
 from evo.analysis.times import RelativeTime, search_times
 from evo.errors import EvoError, error_line
@@ -27,7 +27,7 @@ from evo.targets import find_target
 
 __all__ = [
     "FailureKind", "FailureReason", "FailureReport", "FailureTotal", "Rule", "TriedValue", "failure_totals",
-    "present_space", "read_failures", "read_tried", "spent", "tried_values",
+    "present_space", "read_failures", "read_tried", "tried_values",
 ]  # fmt: skip
 
 _c, _k, _b, _r = m.Candidate, m.Check, m.Build, m.Run
@@ -196,10 +196,11 @@ def present_space(kernel: str, target: str, arch: str, workload: Workload) -> Sp
 
 
 def read_tried(connection: Connection, run_id: int, task: int | None = None) -> list[Any]:
-    """The candidates of a run, or of one of its tasks, by order, with what their builds cost."""
+    """The candidates of a run, or of one of its tasks, by order. spent_s: what each cost; a cached build cost nothing."""
+    build_s = case((_b.cached.is_(True), 0.0), else_=func.coalesce(_b.seconds, 0.0))
     query = (
         select(_c.id, _c.public_id, _c.order, _c.task, _c.operator, _c.genome, _c.status, _c.score)
-        .add_columns(_c.same_code_as_id, _c.elapsed_s, _c.seconds, _b.cached, _b.seconds.label("build_seconds"))
+        .add_columns(_c.elapsed_s, (_c.seconds + build_s).label("spent_s"))
         .join_from(_c, _b, _b.candidate_id == _c.id, isouter=True)
         .where(_c.id.between(*key_range(run_id)))
         .order_by(_c.id)
@@ -217,12 +218,12 @@ def _reasons(connection: Connection, run_id: int) -> dict[int, str]:
         .where(_c.id.between(*key_range(run_id)), _c.status.not_in(PASSED))
     ):
         found[key] = error_line(log) or error_line(build_log or "")
-    for key, case, reason in connection.execute(
+    for key, case_name, reason in connection.execute(
         select(_k.candidate_id, _k.case, _k.reason)
         .where(_k.candidate_id.between(*key_range(run_id)), _k.round == 0, _k.passed.is_(False))
         .order_by(_k.candidate_id, _k.position.desc())
     ):
-        found[key] = f"{case}: {reason}"
+        found[key] = f"{case_name}: {reason}"
     return found
 
 
@@ -240,7 +241,7 @@ def _costs(group: Sequence[Any], of: int) -> dict[str, Any]:
         "status": group[0].status,
         "candidates": len(group),
         "share": len(group) / of,
-        "seconds": sum(map(spent, group)),
+        "seconds": sum(row.spent_s for row in group),
         "first": group[0].public_id,
     }
 
@@ -292,11 +293,6 @@ def _having(rows: Sequence[Any]) -> dict[tuple[str, Value], set[int]]:
         for pair in Genome.from_json(row.genome).items:
             found[pair].add(number)
     return found
-
-
-def spent(row: Any) -> float:
-    """Seconds that a candidate cost; a cached build cost nothing."""
-    return float(row.seconds + (0.0 if row.cached or row.build_seconds is None else row.build_seconds))
 
 
 class _Tried:
@@ -359,7 +355,7 @@ def _find_rules(tried: _Tried, spaces: Sequence[Space]) -> list[Rule]:
                 passed_lost=len(numbers & tried.passed),
                 good_lost=len(numbers & tried.good),
                 best_lost=bool(numbers & tried.best),
-                seconds=sum(spent(tried.rows[number]) for number in avoided),
+                seconds=sum(tried.rows[number].spent_s for number in avoided),
             )
         )
         before |= numbers if tried.worth(numbers) > 0 else set()

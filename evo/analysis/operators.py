@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
-from evo.analysis.failures import read_tried, spent
+from evo.analysis.failures import read_tried
 from evo.analysis.times import RaceTime, search_times
 from evo.errors import UsageError
 from evo.evaluation import PASSED, Status
@@ -128,7 +128,7 @@ def _credit(
 ) -> OperatorCredit:
     compared = [t.better for t in made if t.better is not None]
     better = sum(compared)
-    gain, seconds = sum(t.improvement for t in made), sum(spent(t.row) for t in made)
+    gain, seconds = sum(t.improvement for t in made), sum(t.row.spent_s for t in made)
     return OperatorCredit(
         operator=operator,
         window=window,
