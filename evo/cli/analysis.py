@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from evo.analysis.failures import FailureReport, FailureTotal, TriedValue, failure_totals, read_failures
-from evo.analysis.importance import Importance, read_importance, undersampled
+from evo.analysis.failures import FailureReport, FailureTotal, failure_totals, read_failures
+from evo.analysis.importance import Importance, read_importance
 from evo.analysis.operators import OperatorCredit, read_operators
 from evo.analysis.pareto import AXES, Nondominated, read_pareto
 from evo.cli.options import DEFAULT_DB, Db, Json, RunName, answer, command_line
@@ -17,6 +17,7 @@ from evo.cli.tables import Terminal, counted, factor, figure, marked, share, sho
 from evo.errors import UsageError
 from evo.lineage import LATEST
 from evo.lineage.store import Store
+from evo.report.sentences import hardly_tried
 
 __all__ = ["failures", "importance", "operators", "pareto"]
 
@@ -199,8 +200,8 @@ def _print_importance(console: Terminal, found: Sequence[Importance], quantile: 
             for r in records
         ]
         console.print_rows(rows)
-        if least := undersampled(records):
-            console.say(f"tried least of what matters most: {', '.join(map(_undersampled, least))}")
+        if least := hardly_tried(records):
+            console.say(least)
     console.say(
         f"how much the values of the fastest {quantile:.0%} differ from those of all that were timed; shares sum to 1. A"
         " search that settled a parameter early makes it look unimportant. What a value gains:"
@@ -208,11 +209,6 @@ def _print_importance(console: Terminal, found: Sequence[Importance], quantile: 
         f" {command_line(db, 'search', 'KERNEL', '--fix', 'NAME=VALUE')}",
         "dim",
     )
-
-
-def _undersampled(tried: TriedValue) -> str:
-    fared = f"best {factor(1 / tried.best)}" if tried.best else "none was timed" if tried.passed else "none passed"
-    return f"{tried.parameter}={tried.value} ({tried.candidates:,} of {tried.of:,} candidates, {fared})"
 
 
 def pareto(

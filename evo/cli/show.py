@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Annotated
 
@@ -43,22 +44,11 @@ def show(
         _print_candidate(make_console(), record, db)
         _print_timings(make_console(), record)
     else:
-        _print_source(make_console(), text, "cuda" if record.target == "cuda" else "cpp")
-
-
-def _print_source(console: Terminal, text: str, language: str) -> None:
-    if not console.is_terminal:
-        typer.echo(text)
-        return
-    from rich.syntax import Syntax  # and with it Pygments
-
-    console.print(Syntax(text, language, theme="ansi_dark"))
+        typer.echo(visible(text, lines=True) if sys.stdout.isatty() else text)  # a file gets it as it is
 
 
 def _print_candidate(console: Terminal, record: CandidateRecord, db: str) -> None:
     facts = Table.grid(padding=(0, 2))
-    last = record.finals[-1] if record.finals else None
-    refused = last is not None and last.status != "ok"
     status = record.status + (f" ({short(record.same_code_as)})" if record.same_code_as else "")
     parents = " and ".join(f"{short(p.id)} (#{p.order}, {speedup(p.score)})" for p in record.parents)
     failed = [c for c in record.checks if not c.passed]
@@ -67,7 +57,7 @@ def _print_candidate(console: Terminal, record: CandidateRecord, db: str) -> Non
         "run": f"{record.run}, candidate {record.order}, {record.elapsed_s:.1f} s into the search",
         "kernel": f"{record.kernel}, {record.workload}",
         "device": f"{record.device} ({record.arch})",
-        "status": f"{status} in the search, refused by the finals: {last.status}" if last and refused else status,
+        "status": status + (f" in the search, refused by the finals: {record.refusal}" if record.refusal else ""),
         "made by": record.operator + (f" of {parents}" if parents else ""),
         "children": str(len(record.children)),
         "genome": " ".join(f"{k}={v}" for k, v in record.parameters.items()),
@@ -80,8 +70,8 @@ def _print_candidate(console: Terminal, record: CandidateRecord, db: str) -> Non
                 f" {b.smem_dynamic_bytes} bytes" + (f", occupancy {b.occupancy:.0%}" if b.occupancy is not None else "")
             )
     rows["gate"] = f"{len(record.checks) - len(failed)} of {len(record.checks)} cases passed"
-    if log := "\n".join(filter(None, (record.log.strip(), last.log.strip() if last and refused else ""))):
-        rows["log"] = log
+    if record.log.strip():
+        rows["log"] = record.log.strip()
     for name, value in rows.items():
         facts.add_row(Text(name, style="dim"), Text(visible(value, lines=True)))
     console.print(facts, highlight=False)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from evo.analysis.importance import undersampled
-from evo.analysis.outcome import RunOutcome, WorkloadOutcome
+from evo.analysis.importance import Importance, undersampled
 from evo.lineage.database import command_line
 from evo.report.text import counted, micro, short, times, value_text
+
+if TYPE_CHECKING:  # `evo importance` needs none of it
+    from evo.analysis.outcome import RunOutcome, WorkloadOutcome
 
 __all__ = ["commands", "hardly_tried", "headline", "importance_gap", "remarks", "rows", "run_headline", "size"]
 
@@ -86,10 +88,11 @@ def importance_gap(data: WorkloadOutcome) -> str:
     return "; ".join(dict.fromkeys(i.note for i in data.importance if i.note)) or "no candidate has a time"
 
 
-def hardly_tried(data: WorkloadOutcome) -> str:
-    """Values of the parameters that mattered most of which the run cannot tell whether they are slow; empty without any."""
+def hardly_tried(records: Sequence[Importance]) -> str:
+    """Of one workload, values of the parameters that mattered most of which the run cannot tell whether they are slow; empty
+    without any."""
     parts = []
-    for one in undersampled(data.importance):
+    for one in undersampled(records):
         fared = f"best {times(one.best)}" if one.best else "none with a time"
         parts.append(f"{one.parameter}={value_text(one.value)} ({one.candidates:,} of {one.of:,}, {fared})")
     return f"Tried least of what mattered most: {', '.join(parts)}." if parts else ""

@@ -164,7 +164,7 @@ def test_importance_ends_with_the_values_that_were_hardly_tried(
                 ratio = 0.25 if value == 9 else 0.5 + 0.1 * value
                 store.add(run, land.ref(order, {"vector": value}), land.timed(order, ratio), elapsed_s=0.0)
     out = run_here(capsys, "importance", "mine", "--db", str(path)).out
-    assert "tried least of what matters most: vector=9 (1 of 60 candidates, best 4.000x)\n" in out
+    assert "Tried least of what mattered most: vector=9 (1 of 60, best 4.000×).\n" in out
     assert f"evo search KERNEL --fix NAME=VALUE --db {path}" in out
     (record,) = run_here(capsys, "importance", "mine", "--db", str(path), "--json").document
     expected = {"parameter": "vector", "value": 9, "candidates": 1, "of": 60, "passed": 1, "best": 0.25}

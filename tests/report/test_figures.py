@@ -62,7 +62,7 @@ def test_every_candidate_is_in_one_cell_of_a_pair(one: WorkloadOutcome) -> None:
 
 
 def test_values_of_what_mattered_that_were_hardly_tried_are_named(one: WorkloadOutcome) -> None:
-    least = re.findall(r"(\w+)=(\S+) \((\d+) of ", hardly_tried(one))
+    least = re.findall(r"(\w+)=(\S+) \((\d+) of ", hardly_tried(one.importance))
     assert least
     for parameter, value, number in least:
         assert parameter in one.important[:3]
