@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -231,10 +231,8 @@ def _remarks(recorded: CandidateRecord, result: Checked, db: str) -> Iterator[st
 
 def _verdicts(recorded: CandidateRecord) -> Iterator[dict[str, Any]]:
     """The recorded verdicts, round by round, each with the seed that repeats it."""
-    rounds = defaultdict(list)
-    for check in recorded.checks:
-        rounds[check.round, check.stage].append(check)
-    for (round_, stage), checks in sorted(rounds.items()):
+    for (round_, stage), group in groupby(recorded.checks, lambda check: (check.round, check.stage)):
+        checks = list(group)
         yield {
             "stage": stage,
             "round": round_,
