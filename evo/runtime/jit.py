@@ -7,8 +7,11 @@ stands. See evo/export/module.py, which writes what is read here.
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,8 @@ _MOST_SIZES = 32
 """That one process compiles: programs whose sizes never repeat would compile for ever."""
 _MOST_ATTEMPTS = 2
 """Sources that are tried for one size, where they do not compile or load."""
+_SAID_AFTER_S = 1.0
+"""A pause that a user may wonder about is told on stderr."""
 _ONLY_IF_NEAR = 2.0
 """Doublings by which a variant may be farther from a size than a general source is."""
 
@@ -69,7 +74,7 @@ class Jit:
             self.busy = False
 
     def _compiled(self, variant: Variant, device: int) -> Loaded:
-        package, recipe = self._package, variant.record["recipe"]
+        started, package, recipe = time.monotonic(), self._package, variant.record["recipe"]
         text, flags = variant.source(), recipe["flags"]
         headers = package.headers(text)
         if device < 0:
@@ -98,6 +103,9 @@ class Jit:
         if before is None:
             self._try(loaded, device)
             keep(name, code)
+            if (seconds := time.monotonic() - started) > _SAID_AFTER_S:
+                with suppress(OSError, ValueError):  # a closed stderr is no fault of the call
+                    print(f"{package.name}: compiling {variant} took {seconds:.1f} s, once", file=sys.stderr)
         return loaded
 
     def _try(self, loaded: Loaded, device: int) -> None:

@@ -59,6 +59,15 @@ def test_a_cpu_compiles_only_if_asked_and_later_processes_find_it(
     assert compilations() == 3
 
 
+def test_a_long_compilation_is_said(
+    attention: ModuleType, compiler: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    compiler("sleep 1")
+    attention.also_serve(untuned=True)
+    served(attention, 32)
+    assert "compiling variant 0 " in capsys.readouterr().err
+
+
 def test_the_callers_settings_neither_disturb_the_trial_nor_are_disturbed(attention: ModuleType, cache: Path) -> None:
     attention.also_serve(untuned=True)
     args = qkv(32)
