@@ -9,8 +9,6 @@ from typing import Any
 
 from evo.errors import EngineError, UnknownNameError
 
-__all__ = ["find_plugin", "plugin_names"]
-
 
 def plugin_names(package: ModuleType) -> list[str]:
     """Names of the public modules of a package: the plug-ins it offers. Nothing is imported."""

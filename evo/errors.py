@@ -5,21 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = [
-    "CompileError",
-    "DeviceError",
-    "EngineError",
-    "EvoError",
-    "KernelError",
-    "LaunchError",
-    "SpaceError",
-    "StoreError",
-    "TemplateError",
-    "UnknownNameError",
-    "UsageError",
-    "error_line",
-]
-
 
 class EvoError(Exception):
     """One sentence that says what went wrong, where, what was found, and what to do next."""

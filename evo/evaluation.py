@@ -10,25 +10,6 @@ from evo.errors import EngineError
 from evo.problem.genome import Genome
 from evo.problem.kernel import Launch
 
-__all__ = [
-    "AA_CONTROL",
-    "BOOTSTRAP_SAMPLES",
-    "FINALIST",
-    "PASSED",
-    "Binary",
-    "Build",
-    "Candidate",
-    "Check",
-    "Costs",
-    "Evaluation",
-    "Gain",
-    "Parent",
-    "Proposal",
-    "Status",
-    "Timing",
-    "within_noise",
-]
-
 
 class Status(StrEnum):
     """How an evaluation ended. Only OK and SAME_CODE may carry times."""

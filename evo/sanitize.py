@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 
     from evo.measure.gate import Gate, PreparedCase
 
-__all__ = ["Report", "Sanitized", "choose_tools", "find_compute_sanitizer", "make_calls", "read_report", "sanitize"]
-
 _TOOLS = {
     "cuda": {
         # A call that the driver refuses is not a fault of the candidate, unless it ends the process, which reports it.

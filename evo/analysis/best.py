@@ -18,8 +18,6 @@ from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.space import Value
 
-__all__ = ["UNCONFIRMED", "Best", "find_best", "leaders", "ranked", "refusals"]
-
 UNCONFIRMED = "unconfirmed"
 """`Best.finals` of a run whose finals were held to their end without a winner."""
 

@@ -23,12 +23,6 @@ from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.space import Value
 
-__all__ = [
-    "BuildRecord", "CandidateRecord", "CandidateSummary", "CheckRecord", "FinalRace", "FinalRecord", "Relative", "Subject",
-    "TimingRecord", "read_artefacts", "read_candidate", "read_relatives", "read_source", "read_timing_record",
-    "resolve_candidate", "select_candidates",
-]  # fmt: skip
-
 _c, _i, _p, _r, _t = m.Candidate, m.Task, m.Parentage, m.Run, m.Timing
 _Record = TypeVar("_Record")
 

@@ -19,8 +19,6 @@ from evo.lineage.store import Store
 from evo.problem.genome import Change, Genome
 from evo.problem.space import Value
 
-__all__ = ["Family", "Kin", "read_family", "unified"]
-
 _c, _p = m.Candidate, m.Parentage
 Relation = Literal["ancestor", "self", "descendant"]
 _COLUMNS = (_c.id.label("key"), *CandidateSummary.COLUMNS, _c.genome, _c.source_sha)

@@ -16,8 +16,6 @@ from evo.lineage.models import candidate_key
 from evo.lineage.read import resolve_run
 from evo.lineage.store import Store
 
-__all__ = ["Difference", "DifferenceRow", "diff"]
-
 _CANDIDATE = (
     "run", "order", "kernel", "target", "arch", "device", "workload", "kernel_digest", "operator", "status",
 )  # fmt: skip

@@ -23,8 +23,6 @@ from evo.lineage.store import Store
 from evo.problem.genome import Change, Genome
 from evo.problem.space import Value
 
-__all__ = ["EditCredit", "Explanation", "Marginal", "edits_between", "explain"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Marginal(Gain):

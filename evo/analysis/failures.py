@@ -25,11 +25,6 @@ from evo.problem.kernel import Workload, load_kernel
 from evo.problem.space import Space, Value
 from evo.targets import find_target
 
-__all__ = [
-    "FailureKind", "FailureReason", "FailureReport", "FailureTotal", "Rule", "TriedValue", "failure_totals",
-    "present_space", "read_failures", "read_tried", "tried_values",
-]  # fmt: skip
-
 _c, _k, _b, _r = m.Candidate, m.Check, m.Build, m.Run
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+(?:\.\d+)?(?:e[-+]?\d+)?|\b(?:nan|inf(?:inity)?)\b", re.IGNORECASE)
 _GOOD_SHARE = 0.25

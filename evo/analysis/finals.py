@@ -21,11 +21,6 @@ from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.space import Value
 
-__all__ = [
-    "Confirmation", "Finalist", "RefusedFinalist", "RunFinals", "WorkloadFinals", "ceiling_note",
-    "read_run_finals",
-]  # fmt: skip
-
 _c = m.Candidate
 _SHIFT = 0.02
 """A smaller difference of the winner's speed-up between its two races is not remarked on."""

@@ -17,8 +17,6 @@ from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.space import Point
 
-__all__ = ["Importance", "read_importance", "undersampled"]
-
 _LEAST_TIMED = 20
 """Timed candidates below which nothing is said: Optuna asks for five in the top tenth; half as many here."""
 _MOST_IMPORTANT = 3

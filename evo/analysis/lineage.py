@@ -25,8 +25,6 @@ from evo.analysis.runs import Comparison, compare, list_runs, read_history
 from evo.analysis.sql import select_sql
 from evo.lineage.store import Store
 
-__all__ = ["Lineage"]
-
 _Arguments = ParamSpec("_Arguments")
 _Answer = TypeVar("_Answer")
 

@@ -19,8 +19,6 @@ from evo.lineage.models import key_range
 from evo.lineage.read import resolve_run
 from evo.lineage.store import Store
 
-__all__ = ["ComparedCandidate", "OperatorCredit", "compare_with_parents", "parents_by_child", "read_operators"]
-
 _p = m.Parentage
 
 

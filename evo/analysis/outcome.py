@@ -25,10 +25,6 @@ from evo.problem.kernel import find_kernel, kernel_digest, load_kernel, template
 from evo.problem.space import Parameter, Point, Space, Value
 from evo.targets import find_target
 
-__all__ = [
-    "Milestone", "Problem", "RunOutcome", "WorkloadOutcome", "read_outcome", "read_problem",
-]  # fmt: skip
-
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:

@@ -19,8 +19,6 @@ from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.space import Value
 
-__all__ = ["AXES", "Nondominated", "read_pareto"]
-
 _c, _i, _b, _k = m.Candidate, m.Task, m.Build, m.Check
 
 _FIELDS = {"time": "ratio", "registers": "registers", "spills": "spill_bytes", "shared": "smem_bytes", "error": "error"}

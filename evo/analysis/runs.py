@@ -22,11 +22,6 @@ from evo.lineage.read import ENVIRONMENT_COLUMNS, iso, read_environment, resolve
 from evo.lineage.store import Store
 from evo.problem.space import Value
 
-__all__ = [
-    "MILESTONES", "ComparedRun", "Comparison", "ListedRun", "Point", "RunSummary", "SettingDifference", "TaskSummary",
-    "compare", "find_run", "list_runs", "read_history",
-]  # fmt: skip
-
 _c, _i, _r = m.Candidate, m.Task, m.Run
 MILESTONES = (1.1, 1.3, 1.5, 2.0)
 """Speed-ups over the reference whose first time is told."""

@@ -17,8 +17,6 @@ from evo.errors import EngineError, UsageError
 from evo.lineage.database import first_line
 from evo.lineage.store import Store
 
-__all__ = ["Selection", "select_sql"]
-
 _STEPS = 2000
 """Of SQLite's virtual machine between two looks at the clock: less than a millisecond."""
 _LONGEST_BYTES = 64 << 20

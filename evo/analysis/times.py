@@ -15,11 +15,6 @@ from evo.lineage import models as m
 from evo.lineage.models import key_range
 from evo.lineage.read import TIMING_COLUMNS, columns_of, rows_of
 
-__all__ = [
-    "FIGURES", "HeldRace", "RaceTime", "RelativeTime", "gain_between", "gain_fields", "gain_within", "held_races",
-    "noise_floors", "search_times",
-]  # fmt: skip
-
 _c, _t = m.Candidate, m.Timing
 
 

@@ -13,8 +13,6 @@ import typer
 
 from evo.errors import EvoError
 
-__all__ = ["main", "run"]
-
 _WORKING = frozenset({"search", "resume", "check", "bench"})
 """Commands that need worker processes; their server starts before anything else is imported."""
 

@@ -19,8 +19,6 @@ from evo.lineage import LATEST
 from evo.lineage.store import Store
 from evo.report.sentences import hardly_tried
 
-__all__ = ["failures", "importance", "operators", "pareto"]
-
 _BAR = 24
 
 

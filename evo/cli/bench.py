@@ -25,8 +25,6 @@ from evo.search.run import check_workloads
 from evo.search.tasks import TaskExecutor
 from evo.targets import find_target
 
-__all__ = ["bench"]
-
 _ARITHMETIC = 16
 """Operations per byte from which the rate of a kernel is given in TFLOP/s instead of GB/s."""
 

@@ -29,8 +29,6 @@ from evo.lineage import RunStatus
 from evo.lineage.store import Store
 from evo.report.text import duration
 
-__all__ = ["best", "compare", "runs"]
-
 
 def best(
     kernel: Annotated[str | None, typer.Argument(help="Only this kernel's.")] = None,

@@ -46,8 +46,6 @@ from evo.search.run import open_executor
 from evo.search.tasks import TaskExecutor
 from evo.targets import find_target
 
-__all__ = ["check", "sanitize"]
-
 _SHOWN = 3
 """Messages of a sanitizer that are printed."""
 

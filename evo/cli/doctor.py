@@ -20,8 +20,6 @@ from evo.lineage.store import Store
 from evo.problem.kernel import kernel_names
 from evo.targets import find_target
 
-__all__ = ["doctor"]
-
 _LOW_DISK_BYTES = 1 << 30
 
 

@@ -29,8 +29,6 @@ from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload, kernel_names, load_kernel
 
-__all__ = ["export", "export_all_candidates", "export_run", "import_workloads"]
-
 
 def export(
     what: Annotated[list[str], typer.Argument(help="Runs, or candidates.")],

@@ -37,8 +37,6 @@ from evo.problem.kernel import Workload, load_kernel
 if TYPE_CHECKING:
     from evo.search.ablation import Ablation
 
-__all__ = ["diff", "explain", "lineage"]
-
 _TEMPLATE = "template"
 _EDITS = 5
 """Edits that are shown without --all."""

@@ -23,8 +23,6 @@ from evo.lineage.prune import prune as prune_runs
 from evo.lineage.schema import OlderSchemaError
 from evo.lineage.store import Store
 
-__all__ = ["backup", "merge", "prune", "vacuum"]
-
 
 def prune(
     runs: Annotated[list[str] | None, typer.Argument(help="These runs; each by its name or a beginning of it.")] = None,

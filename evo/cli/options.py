@@ -19,28 +19,6 @@ from evo.lineage import database
 from evo.problem.genome import Genome
 from evo.problem.space import Point, Space, Value
 
-__all__ = [
-    "CandidateName",
-    "Db",
-    "Json",
-    "RunName",
-    "Seed",
-    "TargetName",
-    "answer",
-    "cache_dir",
-    "check_seed",
-    "command_line",
-    "draw_seed",
-    "lasting_db",
-    "make_console",
-    "parse_duration",
-    "parse_legal",
-    "parse_point",
-    "parse_values",
-    "print_json",
-    "split_pair",
-]
-
 DEFAULT_DB = "runs/lineage.db"
 _FILE_WIDTH = 200
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d)?", re.IGNORECASE)

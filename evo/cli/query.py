@@ -16,8 +16,6 @@ from evo.cli.options import DEFAULT_DB, Db, Json, make_console, parse_duration, 
 from evo.cli.tables import cell, make_table, visible
 from evo.lineage.store import Store
 
-__all__ = ["query"]
-
 
 class Format(StrEnum):
     TABLE = "table"

@@ -19,11 +19,6 @@ if TYPE_CHECKING:
     from evo.executors import Executor
     from evo.search.tasks import TaskExecutor
 
-__all__ = [
-    "find_candidate", "find_named", "find_winners", "is_of", "may_be_candidate", "read_winners",
-    "source_remark", "task_of",
-]  # fmt: skip
-
 
 def find_named(store: Store, name: str) -> RunSummary | CandidateRecord:
     """The run whose name begins so, else the candidate whose identifier does.

@@ -17,8 +17,6 @@ import typer
 from evo.cli.options import DEFAULT_DB, Db, Json, RunName, lasting_db, print_json
 from evo.lineage.store import Store
 
-__all__ = ["dashboard", "report"]
-
 _NICENESS = 10
 """A search that runs at the same time needs the cores more."""
 

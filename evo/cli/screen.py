@@ -34,11 +34,6 @@ from evo.search.finals import Finalist, Finals
 from evo.search.progress import Budget, Improvement, Progress
 from evo.search.run import Outcome
 
-__all__ = [
-    "LINE_EVERY_S", "CheckLines", "LiveScreen", "PlainLines", "Screen", "busy_share", "evaluation_costs", "outcome_record",
-    "print_outcome", "unfinished",
-]  # fmt: skip
-
 LINE_EVERY_S = 5.0
 
 _REASON = 300

@@ -56,10 +56,6 @@ from evo.search.run import (
 from evo.search.samplers import find_sampler
 from evo.targets import find_target, target_names
 
-__all__ = [
-    "choose_arch", "load_context", "open_workers", "read_initial_points", "read_job", "resume", "search",
-]  # fmt: skip
-
 _DEFAULT_BUDGET = "60s"
 _FINALISTS = 8
 _CUDA_ARCH = re.compile(r"(sm|compute)_")

@@ -20,8 +20,6 @@ from evo.evaluation import AA_CONTROL, FINALIST, Timing
 from evo.lineage import RunStatus
 from evo.lineage.store import Store
 
-__all__ = ["print_finals", "show"]
-
 
 def show(
     name: Annotated[

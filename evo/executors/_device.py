@@ -30,8 +30,6 @@ from evo.targets import Session, classify, find_target
 if TYPE_CHECKING:
     from evo.measure.harness import TimingHarness  # imports PyTorch
 
-__all__ = ["AdaptiveTimeout", "Device", "Job", "deliver"]
-
 _OPENING_S = 180.0
 _READY_S = 600.0
 """For making the data that candidates are judged with, which no candidate takes part in."""

@@ -34,24 +34,6 @@ from typing import Any
 
 import psutil
 
-__all__ = [
-    "SCRATCH",
-    "STARTING",
-    "WORKERS",
-    "adopt_orphans",
-    "confine",
-    "end_strays",
-    "end_tree",
-    "end_with_children",
-    "end_with_command",
-    "known_workers",
-    "leave_server",
-    "limit_data",
-    "reap_child",
-    "start_server",
-    "write_output_to",
-]
-
 SCRATCH = "evo-work-"
 """How folders for temporary files are called; the number of the command's process follows."""
 

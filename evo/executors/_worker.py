@@ -39,8 +39,6 @@ from evo.executors._processes import (
 )
 from evo.targets import classify
 
-__all__ = ["Worker", "WorkerLost", "enter_stage", "exit_status", "ran_out_of_memory"]
-
 _STARTING_S = 120.0
 
 _ENDING_S = 60.0

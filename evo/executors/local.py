@@ -30,8 +30,6 @@ from evo.problem.kernel import load_kernel
 from evo.problem.render import render
 from evo.targets import cached_build, find_target
 
-__all__ = ["EXECUTOR", "LocalExecutor"]
-
 _AHEAD = 2
 """Measurements that a device worker is given: the one it is at, and the next, so that it need not wait for this process."""
 

@@ -20,20 +20,6 @@ from evo.problem.genome import Genome
 from evo.problem.kernel import Workload
 from evo.runtime.package import MANIFEST
 
-__all__ = [
-    "Contents",
-    "ExportItem",
-    "ExportRequest",
-    "Exporter",
-    "check_replaceable",
-    "exporter_names",
-    "find_exporter",
-    "publish",
-    "read_manifest",
-    "sha256_of",
-    "with_manifest",
-]
-
 _WRITER = "evo"
 """`written_by` in a manifest marks a folder as an export."""
 _FORMAT_VERSION = 3

@@ -28,8 +28,6 @@ from evo.runtime import cpu
 from evo.targets import Target, find_target
 from evo.targets.cpu import FLAGS, LIBRARIES
 
-__all__ = ["asked_of", "build_package", "recipe", "timing_of", "with_ptx"]
-
 _MOST_COMPILATIONS = 20
 """Of candidates that are legal and do not compile: what is wrong is then not the candidate."""
 _GPU = re.compile(r"(sm|compute)_(\d+)([af]?)")

@@ -35,8 +35,6 @@ from evo.problem.formats import all_tables, check_fit, fill, format_table, value
 from evo.problem.kernel import Kernel, Workload, load_kernel
 from evo.problem.space import Value
 
-__all__ = ["EXPORTER", "Refusal", "Taken", "import_workloads"]
-
 _Json = Mapping[str, Any]
 _TABLE = "flashinfer-bench"
 _BINARIES = (".cubin", ".so")

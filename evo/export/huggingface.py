@@ -19,8 +19,6 @@ from evo.export.module import make_package
 from evo.problem.formats import fill, format_table, values_of
 from evo.problem.kernel import Kernel, load_kernel
 
-__all__ = ["EXPORTER"]
-
 _NAME = re.compile(r"[a-z][-a-z0-9]*[a-z0-9]")
 """What kernels accepts as the name of a kernel."""
 

@@ -24,8 +24,6 @@ from evo.problem.formats import check_fit, fill, format_table, values_of
 from evo.problem.kernel import Workload, load_kernel
 from evo.runtime.package import LaunchPlan
 
-__all__ = ["EXPORTER"]
-
 _MODEL_NEW = Path(__file__).with_name("_kernelbench.py.j2")
 _WORDS = {"int64": "q", "int32": "i4x", "float32": "f4x", "float64": "d"}
 """How struct writes an argument into 8 bytes."""

@@ -37,8 +37,6 @@ from evo.problem.space import Space
 from evo.runtime.package import INIT, MAIN, slower
 from evo.targets import Target, find_target
 
-__all__ = ["EXPORTER", "make_package", "remarks"]
-
 _RUNTIME = Path(runtime.__file__).parent
 _NATIVE_FRONTEND = "frontend.cpp"
 _TAKEN = frozenset({"evo", "torch", *sys.stdlib_module_names})

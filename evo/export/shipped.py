@@ -11,8 +11,6 @@ from evo.export import Contents, Exporter
 from evo.export.module import make_package
 from evo.runtime.package import source_text
 
-__all__ = ["EXPORTER"]
-
 _KEPT_OF_RECORD = ("run", "order", "operator", "device", "created")
 _OF_BINARY = ("binary", "binary_sha256", "same_code_as_measured")
 _MOST_EDITED = 24

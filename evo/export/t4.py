@@ -21,8 +21,6 @@ from evo.evaluation import Evaluation, Status, Timing
 from evo.export import Contents, Exporter
 from evo.lineage import StoredEvaluation, StoredRun
 
-__all__ = ["EXPORTER"]
-
 _SCHEMA_VERSION = "1.0.0"
 _INVALIDITY = {
     Status.OK: "correct",

@@ -14,17 +14,6 @@ from typing import Any
 from evo.evaluation import Candidate, Evaluation
 from evo.problem.kernel import Workload
 
-__all__ = [
-    "LATEST",
-    "Environment",
-    "RunSpec",
-    "RunStatus",
-    "Stage",
-    "StoredEvaluation",
-    "StoredRun",
-    "gate_seeds",
-]
-
 LATEST = "latest"
 """Stands for the run created last wherever a run is named; no run may be called this."""
 

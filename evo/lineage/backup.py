@@ -13,8 +13,6 @@ from pathlib import Path
 
 from evo.errors import StoreError
 
-__all__ = ["back_up", "damage", "newest_backup"]
-
 _MARK = ".backup-"
 
 

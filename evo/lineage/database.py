@@ -27,8 +27,6 @@ from sqlalchemy.exc import (
 from evo.errors import EngineError, StoreError
 from evo.lineage.backup import damage
 
-__all__ = ["Location", "command_line", "connect", "first_line", "locate", "shown", "translated"]
-
 _BUSY_TIMEOUT_S = 10.0
 _CONNECT_TIMEOUT_S = 10
 _SECRETS = frozenset({"password", "sslpassword"})  # options of libpq that a URL may carry after its '?'

@@ -22,8 +22,6 @@ from evo.lineage import models as m
 if TYPE_CHECKING:
     from evo.lineage.store import Store
 
-__all__ = ["GONE", "Claims", "WriterLock", "gone", "release_dead_runs", "write_alone"]
-
 # Any numbers that other users of PostgreSQL's advisory locks will not take.
 _WRITERS = 0x65766F  # "evo"
 _RUNS = 0x65766F02  # the first of two numbers, the second being the run's id

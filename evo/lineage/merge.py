@@ -17,8 +17,6 @@ from evo.lineage.read import read_run, rows_of
 from evo.lineage.store import Store
 from evo.lineage.write import Row, insert_rows, known_artefacts
 
-__all__ = ["Merged", "merge"]
-
 _ROWS_AT_ONCE = 1000
 _TABLES = m.Base.metadata.tables
 _RUN, _TASK, _ENVIRONMENT, _CANDIDATE, _ARTEFACT, _TIMING = (

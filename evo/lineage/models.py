@@ -39,12 +39,6 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, aliased, mapped_column
 from evo.errors import EngineError
 from evo.evaluation import PASSED
 
-__all__ = [
-    "ORDERS_PER_RUN", "VIEWS", "Artefact", "Base", "Build", "Candidate", "Check", "Environment", "Final",
-    "Key", "Parentage", "Run", "Task", "Timing", "candidate_key", "key_range", "last_refusals", "leader_key", "public_id",
-    "unrefused",
-]  # fmt: skip
-
 ORDERS_PER_RUN = 2**32
 PUBLIC_ID_DIGITS = 16
 """64 bits: among a million candidates, two share an id with a chance of 3e-8, and are refused if they do."""

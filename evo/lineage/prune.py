@@ -25,8 +25,6 @@ from evo.lineage.models import key_range, leader_key
 from evo.lineage.read import at_once, resolve_run
 from evo.lineage.store import Store
 
-__all__ = ["Part", "Pruned", "chosen_runs", "prune"]
-
 _c, _b, _t, _p, _a = m.Candidate, m.Build, m.Timing, m.Parentage, m.Artefact
 
 

@@ -21,12 +21,6 @@ from evo.lineage.database import command_line
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload
 
-__all__ = [
-    "BINARY_NAMES", "BUILD_NAMES", "CHECK_COLUMNS", "CHECK_NAMES", "ENVIRONMENT_COLUMNS", "SPEC_NAMES",
-    "TIMING_COLUMNS", "TIMING_NAMES", "at_once", "columns_of", "iso", "read_environment",
-    "read_evaluations", "read_run", "resolve_run", "rows_of",
-]  # fmt: skip
-
 _AT_ONCE = 400  # SQLite takes 999 variables in a query at least
 _OFFERED = 10
 _Key = TypeVar("_Key")

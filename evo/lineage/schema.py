@@ -10,8 +10,6 @@ from evo.lineage.database import Location, command_line
 from evo.lineage.liveness import write_alone
 from evo.lineage.models import VIEWS, Base
 
-__all__ = ["MIGRATIONS", "OlderSchemaError", "prepare", "schema_of"]
-
 MIGRATIONS: dict[str, tuple[str, ...]] = {}
 """By version after the first, the statements that bring a database of the version before up to it. SQLite and PostgreSQL
 understand them alike, e.g. {"0002": ("ALTER TABLE run ADD COLUMN note TEXT",)}. The models say the same for a new one."""

@@ -20,8 +20,6 @@ from evo.lineage.read import read_evaluations, read_run, resolve_run
 from evo.lineage.schema import prepare, schema_of
 from evo.lineage.write import Batch, check_rows, clean_text, final_row, insert_rows, insert_run, timing_rows
 
-__all__ = ["Store"]
-
 _BATCH_SIZE = 500  # candidates of one transaction that wait in memory
 _FINAL, _CHECK, _TIMING = (m.Base.metadata.tables[name] for name in ("final", "check", "timing"))
 

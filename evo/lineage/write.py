@@ -26,10 +26,6 @@ from evo.lineage.database import command_line
 from evo.lineage.liveness import write_alone
 from evo.lineage.read import BINARY_NAMES, BUILD_NAMES, CHECK_NAMES, SPEC_NAMES, TIMING_NAMES, rows_of
 
-__all__ = [
-    "Batch", "Row", "check_rows", "clean_text", "final_row", "insert_rows", "insert_run", "known_artefacts", "timing_rows",
-]  # fmt: skip
-
 Row = dict[str, Any]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

@@ -12,8 +12,6 @@ from evo.evaluation import Build, Timing
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload
 
-__all__ = ["Incumbent", "RaceRequest", "RaceResult", "Request"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Incumbent:

@@ -14,8 +14,6 @@ import torch
 
 from evo.problem.kernel import Tensors
 
-__all__ = ["HUGE", "NAN", "ZERO", "Arena", "Layout", "Memory", "bits", "extent", "same", "sum_of"]
-
 _GUARD_BYTES = 16 << 10
 """On either side of every tensor: as much as a block of 1024 threads reads in vectors of 16 bytes."""
 

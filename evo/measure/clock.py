@@ -25,19 +25,6 @@ if TYPE_CHECKING:
     from evo.measure.harness import RaceCheck  # imports PyTorch
     from evo.targets import Replay, Session
 
-__all__ = [
-    "CLOSE",
-    "COLD_CACHE_MULTIPLE",
-    "Protocol",
-    "Samples",
-    "calls_for",
-    "noise_floor",
-    "paired_gain",
-    "race",
-    "sets_for",
-    "summarise",
-]
-
 COLD_CACHE_MULTIPLE = 3
 """Cold sets together hold at least this many times the last-level cache: the part of a sample's writes that is still in
 the cache at its end is small."""

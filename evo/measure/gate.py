@@ -31,16 +31,6 @@ from evo.problem.kernel import Case, Kernel, Launch, Tensors, Workload
 from evo.runtime.tolerance import Expected, compare, expected, findings, verdict
 from evo.targets import Session
 
-__all__ = [
-    "Gate",
-    "PreparedCase",
-    "allocate_outputs",
-    "argument_values",
-    "as_outputs",
-    "expected_outputs",
-    "reads_early",
-]
-
 _ODD_VALUE = 12288.0
 """Exact in every dtype, and written by no kernel."""
 

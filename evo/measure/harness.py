@@ -28,8 +28,6 @@ from evo.problem.kernel import Baseline, Cost, Kernel, Launch, Tensors, Workload
 from evo.runtime.tolerance import Expected, compare, findings, verdict
 from evo.targets import Loaded, Replay, Session, classify, find_target
 
-__all__ = ["Calls", "RaceCheck", "Roofline", "TimedData", "TimingHarness"]
-
 Calls = Sequence[Callable[[], object]]
 """What a contender of a race does: a call for each buffer set."""
 

@@ -15,8 +15,6 @@ from evo.errors import KernelError, UsageError
 from evo.problem.kernel import Kernel, Workload
 from evo.problem.render import template_environment
 
-__all__ = ["FORMATS_FILE", "all_tables", "check_fit", "fill", "format_table", "values_of"]
-
 FORMATS_FILE = "formats.toml"
 
 

@@ -11,8 +11,6 @@ from functools import cached_property
 from evo.errors import SpaceError
 from evo.problem.space import Point, Value
 
-__all__ = ["Change", "Genome"]
-
 Change = dict[str, tuple[Value | None, Value | None]]
 """What differs between two genomes, as {name: (value in the first, value in the second)}; None where absent."""
 

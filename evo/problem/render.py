@@ -16,8 +16,6 @@ from evo.errors import TemplateError
 from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel, Workload, template_root
 
-__all__ = ["Source", "render", "template_environment"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Source:

@@ -16,8 +16,6 @@ from typing import Any, Generic, TypeVar
 
 from evo.errors import SpaceError, UnknownNameError
 
-__all__ = ["Categorical", "Constraint", "Derivation", "Ordinal", "Parameter", "Point", "Space", "Value", "When"]
-
 Value = bool | int | float | str
 Point = dict[str, Value]
 _D = TypeVar("_D")

@@ -25,8 +25,6 @@ from evo.analysis.outcome import Milestone, WorkloadOutcome
 from evo.problem.space import Value
 from evo.report.text import counted, duration, interval, percent, short, times, value_text, visible
 
-__all__ = ["COLOURS", "Figure", "change_text", "draw_convergence", "draw_lineage", "draw_workload", "gain_text"]
-
 COLOURS: Mapping[str, tuple[str, str]] = {
     "paper": ("#fdfdfb", "#14171a"), "ink": ("#1b1f24", "#e7e8e5"), "muted": ("#555c66", "#a7adb5"),
     "rule": ("#d8dad4", "#363b41"), "soft": ("#f2f3ee", "#1c2024"), "grid": ("#e4e6e0", "#2a2f34"),

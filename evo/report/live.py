@@ -30,8 +30,6 @@ from evo.lineage.store import Store
 from evo.report.page import policy_of, render, render_body, render_frame
 from evo.report.trials import TrialMirror
 
-__all__ = ["LivePages", "is_own_host", "open_server", "server_url"]
-
 _THREADS = 8
 _OPTUNA = ("/dashboard", "/api/", "/static/", "/csv/", "/favicon.ico")
 _HEADERS = [

@@ -26,10 +26,6 @@ from evo.report.figures import COLOURS, change_text, draw_workload, gain_text
 from evo.report.sentences import run_headline, size
 from evo.report.text import counted, duration, interval, micro, percent, short, times, value_text, visible
 
-__all__ = [
-    "check_replaceable", "policy_of", "render", "render_body", "render_frame", "render_page", "write_figures", "write_file",
-]  # fmt: skip
-
 _GENERATOR = "evo report"
 _FOLDER = Path(__file__).parent / "templates"
 _HEAD_BYTES = 400

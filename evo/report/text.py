@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["counted", "duration", "interval", "micro", "percent", "short", "times", "value_text", "visible"]
-
 
 def visible(text: str, *, lines: bool = False) -> str:
     """`text` with every character that does not print (control characters, changes of direction) as its escape. lines:

@@ -33,8 +33,6 @@ from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.report.text import visible
 
-__all__ = ["TrialMirror", "study_name"]
-
 _MOST_TRIALS = 50_000
 """Of one run; more than that no browser shows."""
 _PAUSE_S = 2.0

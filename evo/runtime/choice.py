@@ -16,8 +16,6 @@ import torch
 from . import cpu
 from .package import Variant, slower
 
-__all__ = ["builds_of_nearest", "factors", "in_order", "rank", "rank_on_gpu", "slower_there"]
-
 _NEAR = 4.0
 """Doublings, summed over the dimensions."""
 

@@ -17,8 +17,6 @@ from .package import Package
 from .timing import Timing, compare
 from .trial import Verdict, verdicts
 
-__all__ = ["main"]
-
 
 def main(package: Package, frontend: Any) -> int:
     """Exit code 0: done, and all is right. 1: something is wrong, or no variant runs here. 2: bad usage."""

@@ -23,22 +23,6 @@ from typing import Any
 
 from .package import Unavailable, Variant
 
-__all__ = [
-    "Library",
-    "compile_library",
-    "compiler",
-    "features",
-    "keep_freed_memory",
-    "lacking",
-    "load_library",
-    "load_shipped",
-    "machine",
-    "model",
-    "run",
-    "share_openmp_runtime",
-    "temporary_folder",
-]
-
 _RELEVANT = re.compile(
     r"(sse|ssse|avx|amx|fma|bmi|sve|sme)\w*"
     r"|pni|f16c|abm|lzcnt|tbm|xop|popcnt|movbe|v?aes|v?pclmulqdq|gfni|sha\w*|sm[34]|adx|lahf_lm|cx16|cldemote|serialize"

@@ -17,15 +17,6 @@ import torch
 
 from .package import Busy, LaunchPlan, Unavailable, Variant
 
-__all__ = [
-    "CudaCall",
-    "Function",
-    "beside_captures",
-    "driver_version",
-    "load_image",
-    "refuse_while_capturing",
-]
-
 _SMEM_WITHOUT_OPT_IN = 48 * 1024
 _PORTABLE_CLUSTER = 8
 _LARGEST_GRID, _LARGEST_AXIS = 2**31 - 1, 65_535

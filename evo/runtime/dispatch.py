@@ -17,8 +17,6 @@ from .jit import Jit
 from .package import Busy, Package, Unavailable, Variant
 from .trial import Call, Loaded, Table
 
-__all__ = ["Dispatch"]
-
 _MOST_ENTRIES = 4096
 
 

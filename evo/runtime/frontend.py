@@ -10,8 +10,6 @@ import torch
 from torch.autograd import forward_ad
 from torch.overrides import has_torch_function
 
-__all__ = ["Patch", "addresses"]
-
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _STRIDED = torch.strided
 _is_tracing: Callable[[], bool] = torch.jit.is_tracing  # type: ignore[attr-defined]

@@ -23,8 +23,6 @@ from .choice import factors, rank
 from .package import Package, Unavailable, Variant, digest, keep, kept
 from .trial import Loaded, try_out
 
-__all__ = ["Jit"]
-
 _MOST_SIZES = 32
 """That one process compiles: programs whose sizes never repeat would compile for ever."""
 _MOST_ATTEMPTS = 2

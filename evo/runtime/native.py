@@ -26,8 +26,6 @@ from .cpu import compiler, machine, run, temporary_folder
 from .dispatch import Dispatch
 from .package import CACHE_VARIABLE, Unavailable, cache_folder, digest
 
-__all__ = ["Native"]
-
 _SOURCE = "frontend.cpp"
 _HEADERS = ("driver.h", "native.h")
 _RUNTIME = Path(__file__).resolve().parent

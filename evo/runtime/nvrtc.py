@@ -14,8 +14,6 @@ from pathlib import Path
 
 from .package import Unavailable
 
-__all__ = ["Compiler", "Refused", "compiler"]
-
 _SOURCE_NAME = b"candidate.cu"
 """What the compiler's messages call the source: candidate.cu(12): error: ..."""
 

@@ -15,26 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "CACHE_VARIABLE",
-    "INIT",
-    "MAIN",
-    "MANIFEST",
-    "Busy",
-    "LaunchPlan",
-    "Package",
-    "Unavailable",
-    "Variant",
-    "cache_folder",
-    "digest",
-    "keep",
-    "kept",
-    "read_whole",
-    "slower",
-    "source_text",
-    "write_whole",
-]
-
 MANIFEST = "manifest.json"
 CACHE_VARIABLE = "EVO_KERNELS_CACHE"
 

@@ -18,8 +18,6 @@ import torch
 
 from .cpu import keep_freed_memory
 
-__all__ = ["Race", "Sample", "Timing", "compare", "race", "watch"]
-
 _FOOTPRINT_BYTES = 256 << 20
 _MOST_SETS = 64
 _SAMPLE_S = 2e-3

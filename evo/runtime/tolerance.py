@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Expected", "compare", "expected", "findings", "verdict"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:

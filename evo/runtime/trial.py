@@ -15,8 +15,6 @@ from .cpu import Library
 from .cuda import CudaCall, Function
 from .package import Package, Unavailable
 
-__all__ = ["Call", "Loaded", "Table", "Verdict", "compare", "try_out", "verdicts"]
-
 Call = Library | CudaCall
 Loaded = Library | Function
 Table = dict[tuple[Any, ...], Call | str]

@@ -14,8 +14,6 @@ from evo.problem.genome import Change, Genome
 from evo.problem.space import Value
 from evo.search.tasks import TaskExecutor
 
-__all__ = ["Ablation", "Step", "Without", "measure_ablation"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Without:

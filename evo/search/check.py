@@ -19,8 +19,6 @@ from evo.problem.kernel import Kernel, Workload
 from evo.problem.space import Point
 from evo.search.tasks import TaskExecutor
 
-__all__ = ["CheckProgress", "Checked", "check_candidate", "check_kernel", "check_workloads_of"]
-
 _OBSERVE_S = 0.5
 
 _TIMED = "timed"

@@ -18,8 +18,6 @@ from evo.measure.clock import noise_floor
 from evo.problem.genome import Genome
 from evo.search.tasks import TaskExecutor
 
-__all__ = ["Finalist", "Finals", "hold_finals"]
-
 _CONFIRMATIONS = 2
 """How often a race is held that died without naming a contender, before its contender counts as refused."""
 

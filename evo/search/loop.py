@@ -28,8 +28,6 @@ from evo.search.progress import Budget, Improvement, Observer, Progress, StopRea
 from evo.search.samplers import Exhausted, Sampler, find_sampler
 from evo.search.tasks import TaskExecutor, tasks_of
 
-__all__ = ["Search", "default_max_in_flight"]
-
 _TICK_S = 0.2
 
 _FINALS_RESERVE = 0.15

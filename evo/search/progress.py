@@ -10,8 +10,6 @@ from evo.errors import UsageError
 from evo.evaluation import Costs, Status, Timing
 from evo.executors import InFlight
 
-__all__ = ["Budget", "Improvement", "Observer", "Progress", "StopReason"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:

@@ -28,16 +28,6 @@ from evo.search.progress import Budget, Observer, StopReason
 from evo.search.tasks import tasks_of
 from evo.targets import Target, find_target
 
-__all__ = [
-    "Outcome",
-    "check_default",
-    "check_workloads",
-    "describe_environment",
-    "execute",
-    "open_executor",
-    "plan_run",
-]
-
 _FINALS_BATCHES = 3
 
 

@@ -15,8 +15,6 @@ from evo.problem.kernel import Kernel, Limits, Workload, load_kernel
 from evo.problem.space import Space
 from evo.targets import find_target
 
-__all__ = ["TaskExecutor", "tasks_of"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class TaskExecutor:

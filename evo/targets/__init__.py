@@ -29,20 +29,6 @@ if TYPE_CHECKING:
 
     from evo.problem.render import Source  # brings the template engine along, which commands that only read do without
 
-__all__ = [
-    "CachedBinary",
-    "DeviceInfo",
-    "Hazards",
-    "Loaded",
-    "Replay",
-    "Session",
-    "Target",
-    "cached_build",
-    "classify",
-    "find_target",
-    "target_names",
-]
-
 EVICTION_MULTIPLE = 2
 """Session.evict() touches this many times the last-level cache: caches are no perfect queues."""
 

@@ -21,8 +21,6 @@ from evo.runtime.cpu import keep_freed_memory, share_openmp_runtime
 from evo.runtime.timing import watch
 from evo.targets import EVICTION_MULTIPLE, DeviceInfo, Hazards
 
-__all__ = ["CpuLoaded", "CpuReplay", "CpuSession"]
-
 
 class CpuLoaded:
     """An entry point of a library: extern "C", void, of pointers, int64 and float arguments."""

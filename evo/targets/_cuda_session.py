@@ -24,9 +24,6 @@ from evo.problem.render import Source
 from evo.targets import EVICTION_MULTIPLE, DeviceInfo, Hazards, find_target
 from evo.targets.cuda import driver, driver_version, error_text, expect, nvrtc_version, pci_bus, ptx_advice
 
-__all__ = ["CudaHazards", "CudaLoaded", "CudaReplay", "CudaSession", "strangers"]
-
-
 _QUEUE_EVICTIONS = 3
 """These take about 150 us, in which the host can launch two calls of any kind."""
 

@@ -14,8 +14,6 @@ from typing import Any
 
 from elftools.elf.elffile import ELFFile
 
-__all__ = ["code_hash", "triggers_dependents"]
-
 _ELF = b"\x7fELF"
 _EM_CUDA = 190
 

@@ -23,17 +23,6 @@ from evo.runtime.cpu import features, model
 from evo.targets import DeviceInfo, Session, Target
 from evo.targets._machine_code import code_hash
 
-__all__ = [
-    "FLAGS",
-    "LIBRARIES",
-    "TARGET",
-    "CpuTarget",
-    "check_arch",
-    "compiler_path",
-    "compiler_version",
-    "extra_features",
-]
-
 _CACHE_WHERE_UNKNOWN = 32 << 20
 _VIRTUAL_CACHE_PER_CORE = 16 << 20
 """More than servers have: 2 to 12 MB of last-level cache a core."""

@@ -25,23 +25,6 @@ from evo.runtime.package import Unavailable
 from evo.targets import DeviceInfo, Session, Target
 from evo.targets._machine_code import code_hash, triggers_dependents
 
-__all__ = [
-    "TARGET",
-    "CudaTarget",
-    "arch_limits",
-    "driver",
-    "driver_version",
-    "error_text",
-    "expect",
-    "nvrtc_version",
-    "parse_arch",
-    "pci_bus",
-    "ptx_advice",
-    "ptxas_figures",
-    "resident_blocks",
-    "run_nvrtc",
-]
-
 
 class CudaTarget:
     """The methods are those of `evo.targets.Target`."""

@@ -16,8 +16,6 @@ from evo.discovery import find_plugin, plugin_names
 from evo.problem.genome import Genome
 from evo.problem.space import Ordinal, Parameter, Point, Space, Value
 
-__all__ = ["Operator", "change", "find_operator", "move", "operator_names", "repair"]
-
 _ATTEMPTS = 8
 _SIDEWAYS = 0.25
 """Share of the moves that mend nothing by themselves which are still looked into: two rules that block each

@@ -9,8 +9,6 @@ from evo.problem.genome import Genome
 from evo.problem.space import Point, Space
 from evo.search.operators import Operator
 
-__all__ = ["OPERATOR"]
-
 
 def draw(rng: random.Random, space: Space, parents: Sequence[Genome]) -> tuple[Point, Collection[str]] | None:
     a, b = (parent.parameters for parent in parents)

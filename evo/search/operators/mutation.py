@@ -9,8 +9,6 @@ from evo.problem.genome import Genome
 from evo.problem.space import Point, Space
 from evo.search.operators import Operator, change, move
 
-__all__ = ["OPERATOR"]
-
 _ONE_MORE = 0.35
 """Chance of each further parameter: 65% of mutations move one, 23% two, 8% three."""
 

@@ -12,8 +12,6 @@ from evo.problem.genome import Genome
 from evo.problem.space import Point, Space
 from evo.search.operators import Operator
 
-__all__ = ["OPERATOR"]
-
 
 def draw(rng: random.Random, space: Space, parents: Sequence[Genome]) -> tuple[Point, Collection[str]] | None:
     start = parents[0].parameters

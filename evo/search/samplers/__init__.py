@@ -22,19 +22,6 @@ from evo.problem.space import Point, Space
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-__all__ = [
-    "Exhausted",
-    "Sampler",
-    "SamplerFactory",
-    "Unseen",
-    "at_least",
-    "find_sampler",
-    "first_proposals",
-    "given_proposals",
-    "read_options",
-    "sampler_names",
-]
-
 Config = TypeVar("Config", bound="DataclassInstance")
 
 _RANDOM_ATTEMPTS = 256

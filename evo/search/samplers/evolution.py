@@ -23,8 +23,6 @@ from evo.search.operators import Operator, find_operator, operator_names
 from evo.search.samplers import Unseen, at_least, read_options
 from evo.search.samplers.tpe import TpeSampler
 
-__all__ = ["SAMPLER", "Credit", "EvolutionConfig", "EvolutionSampler", "Surrogate"]
-
 _ROLES = {1: ("parent",), 2: ("first", "second")}
 _ATTEMPTS_PER_CHILD = 4
 _RESTLESS_INJECTION = 0.1

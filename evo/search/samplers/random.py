@@ -11,8 +11,6 @@ from evo.evaluation import Proposal
 from evo.problem.space import Space
 from evo.search.samplers import Unseen, given_proposals
 
-__all__ = ["SAMPLER", "RandomSampler"]
-
 
 class RandomSampler:
     def __init__(self, space: Space, seed: int, options: Mapping[str, object]) -> None:

@@ -19,8 +19,6 @@ from evo.problem.space import Ordinal, Point, Space
 from evo.search.operators import find_operator, repair
 from evo.search.samplers import Unseen, at_least, first_proposals, read_options
 
-__all__ = ["SAMPLER", "ParzenModel", "TpeConfig", "TpeSampler"]
-
 optuna.logging.set_verbosity(optuna.logging.WARNING)  # no notes on new studies
 
 _NEIGHBOUR_ATTEMPTS = 32
