@@ -119,18 +119,6 @@ class Dispatch(Table):
             return self._first(in_order(builds, device), device).variant.index
         return index
 
-    def tuned(self, place: str, dtype: torch.dtype, sizes: dict[str, int]) -> bool:
-        """Whether some variant is for a device of that type, the dtype and these sizes: without looking at this machine,
-        and so that torch.compile can follow it."""
-        for v in self.package.variants:
-            if v.target == place and getattr(torch, v.dtype) == dtype:
-                wanted = True
-                for name in sizes:
-                    wanted = wanted and (name not in v.fixed or v.sizes[name] == sizes[name])
-                if wanted:
-                    return True
-        return False
-
     def _find(self, key: tuple[Any, ...]) -> Call:
         """Raises Unavailable; Busy."""
         device, dtype, *numbers = key

@@ -17,6 +17,8 @@ _is_grad_enabled = torch.is_grad_enabled
 # Private to PyTorch. Without the first, a mode is still noticed where it makes the output something else than a plain
 # tensor; without the second, the public question is asked every time, which takes longer.
 _count_dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
+# Not data_ptr(), which would copy a tensor that is cloned lazily; an older PyTorch may lack it.
+_address: Callable[[torch.Tensor], int] = getattr(torch.Tensor, "const_data_ptr", torch.Tensor.data_ptr)
 _is_any_autocast_enabled = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 
 
@@ -56,7 +58,7 @@ def addresses(*tensors: torch.Tensor | None) -> tuple[int, ...] | str:
         if t.is_neg():
             return "an argument is a view that negates what it reads"
         try:
-            address = t.data_ptr()
+            address = _address(t)
         except RuntimeError:  # functorch's wrappers have no storage
             address = 0
         # A view into a released storage has an address, too: its offset from nothing.
@@ -92,7 +94,7 @@ class Patch(ExitStack):
             setattr(torch.nn.functional, name, function)
         modules = [module for module in model.modules() if type(module) in classes] if model is not None else []
         for module in modules:
-            self.callback(setattr, module, "__class__", type(module))
+            self.callback(_take_back, module, classes[type(module)], type(module))
             module.__class__ = classes[type(module)]
         self._replaced = len(functions) + len(modules)
 
@@ -103,6 +105,13 @@ class Patch(ExitStack):
     def undo(self) -> None:
         """All as it was. What somebody else has replaced since then stays. Once is enough."""
         self.close()
+
+
+def _take_back(module: torch.nn.Module, own: type, before: type) -> None:
+    if type(module) is own:
+        module.__class__ = before
+    else:  # a parametrised module has a class of its own, which PyTorch has derived from the one it found
+        type(module).__bases__ = tuple(before if base is own else base for base in type(module).__bases__)
 
 
 def _put_back(name: str, function: Callable[..., Any], before: Callable[..., Any]) -> None:

@@ -38,9 +38,9 @@ namespace {
 
 namespace py = pybind11;
 
-struct WithoutGil {  // pybind11's own does more at every call
-    PyThreadState* state = PyEval_SaveThread();
-    ~WithoutGil() { PyEval_RestoreThread(state); }
+struct WithoutGil {  // where this thread has it; pybind11's own does more at every call
+    PyThreadState* state = PyGILState_Check() ? PyEval_SaveThread() : nullptr;
+    ~WithoutGil() { if (state) PyEval_RestoreThread(state); }
 };
 
 // From problem to what runs it. Problems met before are looked up here; a new one is asked of the package's Dispatch, in

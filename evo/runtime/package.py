@@ -65,6 +65,19 @@ class Package:
         """The entry point's parameters in order: P an address, q an int64, i an int32, f a float, d a double."""
         self.variants = tuple(Variant(self, i, record) for i, record in enumerate(self.manifest["variants"]))
 
+    def tuned(self, place: str, dtype: str, sizes: dict[str, int]) -> bool:
+        """Whether some variant is for a device of that type, the dtype and these sizes: without looking at this machine,
+        and so that torch.compile can follow it. Not a method of Dispatch: torch.compile guards the length of a dict whose
+        methods it follows, and would compile again after every new size."""
+        for v in self.variants:
+            if v.target == place and v.dtype == dtype:
+                wanted = True
+                for name in sizes:
+                    wanted = wanted and (name not in v.fixed or v.sizes[name] == sizes[name])
+                if wanted:
+                    return True
+        return False
+
     def path(self, name: str) -> Path:
         """Of a file of the package; it need not exist."""
         return next((p for p in (folder / name for folder in self.folders) if p.is_file()), self.folders[0] / name)

@@ -3,6 +3,7 @@
 //
 // The forward pass is a variant's, or PyTorch's where none serves. For the backward pass PyTorch computes its own forward
 // pass again, and differentiates that. The operator takes what variants may serve: four dimensions, no mask, no dropout.
+#include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
@@ -39,8 +40,16 @@ Tensor torch_attention(
     return at::scaled_dot_product_attention(query, key, value, std::nullopt, 0.0, is_causal, scale, enable_gqa);
 }
 
+// Whether the caller has left PyTorch but one way: no plain mathematics to fall back on, or nothing else.
+bool backend_chosen() {
+    const at::Context& c = at::globalContext();
+    const bool fused = c.userEnabledFlashSDP() || c.userEnabledMemEfficientSDP() || c.userEnabledCuDNNSDP();
+    return !(c.userEnabledMathSDP() && fused);
+}
+
 // Why no variant can serve, whichever there are; null if one may. Does not ask whether gradients are recorded.
 const char* misfit(const Arguments& a) {
+    if (backend_chosen()) return "a back end was chosen (torch.nn.attention.sdpa_kernel, torch.backends.cuda)";
     if (const char* reason = unfit({a.query, a.key, a.value})) return reason;
     if (a.query->dim() != 4 || a.key->dim() != 4 || a.value->dim() != 4)
         return "query, key or value has not four dimensions";
@@ -123,6 +132,7 @@ struct Differentiable : torch::autograd::Function<Differentiable> {
             if (context->needs_input_grad(i)) wanted.push_back(inputs[i]);
         }
         auto& data = context->saved_data;
+        const WithoutGil gil;  // compiled autograd holds it, and PyTorch's engine must not be called with it
         const Tensor output = torch_attention(
             inputs[0], inputs[1], inputs[2], data["is_causal"].toBool(), data["scale"].toOptional<double>(),
             data["enable_gqa"].toBool());
@@ -206,39 +216,47 @@ struct Lowered {
     }
 };
 
-// use(a): with autocast seen to, tensors that a variant may serve. Otherwise refuse(reason).
-template <class Use, class Refuse>
-auto prepared(PyObject* const* args, Use use, Refuse refuse) {
-    Arguments a;
-    if (const char* reason = read(args, a)) return refuse(reason);
+// use(a, reason): with autocast seen to; reason: why PyTorch is to do it, or null.
+template <class Use>
+auto prepared(Arguments a, Use use) {
     const char* reason = misfit(a);
-    if (reason != AUTOCAST) return reason ? refuse(reason) : use(a);
+    if (reason != AUTOCAST) return use(a, reason);
     const Lowered tensors(a);
     const c10::impl::ExcludeDispatchKeyGuard done(c10::autocast_dispatch_keyset);
-    reason = misfit(a);
-    return reason ? refuse(reason) : use(a);
+    return use(a, misfit(a));
 }
 
 PyObject* call(Operator& op, PyObject* const* args) {
-    const auto use = [&op](const Arguments& a) {
+    Arguments a;
+    if (read(args, a)) Py_RETURN_NONE;
+    Tensor output;
+    {
         const WithoutGil gil;
-        EVO_RECORD(op);
-        if (!recorded({a.query, a.key, a.value})) return run(op, a);
-        if (!op.gradients) return Tensor();
-        return with_gradients(op, *a.query, *a.key, *a.value, a.is_causal, a.scale, a.enable_gqa);
-    };
-    Tensor output = prepared(args, use, [](const char*) { return Tensor(); });
-    if (!output.defined()) Py_RETURN_NONE;
+        output = prepared(a, [&op](const Arguments& a, const char* reason) {
+            const bool records = recorded({a.query, a.key, a.value});
+            Tensor own;
+            if (!reason && !records) {
+                EVO_RECORD(op);
+                own = run(op, a);
+            }
+            if (own.defined()) return own;
+            return !reason && records && op.gradients
+                ? with_gradients(op, *a.query, *a.key, *a.value, a.is_causal, a.scale, a.enable_gqa)
+                : torch_attention(*a.query, *a.key, *a.value, a.is_causal, a.scale, a.enable_gqa);
+        });
+    }
     return THPVariable_Wrap(std::move(output));
 }
 
 PyObject* explain(Operator& op, PyObject* const* args) {
-    const auto use = [&op](const Arguments& a) -> std::string {
+    Arguments a;
+    if (const char* reason = read(args, a)) return to_text(std::string("PyTorch: ") + reason);
+    return to_text(prepared(a, [&op](const Arguments& a, const char* reason) -> std::string {
+        if (reason) return std::string("PyTorch: ") + reason;
         if (recorded({a.query, a.key, a.value}) && !op.gradients) return "PyTorch: gradients are being recorded";
         const auto answer = op.table.find(problem_of(a));
         return (answer->serves() ? "" : "PyTorch: ") + answer->text;
-    };
-    return to_text(prepared(args, use, [](const char* reason) { return std::string("PyTorch: ") + reason; }));
+    }));
 }
 
 }  // namespace

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.backends.cuda import cudnn_sdp_enabled, flash_sdp_enabled, math_sdp_enabled, mem_efficient_sdp_enabled
 from torch.nn.functional import (
     scaled_dot_product_attention as torch_attention,  # as it is now: it may be replaced later
 )
@@ -138,7 +139,7 @@ def _compiled(
         fits = query.dim() == 4 and key.dim() == 4 and key.shape == value.shape
         fits = fits and query.shape[0] == key.shape[0] and query.shape[3] == key.shape[3]
         fixed = {"head_dim": query.shape[-1], "causal": int(is_causal), "lse": 0}
-        if fits and (_recording or not recorded) and DISPATCH.tuned(query.device.type, query.dtype, fixed):
+        if fits and (_recording or not recorded) and PACKAGE.tuned(query.device.type, str(query.dtype)[6:], fixed):
             output: Tensor = NATIVE.operator(query, key, value, is_causal, scale, enable_gqa)
             return output
     return torch_attention(
@@ -204,6 +205,8 @@ def _choose(
         return "scale is not a number from 1e-6 to 1e6"
     if not (isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)):
         return "query, key or value is not a tensor"
+    if not (math_sdp_enabled() and (flash_sdp_enabled() or mem_efficient_sdp_enabled() or cudnn_sdp_enabled())):
+        return "a back end was chosen (torch.nn.attention.sdpa_kernel, torch.backends.cuda)"
     at = addresses(query, key, value)
     if type(at) is str:
         return at
@@ -346,4 +349,6 @@ class _Draw:
 
 DISPATCH = Dispatch(PACKAGE, sys.modules[__name__])
 NATIVE = Native(DISPATCH, "scaled_dot_product_attention", _fake, _use)
+# torch.jit.script has PyTorch's in its place.
+torch.jit._builtins._register_builtin(scaled_dot_product_attention, "aten::scaled_dot_product_attention")
 variants = DISPATCH.variants

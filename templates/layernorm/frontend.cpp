@@ -181,7 +181,7 @@ const char* read_shape(PyObject* object, std::array<std::int64_t, 8>& sizes, siz
     return nullptr;
 }
 
-// The call in Python's arguments, or why PyTorch is to do it. `sizes` has to live as long as `a`.
+// The call in Python's arguments, or why they cannot be read as one. `sizes` has to live as long as `a`.
 const char* read(PyObject* const* args, Arguments& a, std::array<std::int64_t, 8>& sizes) {
     if (overridden()) return "a tensor subclass or a torch function mode (such as torch.set_default_device) is involved";
     a.input = plain_tensor(args[0]);
@@ -194,7 +194,7 @@ const char* read(PyObject* const* args, Arguments& a, std::array<std::int64_t, 8
     a.shape = {sizes.data(), count};
     if (!PyFloat_CheckExact(args[4])) return "eps is not a float from 1e-12 to 1e+06";
     a.eps = PyFloat_AS_DOUBLE(args[4]);
-    return misfit(a);
+    return nullptr;
 }
 
 PyObject* call(Operator& op, PyObject* const* args) {
@@ -202,23 +202,30 @@ PyObject* call(Operator& op, PyObject* const* args) {
     std::array<std::int64_t, 8> sizes;
     if (read(args, a, sizes)) Py_RETURN_NONE;
     Tensor output;
-    if (!recorded({a.input, a.weight, a.bias})) {
+    {
         const WithoutGil gil;
-        EVO_RECORD(op);
-        output = run(op, a);
-    } else if (op.gradients) {
-        const WithoutGil gil;
-        const auto optional = [](const Tensor* t) { return t ? Optional(*t) : std::nullopt; };
-        output = with_gradients(op, *a.input, c10::fromIntArrayRefSlow(a.shape), optional(a.weight), optional(a.bias), a.eps);
+        const bool fits = !misfit(a), records = recorded({a.input, a.weight, a.bias});
+        if (fits && !records) {
+            EVO_RECORD(op);
+            output = run(op, a);
+        }
+        if (!output.defined()) {
+            const auto optional = [](const Tensor* t) { return t ? Optional(*t) : std::nullopt; };
+            const auto shape = c10::fromIntArrayRefSlow(a.shape);
+            output = fits && records && op.gradients
+                ? with_gradients(op, *a.input, shape, optional(a.weight), optional(a.bias), a.eps)
+                : torch_layer_norm(*a.input, shape, optional(a.weight), optional(a.bias), a.eps);
+        }
     }
-    if (!output.defined()) Py_RETURN_NONE;
     return THPVariable_Wrap(std::move(output));
 }
 
 PyObject* explain(Operator& op, PyObject* const* args) {
     Arguments a;
     std::array<std::int64_t, 8> sizes;
-    if (const char* reason = read(args, a, sizes)) return to_text(std::string("PyTorch: ") + reason);
+    const char* reason = read(args, a, sizes);
+    if (!reason) reason = misfit(a);
+    if (reason) return to_text(std::string("PyTorch: ") + reason);
     if (recorded({a.input, a.weight, a.bias}) && !op.gradients) return to_text("PyTorch: gradients are being recorded");
     const auto answer = op.table.find(problem_of(a));
     return to_text((answer->serves() ? "" : "PyTorch: ") + answer->text);

@@ -61,10 +61,7 @@ class LayerNorm(torch.nn.LayerNorm):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        if torch.jit.is_scripting():
-            return torch_layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
-        else:  # noqa: RET505 - the script compiler leaves out a branch, not what follows one
-            return layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+        return layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
 
 
 def explain(
@@ -138,7 +135,7 @@ def _compiled(
             or (weight is not None and weight.requires_grad)
             or (bias is not None and bias.requires_grad)
         )
-        tuned = DISPATCH.tuned(input.device.type, input.dtype, {"cols": prod(normalized_shape)})
+        tuned = PACKAGE.tuned(input.device.type, str(input.dtype)[6:], {"cols": prod(normalized_shape)})
         if tuned and (_recording or not recorded):
             output: Tensor = NATIVE.operator(input, normalized_shape, weight, bias, eps)
             return output
@@ -313,4 +310,5 @@ class _Draw:
 
 DISPATCH = Dispatch(PACKAGE, sys.modules[__name__])
 NATIVE = Native(DISPATCH, "layer_norm", _fake, _use)
+torch.jit._builtins._register_builtin(layer_norm, "aten::layer_norm")  # torch.jit.script has PyTorch's in its place
 variants = DISPATCH.variants

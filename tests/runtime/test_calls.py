@@ -199,6 +199,14 @@ def test_tensors_without_an_address_are_pytorchs(module: ModuleType) -> None:
         assert module.layer_norm(fake, (96,)).shape == (4, 96)
 
 
+def test_a_lazily_cloned_tensor_is_not_copied(module: ModuleType) -> None:
+    x, wide = torch._lazy_clone(torch.randn(4, 96)), torch._lazy_clone(torch.randn(4, 96, dtype=torch.float64))
+    on_variant(module, x, (96,))
+    left_to_pytorch(module, "float64", wide, (96,))
+    assert torch._C._is_cow_tensor(x)
+    assert torch._C._is_cow_tensor(wide)
+
+
 def test_gradients_flow_as_they_do_through_pytorchs(module: ModuleType) -> None:
     x = torch.randn(4, 96, requires_grad=True)
     own = torch.autograd.grad(module.layer_norm(x, (96,)).square().sum(), x)

@@ -121,9 +121,11 @@ def test_gradients_can_be_differentiated(module: ModuleType) -> None:
     module.also_serve(gradients=True)
     args = (rows(3, 8, grad=True), (8,), rows(8, grad=True)) if hasattr(module, "layer_norm") else qkv(3)
     wanted, found = tensors(args), []
-    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-        for function in (own(module), theirs(module)):
-            first = torch.autograd.grad(function(*args).square().mean(), wanted, create_graph=True)
+    for function in (own(module), theirs(module)):
+        output = function(*args) if function is own(module) else None  # with a back end chosen, it would be PyTorch's
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            output = function(*args) if output is None else output
+            first = torch.autograd.grad(output.square().mean(), wanted, create_graph=True)
             found.append(torch.autograd.grad(sum(g.square().sum() for g in first), wanted))
     for a, b in zip(*found, strict=True):
         close(a, b)
@@ -163,6 +165,31 @@ def test_a_compiled_graph_has_pytorchs_operation_or_the_operator(module: ModuleT
     close(grad, torch.autograd.grad((theirs(module)(args[0] * 2, *args[1:]) + 1).sum(), args[2])[0])
     args = tuple(a.detach().double() if isinstance(a, torch.Tensor) else a for a in args)
     assert operator not in graph_of(block, *args, dynamic=dynamic)[0]  # nothing is tuned for it
+
+
+def test_new_sizes_compile_nothing_anew(module: ModuleType) -> None:
+    module.also_serve(compiled=True)
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    compiled = torch.compile(lambda *args: own(module)(*args), backend="aot_eager", fullgraph=True)
+    x, *rest = plain(module)
+    for n in range(2, 14):
+        args = (x.new_ones(n, 96), *rest) if hasattr(module, "layer_norm") else qkv(n, grad=False)
+        close(compiled(*args), own(module)(*args))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2  # of one size, and of any
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # asked for by PyTorch's own tracing
+def test_compiled_autograd_has_the_same_gradients(module: ModuleType) -> None:
+    module.also_serve(gradients=True)
+    args = plain(module)
+    x = args[0].requires_grad_()
+    (expected,) = torch.autograd.grad(theirs(module)(*args).square().sum(), x)
+    result = own(module)(*args).square().sum()
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")):
+        result.backward()
+    assert x.grad is not None
+    close(x.grad, expected)
 
 
 @of("layernorm")
@@ -231,6 +258,23 @@ REFUSED: list[tuple[str, Options, Options]] = [
     ("unequal lengths", {"length": 5, "kv_len": 70}, {"is_causal": True}),
     ("not tuned", {"dim": 40}, {}),
 ]
+
+
+@of("attention")
+@pytest.mark.parametrize("launcher", ["native", "Python"])
+def test_a_back_end_that_was_chosen_is_pytorchs(
+    module: ModuleType, launcher: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if launcher == "Python":
+        monkeypatch.setattr(module.frontend, "_call", None)
+        monkeypatch.setattr(module.frontend.NATIVE, "explain", None)
+    backends, args = torch.nn.attention.SDPBackend, qkv(grad=False)
+    for chosen in (backends.MATH, [backends.FLASH_ATTENTION, backends.EFFICIENT_ATTENTION]):
+        with torch.nn.attention.sdpa_kernel(chosen):
+            assert "a back end was chosen" in module.explain(*args)
+            assert torch.equal(own(module)(*args), theirs(module)(*args))
+    with torch.nn.attention.sdpa_kernel([backends.MATH, backends.FLASH_ATTENTION]):  # what is left is still a choice
+        assert module.explain(*args).startswith("variant")
 
 
 @of("attention")

@@ -19,6 +19,16 @@ def module(exported: Path, use: Importer) -> ModuleType:
     return use(exported)
 
 
+class Attention(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.scaled_dot_product_attention(x, x, x, scale=0.2)
+
+
+class Doubled(nn.Module):
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return 2 * weight
+
+
 def model() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.LayerNorm(96), nn.Sequential(nn.Linear(96, 96), nn.GELU(), nn.LayerNorm(96)))
@@ -78,6 +88,27 @@ def test_the_modules_of_one_model_are_replaced(module: ModuleType, monkeypatch: 
     assert not any(type(m) is module.LayerNorm for m in net.modules())
     with pytest.raises(TypeError, match=r"a model is a torch\.nn\.Module, got int"):
         module.patch(5)
+
+
+def test_a_module_that_was_parametrised_since_is_pytorchs_again_and_keeps_its_weight(module: ModuleType) -> None:
+    net, x = nn.Sequential(nn.LayerNorm(96)), torch.randn(5, 96)
+    expected = 2 * net(x)
+    patch = module.patch(net)
+    nn.utils.parametrize.register_parametrization(net[0], "weight", Doubled())
+    patch.undo()
+    assert not isinstance(net[0], module.LayerNorm)
+    torch.testing.assert_close(net(x), expected)
+    nn.utils.parametrize.remove_parametrizations(net[0], "weight")
+    assert type(net[0]) is nn.LayerNorm
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_scripts_have_pytorchs_function(module: ModuleType, attention: ModuleType) -> None:
+    with module.patch(), attention.patch():
+        norm, mix = torch.jit.script(nn.LayerNorm(96)), torch.jit.script(Attention())
+    x = torch.randn(2, 4, 5, 96)
+    assert torch.equal(norm(x), nn.LayerNorm(96)(x))
+    assert torch.equal(mix(x), functional.scaled_dot_product_attention(x, x, x, scale=0.2))
 
 
 def test_patches_end_in_any_order(module: ModuleType) -> None:
