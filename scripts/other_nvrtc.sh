@@ -22,7 +22,7 @@ venv=${VENV:-.venv}
 site=$("$own/venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 "$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$site/environment.pth" # comes behind its own
 
-found=$("$own/venv/bin/python" -c 'from evo.targets.cuda import compiler_name; print(compiler_name())')
+found=$("$own/venv/bin/python" -c 'from evo.targets import find_target; print(find_target("cuda").compiler())')
 case $found in "nvrtc $release."*) ;; *)
     echo "other_nvrtc.sh: $found answers instead of $release" >&2
     exit 1
