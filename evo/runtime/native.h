@@ -43,6 +43,9 @@ struct WithoutGil {  // where this thread has it; pybind11's own does more at ev
     ~WithoutGil() { if (state) PyEval_RestoreThread(state); }
 };
 
+// Owners of a call's tensors beside Python, to be made with the GIL: a recent PyTorch takes the GIL for every first one.
+using Held = std::array<at::Tensor, 4>;
+
 // From problem to what runs it. Problems met before are looked up here; a new one is asked of the package's Dispatch, in
 // Python, which chooses a variant, checks its files and loads it. It clears this table with its own, which is never larger.
 

@@ -33,11 +33,19 @@ struct Arguments {
     bool is_causal;
     Scale scale;
     bool enable_gqa;
+    const Tensor* mask = nullptr;
+    double dropout = 0.0;
 };
 
 Tensor torch_attention(
     const Tensor& query, const Tensor& key, const Tensor& value, bool is_causal, Scale scale, bool enable_gqa) {
     return at::scaled_dot_product_attention(query, key, value, std::nullopt, 0.0, is_causal, scale, enable_gqa);
+}
+
+Tensor left_to_torch(const Arguments& a) {
+    const auto mask = a.mask ? std::optional<Tensor>(*a.mask) : std::nullopt;
+    return at::scaled_dot_product_attention(
+        *a.query, *a.key, *a.value, mask, a.dropout, a.is_causal, a.scale, a.enable_gqa);
 }
 
 // Whether the caller has left PyTorch but one way: no plain mathematics to fall back on, or nothing else.
@@ -49,6 +57,8 @@ bool backend_chosen() {
 
 // Why no variant can serve, whichever there are; null if one may. Does not ask whether gradients are recorded.
 const char* misfit(const Arguments& a) {
+    if (a.mask) return "there is a mask";
+    if (a.dropout != 0.0) return "there is dropout";
     if (backend_chosen()) return "a back end was chosen (torch.nn.attention.sdpa_kernel, torch.backends.cuda)";
     if (const char* reason = unfit({a.query, a.key, a.value})) return reason;
     if (a.query->dim() != 4 || a.key->dim() != 4 || a.value->dim() != 4)
@@ -187,22 +197,22 @@ void add_kernels(Operator& op, torch::Library& library) {
 
 bool is_number(PyObject* object) { return PyFloat_CheckExact(object) || PyLong_CheckExact(object); }
 
-// The call in Python's arguments, or why PyTorch is to do it. Does not look into the tensors.
+// The call in Python's arguments, or why they cannot be read as one. Does not look into the tensors.
 const char* read(PyObject* const* args, Arguments& a) {
-    if (args[3] != Py_None) return "there is a mask";
-    if (!is_number(args[4]) || PyObject_IsTrue(args[4]) != 0) return "there is dropout";
+    if (!is_number(args[4])) return "there is dropout";
     if (!PyBool_Check(args[5]) || !PyBool_Check(args[7])) return "is_causal or enable_gqa is not a bool";
     if (args[6] != Py_None && !is_number(args[6])) return "scale is not a number from 1e-6 to 1e6";
     if (overridden()) return "a tensor subclass or a torch function mode (such as torch.set_default_device) is involved";
     a.query = plain_tensor(args[0]), a.key = plain_tensor(args[1]), a.value = plain_tensor(args[2]);
-    if (!a.query || !a.key || !a.value) return "an argument is no plain tensor, but a tensor subclass or something else";
+    if (args[3] != Py_None) a.mask = plain_tensor(args[3]);
+    if (!a.query || !a.key || !a.value || (!a.mask && args[3] != Py_None))
+        return "an argument is no plain tensor, but a tensor subclass or something else";
     a.is_causal = args[5] == Py_True, a.enable_gqa = args[7] == Py_True;
-    if (args[6] != Py_None) {
-        a.scale = PyFloat_AsDouble(args[6]);
-        if (PyErr_Occurred()) {  // an int that is too large
-            PyErr_Clear();
-            return "scale is not a number from 1e-6 to 1e6";
-        }
+    a.dropout = PyFloat_AsDouble(args[4]);
+    if (args[6] != Py_None) a.scale = PyFloat_AsDouble(args[6]);
+    if (PyErr_Occurred()) {  // an int that is too large
+        PyErr_Clear();
+        return "scale is not a number from 1e-6 to 1e6";
     }
     return nullptr;
 }
@@ -229,6 +239,7 @@ auto prepared(Arguments a, Use use) {
 PyObject* call(Operator& op, PyObject* const* args) {
     Arguments a;
     if (read(args, a)) Py_RETURN_NONE;
+    const Held held{{*a.query, *a.key, *a.value, a.mask ? *a.mask : Tensor()}};
     Tensor output;
     {
         const WithoutGil gil;
@@ -242,7 +253,7 @@ PyObject* call(Operator& op, PyObject* const* args) {
             if (own.defined()) return own;
             return !reason && records && op.gradients
                 ? with_gradients(op, *a.query, *a.key, *a.value, a.is_causal, a.scale, a.enable_gqa)
-                : torch_attention(*a.query, *a.key, *a.value, a.is_causal, a.scale, a.enable_gqa);
+                : left_to_torch(a);
         });
     }
     return THPVariable_Wrap(std::move(output));

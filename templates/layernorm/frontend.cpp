@@ -201,6 +201,7 @@ PyObject* call(Operator& op, PyObject* const* args) {
     Arguments a;
     std::array<std::int64_t, 8> sizes;
     if (read(args, a, sizes)) Py_RETURN_NONE;
+    const Held held{{*a.input, a.weight ? *a.weight : Tensor(), a.bias ? *a.bias : Tensor()}};
     Tensor output;
     {
         const WithoutGil gil;
