@@ -137,7 +137,7 @@ def test_a_live_page_follows_the_search_unless_it_is_paused(
         browser.run("return new Promise(done => setTimeout(done, 3000))")
         assert "60 candidates" in browser.run("return document.body.textContent")
         browser.run(pause)
-        assert browser.driver.execute_async_script(WAIT, "the winner against its twin")
+        assert browser.driver.execute_async_script(WAIT, "the winner against a second copy")
         browser.open(url)
         assert browser.driver.execute_async_script(WAIT, "finished")
     assert browser.overflow() <= 0
