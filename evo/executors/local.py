@@ -47,8 +47,11 @@ class LocalExecutor:
         self._starting = threading.Lock()
         self._outstanding: set[Future[Any]] = set()
         self._closed = False
-        self._changed = threading.Condition()
-        """Guards all of this object but the device, and tells its threads that something has changed."""
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)
+        """Guards all of this object but the device, and tells the device's thread that something has changed."""
+        self._may_build = threading.Condition(lock)
+        """Tells builders the same. A build wakes one of them, and a measurement none."""
         self._builds: deque[Job] = deque()
         self._measurements: deque[Job] = deque()
         self._builders: list[Worker | None] = [None] * config.builders
@@ -104,6 +107,7 @@ class LocalExecutor:
             self._closed = True
             outstanding = list(self._outstanding)
             self._changed.notify_all()
+            self._may_build.notify_all()
         for future in outstanding:
             future.cancel()
         with self._starting:
@@ -123,7 +127,7 @@ class LocalExecutor:
             if self._closed:
                 job.future.cancel()
             queue.append(job)
-            self._changed.notify_all()
+            (self._may_build if queue is self._builds else self._changed).notify()
         return job.future
 
     # -- processes ----------------------------------------------------------------------------------------------------
@@ -161,7 +165,7 @@ class LocalExecutor:
             while True:
                 if wait and self._measuring and not self._measurements:
                     self._measuring = False
-                    self._changed.notify_all()
+                    self._may_build.notify_all()
                 builds = self._builds or any(self._building_at)
                 may_begin = self._measurements and (self._measuring or not (self._turns and builds))
                 if self._closed or may_begin or not wait:
@@ -186,15 +190,15 @@ class LocalExecutor:
                 result = error
             with self._changed:
                 self._building_at[place] = None
-                self._changed.notify_all()
+                self._changed.notify()
             deliver(future, result)
         if (worker := self._builders[place]) is not None:
             worker.end()
 
     def _begin_build(self, place: int) -> tuple[Request, Future[Build]] | None:
         """The next one, when it is the builders' turn; None when closed."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or (self._builds and not (self._turns and self._measuring)))
+        with self._may_build:
+            self._may_build.wait_for(lambda: self._closed or (self._builds and not (self._turns and self._measuring)))
             if self._closed:
                 return None
             job = self._builds.popleft()
