@@ -132,6 +132,11 @@ class Device:
                 self._worker = self._start()
                 self._worker.post(open_device, answered=False)
 
+    def make_ready(self, data: Data) -> None:
+        """Has the process make the data, before any candidate is there to be judged with them."""
+        if self._worker is not None:
+            self._worker.post(make_ready, data, answered=False)
+
     def post(self, job: Job) -> None:
         """Behind those posted before, of which there may be none if the job needs a fresh process."""
         self._posted.append(job)

@@ -23,7 +23,7 @@ from typing import Any
 from evo.errors import CompileError, TemplateError
 from evo.evaluation import Build, Evaluation, Status
 from evo.executors import ExecutorConfig, InFlight, RaceRequest, RaceResult, Request
-from evo.executors._device import AdaptiveTimeout, Device, Job, deliver, prepare_device
+from evo.executors._device import AdaptiveTimeout, Data, Device, Job, deliver, prepare_device
 from evo.executors._processes import SCRATCH, confine, end_with_children, end_with_command, limit_data, start_server
 from evo.executors._worker import Worker, WorkerLost, ran_out_of_memory
 from evo.problem.kernel import load_kernel
@@ -58,6 +58,8 @@ class LocalExecutor:
         self._building_at: list[tuple[Request, float] | None] = [None] * config.builders
         """By builder: what it is at, and since when by time.monotonic()."""
         self._build_timeout = AdaptiveTimeout(floor_s=config.build_floor_s, ceiling_s=config.build_timeout_s)
+        self._first: Request | RaceRequest | None = None
+        """Of all that were submitted."""
         self._measuring = False
         """It is the device's turn."""
         self._renewed = False
@@ -124,6 +126,9 @@ class LocalExecutor:
             self._outstanding.add(job.future)
             if queue is self._measurements:
                 job.fresh, self._renewed = self._renewed, False
+            if self._first is None:
+                self._first = job.request
+                self._changed.notify()
             if self._closed:
                 job.future.cancel()
             queue.append(job)
@@ -151,6 +156,10 @@ class LocalExecutor:
 
     def _serve_device(self) -> None:
         self._device.open()
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._first is not None)
+        if self._first is not None and not self._turns:
+            self._device.make_ready(Data.of(self._first))  # while the first candidate is built
         while True:
             while self._device.posted < _AHEAD and (job := self._take(wait=self._device.posted == 0)) is not None:
                 self._device.post(job)
