@@ -36,7 +36,7 @@ CHEATS = (
     Cheat(name="zeros"),
     Cheat(name="copies_input"),
     Cheat(name="fixed_statistics"),
-    Cheat(name="sample_variance"),
+    Cheat(name="sample_variance", reason=""),  # by a thousandth: which of the two rules sees it depends on the data
     Cheat(name="statistics_of_row_0"),
     Cheat(name="ignores_weight"),
     Cheat(name="ignores_bias"),
