@@ -1,7 +1,7 @@
 """What does an eager call of an exported or shipped package cost, beside PyTorch's, before and after the first?
 
     python benchmarks/eager_cost.py --package exported/layernorm [--package kernels/attention] [--workload TEXT]...
-                                    [--rounds 30] [--processes 7] [--json]
+                                    [--rounds 30] [--processes 7] [--new-sizes DIMENSION] [--json]
 
 Calls, one after another on the same tensors, in inference mode and as a user writes them (arguments that have their
 default are left out), for each variant's own sizes, or those whose workload contains a TEXT (spaces or commas between
@@ -13,6 +13,9 @@ Processes: in fresh ones, importing the package after PyTorch, its first and sec
 arguments, and then PyTorch's first call. Median and range of `--processes`; 0 leaves them out. What is shipped is compiled
 at its first call: that is timed with what was compiled before in the cache, and with an empty one.
 
+New sizes: calls that each have another size of the dimension named, up to 2,048 (several that are equal: q_len,kv_len), and
+the same once more, by `host`: medians; and by how much memory grows over 100,000 calls with sizes drawn from all of those.
+
 Exit code: 0 measured; 1 a variant's own sizes were not served by a variant, so that what was timed is PyTorch.
 """
 
@@ -22,6 +25,7 @@ import argparse
 import inspect
 import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -34,6 +38,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import psutil
 import torch
 from exported import Package, Sample, add_packages, load, load_all, machine, race, watch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -59,6 +64,7 @@ print(json.dumps({"PyTorch's own import": after - begin, "import": imported - af
 """
 
 CLOCKS = ("host", "call")
+_NEW_SIZES, _MANY = 400, 100_000
 
 Call = Callable[[], object]
 
@@ -69,6 +75,7 @@ def main() -> int:
     parser.add_argument("--workload", action="append", default=[])
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--processes", type=int, default=7)
+    parser.add_argument("--new-sizes", default="", metavar="DIMENSION")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     packages = load_all(options.package)
@@ -77,7 +84,7 @@ def main() -> int:
     problems = [(p, i) for p in packages for i in tuned(p) if wanted(p, i, options.workload)]
     if not problems:
         raise SystemExit(f"no variant's workload contains {' or '.join(map(repr, options.workload))}")
-    found = {"calls": [], "processes": []}
+    found: dict[str, list[Any]] = {"calls": [], "new_sizes": [], "processes": []}
     served = True
     for package, index in problems:
         record = {"package": package.folder.name, "workload": workload(package, index)}
@@ -90,6 +97,12 @@ def main() -> int:
         found["calls"].append(record)
         if not options.json:
             tell_calls(record)
+    for package, index in problems:
+        vary = options.new_sizes.split(",")
+        if set(vary) <= package.manifest["variants"][index]["workload"]["dims"].keys():
+            found["new_sizes"].append(record := new_sizes(package, index, place_of(package, index), vary))
+            if not options.json:
+                tell_new_sizes(record)
     for package in packages if options.processes else ():
         chosen = [i for p, i in problems if p is package]
         if chosen:
@@ -212,6 +225,44 @@ def tell_calls(record: dict[str, Any]) -> None:
         print(f"  NOT SERVED: {record['refused']}")
     elif "contenders" in record and any(t.disturbed for pair in record["contenders"].values() for t in pair.values()):
         print("  ! something slowed this down while it was timed: do not trust the figure")
+
+
+def new_sizes(package: Package, index: int, place: torch.device, vary: list[str]) -> dict[str, Any]:
+    """Microseconds and MiB."""
+    of, draw = package.manifest["variants"][index]["workload"], random.Random(0)
+    own, theirs = getattr(package.module, package.function), getattr(torch.nn.functional, package.function)
+    sizes = draw.sample(range(1, 2049), _NEW_SIZES)
+    dims = [{**of["dims"], **dict.fromkeys(vary, n)} for n in sizes]
+    us: dict[str, float] = {}
+    with torch.inference_mode():
+        made = [package.frontend.timed(d, getattr(torch, of["dtype"]), place, 0) for d in dims]
+        written = [as_written(package, args) for args in made]
+        ways = {"native launcher": nullcontext} if package.frontend._call is not None else {}
+        ways |= {"Python launcher": package.launched_from_python}
+        for way, within in ways.items():
+            with within():
+                own(*made[0])  # its code is there from here on
+                for turn in ("first", "second"):
+                    host = [sample(lambda a=a, n=n: own(*a, **n), place)(1)[0] for a, n in written[1:]]
+                    us[f"{way}, {turn} calls"] = 1e6 * median(host)
+        for turn in ("first", "second"):
+            host = [sample(lambda a=a, n=n: theirs(*a, **n), place)(1)[0] for a, n in written[1:]]
+            us[f"PyTorch, {turn} calls"] = 1e6 * median(host)
+        before = psutil.Process().memory_info().rss
+        for _ in range(_MANY):
+            args, named = draw.choice(written)
+            own(*args, **named)
+        sample(lambda: None, place)(1)
+        grown = (psutil.Process().memory_info().rss - before) / 2**20
+    varied = "=".join(vary)
+    return {"package": package.folder.name, "workload": of["key"], "varied": varied, "us": us, "grown_mib": grown}
+
+
+def tell_new_sizes(record: dict[str, Any]) -> None:
+    print(f"{record['package']} {record['workload']}, {_NEW_SIZES - 1} other sizes of {record['varied']}")
+    for name, us in record["us"].items():
+        print(f"  {name:32} {us:8.2f} us")
+    print(f"  memory grows by {record['grown_mib']:.1f} MiB over {_MANY:,} calls")
 
 
 def processes(package: Package, index: int, count: int) -> dict[str, Any]:

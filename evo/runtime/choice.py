@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
 from . import cpu
 from .package import Variant, slower
 
-_NEAR = 4.0
-"""Doublings, summed over the dimensions."""
+_UNIT = 1e6
+"""Distances are whole numbers of millionths of a doubling, so that equal ones are equal however they are computed."""
+_NEAR = 4 * round(_UNIT)
+"""Sizes that are farther from a measurement's, summed over the dimensions, are not told by it."""
 
 _PTX = 100
 """Any machine code comes before any PTX, and before sources, which are compiled where they are to run."""
@@ -57,30 +59,53 @@ def in_order(variants: Iterable[Variant], device: int) -> list[Variant]:
     return [v for _, v in sorted(ranked, key=lambda pair: pair[0])]
 
 
-def builds_of_nearest(variants: Sequence[Variant], sizes: Mapping[str, int], device: int) -> list[Variant]:
-    """Of those that are right for a problem, the ones tuned nearest to its sizes, in order."""
-    nearest = min(variants, key=lambda v: _distance(v, sizes))  # of equally near ones, that with the nearest last dimension
-    return in_order((v for v in variants if v.tuned_as(nearest)), device)
+class Member:
+    """What was tuned at one problem: its builds for a device, the one to be taken first.
+
+    slower: by what PyTorch was faster there, where that was measured on the device's very architecture (a CPU must be the
+    same model); empty if it was not.
+    """
+
+    def __init__(self, builds: Sequence[Variant], device: int) -> None:
+        self.builds = builds
+        record = builds[0].record
+        self.sizes: dict[str, int] = record["workload"]["dims"]
+        if device < 0:
+            there = record.get("record", {}).get("device") == cpu.model()
+        else:
+            there = rank_on_gpu(record["arch"], torch.cuda.get_device_capability(device)) == 0
+        self.slower = slower(record) if there else ""
 
 
-def slower_there(record: Mapping[str, Any], sizes: Mapping[str, int], device: int) -> str:
-    """What `slower` says of a record of the manifest, where that tells something of a problem on a device: of sizes that
-    are near, and measured on its very architecture; a CPU must be the same model. Empty otherwise."""
-    if sum(factors(record["workload"]["dims"], sizes).values()) > _NEAR:
-        return ""
-    if device < 0:
-        there = record.get("record", {}).get("device") == cpu.model()
-    else:
-        there = rank_on_gpu(record["arch"], torch.cuda.get_device_capability(device)) == 0
-    return slower(record) if there else ""
+@dataclass(frozen=True)
+class Family:
+    """What is right for all problems of one device, dtype and sizes that are compiled in. untuned: says that nothing was
+    tuned for these, and begins the reasons for which their problems are left to PyTorch; empty if something was."""
+
+    members: Sequence[Member]
+    untuned: str = ""
+
+    def nearest(self, sizes: Mapping[str, int]) -> tuple[Member, bool]:
+        """The member that was tuned nearest to a problem: by the sum over the dimensions; of equally near ones that with
+        the nearest last dimension, for what is dense in memory matters most, and so on. Also whether it is so near that
+        what was measured there tells something of the problem. choice.h does the same."""
+        distance, member = min(((_distance(m.sizes, sizes), m) for m in self.members), key=lambda pair: pair[0])
+        return member, distance[0] <= _NEAR
+
+
+def members_of(variants: Iterable[Variant], device: int) -> list[Member]:
+    """By what they were tuned for."""
+    groups: dict[tuple[int, ...], list[Variant]] = {}
+    for v in in_order(variants, device):
+        groups.setdefault(tuple(v.sizes.values()), []).append(v)
+    return [Member(builds, device) for builds in groups.values()]
 
 
 def factors(own: Mapping[str, int], sizes: Mapping[str, int]) -> dict[str, float]:
     """How far sizes are from a variant's own, by dimension: in doublings."""
-    return {d: abs(math.log2(max(n, 1) / max(sizes[d], 1))) for d, n in own.items()}
+    return {d: abs(math.log2(max(n, 1)) - math.log2(max(sizes[d], 1))) for d, n in own.items()}
 
 
-def _distance(variant: Variant, sizes: Mapping[str, int]) -> tuple[float, ...]:
-    """Summed over the dimensions; then of each, the last first: what is dense in memory matters most."""
-    each = factors(variant.sizes, sizes)
-    return (round(sum(each.values()), 6), *reversed(each.values()))
+def _distance(own: Mapping[str, int], sizes: Mapping[str, int]) -> tuple[int, ...]:
+    each = [round(_UNIT * f) for f in factors(own, sizes).values()]
+    return (sum(each), *reversed(each))

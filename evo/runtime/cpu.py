@@ -137,9 +137,9 @@ class Library:
         """As Function.call; no call of it fails."""
         return replace(self, sizes=tuple(sizes.values()))
 
-    def described(self) -> tuple[int, int, int, tuple[int, int, int], int, int, int, bool, int]:
-        """As CudaCall.described; without a context."""
-        return ctypes.cast(self.function, ctypes.c_void_p).value or 0, 0, 0, (1, 1, 1), 1, 0, 1, False, 1
+    def described(self) -> tuple[Any, ...]:
+        """As Function.described; without a context."""
+        return ctypes.cast(self.function, ctypes.c_void_p).value or 0, 0, 0, 1, 0, 1, False, 1, (), 1, 0, False
 
     def __call__(self, *values: float) -> bool:
         self.function(*values)

@@ -100,6 +100,15 @@ class Function:
     index: int
     multiprocessors: int
 
+    def described(self) -> tuple[Any, ...]:
+        """For the native launcher: entry points, context, and how to launch them at any size: dimensions that are cut, by
+        their number, and the size of a piece; most blocks (0: any)."""
+        plan, names = self.variant.plan, [d["name"] for d in self.variant.package.dimensions]
+        tiles = tuple((names.index(name), size) for name, size in plan.tiles)
+        most = plan.most_blocks(self.multiprocessors) or 0
+        numbers = plan.threads, plan.smem_bytes, plan.cluster, plan.programmatic, plan.alignment
+        return self.handle, self.unaligned, self.context, *numbers, tiles, plan.blocks_per_tile, most, plan.axes
+
     def call(self, sizes: Mapping[str, int], retire: Callable[[int, int, str], None]) -> CudaCall:
         """retire(index of the variant, GPU, reason): told of a launch that fails. Raises Unavailable."""
         return CudaCall(self, sizes, retire)
@@ -222,12 +231,6 @@ class CudaCall:
         self._driver, self._function, self._retire = _driver(), function, retire
         self._launch, self._index = self._driver.cuLaunchKernelEx, function.index
         self._handle, self._unaligned = ctypes.c_void_p(function.handle), ctypes.c_void_p(function.unaligned)
-
-    def described(self) -> tuple[int, int, int, tuple[int, int, int], int, int, int, bool, int]:
-        """For the native launcher: entry points, context, grid, threads, shared memory, cluster, programmatic, alignment."""
-        f, plan = self._function, self.variant.plan
-        numbers = plan.threads, plan.smem_bytes, plan.cluster, plan.programmatic, plan.alignment
-        return f.handle, f.unaligned, f.context, self._blocks, *numbers
 
     def __call__(self, *values: float) -> bool:
         bits = 0

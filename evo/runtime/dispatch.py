@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from typing import Any
@@ -12,12 +12,13 @@ from typing import Any
 import torch
 
 from . import cpu, cuda
-from .choice import builds_of_nearest, in_order, slower_there
+from .choice import Family, Member, in_order, members_of
 from .jit import Jit
 from .package import Busy, Package, Unavailable, Variant
 from .trial import Call, Loaded, Table
 
 _MOST_ENTRIES = 4096
+"""That a table keeps; the oldest goes first."""
 
 
 class Dispatch(Table):
@@ -30,8 +31,11 @@ class Dispatch(Table):
         """What else keeps answers, and forgets them with this: the native launcher, where there is one."""
         self._jit = Jit(package, frontend)
         self._variants = list(package.variants)
-        """The package's, and behind them those for sizes that nothing was tuned for, as they are first met."""
+        """The package's, and behind them what was compiled here for sizes that nothing was tuned for."""
+        self._families: dict[tuple[Any, ...], Family | str] = {}
+        """By what all problems of one have in common (`_common`); or why there is none."""
         self._fallbacks: dict[tuple[Any, ...], list[Variant]] = {}
+        """Likewise, where nothing was tuned for it, what can be compiled."""
         self._loaded: dict[tuple[int, int], Loaded | str] = {}
         self._only: int | None = None
         self._untuned: bool | None = None
@@ -52,13 +56,12 @@ class Dispatch(Table):
                 found = str(reason)
             except Busy as reason:
                 return str(reason)
-            if len(self) >= _MOST_ENTRIES:
-                self.clear()
-            self[key] = found
+            _remember(self, key, found)
             return found
 
     def clear(self) -> None:
         super().clear()
+        self._families.clear()
         if self.native is not None:
             self.native.clear()
 
@@ -119,55 +122,91 @@ class Dispatch(Table):
             return self._first(in_order(builds, device), device).variant.index
         return index
 
+    def family(self, key: tuple[Any, ...]) -> tuple[str, list[tuple[Any, ...]] | None]:
+        """For the native launcher, of a problem: how it is served, in words, and what is right for all problems like it, as
+        native.h reads it: of each member the sizes, why it leaves problems near those to PyTorch, its variant or why there
+        is none (no words: it is not loaded yet), that one's number (-1: none), and what its code says of itself. No
+        members: PyTorch serves all of them; None: nothing that lasts."""
+        found = self[key]
+        text = found if isinstance(found, str) else str(found.variant)
+        family = self._families.get(self._common(key))  # not locked: while something is compiled, others do not wait
+        if family is None or isinstance(family, str):
+            return text, None if family is None else []
+        return text, [(*m.sizes.values(), self._left(family, m), *self._state(m, key[0])) for m in family.members]
+
+    def _state(self, member: Member, device: int) -> tuple[str, int, tuple[Any, ...] | None]:
+        refused = ""
+        for variant in member.builds:
+            loaded = variant.refused or self._loaded.get((variant.index, device))
+            if loaded is None:
+                return "", -1, None
+            if not isinstance(loaded, str):
+                return str(variant), variant.index, loaded.described()
+            refused = refused or loaded
+        return refused, -1, None
+
     def _find(self, key: tuple[Any, ...]) -> Call:
         """Raises Unavailable; Busy."""
-        device, dtype, *numbers = key
-        sizes = {d["name"]: n for d, n in zip(self.package.dimensions, numbers, strict=True)}
+        device, common = key[0], self._common(key)
+        sizes = {d["name"]: n for d, n in zip(self.package.dimensions, key[2:], strict=True)}
         for d in self.package.dimensions:
             if not d["low"] <= sizes[d["name"]] <= d["high"]:
                 raise Unavailable(f"{d['name']}={sizes[d['name']]} is not within {d['low']} to {d['high']}")
-        name = str(dtype).removeprefix("torch.")
+        if common not in self._families:
+            _remember(self._families, common, self._family(common, sizes))
+        family = self._families[common]
+        if isinstance(family, str):
+            raise Unavailable(family)
+        member, near = family.nearest(sizes)
+        if near and (left := self._left(family, member)):
+            raise Unavailable(left)
+        try:
+            loaded = self._first(member.builds, device)
+        except Unavailable as reason:
+            if not family.untuned:
+                raise
+            self._families[common] = refused = f"{family.untuned}{reason}"
+            raise Unavailable(refused) from None
+        return loaded.call(sizes, self.retire)
+
+    def _common(self, key: tuple[Any, ...]) -> tuple[Any, ...]:
+        """What a problem has in common with all for which the same variants are right: other sizes count as 0."""
+        device, dtype, *numbers = key
+        fixed = self.package.fixed["cpu" if device < 0 else "cuda"]
+        return (device, dtype, *(n if f else 0 for n, f in zip(numbers, fixed, strict=True)))
+
+    def _family(self, common: tuple[Any, ...], sizes: Mapping[str, int]) -> Family | str:
+        """What is right for a problem and all like it, or why there is nothing."""
+        device, name = common[0], str(common[1]).removeprefix("torch.")
+        if device < 0 and self._forked:  # OpenMP's threads do not survive that, and its runtimes wait for them for ever
+            return "this process was forked, which leaves CPU calls to PyTorch"
         here = (v for v in in_order(self.package.variants, device) if v.dtype == name)
         candidates = [v for v in here if self._only in (None, v.index)]
         if not candidates:
             tuned_for = sorted({f"{v.target} {v.arch} {v.dtype}" for v in self.package.variants})
-            raise Unavailable(f"nothing was tuned for {name} on this device (there is {', '.join(tuned_for)})")
+            return f"nothing was tuned for {name} on this device (there is {', '.join(tuned_for)})"
         tuned = [v for v in candidates if all(v.sizes[n] == sizes[n] for n in v.fixed)]
         if tuned:
-            return self._loaded_for(builds_of_nearest(tuned, sizes, device), sizes, device)
+            return Family(members_of(tuned, device))
         known = sorted({", ".join(f"{n}={v.sizes[n]}" for n in sorted(v.fixed)) for v in candidates})
-        try:
-            return self._loaded_for(self._untuned_for(device, name, sizes), sizes, device)
-        except Unavailable as reason:
-            raise Unavailable(f"these sizes were not tuned for ({'; '.join(known)}); {reason}") from None
-
-    def _untuned_for(self, device: int, dtype: str, sizes: dict[str, int]) -> list[Variant]:
-        """What can be compiled for sizes that no variant has, in order. Raises Unavailable."""
+        untuned = f"these sizes were not tuned for ({'; '.join(known)}); "
         if self._only is not None:
-            raise Unavailable("no other variant is to be chosen now")
-        variants = self._jit.fallbacks(device, dtype, sizes)
-        if not variants:
-            raise Unavailable("none here can be compiled for them")
+            return untuned + "no other variant is to be chosen now"
+        if common not in self._fallbacks:
+            _remember(self._fallbacks, common, self._jit.fallbacks(device, name, sizes))
+        if not (builds := self._fallbacks[common]):
+            return untuned + "none here can be compiled for them"
         if not (device >= 0 if self._untuned is None else self._untuned):
-            raise Unavailable("also_serve(untuned=True) has a variant compiled for them")
-        key = (device, dtype, *(sizes[n] for n in sorted(variants[0].fixed)))
-        if key not in self._fallbacks:
-            for variant in variants:
-                variant.index = len(self._variants)
-                self._variants.append(variant)
-            self._fallbacks[key] = variants
-        return self._fallbacks[key]
+            return untuned + "also_serve(untuned=True) has a variant compiled for them"
+        return Family([Member(builds, device)], untuned)
 
-    def _loaded_for(self, variants: list[Variant], sizes: dict[str, int], device: int) -> Call:
-        """The first that can be loaded, at these sizes, unless the problem is left to PyTorch. Raises Unavailable; Busy."""
-        left = "" if self._slower or self._only is not None else slower_there(variants[0].record, sizes, device)
-        if left:
-            raise Unavailable(f"{left}; also_serve(slower=True) has variants serve nevertheless")
-        if device < 0 and self._forked:  # OpenMP's threads do not survive that, and its runtimes wait for them for ever
-            raise Unavailable("this process was forked, which leaves CPU calls to PyTorch")
-        return self._first(variants, device).call(sizes, self.retire)
+    def _left(self, family: Family, member: Member) -> str:
+        """Why problems near a member's own are left to PyTorch; empty if they are not."""
+        if self._slower or self._only is not None or not member.slower:
+            return ""
+        return f"{family.untuned}{member.slower}; also_serve(slower=True) has variants serve nevertheless"
 
-    def _first(self, variants: list[Variant], device: int) -> Loaded:
+    def _first(self, variants: Sequence[Variant], device: int) -> Loaded:
         """The first of these that can be loaded. Raises Unavailable, with the reason of the first; Busy."""
         reasons: list[Unavailable] = []
         for variant in variants:
@@ -179,13 +218,20 @@ class Dispatch(Table):
 
     def _load(self, variant: Variant, device: int) -> Loaded:
         """Loads a variant once for each device. Raises Unavailable, also for one that has failed before; Busy."""
-        key = (variant.index, device)
-        if key not in self._loaded:
+        found = variant.refused or self._loaded.get((variant.index, device))
+        if found is None:
             try:
-                self._loaded[key] = self._code(variant, device)
+                found = self._code(variant, device)
             except Unavailable as reason:
-                self._loaded[key] = f"{variant}: {reason}"
-        found = self._loaded[key]
+                found = f"{variant}: {reason}"
+            if variant.index >= 0:
+                self._loaded[variant.index, device] = found
+            elif isinstance(found, str):  # of such sizes there is no end: they have a number once there is code for them
+                variant.refused = found
+            else:
+                variant.index = len(self._variants)
+                self._variants.append(variant)
+                self._loaded[variant.index, device] = found
         if isinstance(found, str):
             raise Unavailable(found)
         return found
@@ -216,6 +262,12 @@ class Dispatch(Table):
         if self.native is not None:
             self.native.after_fork()
         self.clear()
+
+
+def _remember(table: dict[tuple[Any, ...], Any], key: tuple[Any, ...], value: object) -> None:
+    if len(table) >= _MOST_ENTRIES:
+        del table[next(iter(table))]
+    table[key] = value
 
 
 def _device_of(variant: Variant) -> int:

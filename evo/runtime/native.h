@@ -30,9 +30,12 @@
 #include <optional>
 #include <shared_mutex>
 #include <string>
+#include <tuple>
 #include <unordered_map>
+#include <utility>
+#include <vector>
 
-#include "driver.h"
+#include "choice.h"
 
 namespace {
 
@@ -46,14 +49,15 @@ struct WithoutGil {  // where this thread has it; pybind11's own does more at ev
 // Owners of a call's tensors beside Python, to be made with the GIL: a recent PyTorch takes the GIL for every first one.
 using Held = std::array<at::Tensor, 4>;
 
-// From problem to what runs it. Problems met before are looked up here; a new one is asked of the package's Dispatch, in
-// Python, which chooses a variant, checks its files and loads it. It clears this table with its own, which is never larger.
+// From problem to what runs it. What is right for all problems of one device, dtype and sizes that are compiled in (a
+// family) is asked of the package's Dispatch once, in Python, which chooses variants, checks their files and loads them. From
+// then on a problem with other sizes is arithmetic: the nearest member as choice.py has it, the grid as package.py has it.
 
 struct Problem {
-    static constexpr size_t MOST = 12;
-    std::array<std::int64_t, MOST> words{};  // device (-1: CPU), dtype, sizes
+    std::array<std::int64_t, 2 + MOST_SIZES> words{};  // device (-1: CPU), dtype, sizes
     size_t count = 2;
 
+    Problem() = default;
     Problem(int device, c10::ScalarType dtype, std::initializer_list<std::int64_t> sizes) {
         words[0] = device, words[1] = static_cast<std::int64_t>(dtype);
         for (const std::int64_t n : sizes) words[count++] = n;
@@ -61,6 +65,7 @@ struct Problem {
 
     int device() const { return static_cast<int>(words[0]); }
     c10::ScalarType dtype() const { return static_cast<c10::ScalarType>(words[1]); }
+    const std::int64_t* sizes() const { return &words[2]; }
     bool operator==(const Problem& other) const { return words == other.words; }
 };
 
@@ -75,35 +80,33 @@ struct HashOfProblem {
     }
 };
 
-// What Dispatch has said of a problem. `text`: the variant, for people, or why there is none.
-struct Answer {
-    Launch launch;
-    int variant = -1;
-    std::string text;
-
-    bool serves() const { return variant >= 0; }
-};
-
 class Table {
   public:
-    // resolve(device, dtype, *sizes): see native.py. retire(variant, device, reason).
-    Table(py::object resolve, py::object retire) : resolve_(std::move(resolve)), retire_(std::move(retire)) {}
+    // describe(key): Dispatch.family. retire(variant, device, reason). dimensions: see native.py.
+    Table(py::object describe, py::object retire, const py::list& dimensions)
+        : describe_(std::move(describe)), retire_(std::move(retire)) {
+        for (const py::handle d : dimensions) {
+            const auto [low, high, cpu, gpu] = d.cast<std::tuple<std::int64_t, std::int64_t, bool, bool>>();
+            dimensions_.push_back({low, high, cpu, gpu});
+        }
+    }
 
-    std::shared_ptr<const Answer> find(const Problem& problem) {
-        {
-            const std::shared_lock<std::shared_mutex> reading(state_->mutex);
-            if (const auto found = state_->answers.find(problem); found != state_->answers.end()) return found->second;
+    Answer find(const Problem& problem) {
+        if (const auto family = known(problem)) {
+            Answer answer = family->answer(problem.sizes(), problem.count - 2);
+            if (!answer.text.empty()) return answer;
         }
         return ask(problem);
     }
 
     void clear() {
         const std::unique_lock<std::shared_mutex> writing(state_->mutex);
-        state_->answers.clear();
+        state_->families.clear();
+        for (auto& place : state_->unserved) place.second = nullptr;
         ++state_->cleared;
     }
 
-    // Whoever held the lock, and was perhaps changing the answers, is not in this process.
+    // Whoever held the lock, and was perhaps changing the families, is not in this process.
     void after_fork() { state_ = new State; }
 
     // A variant whose launch failed is not tried again.
@@ -117,13 +120,39 @@ class Table {
     }
 
   private:
+    using Known = std::shared_ptr<const Family>;
+
     struct State {
         std::shared_mutex mutex;
-        std::unordered_map<Problem, std::shared_ptr<const Answer>, HashOfProblem> answers;
+        std::unordered_map<Problem, Known, HashOfProblem> families;  // those with members: as many as have code
+        std::array<std::pair<Problem, Known>, 1024> unserved;        // the others, of which there is no end, by their hash
         std::uint64_t cleared = 0;
+
+        std::pair<Problem, Known>& place(const Problem& common) {
+            return unserved[HashOfProblem()(common) % unserved.size()];
+        }
     };
 
-    std::shared_ptr<const Answer> ask(const Problem& problem) {
+    // Less the sizes that are not compiled in. False for a size that no variant takes.
+    bool reduce(Problem& problem) const {
+        for (size_t i = 0; i < dimensions_.size(); ++i) {
+            const Dimension& d = dimensions_[i];
+            std::int64_t& size = problem.words[i + 2];
+            if (size < d.low || size > d.high) return false;
+            if (!(problem.device() < 0 ? d.fixed_on_cpu : d.fixed_on_gpu)) size = 0;
+        }
+        return true;
+    }
+
+    Known known(Problem problem) {
+        if (!reduce(problem)) return nullptr;
+        const std::shared_lock<std::shared_mutex> reading(state_->mutex);
+        if (const auto found = state_->families.find(problem); found != state_->families.end()) return found->second;
+        const auto& place = state_->place(problem);
+        return place.first == problem ? place.second : nullptr;
+    }
+
+    Answer ask(const Problem& problem) {
         const py::gil_scoped_acquire gil;
         const py::error_scope callers;
         std::uint64_t cleared;
@@ -131,42 +160,64 @@ class Table {
             const std::shared_lock<std::shared_mutex> reading(state_->mutex);
             cleared = state_->cleared;
         }
-        auto answer = std::make_shared<Answer>();
-        bool lasting = false;
+        Answer answer;
+        Known family;
         try {
-            lasting = read(problem, *answer);
-        } catch (const py::error_already_set&) {
-            answer->variant = -1, answer->text = "the launcher cannot ask for a variant";
+            family = read(problem, answer.text);
+        } catch (const std::exception&) {
+            answer.text = "the launcher cannot ask for a variant";
         }
-        if (lasting) {
+        Problem common = problem;
+        if (!family || !reduce(common)) return answer;
+        {
             const std::unique_lock<std::shared_mutex> writing(state_->mutex);
-            if (cleared == state_->cleared) state_->answers.emplace(problem, answer);
+            if (cleared == state_->cleared) {
+                if (!family->members.empty()) state_->families.insert_or_assign(common, family);
+                else state_->place(common) = {common, family};
+            }
         }
-        return answer;
+        Answer found = family->answer(problem.sizes(), problem.count - 2);
+        return found.text.empty() ? answer : found;
     }
 
-    // Whether the answer lasts.
-    bool read(const Problem& problem, Answer& answer) {
+    // What lasts of it, or null. text: how this problem is served.
+    Known read(const Problem& problem, std::string& text) {
         py::tuple key(problem.count);
         key[0] = problem.device();
         key[1] = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(torch::getTHPDtype(problem.dtype())));
         for (size_t i = 2; i < problem.count; ++i) key[i] = problem.words[i];
-        const py::object found = resolve_(*key);
-        Launch& l = answer.launch;
-        const char* text = nullptr;
-        int lasting = 0, programmatic = 0;
-        unsigned long long function = 0, unaligned = 0, context = 0, alignment = 1;
-        if (!PyArg_ParseTuple(
-                found.ptr(), "ispKKK(III)IIIpK", &answer.variant, &text, &lasting, &function, &unaligned, &context,
-                &l.grid[0], &l.grid[1], &l.grid[2], &l.threads, &l.smem_bytes, &l.cluster, &programmatic, &alignment))
-            throw py::error_already_set();
-        answer.text = text, l.programmatic = programmatic, l.misaligned = alignment - 1;
-        l.function = reinterpret_cast<void*>(function), l.unaligned = reinterpret_cast<void*>(unaligned);
-        l.context = reinterpret_cast<void*>(context);
-        return lasting;
+        const py::tuple found = describe_(key);
+        text = found[0].cast<std::string>();
+        if (found[1].is_none()) return nullptr;
+        auto family = std::make_shared<Family>();
+        for (const py::handle each : found[1]) family->members.push_back(member(each.cast<py::tuple>(), problem.count - 2));
+        if (family->members.empty()) family->text = text;
+        return family;
     }
 
-    py::object resolve_, retire_;
+    static Member member(const py::tuple& record, size_t sizes) {
+        Member m;
+        for (size_t i = 0; i < sizes; ++i) m.logs.push_back(Member::log_of(record[i].cast<std::int64_t>()));
+        m.slower = record[sizes].cast<std::string>(), m.text = record[sizes + 1].cast<std::string>();
+        m.variant = record[sizes + 2].cast<int>();
+        if (record[sizes + 3].is_none()) return m;
+        const auto code = record[sizes + 3].cast<py::tuple>();
+        const auto pointer = [&](size_t i) { return reinterpret_cast<void*>(code[i].cast<std::uintptr_t>()); };
+        Launch& l = m.launch;
+        l.function = pointer(0), l.unaligned = pointer(1), l.context = pointer(2);
+        l.threads = code[3].cast<unsigned>(), l.smem_bytes = code[4].cast<unsigned>(), l.cluster = code[5].cast<unsigned>();
+        l.programmatic = code[6].cast<bool>(), l.misaligned = code[7].cast<std::uintptr_t>() - 1;
+        for (const py::handle tile : code[8]) {
+            const auto pair = tile.cast<py::tuple>();
+            m.tiles.emplace_back(pair[0].cast<size_t>(), pair[1].cast<std::int64_t>());
+        }
+        m.blocks_per_tile = code[9].cast<std::int64_t>(), m.most_blocks = code[10].cast<std::int64_t>();
+        m.axes = code[11].cast<bool>();
+        return m;
+    }
+
+    py::object describe_, retire_;
+    std::vector<Dimension> dimensions_;
     State* state_ = new State;
 };
 
@@ -264,8 +315,8 @@ struct Operator {
     std::optional<c10::OperatorHandle> handle;
 
     // Raises for a namespace that has one.
-    Operator(const std::string& space, py::object resolve, py::object retire)
-        : table(std::move(resolve), std::move(retire)),
+    Operator(const std::string& space, py::object describe, py::object retire, const py::list& dimensions)
+        : table(std::move(describe), std::move(retire), dimensions),
           definitions(torch::Library::FRAGMENT, space, std::nullopt, __FILE__, __LINE__) {
         const std::string schema = SCHEMA;
         name = space + "::" + schema.substr(0, schema.find('('));
@@ -338,7 +389,7 @@ py::object bound(Operator& op) {
 PYBIND11_MODULE(evo_native, module) {
     using Kept = std::unique_ptr<Operator, py::nodelete>;
     py::class_<Operator, Kept>(module, "Operator", py::module_local())
-        .def(py::init<std::string, py::object, py::object>())
+        .def(py::init<std::string, py::object, py::object, py::list>())
         .def_property_readonly("call", &bound<call>)
         .def_property_readonly("explain", &bound<explain>)
         .def("clear", [](Operator& op) { op.table.clear(); })

@@ -27,17 +27,12 @@ from .dispatch import Dispatch
 from .package import CACHE_VARIABLE, Unavailable, cache_folder, digest
 
 _SOURCE = "frontend.cpp"
-_HEADERS = ("driver.h", "native.h")
+_HEADERS = ("choice.h", "driver.h", "native.h")
 _RUNTIME = Path(__file__).resolve().parent
 _FLAGS = ("-O2", "-fvisibility=hidden")
 _MODULE = "evo_native"
 _BUILD = "import json, sys; from torch.utils.cpp_extension import load; load(**json.load(sys.stdin))"
 """In a process of its own: the builder takes half a second to import, and loads what it builds."""
-
-_Answer = tuple[int, str, bool, int, int, int, tuple[int, int, int], int, int, int, bool, int]
-"""What native.h reads: variant (-1: none), for people, whether it lasts, entry points, context, grid, threads, shared
-memory, cluster, programmatic, alignment."""
-
 
 class Native:
     """The native launcher of one package.
@@ -108,7 +103,7 @@ class Native:
             assert spec is not None
             module = importlib.util.module_from_spec(spec)
             loader.exec_module(module)
-            self._extension = module.Operator(space, self._resolve, self._dispatch.retire)
+            self._extension = module.Operator(space, self._dispatch.family, self._dispatch.retire, self._dimensions())
         except (ImportError, OSError, RuntimeError) as error:
             raise Unavailable(f"{library} does not load ({str(error).partition(chr(10))[0]})") from error
         torch.library.register_fake(f"{space}::{self._name}", self._fake)
@@ -117,13 +112,11 @@ class Native:
         self.call, self.explain, self.reason = self._extension.call, self._extension.explain, ""
         self._use(self)
 
-    def _resolve(self, *key: Any) -> _Answer:
-        """key: device, dtype, sizes."""
-        found = self._dispatch[key]
-        lasting = key in self._dispatch
-        if isinstance(found, str):
-            return -1, found, lasting, 0, 0, 0, (1, 1, 1), 1, 0, 1, False, 1
-        return found.variant.index, str(found.variant), lasting, *found.described()
+    def _dimensions(self) -> list[tuple[int, int, bool, bool]]:
+        """Of problems: lowest, highest, whether it is compiled in on CPUs, on GPUs."""
+        package = self._package
+        fixed = zip(package.dimensions, package.fixed["cpu"], package.fixed["cuda"], strict=True)
+        return [(d["low"], d["high"], *both) for d, *both in fixed]
 
 
 def _build(library: Path, source: Path) -> None:

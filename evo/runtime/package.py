@@ -64,6 +64,12 @@ class Package:
         self.arguments = "".join("P" if a["kind"] != "scalar" else _CODES[a["dtype"]] for a in arguments)
         """The entry point's parameters in order: P an address, q an int64, i an int32, f a float, d a double."""
         self.variants = tuple(Variant(self, i, record) for i, record in enumerate(self.manifest["variants"]))
+        self.fixed = {place: self._fixed(place) for place in ("cpu", "cuda")}
+        """Which dimensions are compiled in, by target."""
+
+    def _fixed(self, target: str) -> tuple[bool, ...]:
+        names = {name for v in self.variants if v.target == target for name in v.fixed}
+        return tuple(d["name"] in names for d in self.dimensions)
 
     def tuned(self, place: str, dtype: str, sizes: dict[str, int]) -> bool:
         """Whether some variant is for a device of that type, the dtype and these sizes: without looking at this machine,
@@ -154,9 +160,14 @@ class LaunchPlan:
         counts = [-(-sizes[name] // size) for name, size in self.tiles]
         x, y, z = (*counts, 1, 1, 1)[:3] if self.axes else (math.prod(counts), 1, 1)
         x *= self.blocks_per_tile
-        if self.blocks_per_multiprocessor is not None:
-            x = min(x, max(1, multiprocessors * self.blocks_per_multiprocessor // self.cluster))
+        x = min(x, self.most_blocks(multiprocessors) or x)
         return x * self.cluster, y, z
+
+    def most_blocks(self, multiprocessors: int) -> int | None:
+        """Of a persistent grid, in clusters."""
+        if self.blocks_per_multiprocessor is None:
+            return None
+        return max(1, multiprocessors * self.blocks_per_multiprocessor // self.cluster)
 
 
 class Variant:
@@ -176,6 +187,8 @@ class Variant:
         self.binary: str | None = record.get("binary")
         self.size: int | None = None
         """The one that is compiled in, where it is not that of its record (`at`)."""
+        self.refused = ""
+        """Why there is no code for that size."""
         self.rebuilt = ""
         """Why a library was built again on this machine; empty if the shipped one is in use."""
         self._name = f"variant for any size ({self.target} {self.arch}, {self.dtype})"
@@ -194,7 +207,7 @@ class Variant:
         for listed in jit["sizes"]:
             if size in range(listed["first"], listed["last"] + 1, listed["step"]):
                 found = copy(self)
-                found.size, found.binary = size, None
+                found.index, found.size, found.binary = -1, size, None
                 found.sizes = {**self.sizes, jit["dimension"]: size}
                 found.plan = LaunchPlan(**{**self.record["launch"], **listed["launch"]})
                 found._name = f"{self}, compiled here for {jit['dimension']}={size}"

@@ -89,7 +89,7 @@ Problem problem_of(const Arguments& a) {
 Tensor run(Operator& op, const Arguments& a) {
     const Problem problem = problem_of(a);
     const auto answer = op.table.find(problem);
-    if (!answer->serves()) return {};
+    if (!answer.serves()) return {};
     const at::AutoDispatchBelowADInplaceOrView below;
     Tensor output = at::empty_like(*a.query);  // its axes in the order of the query's, as PyTorch has it
     const void *q = a.query->const_data_ptr(), *k = a.key->const_data_ptr(), *v = a.value->const_data_ptr();
@@ -99,7 +99,7 @@ Tensor run(Operator& op, const Arguments& a) {
     const auto& n = problem.words;  // after device and dtype: the sizes
     const c10::IntArrayRef sq = a.query->strides(), sk = a.key->strides(), sv = a.value->strides(), so = output.strides();
     const bool done = op.run(
-        *answer, problem.device(), addresses, q, k, v, o, lse, n[2], n[3], n[4], n[5], n[6], n[7],
+        answer, problem.device(), addresses, q, k, v, o, lse, n[2], n[3], n[4], n[5], n[6], n[7],
         static_cast<float>(a.scale.value_or(0.0)), sq[0], sq[1], sq[2], sk[0], sk[1], sk[2], sv[0], sv[1], sv[2], so[0],
         so[1], so[2]);
     return done ? output : Tensor();
@@ -165,7 +165,7 @@ Tensor with_gradients(
     // What no variant serves is PyTorch's with its own gradients, which need nothing computed twice.
     if (!wanted_of_dispatcher(keys_of({&query, &key, &value}))) {
         const Arguments a = {&query, &key, &value, is_causal, scale, enable_gqa};
-        if (misfit(a) || !op.table.find(problem_of(a))->serves())
+        if (misfit(a) || !op.table.find(problem_of(a)).serves())
             return torch_attention(query, key, value, is_causal, scale, enable_gqa);
     }
     return Differentiable::apply(self, query, key, value, is_causal, scale, enable_gqa);
@@ -266,7 +266,7 @@ PyObject* explain(Operator& op, PyObject* const* args) {
         if (reason) return std::string("PyTorch: ") + reason;
         if (recorded({a.query, a.key, a.value}) && !op.gradients) return "PyTorch: gradients are being recorded";
         const auto answer = op.table.find(problem_of(a));
-        return (answer->serves() ? "" : "PyTorch: ") + answer->text;
+        return (answer.serves() ? "" : "PyTorch: ") + answer.text;
     }));
 }
 

@@ -62,7 +62,7 @@ Problem problem_of(const Arguments& a) {
 Tensor run(Operator& op, const Arguments& a) {
     const Problem problem = problem_of(a);
     const auto answer = op.table.find(problem);
-    if (!answer->serves()) return {};
+    if (!answer.serves()) return {};
     const at::AutoDispatchBelowADInplaceOrView below;
     const Tensor input = a.input->contiguous();  // PyTorch's own kernels copy it, too
     Tensor output = at::empty(input.sizes(), input.options());
@@ -73,7 +73,7 @@ Tensor run(Operator& op, const Arguments& a) {
     const std::uintptr_t addresses = reinterpret_cast<std::uintptr_t>(x) | reinterpret_cast<std::uintptr_t>(w) |
         reinterpret_cast<std::uintptr_t>(b) | reinterpret_cast<std::uintptr_t>(y);
     const std::int64_t rows = problem.words[2], cols = problem.words[3];
-    if (!op.run(*answer, problem.device(), addresses, x, w, b, y, rows, cols, static_cast<float>(a.eps))) return {};
+    if (!op.run(answer, problem.device(), addresses, x, w, b, y, rows, cols, static_cast<float>(a.eps))) return {};
     return output;
 }
 
@@ -137,7 +137,7 @@ Tensor with_gradients(
     // What no variant serves is PyTorch's with its own gradients, which need nothing computed twice.
     if (const auto sizes = c10::asIntArrayRefSlowOpt(shape); sizes && !wanted_of_dispatcher(keys_of({&input, w, b}))) {
         const Arguments a = {&input, *sizes, w, b, eps};
-        if (misfit(a) || !op.table.find(problem_of(a))->serves()) return torch_layer_norm(input, shape, weight, bias, eps);
+        if (misfit(a) || !op.table.find(problem_of(a)).serves()) return torch_layer_norm(input, shape, weight, bias, eps);
     }
     return Differentiable::apply(self, input, shape, weight, bias, eps);
 }
@@ -229,7 +229,7 @@ PyObject* explain(Operator& op, PyObject* const* args) {
     if (reason) return to_text(std::string("PyTorch: ") + reason);
     if (recorded({a.input, a.weight, a.bias}) && !op.gradients) return to_text("PyTorch: gradients are being recorded");
     const auto answer = op.table.find(problem_of(a));
-    return to_text((answer->serves() ? "" : "PyTorch: ") + answer->text);
+    return to_text((answer.serves() ? "" : "PyTorch: ") + answer.text);
 }
 
 }  // namespace

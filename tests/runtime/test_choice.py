@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import shutil
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +19,9 @@ from torch.nn import functional
 
 from evo.errors import DeviceError
 from evo.export import find_exporter
+from evo.runtime import choice, cpu
 from evo.runtime.choice import rank_on_gpu
+from evo.runtime.package import LaunchPlan
 from evo.targets import find_target
 from evo.targets.cpu import compiler_path, extra_features
 from tests.export.exports import edit_manifest, request_for
@@ -123,3 +127,48 @@ def test_the_packages_own_commands_say_which_build_is_taken(on_cpu: Path, comman
     assert [v["standing"] for v in every] == ["measured"] + ["compiled"] * 2
     timed = json.loads(command(on_cpu, "bench", "--rounds", "1", "--json")[1])
     assert ["timings" in v for v in timed] == [False, True, False]
+
+
+def test_the_native_launcher_chooses_and_cuts_the_grid_alike(tmp_path: Path) -> None:
+    program, draw = tmp_path / "program", random.Random(0)
+    source = Path(__file__).with_name("choice_program.cpp")
+    folder = Path(choice.__file__).parent
+    subprocess.run(["g++", "-std=c++17", "-Wall", "-Werror", f"-I{folder}", source, "-o", program, "-ldl"], check=True)
+
+    def sizes() -> dict[str, int]:  # powers of two make ties
+        return {name: draw.choice((1 << draw.randrange(14), draw.randrange(1, 1 << 13))) for name in "abc"}
+
+    for _ in range(40):
+        members, plans, lines = [], [], []
+        for _ in range(draw.randrange(1, 6)):
+            dims, is_slower = sizes(), draw.random() < 0.3
+            axes = draw.random() < 0.5
+            plan = LaunchPlan(
+                threads=32,
+                tiles=[(name, draw.choice((1, 4, 64))) for name in draw.sample("abc", draw.randrange(4))],
+                blocks_per_tile=draw.choice((1, 3)),
+                blocks_per_multiprocessor=None if axes else draw.choice((None, 1, 4)),
+                cluster=draw.choice((1, 2)),
+                axes=axes,
+            )
+            timing = {"stage": "final", "disturbed": False, "ratio": 1.5, "ratio_low": 1.4 if is_slower else 0.9}
+            record = {"workload": {"dims": dims}, "arch": "native", "timing": timing, "record": {"device": cpu.model()}}
+            members.append(choice.Member([SimpleNamespace(record=record)], -1))  # type: ignore[list-item]
+            plans.append(plan)
+            cuts = [f"{'abc'.index(name)} {size}" for name, size in plan.tiles]
+            numbers = (int(is_slower), plan.blocks_per_tile, plan.most_blocks(132) or 0, int(axes), plan.cluster)
+            lines.append(" ".join(map(str, (*dims.values(), *numbers, len(cuts), *cuts))))
+        problems = [sizes() for _ in range(200)]
+        lines = ["3", str(len(members)), *lines, str(len(problems))]
+        given = "\n".join([*lines, *(" ".join(map(str, p.values())) for p in problems)])
+        found = subprocess.run([program], input=given, capture_output=True, text=True, check=True).stdout.splitlines()
+        for problem, answer in zip(problems, found, strict=True):
+            member, near = choice.Family(members).nearest(problem)
+            number = members.index(member)
+            x, y, z = plans[number].grid(problem, 132)
+            if near and member.slower:
+                assert answer.startswith("slower -1")
+            elif max(y, z) > 65_535 or x > 2**31 - 1:
+                assert answer.startswith("ask -1")
+            else:
+                assert answer == f"serves {number} {x} {y} {z}"

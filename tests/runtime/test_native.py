@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
@@ -26,6 +27,25 @@ def module(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
     found: ModuleType = request.getfixturevalue({"layernorm": "native", "attention": "native_attention"}[request.param])
     yield found
     found.also_serve(gradients=False, compiled=False)
+
+
+def test_new_sizes_are_arithmetic_and_no_table_grows_with_them(
+    native: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dispatch = native.frontend.DISPATCH
+    monkeypatch.setattr(importlib.import_module(type(dispatch).__module__), "_MOST_ENTRIES", 50)
+    dispatch.clear()
+    for count in range(1, 100):
+        x = rows(count, 96)
+        torch.testing.assert_close(native.layer_norm(x, (96,)), functional.layer_norm(x, (96,)))
+    assert len(dispatch) <= len(dispatch.variants())  # each variant was asked for once
+    for count in range(1, 100):
+        assert not isinstance(dispatch[-1, torch.float32, count, 96], str)
+    assert [key[2] for key in dispatch] == list(range(50, 100))  # the oldest went, one by one
+    for count in range(1, 100):
+        assert native.explain(rows(1, 96, dtype=torch.float64), (96,)).startswith("PyTorch: nothing was tuned for float64")
+        assert "not within" in native.explain(rows(1, 70_000 + count), (70_000 + count,))
+    assert len(dispatch) == 50
 
 
 def of(kernel: str) -> Any:

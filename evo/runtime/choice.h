@@ -1,0 +1,94 @@
+// Which variant a problem takes, and its grid: choice.py and LaunchPlan.grid of package.py in C++.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "driver.h"
+
+namespace {
+
+constexpr size_t MOST_SIZES = 10;
+
+// How a problem is served. `text`: the variant, for people, or why there is none; empty: that has to be asked.
+struct Answer {
+    Launch launch;
+    int variant = -1;
+    std::string text;
+
+    bool serves() const { return variant >= 0; }
+};
+
+// Of a problem's sizes: which there may be, and whether it is compiled in.
+struct Dimension {
+    std::int64_t low, high;
+    bool fixed_on_cpu, fixed_on_gpu;
+};
+
+// What was tuned at one problem. Empty `text`: it is not loaded yet.
+struct Member {
+    std::vector<double> logs;  // of its sizes
+    std::string slower;        // why problems near them are left to PyTorch
+    std::string text;
+    int variant = -1;
+    Launch launch;  // less its grid
+    std::vector<std::pair<size_t, std::int64_t>> tiles;
+    std::int64_t blocks_per_tile = 1, most_blocks = 0;
+    bool axes = false;
+
+    static double log_of(std::int64_t size) { return std::log2(static_cast<double>(std::max<std::int64_t>(size, 1))); }
+
+    // (x, y, z) as LaunchPlan.grid has it; false for one that the driver does not take.
+    bool grid(const std::int64_t* sizes, unsigned* found) const {
+        double blocks[3] = {1, 1, 1};  // exact as long as the driver takes them
+        size_t axis = 0;
+        for (const auto& [dimension, size] : tiles) blocks[axes ? axis++ : 0] *= (sizes[dimension] + size - 1) / size;
+        blocks[0] *= blocks_per_tile;
+        if (most_blocks) blocks[0] = std::min(blocks[0], static_cast<double>(most_blocks));
+        blocks[0] *= launch.cluster;
+        for (int i = 0; i < 3; ++i) {
+            if (blocks[i] > (i ? 65535.0 : 2147483647.0)) return false;
+            found[i] = static_cast<unsigned>(blocks[i]);
+        }
+        return true;
+    }
+};
+
+struct Family {
+    std::vector<Member> members;
+    std::string text;  // why there are none
+
+    Answer answer(const std::int64_t* sizes, size_t count) const {
+        using Distance = std::array<std::int64_t, 1 + MOST_SIZES>;  // the sum, then the last dimension's, and so on
+        static constexpr std::int64_t NEAR = 4000000;               // millionths of a doubling
+        Answer answer;
+        answer.text = text;
+        if (members.empty()) return answer;
+        double logs[MOST_SIZES];
+        for (size_t i = 0; i < count; ++i) logs[i] = Member::log_of(sizes[i]);
+        const Member* nearest = nullptr;
+        Distance least{};
+        for (const Member& m : members) {
+            Distance distance{};
+            for (size_t i = 0; i < count; ++i)
+                distance[0] += distance[count - i] = std::llrint(1e6 * std::fabs(m.logs[i] - logs[i]));
+            if (!nearest || distance < least) nearest = &m, least = distance;
+        }
+        if (!nearest->slower.empty() && least[0] <= NEAR) {
+            answer.text = nearest->slower;
+        } else if (nearest->variant < 0) {
+            answer.text = nearest->text;
+        } else {
+            answer.launch = nearest->launch;
+            if (!nearest->grid(sizes, answer.launch.grid)) return answer;
+            answer.variant = nearest->variant, answer.text = nearest->text;
+        }
+        return answer;
+    }
+};
+
+}  // namespace

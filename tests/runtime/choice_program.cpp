@@ -1,0 +1,31 @@
+// choice.h on its own: members and problems by standard input, and of each problem the answer by standard output.
+#include <cstdio>
+#include <iostream>
+
+#include "choice.h"
+
+int main() {
+    size_t sizes, members, tiles, problems;
+    std::cin >> sizes >> members;
+    Family family;
+    for (size_t i = 0; i < members; ++i) {
+        Member m;
+        std::int64_t size;
+        for (size_t d = 0; d < sizes; ++d) std::cin >> size, m.logs.push_back(Member::log_of(size));
+        bool slower;
+        std::cin >> slower >> m.blocks_per_tile >> m.most_blocks >> m.axes >> m.launch.cluster >> tiles;
+        for (size_t t = 0; t < tiles; ++t) {
+            std::pair<size_t, std::int64_t> tile;
+            std::cin >> tile.first >> tile.second;
+            m.tiles.push_back(tile);
+        }
+        m.slower = slower ? "slower" : "", m.text = "serves", m.variant = static_cast<int>(i);
+        family.members.push_back(m);
+    }
+    for (std::cin >> problems; problems; --problems) {
+        std::int64_t problem[MOST_SIZES];
+        for (size_t d = 0; d < sizes; ++d) std::cin >> problem[d];
+        const Answer a = family.answer(problem, sizes);
+        std::printf("%s %d %u %u %u\n", a.text.empty() ? "ask" : a.text.c_str(), a.variant, a.launch.grid[0], a.launch.grid[1], a.launch.grid[2]);
+    }
+}
