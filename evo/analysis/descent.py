@@ -21,7 +21,7 @@ from evo.problem.space import Value
 
 _c, _p = m.Candidate, m.Parentage
 Relation = Literal["ancestor", "self", "descendant"]
-_COLUMNS = (_c.id.label("key"), *CandidateSummary.COLUMNS, _c.genome, _c.source_sha)
+_COLUMNS = (_c.id.label("key"), *CandidateSummary.COLUMNS, _c.task, _c.genome, _c.source_sha)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,9 +29,10 @@ class Kin(CandidateSummary):
     """An ancestor or descendant of a candidate, or itself.
 
     generation: the fewest steps between the two, negative for ancestors. change and the gains: against its own first
-    parent. gain: the parent's time over its own (above 1: faster), both of the search's cold timing, each beside the
-    reference in a race of its own; tie: the interval of the gain holds 1. main_line: on the way from a root to the
-    candidate through first parents only. diff: of the source against the first parent's, if asked for.
+    parent. gain: the parent's time over its own (above 1: faster; None for a parent on another task), both of the search's
+    cold timing, each beside the reference in a race of its own; tie: the interval of the gain holds 1. main_line: on the
+    way from a root to the candidate through first parents only. diff: of the source against the first parent's, if asked
+    for.
     """
 
     relation: Relation
@@ -104,7 +105,7 @@ def read_family(store: Store, candidate: str, *, descendants: int = 100, diff: b
                 low_us=own.low_us if own else None,
                 high_us=own.high_us if own else None,
                 disturbed=bool(own and own.disturbed),
-                **gain_fields(gain_between(times.get(before.key), own) if before else None),
+                **gain_fields(gain_between(times.get(before.key), own) if before and before.task == row.task else None),
                 parents=parents.get(k, ()),
                 change=Genome.from_json(before.genome).difference(genome) if before else {},
                 parameters=genome.parameters,

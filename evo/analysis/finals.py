@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from sqlalchemy import select
@@ -95,12 +97,37 @@ class WorkloadFinals:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CoveredPoint:
+    """A workload of a covering run, and what serves it: the winner, by the number of its variant from 1. speedup: confirmed;
+    distance: its time over the fastest finalist's in the race of all of them, less 1."""
+
+    workload: str
+    variant: int
+    winner: str
+    speedup: float
+    distance: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cover:
+    """Which few variants serve the workloads of a covering run that have winners; the variant that serves most comes first.
+    worst, median: of the distances."""
+
+    points: tuple[CoveredPoint, ...]
+    variants: int
+    worst: float
+    median: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunFinals(RunSummary):
     """A run, the last final of each of its workloads, without finalists where none has been held, and the candidates that
-    passed the search and were refused by the last of their finals, by order."""
+    passed the search and were refused by the last of their finals, by order. cover: None unless few variants are to serve
+    all workloads."""
 
     finals: tuple[WorkloadFinals, ...]
     refused_in_finals: tuple[RefusedFinalist, ...]
+    cover: Cover | None
 
 
 def read_run_finals(store: Store, name: str = LATEST, ceilings: Collection[str] = ("copy",)) -> RunFinals:
@@ -111,7 +138,9 @@ def read_run_finals(store: Store, name: str = LATEST, ceilings: Collection[str] 
         key = resolve_run(connection, run.name)
         races = {task.number: (held_races(connection, key, task.number) or [HeldRace()])[-1] for task in run.tasks}
         keys = sorted({row.candidate_id for race in races.values() for row in race.finalists})
-        about = select(_c.id.label("key"), _c.public_id.label("id"), _c.order, _c.operator, _c.score).where(unrefused())
+        about = select(_c.id.label("key"), _c.public_id.label("id"), _c.order, _c.operator, _c.score, _c.genome)
+        about = about.add_columns(m.Build.code_hash).join(m.Build, m.Build.candidate_id == _c.id, isouter=True)
+        about = about.where(unrefused())
         rows = {row.key: row for row in rows_of(connection, about, keys, _c.id)}
         query = (
             select(_c.public_id.label("id"), _c.order, _c.operator, final.status, _c.score, _c.task, _c.genome, final.log)
@@ -120,9 +149,12 @@ def read_run_finals(store: Store, name: str = LATEST, ceilings: Collection[str] 
             .order_by(_c.id)
         )
         refused = [dict(row) for row in connection.execute(query).mappings()]
+    finals = tuple(_workload_finals(task, races[task.number], rows, ceilings) for task in run.tasks)
+    code = {row.id: (row.code_hash, row.genome) for row in rows.values()}
     return RunFinals(
         **vars(run),
-        finals=tuple(_workload_finals(task, races[task.number], rows, ceilings) for task in run.tasks),
+        finals=finals,
+        cover=_cover(finals, code) if run.options.get("cover") else None,
         refused_in_finals=tuple(
             RefusedFinalist(
                 reason=error_line(row.pop("log")), parameters=Genome.from_json(row.pop("genome")).parameters, **row
@@ -183,6 +215,30 @@ def _workload_finals(
         discarded_rounds=int(max((t.clocks.get("discarded", 0.0) for t in beside), default=0.0)),
         remarks=tuple(remarks),
     )
+
+
+def _cover(finals: Collection[WorkloadFinals], code: Mapping[str, tuple[str, str]]) -> Cover | None:
+    """code: by the candidate's public id, what makes the variant."""
+    served = [(held, held.winner, held.confirmed) for held in finals if held.winner is not None]
+    if not served:
+        return None
+    counts = Counter(code[winner] for _, winner, _ in served)
+    numbers = {variant: n for n, (variant, _) in enumerate(counts.most_common(), 1)}
+    points = []
+    for held, winner, confirmed in served:
+        own = next(f.ratio for f in held.finalists if f.winner)
+        points.append(
+            CoveredPoint(
+                workload=held.workload,
+                variant=numbers[code[winner]],
+                winner=winner,
+                speedup=1 / (confirmed.ratio if confirmed is not None else own),
+                distance=own / min(f.ratio for f in held.finalists) - 1,
+            )
+        )
+    points.sort(key=lambda p: p.variant)
+    far = [p.distance for p in points]
+    return Cover(points=tuple(points), variants=len(numbers), worst=max(far), median=median(far))
 
 
 def ceiling_note(ceiling: str) -> str:

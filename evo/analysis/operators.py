@@ -100,13 +100,14 @@ def compare_with_parents(connection: Connection, run_id: int, task: int | None =
     own = {key: time for key, time in times.items() if time.timed == key}
     clean = {row.task for row in rows if row.id in own and not own[row.id].disturbed}
     best: dict[int, float] = {}
+    home = {row.id: row.task for row in rows}
     found = []
     for row in rows:
         time, before, improvement, is_best = own.get(row.id), best.get(row.task), 0.0, False
         if time is not None and not (time.disturbed and row.task in clean) and (before is None or time.ratio < before):
             is_best, improvement = True, math.log(before / time.ratio) if before is not None else 0.0
             best[row.task] = time.ratio
-        known = [times[parent].ratio for parent in parents.get(row.id, ()) if parent in times]
+        known = [times[parent].ratio for parent in parents.get(row.id, ()) if parent in times and home[parent] == row.task]
         better = time is not None and time.ratio < min(known) if known else None
         found.append(ComparedCandidate(row, better, is_best, times.get(row.id), improvement))
     return found

@@ -170,7 +170,8 @@ def _request(store: Store, run: str, chosen: Sequence[CandidateRecord], out: Pat
         arch=first.arch,
         items=tuple(_item(c, _provenance(store, c), _Alternatives(store, c)) for c in chosen),
         out=out,
-        environment=find_run(store, run).environment,
+        environment=(about := find_run(store, run)).environment,
+        few=bool(about.options.get("cover")),
     )
 
 

@@ -52,6 +52,7 @@ from evo.search.run import (
     execute,
     open_executor,
     plan_run,
+    points_of,
 )
 from evo.search.samplers import find_sampler
 from evo.targets import find_target, target_names
@@ -106,6 +107,10 @@ def search(
     arch: Annotated[str | None, typer.Option(help="Architecture, e.g. sm_89; the device's own if left out.")] = None,
     workloads: Annotated[
         list[str] | None, typer.Option("--workload", help="e.g. rows=4096,cols=8192,dtype=float16; repeat for more.")
+    ] = None,
+    cover: Annotated[
+        list[str] | None,
+        typer.Option(help="A grid that few variants are to serve: rows=1024/4096,cols=8192,dtype=float16; repeat for more."),
     ] = None,
     budget: Annotated[str | None, typer.Option(help="Time for search and finals: 60s, 10m, 2h.")] = None,
     evaluations: Annotated[int | None, typer.Option(help="Stop after so many candidates.")] = None,
@@ -196,7 +201,9 @@ def _check_same_machine(run: StoredRun) -> None:
 def _configure(job: dict[str, Any], db: str) -> RunSpec:
     """The run that the parameters of `evo search` describe. Raises UsageError for what cannot be searched."""
     kernel, target, arch = load_context(job["kernel"], job.get("target"), job.get("arch"))
-    workloads = check_workloads(kernel, target, list(job.get("workloads") or ()))
+    grids = list(job.get("cover") or ())
+    points = [point for grid in grids for point in points_of(grid)]
+    workloads = check_workloads(kernel, target, [*(job.get("workloads") or ()), *points])
     if reason := find_target(target).runs(arch):
         raise DeviceError(
             f"{reason}: search where it does, or check that it compiles with: evo check {job['kernel']} --arch {arch}"
@@ -225,6 +232,7 @@ def _configure(job: dict[str, Any], db: str) -> RunSpec:
         fixed=fixed,
         sampler_options=job["sampler_options"],
         initial_points=initial_points,
+        cover=bool(grids),
         name=job.get("name"),
     )
 
@@ -309,7 +317,7 @@ def _typed(context: typer.Context, path: Path) -> dict[str, Any]:
 
 
 _NOT_IN_JOBS = {"export", "db", "json"}
-_LISTS = ("workloads", "fix", "start")
+_LISTS = ("workloads", "cover", "fix", "start")
 _OPTIONS = {"workloads": "workload", "sampler_options": "sampler-option"}
 """How a key is typed, where that differs."""
 

@@ -11,11 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from evo.analysis.candidates import CandidateRecord, read_source
-from evo.analysis.finals import Finalist, RunFinals, WorkloadFinals, ceiling_note, read_run_finals
+from evo.analysis.finals import Cover, Finalist, RunFinals, WorkloadFinals, ceiling_note, read_run_finals
 from evo.analysis.times import RelativeTime
 from evo.cli.options import DEFAULT_DB, Db, Json, answer, command_line, make_console, print_json
 from evo.cli.recorded import find_candidate, find_named
-from evo.cli.tables import Terminal, factor, figure, interval, marked, short, speedup, time_cells, visible
+from evo.cli.tables import Terminal, counted, factor, figure, interval, marked, short, speedup, time_cells, visible
 from evo.evaluation import AA_CONTROL, FINALIST, Timing
 from evo.lineage import RunStatus
 from evo.lineage.store import Store
@@ -135,8 +135,12 @@ def _print_run(console: Terminal, run: RunFinals, db: str) -> None:
 
 def print_finals(console: Terminal, run: RunFinals, db: str, *, all_finalists: bool = True) -> None:
     """By workload: the finalists, the winner beside the baselines, what was refused. all_finalists: also those that lost."""
+    if run.cover is not None:
+        _print_cover(console, run.cover)
     for held in run.finals:
         refused = [f for f in run.refused_in_finals if f.task == held.task]
+        if run.cover is not None and held.winner is not None and not all_finalists:
+            continue
         console.say(held.workload, "bold")
         if all_finalists:
             styles = ["bold" if f.winner else "" for f in held.finalists]
@@ -155,6 +159,23 @@ def print_finals(console: Terminal, run: RunFinals, db: str, *, all_finalists: b
         )
     timed = [t for h in run.finals for t in (*h.finalists, *h.baselines, h.confirmed, h.hot) if t is not None]
     console.say_disturbed(*(t.disturbed for t in timed))
+
+
+def _print_cover(console: Terminal, cover: Cover) -> None:
+    rows = [
+        {
+            ">variant": p.variant,
+            "serves": p.workload,
+            "candidate": short(p.winner),
+            ">speed-up": speedup(1 / p.speedup),
+            ">off the best": f"{p.distance:.1%}",
+        }
+        for p in cover.points
+    ]
+    console.print_rows(rows)
+    told = f"{counted(cover.variants, 'variant')} for {counted(len(cover.points), 'workload')}"
+    console.say(f"{told}: {cover.worst:.1%} off the best of its workload at worst, {cover.median:.1%} in the median", "bold")
+    console.say("off the best: its time over the fastest finalist's, in the race of all of that workload's", "dim")
 
 
 def _print_best(console: Terminal, run: RunFinals, held: WorkloadFinals, db: str) -> None:

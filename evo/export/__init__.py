@@ -53,6 +53,8 @@ class ExportRequest:
     """The machine and the versions that they were measured with."""
     builds: tuple[str, ...] = ()
     """Architectures to build for, where the format holds several; empty: `arch`, on which they were measured."""
+    few: bool = False
+    """What is the same code for several workloads is one variant."""
 
 
 Contents = tuple[Mapping[str, Any], dict[str, bytes]]

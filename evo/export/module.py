@@ -70,8 +70,9 @@ def remarks(out: Path) -> list[str]:
         if instead := v["instead_of"]:
             told = f"is {v['candidate']}, because {instead['candidate']} cannot be built for it ({instead['reason']})"
             found.append(f"{v['workload']['key']}: what is built for {v['arch']} {told}")
-        if reason := slower(v):
-            found.append(f"{v['workload']['key']}: left to PyTorch on {v['arch']} ({reason})")
+        for p in (v, *v.get("points", ())):
+            if reason := slower({**v, **p}):
+                found.append(f"{p['workload']['key']}: left to PyTorch on {v['arch']} ({reason})")
     for m in manifest["left_out"]:
         told = f"neither {m['candidate']} nor another candidate of its run can be ({m['reason']})"
         found.append(f"{m['workload']}: nothing is built for {m['arch']}, {told}")
@@ -88,6 +89,8 @@ def make_package(*parts: ExportRequest) -> Contents:
     kernel = load_kernel(parts[0].kernel)
     frontend = _frontend_of(kernel)
     manifest, files = build_package(kernel, parts)
+    if any(part.few for part in parts):
+        manifest["variants"] = _merged(manifest["variants"], files)
     _add_fallbacks(kernel, manifest, files)
     introduction = _INTRODUCTION.format(title=kernel.title, replaces=kernel.replaces or "its own", version=__version__)
     files["__init__.py"] = f"{introduction}\n{INIT}".encode()
@@ -95,6 +98,26 @@ def make_package(*parts: ExportRequest) -> Contents:
     files |= {f"runtime/{path.name}": path.read_bytes() for path in _RUNTIME.iterdir() if path.suffix in (".py", ".h")}
     own = (frontend, frontend.with_name(_NATIVE_FRONTEND))
     return manifest, files | {path.name: path.read_bytes() for path in own if path.is_file()}
+
+
+_SAME = ("target", "arch", "measured_on", "binary_sha256", "launch", "fixed", "standing")
+_OF_POINT = ("candidate", "workload", "timing", "record")
+
+
+def _merged(variants: Sequence[dict[str, Any]], files: dict[str, bytes]) -> list[dict[str, Any]]:
+    """Each code once, with the further problems that it was the winner of as its `points`. Files that are not needed any
+    more are taken out of `files`."""
+    kept: list[dict[str, Any]] = []
+    for v in variants:
+        same = next((k for k in kept if all(k[name] == v[name] for name in _SAME)), None)
+        if same is None:
+            kept.append({**v, "points": []})
+        else:
+            same["points"].append({name: v[name] for name in _OF_POINT})
+    needed = {name for v in kept for name in (v["source"], v["binary"])}
+    for name in {name for v in variants for name in (v["source"], v["binary"])} - needed:
+        del files[name]
+    return kept
 
 
 def _importable_package(*parts: ExportRequest) -> Contents:

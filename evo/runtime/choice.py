@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -60,15 +61,16 @@ def in_order(variants: Iterable[Variant], device: int) -> list[Variant]:
 
 
 class Member:
-    """What was tuned at one problem: its builds for a device, the one to be taken first.
+    """A problem that something was tuned at, or found to be the best for: the builds of that for a device, the one to be
+    taken first.
 
     slower: by what PyTorch was faster there, where that was measured on the device's very architecture (a CPU must be the
     same model); empty if it was not.
     """
 
-    def __init__(self, builds: Sequence[Variant], device: int) -> None:
+    def __init__(self, builds: Sequence[Variant], device: int, point: Mapping[str, Any] | None = None) -> None:
         self.builds = builds
-        record = builds[0].record
+        record = {**builds[0].record, **(point or {})}
         self.sizes: dict[str, int] = record["workload"]["dims"]
         if device < 0:
             there = record.get("record", {}).get("device") == cpu.model()
@@ -94,11 +96,12 @@ class Family:
 
 
 def members_of(variants: Iterable[Variant], device: int) -> list[Member]:
-    """By what they were tuned for."""
-    groups: dict[tuple[int, ...], list[Variant]] = {}
+    """By what they were tuned for, and were the best for."""
+    groups: dict[tuple[int, ...], list[tuple[Variant, Mapping[str, Any]]]] = {}
     for v in in_order(variants, device):
-        groups.setdefault(tuple(v.sizes.values()), []).append(v)
-    return [Member(builds, device) for builds in groups.values()]
+        for point in v.points:
+            groups.setdefault(tuple(point["workload"]["dims"].values()), []).append((v, point))
+    return [Member([v for v, _ in group], device, group[0][1]) for group in groups.values()]
 
 
 def factors(own: Mapping[str, int], sizes: Mapping[str, int]) -> dict[str, float]:

@@ -65,6 +65,7 @@ def _variants(frontend: Any, every: bool) -> list[dict[str, Any]]:
                 "unavailable": dispatch.unavailable(v.index) if every or taken == v.index else instead,
                 "rebuilt": v.rebuilt,
                 "recorded": _recorded(v.record),
+                "points": [{"workload": p["workload"]["key"], "recorded": _recorded(p)} for p in v.points[1:]],
             }
         )
     return found
@@ -130,8 +131,10 @@ def _show(frontend: Any, options: argparse.Namespace) -> tuple[list[dict[str, An
             print(f"  built from its source on this machine, because {v['rebuilt']}")
         if v["standing"] == "compiled":
             print(f"  found on {v['measured_arch']} and never timed on this architecture")
-        elif r := v["recorded"]:
-            print(f"  {r['how']} on {r['device']}: {r['own_us']:.2f} us, speed-up over PyTorch {_gain(r)}")
+        for p in (v, *v["points"]):
+            if r := p["recorded"]:
+                at = "" if p is v else f"serves {p['workload']}: "
+                print(f"  {at}{r['how']} on {r['device']}: {r['own_us']:.2f} us, speed-up over PyTorch {_gain(r)}")
     return variants, 0
 
 

@@ -183,6 +183,8 @@ class Variant:
         self.dtype: str = record["workload"]["dtype"]
         self.sizes: Mapping[str, int] = record["workload"]["dims"]
         self.fixed = frozenset(record["fixed"])
+        self.points: tuple[Mapping[str, Any], ...] = (record, *record.get("points", ()))
+        """The problems that it was the winner of, the first of which it was tuned for."""
         self.plan = LaunchPlan(**record["launch"])
         self.binary: str | None = record.get("binary")
         self.size: int | None = None

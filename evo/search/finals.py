@@ -10,6 +10,7 @@ Finalists are compared with each other by the race that all of them ran in; the 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from evo.errors import EvoError
@@ -71,14 +72,36 @@ class Finals:
     """The first of the finalists, if a race of its own has confirmed it."""
 
 
-def hold_finals(task: TaskExecutor, elites: list[Candidate]) -> Finals:
+@dataclass(frozen=True, kw_only=True)
+class FinalRace:
+    """The race of a task's finalists; without timings where none has passed."""
+
+    task: TaskExecutor
+    finalists: list[Finalist]
+    timings: tuple[Timing, ...]
+
+    def ratios(self) -> list[tuple[Finalist, float]]:
+        """Of those that passed, their time over the reference's."""
+        times = {t.contender: t.ratio for t in self.timings}
+        return [(f, ratio) for f in self.finalists if f.passed and (ratio := times.get(f.name)) is not None]
+
+
+def hold_race(task: TaskExecutor, elites: list[Candidate]) -> FinalRace:
     """Gates and races the elites of one task. The device process must be fresh (`Executor.renew_device`).
 
     Raises EvoError if the race itself cannot be held.
     """
     finalists = _gate_all(task, elites)
     passed = [f for f in finalists if f.passed]
-    winner, timings = _confirm(task, passed, _race(task, passed)) if passed else (None, ())
+    return FinalRace(task=task, finalists=finalists, timings=_race(task, passed) if passed else ())
+
+
+def end_finals(race: FinalRace, preferred: Collection[int] = ()) -> Finals:
+    """Has the fastest confirmed; of the `preferred` candidates, by order, where one of them is."""
+    finalists, timings, winner = race.finalists, race.timings, None
+    passed = [f for f in finalists if f.passed]
+    if passed:
+        winner, timings = _confirm(race.task, passed, timings, preferred)
     timings = _with_noise_floor(timings, winner)
     for f in passed:
         own = tuple(replace(t, contender="candidate") for t in timings if t.contender == f.name)
@@ -144,10 +167,10 @@ def _race(task: TaskExecutor, finalists: list[Finalist]) -> tuple[Timing, ...]:
 
 
 def _confirm(
-    task: TaskExecutor, finalists: list[Finalist], timings: tuple[Timing, ...]
+    task: TaskExecutor, finalists: list[Finalist], timings: tuple[Timing, ...], preferred: Collection[int]
 ) -> tuple[Finalist | None, tuple[Timing, ...]]:
-    """Runs the fastest once more, beside a second copy of itself and the baselines, on other data in a fresh process,
-    cold and hot. If it is refused there, the next one runs.
+    """Runs the fastest, of the preferred if there are any, once more, beside a second copy of itself and the baselines, on
+    other data in a fresh process, cold and hot. If it is refused there, the next one runs.
 
     Returns the winner, and all timings with these in place of those of the first race; of that one the winner's stays, as
     `FINALIST`. There is no winner if none passes, or if a race dies twice without naming a contender.
@@ -155,7 +178,7 @@ def _confirm(
     task = replace(task, seed=task.seed + 1)
     by_name = {f.name: f for f in finalists if f.passed}
     own = [t for t in timings if t.contender in by_name and t.ratio is not None]
-    for first in sorted(own, key=_ratio):
+    for first in sorted(own, key=lambda t: (by_name[t.contender].candidate.order not in preferred, _ratio(t))):
         name, finalist = first.contender, by_name[first.contender]
         for _ in range(_CONFIRMATIONS):
             task.executor.renew_device()

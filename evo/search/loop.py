@@ -19,11 +19,12 @@ from typing import Any
 from threadpoolctl import threadpool_limits
 
 from evo.errors import StoreError
-from evo.evaluation import Build, Candidate, Costs, Evaluation, Status, Timing
+from evo.evaluation import Build, Candidate, Costs, Evaluation, Parent, Proposal, Status, Timing
 from evo.executors import Executor, Incumbent, InFlight
 from evo.lineage import Stage, StoredRun
 from evo.lineage.store import Store
 from evo.problem.kernel import Launch
+from evo.problem.space import Space
 from evo.search.progress import Budget, Improvement, Observer, Progress, StopReason
 from evo.search.samplers import Exhausted, Sampler, find_sampler
 from evo.search.tasks import TaskExecutor, tasks_of
@@ -44,6 +45,7 @@ class _Task:
     """One workload of the search, with its own sampler."""
 
     executor: TaskExecutor
+    space: Space
     sampler: Sampler
     by_code: dict[tuple[str, Launch], Candidate] = field(default_factory=dict)
     """The first candidate that was built with this code: the others are its duplicates."""
@@ -51,6 +53,10 @@ class _Task:
     """Likewise, but the first that was told: this order does not depend on what finished first."""
     best_told: float | None = None
     incumbent: Incumbent | None = None
+    offers: dict[int, Proposal] = field(default_factory=dict)
+    """Where tasks exchange what works: by task, the latest best of another that this one has not tried."""
+    idle: int = 0
+    """Likewise: proposals since it last improved; an improvement halves it."""
 
 
 class Search:
@@ -73,7 +79,8 @@ class Search:
             if starts := options.get("starts"):
                 space = space.with_initial_points(starts)
             sampler = find_sampler(spec.sampler)(space, spec.seed + 1_000_003 * number, options.get("sampler", {}))
-            self._tasks.append(_Task(executor=task, sampler=sampler))
+            self._tasks.append(_Task(executor=task, space=space, sampler=sampler))
+        self._exchanging = bool(options.get("cover"))
         self._open_tasks = list(range(len(self._tasks)))
         """Those whose sampler has more to propose."""
         self._timings = {order: r.evaluation.timing() for order, r in self._recorded.items()}
@@ -155,12 +162,15 @@ class Search:
     def _ask(self) -> None:
         order = len(self._candidates)
         number = self._open_tasks[order % len(self._open_tasks)]
+        if self._exchanging:  # where something was found last
+            number = min(self._open_tasks, key=lambda n: (self._tasks[n].idle, n))
         task = self._tasks[number]
         try:
-            proposal = task.sampler.ask(order)
+            proposal = self._adopted(task, order) or task.sampler.ask(order)
         except Exhausted:
             self._open_tasks.remove(number)
             return
+        task.idle += 1
         candidate = Candidate(order=order, task=number, proposal=proposal)
         self._candidates.append(candidate)
         if order in self._recorded:
@@ -169,6 +179,15 @@ class Search:
         self.progress.building += 1
         future = task.executor.build(proposal.genome)
         self._when_done(future, lambda done: self._on_build(candidate, done.result()))
+
+    def _adopted(self, task: _Task, order: int) -> Proposal | None:
+        """What another task offers and this one takes; at most every second proposal."""
+        while task.offers and task.idle % 2:
+            source = next(iter(task.offers))
+            migrant = task.offers.pop(source)
+            if task.space.is_legal(migrant.genome.parameters) and task.sampler.adopt(order, migrant):
+                return migrant
+        return None
 
     def _tell(self, candidate: Candidate) -> None:
         """Tells the sampler of a finished candidate. A disturbed one that would be the best so far has no score there,
@@ -182,6 +201,12 @@ class Search:
         if better and not candidate.disturbed:
             task.best_told = ratio
             self._told_since_better = 0
+            task.idle //= 2
+            for other in self._tasks if self._exchanging else ():
+                if other is not task:
+                    origin = (Parent(order=candidate.order, role="parent"),)
+                    migrant = Proposal(genome=candidate.proposal.genome, operator="migration", parents=origin)
+                    other.offers[candidate.task] = migrant
         else:
             self._told_since_better += 1
         self._told += 1

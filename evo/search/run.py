@@ -11,21 +11,23 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 
 from evo import __version__
 from evo.errors import EvoError, StoreError, TemplateError, UsageError, error_line
-from evo.evaluation import Status
+from evo.evaluation import Candidate, Status
 from evo.executors import Executor, ExecutorConfig, find_executor
 from evo.lineage import Environment, RunSpec, RunStatus, Stage, StoredRun
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel, Workload, load_kernel
 from evo.problem.space import Value
-from evo.search.finals import Finals, hold_finals
+from evo.search.cover import choose
+from evo.search.finals import Finals, end_finals, hold_race
 from evo.search.loop import Search, default_max_in_flight
 from evo.search.progress import Budget, Observer, StopReason
-from evo.search.tasks import tasks_of
+from evo.search.tasks import TaskExecutor, tasks_of
 from evo.targets import Target, find_target
 
 _FINALS_BATCHES = 3
@@ -58,10 +60,11 @@ def plan_run(
     sampler_options: Mapping[str, object] | None = None,
     fixed: Mapping[str, Value] | None = None,
     initial_points: Sequence[Mapping[str, Value]] = (),
+    cover: bool = False,
     name: str | None = None,
 ) -> RunSpec:
     """The record from which `execute` can start, and start again. kernel: name, or path of its folder. builders: of the
-    executor, if not as many as the target leaves cores for.
+    executor, if not as many as the target leaves cores for. cover: few variants are to serve all workloads.
 
     What the gate's data are drawn with comes from the operating system: nobody can have fitted a kernel to them.
     """
@@ -79,6 +82,7 @@ def plan_run(
             "fixed": dict(fixed or {}),
             "starts": [dict(point) for point in initial_points],
             "gate_seed": int.from_bytes(os.urandom(4)),
+            **({"cover": True} if cover else {}),
         },
         budget=asdict(budget),
         name=name,
@@ -158,30 +162,76 @@ def hold_all_finals(
 ) -> tuple[Finals, ...]:
     """Of every task, with `count` finalists; where all of them are refused, with the next best."""
     executor.renew_device()
+    tasks = tasks_of(run.spec, executor, Stage.FINAL)
+    if run.spec.options.get("cover"):
+        return _hold_covering_finals(search, run, store, tasks, count)
     held = []
-    for number, task in enumerate(tasks_of(run.spec, executor, Stage.FINAL)):
+    for number, task in enumerate(tasks):
         elites = search.elites(number)
         for batch in range(_FINALS_BATCHES):
             tried, elites = elites[:count], elites[count:]
             if batch and not tried:
                 break  # no candidate is left
-            finals = hold_finals(task, tried)
-            with store.transaction():
-                for finalist in finals.finalists:
-                    store.add_final(run, finalist.candidate.order, finalist.measurement, elapsed_s=search.elapsed_s)
-                store.add_baselines(run, number, finals.baselines, stage=Stage.FINAL)
-                # Also None: the winner of earlier finals has not won these.
-                store.set_winner(run, number, finals.winner.candidate.order if finals.winner else None)
+            finals = end_finals(hold_race(task, tried))
+            _store_finals(store, run, number, finals, search.elapsed_s)
             if finals.winner or not finals.finalists:
                 break  # else all of these were refused, and the next best have their turn
         held.append(finals)
     return tuple(held)
 
 
+def _hold_covering_finals(
+    search: Search, run: StoredRun, store: Store, tasks: Sequence[TaskExecutor], count: int
+) -> tuple[Finals, ...]:
+    """Where few variants are to serve all tasks. Finalists of a task are its fastest, and those that would serve it as far
+    as the search can tell; which variants these are is decided anew by the races, all of which are held before."""
+    elites = [search.elites(number) for number in range(len(tasks))]
+
+    def variant(task: TaskExecutor, candidate: Candidate) -> str:
+        """What is the same code with the same launch at all sizes."""
+        assert candidate.code is not None
+        plan = task.problem.plan(task.target, candidate.proposal.genome.parameters, task.workload)
+        return f"{candidate.code[0]} {plan}"
+
+    def serving(times: Sequence[Mapping[str, float]]) -> set[str]:
+        dtypes = [task.workload.dtype for task in tasks]
+        few = (choose([t for t, own in zip(times, dtypes, strict=True) if own == dtype]) for dtype in set(dtypes))
+        return {v for found in few for v in found}
+
+    few = serving([{variant(t, c): c.ratio for c in found if c.ratio} for t, found in zip(tasks, elites, strict=True)])
+    races = []
+    for task, found in zip(tasks, elites, strict=True):
+        fastest = found[: (count + 1) // 2]
+        shared = [c for c in found[len(fastest) :] if variant(task, c) in few]
+        races.append(hold_race(task, [*fastest, *shared][:count]))
+    few = serving([{variant(r.task, f.candidate): time for f, time in r.ratios()} for r in races])
+    held = []
+    for number, race in enumerate(races):
+        finals = end_finals(race, {f.candidate.order for f in race.finalists if variant(race.task, f.candidate) in few})
+        _store_finals(store, run, number, finals, search.elapsed_s)
+        held.append(finals)
+    return tuple(held)
+
+
+def _store_finals(store: Store, run: StoredRun, task: int, finals: Finals, elapsed_s: float) -> None:
+    with store.transaction():
+        for finalist in finals.finalists:
+            store.add_final(run, finalist.candidate.order, finalist.measurement, elapsed_s=elapsed_s)
+        store.add_baselines(run, task, finals.baselines, stage=Stage.FINAL)
+        # Also None: the winner of earlier finals has not won these.
+        store.set_winner(run, task, finals.winner.candidate.order if finals.winner else None)
+
+
 def _default_builders(target: str) -> int:
     """Builders beside the device process: all cores but one, or all where they take turns anyway."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return cores if find_target(target).shares_cores else max(1, min(cores - 1, 32))
+
+
+def points_of(grid: str) -> list[str]:
+    """The workloads of a grid: rows=1024/4096,cols=1024,dtype=float16/bfloat16 are four."""
+    parts = (part.partition("=") for part in grid.split(","))
+    return [",".join(p) for p in product(*([f"{n}{equals}{v}" for v in values.split("/")] for n, equals, values in parts))]
 
 
 def check_workloads(kernel: Kernel, target: str, texts: list[str]) -> tuple[Workload, ...]:

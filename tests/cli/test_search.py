@@ -41,6 +41,27 @@ def evo(*arguments: str, **options: Any) -> Ended:
     return Ended(process.returncode, out, err)
 
 
+def test_a_grid_is_covered_and_its_export_serves_each_point_by_what_won_it(tmp_path: Path) -> None:
+    db = ("--db", str(tmp_path / "lineage.db"))
+    grid = ("--cover", "rows=16/64,cols=96,dtype=float32")
+    found = evo("search", "layernorm", "--target", "cpu", *grid, "--evaluations", "8", "--seed", "2", "--name", "few", *db)
+    assert found.code == 0, found.err
+    assert re.search(r"\d variants? for 2 workloads: ", found.out)
+    told = evo("show", "few", "--json", *db).document["cover"]
+    assert {p["workload"].partition(",cols")[0] for p in told["points"]} == {"rows=16", "rows=64"}
+    out = tmp_path / "covered"
+    assert evo("export", "few", "--out", str(out), *db).code == 0
+    variants = json.loads((out / "manifest.json").read_text())["variants"]
+    assert len(variants) == told["variants"]
+    code = (
+        "import covered, torch; covered.also_serve(slower=True)\n"
+        "for rows in (16, 64): print(covered.explain(torch.randn(rows, 96), (96,)).split()[1])"
+    )
+    chosen = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    serving = {p["workload"]["dims"]["rows"]: str(i) for i, v in enumerate(variants) for p in (v, *v["points"])}
+    assert chosen.stdout.split() == [serving[16], serving[64]]
+
+
 def search_toy(here: Any, tmp_path: Path, *more: str) -> Ended:
     """A search of two candidates, of a kernel in this folder."""
     if not (tmp_path / "toy").exists():

@@ -25,7 +25,7 @@ from evo.executors import RaceRequest, RaceResult, Request
 from evo.lineage import Environment, RunSpec, StoredRun
 from evo.lineage.store import Store
 from evo.problem.kernel import load_kernel
-from evo.search.finals import Finals, hold_finals
+from evo.search.finals import Finals, end_finals, hold_race
 from evo.search.loop import Search
 from evo.search.progress import Budget, Progress, StopReason
 from evo.search.run import hold_all_finals, plan_run
@@ -279,7 +279,7 @@ def _finals_of(executor: LandscapeExecutor, store: Store) -> tuple[Finals, list[
     task = TaskExecutor(
         executor=executor, kernel="layernorm", target="cpu", arch="native", workload=run.spec.workloads[0], seed=5
     )
-    finals = hold_finals(task, elites)
+    finals = end_finals(hold_race(task, elites))
     executor.close()
     return finals, elites
 

@@ -42,6 +42,11 @@ class Sampler(Protocol):
         """
         ...
 
+    def adopt(self, order: int, migrant: Proposal) -> bool:
+        """Takes a legal genome from elsewhere for a proposal of its own, to be known as `order`. False: it was proposed
+        before, and nothing has happened."""
+        ...
+
     def tell(self, order: int, score: float | None, duplicate_of: int | None = None) -> None:
         """The result of one proposal; called once each, in order.
 

@@ -100,9 +100,17 @@ class EvolutionSampler:
     def ask(self, order: int) -> Proposal:
         seeding = self._told < self._config.seeding or self._seeder.begins
         proposal = self._seeder.ask(order) if seeding else self._evolve()
+        self._expect(order, proposal, seeding=seeding)
+        return proposal
+
+    def adopt(self, order: int, migrant: Proposal) -> bool:
+        if new := migrant.genome in self._unseen:
+            self._expect(order, migrant, seeding=False)
+        return new
+
+    def _expect(self, order: int, proposal: Proposal, *, seeding: bool) -> None:
         self._unseen.remember(proposal.genome)
         self._pending[order] = proposal, self._surrogate.mark_pending(proposal.genome), seeding
-        return proposal
 
     def tell(self, order: int, score: float | None, duplicate_of: int | None = None) -> None:
         proposal, row, seeding = self._pending.pop(order)

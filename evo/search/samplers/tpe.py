@@ -76,6 +76,12 @@ class TpeSampler:
             self._given.add(order)
         return proposal
 
+    def adopt(self, order: int, migrant: Proposal) -> bool:
+        if new := migrant.genome in self._unseen:
+            self._unseen.remember(migrant.genome)
+            self._model.mark_pending(order, migrant.genome.parameters)
+        return new
+
     def tell(self, order: int, score: float | None, duplicate_of: int | None = None) -> None:
         self._told += order not in self._given
         self._model.learn(order, score)
