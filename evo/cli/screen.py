@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from evo.analysis.failures import read_failures
-from evo.analysis.finals import RunFinals, WorkloadFinals
+from evo.analysis.finals import RunFinals
 from evo.analysis.runs import MILESTONES, read_history
 from evo.cli.options import command_line
 from evo.cli.show import print_finals
@@ -30,7 +30,7 @@ from evo.lineage.store import Store
 from evo.problem.kernel import Workload
 from evo.report.text import duration
 from evo.search.check import CheckProgress
-from evo.search.finals import Finalist, Finals
+from evo.search.finals import Finalist
 from evo.search.progress import Budget, Improvement, Progress
 from evo.search.run import Outcome
 
@@ -50,29 +50,19 @@ _STAGES = {
 }
 
 
-class Screen:
-    """What shows a search, which owns the terminal while it is entered. This one prints nothing, for --json."""
-
-    def __enter__(self) -> Screen:
-        return self
-
-    def __exit__(self, *ended: object) -> None:
-        return None
-
-    def update(self, progress: Progress) -> None:
-        return None
-
-    def say(self, text: str) -> None:
-        return None
-
-
-class PlainLines(Screen):
-    """A line whenever something better is found, and one every few seconds."""
+class PlainLines:
+    """A line whenever something better is found, and one every few seconds; nothing on a quiet console."""
 
     def __init__(self, console: Console, workloads: tuple[Workload, ...]) -> None:
         self._console, self._workloads = console, workloads
         self._improvements = 0
         self._last = time.monotonic()
+
+    def __enter__(self) -> PlainLines:
+        return self
+
+    def __exit__(self, *ended: object) -> None:
+        return None
 
     def say(self, text: str) -> None:
         self._console.print(text, highlight=False, soft_wrap=True)
@@ -94,8 +84,9 @@ class PlainLines(Screen):
             self.say(f"{progress.elapsed_s:7.1f} s  {_counts(progress)}{waiting and f' | {waiting}'}")
 
 
-class LiveScreen(Screen):
-    """Best so far, rate, states, failures by kind, busy share, time left; drawn in place."""
+class LiveScreen:
+    """Best so far, rate, states, failures by kind, busy share, time left; drawn in place. It owns the terminal while it is
+    entered."""
 
     def __init__(self, console: Console, title: str, workloads: tuple[Workload, ...], budget: Budget) -> None:
         self._console, self._title = console, title
@@ -254,43 +245,27 @@ def outcome_record(
         "timing_share_of_search": progress.spent.timing_seconds / max(own_s, 1e-9),
         **evaluation_costs(progress),
         "unfinished": unfinished(progress),
-        "workloads": [
-            {"candidates": run.tasks[task].candidates, "refused_most": _refused_most(store, run.name, task, held)}
-            | _workload_record(outcome, task, held, before_search_s, run.finals[task])
-            for task, held in enumerate(outcome.finals)
-        ],
+        "workloads": [_workload_record(outcome, run, task, before_search_s, store) for task in range(len(run.tasks))],
     }
 
 
-def _refused_most(store: Store, run: str, task: int, finals: Finals) -> dict[str, Any] | None:
-    """The most frequent reason why a candidate did not pass, where none did."""
-    reasons = () if finals.finalists else read_failures(store, run, task=task).reasons
-    return asdict(reasons[0]) if reasons else None
-
-
-def _workload_record(
-    outcome: Outcome, task: int, finals: Finals, before_search_s: float, recorded: WorkloadFinals
-) -> dict[str, Any]:
-    """Finalists as they ran in the race of all of them, the winner as in the one that confirmed it."""
-    record: dict[str, Any] = {
-        "workload": recorded.workload,
-        "winner": None,
-        "finalists": [_finalist_record(outcome, f, f.raced) for f in finals.finalists],
+def _workload_record(outcome: Outcome, run: RunFinals, task: int, before_search_s: float, store: Store) -> dict[str, Any]:
+    """The finals of a task as `evo show RUN` has them, but with finalists as they ran in the race of all of them, also the
+    refused ones, and the winner as in the race that confirmed it. refused_most: the most frequent reason why a candidate
+    did not pass, where none did."""
+    held, recorded = outcome.finals[task], run.finals[task]
+    reasons = () if held.finalists else read_failures(store, run.name, task=task).reasons
+    return vars(recorded) | {
+        "candidates": run.tasks[task].candidates,
+        "refused_most": asdict(reasons[0]) if reasons else None,
+        "winner": _finalist_record(outcome, held.winner, held.winner.timing) if held.winner else None,
+        "finalists": [_finalist_record(outcome, f, f.raced) for f in held.finalists],
         "baselines": {t.contender: timing_record(t) for t in recorded.baselines},
-        **_milestones(outcome, task, before_search_s),
+        "hot": timing_record(recorded.hot) if recorded.hot else None,
         "ties_with_winner": [one.id for one in recorded.finalists if one.tie],
-        "disturbed": recorded.disturbed,
-        "discarded_rounds": recorded.discarded_rounds,
-        "remarks": recorded.remarks,
+        "shift": recorded.confirmed.shift if recorded.confirmed else None,
+        **_milestones(outcome, task, before_search_s),
     }
-    if recorded.hot is not None:
-        record["hot"] = timing_record(recorded.hot)
-    if finals.winner is not None and recorded.confirmed is not None:
-        record["winner"] = _finalist_record(outcome, finals.winner, finals.winner.timing)
-        record["shift"] = recorded.confirmed.shift
-        known = ("noise_floor", "claimed_speedup", "selection_regret", "times_ceiling", "ceiling")
-        record |= {name: value for name in known if (value := getattr(recorded, name)) is not None}
-    return record
 
 
 def _milestones(outcome: Outcome, task: int, before_search_s: float) -> dict[str, dict[str, float]]:
@@ -308,15 +283,15 @@ def _milestones(outcome: Outcome, task: int, before_search_s: float) -> dict[str
 
 
 def _finalist_record(outcome: Outcome, finalist: Finalist, timing: Timing | None) -> dict[str, Any]:
-    record: dict[str, Any] = {
+    return {
         "candidate": public_id(outcome.run.uid, finalist.candidate.order),
         "order": finalist.candidate.order,
         "operator": finalist.candidate.proposal.operator,
         "genome": finalist.candidate.proposal.genome.parameters,
         "status": str(finalist.measurement.status),
         "log": finalist.measurement.log,
+        **(timing_record(timing) if timing else {}),
     }
-    return record | (timing_record(timing) if timing else {})
 
 
 def print_outcome(console: Terminal, record: dict[str, Any], run: RunFinals, db: str) -> None:

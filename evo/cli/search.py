@@ -33,7 +33,7 @@ from evo.cli.options import (
     split_pair,
 )
 from evo.cli.recorded import find_winners, is_of
-from evo.cli.screen import LiveScreen, PlainLines, Screen, outcome_record, print_outcome
+from evo.cli.screen import LiveScreen, PlainLines, outcome_record, print_outcome
 from evo.cli.tables import Terminal, counted
 from evo.errors import DeviceError, StoreError, UsageError
 from evo.executors import Executor
@@ -335,11 +335,12 @@ def _carry_out(
 ) -> None:
     """Searches, shows how it goes and what was found, and exports the winners. resumed: the run had begun before."""
     console = make_console()
+    console.quiet = json
     kept = find_run(store, run.name).evaluations
-    if resumed and not json:
+    if resumed:
         searched = duration(run.elapsed_s)
         console.say(f"run {run.name} is resumed: {counted(kept, 'candidate')} and {searched} of searching are kept")
-    with _screen(console, run, json) as screen:
+    with _screen(console, run) as screen:
         screen.say(f"run {run.name}: {run.spec.kernel} on {run.environment.device}, seed {run.spec.seed}; starting …")
         try:
             with _signals() as searching:
@@ -369,10 +370,8 @@ def _carry_out(
         raise typer.Exit(1)
 
 
-def _screen(console: Terminal, run: StoredRun, json: bool) -> Screen:
-    if json:
-        return Screen()
-    if console.is_terminal:
+def _screen(console: Terminal, run: StoredRun) -> PlainLines | LiveScreen:
+    if console.is_terminal and not console.quiet:
         title = f"evo search {run.spec.kernel} · {run.environment.device} · {run.name}"
         return LiveScreen(console, title, run.spec.workloads, Budget(**run.spec.budget))
     return PlainLines(console, run.spec.workloads)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from evo.cli import screen
-from evo.cli.screen import CheckLines, Screen
+from evo.cli.screen import CheckLines
 from evo.errors import UsageError
 from evo.evaluation import Evaluation, Status
 from evo.executors import ExecutorConfig, InFlight, Request
@@ -178,7 +178,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     executor = LocalExecutor("cpu", ExecutorConfig(builders=1, cache_dir=home / "cache"))
     with closing(executor), Store.open(db, write=True) as store:
         run = store.create_run(spec, Environment(device="here", arch="native"))
-        assert Search(run, store, executor, Screen().update).run() is StopReason.EXHAUSTED
+        assert Search(run, store, executor, lambda progress: None).run() is StopReason.EXHAUSTED
         stored = {e.candidate.proposal.genome.parameters["mode"]: e for e in store.evaluations(run)}
     evaluations = {mode: e.evaluation for mode, e in stored.items()}
     names = {mode: public_id(run.uid, e.candidate.order) for mode, e in stored.items()}
@@ -266,7 +266,7 @@ def search(tmp_path: Path, gate_seed: int) -> tuple[list[str], set[int]]:
     executor.seeds = set()
     with closing(executor), Store.open(tmp_path / f"{gate_seed}.db", write=True) as store:
         run = store.create_run(spec, Environment(device="a landscape", arch="none"))
-        assert Search(run, store, executor, Screen().update).run() is StopReason.EVALUATIONS
+        assert Search(run, store, executor, lambda progress: None).run() is StopReason.EVALUATIONS
         return [e.candidate.proposal.genome.to_json() for e in store.evaluations(run)], executor.seeds
 
 
