@@ -10,17 +10,15 @@ import pytest
 
 from evo import cli
 from evo.errors import DeviceError
-from evo.executors import Request
 from evo.lineage import Environment
 from evo.lineage.models import public_id
 from evo.lineage.store import Store
-from evo.problem.genome import Genome
 from evo.problem.kernel import load_kernel
 from evo.sanitize import Report, choose_tools, find_compute_sanitizer, read_report, sanitize
 from evo.targets import find_target
 from tests.landscape import random_search
 from tests.lineage import samples as s
-from tests.toy_kernel import write_kernel
+from tests.toy_kernel import build_request, write_kernel
 
 pytestmark = pytest.mark.slow
 
@@ -52,14 +50,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def run_tool(toy: str, mode: str, tool: str, limit_s: float = 60.0) -> Report:
-    request = Request(
-        kernel=toy,
-        target="cpu",
-        arch="native",
-        genome=Genome.of({"mode": mode, "unroll": 1}),
-        workload=load_kernel(toy).example("cpu"),
-    )
-    (report,) = sanitize(request, [tool], seed=1, limit_s=limit_s).reports
+    (report,) = sanitize(build_request(Path(toy), mode), [tool], seed=1, limit_s=limit_s).reports
     return report
 
 

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-__all__ = ["TEMPLATE", "write_kernel"]
+from evo.evaluation import Build
+from evo.executors import Request
+from evo.problem.genome import Genome
+from evo.problem.kernel import Workload
+
+__all__ = ["TEMPLATE", "WORKLOAD", "build_request", "measure_request", "write_kernel"]
+
+WORKLOAD = Workload.of({"n": 4096}, "float32")
 
 _KERNEL = '''
 import time
@@ -143,3 +151,12 @@ def write_kernel(
     (folder / "kernel.py").write_text(text)
     (folder / ("cpu.cpp.j2" if target == "cpu" else "cuda.cu.j2")).write_text(template.replace("@LOG@", log))
     return folder
+
+
+def build_request(kernel: Path, mode: str = "honest", unroll: int = 1) -> Request:
+    genome = Genome.of({"mode": mode, "unroll": unroll})
+    return Request(kernel=str(kernel), target="cpu", arch="native", genome=genome, workload=WORKLOAD, seed=1)
+
+
+def measure_request(kernel: Path, build: Build, mode: str = "honest", *, timed: bool = True) -> Request:
+    return replace(build_request(kernel, mode), build=build, time=timed)

@@ -124,42 +124,6 @@ def test_without_a_gpu_the_cuda_target_says_what_works_without_one(here: Any) ->
     assert "evo check KERNEL --arch sm_89" in ended.sentence
 
 
-def test_without_a_compiler_the_cpu_target_says_how_to_get_one(tmp_path: Path) -> None:
-    environment = {k: v for k, v in os.environ.items() if k not in ("CXX", "PATH")} | {"PATH": str(tmp_path)}
-    ended = evo("search", "layernorm", "--target", "cpu", env=environment)
-    assert ended.code == 2
-    assert "no C++ compiler found" in ended.sentence
-    assert "apt install g++" in ended.sentence
-
-
-def write_database(path: Path, statement: str) -> None:
-    with sqlite3.connect(path) as connection:
-        connection.execute(statement)
-    connection.close()
-
-
-def test_what_is_no_database_of_this_evo_is_named_and_left_as_it_is(here: Any, tmp_path: Path) -> None:
-    (tmp_path / "note.txt").write_text("remember the milk\n" * 100)
-    write_database(tmp_path / "other.db", "create table songs (title text)")
-    (tmp_path / "folder.db").mkdir()
-    assert search_toy(here, tmp_path, "--db", "newer.db").code == 0
-    write_database(tmp_path / "newer.db", "update alembic_version set version_num = '9999_from_the_future'")
-    sentences = {
-        "note.txt": "is not a SQLite database",
-        "note.txt/lineage.db": "note.txt",
-        "other.db": "other.db",
-        "folder.db": "folder.db",
-        "newer.db": "newer",
-    }
-    before = {db: (tmp_path / db).read_bytes() for db in sentences if (tmp_path / db).is_file()}
-    for db, sentence in sentences.items():
-        ended = search_toy(here, tmp_path, "--db", db)
-        assert (ended.code, ended.out) == (2, "")
-        assert sentence in ended.sentence
-    assert {db: (tmp_path / db).read_bytes() for db in before} == before
-    assert here("runs", "--db", "newer.db").code == 2
-
-
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mount"), reason="only root can mount a small disk")
 def test_a_disk_that_fills_up_ends_the_search_in_one_sentence(here: Any, tmp_path: Path) -> None:
     disk = tmp_path / "disk"

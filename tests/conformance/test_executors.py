@@ -12,19 +12,17 @@ import evo.executors
 from evo.discovery import plugin_names
 from evo.errors import UnknownNameError, UsageError
 from evo.evaluation import Build, Status
-from evo.executors import Executor, ExecutorConfig, RaceRequest, RaceResult, Request, find_executor
-from evo.problem.genome import Genome
+from evo.executors import Executor, ExecutorConfig, RaceRequest, RaceResult, find_executor
 from evo.problem.kernel import Workload
-from tests.toy_kernel import write_kernel
+from tests.toy_kernel import WORKLOAD, build_request, measure_request, write_kernel
 
 MODES = ("honest", "wrong", "compile_error", "no_entry", "abort")
-WORKLOAD = Workload.of({"n": 4096}, "float32")
 PATIENCE_S = 250.0
 
 
 @pytest.fixture(scope="module")
-def kernel(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_kernel(tmp_path_factory.mktemp("kernels") / "toy", MODES))
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_kernel(tmp_path_factory.mktemp("kernels") / "toy", MODES)
 
 
 @pytest.fixture(scope="module", params=plugin_names(evo.executors))
@@ -35,28 +33,16 @@ def executor(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     opened.close()
 
 
-def genome(mode: str) -> Genome:
-    return Genome.of({"mode": mode, "unroll": 1})
+def built(executor: Executor, kernel: Path, mode: str) -> Build:
+    return executor.build(build_request(kernel, mode)).result(PATIENCE_S)
 
 
-def request(kernel: str, mode: str) -> Request:
-    return Request(kernel=kernel, target="cpu", arch="native", genome=genome(mode), workload=WORKLOAD, seed=1)
-
-
-def built(executor: Executor, kernel: str, mode: str) -> Build:
-    return executor.build(request(kernel, mode)).result(PATIENCE_S)
-
-
-def measurement(kernel: str, build: Build, mode: str, *, time: bool = True) -> Request:
-    return replace(request(kernel, mode), build=build, time=time)
-
-
-def raced(executor: Executor, kernel: str, contenders: dict[str, tuple[str, Build]]) -> RaceResult:
+def raced(executor: Executor, kernel: Path, contenders: dict[str, tuple[str, Build]]) -> RaceResult:
     request = RaceRequest(
-        kernel=kernel,
+        kernel=str(kernel),
         target="cpu",
         workload=WORKLOAD,
-        contenders=tuple((name, genome(mode), build) for name, (mode, build) in contenders.items()),
+        contenders=tuple((name, build_request(kernel, mode).genome, build) for name, (mode, build) in contenders.items()),
         baselines=("copy",),
         seed=1,
     )
@@ -68,15 +54,15 @@ def test_an_unknown_executor_is_refused_with_the_names_there_are() -> None:
         find_executor("lokal")
 
 
-def test_an_honest_candidate_is_gated_and_timed(executor: Executor, kernel: str) -> None:
+def test_an_honest_candidate_is_gated_and_timed(executor: Executor, kernel: Path) -> None:
     build = built(executor, kernel, "honest")
     assert build.status is Status.OK, build.log
-    measured = executor.measure(measurement(kernel, build, "honest")).result(PATIENCE_S)
+    measured = executor.measure(measure_request(kernel, build, "honest")).result(PATIENCE_S)
     assert measured.status is Status.OK, measured.log
     assert [c.case for c in measured.checks] == ["normal 5", "normal 64", "normal 1001", "timed"]
     assert {t.contender for t in measured.timings} == {"candidate", "torch"}
     assert all(t.median_us > 0 for t in measured.timings)
-    gated = executor.measure(measurement(kernel, build, "honest", time=False)).result(PATIENCE_S)
+    gated = executor.measure(measure_request(kernel, build, "honest", timed=False)).result(PATIENCE_S)
     assert (gated.status, gated.timings) == (Status.OK, ())
     assert executor.in_flight() == ()
 
@@ -90,18 +76,18 @@ def test_an_honest_candidate_is_gated_and_timed(executor: Executor, kernel: str)
     ],
 )
 def test_a_bad_candidate_carries_the_reason_and_costs_only_itself(
-    executor: Executor, kernel: str, mode: str, status: Status, log: str
+    executor: Executor, kernel: Path, mode: str, status: Status, log: str
 ) -> None:
     honest, bad = built(executor, kernel, "honest"), built(executor, kernel, mode)
     crowd = ["honest", mode, mode, "honest"]  # asked for at once
-    futures = [executor.measure(measurement(kernel, honest if m == "honest" else bad, m)) for m in crowd]
+    futures = [executor.measure(measure_request(kernel, honest if m == "honest" else bad, m)) for m in crowd]
     found = [f.result(PATIENCE_S) for f in futures]
     assert [m.status for m in found] == [Status.OK, status, status, Status.OK]
     assert [bool(m.timings) for m in found] == [True, False, False, True]
     assert log in found[1].log
 
 
-def test_a_build_that_fails_carries_the_compilers_words(executor: Executor, kernel: str) -> None:
+def test_a_build_that_fails_carries_the_compilers_words(executor: Executor, kernel: Path) -> None:
     build = built(executor, kernel, "compile_error")
     assert build.status is Status.COMPILE_ERROR
     assert "this candidate does not compile" in build.log
@@ -109,7 +95,7 @@ def test_a_build_that_fails_carries_the_compilers_words(executor: Executor, kern
     assert built(executor, kernel, "honest").status is Status.OK
 
 
-def test_a_race_has_times_of_all_that_are_right_and_reasons_for_the_others(executor: Executor, kernel: str) -> None:
+def test_a_race_has_times_of_all_that_are_right_and_reasons_for_the_others(executor: Executor, kernel: Path) -> None:
     honest, wrong = (built(executor, kernel, m) for m in ("honest", "wrong"))
     assert honest.binary is not None
     triggers = replace(honest, binary=replace(honest.binary, triggers_dependents=True))  # as a GPU's code can
@@ -123,7 +109,7 @@ def test_a_race_has_times_of_all_that_are_right_and_reasons_for_the_others(execu
     assert [t.contender for t in raced(executor, kernel, others).timings] == ["torch", "copy"]
 
 
-def test_a_contender_that_breaks_a_race_is_an_empty_result_with_the_reason(executor: Executor, kernel: str) -> None:
+def test_a_contender_that_breaks_a_race_is_an_empty_result_with_the_reason(executor: Executor, kernel: Path) -> None:
     honest, broken = (built(executor, kernel, m) for m in ("honest", "abort"))
     lost = raced(executor, kernel, {"a": ("honest", honest), "b": ("abort", broken)})
     assert not lost.timings
@@ -131,19 +117,19 @@ def test_a_contender_that_breaks_a_race_is_an_empty_result_with_the_reason(execu
     assert lost.seconds > 0
 
 
-def test_data_that_cannot_be_made_are_an_error_and_cost_no_other_workload(executor: Executor, kernel: str) -> None:
-    request = measurement(kernel, built(executor, kernel, "honest"), "honest")
+def test_data_that_cannot_be_made_are_an_error_and_cost_no_other_workload(executor: Executor, kernel: Path) -> None:
+    request = measure_request(kernel, built(executor, kernel, "honest"), "honest")
     with pytest.raises(UsageError, match="needs"):
         executor.measure(replace(request, workload=Workload.of({"n": 1 << 42}, "float32"))).result(PATIENCE_S)
     assert executor.measure(request).result(PATIENCE_S).status is Status.OK
 
 
 @pytest.mark.parametrize("name", plugin_names(evo.executors))
-def test_closing_cancels_what_was_asked(name: str, kernel: str, tmp_path: Path) -> None:
+def test_closing_cancels_what_was_asked(name: str, kernel: Path, tmp_path: Path) -> None:
     opened = find_executor(name)("cpu", ExecutorConfig(builders=1, cache_dir=tmp_path))
     build = built(opened, kernel, "honest")
-    futures = [opened.measure(measurement(kernel, build, "honest")) for _ in range(20)]
+    futures = [opened.measure(measure_request(kernel, build, "honest")) for _ in range(20)]
     opened.close()
     assert all(f.done() for f in futures)
     assert futures[-1].cancelled()
-    assert opened.measure(measurement(kernel, build, "honest")).cancelled()
+    assert opened.measure(measure_request(kernel, build, "honest")).cancelled()

@@ -10,12 +10,11 @@ import pytest
 from evo.errors import CompileError, UsageError
 from evo.evaluation import Binary
 from evo.export import Exporter, ExportItem, ExportRequest, exporter_names, find_exporter
-from evo.problem.genome import Genome
 from evo.problem.kernel import load_kernel
 from evo.problem.render import Source
 from evo.targets import Target, find_target
+from tests.export.exports import listing, request_for
 
-KERNEL = load_kernel("layernorm")
 TARGETS = [("cuda", "sm_89"), ("cpu", "native")]
 OF_WINNERS = [name for name in exporter_names() if find_exporter(name).holds != "run"]
 GPU_ONLY = {"kernelbench"}
@@ -28,11 +27,8 @@ def exporter(request: pytest.FixtureRequest) -> Exporter:
 
 
 def item(target: str, arch: str, cols: int) -> ExportItem:
-    """The default point of the search space."""
-    workload = KERNEL.workload(target, f"rows=64,cols={cols},dtype=float32")
-    space = KERNEL.space(target, workload, find_target(target).limits(arch))
-    genome = Genome.of(space.complete(space.default))
-    return ExportItem(workload=workload, genome=genome, candidate=f"demo/{cols}", record={"run": "demo"})
+    request = request_for(target, arch, Path(), f"rows=64,cols={cols},dtype=float32", run="demo")
+    return replace(request.items[0], candidate=f"demo/{cols}")
 
 
 @pytest.fixture(params=TARGETS, ids=[target for target, _ in TARGETS])
@@ -40,12 +36,8 @@ def request_to_export(request: pytest.FixtureRequest, exporter: Exporter, tmp_pa
     target, arch = request.param
     if target == "cpu" and exporter.name in GPU_ONLY:
         pytest.skip(f"{exporter.name} is for GPUs only")
-    items = (item(target, arch, 64),)
-    return ExportRequest(kernel=KERNEL.name, target=target, arch=arch, items=items, out=tmp_path / "below" / "exported")
-
-
-def listing(folder: Path) -> dict[str, bytes]:
-    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    items, out = (item(target, arch, 64),), tmp_path / "below" / "exported"
+    return ExportRequest(kernel="layernorm", target=target, arch=arch, items=items, out=out)
 
 
 @pytest.mark.parametrize("name", exporter_names())
@@ -61,7 +53,7 @@ def test_the_files_that_are_named_are_those_that_are_written_and_the_source_is_a
     assert written
     assert sorted(written) == sorted(p for p in out.rglob("*") if p.is_file())
     assert [p.name for p in out.parent.iterdir()] == [out.name]
-    entry = f"{KERNEL.entry}(".encode()
+    entry = f"{load_kernel('layernorm').entry}(".encode()
     assert any(entry in p.read_bytes() for p in written if not p.name.endswith((".so", ".cubin")))
 
 

@@ -18,31 +18,20 @@ import pytest
 
 from evo.errors import DeviceError
 from evo.evaluation import Build, Evaluation, Status
-from evo.executors import ExecutorConfig, Incumbent, InFlight, Request
+from evo.executors import ExecutorConfig, Incumbent, InFlight
 from evo.executors._device import Device, Job, prepare_device
 from evo.executors._device import session as session_of_process
 from evo.executors._worker import Worker
 from evo.executors.local import LocalExecutor
 from evo.problem.genome import Genome
-from evo.problem.kernel import Workload
 from evo.targets import find_target
-from tests.toy_kernel import TEMPLATE, write_kernel
+from tests.toy_kernel import TEMPLATE, WORKLOAD, build_request, measure_request, write_kernel
 
 T = TypeVar("T")
 
 MODES = ("honest", "wrong", "compile_bomb", "spin", "tell_time")
-WORKLOAD = Workload.of({"n": 4096}, "float32")
 PATIENCE_S = 200.0
 """How long a test waits for anything at all: the machine may be busy."""
-
-
-def build_request(kernel: Path, mode: str = "honest", unroll: int = 1) -> Request:
-    genome = Genome.of({"mode": mode, "unroll": unroll})
-    return Request(kernel=str(kernel), target="cpu", arch="native", genome=genome, workload=WORKLOAD, seed=1)
-
-
-def measure_request(kernel: Path, build: Build, mode: str = "honest", *, timed: bool = True) -> Request:
-    return replace(build_request(kernel, mode), build=build, time=timed)
 
 
 def descendants() -> list[psutil.Process]:

@@ -27,6 +27,11 @@ def request_for(
     return ExportRequest(kernel=kernel, target=target, arch=arch, items=tuple(items), out=out)
 
 
+def listing(folder: Path) -> dict[str, bytes]:
+    """What is in each file of a folder, by its path there."""
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
 def edit_manifest(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
     path = folder / "manifest.json"
     manifest = json.loads(path.read_text())

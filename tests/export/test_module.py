@@ -19,14 +19,10 @@ from evo.export import find_exporter
 from evo.problem.genome import Genome
 from evo.problem.kernel import load_kernel
 from evo.targets import find_target
-from tests.export.exports import request_for
+from tests.export.exports import listing, request_for
 
 MODULE = find_exporter("module")
 F32 = "rows=8,cols=32,dtype=float32"
-
-
-def listing(folder: Path) -> dict[str, bytes]:
-    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 def test_the_files_are_readable_sources_binaries_and_what_runs_them(exported: Path) -> None:

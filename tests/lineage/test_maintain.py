@@ -139,6 +139,7 @@ def half_copied(tmp_path: Path) -> Path:
 READERS = [
     ["runs"], ["show", "abc"], ["query", "SELECT 1"], ["export", "mine", "--out", "out"], ["resume", "mine"],
     ["check", "abcdef"], ["prune", "mine"], ["vacuum"], ["merge", "OTHER"], ["backup"],
+    ["search", "layernorm", "--target", "cpu"],
 ]  # fmt: skip
 
 

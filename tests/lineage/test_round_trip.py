@@ -18,7 +18,6 @@ from evo.analysis.runs import find_run
 from evo.errors import EngineError, StoreError
 from evo.evaluation import Check, Evaluation, Parent, Status
 from evo.lineage import RunStatus, Stage
-from evo.lineage.models import public_id
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload
@@ -160,15 +159,6 @@ def test_names_are_given_or_generated_and_taken_once(store: Store) -> None:
             s.new_run(store, name)
     store.create_run(s.SPEC, dataclasses.replace(s.ENVIRONMENT, driver="581"))
     assert s.rows(store, "SELECT count(*) FROM environment") == [(2,)], "equal ones are one row"
-
-
-def test_candidates_arrive_in_any_order_and_their_ids_follow_from_run_and_order(store: Store) -> None:
-    run = s.new_run(store)
-    for order, parents in ((3, ()), (0, ()), (2, (0,)), (1, (0,)), (7, (3, 1))):
-        store.add(run, s.ref(order, *parents), s.passed(order), elapsed_s=0.0)
-    read = store.evaluations(run)
-    assert [e.candidate.order for e in read] == [0, 1, 2, 3, 7]
-    assert [e.public_id for e in read] == [public_id(run.uid, order) for order in (0, 1, 2, 3, 7)]
 
 
 def test_finals_stand_beside_the_search_and_beside_each_other(store: Store) -> None:

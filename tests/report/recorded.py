@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from evo.evaluation import FINALIST, Binary, Build, Candidate, Check, Evaluation, Status, Timing
-from evo.lineage import RunSpec, RunStatus, Stage, StoredRun
+from evo.lineage import RunStatus, Stage, StoredRun
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload, load_kernel
@@ -74,14 +74,12 @@ class Recording:
         kernel = load_kernel("layernorm")
         self._store, self._plan = store, plan
         self._workloads = tuple(kernel.workload("cuda", text) for text in plan.workloads)
-        spec = RunSpec(
+        spec = replace(
+            s.SPEC,
             kernel=plan.kernel,
             kernel_digest=kernel.digest,
-            target="cuda",
             arch=ARCH,
-            sampler="evolution",
             seed=plan.seed,
-            max_in_flight=16,
             workloads=self._workloads,
             options={"sampler": {}, "fixed": {}, "gate_seed": 11},
             budget={"seconds": 600.0, "evaluations": plan.evaluations, "patience": None},
@@ -177,9 +175,8 @@ def timing(
 ) -> Timing:
     us, spread = 31.0 * ratio, 0.006 if protocol == "cold" else 0.002
     reference = contender == "torch"
-    return Timing(
-        workload=workload.key,
-        contender=contender,
+    return replace(
+        s.timing(workload, contender=contender),
         protocol=protocol,
         median_us=us,
         low_us=us * (1 - spread),
@@ -188,8 +185,6 @@ def timing(
         ratio=None if reference else ratio,
         ratio_low=None if reference else ratio * (1 - spread),
         ratio_high=None if reference else ratio * (1 + spread),
-        calls_per_sample=12,
-        sets=9,
         clocks={"sm_mhz": 1980.0, "power_w": 410.0, "disturbed": 0.0, "discarded": 0.0, **clocks},
     )
 

@@ -20,17 +20,16 @@ from evo.executors.local import LocalExecutor
 from evo.lineage.models import public_id
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
-from evo.problem.kernel import Kernel, Workload, load_kernel
+from evo.problem.kernel import Kernel, load_kernel
 from evo.problem.space import Point
 from evo.search.ablation import Ablation, measure_ablation
 from evo.search.tasks import TaskExecutor
 from evo.targets import find_target
 from tests.lineage import samples as s
-from tests.toy_kernel import write_kernel
+from tests.toy_kernel import TEMPLATE, WORKLOAD, write_kernel
 
 pytestmark = pytest.mark.slow
 
-WORKLOAD = Workload.of({"n": 4096}, "float32")
 MODE, UNROLL = {"mode": ("honest", "exact")}, {"unroll": (1, 4)}
 _NOT_ALONE = (
     'Constraint(name="pair", holds=lambda p: p["mode"] != "honest" or p["unroll"] != 4,'
@@ -76,9 +75,8 @@ def test_edits_that_are_not_legal_alone_are_made_together(tmp_path: Path) -> Non
 
 def test_what_is_wrong_on_the_way_is_not_timed(tmp_path: Path) -> None:
     """Taken out, the edit leaves a kernel that computes something else."""
-    template = (Path(__file__).parents[1] / "toy_kernel.py").read_text().split('TEMPLATE = r"""')[1].split('"""')[0]
     broken = '{{ 3 if p.mode == "exact" and p.unroll == 1 else 2 }}'
-    template = template.replace('{{ 3 if p.mode == "wrong" else 2 }}', broken)
+    template = TEMPLATE.replace('{{ 3 if p.mode == "wrong" else 2 }}', broken)
     folder = write_kernel(tmp_path / "toy", ("honest", "exact"), template=template)
     found = measured(folder, {"mode": "honest", "unroll": 1}, {"mode": "exact", "unroll": 4})
     without_mode, without_unroll = found.without

@@ -178,7 +178,7 @@ def test_an_unknown_architecture_is_refused(compiled: Compile, arch: str) -> Non
 
 
 def test_a_machine_without_a_compiler_says_how_to_get_one() -> None:
-    with pytest.raises(DeviceError, match=r"looked for no-such-compiler.*apt install g\+\+"):
+    with pytest.raises(DeviceError, match=r"no C\+\+ compiler found.*looked for no-such-compiler.*apt install g\+\+"):
         CpuTarget(compiler="no-such-compiler").compiler()
 
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 import random
 import statistics
 
-import numpy as np
 import pytest
 from spaces import outcome, tiled_space
 
@@ -88,16 +87,3 @@ def test_scores_may_be_of_any_size_and_sign() -> None:
     merits = taught(space, known, scores).merits(fresh)
     scaled = taught(space, known, [None if s is None else 1e3 * s - 1e6 for s in scores]).merits(fresh)
     assert scaled == pytest.approx(merits, abs=1e-3)
-
-
-def test_its_algebra_stays_exact_as_points_come_and_go() -> None:
-    space, surrogate = tiled_space(), Surrogate(tiled_space(), 0)
-    for genome in samples(space, 180, 10):
-        if surrogate.ready:
-            surrogate.merits([genome])
-        surrogate.learn(surrogate.mark_pending(genome), outcome(genome))
-        if len(surrogate._basis) > 100:
-            covariance = surrogate._correlation(surrogate._at) + 0.01 * np.eye(len(surrogate._basis))
-            whitened = surrogate._whitening @ covariance @ surrogate._whitening.T
-            assert np.abs(whitened - np.eye(len(whitened))).max() < 1e-10
-    assert len(surrogate._basis) > 100

@@ -3,7 +3,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from spaces import tight_space, tiny_space
+from spaces import tiny_space
 
 from evo.problem.genome import Genome
 from evo.problem.space import Constraint, Ordinal, Space
@@ -18,11 +18,6 @@ def drain(unseen: Unseen, rng: random.Random) -> list[Genome]:
         except Exhausted:
             return found
         unseen.remember(found[-1])
-
-
-def test_a_small_space_is_drained_to_its_last_point() -> None:
-    found = drain(Unseen(tiny_space()), random.Random(0))
-    assert len(found) == len(set(found)) == 13
 
 
 def test_what_others_proposed_is_not_drawn() -> None:
@@ -50,8 +45,3 @@ def test_a_large_space_with_few_legal_points_is_walked_from_point_to_point(monke
     found = drain(Unseen(space), random.Random(0))
     assert {sum(int(v) for _, v in g.items) for g in found} == set(range(21))
     assert len(found) == 21
-
-
-def test_the_default_is_known_to_be_legal_where_chance_finds_nothing() -> None:
-    unseen = Unseen(tight_space())
-    assert unseen.propose(random.Random(0)).genome.parameters["p0"] in range(60)
