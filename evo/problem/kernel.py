@@ -16,29 +16,10 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from evo.errors import KernelError, UnknownNameError, UsageError
 from evo.problem.space import Space, Value
-from evo.runtime.package import LaunchPlan
+from evo.runtime.package import LaunchPlan as LaunchPlan  # a kernel.py takes it from here
 
 if TYPE_CHECKING:
     import torch
-
-__all__ = [
-    "DTYPE_BYTES",
-    "Argument",
-    "Baseline",
-    "Case",
-    "Cost",
-    "Dimension",
-    "Kernel",
-    "Launch",
-    "LaunchPlan",
-    "Limits",
-    "Tensors",
-    "Tolerance",
-    "Workload",
-    "find_kernel",
-    "kernel_names",
-    "load_kernel",
-]
 
 DTYPE_BYTES = MappingProxyType({"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8})
 
