@@ -13,9 +13,8 @@ from evo.analysis.times import FIGURES, RelativeTime, noise_floors
 from evo.lineage import RunStatus
 from evo.lineage import models as m
 from evo.lineage.models import key_range, last_refusals, leader_key, unrefused
-from evo.lineage.read import resolve_run, rows_of
+from evo.lineage.read import record_of, resolve_run, rows_of
 from evo.lineage.store import Store
-from evo.problem.genome import Genome
 from evo.problem.space import Value
 
 UNCONFIRMED = "unconfirmed"
@@ -138,19 +137,16 @@ def refusals(connection: Connection, runs: Collection[int]) -> dict[tuple[int, i
 
 def _best(row: Any, refused: int | None, floor: float | None) -> Best:
     """refused: number of refused finalists; None where no final has been held."""
-    fields = {name: value for name, value in row._mapping.items() if name in Best.__dataclass_fields__}
     won = row.winner_id == row.key
     # The finals of a run that is not finished are to come, or to go on.
     held = refused is not None and row.status == RunStatus.FINISHED.value
-    return Best(
-        **fields
-        | {
-            "winner": won,
-            "ratio": row.score if row.ratio is None else row.ratio,
-            "disturbed": bool(row.clocks.get("disturbed")),
-            "finals": "confirmed" if won else UNCONFIRMED if held else "not held",
-            "refused_finalists": refused or 0,
-            "noise_floor": floor,
-            "parameters": Genome.from_json(row.genome).parameters,
-        }
+    return record_of(
+        Best,
+        row,
+        winner=won,
+        ratio=row.score if row.ratio is None else row.ratio,
+        disturbed=bool(row.clocks.get("disturbed")),
+        finals="confirmed" if won else UNCONFIRMED if held else "not held",
+        refused_finalists=refused or 0,
+        noise_floor=floor,
     )

@@ -6,8 +6,7 @@ import string
 import zlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from sqlalchemy import Connection, Select, and_, case, func, select
 from sqlalchemy.orm import aliased
@@ -18,13 +17,11 @@ from evo.evaluation import PASSED, Check, Status, Timing
 from evo.lineage import gate_seeds
 from evo.lineage import models as m
 from evo.lineage.models import ORDERS_PER_RUN
-from evo.lineage.read import columns_of, iso, rows_of
+from evo.lineage.read import record_of, rows_of
 from evo.lineage.store import Store
-from evo.problem.genome import Genome
 from evo.problem.space import Value
 
 _c, _i, _p, _r, _t = m.Candidate, m.Task, m.Parentage, m.Run, m.Timing
-_Record = TypeVar("_Record")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,11 +59,6 @@ class TimingRecord(Timing):
     task: int
     stage: str
     round: int
-
-
-def read_timing_record(row: Any, **other: Any) -> TimingRecord:
-    """From a row that has its columns among others. other: values instead of the row's."""
-    return TimingRecord(**{column.key: row._mapping[column.key] for column in _TIMING_RECORD} | other)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,12 +181,6 @@ class CandidateRecord(Subject, CandidateSummary):
 
 
 _REMARKS = case((m.Build.status == Status.OK.value, func.coalesce(m.Build.binary_log, m.Build.log)), else_="")
-_BUILD_RECORD = (
-    *columns_of(m.Build, BuildRecord, "remarks", "binary"), _REMARKS.label("remarks"), m.Build.binary_sha.label("binary"),
-)  # fmt: skip
-_CHECK_RECORD = columns_of(m.Check, CheckRecord)
-_FINAL_RECORD = columns_of(m.Final, FinalRecord)
-_TIMING_RECORD = columns_of(m.Timing, TimingRecord)
 
 
 def resolve_candidate(connection: Connection, prefix: str) -> int:
@@ -241,36 +227,27 @@ def read_candidate(store: Store, candidate: str) -> CandidateRecord:
     ).join(original, original.id == _c.same_code_as_id, isouter=True)  # fmt: skip
     with store.reading() as connection:
         key = resolve_candidate(connection, candidate)
-        row = dict(connection.execute(query.where(_c.id == key)).mappings().one())
-        seeds = gate_seeds(row.pop("run_options"), row.pop("seed"))
+        row = connection.execute(query.where(_c.id == key)).one()
+        seeds = gate_seeds(row.run_options, row.seed)
         floors = noise_floors(connection, [key // ORDERS_PER_RUN])
-        builds = select(*_BUILD_RECORD).where(m.Build.candidate_id == key)
-        finals = select(*_FINAL_RECORD).where(m.Final.candidate_id == key).order_by(m.Final.round)
-        checks = select(*_CHECK_RECORD).where(m.Check.candidate_id == key).order_by(m.Check.round, m.Check.position)
-        timings = select(*_TIMING_RECORD).where(_t.run_id == key // ORDERS_PER_RUN, _t.candidate_id == key).order_by(_t.id)
-        return CandidateRecord(
-            **row
-            | {
-                "created": iso(row["created"]),
-                "parameters": Genome.from_json(row.pop("genome")).parameters,
-                "seeds": {stage.value: seed for stage, seed in seeds.items()},
-                "noise_floor": floors.get((key // ORDERS_PER_RUN, row["task"])),
-                "build": next(iter(_belonging(connection, builds, BuildRecord)), None),
-                "checks": _belonging(connection, checks, CheckRecord),
-                "timings": _belonging(connection, timings, TimingRecord),
-                "finals": _belonging(connection, finals, FinalRecord),
-                "final_races": _final_races(connection, key, row["task"]),
-                "parents": read_relatives(connection, [key]).get(key, ()),
-                "children": read_relatives(connection, [key], children=True).get(key, ()),
-            }
+        builds = select(m.Build.__table__, _REMARKS.label("remarks"), m.Build.binary_sha.label("binary"))
+        builds = builds.where(m.Build.candidate_id == key)
+        finals = select(m.Final.__table__).where(m.Final.candidate_id == key).order_by(m.Final.round)
+        checks = select(m.Check.__table__).where(m.Check.candidate_id == key).order_by(m.Check.round, m.Check.position)
+        timings = select(_t.__table__).where(_t.run_id == key // ORDERS_PER_RUN, _t.candidate_id == key).order_by(_t.id)
+        return record_of(
+            CandidateRecord,
+            row,
+            seeds={stage.value: seed for stage, seed in seeds.items()},
+            noise_floor=floors.get((key // ORDERS_PER_RUN, row.task)),
+            build=next((record_of(BuildRecord, row) for row in connection.execute(builds)), None),
+            checks=tuple(record_of(CheckRecord, row) for row in connection.execute(checks)),
+            timings=tuple(record_of(TimingRecord, row) for row in connection.execute(timings)),
+            finals=tuple(record_of(FinalRecord, row) for row in connection.execute(finals)),
+            final_races=_final_races(connection, key, row.task),
+            parents=read_relatives(connection, [key]).get(key, ()),
+            children=read_relatives(connection, [key], children=True).get(key, ()),
         )
-
-
-def _belonging(connection: Connection, query: Select[Any], record: type[_Record]) -> tuple[_Record, ...]:
-    return tuple(
-        record(**{name: iso(value) if isinstance(value, datetime) else value for name, value in row.items()})
-        for row in connection.execute(query).mappings()
-    )
 
 
 def _final_races(connection: Connection, key: int, task: int) -> tuple[FinalRace, ...]:
@@ -279,7 +256,7 @@ def _final_races(connection: Connection, key: int, task: int) -> tuple[FinalRace
     races = {row.round: race for race in held for row in race.finalists if row.candidate_id == key}
     found = []
     for round_, race in sorted(races.items()):
-        timings = tuple(read_timing_record(row, round=round_) for row in race.beside)
+        timings = tuple(record_of(TimingRecord, row, round=round_) for row in race.beside)
         if timings:
             found.append(FinalRace(round=round_, beside=not race.confirmed or key in race.confirmed, timings=timings))
     return tuple(found)
@@ -294,9 +271,7 @@ def read_relatives(
     query = select(own.label("own"), *CandidateSummary.COLUMNS, _p.role).join_from(_p, _c, _c.id == other)
     found: dict[int, tuple[Relative, ...]] = {}
     for row in rows_of(connection, query.order_by(own, _p.child_id, _p.position), keys, own):
-        fields = dict(row._mapping)
-        key = fields.pop("own")
-        found[key] = (*found.get(key, ()), Relative(**fields))
+        found[row.own] = (*found.get(row.own, ()), record_of(Relative, row))
     return found
 
 

@@ -14,7 +14,7 @@ from evo.analysis.candidates import CandidateSummary, Relative, read_artefacts, 
 from evo.analysis.times import gain_between, gain_fields, search_times
 from evo.lineage import models as m
 from evo.lineage.models import ORDERS_PER_RUN, Key, candidate_key
-from evo.lineage.read import rows_of
+from evo.lineage.read import record_of, rows_of
 from evo.lineage.store import Store
 from evo.problem.genome import Change, Genome
 from evo.problem.space import Value
@@ -97,8 +97,9 @@ def read_family(store: Store, candidate: str, *, descendants: int = 100, diff: b
         genome = Genome.from_json(row.genome)
         both: tuple[Any, Any] = (before, row)
         members.append(
-            Kin(
-                **{column.key: getattr(row, column.key) for column in CandidateSummary.COLUMNS},
+            record_of(
+                Kin,
+                row,
                 relation="self" if k == key else "ancestor" if k < key else "descendant",
                 generation=generations[k],
                 median_us=own.median_us if own else None,
@@ -108,7 +109,6 @@ def read_family(store: Store, candidate: str, *, descendants: int = 100, diff: b
                 **gain_fields(gain_between(times.get(before.key), own) if before and before.task == row.task else None),
                 parents=parents.get(k, ()),
                 change=Genome.from_json(before.genome).difference(genome) if before else {},
-                parameters=genome.parameters,
                 main_line=k in main,
                 diff=unified([texts.get(r.source_sha) for r in both], [f"#{r.order}" for r in both]) if before else None,
             )

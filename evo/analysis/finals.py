@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import select
 
-from evo.analysis.candidates import CandidateSummary, TimingRecord, read_timing_record
+from evo.analysis.candidates import CandidateSummary, TimingRecord
 from evo.analysis.runs import RunSummary, TaskSummary, find_run
 from evo.analysis.times import HeldRace, RelativeTime, gain_between, gain_fields, gain_within, held_races
 from evo.errors import error_line
@@ -18,9 +18,8 @@ from evo.evaluation import AA_CONTROL
 from evo.lineage import LATEST
 from evo.lineage import models as m
 from evo.lineage.models import key_range, last_refusals, unrefused
-from evo.lineage.read import resolve_run, rows_of
+from evo.lineage.read import record_of, resolve_run, rows_of
 from evo.lineage.store import Store
-from evo.problem.genome import Genome
 from evo.problem.space import Value
 
 _c = m.Candidate
@@ -148,19 +147,14 @@ def read_run_finals(store: Store, name: str = LATEST, ceilings: Collection[str] 
             .where(_c.id.between(*key_range(key)), last_refusals())
             .order_by(_c.id)
         )
-        refused = [dict(row) for row in connection.execute(query).mappings()]
+        refused = [record_of(RefusedFinalist, row, reason=error_line(row.log)) for row in connection.execute(query)]
     finals = tuple(_workload_finals(task, races[task.number], rows, ceilings) for task in run.tasks)
     code = {row.id: (row.code_hash, row.genome) for row in rows.values()}
     return RunFinals(
         **vars(run),
         finals=finals,
         cover=_cover(finals, code) if run.options.get("cover") else None,
-        refused_in_finals=tuple(
-            RefusedFinalist(
-                reason=error_line(row.pop("log")), parameters=Genome.from_json(row.pop("genome")).parameters, **row
-            )
-            for row in refused
-        ),
+        refused_in_finals=tuple(refused),
     )
 
 
@@ -174,15 +168,16 @@ def _workload_finals(
     finalists = []
     for k, time in raced.items():
         gain = gain_within(time, first) if first is not None and k != winner else None
-        known = {name: getattr(rows[k], name) for name in ("id", "order", "operator", "score")}
-        finalists.append(Finalist(**time.figures(), **gain_fields(gain, "behind"), **known, winner=k == winner))
+        told = {**time.figures(), **gain_fields(gain, "behind")}
+        finalists.append(record_of(Finalist, rows[k], **told, winner=k == winner))
     finalists.sort(key=lambda f: (not f.winner, f.ratio, f.order))
-    beside = [read_timing_record(row) for row in race.beside]
+    beside = [record_of(TimingRecord, row) for row in race.beside]
     cold = [t for t in beside if t.protocol != "hot"]
     floor = next((t.clocks["noise_floor"] for t in cold if "noise_floor" in t.clocks), None)
     bound = min((t for t in cold if t.contender in ceilings), key=lambda t: t.median_us, default=None)
     claimed = rows[winner].score if winner is not None and again is not None else None
     over_bound = again.median_us / bound.median_us if again is not None and bound is not None else None
+    hot = next((row for row in race.finalists if row.candidate_id == winner and row.protocol == "hot"), None)
     change = gain_between(first, again)
     shifted = change is not None and change.tie is False and abs(change.gain - 1) > max(_SHIFT, floor or 0.0)
     shift = change.gain if change is not None and shifted else None
@@ -206,7 +201,7 @@ def _workload_finals(
         confirmed=Confirmation(**again.figures(), shift=shift) if again is not None else None,
         finalists=tuple(finalists),
         baselines=tuple(t for t in cold if t.contender != AA_CONTROL),
-        hot=next((read_timing_record(r) for r in race.finalists if r.candidate_id == winner and r.protocol == "hot"), None),
+        hot=record_of(TimingRecord, hot) if hot is not None else None,
         ceiling=bound.contender if bound is not None else None,
         times_ceiling=over_bound,
         claimed_speedup=1 / claimed if claimed else None,

@@ -14,9 +14,8 @@ from evo.errors import UnknownNameError, UsageError
 from evo.lineage import LATEST
 from evo.lineage import models as m
 from evo.lineage.models import key_range
-from evo.lineage.read import resolve_run
+from evo.lineage.read import record_of, resolve_run
 from evo.lineage.store import Store
-from evo.problem.genome import Genome
 from evo.problem.space import Value
 
 _c, _i, _b, _k = m.Candidate, m.Task, m.Build, m.Check
@@ -68,11 +67,10 @@ def read_pareto(store: Store, run: str = LATEST, axes: Sequence[str] = AXES) -> 
     with store.reading() as connection:
         key = resolve_run(connection, run)
         timed = query.where(_c.id.between(*key_range(key)), _c.score.is_not(None))
-        rows = [dict(row) for row in connection.execute(timed).mappings()]
-        times = search_times(connection, key, [row["key"] for row in rows])
+        rows = connection.execute(timed).all()
+        times = search_times(connection, key, [row.key for row in rows])
     for row in rows:
-        figures, parameters = times[row.pop("key")].figures(), Genome.from_json(row.pop("genome")).parameters
-        tasks[row.pop("task")].append(Nondominated(**row, **figures, parameters=parameters))
+        tasks[row.task].append(record_of(Nondominated, row, **times[row.key].figures()))
     return [record for task in sorted(tasks) for record in _front(tasks[task], [_FIELDS[axis] for axis in axes])]
 
 

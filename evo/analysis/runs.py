@@ -18,7 +18,7 @@ from evo.lineage import LATEST, RunStatus
 from evo.lineage import models as m
 from evo.lineage.liveness import GONE, gone
 from evo.lineage.models import key_range, leader_key
-from evo.lineage.read import ENVIRONMENT_COLUMNS, iso, read_environment, resolve_run
+from evo.lineage.read import ENVIRONMENT_COLUMNS, read_environment, record_of, resolve_run
 from evo.lineage.store import Store
 from evo.problem.space import Value
 
@@ -132,20 +132,18 @@ def _summaries(store: Store, connection: Connection, run_id: int | None) -> dict
     found = {}
     for row in rows:
         counts = by_status.get(row.id, {})
-        fields = {k: v for k, v in row._mapping.items() if k in RunSummary.__dataclass_fields__} | {
-            "device": row.environment_device,
-            "status": RunStatus.INTERRUPTED.value if row.id in dead else row.status,
-            "stop_reason": GONE if row.id in dead else row.stop_reason,
-            "created": iso(row.created),
-            "updated": iso(row.updated),
-            "finished": iso(row.finished) if row.finished else None,
-            "evaluations": sum(counts.values()),
-            "passed": sum(n for status, n in counts.items() if status in PASSED),
-            "counts": counts,
-            "tasks": tuple(tasks.get(row.id, ())),
-            "environment": asdict(read_environment(row._mapping)),
-        }
-        found[row.id] = RunSummary(**fields)
+        found[row.id] = record_of(
+            RunSummary,
+            row,
+            device=row.environment_device,
+            status=RunStatus.INTERRUPTED.value if row.id in dead else row.status,
+            stop_reason=GONE if row.id in dead else row.stop_reason,
+            evaluations=sum(counts.values()),
+            passed=sum(n for status, n in counts.items() if status in PASSED),
+            counts=counts,
+            tasks=tuple(tasks.get(row.id, ())),
+            environment=asdict(read_environment(row)),
+        )
     return found
 
 
@@ -172,8 +170,7 @@ def _tasks(connection: Connection, run_id: int | None) -> dict[int, list[TaskSum
     )
     found: dict[int, list[TaskSummary]] = defaultdict(list)
     for row in connection.execute(query if run_id is None else query.where(_i.run_id == run_id)):
-        values = dict(row._mapping)
-        found[values.pop("run_id")].append(TaskSummary(**values))
+        found[row.run_id].append(record_of(TaskSummary, row))
     return found
 
 

@@ -13,7 +13,7 @@ from evo.evaluation import FINALIST, Gain, Status
 from evo.lineage import Stage
 from evo.lineage import models as m
 from evo.lineage.models import key_range
-from evo.lineage.read import TIMING_COLUMNS, columns_of, rows_of
+from evo.lineage.read import columns_of, rows_of
 
 _c, _t = m.Candidate, m.Timing
 
@@ -144,7 +144,7 @@ def held_races(connection: Connection, run_id: int, task: int) -> list[HeldRace]
     # In parts, each of which is found in the index: of all of a run's timings, few are of its finals.
     raced = select(m.Final.candidate_id).where(m.Final.candidate_id.between(*key_range(run_id)))
     of_finals = (_t.run_id == run_id, _t.task == task, _t.stage == Stage.FINAL.value)
-    query = select(_t.id, _t.candidate_id, _t.task, _t.stage, _t.round, *TIMING_COLUMNS).where(*of_finals)
+    query = select(_t.__table__).where(*of_finals)
     parts = (_t.candidate_id.is_(None), _t.candidate_id.in_(raced))
     rows = {row.id: row for part in parts for row in connection.execute(query.where(part))}
     found: list[HeldRace] = []

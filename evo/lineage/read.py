@@ -33,8 +33,8 @@ def columns_of(table: Any, record: type[Any], *unstored: str) -> tuple[Any, ...]
     return tuple(getattr(table, field.name) for field in fields(record) if field.name not in unstored)
 
 
-TIMING_COLUMNS = columns_of(m.Timing, Timing)
-CHECK_COLUMNS = columns_of(m.Check, Check)
+_TIMING_COLUMNS = columns_of(m.Timing, Timing)
+_CHECK_COLUMNS = columns_of(m.Check, Check)
 _BUILD_COLUMNS = columns_of(m.Build, Build, "source", "binary")
 _BINARY_COLUMNS = columns_of(m.Build, Binary, "code", "log", "triggers_dependents")
 ENVIRONMENT_COLUMNS = tuple(c.label(f"environment_{c.key}") for c in columns_of(m.Environment, Environment))
@@ -43,13 +43,26 @@ _SPEC_COLUMNS = columns_of(m.Run, RunSpec, "workloads")
 
 TIMING_NAMES, CHECK_NAMES, BUILD_NAMES, BINARY_NAMES, SPEC_NAMES = (
     tuple(column.key for column in columns)
-    for columns in (TIMING_COLUMNS, CHECK_COLUMNS, _BUILD_COLUMNS, _BINARY_COLUMNS, _SPEC_COLUMNS)
+    for columns in (_TIMING_COLUMNS, _CHECK_COLUMNS, _BUILD_COLUMNS, _BINARY_COLUMNS, _SPEC_COLUMNS)
 )
 
 
 def iso(time: datetime) -> str:
     """A time as records carry it: ISO 8601 in UTC."""
     return time.astimezone(UTC).isoformat(timespec="milliseconds")
+
+
+def record_of(record: type[_Record], row: Any, **other: Any) -> _Record:
+    """From a row that has fields of the record among its columns; a column `genome` becomes the field `parameters`.
+
+    other: what the row does not have, and values instead of the row's.
+    """
+    names = record.__dataclass_fields__  # type: ignore[attr-defined]
+    values = {name: value for name, value in row._mapping.items() if name in names}
+    values |= {name: iso(value) for name, value in values.items() if isinstance(value, datetime)}
+    if "parameters" in names:
+        values["parameters"] = Genome.from_json(row.genome).parameters
+    return record(**values | other)
 
 
 def at_once(keys: Collection[_Key]) -> Iterator[list[_Key]]:
@@ -93,30 +106,24 @@ def resolve_run(connection: Connection, name: str) -> int:
 
 def read_run(connection: Connection, run_id: int) -> StoredRun:
     query = select(*m.Run.__table__.c, *ENVIRONMENT_COLUMNS).join_from(m.Run, m.Environment).where(m.Run.id == run_id)
-    row = connection.execute(query).mappings().one()
+    row = connection.execute(query).one()
     task = m.Task
     tasks = connection.execute(
         select(task.dims, task.dtype, task.options).where(task.run_id == run_id).order_by(task.number)
     )
-    return StoredRun(
-        id=row["id"],
-        uid=row["uid"],
-        name=row["name"],
-        spec=RunSpec(
-            workloads=tuple(Workload.of(dims, dtype, options) for dims, dtype, options in tasks),
-            **{name: row[name] for name in SPEC_NAMES},
-        ),
+    workloads = tuple(Workload.of(dims, dtype, options) for dims, dtype, options in tasks)
+    return record_of(
+        StoredRun,
+        row,
+        spec=record_of(RunSpec, row, workloads=workloads),
         environment=read_environment(row),
-        status=RunStatus(row["status"]),
-        stop_reason=row["stop_reason"],
-        created=iso(row["created"]),
-        elapsed_s=row["elapsed_s"],
+        status=RunStatus(row.status),
     )
 
 
 def read_environment(row: Any) -> Environment:
-    """From a mapping that has ENVIRONMENT_COLUMNS."""
-    return Environment(**{column.key.removeprefix("environment_"): row[column.key] for column in ENVIRONMENT_COLUMNS})
+    """From a row that has ENVIRONMENT_COLUMNS."""
+    return Environment(**{c.key.removeprefix("environment_"): getattr(row, c.key) for c in ENVIRONMENT_COLUMNS})
 
 
 def _build(row: Sequence[Any]) -> Build:
@@ -140,9 +147,9 @@ def read_evaluations(connection: Connection, run: StoredRun) -> list[StoredEvalu
         for child, parent, role in connection.execute(edges.order_by(p.child_id, p.position)):
             parents[child].append(Parent(parent % m.ORDERS_PER_RUN, role))
         k, t = m.Check, m.Timing
-        query = select(*CHECK_COLUMNS, k.candidate_id).where(k.candidate_id.between(first, last), k.round == 0)
+        query = select(*_CHECK_COLUMNS, k.candidate_id).where(k.candidate_id.between(first, last), k.round == 0)
         checks = _by_candidate(connection, query.order_by(k.candidate_id, k.position), Check, CHECK_NAMES)
-        query = select(*TIMING_COLUMNS, t.candidate_id)
+        query = select(*_TIMING_COLUMNS, t.candidate_id)
         query = query.where(t.run_id == run.id, t.candidate_id.between(first, last), t.round == 0)
         timings = _by_candidate(connection, query.order_by(t.candidate_id, t.id), Timing, TIMING_NAMES)
         rows = connection.execute(

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from evo.analysis.candidates import TimingRecord, read_artefacts, read_timing_record
+from evo.analysis.candidates import TimingRecord, read_artefacts
 from evo.errors import StoreError
 from evo.evaluation import Binary, Build, Candidate, Check, Evaluation, Parent, Proposal, Status, Timing
 from evo.lineage import Environment, RunSpec, StoredRun, models
-from evo.lineage.read import TIMING_COLUMNS
+from evo.lineage.read import record_of
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload
@@ -192,9 +192,9 @@ def without_artefacts(evaluation: Evaluation) -> Evaluation:
 def baselines(store: Store, run: str) -> list[TimingRecord]:
     """Times of a run's baselines, in the order they were recorded."""
     t = models.Timing
-    query = select(t.task, t.stage, t.round, *TIMING_COLUMNS).where(t.candidate_id.is_(None), t.run_id == store.run(run).id)
+    query = select(t.__table__).where(t.candidate_id.is_(None), t.run_id == store.run(run).id)
     with store.reading() as connection:
-        return [read_timing_record(row) for row in connection.execute(query.order_by(t.id))]
+        return [record_of(TimingRecord, row) for row in connection.execute(query.order_by(t.id))]
 
 
 def kept(store: Store, name: str) -> tuple[bytes | None, bytes | None]:
