@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -82,11 +81,12 @@ def read_family(store: Store, candidate: str, *, descendants: int = 100, diff: b
         times = search_times(connection, run_id, wanted)
         digests = {row.source_sha for row in rows.values() if row.source_sha} if diff else set()
         texts = read_artefacts(connection, digests)
-    children: dict[int, list[int]] = defaultdict(list)
-    for child, above in edges.items():
-        for parent in above:
-            children[parent].append(child)
-    generations = {k: -n for k, n in _distances(key, edges).items()} | _distances(key, children)
+    generations = {key: 0}
+    for k in [key, *reversed(up)]:  # every candidate is later than its parents
+        for parent in edges.get(k, ()):
+            generations[parent] = max(generations.get(parent, generations[k] - 1), generations[k] - 1)
+    for k in down[:descendants]:
+        generations[k] = 1 + min(generations[parent] for parent in edges[k] if parent >= key and parent in generations)
     main, line = {key}, key
     while line in edges:
         line = edges[line][0]
@@ -122,19 +122,6 @@ def _reached(connection: Connection, key: int, own: Any, other: Any, most: int |
     kin = select(literal(key, Key).label("id")).cte("kin", recursive=True)
     kin = kin.union(select(other).join_from(_p, kin, own == kin.c.id))
     return list(connection.scalars(select(kin.c.id).where(kin.c.id != key).order_by(kin.c.id).limit(most)))
-
-
-def _distances(key: int, edges: Mapping[int, Sequence[int]]) -> dict[int, int]:
-    """Fewest steps to everything that can be reached."""
-    distance = {key: 0}
-    waiting = deque([key])
-    while waiting:
-        one = waiting.popleft()
-        for other in edges.get(one, ()):
-            if other not in distance:
-                distance[other] = distance[one] + 1
-                waiting.append(other)
-    return distance
 
 
 def unified(texts: Sequence[bytes | None], names: Sequence[str]) -> str | None:

@@ -65,10 +65,7 @@ def read_operators(store: Store, run: str = LATEST, *, windows: int = 5, task: i
         groups[one.row.operator, None].append(one)
         window = min(windows - 1, int(one.row.elapsed_s / length * windows)) if length else 0
         groups[one.row.operator, window].append(one)
-    found = []
-    for (name, number), group in groups.items():
-        bounds = (0.0, length) if number is None else (length * number / windows, length * (number + 1) / windows)
-        found.append(_credit(name, number, group, bounds))
+    found = [_credit(name, number, group, length, windows) for (name, number), group in groups.items()]
     worth = {c.operator: (-(c.gain_rate or 0.0), -c.trials) for c in found if c.window is None}
     return sorted(found, key=lambda c: (worth[c.operator], c.operator, -1 if c.window is None else c.window))
 
@@ -123,7 +120,7 @@ def parents_by_child(connection: Connection, run_id: int) -> dict[int, list[int]
 
 
 def _credit(
-    operator: str, window: int | None, made: list[ComparedCandidate], bounds: tuple[float, float]
+    operator: str, window: int | None, made: list[ComparedCandidate], length: float, windows: int
 ) -> OperatorCredit:
     compared = [t.better for t in made if t.better is not None]
     better = sum(compared)
@@ -131,8 +128,8 @@ def _credit(
     return OperatorCredit(
         operator=operator,
         window=window,
-        from_s=bounds[0],
-        to_s=bounds[1],
+        from_s=0.0 if window is None else length * window / windows,
+        to_s=length if window is None else length * (window + 1) / windows,
         trials=len(made),
         passed=sum(t.row.status in PASSED for t in made),
         new_code=sum(t.row.status == Status.OK.value for t in made),

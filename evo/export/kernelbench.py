@@ -74,10 +74,6 @@ def _contents(request: ExportRequest) -> Contents:
     return manifest, files
 
 
-def _advice(out: Path) -> list[str]:
-    return [f"evaluate NAME_new.py in {out} against NAME.py:  kernelbench.eval.eval_kernel_against_ref"]
-
-
 def _model(table: Mapping[str, Any], workload: Workload) -> str:
     return (
         f'"""KernelBench\'s problem ({table["problem"]}) at {workload.key}.\n\n'
@@ -93,4 +89,8 @@ def _literal(data: bytes) -> str:
     return f"r'''\n{text}'''" if plain and "\r" not in text else repr(text)
 
 
-EXPORTER = Exporter(name="kernelbench", contents=_contents, advice=_advice)
+EXPORTER = Exporter(
+    name="kernelbench",
+    contents=_contents,
+    advice=lambda out: [f"evaluate NAME_new.py in {out} against NAME.py:  kernelbench.eval.eval_kernel_against_ref"],
+)

@@ -121,10 +121,6 @@ def connect(location: Location, *, write: bool) -> Engine:
         raise StoreError(f"{path} is a folder or a device; name a file with --db")
     if not write and not path.exists():
         raise StoreError(f"there is no database {path}; run a search first, or name another with --db")
-    return _connect_file(location, path, write=write)
-
-
-def _connect_file(location: Location, path: Path, *, write: bool) -> Engine:
     if write:
         mode = "mode=rwc"
     elif os.access(path.parent, os.W_OK) or path.with_name(path.name + "-wal").exists():

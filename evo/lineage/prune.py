@@ -88,39 +88,35 @@ def chosen_runs(store: Store, names: Sequence[str], before: datetime | None) -> 
 
 def prune(store: Store, runs: Sequence[str], parts: Sequence[Part], *, dry: bool) -> Pruned:
     """Drops parts of runs. dry: only finds out what would be dropped. Raises UnknownNameError."""
-    with store.reading() if dry else store.transaction() as connection:
-        if not dry:
-            write_alone(connection)
-        return _prune(connection, runs, parts, dry=dry)
-
-
-def _prune(connection: Connection, runs: Sequence[str], parts: Sequence[Part], *, dry: bool) -> Pruned:
     wanted = frozenset(parts)
     kept = samples = size = 0
     lost: Counter[Part] = Counter()
     released: Counter[str] = Counter()
     changes: list[Update | Delete] = []
-    for name in runs:
-        key = resolve_run(connection, name)
-        spared = _spared(key)
-        kept += connection.scalar(select(func.count()).select_from(spared.subquery())) or 0
-        for part, owner, digest in _STORED:
-            if (losers := _losers(key, spared, wanted, part)) is not None:
-                where = and_(owner.in_(losers), digest.is_not(None))
-                digests = connection.scalars(select(digest).where(where)).all()
-                released.update(digests)
-                lost[part] += len(digests)
-                changes.append(update(digest.class_).where(where).values({digest.key: None}))
-        if Part.SAMPLES in wanted:
-            length = func.length(cast(_t.samples_us, Text))
-            where = and_(_t.run_id == key, _t.round == 0, _t.candidate_id.not_in(spared), length > len("[]"))
-            number, letters = connection.execute(select(func.count(), func.sum(length)).where(where)).one()
-            samples, size = samples + number, size + int(letters or 0)
-            changes.append(update(_t).where(where).values(samples_us=[]))
-    unneeded, stored = _unneeded(connection, released)
-    changes += [delete(_a).where(_a.sha256.in_(some)) for some in at_once(unneeded)]
-    for change in changes if not dry else ():
-        connection.execute(change)
+    with store.reading() if dry else store.transaction() as connection:
+        if not dry:
+            write_alone(connection)
+        for name in runs:
+            key = resolve_run(connection, name)
+            spared = _spared(key)
+            kept += connection.scalar(select(func.count()).select_from(spared.subquery())) or 0
+            for part, owner, digest in _STORED:
+                if (losers := _losers(key, spared, wanted, part)) is not None:
+                    where = and_(owner.in_(losers), digest.is_not(None))
+                    digests = connection.scalars(select(digest).where(where)).all()
+                    released.update(digests)
+                    lost[part] += len(digests)
+                    changes.append(update(digest.class_).where(where).values({digest.key: None}))
+            if Part.SAMPLES in wanted:
+                length = func.length(cast(_t.samples_us, Text))
+                where = and_(_t.run_id == key, _t.round == 0, _t.candidate_id.not_in(spared), length > len("[]"))
+                number, letters = connection.execute(select(func.count(), func.sum(length)).where(where)).one()
+                samples, size = samples + number, size + int(letters or 0)
+                changes.append(update(_t).where(where).values(samples_us=[]))
+        unneeded, stored = _unneeded(connection, released)
+        changes += [delete(_a).where(_a.sha256.in_(some)) for some in at_once(unneeded)]
+        for change in changes if not dry else ():
+            connection.execute(change)
     return Pruned(
         runs=tuple(runs),
         kept=kept,

@@ -39,11 +39,10 @@ _BUILD_COLUMNS = columns_of(m.Build, Build, "source", "binary")
 _BINARY_COLUMNS = columns_of(m.Build, Binary, "code", "log", "triggers_dependents")
 ENVIRONMENT_COLUMNS = tuple(c.label(f"environment_{c.key}") for c in columns_of(m.Environment, Environment))
 """For `read_environment`; a run has an `arch`, too."""
-_SPEC_COLUMNS = columns_of(m.Run, RunSpec, "workloads")
 
-TIMING_NAMES, CHECK_NAMES, BUILD_NAMES, BINARY_NAMES, SPEC_NAMES = (
+TIMING_NAMES, CHECK_NAMES, BUILD_NAMES, BINARY_NAMES = (
     tuple(column.key for column in columns)
-    for columns in (_TIMING_COLUMNS, _CHECK_COLUMNS, _BUILD_COLUMNS, _BINARY_COLUMNS, _SPEC_COLUMNS)
+    for columns in (_TIMING_COLUMNS, _CHECK_COLUMNS, _BUILD_COLUMNS, _BINARY_COLUMNS)
 )
 
 

@@ -24,7 +24,7 @@ from evo.lineage import LATEST, Environment, RunSpec, RunStatus, Stage, StoredRu
 from evo.lineage import models as m
 from evo.lineage.database import command_line
 from evo.lineage.liveness import write_alone
-from evo.lineage.read import BINARY_NAMES, BUILD_NAMES, CHECK_NAMES, SPEC_NAMES, TIMING_NAMES, rows_of
+from evo.lineage.read import BINARY_NAMES, BUILD_NAMES, CHECK_NAMES, TIMING_NAMES, rows_of
 
 Row = dict[str, Any]
 
@@ -234,7 +234,7 @@ def insert_run(connection: Connection, spec: RunSpec, environment: Environment) 
         _check_name(connection, spec.name)
     now = datetime.now(UTC)
     row = {
-        **{name: getattr(spec, name) for name in SPEC_NAMES},
+        **vars(spec),
         "name": spec.name or _free_name(connection, spec.kernel),
         "uid": secrets.token_hex(8),
         "options": dict(spec.options),
@@ -247,6 +247,7 @@ def insert_run(connection: Connection, spec: RunSpec, environment: Environment) 
         "elapsed_s": 0.0,
         "environment_id": _environment_id(connection, environment),
     }
+    del row["workloads"]
     run_id = connection.scalar(insert(m.Run).returning(m.Run.id), row)
     assert isinstance(run_id, int)
     tasks = [

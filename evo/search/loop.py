@@ -138,9 +138,12 @@ class Search:
             replaying = asked <= self._last_recorded
             if not replaying and self._started is None:
                 self._started, self.started_unix = time.monotonic(), time.time()
-            if not replaying and (reason := self._limit_reached()):
-                return reason
-            limit = self._budget.evaluations
+            budget = self._budget
+            if not replaying and budget.seconds is not None and self.elapsed_s >= budget.seconds:
+                return StopReason.TIME
+            if not replaying and budget.patience is not None and self._told_since_better >= budget.patience:
+                return StopReason.PATIENCE
+            limit = budget.evaluations
             may_ask = self._open_tasks and (replaying or limit is None or asked < limit)
             if may_ask and asked - self._told < self._max_in_flight:
                 self._ask()
@@ -150,14 +153,6 @@ class Search:
                 return StopReason.EVALUATIONS if self._open_tasks else StopReason.EXHAUSTED
             else:
                 return None
-
-    def _limit_reached(self) -> StopReason | None:
-        budget = self._budget
-        if budget.seconds is not None and self.elapsed_s >= budget.seconds:
-            return StopReason.TIME
-        if budget.patience is not None and self._told_since_better >= budget.patience:
-            return StopReason.PATIENCE
-        return None
 
     def _ask(self) -> None:
         order = len(self._candidates)
