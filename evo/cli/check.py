@@ -39,7 +39,7 @@ from evo.executors import Request
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload, find_kernel, kernel_names
-from evo.sanitize import Sanitized, choose_tools
+from evo.sanitize import choose_tools
 from evo.sanitize import sanitize as run_tools
 from evo.search.check import Checked, check_candidate, check_kernel, check_workloads_of
 from evo.search.run import open_executor
@@ -141,9 +141,7 @@ def _branch_record(branch: Checked) -> dict[str, Any]:
         "genome": branch.genome.parameters,
         "build": str(build.status),
         "compile_s": round(build.seconds, 3),
-        "registers": binary.registers if binary else None,
-        "spill_bytes": binary.spill_bytes if binary else None,
-        "smem_static_bytes": binary.smem_static_bytes if binary else None,
+        **{name: getattr(binary, name, None) for name in ("registers", "spill_bytes", "smem_static_bytes")},
         "smem_dynamic_bytes": build.smem_dynamic_bytes,
         "occupancy": build.occupancy,
         "code_bytes": len(binary.code) if binary else None,
@@ -203,11 +201,7 @@ def _check_candidate(recorded: CandidateRecord, seed: int, compile_only: bool, d
         task = task_of(recorded, executor, seed)
         results = check_candidate(task, Genome.of(recorded.parameters), gate=not compile_only, observe=observe)
     record = {
-        "candidate": recorded.id,
-        "kernel": recorded.kernel,
-        "target": recorded.target,
-        "arch": recorded.arch,
-        "seed": seed,
+        **_known(recorded, seed),
         "passed": all(r.passed for r in results),
         "remarks": list(_remarks(recorded, results[0], db)),
         "recorded": list(_verdicts(recorded)),
@@ -216,6 +210,12 @@ def _check_candidate(recorded: CandidateRecord, seed: int, compile_only: bool, d
     answer(json, record, _print_candidate, db)
     if not record["passed"]:
         raise typer.Exit(1)
+
+
+def _known(recorded: CandidateRecord, seed: int) -> dict[str, Any]:
+    """What a record of --json begins with. seed: drew the data."""
+    known = {name: getattr(recorded, name) for name in ("kernel", "target", "arch")}
+    return {"candidate": recorded.id, **known, "seed": seed}
 
 
 def _remarks(recorded: CandidateRecord, result: Checked, db: str) -> Iterator[str]:
@@ -313,6 +313,8 @@ def sanitize(
     """Run a recorded candidate under sanitizers: accesses out of bounds, races, undefined behaviour, unset memory."""
     drawn = draw_seed(seed)
     records = []
+    homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    toolkits = [Path(home) / "bin" for home in (*homes, "/usr/local/cuda")]
     with Store.open(db, write=False) as store:
         winners = find_winners(store, candidate, db)
     for recorded in winners:
@@ -324,34 +326,22 @@ def sanitize(
             genome=Genome.of(recorded.parameters),
             workload=Workload.of(recorded.dims, recorded.dtype, recorded.options),
         )
-        found = run_tools(request, tools, seed=drawn, limit_s=limit, toolkits=_toolkits())
-        records.append(_sanitized_record(recorded, found, drawn, db))
+        found = run_tools(request, tools, seed=drawn, limit_s=limit, toolkits=toolkits)
+        remark = source_remark(recorded, found.source_digest, db)
+        record = {
+            **_known(recorded, drawn),
+            "clean": all(r.clean for r in found.reports),
+            "remarks": [remark] if remark else [],
+            "cases": found.cases,
+            "tools": [asdict(r) | {"clean": r.clean, "seconds": round(r.seconds, 2)} for r in found.reports],
+        }
+        records.append(record)
         if not json:
-            _print_sanitized(make_console(), records[-1])
+            _print_sanitized(make_console(), record)
     if json:
         print_json(records)
     if not all(r["clean"] for r in records):
         raise typer.Exit(1)
-
-
-def _toolkits() -> list[Path]:
-    homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
-    return [Path(home) / "bin" for home in (*homes, "/usr/local/cuda")]
-
-
-def _sanitized_record(recorded: CandidateRecord, found: Sanitized, seed: int, db: str) -> dict[str, Any]:
-    remark = source_remark(recorded, found.source_digest, db)
-    return {
-        "candidate": recorded.id,
-        "kernel": recorded.kernel,
-        "target": recorded.target,
-        "arch": recorded.arch,
-        "seed": seed,
-        "clean": all(r.clean for r in found.reports),
-        "remarks": [remark] if remark else [],
-        "cases": found.cases,
-        "tools": [asdict(r) | {"clean": r.clean, "seconds": round(r.seconds, 2)} for r in found.reports],
-    }
 
 
 def _print_sanitized(console: Terminal, record: dict[str, Any]) -> None:

@@ -19,8 +19,8 @@ from evo.cli.options import (
     CandidateName,
     Db,
     Json,
+    Seed,
     answer,
-    check_seed,
     command_line,
     draw_seed,
     make_console,
@@ -93,19 +93,14 @@ def _print_family(console: Terminal, record: CandidateRecord, found: Family, dif
         console.say(f"there are more descendants:  {more}", "dim")
     console.say_disturbed(*(member.disturbed for member in found.members))
     for member in found.members if diff else ():
-        _print_step(console, member)
+        if member.parents:
+            console.print()
+            console.say(f"#{member.order} {short(member.id)}: {change_text(member.change)}", "bold")
+            _print_unified(console, "source", member.diff)
 
 
 def _change(member: Kin) -> str:
     return change_text(member.change) if member.parents else " ".join(f"{k}={v}" for k, v in member.parameters.items())
-
-
-def _print_step(console: Terminal, member: Kin) -> None:
-    """What a change changed in the source."""
-    if member.parents:
-        console.print()
-        console.say(f"#{member.order} {short(member.id)}: {change_text(member.change)}", "bold")
-        _print_unified(console, "source", member.diff)
 
 
 def _print_unified(console: Terminal, what: str, text: str | None) -> None:
@@ -188,10 +183,7 @@ def explain(
     measure: Annotated[
         bool, typer.Option("--measure", help="Build and time what lies between, in one race on this machine.")
     ] = False,
-    seed: Annotated[
-        int | None,
-        typer.Option(help="With --measure: draws the data; random if left out.", callback=check_seed),
-    ] = None,
+    seed: Seed = None,
     all_: Annotated[bool, typer.Option("--all", help="Every edit, not only those worth most.")] = False,
     db: Db = DEFAULT_DB,
     json: Json = False,

@@ -45,19 +45,15 @@ def query(
     elif not found.rows:
         typer.echo("evo: no rows", err=True)  # a line of names alone looks like a row
     else:
-        _print_rows(found)
+        columns = zip(found.columns, zip(*found.rows, strict=True), strict=True)
+        numbers = {name for name, column in columns if any(isinstance(value, int | float) for value in column)}
+        # Nothing is folded; on a terminal that is too narrow for that, the table is printed row by row.
+        table = make_table(*(f">{name}" if name in numbers else name for name in found.columns), fold=False)
+        for row in found.rows:
+            table.add_row(*map(cell, row))
+        make_console().print_table(table)
     if found.cut:
         typer.echo(f"evo: there are more rows than the {limit} shown; ask for more with --limit", err=True)
-
-
-def _print_rows(found: Selection) -> None:
-    """As a table with nothing folded; on a terminal that is too narrow for it, row by row."""
-    columns = list(zip(*found.rows, strict=True))
-    right = [name for name, c in zip(found.columns, columns, strict=True) if any(isinstance(v, int | float) for v in c)]
-    table = make_table(*found.columns, right=right, fold=False)
-    for row in found.rows:
-        table.add_row(*map(cell, row))
-    make_console().print_table(table)
 
 
 def _plain(value: Any) -> Any:

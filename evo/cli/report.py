@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from evo.cli.options import DEFAULT_DB, Db, Json, RunName, lasting_db, print_json
+from evo.lineage.database import locate
 from evo.lineage.store import Store
 
 _NICENESS = 10
@@ -80,9 +81,10 @@ def dashboard(
     with Store.open(db, write=False):
         pass  # a database that cannot be opened is refused at once
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _end)
+        signal.signal(number, signal.default_int_handler)
     installed = importlib.util.find_spec("optuna_dashboard") is not None
-    trials = TrialMirror(db, optuna or _journal(db)) if installed or optuna is not None else None
+    beside = (locate(db).path or Path("runs/lineage.db")).with_suffix(".optuna.log")
+    trials = TrialMirror(db, optuna or beside) if installed or optuna is not None else None
     try:
         os.nice(_NICENESS)
         optuna_app = import_module("optuna_dashboard").wsgi(trials.storage) if installed and trials is not None else None
@@ -97,17 +99,6 @@ def dashboard(
     finally:
         if trials is not None:
             trials.stop()
-
-
-def _end(number: int, frame: object) -> None:
-    raise KeyboardInterrupt
-
-
-def _journal(db: str) -> Path:
-    """runs/lineage.optuna.log for runs/lineage.db."""
-    if "://" in db and not db.startswith("sqlite:///"):
-        return Path("runs/lineage.optuna.log")
-    return Path(db.removeprefix("sqlite:///")).with_suffix(".optuna.log")
 
 
 def _print_addresses(url: str, trials: Any, has_optuna: bool, host: str, *, json: bool) -> None:

@@ -111,7 +111,7 @@ class LiveScreen:
         self._live.update(Panel(self._body(progress), title=self._title, border_style="cyan"))
 
     def _body(self, progress: Progress) -> Group:
-        best = make_table("workload", "best", "speed-up", "interval", "candidate", right=("best", "speed-up", "interval"))
+        best = make_table("workload", ">best", ">speed-up", ">interval", "candidate")
         for task, workload in enumerate(self._workloads):
             if found := progress.best.get(task):
                 gain = Text(f"{1 / found.ratio:.2f}x", style="bold green")

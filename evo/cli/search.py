@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
+import psutil
 import typer
 
 from evo.analysis.finals import read_run_finals
@@ -300,26 +301,24 @@ def read_job(path: Path) -> dict[str, Any]:
 def _typed(context: typer.Context, path: Path) -> dict[str, Any]:
     """The parameters of `evo search` as if what a job file says had been typed. Raises UsageError."""
     job = read_job(path)
-    known, words = context.params.keys() - _NOT_IN_JOBS, [str(job.pop("kernel"))]
+    options: dict[str, Any] = {p.name: p for p in context.command.params if p.name not in _NOT_IN_JOBS}
+    words = [str(job.pop("kernel"))]
     for key, value in job.items():
-        if key not in known:
-            raise UsageError(f"job file {path}: unknown key {key!r}; known: {', '.join(sorted(known))}")
-        kind: Any = dict if key == "sampler_options" else list if key in _LISTS else (str, int, float)
+        if key not in options:
+            raise UsageError(f"job file {path}: unknown key {key!r}; known: {', '.join(sorted(options))}")
+        kind: Any = dict if key == "sampler_options" else list if options[key].multiple else (str, int, float)
         if not isinstance(value, kind):
             wanted = "a table" if kind is dict else "a list" if kind is list else "a single value"
             raise UsageError(f"job file {path}: {key} must be {wanted}, got {value!r}")
         values = [f"{k}={v}" for k, v in value.items()] if kind is dict else value if kind is list else [value]
-        words += [f"--{_OPTIONS.get(key, key)}={one}" for one in values]
+        words += [f"{options[key].opts[0]}={one}" for one in values]
     try:
         return context.command.make_context("search", words).params
     except typer.BadParameter as error:
         raise UsageError(f"job file {path}: {error.format_message()}") from None
 
 
-_NOT_IN_JOBS = {"export", "db", "json"}
-_LISTS = ("workloads", "cover", "fix", "start")
-_OPTIONS = {"workloads": "workload", "sampler_options": "sampler-option"}
-"""How a key is typed, where that differs."""
+_NOT_IN_JOBS = {"kernel", "export", "db", "json"}
 
 
 def _carry_out(
@@ -357,7 +356,8 @@ def _carry_out(
         raise typer.Exit(130)
     before = {"candidates": kept, "search_s": round(run.elapsed_s, 2)} if resumed else None
     found = read_run_finals(store, run.name, load_kernel(run.spec.kernel).ceilings)
-    record = outcome_record(outcome, found, _process_started(), store, before)
+    started = float(psutil.Process().create_time())  # a user waits for the imports, too
+    record = outcome_record(outcome, found, started, store, before)
     if export is not None and outcome.has_winner:
         from evo.cli.export import export_run
 
@@ -394,10 +394,3 @@ def _signals() -> Iterator[list[Search]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _process_started() -> float:
-    """When this process began, on the clock of time.time(): a user waits for the imports, too."""
-    import psutil
-
-    return float(psutil.Process().create_time())

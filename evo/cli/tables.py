@@ -5,8 +5,8 @@ Values come out of databases and files: nothing in them is markup, and none of t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -70,13 +70,13 @@ def change_text(change: Change) -> str:
     return visible(", ".join(parts)) or "none"
 
 
-def make_table(*headings: str, right: Collection[str] = (), fold: bool = True) -> Table:
-    """An empty table, the columns named in `right` aligned to that side. Without `fold` no column is ever folded."""
+def make_table(*headings: str, fold: bool = True) -> Table:
+    """An empty table. A column whose heading begins with > is aligned right. Without `fold` no column is ever folded."""
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for heading in headings:
-        justify: Literal["left", "right"] = "right" if heading in right else "left"
-        whole = not fold or heading.strip() in _WHOLE  # columns of one name differ in spaces
-        table.add_column(visible(heading), justify=justify, overflow="fold", no_wrap=whole)
+        name = heading.removeprefix(">")
+        whole = not fold or name.strip() in _WHOLE  # columns of one name differ in spaces
+        table.add_column(visible(name), justify="left" if name == heading else "right", overflow="fold", no_wrap=whole)
     return table
 
 
@@ -93,16 +93,14 @@ class Terminal(Console):
             self.say(_DISTURBED, "bold red")
 
     def print_rows(self, rows: Iterable[Mapping[str, object]], styles: Sequence[str] = ()) -> None:
-        """A table of rows, each of which has a cell by heading; nothing if there is no row.
+        """A table of rows, each of which has a cell by heading, as `make_table` has them; nothing if there is no row.
 
-        A heading that begins with > is aligned right; headings of one name differ in spaces at their ends. styles: of the
-        rows.
+        Headings of one name differ in spaces at their ends. styles: of the rows.
         """
         known = list(rows)
         if not known:
             return
-        headings = {heading: heading.removeprefix(">") for heading in known[0]}
-        table = make_table(*headings.values(), right=[name for heading, name in headings.items() if name != heading])
+        table = make_table(*known[0])
         for row, style in zip(known, styles or [""] * len(known), strict=True):
             table.add_row(*map(cell, row.values()), style=style)
         self.print_table(table)

@@ -36,9 +36,9 @@ def percent(share: float, digits: int = 0) -> str:
     return f"{100 * share:.{digits}f}%"
 
 
-def counted(number: int, noun: str, plural: str = "") -> str:
+def counted(number: int, noun: str) -> str:
     """1 candidate, 2 candidates."""
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def duration(seconds: float) -> str:
