@@ -21,7 +21,7 @@ from evo.analysis.finals import read_run_finals
 from evo.analysis.importance import read_importance
 from evo.analysis.operators import read_operators
 from evo.analysis.pareto import read_pareto
-from evo.analysis.runs import Comparison, compare, list_runs, read_history
+from evo.analysis.runs import compare, list_runs, read_history
 from evo.analysis.sql import select_sql
 from evo.lineage.store import Store
 
@@ -70,6 +70,7 @@ class Lineage:
     candidate = _asked(read_candidate)
     source = _asked(read_source)
     history = _asked(read_history)
+    compare = _asked(compare)
     lineage = _asked(read_family)
     diff = _asked(diff)
     explain = _asked(explain)
@@ -79,7 +80,3 @@ class Lineage:
     importance = _asked(read_importance)
     pareto = _asked(read_pareto)
     query = _asked(select_sql)
-
-    def compare(self, *runs: str) -> Comparison:
-        """Runs side by side, by workload, and what differs in how they were set up."""
-        return compare(self._store, runs)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from evo.analysis.candidates import CandidateRecord, TimingRecord, read_candidate
 from evo.analysis.descent import Kin, read_family
-from evo.analysis.failures import FailureReport, read_failures
+from evo.analysis.failures import FailureReport, present_space, read_failures
 from evo.analysis.finals import RefusedFinalist, RunFinals, WorkloadFinals, read_run_finals
 from evo.analysis.importance import Importance, read_importance
 from evo.analysis.operators import OperatorCredit, compare_with_parents, read_operators
@@ -21,9 +21,8 @@ from evo.evaluation import PASSED, within_noise
 from evo.lineage.read import resolve_run
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
-from evo.problem.kernel import find_kernel, kernel_digest, load_kernel, template_root
+from evo.problem.kernel import Workload, find_kernel, kernel_digest, load_kernel, template_root
 from evo.problem.space import Parameter, Point, Space, Value
-from evo.targets import find_target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,10 +194,8 @@ def read_problem(run: RunSummary) -> Problem:
         if not folder.is_relative_to(template_root()) and kernel_digest(folder) != run.kernel_digest:
             return Problem(spaces={}, roles={}, changed="the kernel has changed since this run")
         kernel = load_kernel(run.kernel)
-        limits = find_target(run.target).limits(run.arch)
-        spaces = {
-            t.number: kernel.space(run.target, kernel.workload(run.target, t.workload), limits) for t in run.tasks
-        }
+        workloads = {t.number: Workload.of(t.dims, t.dtype, t.options) for t in run.tasks}
+        spaces = {n: present_space(run.kernel, run.target, run.arch, w) for n, w in workloads.items()}
     except Exception as error:  # a kernel.py may raise anything, and the record can still be shown
         return Problem(spaces={}, roles={}, changed=f"the kernel cannot be loaded here any more ({type(error).__name__})")
     changed = "" if kernel.digest == run.kernel_digest else "the kernel has changed since this run"

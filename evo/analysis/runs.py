@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -14,11 +14,11 @@ from evo.analysis.best import UNCONFIRMED, Best, leaders, refusals
 from evo.analysis.candidates import CandidateSummary
 from evo.analysis.times import gain_between, gain_fields
 from evo.evaluation import PASSED
-from evo.lineage import LATEST, RunStatus
+from evo.lineage import LATEST, Environment, RunStatus
 from evo.lineage import models as m
 from evo.lineage.liveness import GONE, gone
 from evo.lineage.models import key_range, leader_key
-from evo.lineage.read import ENVIRONMENT_COLUMNS, read_environment, record_of, resolve_run
+from evo.lineage.read import record_of, resolve_run
 from evo.lineage.store import Store
 from evo.problem.space import Value
 
@@ -126,8 +126,9 @@ def _summaries(store: Store, connection: Connection, run_id: int | None) -> dict
     """By key, the latest run first; of all runs if none is given."""
     by_status = _counts(connection, run_id)
     tasks = _tasks(connection, run_id)
-    query = select(*_r.__table__.c, *ENVIRONMENT_COLUMNS).join_from(_r, m.Environment)
-    rows: Any = connection.execute(query.order_by(_r.id.desc()) if run_id is None else query.where(_r.id == run_id)).all()
+    environments = {e.id: record_of(Environment, e) for e in connection.execute(select(m.Environment.__table__))}
+    query = select(_r.__table__).order_by(_r.id.desc())
+    rows: Any = connection.execute(query if run_id is None else query.where(_r.id == run_id)).all()
     dead = gone(store, connection, {row.id: row.status for row in rows})
     found = {}
     for row in rows:
@@ -135,14 +136,14 @@ def _summaries(store: Store, connection: Connection, run_id: int | None) -> dict
         found[row.id] = record_of(
             RunSummary,
             row,
-            device=row.environment_device,
+            device=environments[row.environment_id].device,
             status=RunStatus.INTERRUPTED.value if row.id in dead else row.status,
             stop_reason=GONE if row.id in dead else row.stop_reason,
             evaluations=sum(counts.values()),
             passed=sum(n for status, n in counts.items() if status in PASSED),
             counts=counts,
             tasks=tuple(tasks.get(row.id, ())),
-            environment=asdict(read_environment(row)),
+            environment=asdict(environments[row.environment_id]),
         )
     return found
 
@@ -237,8 +238,10 @@ class Comparison:
     settings: tuple[SettingDifference, ...]
 
 
-def compare(store: Store, runs: Sequence[str]) -> Comparison:
-    """Raises UnknownNameError, or StoreError for an ambiguous prefix. A run named twice counts once."""
+def compare(store: Store, *runs: str) -> Comparison:
+    """Runs side by side, by workload, and what differs in how they were set up.
+
+    Raises UnknownNameError, or StoreError for an ambiguous prefix. A run named twice counts once."""
     known = {run.name: run for run in (find_run(store, name) for name in runs)}
     found: list[tuple[Best | None, ComparedRun]] = []
     with store.reading() as connection:

@@ -138,7 +138,7 @@ def compare(
 ) -> None:
     """Compare runs: best, candidates, time to a speed-up, failures, and what was set differently."""
     with Store.open(db, write=False) as store:
-        found = compare_runs(store, runs)
+        found = compare_runs(store, *runs)
     names = list(dict.fromkeys(row.run for row in found.rows))
     if len(names) < 2:
         raise UsageError(f"there is nothing to compare {', '.join(names) or 'it'} with; name two runs")

@@ -74,7 +74,9 @@ def _metadata(run: StoredRun, workload: str) -> dict[str, Any]:
 def _result(run: StoredRun, stored: StoredEvaluation, others: Mapping[int, StoredEvaluation]) -> dict[str, Any]:
     evaluation, proposal = stored.evaluation, stored.candidate.proposal
     invalidity = _INVALIDITY.get(evaluation.status, "runtime")
-    timing = _timing(evaluation, others)
+    # Of a duplicate, the original's.
+    timed = evaluation if evaluation.same_code_as is None else others[evaluation.same_code_as].evaluation
+    timing = timed.timing()
     failed = "CompilationFailedConfig" if invalidity == "compile" else "RuntimeFailedConfig"  # as Kernel Tuner writes them
     value: float | str = timing.median_us / 1e3 if timing else failed
     measurements: list[dict[str, Any]] = [{"name": "time", "value": value, "unit": "ms" if timing else ""}]
@@ -101,16 +103,6 @@ def _result(run: StoredRun, stored: StoredEvaluation, others: Mapping[int, Store
         "objectives": ["time"],
         "evo": own,
     }
-
-
-def _timing(evaluation: Evaluation, others: Mapping[int, StoredEvaluation]) -> Timing | None:
-    """The search's timing with cold caches; for a duplicate binary, the timing of the original."""
-    if not evaluation.status.passed:
-        return None
-    if evaluation.same_code_as is not None and evaluation.same_code_as in others:
-        return _timing(others[evaluation.same_code_as].evaluation, {})
-    own = [t for t in evaluation.timings if t.contender == "candidate"]
-    return next((t for t in own if t.protocol != "hot"), own[0] if own else None)
 
 
 def _times(evaluation: Evaluation, timing: Timing | None) -> dict[str, Any]:

@@ -37,8 +37,6 @@ _TIMING_COLUMNS = columns_of(m.Timing, Timing)
 _CHECK_COLUMNS = columns_of(m.Check, Check)
 _BUILD_COLUMNS = columns_of(m.Build, Build, "source", "binary")
 _BINARY_COLUMNS = columns_of(m.Build, Binary, "code", "log", "triggers_dependents")
-ENVIRONMENT_COLUMNS = tuple(c.label(f"environment_{c.key}") for c in columns_of(m.Environment, Environment))
-"""For `read_environment`; a run has an `arch`, too."""
 
 TIMING_NAMES, CHECK_NAMES, BUILD_NAMES, BINARY_NAMES = (
     tuple(column.key for column in columns)
@@ -46,19 +44,17 @@ TIMING_NAMES, CHECK_NAMES, BUILD_NAMES, BINARY_NAMES = (
 )
 
 
-def iso(time: datetime) -> str:
-    """A time as records carry it: ISO 8601 in UTC."""
-    return time.astimezone(UTC).isoformat(timespec="milliseconds")
-
-
 def record_of(record: type[_Record], row: Any, **other: Any) -> _Record:
-    """From a row that has fields of the record among its columns; a column `genome` becomes the field `parameters`.
+    """From a row that has fields of the record among its columns. Times become ISO 8601 in UTC, and a column `genome` the
+    field `parameters`.
 
     other: what the row does not have, and values instead of the row's.
     """
     names = record.__dataclass_fields__  # type: ignore[attr-defined]
     values = {name: value for name, value in row._mapping.items() if name in names}
-    values |= {name: iso(value) for name, value in values.items() if isinstance(value, datetime)}
+    for name, value in values.items():
+        if isinstance(value, datetime):
+            values[name] = value.astimezone(UTC).isoformat(timespec="milliseconds")
     if "parameters" in names:
         values["parameters"] = Genome.from_json(row.genome).parameters
     return record(**values | other)
@@ -104,8 +100,8 @@ def resolve_run(connection: Connection, name: str) -> int:
 
 
 def read_run(connection: Connection, run_id: int) -> StoredRun:
-    query = select(*m.Run.__table__.c, *ENVIRONMENT_COLUMNS).join_from(m.Run, m.Environment).where(m.Run.id == run_id)
-    row = connection.execute(query).one()
+    row = connection.execute(select(m.Run.__table__).where(m.Run.id == run_id)).one()
+    query = select(m.Environment.__table__).where(m.Environment.id == row.environment_id)
     task = m.Task
     tasks = connection.execute(
         select(task.dims, task.dtype, task.options).where(task.run_id == run_id).order_by(task.number)
@@ -115,30 +111,22 @@ def read_run(connection: Connection, run_id: int) -> StoredRun:
         StoredRun,
         row,
         spec=record_of(RunSpec, row, workloads=workloads),
-        environment=read_environment(row),
+        environment=record_of(Environment, connection.execute(query).one()),
         status=RunStatus(row.status),
     )
 
 
-def read_environment(row: Any) -> Environment:
-    """From a row that has ENVIRONMENT_COLUMNS."""
-    return Environment(**{c.key.removeprefix("environment_"): getattr(row, c.key) for c in ENVIRONMENT_COLUMNS})
-
-
-def _build(row: Sequence[Any]) -> Build:
+def _build(row: Any) -> Build:
     """Without source text and code, which are artefacts."""
-    built = dict(zip(BUILD_NAMES, row, strict=False))
-    status, (binary_log, *figures) = Status(built.pop("status")), row[len(BUILD_NAMES) :]
-    binary = None
+    status, binary = Status(row.status), None
     if status is Status.OK:
-        log = built["log"] if binary_log is None else binary_log
-        binary = Binary(code=b"", log=log, **dict(zip(BINARY_NAMES, figures, strict=True)))
-    return Build(status=status, binary=binary, **built)
+        binary = record_of(Binary, row, code=b"", log=row.log if row.binary_log is None else row.binary_log)
+    return record_of(Build, row, status=status, binary=binary)
 
 
 def read_evaluations(connection: Connection, run: StoredRun) -> list[StoredEvaluation]:
     """Every candidate of the run as it was added, by order, but without source text and binary code."""
-    c, p = m.Candidate, m.Parentage
+    c, p, b = m.Candidate, m.Parentage, m.Build
     first, last = m.key_range(run.id)
     with _uncollected():
         parents: dict[int, list[Parent]] = defaultdict(list)
@@ -151,34 +139,23 @@ def read_evaluations(connection: Connection, run: StoredRun) -> list[StoredEvalu
         query = select(*_TIMING_COLUMNS, t.candidate_id)
         query = query.where(t.run_id == run.id, t.candidate_id.between(first, last), t.round == 0)
         timings = _by_candidate(connection, query.order_by(t.candidate_id, t.id), Timing, TIMING_NAMES)
-        rows = connection.execute(
-            select(c.id, c.task, c.public_id, c.genome, c.operator, c.elapsed_s, c.status, c.log, c.same_code_as_id)
-            .add_columns(c.seconds, c.gate_seconds, c.timing_seconds, *_BUILD_COLUMNS, m.Build.binary_log, *_BINARY_COLUMNS)
-            .join_from(c, m.Build, m.Build.candidate_id == c.id, isouter=True)
-            .where(c.id.between(first, last))
-            .order_by(c.id)
-        )
+        rows = connection.execute(select(b.__table__).where(b.candidate_id.between(first, last)))
+        builds = {row.candidate_id: _build(row) for row in rows}
         found = []
-        for row in rows:
-            key, task, name, genome, operator, elapsed_s, status, log, same, seconds, gate_s, timing_s, *built = row
-            made_from = tuple(parents.get(key, ()))
-            candidate = Candidate(
-                order=key % m.ORDERS_PER_RUN,
-                task=task,
-                proposal=Proposal(genome=Genome.from_json(genome), operator=operator, parents=made_from),
+        for row in connection.execute(select(c.__table__).where(c.id.between(first, last)).order_by(c.id)):
+            made_from = tuple(parents.get(row.id, ()))
+            proposal = Proposal(genome=Genome.from_json(row.genome), operator=row.operator, parents=made_from)
+            evaluation = record_of(
+                Evaluation,
+                row,
+                status=Status(row.status),
+                build=builds.get(row.id),
+                checks=tuple(checks.get(row.id, ())),
+                timings=tuple(timings.get(row.id, ())),
+                same_code_as=None if row.same_code_as_id is None else row.same_code_as_id % m.ORDERS_PER_RUN,
             )
-            evaluation = Evaluation(
-                status=Status(status),
-                build=None if built[0] is None else _build(built),
-                checks=tuple(checks.get(key, ())),
-                timings=tuple(timings.get(key, ())),
-                log=log,
-                same_code_as=None if same is None else same % m.ORDERS_PER_RUN,
-                seconds=seconds,
-                gate_seconds=gate_s,
-                timing_seconds=timing_s,
-            )
-            found.append(StoredEvaluation(public_id=name, candidate=candidate, evaluation=evaluation, elapsed_s=elapsed_s))
+            candidate = Candidate(order=row.order, task=row.task, proposal=proposal)
+            found.append(record_of(StoredEvaluation, row, candidate=candidate, evaluation=evaluation))
         return found
 
 

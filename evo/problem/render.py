@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
+from traceback import walk_tb
 from types import SimpleNamespace
 
 import jinja2
@@ -110,9 +111,5 @@ def _template_file(kernel: Kernel, target: str) -> str:
 def _place(error: BaseException, file: Path) -> str:
     """Where it happened, in `file` or in what that includes. Jinja rewrites tracebacks so that the innermost template frame
     carries the template's own file and line."""
-    place, trace = str(file), error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename.endswith(".j2"):
-            place = f"{trace.tb_frame.f_code.co_filename}, line {trace.tb_lineno}"
-        trace = trace.tb_next
-    return place
+    frames = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
+    return next((f"{name}, line {line}" for name, line in reversed(frames) if name.endswith(".j2")), str(file))

@@ -173,7 +173,7 @@ class TestComparison:
         for order, value in enumerate((1.0, 0.7, 0.4)):
             store.add(run, land.ref(order, {"a": order}), land.timed(order, value), elapsed_s=float(order + 1))
         store.add(run, land.ref(3, {"a": 3}), s.refused(3), elapsed_s=4.0)
-        found = compare(store, ["slow", "fast", "slow"])
+        found = compare(store, "slow", "fast", "slow")
         first, second = found.rows
         assert (first.run, second.run) == ("fast", "slow")
         assert first.speedup == pytest.approx(2.5)
@@ -189,7 +189,7 @@ class TestComparison:
         for name, ratio in (("slow", 0.5), ("near", 0.5 / land.SPREAD), ("fast", 0.5 / land.SPREAD**1.7)):
             run = store.create_run(replace(s.SPEC, name=name, workloads=(s.SMALL,)), s.ENVIRONMENT)
             store.add(run, s.ref(0), land.timed(0, ratio), elapsed_s=1.0)
-        rows = compare(store, ["slow", "near", "fast"]).rows
+        rows = compare(store, "slow", "near", "fast").rows
         assert [(r.run, r.tie) for r in rows] == [("fast", True), ("near", True), ("slow", False)]
         assert rows[0].speedup_low is not None
         assert rows[2].speedup_high is not None
@@ -203,7 +203,7 @@ class TestComparison:
             twin = replace(s.timing(s.SMALL, 0.5, contender="twin"), protocol="final", clocks={"noise_floor": 0.01})
             store.add_baselines(run, 0, [twin], stage=Stage.FINAL)
             store.set_status(run, RunStatus.FINISHED, elapsed_s=60.0)
-        first, second = compare(store, ["one", "two"]).rows
+        first, second = compare(store, "one", "two").rows
         assert (first.search_s, first.candidates_per_s, first.noise_floor) == (2.0, 2.0, 0.01)
         assert second.behind_low is not None
         assert second.behind_high is not None
@@ -213,7 +213,7 @@ class TestComparison:
         run = land.small_run(store, "r")
         store.add(run, s.ref(0), s.refused(0), elapsed_s=1.0)
         land.small_run(store, "q")
-        rows = compare(store, ["r", "q"]).rows
+        rows = compare(store, "r", "q").rows
         assert [(r.run, r.speedup, r.candidates, r.failures) for r in rows] == [("q", None, 0, 0), ("r", None, 1, 1)]
 
 

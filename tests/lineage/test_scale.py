@@ -92,7 +92,7 @@ QUESTIONS: dict[str, Question] = {
     "failures of a task": lambda store, name: read_failures(store, "two", task=0),
     "operators": lambda store, name: read_operators(store, "two"),
     "importance": lambda store, name: read_importance(store, "two"),
-    "compare": lambda store, name: compare(store, ["one", "two"]).rows,
+    "compare": lambda store, name: compare(store, "one", "two").rows,
     "pareto": lambda store, name: read_pareto(store, "two"),
     "best": lambda store, name: find_best(store),
     "finals": lambda store, name: read_run_finals(store, "two").finals,
