@@ -16,6 +16,7 @@ from evo.lineage.store import Store
 from evo.problem.kernel import load_kernel
 from evo.sanitize import Report, choose_tools, find_compute_sanitizer, read_report, sanitize
 from evo.targets import find_target
+from tests.ended import run_here
 from tests.landscape import random_search
 from tests.lineage import samples as s
 from tests.toy_kernel import build_request, write_kernel
@@ -186,8 +187,6 @@ def test_a_bad_request_is_one_sentence_and_exit_code_2(
     recorded: tuple[str, list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     db, (honest, _) = recorded
-    assert cli.run(["sanitize", honest, "--tool", "memcheck", "--db", db]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    [sentence] = captured.err.splitlines()
-    assert "unknown sanitizer for target cpu 'memcheck'; known: address, all" in sentence
+    ended = run_here(capsys, "sanitize", honest, "--tool", "memcheck", "--db", db)
+    assert (ended.code, ended.out) == (2, "")
+    assert "unknown sanitizer for target cpu 'memcheck'; known: address, all" in ended.sentence

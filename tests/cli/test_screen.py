@@ -12,7 +12,6 @@ from rich.console import Console
 
 from evo.cli import screen
 from evo.cli.screen import LiveScreen, PlainLines, busy_share, unfinished
-from evo.evaluation import Timing
 from evo.executors import InFlight
 from evo.lineage import Environment
 from evo.lineage.store import Store
@@ -21,24 +20,13 @@ from evo.problem.kernel import Workload
 from evo.search.loop import Search
 from evo.search.progress import Budget, Improvement, Progress, StopReason
 from tests.landscape import Hanging, random_search
+from tests.lineage import samples as s
 
 WORKLOADS = (Workload.of({"n": 4096}, "float32"),)
 
 
 def progress(clocks: dict[str, float]) -> Progress:
-    timing = Timing(
-        workload=WORKLOADS[0].key,
-        contender="candidate",
-        protocol="cold",
-        median_us=18.77,
-        low_us=18.7,
-        high_us=18.9,
-        samples_us=(18.77,),
-        ratio=0.5,
-        ratio_low=0.4,
-        ratio_high=0.625,
-        clocks=clocks,
-    )
+    timing = replace(s.timing(WORKLOADS[0], 0.5), ratio_low=0.4, ratio_high=0.625, clocks=clocks)
     found = Improvement(elapsed_s=3.0, task=0, order=12, ratio=0.5, timing=timing)
     return Progress(finished=20, elapsed_s=3.0, best={0: found}, improvements=[found])
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,7 @@ from evo.errors import UnknownNameError, UsageError
 from evo.evaluation import Status
 from evo.export import find_exporter
 from evo.lineage.store import Store
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "lineage"))
-import samples
+from tests.lineage import samples
 
 EXPORTER = find_exporter("t4")
 FAILURES = [s for s in Status if not s.passed and s not in (Status.WRONG, Status.COMPILE_ERROR)]

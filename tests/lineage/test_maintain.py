@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -14,29 +13,24 @@ import samples as s
 from postgres import PASSWORD
 
 from evo.analysis.runs import list_runs, read_history
-from evo.cli import run as run_command
 from evo.errors import DeviceError
 from evo.lineage import RunStatus
 from evo.lineage.backup import newest_backup
 from evo.lineage.store import Store
 from evo.targets import find_target
+from tests.ended import Ended, run_here
 from tests.toy_kernel import write_kernel
 
 
-def evo(capfd: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
-    capfd.readouterr()
-    code = run_command([str(word) for word in words])
-    out, err = capfd.readouterr()
-    return code, out, err
+def evo(capfd: pytest.CaptureFixture[str], *words: object) -> Ended:
+    return run_here(capfd, *map(str, words))
 
 
 def sentence(capfd: pytest.CaptureFixture[str], *words: object) -> str:
     """The one line on stderr of a command that fails."""
-    found, out, err = evo(capfd, *words)
-    assert (found, out) == (2, ""), (found, out, err)
-    assert err.startswith("evo: ")
-    assert len(err.splitlines()) == 1, err
-    return err
+    ended = evo(capfd, *words)
+    assert (ended.code, ended.out) == (2, ""), ended
+    return ended.sentence
 
 
 def fill(where: str | Path, name: str = "mine", number: int = 6) -> None:
@@ -54,20 +48,20 @@ def fill(where: str | Path, name: str = "mine", number: int = 6) -> None:
 def test_prune_says_what_would_go_and_then_what_went(where: str, capfd: pytest.CaptureFixture[str]) -> None:
     fill(where)
     parts = ("--drop", "failed", "--drop", "samples", "--db", where)
-    code, out, _ = evo(capfd, "prune", "mine", "--dry-run", *parts)
-    assert code == 0
-    assert "1 sources, 1 binaries and the samples of 8 timings would go from 1 run; 2 stored files" in out
-    assert "2 candidates keep everything" in out
-    assert "the file becomes smaller" not in out
-    record = json.loads(evo(capfd, "prune", "mine", "--json", *parts)[1])
+    ended = evo(capfd, "prune", "mine", "--dry-run", *parts)
+    assert ended.code == 0
+    assert "1 sources, 1 binaries and the samples of 8 timings would go from 1 run; 2 stored files" in ended.out
+    assert "2 candidates keep everything" in ended.out
+    assert "the file becomes smaller" not in ended.out
+    record = evo(capfd, "prune", "mine", "--json", *parts).document
     assert (record["sources"], record["samples"], record["dry_run"]) == (1, 8, False)
-    assert "went from 0 runs" in evo(capfd, "prune", "--older-than", "1d", "--db", where)[1]
+    assert "went from 0 runs" in evo(capfd, "prune", "--older-than", "1d", "--db", where).out
     assert "name the runs to prune, or give --older-than" in sentence(capfd, "prune", "--db", where)
     assert "--older-than 'soon' is not a duration" in sentence(capfd, "prune", "--older-than", "soon", "--db", where)
     assert "unknown run 'yours'" in sentence(capfd, "prune", "yours", "--db", where)
-    code, out, _ = evo(capfd, "vacuum", "--db", where)
-    assert code == 0
-    assert re.fullmatch(r"[\d.]+ .?B before, [\d.]+ .?B now\n", out)
+    ended = evo(capfd, "vacuum", "--db", where)
+    assert ended.code == 0
+    assert re.fullmatch(r"[\d.]+ .?B before, [\d.]+ .?B now\n", ended.out)
 
 
 def test_a_backup_is_made_beside_the_database_while_it_is_written(
@@ -76,11 +70,11 @@ def test_a_backup_is_made_beside_the_database_while_it_is_written(
     fill(path)
     with Store.open(path, write=True) as store:
         expected = store.evaluations(store.run("mine"))
-        code, out, _ = evo(capfd, "backup", "--db", path)
+        ended = evo(capfd, "backup", "--db", path)
         s.new_run(store, "later")
-        second = json.loads(evo(capfd, "backup", "--json", "--db", path)[1])
-    assert code == 0
-    first = Path(out.partition(": ")[0])
+        second = evo(capfd, "backup", "--json", "--db", path).document
+    assert ended.code == 0
+    first = Path(ended.out.partition(": ")[0])
     assert re.fullmatch(path.stem + r"\.backup-\d{8}T\d{12}Z\.db", first.name)
     assert (first.parent, newest_backup(path)) == (path.parent, Path(second["file"]))
     assert second["bytes"] == Path(second["file"]).stat().st_size
@@ -117,10 +111,10 @@ def test_merge_and_its_refusals(where: str, tmp_path: Path, capfd: pytest.Captur
     other = tmp_path / "other.db"
     fill(where)
     fill(other, "mine", 3)
-    code, out, _ = evo(capfd, "merge", other, "--db", where)
-    assert code == 0
-    assert "1 run added, 0 continued, 0 there already; 4 candidates copied\nmine is called mine-" in out
-    assert "0 runs added, 0 continued, 1 there already" in evo(capfd, "merge", other, "--db", where)[1]
+    ended = evo(capfd, "merge", other, "--db", where)
+    assert ended.code == 0
+    assert "1 run added, 0 continued, 0 there already; 4 candidates copied\nmine is called mine-" in ended.out
+    assert "0 runs added, 0 continued, 1 there already" in evo(capfd, "merge", other, "--db", where).out
     assert "is the database itself" in sentence(capfd, "merge", where, "--db", where)
     assert "there is no database" in sentence(capfd, "merge", tmp_path / "none.db", "--db", where)
     (tmp_path / "notes.txt").write_text("remember the milk")
@@ -154,13 +148,13 @@ def test_every_command_says_that_a_file_is_half_copied(
     said = sentence(capfd, *words, "--db", half_copied)
     assert said == (
         f"evo: the database {half_copied} is damaged; there is no backup beside it; what can still be read is saved by:"
-        f" sqlite3 {shlex.quote(str(half_copied))} .recover | sqlite3 NEW.db\n"
+        f" sqlite3 {shlex.quote(str(half_copied))} .recover | sqlite3 NEW.db"
     )
 
 
 def test_of_a_damaged_file_the_newest_backup_is_named(path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     fill(path, number=60)
-    assert evo(capfd, "backup", "--db", path)[0] == 0
+    assert evo(capfd, "backup", "--db", path).code == 0
     (backup,) = path.parent.glob("*.backup-*")
     with path.open("r+b") as file:  # a page of a table that is not read when the file is opened
         file.seek(path.stat().st_size - 4096)
@@ -188,8 +182,8 @@ def test_no_password_is_printed_or_stored(
         ["prune", "nobody"], ["report", "secret", "--out", tmp_path / "page.html"],
         ["query", "SELEC"], ["query", "SELECT * FROM run"],
     ):  # fmt: skip
-        _, out, err = evo(capfd, *words, "--db", postgres_url)
-        said += out + err
+        ended = evo(capfd, *words, "--db", postgres_url)
+        said += ended.out + ended.err
     with Store.open(postgres_url, write=False) as store, store.reading() as connection:
         for table in ("run", "environment", "task", "candidate", "build", "timing"):
             said += str(connection.exec_driver_sql(f'SELECT * FROM "{table}"').all())
@@ -203,11 +197,11 @@ def test_no_password_is_printed_or_stored(
 
 def test_a_source_that_was_pruned_is_said_to_be(where: str, capfd: pytest.CaptureFixture[str]) -> None:
     fill(where)
-    assert evo(capfd, "prune", "mine", "--drop", "sources", "--db", where)[0] == 0
+    assert evo(capfd, "prune", "mine", "--drop", "sources", "--db", where).code == 0
     with Store.open(where, write=False) as store:
         names = [p.id for p in read_history(store, "mine")]
     said = sentence(capfd, "show", names[3], "--source", "--db", where)
-    assert said == f"evo: candidate {names[3]} has no source: it was dropped by evo prune\n"
-    assert "the source of one of the two was not kept" in evo(capfd, "diff", names[1], names[3], "--db", where)[1]
-    unasked = evo(capfd, "diff", names[1], names[3], "--no-source", "--db", where)[1]
+    assert said == f"evo: candidate {names[3]} has no source: it was dropped by evo prune"
+    assert "the source of one of the two was not kept" in evo(capfd, "diff", names[1], names[3], "--db", where).out
+    unasked = evo(capfd, "diff", names[1], names[3], "--no-source", "--db", where).out
     assert "was not kept" not in unasked

@@ -12,14 +12,11 @@ from evo.analysis.finals import read_run_finals
 from evo.errors import UsageError
 from evo.lineage import RunSpec
 from evo.lineage.store import Store
-from evo.problem.kernel import load_kernel
 from evo.search.cover import choose
-from evo.search.progress import Budget
-from evo.search.run import check_workloads, hold_all_finals, plan_run, points_of
+from evo.search.run import check_workloads, hold_all_finals, points_of
 from tests.landscape import LandscapeExecutor, code_of
-from tests.search.test_loop import genomes, longer, search
+from tests.search.test_loop import KERNEL, configure, genomes, longer, search
 
-KERNEL = load_kernel("layernorm")
 GRID = "rows=64/512/4096,cols=1024,dtype=float32"
 
 
@@ -30,16 +27,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def covering(evaluations: int) -> RunSpec:
-    return plan_run(
-        kernel="layernorm",
-        target="cpu",
-        arch="native",
-        workloads=check_workloads(KERNEL, "cpu", points_of(GRID)),
-        seed=3,
-        builders=4,
-        budget=Budget(evaluations=evaluations),
-        cover=True,
-    )
+    return configure(evaluations, seed=3, grid=GRID)
 
 
 def test_every_point_is_served_almost_as_fast_as_it_can_be_by_as_few_as_are_allowed() -> None:

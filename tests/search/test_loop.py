@@ -28,7 +28,7 @@ from evo.problem.kernel import load_kernel
 from evo.search.finals import Finals, end_finals, hold_race
 from evo.search.loop import Search
 from evo.search.progress import Budget, Progress, StopReason
-from evo.search.run import hold_all_finals, plan_run
+from evo.search.run import check_workloads, hold_all_finals, plan_run, points_of
 from evo.search.samplers import find_sampler
 from evo.search.tasks import TaskExecutor
 from evo.targets import find_target
@@ -39,18 +39,26 @@ ENVIRONMENT = Environment(device="a landscape", arch="none")
 
 
 def configure(
-    evaluations: int | None = None, *, sampler: str = "evolution", seed: int = 1, tasks: int = 1, **more: Any
+    evaluations: int | None = None,
+    *,
+    sampler: str = "evolution",
+    seed: int = 1,
+    tasks: int = 1,
+    grid: str = "",
+    **more: Any,
 ) -> RunSpec:
+    """grid: searched as `evo search --cover` does, in the place of the first `tasks` workloads."""
     texts = ["rows=512,cols=1024,dtype=float32", "rows=64,cols=4096,dtype=bfloat16"][:tasks]
     return plan_run(
         kernel="layernorm",
         target="cpu",
         arch="native",
-        workloads=tuple(KERNEL.workload("cpu", t) for t in texts),
+        workloads=check_workloads(KERNEL, "cpu", points_of(grid) if grid else texts),
         sampler=sampler,
         seed=seed,
         builders=4,
         budget=Budget(evaluations=evaluations, **more),
+        cover=bool(grid),
     )
 
 

@@ -12,7 +12,7 @@ from spaces import tiled_space
 
 from evo.problem.genome import Genome
 from evo.problem.space import Categorical, Constraint, Ordinal, Space, When
-from evo.search.operators import change, repair
+from evo.search.operators import repair
 from evo.search.operators.crossover import OPERATOR as CROSSOVER
 from evo.search.operators.jump import OPERATOR as JUMP
 from evo.search.operators.mutation import OPERATOR as MUTATION
@@ -143,12 +143,3 @@ def test_a_point_that_only_kept_parameters_could_mend_is_given_up() -> None:
     assert repair(random.Random(0), space, {"a": 1, "b": 1}, keep={"a"}) is None
     assert repair(random.Random(0), space, {"a": 1, "b": 1}, keep={"a", "b"}) is None
     assert repair(random.Random(0), space, {"a": 1, "b": 1}) == {"a": 2, "b": 1}
-
-
-def test_a_condition_that_turns_on_brings_its_parameters_and_one_that_turns_off_takes_them() -> None:
-    rng = random.Random(0)
-    point = SPACE.complete({"path": "direct"})
-    staged = change(rng, SPACE, point, {"path": "bulk"})
-    assert {"stages", "swizzle"} <= set(staged)
-    assert "hint" not in staged
-    assert SPACE.draw(rng, {**staged, "path": "direct"}).keys() == point.keys()
