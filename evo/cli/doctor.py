@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import platform
 import shutil
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import typer
 from rich.text import Text
@@ -45,14 +46,14 @@ def doctor(db: Db = DEFAULT_DB, json: Json = False) -> None:
         _Finding("kernels", "ok" if kernels else "problem", kernels or "none found"),
     ]
     usable = any(f.level == "ok" and f.subject in ("GPU", "C++ compiler") for f in findings)
-    answer(json, {"usable": usable, "findings": [asdict(f) for f in findings]}, _print_findings, findings)
+    answer(json, {"usable": usable, "findings": findings}, _print_findings)
     if not usable:
         raise typer.Exit(1)
 
 
-def _print_findings(console: Terminal, record: object, findings: Sequence[_Finding]) -> None:
+def _print_findings(console: Terminal, record: dict[str, Any]) -> None:
     colours = {"ok": "green", "note": "yellow", "problem": "red"}
-    for f in findings:
+    for f in record["findings"]:
         text = Text.assemble((f"{f.level:8}", colours[f.level]), (f.subject, "bold"), f": {f.text}")
         console.print(text, soft_wrap=True)
 

@@ -261,7 +261,7 @@ def import_workloads(
         _write_job(file, {"kernel": key, "target": target, "workloads": list(workloads), "budget": budget}, path)
         written[str(file)] = list(workloads)
     if json:
-        print_json({"jobs": written, "taken": [asdict(t) for t in taken], "refused": [asdict(r) for r in refused]})
+        print_json({"jobs": written, "taken": taken, "refused": refused})
         return
     for refusal in refused:
         typer.echo(f"left out: {_refusal_text(refusal)}", err=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from contextlib import suppress
-from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated
@@ -54,7 +53,7 @@ def prune(
         names, busy = chosen_runs(store, runs or (), before)
         done = prune_runs(store, names, drop or [Part.FAILED], dry=dry_run)
     if json:
-        print_json(asdict(done) | {"dry_run": dry_run, "skipped": busy})
+        print_json(done, dry_run=dry_run, skipped=busy)
         return
     for name in busy:
         typer.echo(f"left alone: {name} is being searched", err=True)
@@ -92,7 +91,7 @@ def merge(
     with Store.open(other, write=False) as source, Store.open(db, write=True) as target:
         done = merge_store(target, source)
     if json:
-        print_json(asdict(done))
+        print_json(done)
         return
     typer.echo(
         f"{counted(len(done.added), 'run')} added, {len(done.continued)} continued, {len(done.unchanged)} there already;"

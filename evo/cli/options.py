@@ -51,8 +51,7 @@ def cache_dir(db: str) -> Path:
     """Where compiled candidates are kept: EVO_CACHE, else beside the database, else under runs/."""
     if named := os.environ.get("EVO_CACHE"):
         return Path(named)
-    beside = Path("runs") if "://" in db else Path(db).parent
-    return beside / "cache"
+    return (database.locate(db).path or Path(DEFAULT_DB)).with_name("cache")
 
 
 def command_line(db: str, *words: str) -> str:

@@ -35,7 +35,7 @@ from evo.cli.options import (
 )
 from evo.cli.recorded import find_winners, is_of
 from evo.cli.screen import LiveScreen, PlainLines, outcome_record, print_outcome
-from evo.cli.tables import Terminal, counted
+from evo.cli.tables import counted
 from evo.errors import DeviceError, StoreError, UsageError
 from evo.executors import Executor
 from evo.export import check_replaceable
@@ -339,7 +339,11 @@ def _carry_out(
     if resumed:
         searched = duration(run.elapsed_s)
         console.say(f"run {run.name} is resumed: {counted(kept, 'candidate')} and {searched} of searching are kept")
-    with _screen(console, run) as screen:
+    screen: PlainLines | LiveScreen = PlainLines(console, run.spec.workloads)
+    if console.is_terminal and not json:
+        title = f"evo search {run.spec.kernel} · {run.environment.device} · {run.name}"
+        screen = LiveScreen(console, title, run.spec.workloads, Budget(**run.spec.budget))
+    with screen:
         screen.say(f"run {run.name}: {run.spec.kernel} on {run.environment.device}, seed {run.spec.seed}; starting …")
         try:
             with _signals() as searching:
@@ -368,13 +372,6 @@ def _carry_out(
         print_outcome(console, record, found, db)
     if not outcome.has_winner:
         raise typer.Exit(1)
-
-
-def _screen(console: Terminal, run: StoredRun) -> PlainLines | LiveScreen:
-    if console.is_terminal and not console.quiet:
-        title = f"evo search {run.spec.kernel} · {run.environment.device} · {run.name}"
-        return LiveScreen(console, title, run.spec.workloads, Budget(**run.spec.budget))
-    return PlainLines(console, run.spec.workloads)
 
 
 @contextmanager

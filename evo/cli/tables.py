@@ -156,14 +156,8 @@ def short_workload(key: str) -> str:
 
 def timing_record(timing: Timing) -> dict[str, Any]:
     """As it was measured: figures are rounded once, where they are printed."""
-    record = {
-        "contender": timing.contender,
-        "median_us": timing.median_us,
-        "low_us": timing.low_us,
-        "high_us": timing.high_us,
-        "samples": len(timing.samples_us),
-        "disturbed": timing.disturbed,
-    }
+    names = ("contender", "median_us", "low_us", "high_us", "disturbed")
+    record = {name: getattr(timing, name) for name in names} | {"samples": len(timing.samples_us)}
     if timing.ratio and timing.ratio_low and timing.ratio_high:
         record |= {
             "ratio": timing.ratio,

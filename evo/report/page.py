@@ -19,7 +19,6 @@ from markupsafe import Markup
 from evo.analysis.finals import ceiling_note
 from evo.analysis.outcome import RunOutcome
 from evo.errors import UsageError
-from evo.evaluation import within_noise
 from evo.lineage.database import command_line
 from evo.report import sentences
 from evo.report.figures import COLOURS, change_text, draw_workload, gain_text
@@ -50,13 +49,8 @@ def _environment() -> Environment:
     environment.globals |= {name: getattr(sentences, name) for name in sentences.__all__}
     environment.globals |= {
         "ceiling_note": ceiling_note, "command_line": command_line, "draw_workload": draw_workload, "interval": interval,
-        "speedup": _speedup,
     }  # fmt: skip
     return environment
-
-
-def _speedup(ratio: float, noise: float | None) -> str:
-    return "tie" if within_noise(ratio, noise) else times(ratio)
 
 
 def render(template: str, **values: Any) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from evo.evaluation import within_noise
+
 
 def visible(text: str, *, lines: bool = False) -> str:
     """`text` with every character that does not print (control characters, changes of direction) as its escape. lines:
@@ -17,9 +19,9 @@ def visible(text: str, *, lines: bool = False) -> str:
     return re.sub("[^ -~]", shown, text)
 
 
-def times(ratio: float | None) -> str:
-    """The speed-up of a ratio of times: 1.234x."""
-    return "–" if not ratio else f"{1 / ratio:.3f}×"
+def times(ratio: float | None, noise: float | None = None) -> str:
+    """The speed-up of a ratio of times: 1.234x; a tie if that is within the noise floor."""
+    return "tie" if within_noise(ratio, noise) else "–" if not ratio else f"{1 / ratio:.3f}×"
 
 
 def interval(low: float | None, high: float | None) -> str:
