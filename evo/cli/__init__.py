@@ -51,7 +51,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
         start_server()
     try:
-        code = _command(words).main(args=words, prog_name="evo", standalone_mode=False)
+        named = tuple(module for module, names in _COMMANDS.items() if words[0] in names)
+        code = _group(named or tuple(_COMMANDS)).main(args=words, prog_name="evo", standalone_mode=False)
         return int(code or 0)
     except _USAGE_ERROR as error:
         where = f" (see: {error.ctx.command_path} --help)" if error.ctx else ""
@@ -68,14 +69,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
 
 
-def _command(words: Sequence[str]) -> Any:
-    """The group of all commands, or only those of the module with the command that is named."""
-    named = tuple(module for module, names in _COMMANDS.items() if words[0] in names)
-    return _group(named or tuple(_COMMANDS))
-
-
 @cache
 def _group(modules: tuple[str, ...]) -> Any:
+    """The commands of these modules."""
     app = typer.Typer(
         name="evo",
         help="A search engine for compute kernels that needs no language model.",

@@ -23,9 +23,7 @@ _BAR = 24
 
 
 def failures(
-    run: Annotated[
-        str | None, typer.Argument(help="A run, or a unique beginning of its name; the latest if left out.")
-    ] = None,
+    run: RunName = LATEST,
     all_: Annotated[bool, typer.Option("--all", help="How the candidates of all runs ended, by kernel and device.")] = False,
     template: Annotated[
         bool, typer.Option("--template", help="Load the kernel: which parameters are structural, what it now forbids.")
@@ -35,13 +33,13 @@ def failures(
     json: Json = False,
 ) -> None:
     """Show what broke in a run, where in the search space, and which constraint would have avoided it."""
-    if all_ and run is not None:
+    if all_ and run != LATEST:
         raise UsageError("--all is for every run: leave out the run, or --all")
     with Store.open(db, write=False) as store:
         if all_:
             answer(json, failure_totals(store), _print_totals)
         else:
-            answer(json, read_failures(store, run or LATEST, template=template), _print_report, top, db)
+            answer(json, read_failures(store, run, template=template), _print_report, top, db)
 
 
 def _print_totals(console: Terminal, totals: Sequence[FailureTotal]) -> None:

@@ -29,12 +29,12 @@ from evo.cli.options import (
     make_console,
     print_json,
 )
-from evo.cli.recorded import find_candidate, find_winners, may_be_candidate, source_remark, task_of
+from evo.cli.recorded import find_candidate, find_winners, may_be_candidate, source_remarks, task_of
 from evo.cli.screen import CheckLines
 from evo.cli.search import load_context, open_workers
 from evo.cli.tables import Terminal, counted, short, short_workload
 from evo.errors import DeviceError, StoreError, UnknownNameError, UsageError
-from evo.evaluation import Status
+from evo.evaluation import Build, Status
 from evo.executors import Request
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
@@ -203,7 +203,7 @@ def _check_candidate(recorded: CandidateRecord, seed: int, compile_only: bool, d
     record = {
         **_known(recorded, seed),
         "passed": all(r.passed for r in results),
-        "remarks": list(_remarks(recorded, results[0], db)),
+        "remarks": source_remarks(recorded, results[0].build.source_digest, db) or _code_remarks(recorded, results[0].build),
         "recorded": list(_verdicts(recorded)),
         "workloads": [_workload_record(r) for r in results],
     }
@@ -218,13 +218,12 @@ def _known(recorded: CandidateRecord, seed: int) -> dict[str, Any]:
     return {"candidate": recorded.id, **known, "seed": seed}
 
 
-def _remarks(recorded: CandidateRecord, result: Checked, db: str) -> Iterator[str]:
-    """How this build differs from the recorded one, where it does."""
-    then, now = recorded.build, result.build
-    if remark := source_remark(recorded, now.source_digest, db):
-        yield remark
-    elif then is not None and then.code_hash and now.binary is not None and now.binary.code_hash != then.code_hash:
-        yield f"the same source, but other machine code than recorded (compiler: {then.compiler} then, {now.compiler} now)"
+def _code_remarks(recorded: CandidateRecord, now: Build) -> list[str]:
+    """What is to be said where the same source is other machine code; empty if it is the same."""
+    then = recorded.build
+    if then is None or not then.code_hash or now.binary is None or now.binary.code_hash == then.code_hash:
+        return []
+    return [f"the same source, but other machine code than recorded (compiler: {then.compiler} then, {now.compiler} now)"]
 
 
 def _verdicts(recorded: CandidateRecord) -> Iterator[dict[str, Any]]:
@@ -327,11 +326,10 @@ def sanitize(
             workload=Workload.of(recorded.dims, recorded.dtype, recorded.options),
         )
         found = run_tools(request, tools, seed=drawn, limit_s=limit, toolkits=toolkits)
-        remark = source_remark(recorded, found.source_digest, db)
         record = {
             **_known(recorded, drawn),
             "clean": all(r.clean for r in found.reports),
-            "remarks": [remark] if remark else [],
+            "remarks": source_remarks(recorded, found.source_digest, db),
             "cases": found.cases,
             "tools": [asdict(r) | {"clean": r.clean, "seconds": round(r.seconds, 2)} for r in found.reports],
         }

@@ -86,7 +86,8 @@ def merge(
     json: Json = False,
 ) -> None:
     """Add the runs of another database to this one, all or none. Merging again changes nothing."""
-    if _same_file(other, db):
+    one, this = (at.path.resolve() if at.path is not None else at.url for at in (locate(other), locate(db)))
+    if one == this:
         raise UsageError(f"{shown(other)} is the database itself; name another one to merge into it")
     with Store.open(other, write=False) as source, Store.open(db, write=True) as target:
         done = merge_store(target, source)
@@ -130,10 +131,3 @@ def _must_be_a_database(db: str) -> None:
         raise StoreError(f"there is no database {path}; name another with --db")
     with suppress(OlderSchemaError):
         Store.open(db, write=False).close()
-
-
-def _same_file(one: str, other: str) -> bool:
-    first, second = locate(one), locate(other)
-    if first.path is None or second.path is None:
-        return first.url == second.url
-    return first.path.exists() and second.path.exists() and first.path.samefile(second.path)

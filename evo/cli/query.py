@@ -70,7 +70,6 @@ def _csv(found: Selection) -> str:
     shown = visible if sys.stdout.isatty() else str
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow([shown(name) for name in found.columns])
-    for row in found.rows:
-        writer.writerow(["" if value is None else shown(str(_plain(value))) for value in row])
+    writer.writerow(map(shown, found.columns))
+    writer.writerows(["" if value is None else shown(str(_plain(value))) for value in row] for row in found.rows)
     return buffer.getvalue()

@@ -87,11 +87,11 @@ def is_of(store: Store, name: str, run: str, kernel: Kernel) -> bool:
     return find_run(store, run).kernel_digest == kernel.digest
 
 
-def source_remark(record: CandidateRecord, digest: str, db: str) -> str:
+def source_remarks(record: CandidateRecord, digest: str, db: str) -> list[str]:
     """What is to be said where the source rendered now, of that digest, is not the recorded one; empty if it is."""
     if record.build is None or digest in ("", record.build.source_digest):
-        return ""
-    return (
+        return []
+    return [
         f"kernel {record.kernel} has changed since: what its template renders now is not the recorded source"
         f" (that: {command_line(db, 'show', short(record.id), '--source')}); the present one is looked at"
-    )
+    ]
