@@ -2,25 +2,22 @@
 (() => {
   "use strict";
   const MARK = '.fig [role="graphics-symbol"][aria-label]';
-  const tip = () => document.getElementById("tip");
+  const tip = document.getElementById("tip");
   let shown = null;
   const show = (mark, x, y) => {
-    const box = tip();
-    if (!box) return;
     if (shown !== mark) {
-      box.textContent = mark.getAttribute("aria-label");
-      box.hidden = false;
+      tip.textContent = mark.getAttribute("aria-label");
+      tip.hidden = false;
       shown = mark;
     }
-    const w = box.offsetWidth, h = box.offsetHeight, edge = 8;
+    const w = tip.offsetWidth, h = tip.offsetHeight, edge = 8;
     const left = Math.max(edge, Math.min(x + 14, innerWidth - w - edge));
     const top = y + 16 + h + edge > innerHeight ? Math.max(edge, y - h - 12) : y + 16;
-    box.style.left = left + "px";
-    box.style.top = top + "px";
+    tip.style.left = left + "px";
+    tip.style.top = top + "px";
   };
   const hide = () => {
-    const box = tip();
-    if (box) box.hidden = true;
+    tip.hidden = true;
     shown = null;
   };
   const focused = () => document.activeElement.matches(".fig a") && document.activeElement.querySelector(MARK);
