@@ -137,9 +137,8 @@ def read_run_finals(store: Store, name: str = LATEST, ceilings: Collection[str] 
         key = resolve_run(connection, run.name)
         races = {task.number: (held_races(connection, key, task.number) or [HeldRace()])[-1] for task in run.tasks}
         keys = sorted({row.candidate_id for race in races.values() for row in race.finalists})
-        about = select(_c.id.label("key"), _c.public_id.label("id"), _c.order, _c.operator, _c.score, _c.genome)
-        about = about.add_columns(m.Build.code_hash).join(m.Build, m.Build.candidate_id == _c.id, isouter=True)
-        about = about.where(unrefused())
+        about = select(_c.id.label("key"), *CandidateSummary.COLUMNS, _c.genome, m.Build.code_hash).where(unrefused())
+        about = about.join(m.Build, m.Build.candidate_id == _c.id, isouter=True)
         rows = {row.key: row for row in rows_of(connection, about, keys, _c.id)}
         query = (
             select(_c.public_id.label("id"), _c.order, _c.operator, final.status, _c.score, _c.task, _c.genome, final.log)

@@ -28,8 +28,8 @@ from evo.executors import InFlight
 from evo.lineage.models import public_id
 from evo.lineage.store import Store
 from evo.problem.kernel import Workload
+from evo.problem.space import Point
 from evo.report.text import duration
-from evo.search.check import CheckProgress
 from evo.search.finals import Finalist
 from evo.search.progress import Budget, Improvement, Progress
 from evo.search.run import Outcome
@@ -149,14 +149,14 @@ class CheckLines:
         self._what = what
         self._last = time.monotonic()
 
-    def __call__(self, progress: CheckProgress) -> None:
+    def __call__(self, done: int, count: int, work: InFlight | None, changes: Point) -> None:
         if time.monotonic() - self._last < LINE_EVERY_S:
             return
         self._last = time.monotonic()
-        text = f"{progress.done} of {progress.count} {self._what} done"
-        if (work := progress.work) is not None and work.seconds >= LONG_S:
-            changes = " ".join(f"{k}={v}" for k, v in progress.changes.items())
-            text += f"; waiting for {work.workload}{changes and f' with {changes}'}: {told(work)}"
+        text = f"{done} of {count} {self._what} done"
+        if work is not None and work.seconds >= LONG_S:
+            values = " ".join(f"{k}={v}" for k, v in changes.items())
+            text += f"; waiting for {work.workload}{values and f' with {values}'}: {told(work)}"
         typer.echo(f"evo: {text}", err=True)
 
 

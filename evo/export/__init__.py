@@ -136,7 +136,7 @@ def with_manifest(format: str, record: Mapping[str, Any], files: Mapping[str, by
         "exported_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     manifest = {**head, **record, "files": {name: sha256_of(files[name]) for name in sorted(files)}}
-    text = _lines(json.loads(json.dumps(manifest, default=_as_json)), 0)
+    text = _lines(json.loads(json.dumps(manifest)), 0)
     return {**files, MANIFEST: f"{text}\n".encode()}
 
 
@@ -156,13 +156,6 @@ def _lines(value: Any, depth: int) -> str:
     opening, closing = "{}" if isinstance(value, dict) else "[]"
     indent = "\n" + " " * depth
     return f"{opening}{indent} {f',{indent} '.join(parts)}{indent}{closing}"
-
-
-def _as_json(value: object) -> object:
-    """Values of provenance that are not plain JSON data."""
-    if isinstance(value, Mapping):
-        return dict(value)
-    return value.isoformat() if isinstance(value, datetime) else str(value)
 
 
 def check_replaceable(out: Path, format: str) -> None:

@@ -174,14 +174,14 @@ def _evaluation(request: ExportRequest, item: ExportItem) -> dict[str, Any] | No
         return None
     own_us, reference_us = timing["median_us"], timing["torch_us"]
     errors = [float(c["error"]) for c in item.record.get("checks", ()) if c.get("error") is not None]
-    environment, created = request.environment, item.record.get("created") or datetime.now(UTC)
+    environment = request.environment
     return {
         "status": "PASSED",
         "environment": {
             "hardware": str(item.record.get("device") or environment.get("device") or request.arch),
             "libs": {n: str(v) for n in ("torch", "cuda", "evo") if (v := environment.get(n))},
         },
-        "timestamp": created.isoformat() if isinstance(created, datetime) else str(created),
+        "timestamp": str(item.record.get("created") or datetime.now(UTC).isoformat()),
         "log": "Timed and judged by evo: cold caches, interleaved with PyTorch, which is the reference here; errors are "
         "the largest of its gate, against float64.",
         "correctness": {

@@ -288,12 +288,8 @@ class Space:
     def with_initial_points(self, points: Sequence[Mapping[str, Value]]) -> Space:
         """The same space with those of `points` that are legal in it. They may be of another workload or
         architecture: a parameter that this space does not have is left out, one that they lack has its default."""
-        found = []
-        for given in points:
-            point = self.complete({n: v for n, v in given.items() if n in self.by_name})
-            if all(_is_one_of(v, self.by_name[n].values) for n, v in point.items()) and self.is_legal(point):
-                found.append(point)
-        return replace(self, initial_points=tuple(found))
+        known = [self.complete({n: v for n, v in given.items() if n in self.by_name}) for given in points]
+        return replace(self, initial_points=tuple(point for point in known if self.is_legal(point)))
 
     def require(self, name: str, value: Value) -> None:
         """Raises UnknownNameError or SpaceError for a name or value the space does not have."""

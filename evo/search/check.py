@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from evo.errors import UsageError
@@ -27,18 +27,9 @@ _TIMED = "timed"
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckProgress:
-    """`done` of `count`; and the work that has been in flight the longest, with what differs from the default there."""
-
-    done: int
-    count: int
-    work: InFlight | None = None
-    changes: Point = field(default_factory=dict)
-
-
-Observe = Callable[[CheckProgress], None]
-"""Is called several times a second while something is waited for."""
+Observe = Callable[[int, int, InFlight | None, Point], None]
+"""Is called several times a second while something is waited for: how many are done, and of how many; the work that has been
+in flight the longest, and what differs from the default there."""
 
 _Subject = tuple[TaskExecutor, Genome, Point]
 """What is checked, and what differs from the default there."""
@@ -131,7 +122,7 @@ def _check(
         while observe is not None and wait([future], timeout=_OBSERVE_S).not_done:
             work = next(iter(executor.in_flight()), None)
             changes = changes_of.get((work.genome, work.workload), {}) if work else {}
-            observe(CheckProgress(done=len(results), count=len(building), work=work, changes=changes))
+            observe(len(results), len(building), work, changes)
         return future.result()
 
     for task, genome, changes, future in building:

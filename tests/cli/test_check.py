@@ -23,7 +23,8 @@ from evo.lineage.models import public_id
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import load_kernel
-from evo.search.check import CheckProgress, check_kernel
+from evo.problem.space import Point
+from evo.search.check import check_kernel
 from evo.search.loop import Search
 from evo.search.progress import StopReason
 from evo.search.tasks import TaskExecutor
@@ -106,24 +107,23 @@ def test_a_workload_whose_data_do_not_fit_is_gated_all_the_same() -> None:
 
 
 def test_a_check_of_a_kernel_knows_which_branch_it_waits_for() -> None:
-    executor, waited_for = Hanging(), list[CheckProgress]()
+    executor, waited_for = Hanging(), list[tuple[int, int, InFlight, Point]]()
 
-    def tell(progress: CheckProgress) -> None:
-        if progress.work is not None:
-            waited_for.append(progress)
+    def tell(done: int, count: int, work: InFlight | None, changes: Point) -> None:
+        if work is not None:
+            waited_for.append((done, count, work, changes))
             executor.seen.set()
 
     points = task_for(executor).space.branches()
     with closing(executor):
         check_kernel(task_for(executor), [OWN], timed=frozenset({OWN}), gate=True, observe=tell)
-    (progress,) = waited_for
-    assert progress.work is not None
-    point = progress.work.genome.parameters
+    ((done, count, work, changes),) = waited_for
+    point = work.genome.parameters
     assert point in points
-    assert progress.changes == {name: value for name, value in point.items() if points[0].get(name) != value}
-    assert progress.work.genome.digest == executor.measured[0]
-    assert progress.count == len(points)
-    assert progress.done < progress.count
+    assert changes == {name: value for name, value in point.items() if points[0].get(name) != value}
+    assert work.genome.digest == executor.measured[0]
+    assert count == len(points)
+    assert done < count
 
 
 def test_what_a_check_waits_for_is_said_on_stderr_once_it_takes_long(
@@ -134,7 +134,7 @@ def test_what_a_check_waits_for_is_said_on_stderr_once_it_takes_long(
     tell = CheckLines("branches")
     for seconds in (0.5, 4.0):
         work = InFlight(genome=genome, workload=OWN, stage="gate", seconds=seconds, left_s=30 - seconds)
-        tell(CheckProgress(done=3, count=18, work=work, changes=changes))
+        tell(3, 18, work, changes)
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == (
