@@ -18,7 +18,7 @@ from evo.analysis.operators import OperatorCredit, compare_with_parents, read_op
 from evo.analysis.runs import RunSummary, TaskSummary, find_run
 from evo.analysis.times import RelativeTime
 from evo.evaluation import PASSED, within_noise
-from evo.lineage.read import resolve_run
+from evo.lineage.read import record_of, resolve_run
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload, find_kernel, kernel_digest, load_kernel, template_root
@@ -154,12 +154,12 @@ def _read_workload(
     operators = read_operators(store, run.name, windows=1, task=task.number)
     refused = tuple(f for f in run.refused_in_finals if f.task == task.number)
     milestones = (
-        Milestone(
+        record_of(
+            Milestone,
+            one.row,
             **one.time.figures(),
-            order=one.row.order,
             id=one.row.public_id,
             evaluated=evaluated,
-            elapsed_s=one.row.elapsed_s,
             refused=one.row.public_id in {f.id for f in refused},
         )
         for evaluated, one in enumerate(some, 1)

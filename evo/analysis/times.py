@@ -13,7 +13,7 @@ from evo.evaluation import FINALIST, Gain, Status
 from evo.lineage import Stage
 from evo.lineage import models as m
 from evo.lineage.models import key_range
-from evo.lineage.read import columns_of, rows_of
+from evo.lineage.read import names_of, record_of, rows_of
 
 _c, _t = m.Candidate, m.Timing
 
@@ -58,7 +58,7 @@ class RelativeTime:
         return {name: getattr(self, name) for name in RelativeTime.__dataclass_fields__}
 
 
-FIGURES = columns_of(m.Timing, RelativeTime, "disturbed")
+FIGURES = tuple(getattr(_t, name) for name in names_of(RelativeTime, "disturbed"))
 """Its columns; whether it was disturbed stands in the clocks."""
 
 
@@ -118,7 +118,7 @@ def search_times(connection: Connection, run_id: int, keys: Sequence[int]) -> di
         .where(_c.id.between(*key_range(run_id)))  # with it, no planner reads all candidates
         .where(_t.round == 0, _t.contender == "candidate", _t.protocol == "cold", _t.ratio > 0)
     )
-    return {row.key: _race_time(row, timed=row.timed) for row in rows_of(connection, query, keys, _c.id)}
+    return {row.key: _race_time(row) for row in rows_of(connection, query, keys, _c.id)}
 
 
 @dataclass(frozen=True)
@@ -158,13 +158,12 @@ def held_races(connection: Connection, run_id: int, task: int) -> list[HeldRace]
             if row.protocol != "hot" and row.ratio:
                 again = row.candidate_id in won and row.contender != FINALIST
                 times = race.confirmed if again else race.common
-                times[row.candidate_id] = _race_time(row, samples_us=row.samples_us)
+                times[row.candidate_id] = _race_time(row)
     return [race for race in found if race.finalists]
 
 
-def _race_time(row: Any, **more: Any) -> RaceTime:
-    figures = {column.key: getattr(row, column.key) for column in FIGURES}
-    return RaceTime(**figures, disturbed=bool(row.clocks.get("disturbed")), **more)
+def _race_time(row: Any) -> RaceTime:
+    return record_of(RaceTime, row, disturbed=bool(row.clocks.get("disturbed")))
 
 
 def noise_floors(connection: Connection, runs: Collection[int]) -> dict[tuple[int, int], float]:

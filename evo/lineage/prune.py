@@ -100,8 +100,10 @@ def prune(store: Store, runs: Sequence[str], parts: Sequence[Part], *, dry: bool
             key = resolve_run(connection, name)
             spared = _spared(key)
             kept += connection.scalar(select(func.count()).select_from(spared.subquery())) or 0
+            unspared = select(_c.id).where(_c.id.between(*key_range(key)), _c.id.not_in(spared))
             for part, owner, digest in _STORED:
-                if (losers := _losers(key, spared, wanted, part)) is not None:
+                if part in wanted or Part.FAILED in wanted:
+                    losers = unspared if part in wanted else unspared.where(_c.status.not_in(PASSED))
                     where = and_(owner.in_(losers), digest.is_not(None))
                     digests = connection.scalars(select(digest).where(where)).all()
                     released.update(digests)
@@ -140,14 +142,6 @@ def _spared(run_id: int) -> Select[int]:
     spared = line.cte("spared", recursive=True)
     spared = spared.union(select(needed.c.needs).join_from(needed, spared, needed.c.id == spared.c.id))
     return select(spared.c.id)
-
-
-def _losers(run_id: int, spared: Select[int], wanted: frozenset[Part], part: Part) -> Select[int] | None:
-    """Keys of the candidates that lose their part, if any can."""
-    query = select(_c.id).where(_c.id.between(*key_range(run_id)), _c.id.not_in(spared))
-    if part in wanted:
-        return query
-    return query.where(_c.status.not_in(PASSED)) if Part.FAILED in wanted else None
 
 
 def _unneeded(connection: Connection, released: Counter[str]) -> tuple[list[str], int]:

@@ -27,21 +27,14 @@ _Key = TypeVar("_Key")
 _Record = TypeVar("_Record")
 
 
-def columns_of(table: Any, record: type[Any], *unstored: str) -> tuple[Any, ...]:
-    """The columns that hold a record's fields, in the order of the fields. Every field is a column or named as unstored:
-    else this raises AttributeError, when evo is imported."""
-    return tuple(getattr(table, field.name) for field in fields(record) if field.name not in unstored)
+def names_of(record: type[Any], *unstored: str) -> tuple[str, ...]:
+    """The fields of a record that columns of the same names hold."""
+    return tuple(field.name for field in fields(record) if field.name not in unstored)
 
 
-_TIMING_COLUMNS = columns_of(m.Timing, Timing)
-_CHECK_COLUMNS = columns_of(m.Check, Check)
-_BUILD_COLUMNS = columns_of(m.Build, Build, "source", "binary")
-_BINARY_COLUMNS = columns_of(m.Build, Binary, "code", "log", "triggers_dependents")
-
-TIMING_NAMES, CHECK_NAMES, BUILD_NAMES, BINARY_NAMES = (
-    tuple(column.key for column in columns)
-    for columns in (_TIMING_COLUMNS, _CHECK_COLUMNS, _BUILD_COLUMNS, _BINARY_COLUMNS)
-)
+TIMING_NAMES, CHECK_NAMES = names_of(Timing), names_of(Check)
+BUILD_NAMES = names_of(Build, "source", "binary")
+BINARY_NAMES = names_of(Binary, "code", "log", "triggers_dependents")
 
 
 def record_of(record: type[_Record], row: Any, **other: Any) -> _Record:
@@ -134,9 +127,10 @@ def read_evaluations(connection: Connection, run: StoredRun) -> list[StoredEvalu
         for child, parent, role in connection.execute(edges.order_by(p.child_id, p.position)):
             parents[child].append(Parent(parent % m.ORDERS_PER_RUN, role))
         k, t = m.Check, m.Timing
-        query = select(*_CHECK_COLUMNS, k.candidate_id).where(k.candidate_id.between(first, last), k.round == 0)
+        query = select(*(getattr(k, name) for name in CHECK_NAMES), k.candidate_id)
+        query = query.where(k.candidate_id.between(first, last), k.round == 0)
         checks = _by_candidate(connection, query.order_by(k.candidate_id, k.position), Check, CHECK_NAMES)
-        query = select(*_TIMING_COLUMNS, t.candidate_id)
+        query = select(*(getattr(t, name) for name in TIMING_NAMES), t.candidate_id)
         query = query.where(t.run_id == run.id, t.candidate_id.between(first, last), t.round == 0)
         timings = _by_candidate(connection, query.order_by(t.candidate_id, t.id), Timing, TIMING_NAMES)
         rows = connection.execute(select(b.__table__).where(b.candidate_id.between(first, last)))
