@@ -255,7 +255,8 @@ def _workload_record(outcome: Outcome, run: RunFinals, task: int, before_search_
     did not pass, where none did."""
     held, recorded = outcome.finals[task], run.finals[task]
     reasons = () if held.finalists else read_failures(store, run.name, task=task).reasons
-    return vars(recorded) | {
+    known = {name: value for name, value in vars(recorded).items() if name != "task"}  # which its place in the list says
+    return known | {
         "candidates": run.tasks[task].candidates,
         "refused_most": asdict(reasons[0]) if reasons else None,
         "winner": _finalist_record(outcome, held.winner, held.winner.timing) if held.winner else None,
