@@ -65,6 +65,7 @@ def test_what_one_task_finds_is_tried_on_the_others_and_a_resumed_run_proposes_t
     whole = search(replace(covering(150), options=run.spec.options), store, LandscapeExecutor(3))[2]
     assert genomes(store, resumed) == genomes(store, whole)
     found = {e.candidate.order: e.candidate for e in store.evaluations(whole)}
+    assert len({(c.task, c.proposal.genome) for c in found.values()}) == len(found), "none is proposed twice"
     migrants = [c for c in found.values() if c.proposal.operator == "migration"]
     assert {c.task for c in migrants} == {0, 1, 2}
     for c in migrants:

@@ -105,7 +105,8 @@ class EvolutionSampler:
 
     def adopt(self, order: int, migrant: Proposal) -> bool:
         if new := migrant.genome in self._unseen:
-            self._expect(order, migrant, seeding=False)
+            seeding = self._told < self._config.seeding and self._seeder.adopt(order, migrant)
+            self._expect(order, migrant, seeding=seeding)
         return new
 
     def _expect(self, order: int, proposal: Proposal, *, seeding: bool) -> None:
