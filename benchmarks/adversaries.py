@@ -65,8 +65,9 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the cheats are the tests'
 
 from evo.evaluation import Status
-from evo.executors import ExecutorConfig, Request
+from evo.executors import ExecutorConfig
 from evo.executors.local import LocalExecutor
+from evo.measure import Request
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload, load_kernel
 from evo.targets import find_target

@@ -26,8 +26,9 @@ from typing import Any
 import numpy as np
 
 from evo.evaluation import Build, Status
-from evo.executors import ExecutorConfig, Request
+from evo.executors import ExecutorConfig
 from evo.executors.local import LocalExecutor
+from evo.measure import Request
 from evo.problem.genome import Genome
 from evo.problem.kernel import load_kernel
 from evo.search.loop import default_max_in_flight

@@ -18,8 +18,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from evo.evaluation import Build, Timing
-from evo.executors import ExecutorConfig, RaceRequest, Request
+from evo.executors import ExecutorConfig
 from evo.executors.local import LocalExecutor
+from evo.measure import RaceRequest, Request
 from evo.measure.clock import noise_floor
 from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel, Workload, load_kernel

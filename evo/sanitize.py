@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 
 from evo.errors import CompileError, DeviceError, EvoError, UnknownNameError
 from evo.evaluation import Binary
-from evo.executors import Request
+from evo.measure import Request
 from evo.problem.kernel import Kernel, Launch, load_kernel
 from evo.problem.render import Source, render
 from evo.targets import Session, Target, find_target

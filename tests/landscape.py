@@ -15,8 +15,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from evo.evaluation import Binary, Build, Check, Evaluation, Status, Timing
-from evo.executors import InFlight, RaceRequest, RaceResult, Request
+from evo.executors import InFlight
 from evo.lineage import RunSpec
+from evo.measure import RaceRequest, RaceResult, Request
 from evo.problem.genome import Genome
 from evo.problem.kernel import load_kernel
 from evo.search.progress import Budget

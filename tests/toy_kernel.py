@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from evo.evaluation import Build
-from evo.executors import Request
+from evo.measure import Request
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload
 

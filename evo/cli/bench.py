@@ -17,9 +17,9 @@ from evo.cli.recorded import is_of
 from evo.cli.search import choose_arch, load_context, open_workers
 from evo.cli.tables import Terminal, short, time_cells
 from evo.errors import EvoError, UsageError
-from evo.executors import RaceResult
 from evo.lineage.database import shown
 from evo.lineage.store import Store
+from evo.measure import RaceResult
 from evo.problem.genome import Genome
 from evo.search.run import check_workloads
 from evo.search.tasks import TaskExecutor

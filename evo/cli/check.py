@@ -35,8 +35,8 @@ from evo.cli.search import load_context, open_workers
 from evo.cli.tables import Terminal, counted, short, short_workload
 from evo.errors import DeviceError, StoreError, UnknownNameError, UsageError
 from evo.evaluation import Build, Status
-from evo.executors import Request
 from evo.lineage.store import Store
+from evo.measure import Request
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload, find_kernel, kernel_names
 from evo.sanitize import choose_tools

@@ -18,21 +18,9 @@ import psutil
 
 from evo.discovery import find_plugin
 from evo.evaluation import Build, Evaluation
-from evo.measure import Incumbent, RaceRequest, RaceResult, Request
+from evo.measure import RaceRequest, RaceResult, Request
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload
-
-__all__ = [
-    "Executor",
-    "ExecutorConfig",
-    "InFlight",
-    "Incumbent",
-    "OpenExecutor",
-    "RaceRequest",
-    "RaceResult",
-    "Request",
-    "find_executor",
-]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from evo.errors import DeviceError, EngineError
 from evo.evaluation import Evaluation, Status
-from evo.executors import ExecutorConfig, InFlight, RaceRequest, RaceResult, Request
+from evo.executors import ExecutorConfig, InFlight
 from evo.executors._processes import adopt_orphans, confine, end_with_command, limit_data, reap_child
 from evo.executors._worker import Worker, WorkerLost, enter_stage
+from evo.measure import RaceRequest, RaceResult, Request
 from evo.problem.kernel import Workload, load_kernel
 from evo.targets import Session, classify, find_target
 

@@ -22,10 +22,11 @@ from typing import Any
 
 from evo.errors import CompileError, TemplateError
 from evo.evaluation import Build, Evaluation, Status
-from evo.executors import ExecutorConfig, InFlight, RaceRequest, RaceResult, Request
+from evo.executors import ExecutorConfig, InFlight
 from evo.executors._device import AdaptiveTimeout, Data, Device, Job, deliver, prepare_device
 from evo.executors._processes import SCRATCH, confine, end_with_children, end_with_command, limit_data, start_server
 from evo.executors._worker import Worker, WorkerLost, ran_out_of_memory
+from evo.measure import RaceRequest, RaceResult, Request
 from evo.problem.kernel import load_kernel
 from evo.problem.render import render
 from evo.targets import cached_build, find_target

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from evo.errors import EvoError, UsageError
 from evo.evaluation import Build, Gain, Status, Timing
-from evo.executors import RaceResult
+from evo.measure import RaceResult
 from evo.measure.clock import paired_gain
 from evo.problem.genome import Change, Genome
 from evo.problem.space import Value

@@ -20,9 +20,10 @@ from threadpoolctl import threadpool_limits
 
 from evo.errors import StoreError
 from evo.evaluation import Build, Candidate, Costs, Evaluation, Parent, Proposal, Status, Timing
-from evo.executors import Executor, Incumbent, InFlight
+from evo.executors import Executor, InFlight
 from evo.lineage import Stage, StoredRun
 from evo.lineage.store import Store
+from evo.measure import Incumbent
 from evo.problem.kernel import Launch
 from evo.problem.space import Space
 from evo.search.progress import Budget, Improvement, Observer, Progress, StopReason

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from evo.evaluation import Build, Evaluation
-from evo.executors import Executor, Incumbent, RaceRequest, RaceResult, Request
+from evo.executors import Executor
 from evo.lineage import RunSpec, Stage, gate_seeds
+from evo.measure import Incumbent, RaceRequest, RaceResult, Request
 from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel, Limits, Workload, load_kernel
 from evo.problem.space import Space

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from evo.evaluation import Evaluation, Status
-from evo.executors import Executor, ExecutorConfig, Request
+from evo.executors import Executor, ExecutorConfig
 from evo.executors.local import LocalExecutor
+from evo.measure import Request
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload, load_kernel
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from evo.evaluation import Build, Evaluation, Status
-from evo.executors import Request
 from evo.executors.local import LocalExecutor
+from evo.measure import Request
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload
 

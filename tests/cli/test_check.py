@@ -16,11 +16,12 @@ from evo.cli import screen
 from evo.cli.screen import CheckLines
 from evo.errors import UsageError
 from evo.evaluation import Evaluation, Status
-from evo.executors import ExecutorConfig, InFlight, Request
+from evo.executors import ExecutorConfig, InFlight
 from evo.executors.local import LocalExecutor
 from evo.lineage import Environment, gate_seeds
 from evo.lineage.models import public_id
 from evo.lineage.store import Store
+from evo.measure import Request
 from evo.problem.genome import Genome
 from evo.problem.kernel import load_kernel
 from evo.problem.space import Point

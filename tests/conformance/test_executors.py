@@ -12,7 +12,8 @@ import evo.executors
 from evo.discovery import plugin_names
 from evo.errors import UnknownNameError, UsageError
 from evo.evaluation import Build, Status
-from evo.executors import Executor, ExecutorConfig, RaceRequest, RaceResult, find_executor
+from evo.executors import Executor, ExecutorConfig, find_executor
+from evo.measure import RaceRequest, RaceResult
 from evo.problem.kernel import Workload
 from tests.toy_kernel import WORKLOAD, build_request, measure_request, write_kernel
 

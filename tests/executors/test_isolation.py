@@ -11,8 +11,9 @@ import psutil
 import pytest
 
 from evo.evaluation import Status
-from evo.executors import ExecutorConfig, Request
+from evo.executors import ExecutorConfig
 from evo.executors.local import LocalExecutor
+from evo.measure import Request
 from tests.chaos.kernel import BUILD_FAULTS, CPU_FAULTS, faults
 from tests.chaos.requests import PATIENCE_S, build_request, evaluate, measure_request, neighbours_of_a_fault
 from tests.executors.test_local import descendants

@@ -18,11 +18,12 @@ import pytest
 
 from evo.errors import DeviceError
 from evo.evaluation import Build, Evaluation, Status
-from evo.executors import ExecutorConfig, Incumbent, InFlight
+from evo.executors import ExecutorConfig, InFlight
 from evo.executors._device import Device, Job, prepare_device
 from evo.executors._device import session as session_of_process
 from evo.executors._worker import Worker
 from evo.executors.local import LocalExecutor
+from evo.measure import Incumbent
 from evo.problem.genome import Genome
 from evo.targets import find_target
 from tests.toy_kernel import TEMPLATE, WORKLOAD, build_request, measure_request, write_kernel

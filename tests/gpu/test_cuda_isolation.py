@@ -10,8 +10,9 @@ import psutil
 import pytest
 
 from evo.evaluation import Status
-from evo.executors import ExecutorConfig, Request
+from evo.executors import ExecutorConfig
 from evo.executors.local import LocalExecutor
+from evo.measure import Request
 from evo.targets import find_target
 from tests.chaos.kernel import CUDA_FAULTS
 from tests.chaos.requests import PATIENCE_S, build_request, evaluate, neighbours_of_a_fault

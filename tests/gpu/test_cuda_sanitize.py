@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from evo import cli
-from evo.executors import Request
+from evo.measure import Request
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload, load_kernel
 from evo.problem.space import Value

@@ -15,10 +15,11 @@ from evo.analysis.explanation import edits_between
 from evo.cli import run as run_command
 from evo.errors import UsageError
 from evo.evaluation import Build, Evaluation, Status, Timing
-from evo.executors import ExecutorConfig, RaceRequest, RaceResult, Request
+from evo.executors import ExecutorConfig
 from evo.executors.local import LocalExecutor
 from evo.lineage.models import public_id
 from evo.lineage.store import Store
+from evo.measure import RaceRequest, RaceResult, Request
 from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel, load_kernel
 from evo.problem.space import Point

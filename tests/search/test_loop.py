@@ -21,9 +21,9 @@ from evo.analysis.runs import find_run
 from evo.cli.screen import evaluation_costs
 from evo.errors import StoreError, UsageError
 from evo.evaluation import AA_CONTROL, FINALIST, Build, Candidate, Costs, Evaluation, Proposal, Status
-from evo.executors import RaceRequest, RaceResult, Request
 from evo.lineage import Environment, RunSpec, StoredRun
 from evo.lineage.store import Store
+from evo.measure import RaceRequest, RaceResult, Request
 from evo.problem.kernel import load_kernel
 from evo.search.finals import Finals, end_finals, hold_race
 from evo.search.loop import Search
