@@ -53,7 +53,6 @@ from evo.search.run import (
     execute,
     open_executor,
     plan_run,
-    points_of,
 )
 from evo.search.samplers import find_sampler
 from evo.targets import find_target, target_names
@@ -202,9 +201,7 @@ def _check_same_machine(run: StoredRun) -> None:
 def _configure(job: dict[str, Any], db: str) -> RunSpec:
     """The run that the parameters of `evo search` describe. Raises UsageError for what cannot be searched."""
     kernel, target, arch = load_context(job["kernel"], job.get("target"), job.get("arch"))
-    grids = list(job.get("cover") or ())
-    points = [point for grid in grids for point in points_of(grid)]
-    workloads = check_workloads(kernel, target, [*(job.get("workloads") or ()), *points])
+    workloads = check_workloads(kernel, target, job.get("workloads") or (), job.get("cover") or ())
     if reason := find_target(target).runs(arch):
         raise DeviceError(
             f"{reason}: search where it does, or check that it compiles with: evo check {job['kernel']} --arch {arch}"
@@ -233,7 +230,7 @@ def _configure(job: dict[str, Any], db: str) -> RunSpec:
         fixed=fixed,
         sampler_options=job["sampler_options"],
         initial_points=initial_points,
-        cover=bool(grids),
+        cover=bool(job.get("cover")),
         name=job.get("name"),
     )
 

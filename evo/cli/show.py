@@ -162,7 +162,7 @@ def print_finals(console: Terminal, run: RunFinals, db: str, *, all_finalists: b
 
 
 def _print_cover(console: Terminal, cover: Cover) -> None:
-    rows = [
+    console.print_rows(
         {
             ">variant": p.variant,
             "serves": p.workload,
@@ -171,8 +171,7 @@ def _print_cover(console: Terminal, cover: Cover) -> None:
             ">off the best": f"{p.distance:.1%}",
         }
         for p in cover.points
-    ]
-    console.print_rows(rows)
+    )
     told = f"{counted(cover.variants, 'variant')} for {counted(len(cover.points), 'workload')}"
     console.say(f"{told}: {cover.worst:.1%} off the best of its workload at worst, {cover.median:.1%} in the median", "bold")
     console.say("off the best: its time over the fastest finalist's, in the race of all of that workload's", "dim")

@@ -97,13 +97,15 @@ class Native:
         """Raises Unavailable."""
         name = f"{library.stem}.{_MODULE}"  # pybind11 keeps one module for each name
         loader = importlib.machinery.ExtensionFileLoader(name, str(library))
-        space = "evo_" + self._package.name.replace(".", "_")
+        package, space = self._package, "evo_" + self._package.name.replace(".", "_")
+        fixed = zip(package.dimensions, package.fixed["cpu"], package.fixed["cuda"], strict=True)
+        dimensions = [(d["low"], d["high"], *on_both) for d, *on_both in fixed]  # Dimension of choice.h
         try:
             spec = importlib.util.spec_from_loader(name, loader)
             assert spec is not None
             module = importlib.util.module_from_spec(spec)
             loader.exec_module(module)
-            self._extension = module.Operator(space, self._dispatch.family, self._dispatch.retire, self._dimensions())
+            self._extension = module.Operator(space, self._dispatch.family, self._dispatch.retire, dimensions)
         except (ImportError, OSError, RuntimeError) as error:
             raise Unavailable(f"{library} does not load ({str(error).partition(chr(10))[0]})") from error
         torch.library.register_fake(f"{space}::{self._name}", self._fake)
@@ -111,13 +113,6 @@ class Native:
         self._dispatch.native = self._extension
         self.call, self.explain, self.reason = self._extension.call, self._extension.explain, ""
         self._use(self)
-
-    def _dimensions(self) -> list[tuple[int, int, bool, bool]]:
-        """Of problems: lowest, highest, whether it is compiled in on CPUs, on GPUs."""
-        package = self._package
-        fixed = zip(package.dimensions, package.fixed["cpu"], package.fixed["cuda"], strict=True)
-        return [(d["low"], d["high"], *both) for d, *both in fixed]
-
 
 def _build(library: Path, source: Path) -> None:
     """Raises Unavailable."""

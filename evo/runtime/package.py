@@ -64,12 +64,9 @@ class Package:
         self.arguments = "".join("P" if a["kind"] != "scalar" else _CODES[a["dtype"]] for a in arguments)
         """The entry point's parameters in order: P an address, q an int64, i an int32, f a float, d a double."""
         self.variants = tuple(Variant(self, i, record) for i, record in enumerate(self.manifest["variants"]))
-        self.fixed = {place: self._fixed(place) for place in ("cpu", "cuda")}
+        fixed = {v.target: v.fixed for v in self.variants}
+        self.fixed = {p: tuple(d["name"] in fixed.get(p, ()) for d in self.dimensions) for p in ("cpu", "cuda")}
         """Which dimensions are compiled in, by target."""
-
-    def _fixed(self, target: str) -> tuple[bool, ...]:
-        names = {name for v in self.variants if v.target == target for name in v.fixed}
-        return tuple(d["name"] in names for d in self.dimensions)
 
     def tuned(self, place: str, dtype: str, sizes: dict[str, int]) -> bool:
         """Whether some variant is for a device of that type, the dtype and these sizes: without looking at this machine,

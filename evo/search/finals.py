@@ -72,36 +72,24 @@ class Finals:
     """The first of the finalists, if a race of its own has confirmed it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class FinalRace:
-    """The race of a task's finalists; without timings where none has passed."""
-
-    task: TaskExecutor
-    finalists: list[Finalist]
-    timings: tuple[Timing, ...]
-
-    def ratios(self) -> list[tuple[Finalist, float]]:
-        """Of those that passed, their time over the reference's."""
-        times = {t.contender: t.ratio for t in self.timings}
-        return [(f, ratio) for f in self.finalists if f.passed and (ratio := times.get(f.name)) is not None]
-
-
-def hold_race(task: TaskExecutor, elites: list[Candidate]) -> FinalRace:
-    """Gates and races the elites of one task. The device process must be fresh (`Executor.renew_device`).
+def hold_race(task: TaskExecutor, elites: list[Candidate]) -> tuple[list[Finalist], tuple[Timing, ...]]:
+    """Gates and races the elites of one task: no timings where none passes. The device process must be fresh
+    (`Executor.renew_device`).
 
     Raises EvoError if the race itself cannot be held.
     """
     finalists = _gate_all(task, elites)
     passed = [f for f in finalists if f.passed]
-    return FinalRace(task=task, finalists=finalists, timings=_race(task, passed) if passed else ())
+    return finalists, _race(task, passed) if passed else ()
 
 
-def end_finals(race: FinalRace, preferred: Collection[int] = ()) -> Finals:
-    """Has the fastest confirmed; of the `preferred` candidates, by order, where one of them is."""
-    finalists, timings, winner = race.finalists, race.timings, None
-    passed = [f for f in finalists if f.passed]
+def end_finals(
+    task: TaskExecutor, finalists: list[Finalist], timings: tuple[Timing, ...], preferred: Collection[int] = ()
+) -> Finals:
+    """Has the fastest of a race confirmed; of the `preferred` candidates, by order, where one of them is."""
+    winner, passed = None, [f for f in finalists if f.passed]
     if passed:
-        winner, timings = _confirm(race.task, passed, timings, preferred)
+        winner, timings = _confirm(task, passed, timings, preferred)
     timings = _with_noise_floor(timings, winner)
     for f in passed:
         own = tuple(replace(t, contender="candidate") for t in timings if t.contender == f.name)

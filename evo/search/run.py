@@ -172,7 +172,7 @@ def hold_all_finals(
             tried, elites = elites[:count], elites[count:]
             if batch and not tried:
                 break  # no candidate is left
-            finals = end_finals(hold_race(task, tried))
+            finals = end_finals(task, *hold_race(task, tried))
             _store_finals(store, run, number, finals, search.elapsed_s)
             if finals.winner or not finals.finalists:
                 break  # else all of these were refused, and the next best have their turn
@@ -183,9 +183,8 @@ def hold_all_finals(
 def _hold_covering_finals(
     search: Search, run: StoredRun, store: Store, tasks: Sequence[TaskExecutor], count: int
 ) -> tuple[Finals, ...]:
-    """Where few variants are to serve all tasks. Finalists of a task are its fastest, and those that would serve it as far
-    as the search can tell; which variants these are is decided anew by the races, all of which are held before."""
-    elites = [search.elites(number) for number in range(len(tasks))]
+    """Where few variants are to serve all tasks. Finalists of a task are its fastest, and what is the fastest of others; all
+    races are held before it is decided which variants are kept, and the fastest of these is confirmed for each task."""
 
     def variant(task: TaskExecutor, candidate: Candidate) -> str:
         """What is the same code with the same launch at all sizes."""
@@ -193,21 +192,22 @@ def _hold_covering_finals(
         plan = task.problem.plan(task.target, candidate.proposal.genome.parameters, task.workload)
         return f"{candidate.code[0]} {plan}"
 
-    def serving(times: Sequence[Mapping[str, float]]) -> set[str]:
-        dtypes = [task.workload.dtype for task in tasks]
-        few = (choose([t for t, own in zip(times, dtypes, strict=True) if own == dtype]) for dtype in set(dtypes))
-        return {v for found in few for v in found}
-
-    few = serving([{variant(t, c): c.ratio for c in found if c.ratio} for t, found in zip(tasks, elites, strict=True)])
+    elites = [search.elites(number) for number in range(len(tasks))]
+    best = {variant(task, found[0]) for task, found in zip(tasks, elites, strict=True) if found}
     races = []
     for task, found in zip(tasks, elites, strict=True):
-        fastest = found[: (count + 1) // 2]
-        shared = [c for c in found[len(fastest) :] if variant(task, c) in few]
-        races.append(hold_race(task, [*fastest, *shared][:count]))
-    few = serving([{variant(r.task, f.candidate): time for f, time in r.ratios()} for r in races])
+        first = (count + 1) // 2
+        shared = [c for c in found[first:] if variant(task, c) in best]
+        races.append(hold_race(task, [*found[:first], *shared][:count]))
+    times: dict[str, list[dict[str, float]]] = {}
+    for task, (finalists, timings) in zip(tasks, races, strict=True):
+        ratios = {t.contender: t.ratio for t in timings if t.ratio is not None}
+        own = {variant(task, f.candidate): ratios[f.name] for f in finalists if f.passed and f.name in ratios}
+        times.setdefault(task.workload.dtype, []).append(own)
+    few = {v for points in times.values() for v in choose(points)}
     held = []
-    for number, race in enumerate(races):
-        finals = end_finals(race, {f.candidate.order for f in race.finalists if variant(race.task, f.candidate) in few})
+    for number, (task, race) in enumerate(zip(tasks, races, strict=True)):
+        finals = end_finals(task, *race, {f.candidate.order for f in race[0] if variant(task, f.candidate) in few})
         _store_finals(store, run, number, finals, search.elapsed_s)
         held.append(finals)
     return tuple(held)
@@ -228,15 +228,16 @@ def _default_builders(target: str) -> int:
     return cores if find_target(target).shares_cores else max(1, min(cores - 1, 32))
 
 
-def points_of(grid: str) -> list[str]:
+def _points_of(grid: str) -> list[str]:
     """The workloads of a grid: rows=1024/4096,cols=1024,dtype=float16/bfloat16 are four."""
     parts = (part.partition("=") for part in grid.split(","))
     return [",".join(p) for p in product(*([f"{n}{equals}{v}" for v in values.split("/")] for n, equals, values in parts))]
 
 
-def check_workloads(kernel: Kernel, target: str, texts: list[str]) -> tuple[Workload, ...]:
-    """The workloads named, or the kernel's own for this target. Raises what `Kernel.workload` raises."""
+def check_workloads(kernel: Kernel, target: str, texts: Sequence[str], grids: Sequence[str] = ()) -> tuple[Workload, ...]:
+    """The workloads named and those of grids, or else the kernel's own. Raises what `Kernel.workload` raises."""
     kernel.check_target(target)
+    texts = [*texts, *(point for grid in grids for point in _points_of(grid))]
     if not texts:
         return kernel.workloads[target]
     found = tuple(kernel.workload(target, text) for text in texts)

@@ -13,7 +13,7 @@ from evo.errors import UsageError
 from evo.lineage import RunSpec
 from evo.lineage.store import Store
 from evo.search.cover import choose
-from evo.search.run import check_workloads, hold_all_finals, points_of
+from evo.search.run import check_workloads, hold_all_finals
 from tests.landscape import LandscapeExecutor, code_of
 from tests.search.test_loop import KERNEL, configure, genomes, longer, search
 
@@ -50,13 +50,14 @@ def test_one_that_serves_all_is_kept_alone_and_of_equal_ones_the_faster() -> Non
 
 
 def test_a_grid_is_the_product_of_its_values() -> None:
-    assert points_of("rows=1/2, cols=3,dtype=float16/float32") == [
-        f"rows={r}, cols=3,dtype={d}" for r in (1, 2) for d in ("float16", "float32")
-    ]
+    found = check_workloads(KERNEL, "cpu", ["rows=5,cols=3,dtype=float32"], ["rows=1/2, cols=3,dtype=bfloat16/float32"])
+    assert [(w.dim("rows"), w.dtype) for w in found] == [
+        (5, "float32"), (1, "bfloat16"), (1, "float32"), (2, "bfloat16"), (2, "float32")
+    ]  # fmt: skip
     with pytest.raises(UsageError, match="named twice"):
-        check_workloads(KERNEL, "cpu", points_of("rows=8/8,cols=64,dtype=float32"))
+        check_workloads(KERNEL, "cpu", (), ["rows=8/8,cols=64,dtype=float32"])
     with pytest.raises(UsageError, match="'rows=' is not name=value"):
-        check_workloads(KERNEL, "cpu", points_of("rows=8/,cols=64,dtype=float32"))
+        check_workloads(KERNEL, "cpu", (), ["rows=8/,cols=64,dtype=float32"])
 
 
 def test_what_one_task_finds_is_tried_on_the_others_and_a_resumed_run_proposes_the_same(store: Store) -> None:

@@ -28,7 +28,7 @@ from evo.problem.kernel import load_kernel
 from evo.search.finals import Finals, end_finals, hold_race
 from evo.search.loop import Search
 from evo.search.progress import Budget, Progress, StopReason
-from evo.search.run import check_workloads, hold_all_finals, plan_run, points_of
+from evo.search.run import check_workloads, hold_all_finals, plan_run
 from evo.search.samplers import find_sampler
 from evo.search.tasks import TaskExecutor
 from evo.targets import find_target
@@ -53,7 +53,7 @@ def configure(
         kernel="layernorm",
         target="cpu",
         arch="native",
-        workloads=check_workloads(KERNEL, "cpu", points_of(grid) if grid else texts),
+        workloads=check_workloads(KERNEL, "cpu", () if grid else texts, [grid] if grid else ()),
         sampler=sampler,
         seed=seed,
         builders=4,
@@ -287,7 +287,7 @@ def _finals_of(executor: LandscapeExecutor, store: Store) -> tuple[Finals, list[
     task = TaskExecutor(
         executor=executor, kernel="layernorm", target="cpu", arch="native", workload=run.spec.workloads[0], seed=5
     )
-    finals = end_finals(hold_race(task, elites))
+    finals = end_finals(task, *hold_race(task, elites))
     executor.close()
     return finals, elites
 
