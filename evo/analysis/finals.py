@@ -213,8 +213,7 @@ def _workload_finals(
 
 def _cover(finals: Collection[WorkloadFinals], code: Mapping[str, tuple[str, str]]) -> Cover | None:
     """code: by the candidate's public id, what makes the variant."""
-    served = [(held, held.winner, held.confirmed) for held in finals if held.winner is not None]
-    if not served:
+    if not (served := [(held, held.winner, held.confirmed) for held in finals if held.winner is not None]):
         return None
     counts = Counter(code[winner] for _, winner, _ in served)
     numbers = {variant: n for n, (variant, _) in enumerate(counts.most_common(), 1)}

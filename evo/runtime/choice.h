@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,11 +15,12 @@ namespace {
 
 constexpr size_t MOST_SIZES = 10;
 
-// How a problem is served. `text`: the variant, for people, or why there is none; empty: that has to be asked.
+using Text = std::shared_ptr<const std::string>;  // for people; shared, as every call has one
+// How a problem is served. `text`: the variant, or why there is none; null: that has to be asked.
 struct Answer {
     Launch launch;
     int variant = -1;
-    std::string text;
+    Text text;
 
     bool serves() const { return variant >= 0; }
 };
@@ -29,11 +31,11 @@ struct Dimension {
     bool fixed_on_cpu, fixed_on_gpu;
 };
 
-// What was tuned at one problem. Empty `text`: it is not loaded yet.
+// What was tuned at one problem. No `text`: it is not loaded yet.
 struct Member {
     std::vector<double> logs;  // of its sizes
-    std::string slower;        // why problems near them are left to PyTorch
-    std::string text;
+    Text slower;               // why problems near them are left to PyTorch, if they are
+    Text text;
     int variant = -1;
     Launch launch;  // less its grid
     std::vector<std::pair<size_t, std::int64_t>> tiles;
@@ -60,7 +62,7 @@ struct Member {
 
 struct Family {
     std::vector<Member> members;
-    std::string text;  // why there are none
+    Text text;  // why there are none
 
     Answer answer(const std::int64_t* sizes, size_t count) const {
         using Distance = std::array<std::int64_t, 1 + MOST_SIZES>;  // the sum, then the last dimension's, and so on
@@ -74,11 +76,11 @@ struct Family {
         Distance least{};
         for (const Member& m : members) {
             Distance distance{};
-            for (size_t i = 0; i < count; ++i)
-                distance[0] += distance[count - i] = std::llrint(1e6 * std::fabs(m.logs[i] - logs[i]));
+            for (size_t i = 0; i < count; ++i)  // rounded as in choice.py, and without a call of the library
+                distance[0] += distance[count - i] = static_cast<std::int64_t>(1e6 * std::fabs(m.logs[i] - logs[i]) + 0.5);
             if (!nearest || distance < least) nearest = &m, least = distance;
         }
-        if (!nearest->slower.empty() && least[0] <= NEAR) {
+        if (nearest->slower && least[0] <= NEAR) {
             answer.text = nearest->slower;
         } else if (nearest->variant < 0) {
             answer.text = nearest->text;

@@ -110,5 +110,5 @@ def factors(own: Mapping[str, int], sizes: Mapping[str, int]) -> dict[str, float
 
 
 def _distance(own: Mapping[str, int], sizes: Mapping[str, int]) -> tuple[int, ...]:
-    each = [round(_UNIT * f) for f in factors(own, sizes).values()]
+    each = [int(_UNIT * f + 0.5) for f in factors(own, sizes).values()]
     return (sum(each), *reversed(each))

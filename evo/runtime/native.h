@@ -32,8 +32,6 @@
 #include <string>
 #include <tuple>
 #include <unordered_map>
-#include <utility>
-#include <vector>
 
 #include "choice.h"
 
@@ -94,7 +92,7 @@ class Table {
     Answer find(const Problem& problem) {
         if (const auto family = known(problem)) {
             Answer answer = family->answer(problem.sizes(), problem.count - 2);
-            if (!answer.text.empty()) return answer;
+            if (answer.text) return answer;
         }
         return ask(problem);
     }
@@ -165,7 +163,7 @@ class Table {
         try {
             family = read(problem, answer.text);
         } catch (const std::exception&) {
-            answer.text = "the launcher cannot ask for a variant";
+            answer.text = std::make_shared<const std::string>("the launcher cannot ask for a variant");
         }
         Problem common = problem;
         if (!family || !reduce(common)) return answer;
@@ -177,17 +175,17 @@ class Table {
             }
         }
         Answer found = family->answer(problem.sizes(), problem.count - 2);
-        return found.text.empty() ? answer : found;
+        return found.text ? found : answer;
     }
 
     // What lasts of it, or null. text: how this problem is served.
-    Known read(const Problem& problem, std::string& text) {
+    Known read(const Problem& problem, Text& text) {
         py::tuple key(problem.count);
         key[0] = problem.device();
         key[1] = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(torch::getTHPDtype(problem.dtype())));
         for (size_t i = 2; i < problem.count; ++i) key[i] = problem.words[i];
         const py::tuple found = describe_(key);
-        text = found[0].cast<std::string>();
+        text = text_of(found[0]);
         if (found[1].is_none()) return nullptr;
         auto family = std::make_shared<Family>();
         for (const py::handle each : found[1]) family->members.push_back(member(each.cast<py::tuple>(), problem.count - 2));
@@ -195,10 +193,13 @@ class Table {
         return family;
     }
 
+    static Text text_of(const py::handle& words) { return std::make_shared<const std::string>(words.cast<std::string>()); }
+
     static Member member(const py::tuple& record, size_t sizes) {
         Member m;
         for (size_t i = 0; i < sizes; ++i) m.logs.push_back(Member::log_of(record[i].cast<std::int64_t>()));
-        m.slower = record[sizes].cast<std::string>(), m.text = record[sizes + 1].cast<std::string>();
+        const auto told = [&](size_t i) { return py::len(record[i]) ? text_of(record[i]) : nullptr; };
+        m.slower = told(sizes), m.text = told(sizes + 1);
         m.variant = record[sizes + 2].cast<int>();
         if (record[sizes + 3].is_none()) return m;
         const auto code = record[sizes + 3].cast<py::tuple>();

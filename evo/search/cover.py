@@ -35,5 +35,5 @@ def choose(times: Sequence[Mapping[Variant, float]], *, within: float = WITHIN, 
                     serves.setdefault(v, []).append(more)
         best = min(serves, key=lambda v: (-len(serves[v]), sum(serves[v])))
         chosen.append(best)
-        waiting = {i for i in waiting if excess[i].get(best, 1 + within) > within}
+        waiting = {i for i in waiting if best not in excess[i] or excess[i][best] > within}
     return chosen

@@ -179,8 +179,7 @@ class Search:
     def _adopted(self, task: _Task, order: int) -> Proposal | None:
         """What another task offers and this one takes; at most every second proposal."""
         while task.offers and task.idle % 2:
-            source = next(iter(task.offers))
-            migrant = task.offers.pop(source)
+            migrant = task.offers.pop(next(iter(task.offers)))
             if task.space.is_legal(migrant.genome.parameters) and task.sampler.adopt(order, migrant):
                 return migrant
         return None
@@ -198,10 +197,10 @@ class Search:
             task.best_told = ratio
             self._told_since_better = 0
             task.idle //= 2
+            genome, origin = candidate.proposal.genome, Parent(order=candidate.order)
+            migrant = Proposal(genome=genome, operator="migration", parents=(origin,))
             for other in self._tasks if self._exchanging else ():
                 if other is not task:
-                    origin = (Parent(order=candidate.order, role="parent"),)
-                    migrant = Proposal(genome=candidate.proposal.genome, operator="migration", parents=origin)
                     other.offers[candidate.task] = migrant
         else:
             self._told_since_better += 1

@@ -266,7 +266,7 @@ PyObject* explain(Operator& op, PyObject* const* args) {
         if (reason) return std::string("PyTorch: ") + reason;
         if (recorded({a.query, a.key, a.value}) && !op.gradients) return "PyTorch: gradients are being recorded";
         const auto answer = op.table.find(problem_of(a));
-        return (answer.serves() ? "" : "PyTorch: ") + answer.text;
+        return (answer.serves() ? "" : "PyTorch: ") + *answer.text;
     }));
 }
 

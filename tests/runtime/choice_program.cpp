@@ -19,13 +19,14 @@ int main() {
             std::cin >> tile.first >> tile.second;
             m.tiles.push_back(tile);
         }
-        m.slower = slower ? "slower" : "", m.text = "serves", m.variant = static_cast<int>(i);
+        if (slower) m.slower = std::make_shared<const std::string>("slower");
+        m.text = std::make_shared<const std::string>("serves"), m.variant = static_cast<int>(i);
         family.members.push_back(m);
     }
     for (std::cin >> problems; problems; --problems) {
         std::int64_t problem[MOST_SIZES];
         for (size_t d = 0; d < sizes; ++d) std::cin >> problem[d];
         const Answer a = family.answer(problem, sizes);
-        std::printf("%s %d %u %u %u\n", a.text.empty() ? "ask" : a.text.c_str(), a.variant, a.launch.grid[0], a.launch.grid[1], a.launch.grid[2]);
+        std::printf("%s %d %u %u %u\n", a.text ? a.text->c_str() : "ask", a.variant, a.launch.grid[0], a.launch.grid[1], a.launch.grid[2]);
     }
 }
