@@ -326,7 +326,8 @@ def expected_outputs(kernel: Kernel, inputs: Tensors, workload: Workload) -> tup
     """References and bounds for one set of inputs, on their device."""
     wide = {n: t.double() if t is not None and t.is_floating_point() else t for n, t in inputs.items()}
     references = kernel.reference(wide, workload)
-    own = as_outputs(kernel, workload, kernel.reference_baseline.call(inputs, workload))
+    same_dtype = kernel.same_dtype or kernel.reference_baseline.call
+    own = as_outputs(kernel, workload, same_dtype(inputs, workload))
     found = []
     for argument in kernel.outputs(workload):
         dtype = workload.dtype if argument.dtype == "problem" else argument.dtype

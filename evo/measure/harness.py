@@ -243,12 +243,21 @@ class RaceCheck:
 class TimingHarness:
     """Times binaries for one workload, beside its baselines, over rotating buffers."""
 
-    def __init__(self, kernel: Kernel, target: str, workload: Workload, session: Session, seed: int) -> None:
+    def __init__(
+        self,
+        kernel: Kernel,
+        target: str,
+        workload: Workload,
+        session: Session,
+        seed: int,
+        roofline: Roofline | None = None,
+    ) -> None:
+        """roofline: of the session; made if it is not given."""
         self.kernel, self._target, self._workload, self._session = kernel, target, workload, session
         self._shares_cores = find_target(target).shares_cores
         self._seed = seed
         self.gate = Gate(kernel, target, session, seed)
-        self._roofline = Roofline(session)
+        self._roofline = roofline or Roofline(session)
         self._replays: dict[tuple[Protocol, int], Replay] = {}
         """Of the reference, by protocol and number of sets."""
         self._timed_data_changed = False
@@ -279,7 +288,7 @@ class TimingHarness:
         """Makes all that a race needs beside its contenders."""
         self._session.evict()
         assert self.data.arena.sets
-        self._roofline.refusal(math.inf, self.kernel.cost(self._workload), in_cache=False)  # measured when first asked
+        self._roofline.measure()
 
     def launch(self, genome: Genome, workload: Workload | None = None) -> Launch:
         """For the workload that is timed, or for another."""
@@ -583,12 +592,16 @@ class Roofline:
         self._rates: tuple[float, ...] = ()
         """The best that were seen: bytes a second of the memory and of the cache, operations a second."""
 
+    def measure(self) -> None:
+        """For the first time; else they are measured when they are needed."""
+        self._rates = self._rates or _rates(self._session)
+
     def refusal(self, us: float, cost: Cost, *, in_cache: bool) -> str:
         """Why a time is impossible; empty if it is not."""
         for doubts in range(_DOUBTS + 1):
-            if not self._rates or doubts:
-                measured = _rates(self._session)
-                self._rates = tuple(map(max, self._rates or measured, measured))
+            self.measure()
+            if doubts:
+                self._rates = tuple(map(max, self._rates, _rates(self._session)))
             memory, cache, arithmetic = self._rates
             bound_us = 1e6 * max(cost.bytes / (cache if in_cache else memory), cost.flops / arithmetic)
             least_us = _MARGIN[self._session.device.type] * bound_us
