@@ -298,7 +298,7 @@ def read_job(path: Path) -> dict[str, Any]:
 def _typed(context: typer.Context, path: Path) -> dict[str, Any]:
     """The parameters of `evo search` as if what a job file says had been typed. Raises UsageError."""
     job = read_job(path)
-    options: dict[str, Any] = {p.name: p for p in context.command.params if p.name not in _NOT_IN_JOBS}
+    options: dict[str, Any] = {str(p.name): p for p in context.command.params if p.name not in _NOT_IN_JOBS}
     words = [str(job.pop("kernel"))]
     for key, value in job.items():
         if key not in options:

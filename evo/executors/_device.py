@@ -29,7 +29,7 @@ from evo.problem.kernel import Workload, load_kernel
 from evo.targets import Session, classify, find_target
 
 if TYPE_CHECKING:
-    from evo.measure.harness import Roofline, TimingHarness  # imports PyTorch
+    from evo.measure.harness import TimingHarness  # imports PyTorch
 
 _OPENING_S = 180.0
 _READY_S = 600.0
@@ -355,20 +355,15 @@ def session() -> Session:
 def _harness(data: Data) -> TimingHarness:
     from evo.measure.harness import TimingHarness
 
-    return TimingHarness(load_kernel(data.kernel), data.target, data.workload, session(), data.seed, _roofline())
-
-
-@cache
-def _roofline() -> Roofline:
-    from evo.measure.harness import Roofline
-
-    return Roofline(session())
+    return TimingHarness(load_kernel(data.kernel), data.target, data.workload, session(), data.seed)
 
 
 def open_device() -> None:
     """Has the device do a small computation whose result is known. Raises DeviceError if there is none, or if it does not
     give that."""
     import torch
+
+    from evo.measure.harness import roofline_of
 
     device = session()
     try:
@@ -381,7 +376,7 @@ def open_device() -> None:
     if found != n * (n + 1) * (2 * n + 1) // 6:
         raise DeviceError(f"{device.info.name} computes wrong sums: {found} for the squares up to {n}")
     if not find_target(_state.target).shares_cores:
-        _roofline().measure()  # while there is no request yet
+        roofline_of(device)  # while there is no request yet
 
 
 def make_ready(data: Data, needed: tuple[str, ...] = ("gate", "timing")) -> None:

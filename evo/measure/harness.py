@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from math import prod
 
 import psutil
@@ -40,22 +40,12 @@ _PROTOCOLS = {
         name="cold", min_rounds=4, max_rounds=6, sample_us=1500.0, precision=0.03, limit_s=4.0
     ),
     ("final", False): Protocol(
-        name="final",
-        min_rounds=30,
-        max_rounds=60,
-        sample_us=1000.0,
-        precision=0.003,
-        limit_s=20.0,
-        least_rounds=BOOTSTRAP_SAMPLES,
+        name="final", min_rounds=30, max_rounds=60, sample_us=1000.0, precision=0.003,
+        limit_s=20.0, least_rounds=BOOTSTRAP_SAMPLES,
     ),
     ("final", True): Protocol(
-        name="final",
-        min_rounds=16,
-        max_rounds=40,
-        sample_us=4000.0,
-        precision=0.01,
-        limit_s=20.0,
-        least_rounds=BOOTSTRAP_SAMPLES,
+        name="final", min_rounds=16, max_rounds=40, sample_us=4000.0, precision=0.01,
+        limit_s=20.0, least_rounds=BOOTSTRAP_SAMPLES,
     ),
 }
 """By stage and by whether the target shares its cores with everything else (and is therefore noisier)."""
@@ -243,21 +233,11 @@ class RaceCheck:
 class TimingHarness:
     """Times binaries for one workload, beside its baselines, over rotating buffers."""
 
-    def __init__(
-        self,
-        kernel: Kernel,
-        target: str,
-        workload: Workload,
-        session: Session,
-        seed: int,
-        roofline: Roofline | None = None,
-    ) -> None:
-        """roofline: of the session; made if it is not given."""
+    def __init__(self, kernel: Kernel, target: str, workload: Workload, session: Session, seed: int) -> None:
         self.kernel, self._target, self._workload, self._session = kernel, target, workload, session
         self._shares_cores = find_target(target).shares_cores
         self._seed = seed
         self.gate = Gate(kernel, target, session, seed)
-        self._roofline = roofline or Roofline(session)
         self._replays: dict[tuple[Protocol, int], Replay] = {}
         """Of the reference, by protocol and number of sets."""
         self._timed_data_changed = False
@@ -288,7 +268,7 @@ class TimingHarness:
         """Makes all that a race needs beside its contenders."""
         self._session.evict()
         assert self.data.arena.sets
-        self._roofline.measure()
+        roofline_of(self._session)
 
     def launch(self, genome: Genome, workload: Workload | None = None) -> Launch:
         """For the workload that is timed, or for another."""
@@ -373,7 +353,7 @@ class TimingHarness:
         """Why one of a contender's times cannot be; empty if they can."""
         cost = self.kernel.cost(self._workload)
         own = (t for t in timings if t.contender == contender)
-        reasons = (self._roofline.refusal(t.median_us, cost, in_cache=t.protocol == "hot") for t in own)
+        reasons = (roofline_of(self._session).refusal(t.median_us, cost, in_cache=t.protocol == "hot") for t in own)
         return next(filter(None, reasons), "")
 
     def check_baseline(self, baseline: Baseline) -> str:
@@ -583,23 +563,18 @@ class Roofline:
 
     A kernel that seems faster did not do the work, or was not timed while it did (the roofline of Williams, Waterman and
     Patterson, 2009, as a test). Both rates are measured on the device itself, by operations of PyTorch that do nothing else;
-    the best of several tries counts. They are measured when they are first needed, and again whenever they would refuse a
-    time: a probe that something disturbed must not be held against a candidate.
+    the best of several tries counts. They are measured again whenever they would refuse a time: a probe that something
+    disturbed must not be held against a candidate.
     """
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._rates: tuple[float, ...] = ()
+        self._rates: tuple[float, ...] = _rates(session)
         """The best that were seen: bytes a second of the memory and of the cache, operations a second."""
-
-    def measure(self) -> None:
-        """For the first time; else they are measured when they are needed."""
-        self._rates = self._rates or _rates(self._session)
 
     def refusal(self, us: float, cost: Cost, *, in_cache: bool) -> str:
         """Why a time is impossible; empty if it is not."""
         for doubts in range(_DOUBTS + 1):
-            self.measure()
             if doubts:
                 self._rates = tuple(map(max, self._rates, _rates(self._session)))
             memory, cache, arithmetic = self._rates
@@ -611,6 +586,9 @@ class Roofline:
             f"{us:.3g} us is impossible: moving {cost.bytes:,} bytes and computing {cost.flops:,} operations takes"
             f" this device at least {least_us:.3g} us"
         )
+
+
+roofline_of = cache(Roofline)
 
 
 def _rates(session: Session) -> tuple[float, float, float]:

@@ -97,6 +97,8 @@ class Session(Protocol):
     limits: Limits
     device: torch.device
 
+    def __hash__(self) -> int: ...
+
     @property
     def hazards(self) -> Hazards | None:
         """None if the device has none. Raises what creating them raises: the gate does not run without them."""
