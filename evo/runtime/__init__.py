@@ -10,7 +10,7 @@ it. A kernel's frontend.py, the function with PyTorch's signature, is written ag
     found(*values) -> bool                    otherwise a Call. values: the entry point's arguments in order, addresses as
                                               int (0: left out), numbers. True: enqueued on the GPU's current stream (CPU:
                                               done). False: nothing ran: leave it to PyTorch
-    found.sizes, str(found.variant)           the sizes of the key; the variant, for people
+    found.sizes, found.variant, found.how     the sizes of the key; the variant and how it was chosen, for people
     Table                                     the type of DISPATCH, and of what stands in for it in a trial
     NATIVE = Native(DISPATCH, name, fake, use)  the launcher in C++, frontend.cpp, once it is built
     Patch                                     puts functions in the place of PyTorch's, and takes them away again

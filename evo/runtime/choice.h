@@ -16,14 +16,19 @@ namespace {
 constexpr size_t MOST_SIZES = 10;
 
 using Text = std::shared_ptr<const std::string>;  // for people; shared, as every call has one
-// How a problem is served. `text`: the variant, or why there is none; null: that has to be asked.
+// How a problem is served. `text`: the variant, or why there is none; null: that has to be asked. `how`: it was chosen.
 struct Answer {
     Launch launch;
     int variant = -1;
     Text text;
+    const char* how = "";
 
     bool serves() const { return variant >= 0; }
+    std::string in_words() const { return (serves() ? "" : "PyTorch: ") + *text + how; }
 };
+
+// Problems of one bucket are served as the first of them that was measured: sizes to half a doubling.
+inline std::int64_t bucket_of(double log) { return static_cast<std::int64_t>(2 * log + 0.5); }
 
 // Of a problem's sizes: which there may be, and whether it is compiled in.
 struct Dimension {
@@ -31,12 +36,13 @@ struct Dimension {
     bool fixed_on_cpu, fixed_on_gpu;
 };
 
-// What was tuned at one problem. No `text`: it is not loaded yet.
+// What was tuned at one problem, or won a race at it. No `text`: it is not loaded yet.
 struct Member {
     std::vector<double> logs;  // of its sizes
     Text slower;               // why problems near them are left to PyTorch, if they are
     Text text;
     int variant = -1;
+    bool measured = false;
     Launch launch;  // less its grid
     std::vector<std::pair<size_t, std::int64_t>> tiles;
     std::int64_t blocks_per_tile = 1, most_blocks = 0;
@@ -58,18 +64,35 @@ struct Member {
         }
         return true;
     }
+
+    // believed: that PyTorch was faster at its own problem.
+    Answer answer(const std::int64_t* sizes, bool believed) const {
+        Answer found;
+        if (believed && slower) {
+            found.text = slower;
+        } else if (variant < 0) {
+            found.text = text;
+        } else {
+            found.launch = launch;
+            if (grid(sizes, found.launch.grid)) found.variant = variant, found.text = text;
+        }
+        return found;
+    }
 };
 
 struct Family {
     std::vector<Member> members;
-    Text text;  // why there are none
+    Text text;           // why there are none
+    bool races = false;  // whether what no measurement decides is raced
 
     Answer answer(const std::int64_t* sizes, size_t count) const {
         using Distance = std::array<std::int64_t, 1 + MOST_SIZES>;  // the sum, then the last dimension's, and so on
         static constexpr std::int64_t NEAR = 4000000;               // millionths of a doubling
-        Answer answer;
-        answer.text = text;
-        if (members.empty()) return answer;
+        if (members.empty()) {
+            Answer none;
+            none.text = text;
+            return none;
+        }
         double logs[MOST_SIZES];
         for (size_t i = 0; i < count; ++i) logs[i] = Member::log_of(sizes[i]);
         const Member* nearest = nullptr;
@@ -80,15 +103,12 @@ struct Family {
                 distance[0] += distance[count - i] = static_cast<std::int64_t>(1e6 * std::fabs(m.logs[i] - logs[i]) + 0.5);
             if (!nearest || distance < least) nearest = &m, least = distance;
         }
-        if (nearest->slower && least[0] <= NEAR) {
-            answer.text = nearest->slower;
-        } else if (nearest->variant < 0) {
-            answer.text = nearest->text;
-        } else {
-            answer.launch = nearest->launch;
-            if (!nearest->grid(sizes, answer.launch.grid)) return answer;
-            answer.variant = nearest->variant, answer.text = nearest->text;
-        }
+        bool decided = nearest->measured;
+        for (size_t i = 0; i < count; ++i) decided = decided && bucket_of(nearest->logs[i]) == bucket_of(logs[i]);
+        if (races && !decided) return {};
+        Answer answer = nearest->answer(sizes, races || least[0] <= NEAR);
+        if (answer.serves())
+            answer.how = !decided ? ", the nearest, unmeasured at such sizes" : least[0] ? ", the nearest that was measured" : ", measured at these sizes";
         return answer;
     }
 };

@@ -22,6 +22,9 @@ _UNIT = 1e6
 _NEAR = 4 * round(_UNIT)
 """Sizes that are farther from a measurement's, summed over the dimensions, are not told by it."""
 
+EXACT, CLOSE, FAR = ", measured at these sizes", ", the nearest that was measured", ", the nearest, unmeasured at such sizes"
+"""Which variant serves a problem, in words, as in choice.h."""
+
 _PTX = 100
 """Any machine code comes before any PTX, and before sources, which are compiled where they are to run."""
 
@@ -60,23 +63,20 @@ def in_order(variants: Iterable[Variant], device: int) -> list[Variant]:
     return [v for _, v in sorted(ranked, key=lambda pair: pair[0])]
 
 
+@dataclass(frozen=True)
 class Member:
-    """A problem that something was tuned at, or found to be the best for: the builds of that for a device, the one to be
-    taken first.
+    """A problem that something was tuned at, found to be the best for, or raced at: the builds of that for a device, the one
+    to be taken first.
 
-    slower: by what PyTorch was faster there, where that was measured on the device's very architecture (a CPU must be the
-    same model); empty if it was not.
+    measured: on the device's very architecture (a CPU must be the same model). slower: by what PyTorch was faster there,
+    where that was measured; empty if it was not. how: what a race found, in words.
     """
 
-    def __init__(self, builds: Sequence[Variant], device: int, point: Mapping[str, Any] | None = None) -> None:
-        self.builds = builds
-        record = {**builds[0].record, **(point or {})}
-        self.sizes: dict[str, int] = record["workload"]["dims"]
-        if device < 0:
-            there = record.get("record", {}).get("device") == cpu.model()
-        else:
-            there = rank_on_gpu(record["arch"], torch.cuda.get_device_capability(device)) == 0
-        self.slower = slower(record) if there else ""
+    builds: Sequence[Variant]
+    sizes: Mapping[str, int]
+    measured: bool = False
+    slower: str = ""
+    how: str = ""
 
 
 @dataclass(frozen=True)
@@ -87,12 +87,36 @@ class Family:
     members: Sequence[Member]
     untuned: str = ""
 
-    def nearest(self, sizes: Mapping[str, int]) -> tuple[Member, bool]:
-        """The member that was tuned nearest to a problem: by the sum over the dimensions; of equally near ones that with
-        the nearest last dimension, for what is dense in memory matters most, and so on. Also whether it is so near that
-        what was measured there tells something of the problem. choice.h does the same."""
-        distance, member = min(((_distance(m.sizes, sizes), m) for m in self.members), key=lambda pair: pair[0])
-        return member, distance[0] <= _NEAR
+    def by_distance(self, sizes: Mapping[str, int]) -> list[Member]:
+        """The member that was tuned nearest to a problem first: by the sum over the dimensions; of equally near ones that
+        with the nearest last dimension, for what is dense in memory matters most, and so on. choice.h does the same."""
+        return sorted(self.members, key=lambda m: _distance(m.sizes, sizes))
+
+
+def is_measured(member: Member, sizes: Mapping[str, int]) -> bool:
+    """Whether a member's own measurement decides for a problem."""
+    return member.measured and bucket_of(member.sizes) == bucket_of(sizes)
+
+
+def is_near(member: Member, sizes: Mapping[str, int]) -> bool:
+    """Whether that PyTorch was faster for a member is believed of a problem where nothing is measured."""
+    return _distance(member.sizes, sizes)[0] <= _NEAR
+
+
+def bucket_of(sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """Problems of one bucket are served as the first of them that was measured: sizes to half a doubling."""
+    return tuple(int(2 * math.log2(max(n, 1)) + 0.5) for n in sizes.values())
+
+
+def member_of(builds: Sequence[Variant], device: int, point: Mapping[str, Any]) -> Member:
+    """point: of what the first of the builds won."""
+    record = {**builds[0].record, **point}
+    if device < 0:
+        measured = record.get("record", {}).get("device") == cpu.model()
+    else:
+        measured = rank_on_gpu(record["arch"], torch.cuda.get_device_capability(device)) == 0
+    measured = measured and record["timing"] is not None
+    return Member(builds, record["workload"]["dims"], measured, slower(record) if measured else "")
 
 
 def members_of(variants: Iterable[Variant], device: int) -> list[Member]:
@@ -101,7 +125,7 @@ def members_of(variants: Iterable[Variant], device: int) -> list[Member]:
     for v in in_order(variants, device):
         for point in v.points:
             groups.setdefault(tuple(point["workload"]["dims"].values()), []).append((v, point))
-    return [Member([v for v, _ in group], device, group[0][1]) for group in groups.values()]
+    return [member_of([v for v, _ in group], device, group[0][1]) for group in groups.values()]
 
 
 def factors(own: Mapping[str, int], sizes: Mapping[str, int]) -> dict[str, float]:

@@ -132,10 +132,11 @@ class Library:
     variant: Variant
     function: Any
     sizes: tuple[int, ...] = ()
+    how: str = ""
 
-    def call(self, sizes: Mapping[str, int], retire: object) -> Library:
+    def call(self, sizes: Mapping[str, int], retire: object, how: str = "") -> Library:
         """As Function.call; no call of it fails."""
-        return replace(self, sizes=tuple(sizes.values()))
+        return replace(self, sizes=tuple(sizes.values()), how=how)
 
     def described(self) -> tuple[Any, ...]:
         """As Function.described; without a context."""

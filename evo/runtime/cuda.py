@@ -109,9 +109,10 @@ class Function:
         numbers = plan.threads, plan.smem_bytes, plan.cluster, plan.programmatic, plan.alignment
         return self.handle, self.unaligned, self.context, *numbers, tiles, plan.blocks_per_tile, most, plan.axes
 
-    def call(self, sizes: Mapping[str, int], retire: Callable[[int, int, str], None]) -> CudaCall:
-        """retire(index of the variant, GPU, reason): told of a launch that fails. Raises Unavailable."""
-        return CudaCall(self, sizes, retire)
+    def call(self, sizes: Mapping[str, int], retire: Callable[[int, int, str], None], how: str = "") -> CudaCall:
+        """retire(index of the variant, GPU, reason): told of a launch that fails. how: the variant was chosen, in words.
+        Raises Unavailable."""
+        return CudaCall(self, sizes, retire, how)
 
 
 @contextmanager
@@ -215,9 +216,10 @@ class CudaCall:
     """A function with its launch geometry. May be called by several threads at once."""
 
     def __init__(
-        self, function: Function, sizes: Mapping[str, int], retire: Callable[[int, int, str], None]
+        self, function: Function, sizes: Mapping[str, int], retire: Callable[[int, int, str], None], how: str
     ) -> None:
         variant = self.variant = function.variant
+        self.how = how
         self.sizes = tuple(sizes.values())
         x, y, z = self._blocks = variant.plan.grid(sizes, function.multiprocessors)
         if x > _LARGEST_GRID or max(y, z) > _LARGEST_AXIS:

@@ -7,16 +7,19 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from . import cpu, cuda
-from .choice import Family, Member, in_order, members_of
+from .choice import CLOSE, EXACT, FAR, Family, Member, bucket_of, in_order, is_measured, is_near, member_of, members_of
 from .jit import Jit
-from .package import Busy, Package, Unavailable, Variant
+from .package import Busy, Package, Unavailable, Variant, faster_torch
+from .race import Races
 from .trial import Call, Loaded, Table
 
+_RACING = 2
 _MOST_ENTRIES = 4096
 """That a table keeps; the oldest goes first."""
 
@@ -29,17 +32,19 @@ class Dispatch(Table):
         self.package = package
         self.native: Any = None
         """What else keeps answers, and forgets them with this: the native launcher, where there is one."""
-        self._jit = Jit(package, frontend)
+        self._jit, self._races = Jit(package, frontend), Races(package, frontend)
         self._variants = list(package.variants)
         """The package's, and behind them what was compiled here for sizes that nothing was tuned for."""
         self._families: dict[tuple[Any, ...], Family | str] = {}
         """By what all problems of one have in common (`_common`); or why there is none."""
         self._fallbacks: dict[tuple[Any, ...], list[Variant]] = {}
         """Likewise, where nothing was tuned for it, what can be compiled."""
+        self._raced: dict[tuple[Any, ...], Member] = {}
+        """By what problems have in common of which a race at one decides for all (`_bucket`)."""
         self._loaded: dict[tuple[int, int], Loaded | str] = {}
         self._only: int | None = None
         self._untuned: bool | None = None
-        self._slower = False
+        self._slower, self._measure = False, True
         self._forked = False
         self._lock = threading.RLock()
         if hasattr(os, "register_at_fork"):  # Linux and macOS
@@ -62,6 +67,7 @@ class Dispatch(Table):
     def clear(self) -> None:
         super().clear()
         self._families.clear()
+        self._raced.clear()
         if self.native is not None:
             self.native.clear()
 
@@ -76,16 +82,21 @@ class Dispatch(Table):
             self._loaded[index, device] = f"{self._variants[index]}: {reason}"
             self.clear()
 
-    def also_serve(self, *, untuned: bool | None = None, slower: bool | None = None) -> None:
+    def also_serve(
+        self, *, untuned: bool | None = None, slower: bool | None = None, measure: bool | None = None
+    ) -> None:
         """What else variants serve; None leaves it as it is.
 
         untuned: sizes that are compiled in and that no variant has, which are compiled when they are first met. At first on
         GPUs, where that takes part of a second, and not on CPUs, where it takes seconds.
         slower: problems whose nearest variant was measured, and PyTorch was faster. Not at first.
+        measure: by the fastest in a short race of the nearest two with PyTorch, problems unlike all that were measured; else
+        by the nearest variant. At first.
         """
         with self._lock:
             self._untuned = self._untuned if untuned is None else untuned
             self._slower = self._slower if slower is None else slower
+            self._measure = self._measure if measure is None else measure
             self.clear()
 
     @contextmanager
@@ -122,17 +133,24 @@ class Dispatch(Table):
             return self._first(in_order(builds, device), device).variant.index
         return index
 
-    def family(self, key: tuple[Any, ...]) -> tuple[str, list[tuple[Any, ...]] | None]:
-        """For the native launcher, of a problem: how it is served, in words, and what is right for all problems like it, as
-        native.h reads it: of each member the sizes, why it leaves problems near those to PyTorch, its variant or why there
-        is none (no words: it is not loaded yet), that one's number (-1: none), and what its code says of itself. No
+    def family(self, key: tuple[Any, ...]) -> tuple[Any, ...]:
+        """For the native launcher, of a problem: how it is served, in words; what is right for all problems like it, as
+        native.h reads it; whether those that no measurement decides are raced; and what a race here has decided (or None).
+        Of each member the sizes, why it leaves problems near those to PyTorch, its variant or why there is none (no words:
+        it is not loaded yet), that one's number (-1: none), what its code says of itself, and whether it was measured. No
         members: PyTorch serves all of them; None: nothing that lasts."""
         found = self[key]
         text = found if isinstance(found, str) else str(found.variant)
         family = self._families.get(self._common(key))  # not locked: while something is compiled, others do not wait
-        if family is None or isinstance(family, str):
-            return text, None if family is None else []
-        return text, [(*m.sizes.values(), self._left(family, m), *self._state(m, key[0])) for m in family.members]
+        if not isinstance(family, Family):
+            return text, None if family is None else [], False, None
+        raced, device = self._raced.get(self._bucket(key)), key[0]
+        told = [self._told(family, m, device) for m in family.members]
+        return text, told, self._measures, None if raced is None else self._told(family, raced, device)
+
+    def _told(self, family: Family, m: Member, device: int) -> tuple[Any, ...]:
+        text, variant, code = self._state(m, device)
+        return (*m.sizes.values(), self._left(family, m), text and text + m.how, variant, code, m.measured)
 
     def _state(self, member: Member, device: int) -> tuple[str, int, tuple[Any, ...] | None]:
         refused = ""
@@ -147,8 +165,7 @@ class Dispatch(Table):
 
     def _find(self, key: tuple[Any, ...]) -> Call:
         """Raises Unavailable; Busy."""
-        device, common = key[0], self._common(key)
-        sizes = {d["name"]: n for d, n in zip(self.package.dimensions, key[2:], strict=True)}
+        device, common, sizes = key[0], self._common(key), self._sizes(key)
         for d in self.package.dimensions:
             if not d["low"] <= sizes[d["name"]] <= d["high"]:
                 raise Unavailable(f"{d['name']}={sizes[d['name']]} is not within {d['low']} to {d['high']}")
@@ -157,8 +174,8 @@ class Dispatch(Table):
         family = self._families[common]
         if isinstance(family, str):
             raise Unavailable(family)
-        member, near = family.nearest(sizes)
-        if near and (left := self._left(family, member)):
+        member = self._member(family, key)
+        if (left := self._left(family, member)) and (self._measures or is_near(member, sizes)):
             raise Unavailable(left)
         try:
             loaded = self._first(member.builds, device)
@@ -167,7 +184,57 @@ class Dispatch(Table):
                 raise
             self._families[common] = refused = f"{family.untuned}{reason}"
             raise Unavailable(refused) from None
-        return loaded.call(sizes, self.retire)
+        close = EXACT if member.sizes == sizes else CLOSE
+        return loaded.call(sizes, self.retire, member.how or (close if is_measured(member, sizes) else FAR))
+
+    @property
+    def _measures(self) -> bool:
+        return self._measure and self._only is None
+
+    def _member(self, family: Family, key: tuple[Any, ...]) -> Member:
+        """The one that serves a problem, if PyTorch does not. Raises Busy where it is to be raced, and cannot now."""
+        sizes = self._sizes(key)
+        nearest = family.by_distance(sizes)
+        if not self._measures or is_measured(nearest[0], sizes):
+            return nearest[0]
+        bucket = self._bucket(key)
+        if bucket not in self._raced:
+            _remember(self._raced, bucket, self._race(nearest, bucket, sizes))
+        return self._raced[bucket]
+
+    def _race(self, nearest: Sequence[Member], bucket: tuple[Any, ...], sizes: Mapping[str, int]) -> Member:
+        """What a race of the nearest two with PyTorch decides, held now or earlier. Raises Busy."""
+        device, dtype, common = bucket[0], bucket[1], ",".join(map(str, bucket[1:]))
+        found = self._races.result(device, common)
+        builds = [v for m in nearest for v in m.builds if found is not None and str(v) == found.variant]
+        if found is None or not builds:
+            if device >= 0:
+                cuda.refuse_while_capturing(device)
+            contenders: list[Loaded] = []
+            for member in nearest:
+                with suppress(Unavailable):
+                    loaded = self._first(member.builds, device)
+                    contenders += [loaded] if loaded not in contenders else []
+                if len(contenders) == _RACING:
+                    break
+            if not contenders:
+                return nearest[0]  # of which the reason is told
+            try:
+                found = self._races.hold(device, common, contenders, sizes, dtype)
+            except Unavailable as reason:
+                return replace(nearest[0], slower="", how=f"{FAR}: {reason}")
+            builds = [c.variant for c in contenders if str(c.variant) == found.variant]
+        slower = faster_torch(found.sizes, "this machine", found.ratio) if found.ratio > 1 else ""
+        how = f", raced here at {found.sizes}: {1 / found.ratio:.2f} times PyTorch's speed"
+        return Member(builds, sizes, True, slower, how)
+
+    def _sizes(self, key: tuple[Any, ...]) -> dict[str, int]:
+        return {d["name"]: n for d, n in zip(self.package.dimensions, key[2:], strict=True)}
+
+    def _bucket(self, key: tuple[Any, ...]) -> tuple[Any, ...]:
+        """What all problems have in common that are served as the first of them that was raced."""
+        buckets = bucket_of(self._sizes(key))
+        return (*(n or b for n, b in zip(self._common(key), (0, 0, *buckets), strict=True)),)
 
     def _common(self, key: tuple[Any, ...]) -> tuple[Any, ...]:
         """What a problem has in common with all for which the same variants are right: other sizes count as 0."""
@@ -198,7 +265,7 @@ class Dispatch(Table):
             return untuned + "none here can be compiled for them"
         if not (device >= 0 if self._untuned is None else self._untuned):
             return untuned + "also_serve(untuned=True) has a variant compiled for them"
-        return Family([Member(builds, device)], untuned)
+        return Family([replace(member_of(builds, device, {}), measured=False)], untuned)
 
     def _left(self, family: Family, member: Member) -> str:
         """Why problems near a member's own are left to PyTorch; empty if they are not."""

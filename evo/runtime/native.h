@@ -50,6 +50,7 @@ using Held = std::array<at::Tensor, 4>;
 // From problem to what runs it. What is right for all problems of one device, dtype and sizes that are compiled in (a
 // family) is asked of the package's Dispatch once, in Python, which chooses variants, checks their files and loads them. From
 // then on a problem with other sizes is arithmetic: the nearest member as choice.py has it, the grid as package.py has it.
+// Where no measurement decides, a race does, which Python holds at the first problem of a bucket.
 
 struct Problem {
     std::array<std::int64_t, 2 + MOST_SIZES> words{};  // device (-1: CPU), dtype, sizes
@@ -92,6 +93,8 @@ class Table {
     Answer find(const Problem& problem) {
         if (const auto family = known(problem)) {
             Answer answer = family->answer(problem.sizes(), problem.count - 2);
+            if (!answer.text && family->races)
+                if (const auto winner = raced(problem)) answer = winner->answer(problem.sizes(), true);
             if (answer.text) return answer;
         }
         return ask(problem);
@@ -100,6 +103,7 @@ class Table {
     void clear() {
         const std::unique_lock<std::shared_mutex> writing(state_->mutex);
         state_->families.clear();
+        state_->raced.clear();
         for (auto& place : state_->unserved) place.second = nullptr;
         ++state_->cleared;
     }
@@ -119,11 +123,14 @@ class Table {
 
   private:
     using Known = std::shared_ptr<const Family>;
+    using Winner = std::shared_ptr<const Member>;
+    static constexpr size_t MOST_RACED = 4096;
 
     struct State {
         std::shared_mutex mutex;
         std::unordered_map<Problem, Known, HashOfProblem> families;  // those with members: as many as have code
         std::array<std::pair<Problem, Known>, 1024> unserved;        // the others, of which there is no end, by their hash
+        std::unordered_map<Problem, Winner, HashOfProblem> raced;    // by bucket
         std::uint64_t cleared = 0;
 
         std::pair<Problem, Known>& place(const Problem& common) {
@@ -131,13 +138,13 @@ class Table {
         }
     };
 
-    // Less the sizes that are not compiled in. False for a size that no variant takes.
-    bool reduce(Problem& problem) const {
+    // Less the sizes that are not compiled in, of which at most their bucket is left. False for a size that no variant takes.
+    bool reduce(Problem& problem, bool bucketed = false) const {
         for (size_t i = 0; i < dimensions_.size(); ++i) {
             const Dimension& d = dimensions_[i];
             std::int64_t& size = problem.words[i + 2];
             if (size < d.low || size > d.high) return false;
-            if (!(problem.device() < 0 ? d.fixed_on_cpu : d.fixed_on_gpu)) size = 0;
+            if (!(problem.device() < 0 ? d.fixed_on_cpu : d.fixed_on_gpu)) size = bucketed ? bucket_of(Member::log_of(size)) : 0;
         }
         return true;
     }
@@ -150,6 +157,13 @@ class Table {
         return place.first == problem ? place.second : nullptr;
     }
 
+    Winner raced(Problem problem) {
+        if (!reduce(problem, true)) return nullptr;
+        const std::shared_lock<std::shared_mutex> reading(state_->mutex);
+        const auto found = state_->raced.find(problem);
+        return found == state_->raced.end() ? nullptr : found->second;
+    }
+
     Answer ask(const Problem& problem) {
         const py::gil_scoped_acquire gil;
         const py::error_scope callers;
@@ -160,37 +174,42 @@ class Table {
         }
         Answer answer;
         Known family;
+        Winner winner;
         try {
-            family = read(problem, answer.text);
+            std::tie(answer.text, family, winner) = read(problem);
         } catch (const std::exception&) {
             answer.text = std::make_shared<const std::string>("the launcher cannot ask for a variant");
         }
-        Problem common = problem;
-        if (!family || !reduce(common)) return answer;
+        Problem common = problem, bucket = problem;
+        if (!family || !reduce(common) || !reduce(bucket, true)) return answer;
         {
             const std::unique_lock<std::shared_mutex> writing(state_->mutex);
             if (cleared == state_->cleared) {
                 if (!family->members.empty()) state_->families.insert_or_assign(common, family);
                 else state_->place(common) = {common, family};
+                if (state_->raced.size() >= MOST_RACED) state_->raced.erase(state_->raced.begin());
+                if (winner) state_->raced.insert_or_assign(bucket, winner);
             }
         }
-        Answer found = family->answer(problem.sizes(), problem.count - 2);
+        Answer found = winner ? winner->answer(problem.sizes(), true) : family->answer(problem.sizes(), problem.count - 2);
         return found.text ? found : answer;
     }
 
-    // What lasts of it, or null. text: how this problem is served.
-    Known read(const Problem& problem, Text& text) {
+    // How this problem is served, in words; what lasts of that, or null; what a race decided, or null.
+    std::tuple<Text, Known, Winner> read(const Problem& problem) {
         py::tuple key(problem.count);
         key[0] = problem.device();
         key[1] = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(torch::getTHPDtype(problem.dtype())));
         for (size_t i = 2; i < problem.count; ++i) key[i] = problem.words[i];
         const py::tuple found = describe_(key);
-        text = text_of(found[0]);
-        if (found[1].is_none()) return nullptr;
+        const Text text = text_of(found[0]);
+        if (found[1].is_none()) return {text, nullptr, nullptr};
         auto family = std::make_shared<Family>();
-        for (const py::handle each : found[1]) family->members.push_back(member(each.cast<py::tuple>(), problem.count - 2));
+        const auto read_member = [&](const py::handle& record) { return member(record.cast<py::tuple>(), problem.count - 2); };
+        for (const py::handle each : found[1]) family->members.push_back(read_member(each));
         if (family->members.empty()) family->text = text;
-        return family;
+        family->races = found[2].cast<bool>();
+        return {text, family, found[3].is_none() ? nullptr : std::make_shared<const Member>(read_member(found[3]))};
     }
 
     static Text text_of(const py::handle& words) { return std::make_shared<const std::string>(words.cast<std::string>()); }
@@ -200,7 +219,7 @@ class Table {
         for (size_t i = 0; i < sizes; ++i) m.logs.push_back(Member::log_of(record[i].cast<std::int64_t>()));
         const auto told = [&](size_t i) { return py::len(record[i]) ? text_of(record[i]) : nullptr; };
         m.slower = told(sizes), m.text = told(sizes + 1);
-        m.variant = record[sizes + 2].cast<int>();
+        m.variant = record[sizes + 2].cast<int>(), m.measured = record[sizes + 4].cast<bool>();
         if (record[sizes + 3].is_none()) return m;
         const auto code = record[sizes + 3].cast<py::tuple>();
         const auto pointer = [&](size_t i) { return reinterpret_cast<void*>(code[i].cast<std::uintptr_t>()); };

@@ -239,8 +239,12 @@ def slower(record: Mapping[str, Any]) -> str:
     if timing is None or timing["stage"] != "final" or timing["disturbed"] or (timing["ratio_low"] or 0.0) <= 1.0:
         return ""
     sizes = "x".join(map(str, record["workload"]["dims"].values()))
-    where = record["record"].get("device") or record["arch"]
-    return f"measured to be faster at {sizes} on {where}, where a variant has {1 / timing['ratio']:.2f} times its speed"
+    return faster_torch(sizes, record["record"].get("device") or record["arch"], timing["ratio"])
+
+
+def faster_torch(sizes: str, where: str, ratio: float) -> str:
+    """ratio: a variant's time over PyTorch's."""
+    return f"measured to be faster at {sizes} on {where}, where a variant has {1 / ratio:.2f} times its speed"
 
 
 def cache_folder(create: bool = True) -> Path | None:

@@ -24,7 +24,7 @@ _FREE_SIZE = 64
 """What sizes that are not compiled in are at most in a trial."""
 
 
-class _OneVariant(Table):
+class OneVariant(Table):
     """A table of one variant only."""
 
     def __init__(self, loaded: Loaded, retire: Callable[[int, int, str], None]) -> None:
@@ -49,7 +49,7 @@ def try_out(frontend: Any, loaded: Loaded, place: torch.device) -> None:
     def failed(_variant: int, _device: int, reason: str) -> None:
         raise Unavailable(reason)
 
-    variant, table = loaded.variant, _OneVariant(loaded, failed)
+    variant, table = loaded.variant, OneVariant(loaded, failed)
     sizes = {n: size if n in variant.fixed else min(size, _FREE_SIZE) for n, size in variant.sizes.items()}
     tried = False
     with torch.no_grad():

@@ -265,8 +265,7 @@ PyObject* explain(Operator& op, PyObject* const* args) {
     return to_text(prepared(a, [&op](const Arguments& a, const char* reason) -> std::string {
         if (reason) return std::string("PyTorch: ") + reason;
         if (recorded({a.query, a.key, a.value}) && !op.gradients) return "PyTorch: gradients are being recorded";
-        const auto answer = op.table.find(problem_of(a));
-        return (answer.serves() ? "" : "PyTorch: ") + *answer.text;
+        return op.table.find(problem_of(a)).in_words();
     }));
 }
 

@@ -80,7 +80,7 @@ def explain(
         way = NATIVE.explain(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         return way if way.startswith("PyTorch") else f"{way}, native launcher"
     found = _choose(DISPATCH, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-    return f"PyTorch: {found}" if isinstance(found, str) else f"{found[0].variant}, Python launcher"
+    return f"PyTorch: {found}" if isinstance(found, str) else f"{found[0].variant}{found[0].how}, Python launcher"
 
 
 def build() -> str:
@@ -95,6 +95,7 @@ def also_serve(
     compiled: bool | None = None,
     untuned: bool | None = None,
     slower: bool | None = None,
+    measure: bool | None = None,
 ) -> None:
     """What else variants serve; None leaves it as it is.
 
@@ -107,6 +108,8 @@ def also_serve(
     with PyTorch and float64. On at first on a GPU, where that takes part of a second; off on a CPU, where it takes
     seconds.
     slower, off at first: problems whose nearest variant was measured, and PyTorch was faster.
+    measure, on at first: problems that are unlike all that were measured, by the fastest in a short race: the nearest two
+    variants and PyTorch, at the first such call, once a machine. Off: by the nearest variant, unseen.
     """
     global _in_graphs, _recording
     if gradients is not None:
@@ -114,7 +117,7 @@ def also_serve(
         NATIVE.serve_gradients(gradients)
     if compiled is not None:
         _in_graphs = compiled
-    DISPATCH.also_serve(untuned=untuned, slower=slower)
+    DISPATCH.also_serve(untuned=untuned, slower=slower, measure=measure)
 
 
 def patch() -> Patch:

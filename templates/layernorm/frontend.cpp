@@ -228,8 +228,7 @@ PyObject* explain(Operator& op, PyObject* const* args) {
     if (!reason) reason = misfit(a);
     if (reason) return to_text(std::string("PyTorch: ") + reason);
     if (recorded({a.input, a.weight, a.bias}) && !op.gradients) return to_text("PyTorch: gradients are being recorded");
-    const auto answer = op.table.find(problem_of(a));
-    return to_text((answer.serves() ? "" : "PyTorch: ") + *answer.text);
+    return to_text(op.table.find(problem_of(a)).in_words());
 }
 
 }  // namespace

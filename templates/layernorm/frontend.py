@@ -78,7 +78,7 @@ def explain(
         found: Any = NATIVE.explain(input, normalized_shape, weight, bias, eps)
         return found if found.startswith("PyTorch") else f"{found}, native launcher"
     found = _choose(DISPATCH, input, normalized_shape, weight, bias, eps)
-    return f"PyTorch: {found}" if isinstance(found, str) else f"{found[0].variant}, Python launcher"
+    return f"PyTorch: {found}" if isinstance(found, str) else f"{found[0].variant}{found[0].how}, Python launcher"
 
 
 def build() -> str:
@@ -93,6 +93,7 @@ def also_serve(
     compiled: bool | None = None,
     untuned: bool | None = None,
     slower: bool | None = None,
+    measure: bool | None = None,
 ) -> None:
     """What else variants serve; None leaves it as it is.
 
@@ -104,6 +105,8 @@ def also_serve(
     untuned, on at first: numbers of columns that no variant has, on a GPU. The first call with one compiles the nearest
     variant for it and compares it with PyTorch and float64: part of a second, once a machine.
     slower, off at first: problems whose nearest variant was measured, and PyTorch was faster.
+    measure, on at first: problems that are unlike all that were measured, by the fastest in a short race: the nearest two
+    variants and PyTorch, at the first such call, once a machine. Off: by the nearest variant, unseen.
     """
     global _in_graphs, _recording
     if gradients is not None:
@@ -111,7 +114,7 @@ def also_serve(
         NATIVE.serve_gradients(gradients)
     if compiled is not None:
         _in_graphs = compiled
-    DISPATCH.also_serve(untuned=untuned, slower=slower)
+    DISPATCH.also_serve(untuned=untuned, slower=slower, measure=measure)
 
 
 def patch(model: torch.nn.Module | None = None) -> Patch:

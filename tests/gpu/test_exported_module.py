@@ -95,6 +95,19 @@ def test_any_number_of_rows_is_served_by_the_nearest(module: ModuleType) -> None
         assert module.explain(*args).startswith(f"variant {index} ")
 
 
+def test_what_nobody_measured_is_raced_outside_of_captures(
+    fresh: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVO_KERNELS_CACHE", str(tmp_path / "kept"))
+    fresh.also_serve(measure=True, slower=True)
+    args = arguments(77)
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        assert fresh.explain(*args).startswith("PyTorch: it was not used before the capture")
+    on_variant(fresh, args)
+    for rows in (77, 80):
+        assert ", raced here at 77x1024: " in fresh.explain(*arguments(rows))
+
+
 def test_calls_follow_the_current_stream(module: ModuleType) -> None:
     args = arguments(4096)
     expected = functional.layer_norm(*args)

@@ -6,14 +6,14 @@
 
 int main() {
     size_t sizes, members, tiles, problems;
-    std::cin >> sizes >> members;
     Family family;
+    std::cin >> sizes >> family.races >> members;
     for (size_t i = 0; i < members; ++i) {
         Member m;
         std::int64_t size;
         for (size_t d = 0; d < sizes; ++d) std::cin >> size, m.logs.push_back(Member::log_of(size));
         bool slower;
-        std::cin >> slower >> m.blocks_per_tile >> m.most_blocks >> m.axes >> m.launch.cluster >> tiles;
+        std::cin >> slower >> m.measured >> m.blocks_per_tile >> m.most_blocks >> m.axes >> m.launch.cluster >> tiles;
         for (size_t t = 0; t < tiles; ++t) {
             std::pair<size_t, std::int64_t> tile;
             std::cin >> tile.first >> tile.second;
@@ -27,6 +27,6 @@ int main() {
         std::int64_t problem[MOST_SIZES];
         for (size_t d = 0; d < sizes; ++d) std::cin >> problem[d];
         const Answer a = family.answer(problem, sizes);
-        std::printf("%s %d %u %u %u\n", a.text ? a.text->c_str() : "ask", a.variant, a.launch.grid[0], a.launch.grid[1], a.launch.grid[2]);
+        std::printf("%s %d %u %u %u%s\n", a.text ? a.text->c_str() : "ask", a.variant, a.launch.grid[0], a.launch.grid[1], a.launch.grid[2], a.how);
     }
 }

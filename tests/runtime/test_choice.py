@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from evo.errors import DeviceError
 from evo.export import find_exporter
-from evo.runtime import choice, cpu
+from evo.runtime import choice
 from evo.runtime.choice import rank_on_gpu
 from evo.runtime.package import LaunchPlan
 from evo.targets import find_target
@@ -139,9 +139,9 @@ def test_the_native_launcher_chooses_and_cuts_the_grid_alike(tmp_path: Path) -> 
         return {name: draw.choice((1 << draw.randrange(14), draw.randrange(1, 1 << 13))) for name in "abc"}
 
     for _ in range(40):
-        members, plans, lines = [], [], []
+        members, plans, lines, races = [], [], [], draw.random() < 0.5
         for _ in range(draw.randrange(1, 6)):
-            dims, is_slower = sizes(), draw.random() < 0.3
+            dims, is_slower, measured = sizes(), draw.random() < 0.3, draw.random() < 0.7
             axes = draw.random() < 0.5
             plan = LaunchPlan(
                 threads=32,
@@ -151,24 +151,25 @@ def test_the_native_launcher_chooses_and_cuts_the_grid_alike(tmp_path: Path) -> 
                 cluster=draw.choice((1, 2)),
                 axes=axes,
             )
-            timing = {"stage": "final", "disturbed": False, "ratio": 1.5, "ratio_low": 1.4 if is_slower else 0.9}
-            record = {"workload": {"dims": dims}, "arch": "native", "timing": timing, "record": {"device": cpu.model()}}
-            members.append(choice.Member([SimpleNamespace(record=record)], -1))  # type: ignore[list-item]
+            members.append(choice.Member([], dims, measured, "slower" if is_slower else ""))
             plans.append(plan)
             cuts = [f"{'abc'.index(name)} {size}" for name, size in plan.tiles]
-            numbers = (int(is_slower), plan.blocks_per_tile, plan.most_blocks(132) or 0, int(axes), plan.cluster)
-            lines.append(" ".join(map(str, (*dims.values(), *numbers, len(cuts), *cuts))))
-        problems = [sizes() for _ in range(200)]
-        lines = ["3", str(len(members)), *lines, str(len(problems))]
+            numbers = is_slower, measured, plan.blocks_per_tile, plan.most_blocks(132) or 0, axes, plan.cluster
+            lines.append(" ".join(map(str, (*dims.values(), *map(int, numbers), len(cuts), *cuts))))
+        problems = [*(dict(m.sizes) for m in members), *(sizes() for _ in range(200))]
+        lines = ["3", str(int(races)), str(len(members)), *lines, str(len(problems))]
         given = "\n".join([*lines, *(" ".join(map(str, p.values())) for p in problems)])
         found = subprocess.run([program], input=given, capture_output=True, text=True, check=True).stdout.splitlines()
         for problem, answer in zip(problems, found, strict=True):
-            member, near = choice.Family(members).nearest(problem)
-            number = members.index(member)
+            member = choice.Family(members).by_distance(problem)[0]
+            number, decided = members.index(member), choice.is_measured(member, problem)
             x, y, z = plans[number].grid(problem, 132)
-            if near and member.slower:
+            how = choice.FAR if not decided else choice.EXACT if member.sizes == problem else choice.CLOSE
+            if races and not decided:
+                assert answer.startswith("ask -1")
+            elif member.slower and (races or choice.is_near(member, problem)):
                 assert answer.startswith("slower -1")
             elif max(y, z) > 65_535 or x > 2**31 - 1:
                 assert answer.startswith("ask -1")
             else:
-                assert answer == f"serves {number} {x} {y} {z}"
+                assert answer == f"serves {number} {x} {y} {z}{how}"

@@ -38,6 +38,7 @@ IMPORT = """
 import sys, torch
 before = set(sys.modules)
 import {name} as module
+module.also_serve(measure=False)
 print(module.explain(torch.ones(2, 96), (96,)))
 print(*(set(sys.modules) - before))
 """
@@ -117,6 +118,7 @@ def test_without_a_gpu_it_is_built_for_elsewhere(
 FORKED = """
 import os, torch
 import {name} as module
+module.also_serve(measure=False)
 x = torch.randn(512, 96)
 torch.set_num_threads(4)
 print(module.explain(x, (96,)), flush=True)

@@ -1,0 +1,178 @@
+"""Is a drop-in replacement ever slower? Problems that nobody searched, drawn by seed, against PyTorch's function on a GPU.
+
+    python benchmarks/unsearched.py --package kernels/attention [--package kernels/layernorm] [--problems 300] [--seed 0]
+                                    [--measure on|off] [--rounds 15] [--seconds S] [--json FILE]
+
+Each problem is called once by every contender first (`first` is the wall time of ours, which may compile, and race).
+Then contenders take turns, each with none of its data in the second-level cache; the GPU's own time counts, of the
+median round, behind a wait that lets the CPU run ahead. Contenders: the package's function as a user has it,
+PyTorch's own choice twice (how far its two times are apart is what the clock cannot tell) and, of attention, PyTorch
+without cuDNN (FlashAttention-2 or the memory-efficient back end: what an Ada card has). A model has few widths:
+layer_norm's columns are 24 that the seed draws.
+
+Printed: geometric means of ours over theirs, how many problems are slower by more than 3%, the slowest of them with what
+`explain` says, and by the way that problems took. --json: every problem.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from statistics import geometric_mean, median
+from typing import Any
+
+import torch
+from exported import Package, add_packages, load_all, machine
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+LEAD_CYCLES = 4 << 20
+SLOWER = 1.03
+MOST_BYTES, MOST_FLOPS = 2 << 30, 2e12
+ADA = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_packages(parser)
+    parser.add_argument("--problems", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--measure", choices=("on", "off"), default="on")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="a package's problems end after so long")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    found = []
+    place = torch.device("cuda", 0)
+    print(machine(place))
+    for package in load_all(options.package):
+        package.module.also_serve(measure=options.measure == "on")
+        began = time.monotonic()
+        records = []
+        for sizes, dtype in DRAWS[package.function](random.Random(options.seed), options.problems):
+            records.append(problem(package, sizes, dtype, place, options.rounds))
+            if time.monotonic() - began > options.seconds:
+                break
+        tell(package, records, time.monotonic() - began)
+        found += records
+    if options.json is not None:
+        options.json.write_text(json.dumps(found, indent=1))
+    return 0
+
+
+def lengths(draw: random.Random, low: int, high: int) -> int:
+    """Evenly by doublings; half of them are multiples of 8, as models have them."""
+    n = round(2 ** draw.uniform(math.log2(low), math.log2(high)))
+    return max(8, n // 8 * 8) if draw.random() < 0.5 and high >= 8 else n
+
+
+def attention_problems(draw: random.Random, number: int) -> Iterator[tuple[dict[str, int], torch.dtype]]:
+    while number:
+        group, kv_heads = draw.choice((1, 1, 2, 4, 8)), draw.choice((1, 2, 4, 8, 16))
+        q_len = lengths(draw, 1, 8192)
+        causal = draw.random() < 0.4
+        kv_len = q_len if causal or draw.random() < 0.5 else lengths(draw, 1, 8192)
+        sizes = {
+            "batch": lengths(draw, 1, 32), "heads": group * kv_heads, "kv_heads": kv_heads, "q_len": q_len,
+            "kv_len": kv_len, "head_dim": draw.choice((32, 64, 64, 96, 128, 128, 256)), "causal": int(causal), "lse": 0,
+        }  # fmt: skip
+        dtype = draw.choice((torch.float16, torch.bfloat16))
+        read = sizes["batch"] * sizes["head_dim"] * 2 * (2 * sizes["heads"] * q_len + 2 * kv_heads * kv_len)
+        if read <= MOST_BYTES and 4 * sizes["batch"] * sizes["heads"] * q_len * kv_len * sizes["head_dim"] <= MOST_FLOPS:
+            number -= 1
+            yield sizes, dtype
+
+
+def layer_norm_problems(draw: random.Random, number: int) -> Iterator[tuple[dict[str, int], torch.dtype]]:
+    widths = [lengths(draw, 64, 16384) for _ in range(24)]
+    while number:
+        sizes = {"rows": lengths(draw, 1, 65536), "cols": draw.choice(widths)}
+        dtype = draw.choice((torch.float16, torch.bfloat16, torch.float32))
+        if 4 * sizes["rows"] * sizes["cols"] * dtype.itemsize <= MOST_BYTES:
+            number -= 1
+            yield sizes, dtype
+
+
+DRAWS = {"scaled_dot_product_attention": attention_problems, "layer_norm": layer_norm_problems}
+
+
+def problem(package: Package, sizes: dict[str, int], dtype: torch.dtype, place: torch.device, rounds: int) -> dict[str, Any]:
+    frontend = package.frontend
+    args = frontend.timed(sizes, dtype, place, 1)
+    with torch.inference_mode():
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        frontend.SUBJECT(*args)
+        torch.cuda.synchronize()
+        first = time.perf_counter() - began
+        way = frontend.explain(*args)
+        original = partial(frontend.ORIGINAL, *args)
+        us = times({"own": partial(frontend.SUBJECT, *args), "PyTorch": original, "PyTorch again": original}, rounds)
+        if package.function == "scaled_dot_product_attention":
+            with sdpa_kernel(ADA):
+                us |= times({"without cuDNN": original}, rounds)
+    shown = "x".join(map(str, sizes.values()))
+    return {"function": package.function, "sizes": shown, "dtype": str(dtype)[6:], "way": way, "first_us": 1e6 * first, **us}
+
+
+def times(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Microseconds of each, median."""
+    cache = torch.empty(torch.cuda.get_device_properties(0).L2_cache_size, dtype=torch.uint8, device="cuda")
+    spans: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = defaultdict(list)
+    for call in calls.values():
+        call()
+    torch.cuda.synchronize()
+    torch.cuda._sleep(LEAD_CYCLES)
+    for turn in range(rounds):
+        for name in list(calls)[:: 1 - 2 * (turn % 2)]:
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            cache.zero_()
+            begin.record()
+            calls[name]()
+            end.record()
+            spans[name].append((begin, end))
+    torch.cuda.synchronize()
+    return {name: 1e3 * median(a.elapsed_time(b) for a, b in found) for name, found in spans.items()}
+
+
+def tell(package: Package, records: list[dict[str, Any]], seconds: float) -> None:
+    print(f"\n{package.function}: {len(records)} problems in {seconds:.0f} s, {package.launcher} launcher")
+    for other in ("PyTorch", "without cuDNN"):
+        ratios = sorted(((r["own"] / r[other], r) for r in records if other in r), key=lambda pair: pair[0])
+        tell_ratios(other, ratios)
+    again = sorted(r["PyTorch again"] / r["PyTorch"] for r in records)
+    print(f"  PyTorch over itself: {geometric_mean(again):.3f}, {again[0]:.3f} to {again[-1]:.3f}")
+    firsts = sorted(r["first_us"] for r in records)
+    print(f"  first calls: median {median(firsts):,.0f} us, slowest {firsts[-1]:,.0f} us")
+
+
+def kind(way: str) -> str:
+    if way.startswith("PyTorch"):
+        return "left to PyTorch after a race" if "this machine" in way else "left to PyTorch"
+    kinds = ("raced here", "measured at these", "nearest that was measured", "unmeasured", "variant")
+    return next(k for k in kinds if k in way)
+
+
+def tell_ratios(other: str, ratios: list[tuple[float, dict[str, Any]]]) -> None:
+    if not ratios:
+        return
+    slow = [(ratio, r) for ratio, r in ratios if ratio > SLOWER]
+    mean = geometric_mean(ratio for ratio, _ in ratios)
+    print(f"  over {other}: geometric mean {mean:.3f}, {len(slow)} of {len(ratios)} slower by more than 3%")
+    ways = defaultdict(list)
+    for ratio, r in ratios:
+        ways[kind(r["way"])].append(ratio)
+    for name, found in sorted(ways.items()):
+        print(f"    {len(found):4} {name}: {geometric_mean(found):.3f}, at most {max(found):.3f}")
+    for ratio, r in slow[:-9:-1]:
+        print(f"    {ratio:.2f}  {r['sizes']} {r['dtype']}: {r['own']:.1f} us, {other} {r[other]:.1f}; {r['way']}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

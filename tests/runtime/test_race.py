@@ -1,0 +1,93 @@
+"""Problems that nobody measured: a race between the nearest variants and PyTorch decides, once a machine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch.nn import functional
+
+from evo.runtime.choice import CLOSE, EXACT, FAR
+from evo.runtime.package import read_whole, write_whole
+from tests.export.exports import edit_manifest
+from tests.runtime.conftest import Importer
+from tests.runtime.test_slower import timed
+
+FASTER = {"ratio": 0.8, "ratio_low": 0.75, "ratio_high": 0.85}
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EVO_KERNELS_CACHE", str(tmp_path / "kept"))
+    return tmp_path / "kept"
+
+
+def way(module: ModuleType, rows: int, cols: int) -> str:
+    """How a call is explained, which is right."""
+    x = torch.randn(rows, cols)
+    torch.testing.assert_close(module.layer_norm(x, (cols,)), functional.layer_norm(x, (cols,)), rtol=1e-5, atol=1e-5)
+    return str(module.explain(x, (cols,)))
+
+
+def decide(cache: Path, problem: str, ratio: float) -> None:
+    """As if a race at this problem had ended like that."""
+    for path in cache.glob("race-*"):
+        variant, _, sizes = json.loads(read_whole(path) or b"")
+        if sizes == problem:
+            write_whole(path, json.dumps([variant, ratio, sizes]).encode())
+
+
+def test_a_race_decides_for_all_problems_of_its_bucket_and_is_remembered(
+    copy_of: Path, use: Importer, cache: Path, tmp_path: Path
+) -> None:
+    module = use(copy_of)
+    assert FAR in way(module, 300, 100)
+    module.also_serve(measure=True)
+    for rows, cols in ((300, 100), (301, 101), (64, 900)):
+        raced = "64x900" if cols == 900 else "300x100"
+        assert f"raced here at {raced}: " in (found := way(module, rows, cols)) or f"faster at {raced} on this" in found
+    assert len(list(cache.glob("race-*"))) == 2
+    for ratio, said in ((0.5, ", raced here at 300x100: 2.00 times PyTorch's speed, "), (2.0, "; also_serve(slower=True)")):
+        decide(cache, "300x100", ratio)
+        later = use(Path(shutil.copytree(copy_of, tmp_path / f"later_{ratio:.0f}")))  # as in another process
+        later.also_serve(measure=True)
+        assert said in way(later, 299, 99)
+
+
+def test_what_was_measured_is_not_raced(copy_of: Path, use: Importer, cache: Path) -> None:
+    edit_manifest(copy_of, timed(FASTER, variants=(0, 1)))
+    module = use(copy_of)
+    module.also_serve(measure=True)
+    for cols, how in ((96, EXACT), (100, CLOSE), (1024, EXACT)):
+        assert how in way(module, 64, cols)
+    assert not cache.exists()
+
+
+def test_a_race_that_cannot_be_held_leaves_the_nearest(
+    copy_of: Path, use: Importer, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_memory(*_: object) -> None:
+        raise torch.OutOfMemoryError("no memory is left")
+
+    module = use(copy_of)
+    module.also_serve(measure=True)
+    monkeypatch.setattr(module.frontend, "timed", without_memory)
+    assert f"{FAR}: no race could be held: no memory is left, " in way(module, 64, 96)
+
+
+@pytest.mark.slow
+def test_the_native_launcher_follows_the_race(copy_of: Path, natively: Importer, cache: Path, launchers: Path) -> None:
+    module = natively(copy_of)
+    assert FAR in way(module, 300, 100)
+    module.also_serve(measure=True)
+    assert "300x100" in way(module, 300, 100)
+    assert "300x100" in way(module, 290, 105)
+    assert "64x900" in way(module, 64, 900)
+    module.also_serve(slower=True)
+    assert "raced here at 64x900: " in way(module, 65, 910)
+    module.also_serve(measure=False)
+    assert FAR in way(module, 290, 105)
