@@ -17,14 +17,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from evo.errors import DeviceError, EngineError
 from evo.evaluation import Evaluation, Status
 from evo.executors import ExecutorConfig, InFlight
 from evo.executors._processes import adopt_orphans, confine, end_with_command, limit_data, reap_child
 from evo.executors._worker import Worker, WorkerLost, enter_stage
-from evo.measure import RaceRequest, RaceResult, Request
+from evo.measure import RaceRequest, RaceResult, Request, TaskData
 from evo.problem.kernel import Workload, load_kernel
 from evo.targets import Session, classify, find_target
 
@@ -75,19 +75,6 @@ class AdaptiveTimeout:
         return min(self._ceiling_s, max(self._floor_s, _FACTOR * statistics.median(list(self._seconds))))
 
 
-class Data(NamedTuple):
-    """What all candidates of a workload are judged with."""
-
-    kernel: str
-    target: str
-    workload: Workload
-    seed: int
-
-    @classmethod
-    def of(cls, request: Request | RaceRequest) -> Data:
-        return cls(request.kernel, request.target, request.workload, request.seed)
-
-
 @dataclass(kw_only=True)
 class Job:
     """A request, and the future that waits for its result."""
@@ -133,7 +120,7 @@ class Device:
                 self._worker = self._start()
                 self._worker.post(open_device, answered=False)
 
-    def make_ready(self, data: Data) -> None:
+    def make_ready(self, data: TaskData) -> None:
         """Has the process make the data, before any candidate is there to be judged with them."""
         if self._worker is not None:
             self._worker.post(make_ready, data, answered=False)
@@ -263,7 +250,7 @@ class Device:
         worker = worker or self._start()
         if self._lost_any and not self._host_code and isinstance(job.request, Request):
             self._spare = self._start()
-            self._spare.post(make_ready, Data.of(job.request), ("gate",), answered=False)
+            self._spare.post(make_ready, job.request.data, ("gate",), answered=False)
         return worker
 
     def _end_worker(self) -> None:
@@ -326,7 +313,7 @@ class _State:
     """What a candidate may take beyond twice its data, where its memory is limited."""
     used: bool = False
     """A candidate has run in it."""
-    ready: dict[Data, set[str]] = field(default_factory=dict)
+    ready: dict[TaskData, set[str]] = field(default_factory=dict)
     """For which of "gate" and "timing" there are data."""
 
 
@@ -352,7 +339,7 @@ def session() -> Session:
 
 
 @cache
-def _harness(data: Data) -> TimingHarness:
+def _harness(data: TaskData) -> TimingHarness:
     from evo.measure.harness import TimingHarness
 
     return TimingHarness(load_kernel(data.kernel), data.target, data.workload, session(), data.seed)
@@ -379,7 +366,7 @@ def open_device() -> None:
         roofline_of(device)  # while there is no request yet
 
 
-def make_ready(data: Data, needed: tuple[str, ...] = ("gate", "timing")) -> None:
+def make_ready(data: TaskData, needed: tuple[str, ...] = ("gate", "timing")) -> None:
     """Opens the device, and makes the data of a workload, for the gate and for timing, once. Raises DeviceError, UsageError
     if they do not fit."""
     ready = _state.ready.setdefault(data, set())
@@ -411,7 +398,7 @@ def judge(request: Request | RaceRequest) -> Evaluation | RaceResult:
     A fault may first show in a call of PyTorch: an allocation that fails, an error of the device.
     Raises DeviceError, UsageError; otherwise only if evo itself is broken.
     """
-    data, is_race = Data.of(request), isinstance(request, RaceRequest)
+    data, is_race = request.data, isinstance(request, RaceRequest)
     make_ready(data, ("timing",) if is_race else ("gate",))
     _state.used = True
     enter_stage("race" if is_race else "gate")

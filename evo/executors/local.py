@@ -23,7 +23,7 @@ from typing import Any
 from evo.errors import CompileError, TemplateError
 from evo.evaluation import Build, Evaluation, Status
 from evo.executors import ExecutorConfig, InFlight
-from evo.executors._device import AdaptiveTimeout, Data, Device, Job, deliver, prepare_device
+from evo.executors._device import AdaptiveTimeout, Device, Job, deliver, prepare_device
 from evo.executors._processes import SCRATCH, confine, end_with_children, end_with_command, limit_data, start_server
 from evo.executors._worker import Worker, WorkerLost, ran_out_of_memory
 from evo.measure import RaceRequest, RaceResult, Request
@@ -160,7 +160,7 @@ class LocalExecutor:
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._first is not None)
         if self._first is not None and not self._turns:
-            self._device.make_ready(Data.of(self._first))  # while the first candidate is built
+            self._device.make_ready(self._first.data)  # while the first candidate is built
         while True:
             while self._device.posted < _AHEAD and (job := self._take(wait=self._device.posted == 0)) is not None:
                 self._device.post(job)

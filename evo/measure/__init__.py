@@ -14,6 +14,23 @@ from evo.problem.kernel import Workload
 
 
 @dataclass(frozen=True, kw_only=True)
+class TaskData:
+    """What all candidates of a workload are judged with."""
+
+    kernel: str
+    """Name, or path of its folder, by which workers find it."""
+    target: str
+    workload: Workload
+    seed: int = 0
+    """Draws the data."""
+
+    @property
+    def data(self) -> TaskData:
+        """Of what is asked for, or done, with them."""
+        return TaskData(kernel=self.kernel, target=self.target, workload=self.workload, seed=self.seed)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Incumbent:
     """The best candidate so far. `ratio`: its time over the reference's. Without a `build` only the ratio is known."""
 
@@ -23,36 +40,27 @@ class Incumbent:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class Request(TaskData):
     """Build one candidate for one workload; with its `build`: gate it and, if it passes and `time` is set, time it beside
     the reference; and beside the incumbent, if it comes close to that."""
 
-    kernel: str
-    """Name, or path of its folder."""
-    target: str
     arch: str
     genome: Genome
-    workload: Workload
     build: Build | None = None
     """None of what is yet to be built."""
-    seed: int = 0
     time: bool = True
     incumbent: Incumbent | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class RaceRequest:
+class RaceRequest(TaskData):
     """Time several gated binaries and the kernel's baselines for one workload, interleaved in one race.
 
     `contenders`: (name, genome, build). `baselines`: names; the kernel's reference is always among them.
     """
 
-    kernel: str
-    target: str
-    workload: Workload
     contenders: tuple[tuple[str, Genome, Build], ...]
     baselines: tuple[str, ...]
-    seed: int = 0
     hot: bool = False
     """Also with all calls on one set, if that fits half the cache."""
 

@@ -10,23 +10,19 @@ from functools import cached_property
 from evo.evaluation import Build, Evaluation
 from evo.executors import Executor
 from evo.lineage import RunSpec, Stage, gate_seeds
-from evo.measure import Incumbent, RaceRequest, RaceResult, Request
+from evo.measure import Incumbent, RaceRequest, RaceResult, Request, TaskData
 from evo.problem.genome import Genome
-from evo.problem.kernel import Kernel, Limits, Workload, load_kernel
+from evo.problem.kernel import Kernel, Limits, load_kernel
 from evo.problem.space import Space
 from evo.targets import find_target
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskExecutor:
-    """kernel: name, or path of its folder, by which workers find it. seed: draws the data."""
+class TaskExecutor(TaskData):
+    """Asks an executor for what is wanted of one task's candidates."""
 
     executor: Executor
-    kernel: str
-    target: str
     arch: str
-    workload: Workload
-    seed: int
 
     @cached_property
     def problem(self) -> Kernel:
@@ -46,14 +42,7 @@ class TaskExecutor:
         return [self, *(task for task in near if task.space.is_legal(genome.parameters))]
 
     def request(self, genome: Genome) -> Request:
-        return Request(
-            kernel=self.kernel,
-            target=self.target,
-            arch=self.arch,
-            genome=genome,
-            workload=self.workload,
-            seed=self.seed,
-        )
+        return Request(**vars(self.data), arch=self.arch, genome=genome)
 
     def build(self, genome: Genome) -> Future[Build]:
         return self.executor.build(self.request(genome))
@@ -69,13 +58,7 @@ class TaskExecutor:
     ) -> RaceResult:
         """Waits for the end of the race."""
         request = RaceRequest(
-            kernel=self.kernel,
-            target=self.target,
-            workload=self.workload,
-            contenders=tuple(contenders),
-            baselines=tuple(baselines),
-            seed=self.seed,
-            hot=hot,
+            **vars(self.data), contenders=tuple(contenders), baselines=tuple(baselines), hot=hot
         )
         return self.executor.race(request).result()
 
