@@ -41,7 +41,7 @@ from evo.executors import Executor
 from evo.export import check_replaceable
 from evo.lineage import RunSpec, RunStatus, StoredRun
 from evo.lineage.store import Store
-from evo.problem.kernel import Kernel, load_kernel
+from evo.problem.kernel import Kernel, Workload, load_kernel
 from evo.problem.space import Space
 from evo.report.text import duration
 from evo.search.loop import Search
@@ -344,9 +344,14 @@ def _carry_out(
         screen.say(f"run {run.name}: {run.spec.kernel} on {run.environment.device}, seed {run.spec.seed}; starting …")
         try:
             with _signals() as searching:
+
+                def finals(workload: Workload) -> None:
+                    searching.clear()
+                    screen.say(f"finals of {workload} …")
+
                 outcome = execute(
                     run, store, executor, screen.update,
-                    finalists=finalists, on_search=searching.append, on_finals=searching.clear,
+                    finalists=finalists, on_search=searching.append, on_finals=finals,
                 )  # fmt: skip
             interrupted = outcome.reason is StopReason.INTERRUPTED
         except KeyboardInterrupt:

@@ -124,12 +124,12 @@ def execute(
     *,
     finalists: int,
     on_search: Callable[[Search], None] = lambda search: None,
-    on_finals: Callable[[], None] = lambda: None,
+    on_finals: Callable[[Workload], None] = lambda workload: None,
 ) -> Outcome:
     """Carries a new or an interrupted run to its end.
 
-    `on_search` gets the search before it starts, e.g. to connect signals with `Search.interrupt`; `on_finals`
-    is called when it is over. The finals end by KeyboardInterrupt, and are held anew when the run is resumed.
+    `on_search` gets the search before it starts, e.g. to connect signals with `Search.interrupt`; `on_finals` each workload
+    whose finals begin after it. The finals end by KeyboardInterrupt, and are held anew when the run is resumed.
     Raises StoreError if the kernel is not what the run was started with, or the database fails.
     """
     if load_kernel(run.spec.kernel).digest != run.spec.kernel_digest:
@@ -146,27 +146,33 @@ def execute(
         if reason is StopReason.INTERRUPTED:
             store.set_status(run, RunStatus.INTERRUPTED, reason=reason, elapsed_s=search.elapsed_s)
             return Outcome(run=run, reason=reason, search=search)
-        on_finals()
-        finals = hold_all_finals(search, run, store, executor, finalists)
+        finals = hold_all_finals(search, run, store, executor, finalists, on_finals)
         store.set_status(run, RunStatus.FINISHED, reason=reason, elapsed_s=search.elapsed_s)
         return Outcome(run=run, reason=reason, search=search, finals=finals)
-    except BaseException:
+    except BaseException as error:
         elapsed_s = search.elapsed_s if search else run.elapsed_s
+        why = StopReason.INTERRUPTED if isinstance(error, KeyboardInterrupt) else "stopped by an error"
         with suppress(EvoError):  # if the database itself is what failed, the first error says so
-            store.set_status(run, RunStatus.INTERRUPTED, reason="stopped by an error", elapsed_s=elapsed_s)
+            store.set_status(run, RunStatus.INTERRUPTED, reason=why, elapsed_s=elapsed_s)
         raise
 
 
 def hold_all_finals(
-    search: Search, run: StoredRun, store: Store, executor: Executor, count: int
+    search: Search,
+    run: StoredRun,
+    store: Store,
+    executor: Executor,
+    count: int,
+    begins: Callable[[Workload], None] = lambda workload: None,
 ) -> tuple[Finals, ...]:
-    """Of every task, with `count` finalists; where all of them are refused, with the next best."""
+    """Of every task, with `count` finalists; where all of them are refused, with the next best. begins: told of each."""
     executor.renew_device()
     tasks = tasks_of(run.spec, executor, Stage.FINAL)
     if run.spec.options.get("cover"):
-        return _hold_covering_finals(search, run, store, tasks, count)
+        return _hold_covering_finals(search, run, store, tasks, count, begins)
     held = []
     for number, task in enumerate(tasks):
+        begins(task.workload)
         elites = search.elites(number)
         for batch in range(_FINALS_BATCHES):
             tried, elites = elites[:count], elites[count:]
@@ -181,7 +187,12 @@ def hold_all_finals(
 
 
 def _hold_covering_finals(
-    search: Search, run: StoredRun, store: Store, tasks: Sequence[TaskExecutor], count: int
+    search: Search,
+    run: StoredRun,
+    store: Store,
+    tasks: Sequence[TaskExecutor],
+    count: int,
+    begins: Callable[[Workload], None],
 ) -> tuple[Finals, ...]:
     """Where few variants are to serve all tasks. Finalists of a task are its fastest, and what is the fastest of others; all
     races are held before it is decided which variants are kept, and the fastest of these is confirmed for each task."""
@@ -196,6 +207,7 @@ def _hold_covering_finals(
     best = {variant(task, found[0]) for task, found in zip(tasks, elites, strict=True) if found}
     races = []
     for task, found in zip(tasks, elites, strict=True):
+        begins(task.workload)
         first = (count + 1) // 2
         shared = [c for c in found[first:] if variant(task, c) in best]
         races.append(hold_race(task, [*found[:first], *shared][:count]))
@@ -230,7 +242,9 @@ def _default_builders(target: str) -> int:
 
 def _points_of(grid: str) -> list[str]:
     """The workloads of a grid: rows=1024/4096,cols=1024,dtype=float16/bfloat16 are four."""
-    parts = (part.partition("=") for part in grid.split(","))
+    parts = [part.partition("=") for part in grid.split(",")]
+    if bare := next((name for name, equals, _ in parts if not equals), None):
+        raise UsageError(f"--cover {grid!r}: {bare!r} has no name; several values of one name are written rows=16/32")
     return [",".join(p) for p in product(*([f"{n}{equals}{v}" for v in values.split("/")] for n, equals, values in parts))]
 
 
@@ -244,8 +258,8 @@ def check_workloads(kernel: Kernel, target: str, texts: Sequence[str], grids: Se
     for workload in found:
         if any(size == 0 for _, size in workload.dims):
             raise UsageError(f"workload {workload.key} is empty: there is nothing to time; give sizes above 0")
-    if len(set(found)) < len(found):
-        raise UsageError("a workload is named twice; name each once")
+    if twice := next((w for w in found if found.count(w) > 1), None):
+        raise UsageError(f"a workload is named twice ({twice.key}); name each once")
     return found
 
 
