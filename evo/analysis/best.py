@@ -131,7 +131,7 @@ def refusals(connection: Connection, runs: Collection[int]) -> dict[tuple[int, i
         .join_from(final, _c, _c.id == final.candidate_id)
         .where(final.candidate_id.between(first, last))
         .group_by(_c.run_id, _c.task)
-    )
+    ).all()
     return {(run_id, task): int(n) for run_id, task, n in rows}
 
 

@@ -126,7 +126,7 @@ def _summaries(store: Store, connection: Connection, run_id: int | None) -> dict
     """By key, the latest run first; of all runs if none is given."""
     by_status = _counts(connection, run_id)
     tasks = _tasks(connection, run_id)
-    environments = {e.id: record_of(Environment, e) for e in connection.execute(select(m.Environment.__table__))}
+    environments = {e.id: asdict(record_of(Environment, e)) for e in connection.execute(select(m.Environment.__table__))}
     query = select(_r.__table__).order_by(_r.id.desc())
     rows: Any = connection.execute(query if run_id is None else query.where(_r.id == run_id)).all()
     dead = gone(store, connection, {row.id: row.status for row in rows})
@@ -136,14 +136,14 @@ def _summaries(store: Store, connection: Connection, run_id: int | None) -> dict
         found[row.id] = record_of(
             RunSummary,
             row,
-            device=environments[row.environment_id].device,
+            device=environments[row.environment_id]["device"],
             status=RunStatus.INTERRUPTED.value if row.id in dead else row.status,
             stop_reason=GONE if row.id in dead else row.stop_reason,
             evaluations=sum(counts.values()),
             passed=sum(n for status, n in counts.items() if status in PASSED),
             counts=counts,
             tasks=tuple(tasks.get(row.id, ())),
-            environment=asdict(environments[row.environment_id]),
+            environment=environments[row.environment_id],
         )
     return found
 
@@ -153,7 +153,7 @@ def _counts(connection: Connection, run_id: int | None) -> dict[int, dict[str, i
     number = func.count()
     query = select(_c.run_id, _c.status, number).group_by(_c.run_id, _c.status).order_by(number.desc(), _c.status)
     found: dict[int, dict[str, int]] = defaultdict(dict)
-    for key, status, n in connection.execute(query if run_id is None else query.where(_c.run_id == run_id)):
+    for key, status, n in connection.execute(query if run_id is None else query.where(_c.run_id == run_id)).all():
         found[key][status] = n
     return found
 
@@ -170,7 +170,7 @@ def _tasks(connection: Connection, run_id: int | None) -> dict[int, list[TaskSum
         .order_by(_i.run_id, _i.number)
     )
     found: dict[int, list[TaskSummary]] = defaultdict(list)
-    for row in connection.execute(query if run_id is None else query.where(_i.run_id == run_id)):
+    for row in connection.execute(query if run_id is None else query.where(_i.run_id == run_id)).all():
         found[row.run_id].append(record_of(TaskSummary, row))
     return found
 

@@ -63,7 +63,7 @@ def at_once(keys: Collection[_Key]) -> Iterator[list[_Key]]:
 def rows_of(connection: Connection, query: Any, keys: Collection[Any], column: Any) -> Iterator[Any]:
     """The rows in which the column is one of the keys."""
     for some in at_once(keys):
-        yield from connection.execute(query.where(column.in_(some)))
+        yield from connection.execute(query.where(column.in_(some))).all()  # row by row takes twice as long
 
 
 def resolve_run(connection: Connection, name: str) -> int:
