@@ -222,6 +222,8 @@ def test_what_is_legal_on_ada_is_the_same_kernel_on_hopper() -> None:
 SPLIT = {"split_kv": 2, "warps_m": 4, "block_n": 64, "k_stages": 2, "v_stages": 2}
 STAGGERED = {"stagger": "half", "warps_m": 8, "block_n": 64, "k_stages": 2, "v_stages": 3, "min_blocks": 1}
 FULL = f"{ATTENTION_512},causal=true,lse=true"
+DECODING = {"warps_m": 1, "warps_n": 4, "block_n": 64, "k_stages": 3, "v_stages": 3, "heads_a_tile": 4}
+GROUPS = "batch=4,heads=32,kv_heads=8,q_len=1,kv_len=8192,head_dim=128,dtype=float16"
 
 
 @pytest.mark.parametrize(
@@ -235,6 +237,9 @@ FULL = f"{ATTENTION_512},causal=true,lse=true"
         ("sm_89", FULL, {**STAGGERED, "q_store": "registers", "grid": "persistent"}),
         ("sm_90", FULL, {**STAGGERED, "q_store": "registers", "grid": "persistent"}),
         ("sm_89", FULL, {**STAGGERED, "k_stages": 3, "v_stages": 4}),
+        ("sm_89", f"{GROUPS},causal=true,lse=true", {**DECODING, "k_stages": 2, "v_stages": 2, "mask": "apart"}),
+        ("sm_90", GROUPS, {**DECODING, "split_kv": 4, "ahead": 1, "q_store": "registers", "launch": "programmatic"}),
+        ("sm_90", GROUPS, {**DECODING, "split_kv": 8, "merge": "beside", "barrier": "column", "layout": "padding"}),
     ],
     ids=str,
 )
@@ -249,6 +254,7 @@ def test_blocks_that_share_keys_and_warps_out_of_step_compile(arch: str, workloa
     launch = KERNEL.launch("cuda", point, problem, limits)
     assert launch.cluster == chosen.get("split_kv", 1)
     assert launch.grid[0] % launch.cluster == 0
+    assert "heads_a_tile" not in chosen or launch.grid[1:] == (problem.dim("kv_heads"), problem.dim("batch"))
 
 
 @pytest.mark.parametrize("causal", ["true", "false"])

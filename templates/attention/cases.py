@@ -67,19 +67,24 @@ def cases(target: str, tuned: Workload) -> list[Case]:
         case("non_finite", (1, 4, 4, 65, 129)),
         case("non_finite", (2, 4, 4, 129, 129), layout="bshd"),
     ]
-    if target == "cuda":  # more tiles than a persistent grid takes at once; a long row of keys
+    if target == "cuda":  # more tiles than a persistent grid takes at once; a long row of keys; groups with few queries
         found += [
             case("normal", (3, 96, 8, 193, 64)),
             case("normal", (1, 2, 1, 65, 4099), lse=True),
+            case("normal", (2, 20, 1, 1, 1025)),
+            case("needle", (2, 6, 2, 5, 300), layout="bshd"),
+            case("normal", (1, 6, 2, 7, 66), offset=1, lse=True),
         ]
     return found
 
 
 def neighbours(target: str, tuned: Workload) -> Sequence[Workload]:
-    """The same genome for the other head sizes, for the other mask, and with or without lse where that is compiled in."""
+    """The same genome for the other head sizes, for the other mask, and with or without lse where that is compiled in; heads
+    share keys as in the workload."""
     own: dict[str, Value] = {"causal": tuned.option("causal"), "lse": tuned.option("lse")}
     head_dim = tuned.dim("head_dim")
     kinds = [*((other, own) for other in HEAD_DIMS if other != head_dim), (head_dim, {**own, "causal": not own["causal"]})]
     if target == "cuda":
         kinds.append((head_dim, {**own, "lse": not own["lse"]}))
-    return [workload((1, 2, 2, 129, 129, size), tuned.dtype, **options) for size, options in kinds]
+    heads = 2 * tuned.dim("heads") // tuned.dim("kv_heads")
+    return [workload((1, heads, 2, 129, 129, size), tuned.dtype, **options) for size, options in kinds]

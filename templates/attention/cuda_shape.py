@@ -23,6 +23,7 @@ INACTIVE: dict[str, Value] = {
     "first_copies": "few",
     "k_parts": 1,
     "split_kv": 1,
+    "heads_a_tile": 1,
     "shared_base": "asked",
     "copies": "unrolled",
     "stagger": "none",
@@ -53,12 +54,12 @@ def shape_of(point: Mapping[str, Value], head_dim: int) -> Shape:
     block_m, keys = rows * p["warps_m"], p["block_n"] // p["warps_n"]
     pitch = head_dim * _ELEMENT + (16 if p["layout"] == "padding" else 0)
     smem = (block_m + p["block_n"] * (p["k_stages"] + p["v_stages"])) * pitch
-    if p["split_kv"] > 1:  # what the other blocks of a cluster send: maxima, sums and a share of every row
-        others = p["split_kv"] - 1
-        smem += others * block_m * (head_dim // p["split_kv"] + 2) * _FLOAT
     if p["warps_n"] > 1:
         merged = p["warps_n"] * block_m * (head_dim + 2) * _FLOAT
         smem = smem + merged if p["merge"] == "beside" else max(smem, merged)
+    if p["split_kv"] > 1:  # what the other blocks of a cluster send each warp: maxima, sums and a share of its rows
+        others, share = p["split_kv"] - 1, max(8, head_dim // p["warps_n"] // p["split_kv"])
+        smem += others * block_m * p["warps_n"] * (share + 2) * _FLOAT
     scores = keys // 2  # a tile of 16 rows takes so many registers
     registers = p["m_tiles"] * (head_dim // 2 + scores * (1 + p["ahead"]) + 4)
     if p["q_store"] == "registers":
@@ -71,8 +72,9 @@ def shape_of(point: Mapping[str, Value], head_dim: int) -> Shape:
 def plan(point: Mapping[str, Value], workload: Workload) -> LaunchPlan:
     p: dict[str, Any] = {**INACTIVE, **point}
     shape = shape_of(point, workload.dim("head_dim"))
-    rows = ("q_len", shape.block_m)
-    tiles = (rows, ("heads", 1), ("batch", 1)) if p["order"] == "rows" else (("heads", 1), ("batch", 1), rows)
+    rows = ("q_len", shape.block_m // p["heads_a_tile"])
+    heads = ("heads" if p["heads_a_tile"] == 1 else "kv_heads", 1)
+    tiles = (rows, heads, ("batch", 1)) if p["order"] == "rows" else (heads, ("batch", 1), rows)
     persistent = p["grid"] == "persistent"
     return LaunchPlan(
         threads=shape.threads,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from evo.problem.kernel import Limits, Workload
 from evo.problem.space import Categorical, Constraint, Derivation, Ordinal, Parameter, Space, Value, When
 
-from .cuda_shape import INACTIVE, Shape, shape_of
+from .cuda_shape import INACTIVE, Shape, plan, shape_of
 
 __all__ = ["space"]
 
@@ -19,18 +20,24 @@ _MOST_PRODUCTS = 512
 """Of a warp in a step: they are unrolled."""
 
 
-def _parameters(limits: Limits) -> tuple[Parameter, ...]:
+def _parameters(workload: Workload, limits: Limits) -> tuple[Parameter, ...]:
     clusters = limits.capability >= _CLUSTERS_AND_PROGRAMMATIC_LAUNCH
+    group = workload.dim("heads") // workload.dim("kv_heads")
     split = Ordinal(
         name="split_kv",
         values=(1, 2, 4, 8),
         structural=True,
-        when=(When(parameter="warps_n", values=(1,)),),
         why="blocks that read a part of the keys each, where there are few rows for them, and merge",
     )
     found: list[Parameter] = [
         Ordinal(name="warps_m", values=(1, 2, 4, 8), why="more rows share a tile of keys, fewer fill a small grid"),
         Ordinal(name="m_tiles", values=(1, 2), structural=True, why="a fragment of k or v feeds as many products"),
+        Ordinal(
+            name="heads_a_tile",
+            values=tuple(n for n in (1, 2, 4, 8, 16) if n < 2 * group),  # rows for more heads would be empty
+            structural=True,
+            why="keys are read once for the heads that share them, which fill a tile where queries are few",
+        ),
         Ordinal(name="warps_n", values=(1, 2, 4, 8), structural=True, why="keys among warps where rows are few"),
         Ordinal(name="block_n", values=(16, 32, 48, 64, 96, 128, 192, 256), why="barriers a key against registers"),
         Ordinal(name="k_stages", values=(1, 2, 3, 4), structural=True, why="tiles of k in flight"),
@@ -172,6 +179,11 @@ def _parameters(limits: Limits) -> tuple[Parameter, ...]:
     return tuple(found)
 
 
+def _divides(a: int, b: int) -> bool:
+    """Whether either is a multiple of the other."""
+    return max(a, b) % min(a, b) == 0
+
+
 def _copiers(point: dict[str, Any], shape: Shape) -> int:
     """Threads that copy a tile of keys together."""
     return 32 * int(point["warps_m"]) if point["barrier"] == "column" else shape.threads
@@ -184,8 +196,8 @@ def _constraints(workload: Workload, limits: Limits) -> tuple[Constraint, ...]:
     def blocks(p: dict[str, Any]) -> int:
         return max(1, int(p["min_blocks"]))
 
-    def tiles(shape: Shape) -> int:
-        return -(-workload.dim("q_len") // shape.block_m) * workload.dim("heads") * workload.dim("batch")
+    def tiles(p: dict[str, Any]) -> int:
+        return prod(-(-workload.dim(name) // size) for name, size in plan(p, workload).tiles)
 
     reserved = limits.smem_bytes_reserved_per_block
     return (
@@ -221,13 +233,19 @@ def _constraints(workload: Workload, limits: Limits) -> tuple[Constraint, ...]:
         ),
         rule(
             "split_needs_room",
-            lambda p, s: p["split_kv"] == 1 or tiles(s) <= limits.multiprocessors,
+            lambda p, s: p["split_kv"] == 1 or tiles(p) <= limits.multiprocessors,
             "blocks share keys where one for every tile of rows would leave SMs idle",
         ),
         rule(
             "whole_cluster_shares",
-            lambda p, s: head_dim // 8 % p["split_kv"] == 0,
-            "every block of a cluster merges the same share of a row",
+            lambda p, s: head_dim // 8 % p["split_kv"] == 0
+            and _divides(max(1, head_dim // 8 // p["warps_n"]), p["split_kv"]),
+            "blocks of a cluster merge the same share each of what a warp holds, or the first of them a piece each",
+        ),
+        rule(
+            "paired_rows_are_plain",
+            lambda p, s: p["heads_a_tile"] == 1 or (p["grid"], p["rows"]) == ("tiles", "together"),
+            "a block with rows of several heads has one run of queries, and its loop is over the heads of a group",
         ),
         rule("block_threads", lambda p, s: s.threads <= 512, "a block has at most 512 threads"),
         rule(
@@ -286,8 +304,8 @@ def _constraints(workload: Workload, limits: Limits) -> tuple[Constraint, ...]:
         ),
         rule(
             "whole_turns",
-            lambda p, s: _copiers(p, s) >= 64 or head_dim % 64 != 0,
-            "threads copy every eighth row or one of its multiples",
+            lambda p, s: _copiers(p, s) >= 64 or head_dim % 64 != 0 or p["layout"] == "padding",
+            "threads copy every eighth row of a swizzled tile or one of its multiples",
         ),
         rule(
             "exact_log_sum",
@@ -302,6 +320,7 @@ def _default(head_dim: int) -> dict[str, Value]:
     return {
         "warps_m": 4,
         "m_tiles": 1,
+        "heads_a_tile": 1,
         "warps_n": 1,
         "block_n": 64 if head_dim <= 128 else 32,
         "k_stages": 1,
@@ -329,7 +348,7 @@ def _default(head_dim: int) -> dict[str, Value]:
 
 
 def space(workload: Workload, limits: Limits) -> Space:
-    parameters = _parameters(limits)
+    parameters = _parameters(workload, limits)
     default = _default(workload.dim("head_dim"))
     if any(p.name == "launch" for p in parameters):
         default |= {"split_kv": 1, "launch": "plain"}

@@ -100,15 +100,9 @@ def test_an_honest_candidate_is_clean_under_every_tool(toy: str) -> None:
 BARRIERS: dict[str, dict[str, Value]] = {
     "half of the warps out of step": {"stagger": "half", "warps_m": 8, "block_n": 64, "k_stages": 2, "v_stages": 3},
     "columns of warps": {"warps_m": 2, "warps_n": 2, "barrier": "column", "block_n": 64, "k_parts": 2},
-    "columns that merge beside": {
-        "rows": "ends",
-        "warps_m": 2,
-        "warps_n": 4,
-        "barrier": "column",
-        "merge": "beside",
-        "block_n": 64,
-    },
+    "columns that merge beside": {"rows": "ends", "warps_m": 2, "warps_n": 4, "barrier": "column", "merge": "beside"},
     "a cluster": {"split_kv": 2, "warps_m": 2, "block_n": 64, "k_stages": 2, "v_stages": 2},
+    "columns in a cluster, for two heads": {"split_kv": 2, "warps_m": 1, "warps_n": 2, "heads_a_tile": 2, "block_n": 64},
 }
 
 
@@ -128,9 +122,7 @@ def test_attention_with_barriers_of_its_own_is_clean_under_every_tool(kind: str)
     assert not found_by(found)
 
 
-def test_a_layernorm_of_a_search_is_clean_under_every_tool(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_layernorm_of_a_search_is_clean_under_every_tool(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     db = str(tmp_path / "lineage.db")
     workload = "rows=512,cols=1000,dtype=float16"
     search = ["search", "layernorm", "--target", "cuda", "--workload", workload, "--evaluations", "4", "--db", db]

@@ -55,17 +55,20 @@ def test_a_search_ends_with_a_winner_whose_ancestry_is_known(
     assert not refused, [(e.evaluation.status, e.evaluation.log, str(e.candidate.proposal.genome)) for e in refused]
 
 
-@pytest.mark.parametrize("kernel", ["attention", "layernorm"])
+GROUPS = "batch=2,heads=20,kv_heads=2,q_len=3,kv_len=515,head_dim=128,dtype=bfloat16,causal=true,lse=true"
+
+
+@pytest.mark.parametrize(("kernel", "workload"), [("attention", None), ("attention", GROUPS), ("layernorm", None)])
 @pytest.mark.parametrize("arch", [None, "compute_89"])
 def test_every_structural_branch_passes_the_gate(
-    arch: str | None, kernel: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arch: str | None, kernel: str, workload: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """compute_89: what sm_89 would run, compiled by the driver for the GPU present."""
-    more = ["--arch", arch] if arch else []
+    more = [*(["--arch", arch] if arch else []), *(["--workload", workload] if workload else [])]
     db = str(tmp_path / "lineage.db")
     cli.run(["check", kernel, "--target", "cuda", *more, "--db", db, "--json"])
     record = json.loads(capsys.readouterr().out)
-    assert len(record["branches"]) > 100
+    assert len(record["branches"]) > (40 if workload else 100)
     wrong = [b for b in record["branches"] if b["gate"] != "ok" or b["timed"] not in ("ok", None)]
     failed = [(b["workload"], b["changes"], b["log"]) for b in wrong]
     assert not failed, f"seed {record['seed']}: {failed}"
@@ -90,11 +93,24 @@ def check_attention(wanted: dict[str, Value], sizes: Sequence[str], cache: Path)
             point = space.complete({**space.default, **{n: v for n, v in wanted.items() if n in space.by_name}})
             if space.violations(point):
                 pytest.skip(f"not legal here: {'; '.join(space.violations(point))}")
-            task = TaskExecutor(
-                executor=executor, kernel="attention", target="cuda", arch=arch, workload=workload, seed=1
-            )
+            task = TaskExecutor(executor=executor, kernel="attention", target="cuda", arch=arch, workload=workload, seed=1)
             trials = check_candidate(task, Genome.of(point), gate=True)
             assert all(t.passed for t in trials), [(t.workload.key, t.build.log, t.measurement) for t in trials]
+
+
+FEW = {"warps_m": 1, "block_n": 64, "k_stages": 2, "v_stages": 2}
+HEADS_A_TILE: list[dict[str, Value]] = [
+    {**FEW, "heads_a_tile": 4, "warps_n": 4, "split_kv": 4, "mask": "apart"},
+    {**FEW, "heads_a_tile": 8, "warps_n": 4, "split_kv": 8, "merge": "beside", "launch": "programmatic"},
+    {**FEW, "heads_a_tile": 16, "warps_n": 2, "barrier": "column", "layout": "padding"},
+    {"heads_a_tile": 2, "m_tiles": 2, "epilogue": "direct", "order": "heads"},
+    {"heads_a_tile": 4, "warps_m": 8, "epilogue": "shuffled", "mask": "apart", "min_blocks": 1},
+]
+
+
+@pytest.mark.parametrize("wanted", HEADS_A_TILE, ids=str)
+def test_attention_with_heads_that_share_a_tile_passes_the_gate(wanted: dict[str, Value], tmp_path: Path) -> None:
+    check_attention(wanted, [GROUPS, GROUPS.replace("q_len=3", "q_len=40").replace("true", "false")], tmp_path)
 
 
 @pytest.mark.parametrize("wanted", OUT_OF_STEP, ids=str)
