@@ -13,11 +13,12 @@ from evo.analysis.importance import Importance, read_importance
 from evo.analysis.operators import OperatorCredit, read_operators
 from evo.analysis.pareto import AXES, Nondominated, read_pareto
 from evo.cli.options import DEFAULT_DB, Db, Json, RunName, answer, command_line
-from evo.cli.tables import Terminal, counted, factor, figure, marked, share, short
+from evo.cli.tables import Terminal, factor, figure, marked, share
 from evo.errors import UsageError
 from evo.lineage import LATEST
 from evo.lineage.store import Store
 from evo.report.sentences import hardly_tried
+from evo.report.text import counted, short
 
 _BAR = 24
 

@@ -15,12 +15,13 @@ from evo.analysis.best import find_best
 from evo.cli.options import DEFAULT_DB, Db, Json, Seed, TargetName, draw_seed, make_console, parse_legal, print_json
 from evo.cli.recorded import is_of
 from evo.cli.search import choose_arch, load_context, open_workers
-from evo.cli.tables import Terminal, short, time_cells
+from evo.cli.tables import Terminal, time_cells
 from evo.errors import EvoError, UsageError
 from evo.lineage.database import shown
 from evo.lineage.store import Store
 from evo.measure import RaceResult
 from evo.problem.genome import Genome
+from evo.report.text import short
 from evo.search.run import check_workloads
 from evo.search.tasks import TaskExecutor
 from evo.targets import find_target

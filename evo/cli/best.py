@@ -12,22 +12,11 @@ from evo.analysis.best import Best, find_best
 from evo.analysis.runs import ComparedRun, Comparison, ListedRun, SettingDifference, list_runs
 from evo.analysis.runs import compare as compare_runs
 from evo.cli.options import DEFAULT_DB, Db, Json, answer, command_line
-from evo.cli.tables import (
-    Terminal,
-    factor,
-    figure,
-    interval,
-    marked,
-    share,
-    short,
-    short_workload,
-    speedup,
-    visible,
-)
+from evo.cli.tables import Terminal, factor, figure, interval, marked, share, short_workload, speedup
 from evo.errors import UnknownNameError, UsageError
 from evo.lineage import RunStatus
 from evo.lineage.store import Store
-from evo.report.text import duration
+from evo.report.text import duration, short, visible
 
 
 def best(

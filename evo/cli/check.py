@@ -32,13 +32,14 @@ from evo.cli.options import (
 from evo.cli.recorded import find_candidate, find_winners, may_be_candidate, source_remarks, task_of
 from evo.cli.screen import CheckLines
 from evo.cli.search import load_context, open_workers
-from evo.cli.tables import Terminal, counted, short, short_workload
+from evo.cli.tables import Terminal, short_workload
 from evo.errors import DeviceError, StoreError, UnknownNameError, UsageError
 from evo.evaluation import Build, Status
 from evo.lineage.store import Store
 from evo.measure import Request
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload, find_kernel, kernel_names
+from evo.report.text import counted, short
 from evo.sanitize import choose_tools
 from evo.sanitize import sanitize as run_tools
 from evo.search.check import Checked, check_candidate, check_kernel, check_workloads_of

@@ -16,7 +16,6 @@ from evo.analysis.descent import read_family
 from evo.analysis.runs import find_run
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, print_json
 from evo.cli.recorded import find_named, read_winners
-from evo.cli.tables import short
 from evo.errors import StoreError, UsageError
 from evo.evaluation import FINALIST, PASSED
 from evo.export import Exporter, ExportItem, ExportRequest, find_exporter, publish
@@ -28,6 +27,7 @@ from evo.lineage import RunStatus
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload, kernel_names, load_kernel
+from evo.report.text import short
 
 
 def export(

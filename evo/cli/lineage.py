@@ -28,11 +28,12 @@ from evo.cli.options import (
     print_json,
 )
 from evo.cli.recorded import find_candidate, task_of
-from evo.cli.tables import Terminal, change_text, counted, factor, figure, interval, marked, short, speedup
+from evo.cli.tables import Terminal, change_text, factor, figure, interval, marked, speedup
 from evo.errors import UsageError
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload, load_kernel
+from evo.report.text import counted, short
 
 if TYPE_CHECKING:
     from evo.search.ablation import Ablation

@@ -12,7 +12,6 @@ import typer
 from rich.filesize import decimal
 
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, parse_duration, print_json
-from evo.cli.tables import counted
 from evo.errors import StoreError, UsageError
 from evo.lineage.backup import back_up
 from evo.lineage.database import locate, shown, translated
@@ -21,6 +20,7 @@ from evo.lineage.prune import Part, chosen_runs
 from evo.lineage.prune import prune as prune_runs
 from evo.lineage.schema import OlderSchemaError
 from evo.lineage.store import Store
+from evo.report.text import counted
 
 
 def prune(

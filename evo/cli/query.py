@@ -13,8 +13,9 @@ import typer
 
 from evo.analysis.sql import Selection, select_sql
 from evo.cli.options import DEFAULT_DB, Db, Json, make_console, parse_duration, print_json
-from evo.cli.tables import cell, make_table, visible
+from evo.cli.tables import cell, make_table
 from evo.lineage.store import Store
+from evo.report.text import visible
 
 
 class Format(StrEnum):

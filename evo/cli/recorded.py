@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from evo.analysis.candidates import CandidateRecord, read_candidate
 from evo.analysis.runs import RunSummary, find_run, list_runs
 from evo.cli.options import command_line
-from evo.cli.tables import short
 from evo.errors import UnknownNameError, UsageError
 from evo.lineage.store import Store
 from evo.problem.kernel import Kernel, Workload, kernel_names, template_root
+from evo.report.text import short
 
 if TYPE_CHECKING:
     from evo.executors import Executor

@@ -22,14 +22,14 @@ from evo.analysis.finals import RunFinals
 from evo.analysis.runs import MILESTONES, read_history
 from evo.cli.options import command_line
 from evo.cli.show import print_finals
-from evo.cli.tables import Terminal, counted, make_table, short, timing_record
+from evo.cli.tables import Terminal, make_table, timing_record
 from evo.evaluation import PASSED, Costs, Status, Timing
 from evo.executors import InFlight
 from evo.lineage.models import public_id
 from evo.lineage.store import Store
 from evo.problem.kernel import Workload
 from evo.problem.space import Point
-from evo.report.text import duration
+from evo.report.text import counted, duration, short
 from evo.search.finals import Finalist
 from evo.search.progress import Budget, Improvement, Progress
 from evo.search.run import Outcome

@@ -35,7 +35,6 @@ from evo.cli.options import (
 )
 from evo.cli.recorded import find_winners, is_of
 from evo.cli.screen import LiveScreen, PlainLines, outcome_record, print_outcome
-from evo.cli.tables import counted
 from evo.errors import DeviceError, StoreError, UsageError
 from evo.executors import Executor
 from evo.export import check_replaceable
@@ -43,7 +42,7 @@ from evo.lineage import RunSpec, RunStatus, StoredRun
 from evo.lineage.store import Store
 from evo.problem.kernel import Kernel, Workload, load_kernel
 from evo.problem.space import Space
-from evo.report.text import duration
+from evo.report.text import counted, duration
 from evo.search.loop import Search
 from evo.search.progress import Budget, StopReason
 from evo.search.run import (

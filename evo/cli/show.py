@@ -15,10 +15,11 @@ from evo.analysis.finals import Cover, Finalist, RunFinals, WorkloadFinals, ceil
 from evo.analysis.times import RelativeTime
 from evo.cli.options import DEFAULT_DB, Db, Json, answer, command_line, make_console, print_json
 from evo.cli.recorded import find_candidate, find_named
-from evo.cli.tables import Terminal, counted, factor, figure, interval, marked, short, speedup, time_cells, visible
+from evo.cli.tables import Terminal, factor, figure, interval, marked, speedup, time_cells
 from evo.evaluation import AA_CONTROL, FINALIST, Timing
 from evo.lineage import RunStatus
 from evo.lineage.store import Store
+from evo.report.text import counted, short, visible
 
 
 def show(

@@ -16,12 +16,7 @@ from rich.text import Text
 from evo.analysis.times import RelativeTime
 from evo.evaluation import Timing, within_noise
 from evo.problem.genome import Change
-from evo.report.text import counted, short, visible
-
-__all__ = [
-    "Terminal", "cell", "change_text", "counted", "factor", "figure", "interval", "make_table", "marked",
-    "share", "short", "short_workload", "speedup", "time_cells", "timing_record", "visible",
-]  # fmt: skip
+from evo.report.text import visible
 
 _WHOLE = frozenset({"behind", "best", "candidate", "gain", "id", "interval", "median us", "noise", "speed-up"})
 """Columns that are never folded, however narrow a terminal is: what is in them is to be copied, or read at a glance."""
