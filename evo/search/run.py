@@ -23,7 +23,6 @@ from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel, Workload, load_kernel
 from evo.problem.space import Value
-from evo.search.cover import choose
 from evo.search.finals import Finals, end_finals, hold_race
 from evo.search.loop import Search, default_max_in_flight
 from evo.search.progress import Budget, Observer, StopReason
@@ -31,6 +30,10 @@ from evo.search.tasks import TaskExecutor, tasks_of
 from evo.targets import Target, find_target
 
 _FINALS_BATCHES = 3
+_WITHIN = 0.03
+"""How much longer than the fastest variant that is known for a point the one that serves it may take."""
+_MOST_VARIANTS = 12
+"""For one dtype."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,6 +226,30 @@ def _hold_covering_finals(
         _store_finals(store, run, number, finals, search.elapsed_s)
         held.append(finals)
     return tuple(held)
+
+
+def choose(times: Sequence[Mapping[str, float]], *, within: float = _WITHIN, most: int = _MOST_VARIANTS) -> list[str]:
+    """The variants to keep, of those that have times at some points, one mapping a point. Choosing the fewest is set cover;
+    the greedy choice is used, which is within a factor of ln(points) of that (Chvatal 1979).
+
+    Each point has one that takes at most 1 + `within` times its least time, unless that would need more than `most`: then
+    points that are served by none take the nearest to that, as far as there is one for them. A variant is kept that serves
+    the most points that none serves yet; of equal ones that with the least time over the points' least, summed over its
+    points.
+    """
+    least = [min(known.values(), default=0.0) for known in times]
+    excess = [{v: t / low - 1 for v, t in known.items()} for known, low in zip(times, least, strict=True)]
+    waiting, chosen = {i for i, known in enumerate(times) if known}, list[str]()
+    while waiting and len(chosen) < most:
+        serves: dict[str, list[float]] = {}
+        for i in sorted(waiting):
+            for v, more in excess[i].items():
+                if more <= within:
+                    serves.setdefault(v, []).append(more)
+        best = min(serves, key=lambda v: (-len(serves[v]), sum(serves[v])))
+        chosen.append(best)
+        waiting = {i for i in waiting if best not in excess[i] or excess[i][best] > within}
+    return chosen
 
 
 def _store_finals(store: Store, run: StoredRun, task: int, finals: Finals, elapsed_s: float) -> None:
