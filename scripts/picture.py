@@ -24,7 +24,7 @@ from evo.cli import run, search
 from evo.cli.screen import LiveScreen
 from evo.cli.tables import Terminal
 from evo.problem.kernel import Workload
-from evo.search.progress import Budget, Progress
+from evo.search.loop import Budget, Progress
 
 _WIDTH = 112
 _LATE = 0.7

@@ -13,8 +13,7 @@ from rich.filesize import decimal
 
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, parse_duration, print_json
 from evo.errors import StoreError, UsageError
-from evo.lineage.backup import back_up
-from evo.lineage.database import locate, shown, translated
+from evo.lineage.database import back_up, locate, shown, translated
 from evo.lineage.merge import merge as merge_store
 from evo.lineage.prune import Part, chosen_runs
 from evo.lineage.prune import prune as prune_runs

@@ -31,7 +31,7 @@ from evo.problem.kernel import Workload
 from evo.problem.space import Point
 from evo.report.text import counted, duration, short
 from evo.search.finals import Finalist
-from evo.search.progress import Budget, Improvement, Progress
+from evo.search.loop import Budget, Improvement, Progress
 from evo.search.run import Outcome
 
 LINE_EVERY_S = 5.0

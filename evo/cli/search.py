@@ -43,8 +43,7 @@ from evo.lineage.store import Store
 from evo.problem.kernel import Kernel, Workload, load_kernel
 from evo.problem.space import Space
 from evo.report.text import counted, duration
-from evo.search.loop import Search
-from evo.search.progress import Budget, StopReason
+from evo.search.loop import Budget, Search, StopReason
 from evo.search.run import (
     check_default,
     check_workloads,

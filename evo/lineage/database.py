@@ -1,5 +1,5 @@
-"""Where a lineage database is, how it is opened (SQLite by path or URL, PostgreSQL by URL), and one sentence for
-everything that a driver can object to."""
+"""Where a lineage database is, how it is opened (SQLite by path or URL, PostgreSQL by URL), one sentence for everything
+that a driver can object to, and backups of a SQLite file, made while others read and write it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ import os
 import re
 import shlex
 import sqlite3
+import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
+from glob import escape
 from pathlib import Path
 
 from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event, make_url
@@ -25,7 +28,6 @@ from sqlalchemy.exc import (
 )
 
 from evo.errors import EngineError, StoreError
-from evo.lineage.backup import damage
 
 _BUSY_TIMEOUT_S = 10.0
 _CONNECT_TIMEOUT_S = 10
@@ -242,3 +244,56 @@ def _explain(place: Location, error: BaseException, *, connected: bool) -> Store
     if connected and kinds & {"IntegrityError", "DataError", "ProgrammingError"}:
         return EngineError(f"a record does not fit {place}: {first_line(error)}")
     return StoreError(f"{place} cannot be used: {first_line(error)}")
+
+
+_BACKUP = ".backup-"
+
+
+def back_up(path: Path, out: Path | None = None) -> Path:
+    """Copies a database with SQLite's online backup, checks the copy, and returns where it is.
+
+    out: the file to make, which must not be there yet; without it one beside the database, named by the time in UTC, so
+    that names sort by it.
+    The copy appears under its name when it is complete.
+    Raises StoreError, also for a database that is damaged, or sqlite3.Error.
+    """
+    if out is None:
+        out = path.with_name(f"{path.stem}{_BACKUP}{datetime.now(UTC):%Y%m%dT%H%M%S%fZ}{path.suffix}")
+    if out.exists():
+        raise StoreError(f"{out} is there already; name another file for the backup")
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{out.name}.", dir=out.parent)
+        os.close(handle)
+    except OSError as error:
+        raise StoreError(f"cannot write in the folder {out.parent}: {error.strerror or error}") from error
+    try:
+        with (
+            closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as source,
+            closing(sqlite3.connect(name)) as copy,
+        ):
+            source.backup(copy)
+            if copy.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
+                raise damage(path)
+            copy.execute("PRAGMA journal_mode = DELETE")  # the copy is one file; the next writer makes it WAL again
+        Path(name).chmod(path.stat().st_mode & 0o666)
+        Path(name).rename(out)
+    except OSError as error:
+        raise StoreError(f"cannot write {out}: {error.strerror or error}") from error
+    finally:
+        with suppress(OSError):
+            Path(name).unlink()
+    return out
+
+
+def newest_backup(path: Path) -> Path | None:
+    """The newest one that `back_up` has put beside a database."""
+    found = path.parent.glob(f"{escape(path.stem + _BACKUP)}*{path.suffix}")
+    return max(found, key=lambda p: p.stem, default=None)
+
+
+def damage(path: Path) -> StoreError:
+    """What to do about a damaged file."""
+    backup = newest_backup(path)
+    restore = f"its newest backup is {backup}" if backup else "there is no backup beside it"
+    recover = f"sqlite3 {shlex.quote(str(path))} .recover | sqlite3 NEW.db"
+    return StoreError(f"the database {path} is damaged; {restore}; what can still be read is saved by: {recover}")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from sqlalchemy import Column, Connection, Engine, MetaData, String, Table, inspect, select, update
 
 from evo.errors import StoreError
-from evo.lineage.backup import back_up
-from evo.lineage.database import Location, command_line
+from evo.lineage.database import Location, back_up, command_line
 from evo.lineage.liveness import write_alone
 from evo.lineage.models import VIEWS, Base
 

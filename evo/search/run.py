@@ -24,8 +24,7 @@ from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel, Workload, load_kernel
 from evo.problem.space import Value
 from evo.search.finals import Finals, end_finals, hold_race
-from evo.search.loop import Search, default_max_in_flight
-from evo.search.progress import Budget, Observer, StopReason
+from evo.search.loop import Budget, Observer, Search, StopReason, default_max_in_flight
 from evo.search.tasks import TaskExecutor, tasks_of
 from evo.targets import Target, find_target
 

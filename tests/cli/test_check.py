@@ -26,8 +26,7 @@ from evo.problem.genome import Genome
 from evo.problem.kernel import load_kernel
 from evo.problem.space import Point
 from evo.search.check import check_kernel
-from evo.search.loop import Search
-from evo.search.progress import StopReason
+from evo.search.loop import Search, StopReason
 from evo.search.tasks import TaskExecutor
 from tests.ended import Ended
 from tests.landscape import Hanging, LandscapeExecutor, random_search

@@ -17,8 +17,7 @@ from evo.lineage import Environment
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
 from evo.problem.kernel import Workload
-from evo.search.loop import Search
-from evo.search.progress import Budget, Improvement, Progress, StopReason
+from evo.search.loop import Budget, Improvement, Progress, Search, StopReason
 from tests.landscape import Hanging, random_search
 from tests.lineage import samples as s
 

@@ -15,7 +15,7 @@ from postgres import PASSWORD
 from evo.analysis.runs import list_runs, read_history
 from evo.errors import DeviceError
 from evo.lineage import RunStatus
-from evo.lineage.backup import newest_backup
+from evo.lineage.database import newest_backup
 from evo.lineage.store import Store
 from evo.targets import find_target
 from tests.ended import Ended, run_here

@@ -10,7 +10,7 @@ import samples as s
 from sqlalchemy import event
 
 from evo.errors import StoreError
-from evo.lineage.backup import newest_backup
+from evo.lineage.database import newest_backup
 from evo.lineage.models import Base
 from evo.lineage.schema import MIGRATIONS
 from evo.lineage.store import Store

@@ -26,8 +26,7 @@ from evo.lineage.store import Store
 from evo.measure import RaceRequest, RaceResult, Request
 from evo.problem.kernel import load_kernel
 from evo.search.finals import Finals, end_finals, hold_race
-from evo.search.loop import Search
-from evo.search.progress import Budget, Progress, StopReason
+from evo.search.loop import Budget, Progress, Search, StopReason
 from evo.search.run import check_workloads, hold_all_finals, plan_run
 from evo.search.samplers import find_sampler
 from evo.search.tasks import TaskExecutor
