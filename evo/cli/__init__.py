@@ -18,8 +18,7 @@ _WORKING = frozenset({"search", "resume", "check", "bench"})
 
 _COMMANDS = {
     "search": ("search", "resume"),
-    "best": ("best", "runs", "compare"),
-    "show": ("show",),
+    "best": ("best", "runs", "compare", "show"),
     "lineage": ("lineage", "diff", "explain"),
     "analysis": ("failures", "operators", "importance", "pareto"),
     "query": ("query",),

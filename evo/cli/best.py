@@ -1,22 +1,30 @@
-"""evo best, runs, compare: what was found, what was searched, which run was better."""
+"""evo best, runs, compare, show: what was found, what was searched, which run was better, and all that is known of one."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import sys
+from collections.abc import Collection, Iterator, Sequence
 from itertools import groupby
 from typing import Annotated
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
 from evo.analysis.best import Best, find_best
+from evo.analysis.candidates import CandidateRecord, read_source
+from evo.analysis.finals import Cover, Finalist, RunFinals, WorkloadFinals, ceiling_note, read_run_finals
 from evo.analysis.runs import ComparedRun, Comparison, ListedRun, SettingDifference, list_runs
 from evo.analysis.runs import compare as compare_runs
-from evo.cli.options import DEFAULT_DB, Db, Json, answer, command_line
-from evo.cli.tables import Terminal, factor, figure, interval, marked, share, short_workload, speedup
+from evo.analysis.times import RelativeTime
+from evo.cli.options import DEFAULT_DB, Db, Json, answer, command_line, make_console, print_json
+from evo.cli.recorded import find_candidate, find_named
+from evo.cli.tables import Terminal, factor, figure, interval, marked, share, short_workload, speedup, time_cells
 from evo.errors import UnknownNameError, UsageError
+from evo.evaluation import AA_CONTROL, FINALIST, Timing
 from evo.lineage import RunStatus
 from evo.lineage.store import Store
-from evo.report.text import duration, short, visible
+from evo.report.text import counted, duration, short, visible
 
 
 def best(
@@ -192,3 +200,220 @@ def _print_settings(console: Terminal, settings: Sequence[SettingDifference], na
 def _short(value: object) -> object:
     """Digests are cut."""
     return value[:12] if isinstance(value, str) and len(value) == 64 else value
+
+
+def show(
+    name: Annotated[
+        str, typer.Argument(metavar="CANDIDATE|RUN", help="Its identifier, a run's name, or a unique beginning of one.")
+    ],
+    source: Annotated[bool, typer.Option("--source", help="Print the candidate's rendered source.")] = False,
+    db: Db = DEFAULT_DB,
+    json: Json = False,
+) -> None:
+    """Show everything that is known of a candidate; or of a run its finalists, and which of them tie with the winner."""
+    with Store.open(db, write=False) as store:
+        record = find_candidate(store, name, db) if source else find_named(store, name)
+        if not isinstance(record, CandidateRecord):
+            answer(json, read_run_finals(store, record.name), _print_run, db)
+            return
+        text = read_source(store, record.id) if source else None
+    if json:
+        print_json(record, **({} if text is None else {"text": text}))
+    elif text is None:
+        _print_candidate(make_console(), record, db)
+        _print_timings(make_console(), record)
+    else:
+        typer.echo(visible(text, lines=True) if sys.stdout.isatty() else text)  # a file gets it as it is
+
+
+def _print_candidate(console: Terminal, record: CandidateRecord, db: str) -> None:
+    facts = Table.grid(padding=(0, 2))
+    status = record.status + (f" ({short(record.same_code_as)})" if record.same_code_as else "")
+    parents = " and ".join(f"{short(p.id)} (#{p.order}, {speedup(p.score)})" for p in record.parents)
+    failed = [c for c in record.checks if not c.passed]
+    rows = {
+        "candidate": f"{record.id}{'  (winner of its run)' if record.winner else ''}",
+        "run": f"{record.run}, candidate {record.order}, {record.elapsed_s:.1f} s into the search",
+        "kernel": f"{record.kernel}, {record.workload}",
+        "device": f"{record.device} ({record.arch})",
+        "status": status + (f" in the search, refused by the finals: {record.refusal}" if record.refusal else ""),
+        "made by": record.operator + (f" of {parents}" if parents else ""),
+        "children": str(len(record.children)),
+        "genome": " ".join(f"{k}={v}" for k, v in record.parameters.items()),
+    }
+    if b := record.build:
+        rows["build"] = f"{b.status} in {b.seconds:.2f} s{' (cached)' if b.cached else ''}, {b.compiler}"
+        if b.registers is not None:
+            rows["resources"] = (
+                f"{b.registers} registers, {b.spill_bytes} bytes spilled, shared memory {b.smem_static_bytes} +"
+                f" {b.smem_dynamic_bytes} bytes" + (f", occupancy {b.occupancy:.0%}" if b.occupancy is not None else "")
+            )
+    rows["gate"] = f"{len(record.checks) - len(failed)} of {len(record.checks)} cases passed"
+    if record.log.strip():
+        rows["log"] = record.log.strip()
+    for name, value in rows.items():
+        facts.add_row(Text(name, style="dim"), Text(visible(value, lines=True)))
+    console.print(facts, highlight=False)
+    for stage in dict.fromkeys(c.stage for c in record.checks):
+        command = command_line(db, "check", short(record.id), "--seed", str(record.seeds[stage]))
+        console.say(f"to repeat the {stage}'s verdict:  {command}")
+    for check in failed:
+        drawn = f" (seed {check.seed})" if check.seed else ""  # timed data are of no case
+        console.say(f"refused: {check.case}: {check.reason}{drawn}", "red")
+
+
+def _print_timings(console: Terminal, record: CandidateRecord) -> None:
+    """Race by race: the candidate, then what was timed beside it."""
+    rows = list(_timing_rows(record))
+    console.print_rows(rows, ["bold" if row["contender"] == "candidate" else "" for row in rows])
+    timings = [*record.timings, *(t for race in record.final_races for t in race.timings)]
+    if not timings:
+        return
+    noise, timed_in = record.noise_floor, {str(row["timed in"]).partition(", ")[2] for row in rows}
+    notes = ["speed-up: over the reference baseline, in the same race"]
+    if noise is not None:
+        notes.append(f"a tie within ±{noise:.2%}, the noise floor")
+    if any(t.contender == AA_CONTROL for t in timings):
+        notes.append("twin: a second copy of the winner")
+    if timed_in - {""}:
+        notes.append("all finalists: the race that chose the winner, which then ran once more; that is the figure to quote")
+    if "winner's race" in timed_in:
+        notes.append("winner's race: the winner ran once more, without this candidate; the baselines are of that race")
+    console.say("; ".join(notes), "dim")
+    console.say_disturbed(*(t.disturbed for t in timings))
+
+
+def _timing_rows(record: CandidateRecord) -> Iterator[dict[str, object]]:
+    """Of one final, first the race of all finalists, then the one that confirmed the winner, hot after cold."""
+    apart = {race.round for race in record.final_races if not race.beside}  # confirmed another candidate
+    timed = [(t, "all finalists" if t.contender == FINALIST or t.round in apart else "") for t in record.timings]
+    for race in record.final_races:
+        timed += [(t, "" if race.beside else "winner's race") for t in race.timings if race.beside or t.protocol != "hot"]
+    for t, which in sorted(timed, key=lambda row: (row[0].round, row[1] != "all finalists", row[0].protocol == "hot")):
+        stage = "search" if t.round == 0 else "final" if t.round == 1 else f"final {t.round}"
+        hot = t.protocol == "hot"
+        yield {
+            "timed in": f"{stage}, {which}" if which else stage,
+            "cache": "hot" if hot else "cold",
+            "contender": "candidate" if t.contender == FINALIST else t.contender,
+            **time_cells(t, None if hot or t.round == 0 else record.noise_floor),
+            ">samples": len(t.samples_us),
+            ">calls": t.calls_per_sample,
+            ">sets": t.sets,
+        }
+
+
+def _print_run(console: Terminal, run: RunFinals, db: str) -> None:
+    stopped = f": {run.stop_reason}" if run.stop_reason else ""
+    console.say(
+        f"{run.name}: {run.kernel} ({run.target}) on {run.device}, {run.status}{stopped}; {run.evaluations} candidates in"
+        f" {run.elapsed_s:.0f} s, {run.passed} passed the search",
+    )
+    if run.status == RunStatus.INTERRUPTED:
+        console.say(f"to continue it:  {command_line(db, 'resume', run.name)}")
+    print_finals(console, run, db)
+
+
+def print_finals(console: Terminal, run: RunFinals, db: str, *, all_finalists: bool = True) -> None:
+    """By workload: the finalists, the winner beside the baselines, what was refused. all_finalists: also those that lost."""
+    if run.cover is not None:
+        _print_cover(console, run.cover)
+    for held in run.finals:
+        refused = [f for f in run.refused_in_finals if f.task == held.task]
+        if run.cover is not None and held.winner is not None and not all_finalists:
+            continue
+        console.say(held.workload, "bold")
+        if all_finalists:
+            styles = ["bold" if f.winner else "" for f in held.finalists]
+            console.print_rows((_finalist_cells(f, held.noise_floor) for f in held.finalists), styles)
+        _print_confirmation(console, held)
+        if held.winner is None:
+            _print_no_winner(console, run, held, db)
+        for f in refused:
+            why = f"{f.status.replace('_', ' ')}: {f.reason}"
+            console.say(f"finalist {short(f.id)} #{f.order} was refused: {why}", "red")
+    if all_finalists and any(held.winner for held in run.finals):
+        console.say(
+            "behind: the winner's speed-up over this one's, round by round in the race of all finalists, a tie where the"
+            " interval of that holds 1, as in evo diff",
+            "dim",
+        )
+    timed = [t for h in run.finals for t in (*h.finalists, *h.baselines, h.confirmed, h.hot) if t is not None]
+    console.say_disturbed(*(t.disturbed for t in timed))
+
+
+def _print_cover(console: Terminal, cover: Cover) -> None:
+    console.print_rows(
+        {
+            ">variant": p.variant,
+            "serves": p.workload,
+            "candidate": short(p.winner),
+            ">speed-up": speedup(1 / p.speedup),
+            ">off the best": f"{p.distance:.1%}",
+        }
+        for p in cover.points
+    )
+    told = f"{counted(cover.variants, 'variant')} for {counted(len(cover.points), 'workload')}"
+    console.say(f"{told}: {cover.worst:.1%} off the best of its workload at worst, {cover.median:.1%} in the median", "bold")
+    console.say("off the best: its time over the fastest finalist's, in the race of all of that workload's", "dim")
+
+
+def _print_no_winner(console: Terminal, run: RunFinals, held: WorkloadFinals, db: str) -> None:
+    """That there is no winner, and what there is instead."""
+    best = run.tasks[held.task].best
+    shown = f"; the best candidate so far: {command_line(db, 'show', short(best))}" if best else ""
+    judged = best or any(f.task == held.task for f in run.refused_in_finals)
+    if judged and run.status == RunStatus.FINISHED:
+        console.say(f"unconfirmed: the finals have no winner{shown}", "bold red")
+    else:
+        console.say(f"no final has named a winner{shown}")
+
+
+def _finalist_cells(f: Finalist, noise: float | None) -> dict[str, object]:
+    return {
+        "candidate": f"{short(f.id)} #{f.order}",
+        **time_cells(f, noise),
+        ">behind": "winner" if f.winner else "" if f.behind is None else "tie" if f.tie else factor(f.behind),
+        "interval  ": interval(f.behind_low, f.behind_high) if f.behind is not None else "",
+        ">in the search": speedup(f.score),
+    }
+
+
+def _print_confirmation(console: Terminal, held: WorkloadFinals) -> None:
+    """The winner beside the baselines in the race that confirmed it, and what is out of the ordinary about its figures."""
+    again = held.confirmed
+    if again is None or held.winner is None:
+        return
+    gain = marked(speedup(again.ratio, held.noise_floor), again.disturbed)
+    console.say(
+        f"confirmed: {short(held.winner)} ran once more, alone with the baselines, in a fresh process and on other data:"
+        f" {figure(again.median_us)} us, {gain}{'' if again.disturbed else '; that is the figure to quote'}",
+        "bold",
+    )
+    bound = next((t.median_us for t in held.baselines if t.contender == held.ceiling), None)
+    timed: list[tuple[str, Timing | RelativeTime]] = [(short(held.winner), again)]
+    rows = [
+        {
+            "contender": name,
+            **time_cells(t, held.noise_floor),
+            **({">of a copy": figure(t.median_us / bound, 3)} if bound else {}),
+        }
+        for name, t in [*timed, *((t.contender, t) for t in held.baselines)]
+    ]
+    console.print_rows(rows, ["bold green", *[""] * len(held.baselines)])
+    if held.ceiling is not None:
+        console.say(f"of a copy: its time {ceiling_note(held.ceiling)}", "dim")
+    said = []
+    if held.hot is not None:
+        hot = marked(f"{figure(held.hot.median_us)} us, {speedup(held.hot.ratio)} PyTorch", held.hot.disturbed)
+        said.append(f"with all data in the cache: {hot}, which has them there too")
+    if held.noise_floor is not None:
+        said.append(f"±{held.noise_floor:.2%} is the noise floor: the winner against a second copy of itself")
+    if held.selection_regret is not None:
+        said.append(f"the search had it at {factor(held.claimed_speedup)}: selection regret {held.selection_regret:.1%}")
+    if held.discarded_rounds:
+        said.append(f"{held.discarded_rounds} disturbed rounds taken again")
+    if said:
+        console.say("; ".join(said))
+    for remark in held.remarks:
+        console.say(remark, "yellow")

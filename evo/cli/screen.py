@@ -20,8 +20,8 @@ from rich.text import Text
 from evo.analysis.failures import read_failures
 from evo.analysis.finals import RunFinals
 from evo.analysis.runs import MILESTONES, read_history
+from evo.cli.best import print_finals
 from evo.cli.options import command_line
-from evo.cli.show import print_finals
 from evo.cli.tables import Terminal, make_table, timing_record
 from evo.evaluation import PASSED, Costs, Status, Timing
 from evo.executors import InFlight
