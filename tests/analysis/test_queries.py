@@ -166,8 +166,6 @@ class TestCandidate:
         store.set_winner(run, 0, 5)
         found = read_candidate(store, family[2])
         expected = s.passed(2, 0.6)
-        assert expected.build is not None
-        assert expected.build.binary is not None
         assert (found.id, found.run, found.order, found.task) == (family[2], "family", 2, 0)
         assert (found.parameters, found.digest) == (s.genome(2).parameters, s.genome(2).digest)
         assert (found.status, found.score, found.log, found.elapsed_s) == ("ok", 0.6, "fine", 2.0)
@@ -178,11 +176,9 @@ class TestCandidate:
         assert [(c.id, c.role, c.operator, c.status) for c in found.children] == [
             (family[3], "parent", "mutation", "wrong")
         ]
-        assert found.build is not None
         assert (found.build.registers, found.build.spill_bytes, found.build.stack_bytes) == (40, 8, 16)
         assert (found.build.log, found.build.remarks) == ("2 warnings", "ptxas info : Used 40 registers")
         assert found.build.code_hash == expected.build.binary.code_hash
-        assert found.build.binary is not None
         assert s.kept(store, found.id)[1] == expected.build.binary.code
         assert [asdict(c) for c in found.checks] == [
             {"stage": "search", "round": 0, **asdict(check)} for check in expected.checks

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import sqlite3
 import subprocess
@@ -19,8 +18,6 @@ import pytest
 
 from evo import cli
 from evo.cli import run as run_command
-from evo.errors import DeviceError
-from evo.targets import find_target
 from tests.ended import Ended
 from tests.toy_kernel import TEMPLATE, write_kernel
 
@@ -103,42 +100,6 @@ def test_a_kernel_of_which_nothing_passes_is_a_failure(here: Any, tmp_path: Path
     assert ended.document["workloads"][0]["winner"] is None
     assert ended.document["by_status"] == {"wrong": 2}
     assert here("best").code == 1
-
-
-# -- machines and files -------------------------------------------------------------------------------------
-
-
-def has_gpu() -> bool:
-    try:
-        find_target("cuda").device()
-    except DeviceError:
-        return False
-    return True
-
-
-@pytest.mark.skipif(has_gpu(), reason="a GPU answers here")
-def test_without_a_gpu_the_cuda_target_says_what_works_without_one(here: Any) -> None:
-    ended = here("search", "layernorm", "--target", "cuda")
-    assert ended.code == 2
-    assert "no CUDA GPU answers" in ended.sentence
-    assert "evo check KERNEL --arch sm_89" in ended.sentence
-
-
-@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mount"), reason="only root can mount a small disk")
-def test_a_disk_that_fills_up_ends_the_search_in_one_sentence(here: Any, tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(disk)], check=False)
-    if mounted.returncode:
-        pytest.skip("this root may not mount")
-    try:
-        (tmp_path / "cache").mkdir()
-        small = ("--workload", "rows=64,cols=256,dtype=float32", "--evaluations", "300")
-        ended = here("search", "layernorm", "--target", "cpu", *small, "--db", str(disk / "lineage.db"))
-        assert ended.code == 2
-        assert "disk" in ended.sentence or "space" in ended.sentence
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
 
 
 # -- a real search, and what is asked of it afterwards ------------------------------------------------------

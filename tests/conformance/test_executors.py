@@ -98,7 +98,6 @@ def test_a_build_that_fails_carries_the_compilers_words(executor: Executor, kern
 
 def test_a_race_has_times_of_all_that_are_right_and_reasons_for_the_others(executor: Executor, kernel: Path) -> None:
     honest, wrong = (built(executor, kernel, m) for m in ("honest", "wrong"))
-    assert honest.binary is not None
     triggers = replace(honest, binary=replace(honest.binary, triggers_dependents=True))  # as a GPU's code can
     others = {"b": ("wrong", wrong), "c": ("honest", triggers)}
     held = raced(executor, kernel, {"a": ("honest", honest), **others})

@@ -106,7 +106,6 @@ def measure(executor: LocalExecutor, kernel: Path, build: Build, mode: str = "ho
 def test_an_incumbent_that_does_not_load_is_no_fault_of_the_candidate(
     executor: LocalExecutor, kernel: Path, honest: Build
 ) -> None:
-    assert honest.binary is not None
     broken = replace(honest, binary=replace(honest.binary, code=b"no library", code_hash="another"))
     incumbent = Incumbent(genome=Genome.of({"mode": "honest", "unroll": 1}), build=broken, ratio=1e6)
     asked = replace(measure_request(kernel, honest), incumbent=incumbent)
@@ -175,7 +174,6 @@ def test_on_a_device_of_its_own_a_spare_process_takes_over_and_neighbours_are_no
     assert [m.status for m in found] == [expected[m] for m in crowd]
     assert [bool(m.timings) for m in found] == [m == "honest" for m in crowd]
     assert found[3].timing_seconds > 0
-    assert spare is not None
     assert spare.ended  # closed with the rest
 
 
@@ -201,9 +199,7 @@ def test_what_is_under_way_is_said_with_its_stage_and_with_when_it_is_ended(
     assert verdict.log == "the device process gave no result within 6 s (and again, alone in a fresh process)"
     assert verdict.seconds == verdict.gate_seconds > 6
     for work, mode in ((building, "compile_bomb"), (gated, "spin"), (later, "spin")):
-        assert work is not None
         assert (work.genome.parameters["mode"], work.workload) == (mode, WORKLOAD)
-        assert work.left_s is not None
         assert 0 <= work.left_s <= 6
     assert executor.in_flight() == ()
 
@@ -258,7 +254,6 @@ def test_a_device_that_fails_in_two_fresh_processes_ends_the_work(
     device.post(job)
     device.finish()
     device.close()
-    assert job.future is not None
     with pytest.raises(DeviceError, match=reason):
         job.future.result(PATIENCE_S)
     assert len(started) == 2
@@ -297,14 +292,12 @@ def test_a_builder_that_is_killed_is_replaced_and_the_build_made_again(
 ) -> None:
     future = executor.build(build_request(kernel, "compile_bomb"))
     first = wait_until(compiling_builder, "a compiler runs")
-    assert first is not None
     first.kill()
 
     def another() -> psutil.Process | None:
         return None if (builder := compiling_builder()) == first else builder
 
     second = wait_until(another, "another builder compiles")
-    assert second is not None
     second.kill()
     build = future.result(PATIENCE_S)
     assert build.status is Status.CRASH
@@ -362,7 +355,6 @@ def test_workers_are_reached_by_no_interrupt_of_the_terminal_and_do_not_outlive_
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
     )
-    assert process.stdout is not None
     assert process.stdout.readline() == "started\n"
     for _ in range(10):
         os.killpg(process.pid, signal.SIGINT)

@@ -141,7 +141,6 @@ def test_code_is_loaded_and_launched_as_the_driver_wants_it(folder: Path, tmp_pa
     """On a machine without a GPU a library that tells what it was called with stands in for the driver."""
     solution = next(folder.glob("*_new.py"))
     found = re.search(r"^LAUNCHER = r'''\n(.*?)^'''$", solution.read_text(), re.DOTALL | re.MULTILINE)
-    assert found is not None
     for name, text in {"driver.c": _DRIVER, "launcher.cpp": found[1], "calls.cpp": _CALLS}.items():
         (tmp_path / name).write_text(text)
     torch_folder = Path(torch.__file__).parent

@@ -70,7 +70,6 @@ def test_a_candidate_has_its_times_in_milliseconds_and_a_duplicate_those_of_the_
     assert (result["invalidity"], result["correctness"], result["objectives"]) == ("correct", 1.0, ["time"])
     assert result["measurements"][0] == {"name": "time", "value": timing.median_us / 1e3, "unit": "ms"}
     assert result["times"]["runtimes"] == [t / 1e3 for t in timing.samples_us]
-    assert stored.build is not None
     assert result["times"]["compilation_time"] == result["times"]["compilation"] == stored.build.seconds * 1e3
     assert result["configuration"] == samples.genome(0).parameters
     duplicate = documents[0]["results"][1]

@@ -238,7 +238,6 @@ def running(script: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
     """A process that runs a script with these samples and has said a line; killed in the end. It may wait for its input."""
     command = program(script, *arguments)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         assert process.stdout.readline()
         yield process
         process.kill()

@@ -55,6 +55,5 @@ def test_an_older_schema_is_refused_to_read_and_upgraded_to_write(where: str, mo
     monkeypatch.undo()
     if "://" not in where:
         backup = newest_backup(Path(where))
-        assert backup is not None
         with Store.open(backup, write=False) as store:
             assert store.evaluations(store.run("old")) == before

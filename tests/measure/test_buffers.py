@@ -25,7 +25,6 @@ def test_strides_are_kept_and_what_lies_between_elements_is_guard() -> None:
     for m in (memory, image):
         m.fill({"x": wide}, NAN)
     x = memory.inputs["x"]
-    assert x is not None
     assert (x.stride(), x.tolist()) == (wide.stride(), wide.tolist())
     x.as_strided((1,), (1,), x.storage_offset() + 1).fill_(0)
     assert memory.changed(image) == "input x was changed"
@@ -46,7 +45,6 @@ def test_sums_tell_what_of_which_set_has_changed(arena: Arena) -> None:
     assert (arena.output_sums(0, 4) != outputs).tolist() == [[False] * 2, [False] * 2, [True, False], [False] * 2]
     assert arena.changed(fixed) == ""
     w = arena.sets[1].inputs["w"]
-    assert w is not None
     w[2] += 1
     assert (arena.fixed_sums() != fixed).any(1).tolist() == [False, True, False, False]
     assert arena.changed(fixed) == "input w was changed"

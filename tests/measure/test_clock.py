@@ -142,14 +142,6 @@ def test_rounds_are_interleaved_and_alternate_in_order() -> None:
     assert "".join(log) == "abc" + "abc" + "cba" + "abc" + "cba"
 
 
-def test_the_cache_is_filled_with_other_data_before_every_cold_sample_and_no_hot_one() -> None:
-    for cold, seen in ((True, "-a-b-a-b-b-a"), (False, "ababba")):
-        log: list[str] = []
-        contenders = {name: Scripted(name, forever([1.0]), log) for name in "ab"}
-        race(Device(log), contenders, protocol(2, 2, cold=cold), "b")  # type: ignore[arg-type]
-        assert "".join(log) == seen
-
-
 def test_samples_are_told_by_contender_whatever_the_order_they_ran_in() -> None:
     samples, _ = run({"a": [1.0, 2.0, 3.0, 4.0], "b": [10.0, 20.0, 30.0, 40.0]}, protocol(4, 4), "b")
     assert samples.names == ("a", "b")
@@ -241,11 +233,18 @@ class Noting:
         self.log.append(f"{name}>")
 
 
-def test_contenders_are_checked_between_samples_and_before_the_cache_is_filled() -> None:
+@pytest.mark.parametrize(
+    ("cold", "checked", "seen"),
+    [(True, False, "-a-b-a-b-b-a"), (False, False, "ababba"), (True, True, "<a-aa><b-bb><a-aa><b-bb><b-bb><a-aa>")],
+)
+def test_the_cache_is_filled_before_every_cold_sample_and_no_hot_one_and_not_between_a_check_and_its_sample(
+    cold: bool, checked: bool, seen: str
+) -> None:
     log: list[str] = []
     contenders = {name: Scripted(name, forever([1.0]), log) for name in "ab"}
-    race(Device(log), contenders, protocol(2, 2), "b", check=Noting(log))  # type: ignore[arg-type]
-    assert "".join(log) == "<a-aa>" + "<b-bb>" + "<a-aa>" + "<b-bb>" + "<b-bb>" + "<a-aa>"
+    rules, check = protocol(2, 2, cold=cold), Noting(log) if checked else None
+    race(Device(log), contenders, rules, "b", check=check)  # type: ignore[arg-type]
+    assert "".join(log) == seen
 
 
 def test_the_noise_floor_is_what_a_kernel_seems_to_gain_over_itself() -> None:

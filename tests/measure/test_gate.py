@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -37,13 +36,10 @@ class Candidate:
 
     def __call__(self, values: Sequence[object], launch: Launch) -> None:
         x, weight, bias, y = values[:4]
-        assert isinstance(x, torch.Tensor)
-        assert isinstance(y, torch.Tensor)
         self.poisoned.append(bool(y.isnan().all()))
         beside = x.as_strided((1,), (1,), x.storage_offset() + x.numel()).item()
         self.calls.append((y.data_ptr(), tuple(x.shape), float(x.sum()), beside))
         wide = [t.double() if isinstance(t, torch.Tensor) else None for t in (x, weight, bias)]
-        assert wide[0] is not None
         y.copy_(torch.nn.functional.layer_norm(wide[0], x.shape[1:], wide[1], wide[2], float(values[6])))  # type: ignore[arg-type]
         if self.mistake is not None:
             self.mistake(x, y, bias)  # type: ignore[arg-type]
@@ -167,17 +163,6 @@ def test_the_first_case_is_repeated_in_other_memory_and_on_other_data(judge: Jud
     assert noted.poisoned == [True] * 4 + [False] + [True] * 2  # once there is another result in its place
 
 
-def test_every_tensor_has_guards_on_both_sides(gate: Gate) -> None:
-    memory = gate.prepare(CASES[0]).trials[0].memory
-    tensors = [t for t in (*memory.inputs.values(), *memory.outputs.values()) if t is not None]
-    spans = sorted((t.data_ptr(), t.data_ptr() + t.nbytes) for t in tensors)
-    assert len(spans) == 4
-    assert all(start - end >= 16 << 10 for (_, end), (start, _) in pairwise(spans))
-    whole = tensors[0].untyped_storage()
-    assert spans[0][0] - whole.data_ptr() >= 16 << 10
-    assert whole.data_ptr() + whole.nbytes() - spans[-1][1] >= 16 << 10
-
-
 @pytest.mark.parametrize("mistake", [ignores_bias, writes_past_the_end], ids=lambda m: m.__name__)
 def test_a_verdict_is_had_again_from_kernel_and_seed(judge: Judge, session: Session, mistake: Callable[..., None]) -> None:
     gates = [Gate(KERNEL, "cpu", session, seed) for seed in (4, 4, 5)]
@@ -194,7 +179,6 @@ def test_data_that_a_stray_write_has_changed_judge_nobody_else(judge: Judge, ses
     assert not own.data_changed
     prepared = own.prepare(CASES[2])
     for strayed in (prepared.trials[0].expected[0].allowed, prepared.trials[0].image.bytes, prepared.trials[0].inputs["x"]):
-        assert strayed is not None
         kept = strayed.clone()
         strayed.view(-1)[5] += 1
         assert not judge(Candidate(), by=own)[-1].passed

@@ -83,7 +83,6 @@ def test_few_variants_win_all_tasks_and_the_table_says_which(store: Store) -> No
     winners = [finals.winner.candidate.proposal.genome for finals in held if finals.winner]
     assert len(winners) == 3
     cover = read_run_finals(store, run.name).cover
-    assert cover is not None
     assert cover.variants == len({code_of(w) for w in winners}) == 1
     assert [p.variant for p in cover.points] == [1, 1, 1]
     assert {p.workload for p in cover.points} == {w.key for w in run.spec.workloads}

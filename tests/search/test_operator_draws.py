@@ -68,7 +68,6 @@ def test_every_value_comes_from_a_parent_where_no_constraint_interferes() -> Non
     for _ in range(50):
         a, b = Genome.of(EIGHTS.sample(rng)), Genome.of(EIGHTS.sample(rng))
         child = CROSSOVER(rng, EIGHTS, [a, b])
-        assert child is not None
         for name, value in child.items:
             assert value in (a.parameters[name], b.parameters[name])
         assert child.difference(a)
@@ -117,7 +116,6 @@ def test_the_sizes_of_the_parent_are_kept_where_constraints_allow() -> None:
     rng = random.Random(0)
     for _ in range(100):
         child = STRUCTURAL(rng, SPACE, [parent])
-        assert child is not None
         if child.parameters["reduce"] != "warp":
             assert child.parameters["tile"] == parent.parameters["tile"]
             assert child.parameters["block"] == parent.parameters["block"]

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import random
-import statistics
 
 import pytest
 from spaces import outcome, tiled_space
@@ -23,29 +22,6 @@ def taught(space: Space, genomes: list[Genome], scores: list[float | None], seed
 def samples(space: Space, count: int, seed: int) -> list[Genome]:
     rng = random.Random(seed)
     return [Genome.of(space.sample(rng)) for _ in range(count)]
-
-
-@pytest.mark.parametrize("count", [40, 180])
-def test_it_tells_good_points_from_bad_ones_it_has_not_seen(count: int) -> None:
-    space = tiled_space()
-    known = samples(space, count, 1)
-    surrogate = taught(space, known, [outcome(g) for g in known])
-    fresh = [g for g in samples(space, 200, 2) if outcome(g) is not None]
-    merits = dict(zip(fresh, surrogate.merits(fresh), strict=True))
-    ranked = sorted(fresh, key=lambda g: merits[g], reverse=True)
-    quarter = len(ranked) // 4
-    best, worst = ([outcome(g) or 0.0 for g in part] for part in (ranked[:quarter], ranked[-quarter:]))
-    assert statistics.mean(best) < statistics.mean(worst) - 0.05
-
-
-def test_failures_count_as_poor() -> None:
-    path, n = Categorical(name="path", values=("good", "bad")), Ordinal(name="n", values=(1, 2, 3, 4, 5, 6))
-    space = Space(parameters=(path, n))
-    known = [Genome.of({"path": p, "n": n}) for n in (1, 2, 3, 4, 5) for p in ("good", "bad")]
-    scores = [None if g.parameters["path"] == "bad" else 1.0 + 0.1 * i for i, g in enumerate(known)]
-    surrogate = taught(space, known * 2, scores * 2)
-    good, bad = surrogate.merits([Genome.of({"path": "good", "n": 6}), Genome.of({"path": "bad", "n": 6})])
-    assert good > bad
 
 
 def test_a_point_that_changes_nothing_has_less_merit_than_one_that_may() -> None:
