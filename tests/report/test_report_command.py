@@ -26,7 +26,7 @@ def test_a_report_is_one_file_and_can_be_written_again_or_where_no_file_is(
     out = tmp_path / "new" / "report.html"
     for _ in range(2):
         assert evo("report", "one", "--db", database, "--out", out, "--json") == 0
-    said = json.loads(capsys.readouterr().out.split("\n}\n")[-2] + "\n}")
+    said = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert said["run"] == "one"
     assert said["bytes"] == out.stat().st_size
     assert "the speed of PyTorch" in said["headline"]
