@@ -36,7 +36,7 @@ from evo.problem.kernel import Workload, load_kernel
 from evo.report.text import counted, short
 
 if TYPE_CHECKING:
-    from evo.search.ablation import Ablation
+    from evo.search.check import Ablation
 
 _TEMPLATE = "template"
 _EDITS = 5
@@ -275,7 +275,7 @@ def measure_edits(record: CandidateRecord, found: Explanation, *, seed: int, db:
     """The edits of an explanation, timed in one race on this machine. Raises UsageError where the candidate's code does
     not run here."""
     from evo.cli.search import open_workers  # what builds and times; it takes longer to import than all else takes
-    from evo.search.ablation import measure_ablation
+    from evo.search.check import measure_ablation
     from evo.targets import find_target
 
     target = find_target(record.target)

@@ -23,7 +23,7 @@ from evo.measure import RaceRequest, RaceResult, Request
 from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel, load_kernel
 from evo.problem.space import Point
-from evo.search.ablation import Ablation, measure_ablation
+from evo.search.check import Ablation, measure_ablation
 from evo.search.tasks import TaskExecutor
 from evo.targets import find_target
 from tests.lineage import samples as s
