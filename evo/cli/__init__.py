@@ -24,8 +24,7 @@ _COMMANDS = {
     "query": ("query",),
     "report": ("report", "dashboard"),
     "export": ("export", "import-workloads"),
-    "bench": ("bench",),
-    "check": ("check", "sanitize"),
+    "check": ("bench", "check", "sanitize"),
     "maintain": ("prune", "vacuum", "merge", "backup"),
     "doctor": ("doctor",),
 }

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from evo.analysis.runs import list_runs
-from evo.cli.bench import _contenders, _for_each
+from evo.cli.check import _contenders, _for_each
 from evo.cli.recorded import is_of
 from evo.cli.search import read_initial_points
 from evo.errors import UsageError
