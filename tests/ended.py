@@ -1,9 +1,13 @@
-"""Commands run in this process, and how a command ended."""
+"""Commands run in this process or in one of their own, and how a command ended."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,3 +40,18 @@ def run_here(capsys: pytest.CaptureFixture[str], *arguments: str) -> Ended:
     captured = capsys.readouterr()
     assert "Traceback" not in captured.err
     return Ended(code, captured.out, captured.err)
+
+
+def run_python(
+    folder: Path, *arguments: str, timeout_s: float = 280.0, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """What a process of Python's, in a folder and with more in its environment, has said and ended with."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from evo.export import find_exporter
+from tests.ended import run_python
 from tests.export.exports import request_for
 
 pytestmark = pytest.mark.slow
@@ -61,15 +62,8 @@ def wheel(shipping: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_wheel_carries_its_templates_and_finds_them(installed: Path, tmp_path: Path) -> None:
     program = "import evo.problem.kernel as k; print(k.template_root(), *k.kernel_names(), sep=chr(10))"
-    environment = {**os.environ, "PYTHONPATH": str(installed)}
-    found = subprocess.run(
-        [sys.executable, "-c", program],
-        env=environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    found = run_python(tmp_path, "-c", program, PYTHONPATH=str(installed))
+    assert found.returncode == 0, found.stderr
     root, *kernels = found.stdout.splitlines()
     assert Path(root) == installed / "evo" / "_assets" / "templates"
     assert kernels == sorted(path.parent.name for path in (ROOT / "templates").glob("*/kernel.py"))

@@ -6,11 +6,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from evo.export import find_exporter
 from evo.problem.kernel import template_root
 from evo.ready import _OF_EVERY_PACKAGE
 from evo.runtime.package import source_text
+from tests.ended import run_python
 from tests.export.exports import request_for
 
 ROOT = Path(__file__).parent.parent
@@ -64,16 +63,8 @@ def ship(exported: Path, checkout: Path, name: str, as_: str = "") -> Path:
 
 
 def python(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(checkout), "XDG_CACHE_HOME": str(checkout / "cache")}
-    return subprocess.run(
-        [sys.executable, "-W", "error::ImportWarning", *arguments],
-        cwd=checkout,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    own = {"PYTHONPATH": str(checkout), "XDG_CACHE_HOME": str(checkout / "cache")}
+    return run_python(checkout, "-W", "error::ImportWarning", *arguments, **own)
 
 
 def told(checkout: Path, program: str) -> Any:

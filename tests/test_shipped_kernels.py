@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +15,7 @@ from evo.runtime.nvrtc import compiler
 from evo.runtime.package import Package, Variant
 from evo.targets import find_target
 from evo.targets._machine_code import code_hash
+from tests.ended import run_python
 
 pytestmark = pytest.mark.slow
 
@@ -89,11 +87,9 @@ def test_the_kernel_it_was_found_for_is_still_here(package: Package) -> None:
 
 def test_it_tells_of_itself_on_any_machine_and_is_right_where_a_device_for_it_is(package: Package, tmp_path: Path) -> None:
     def run(*arguments: str) -> tuple[int, list[dict[str, Any]]]:
-        command = [sys.executable, "-W", "ignore", "-m", f"evo.ready.{package.name}", *arguments, "--json"]
-        environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(KERNELS.parent)}
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280, check=False
-        )
+        own = {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(KERNELS.parent)}
+        module = f"evo.ready.{package.name}"
+        done = run_python(tmp_path, "-W", "ignore", "-m", module, *arguments, "--json", **own)
         return done.returncode, json.loads(done.stdout)
 
     code, shown = run("show")

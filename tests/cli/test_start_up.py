@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 
 from evo.cli import _COMMANDS
 from evo.lineage.store import Store
+from tests.ended import run_python
 from tests.lineage import landscapes as land
 
 HEAVY = {
@@ -75,9 +75,7 @@ def test_a_command_that_asks_imports_nothing_that_it_does_not_need(
     names: dict[str, str], command: str, form: str
 ) -> None:
     words = [word.format(**names) for word in ASKED[command]] + ["--json"] * (form == "json")
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *words, "--db", names["db"]], capture_output=True, text=True, check=False
-    )
+    done = run_python(Path(), "-c", PROGRAM, *words, "--db", names["db"])
     assert done.returncode == 0, done.stderr
     code, modules = json.loads(done.stdout.splitlines()[-1])
     assert code == 0

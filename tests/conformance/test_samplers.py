@@ -6,8 +6,6 @@ import json
 import logging
 import os
 import random
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from spaces import outcome, play, tight_space, tiled_space, tiny_space
 from evo.errors import UnknownNameError
 from evo.problem.genome import Genome
 from evo.search.samplers import Exhausted, SamplerFactory, find_sampler, sampler_names
+from tests.ended import run_python
 
 COUNT = 60
 TRACE = """
@@ -86,10 +85,8 @@ def test_the_order_in_which_python_hashes_strings_does_not_matter(name: str) -> 
     traces = []
     for seed in ("1", "2"):
         tests, root = Path(__file__).parents[1], Path(__file__).parents[2]
-        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join([str(tests), str(root)])}
-        done = subprocess.run(
-            [sys.executable, "-c", TRACE, name], env=environment, capture_output=True, text=True, check=True
-        )
+        path = os.pathsep.join([str(tests), str(root)])
+        done = run_python(root, "-c", TRACE, name, PYTHONHASHSEED=seed, PYTHONPATH=path)
         assert done.stderr == ""
         traces.append(json.loads(done.stdout))
     assert len(traces[0]) == 60

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from evo.executors.local import LocalExecutor
 from evo.measure import Request
 from tests.chaos.kernel import BUILD_FAULTS, CPU_FAULTS
 from tests.chaos.requests import PATIENCE_S, build_request, evaluate, measure_request, neighbours_of_a_fault
+from tests.ended import run_python
 from tests.executors.test_local import descendants
 
 pytestmark = pytest.mark.slow
@@ -121,8 +121,7 @@ def test_a_candidate_that_leaks_runs_out_of_memory_and_not_of_time(tmp_path: Pat
 
 
 def test_a_candidate_that_prints_does_not_reach_the_terminal(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.executors.test_isolation", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    done = run_python(Path(), "-m", "tests.executors.test_isolation", str(tmp_path))
     assert done.stdout == "print ok\nassertion trap\ncompile_error compile_error\n"
     assert done.stderr == ""
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +20,7 @@ from evo.problem.genome import Genome
 from evo.problem.kernel import load_kernel
 from evo.problem.space import Value
 from evo.targets.cuda import run_nvrtc
+from tests.ended import run_python
 from tests.export.exports import request_for
 
 TEXTS = ("rows=4096,cols=1024,dtype=float16", "rows=64,cols=768,dtype=bfloat16")
@@ -37,8 +36,7 @@ TIMED = {
 
 
 def manifest_of(out: Path) -> dict[str, Any]:
-    manifest: dict[str, Any] = json.loads((out / "manifest.json").read_text())
-    return manifest
+    return json.loads((out / "manifest.json").read_text())
 
 
 def changed(item: ExportItem, **values: Value) -> ExportItem:
@@ -182,8 +180,7 @@ def test_newer_gpus_have_the_ptx_of_the_lowest_architecture(asked: tuple[str, ..
 def test_what_nothing_here_runs_is_said_of_every_variant(several: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
-    command = [sys.executable, "-W", "ignore", "-m", several.name, "check"]
-    checked = subprocess.run(command, cwd=several.parent, capture_output=True, text=True, timeout=240, check=False)
+    checked = run_python(several.parent, "-W", "ignore", "-m", several.name, "check")
     assert checked.returncode == 1
     lines = checked.stdout.splitlines()
     assert sum("not checked: no CUDA GPU answers to PyTorch" in line for line in lines) == 2 * len(BUILDS)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -20,6 +18,7 @@ from evo.problem.render import Source
 from evo.targets import find_target
 from evo.targets._cuda_session import CudaLoaded, CudaSession
 from evo.targets.cuda import arch_limits
+from tests.ended import run_python
 
 pytestmark = pytest.mark.gpu
 
@@ -369,7 +368,7 @@ for attempt in range(2):
     except LaunchError as error:
         print(error)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    done = run_python(Path(), "-c", program, timeout_s=120)
     said = done.stdout.splitlines()
     assert len(said) == 2, done.stderr
     assert all(f"{name} (7" in line for line in said), said

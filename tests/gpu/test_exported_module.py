@@ -5,9 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
-import os
-import subprocess
-import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +17,7 @@ from torch.nn import functional
 
 from evo.problem.space import Value
 from evo.targets import find_target
+from tests.ended import run_python
 from tests.gpu.conftest import Launched, export
 
 pytestmark = pytest.mark.gpu
@@ -207,14 +205,7 @@ def test_every_gpu_has_its_own_copy(module: ModuleType) -> None:
 
 
 def test_the_benchmark_times_every_variant(folder: Path, launchers: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", folder.name, "bench", "--rounds", "4"],
-        cwd=folder.parent,
-        env={**os.environ, "EVO_KERNELS_CACHE": str(launchers)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    bench = ("-W", "ignore", "-m", folder.name, "bench", "--rounds", "4")
+    done = run_python(folder.parent, *bench, timeout_s=120, EVO_KERNELS_CACHE=str(launchers))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("  graph  ") == done.stdout.count("  call   ") == len(list(folder.glob("*.cubin")))

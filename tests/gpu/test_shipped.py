@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.ended import run_python
 
 pytestmark = pytest.mark.gpu
 
@@ -41,15 +40,8 @@ print(json.dumps([package.explain(*args), bool(close), len(compiled), seconds]))
 
 def first_call(name: str, cache: Path) -> Any:
     """(way, right, compilations, seconds), in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PROGRAM.replace("{name}", name)],
-        cwd=cache,
-        env={**os.environ, "EVO_KERNELS_CACHE": str(cache / "kernels"), "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
+    own = {"EVO_KERNELS_CACHE": str(cache / "kernels"), "PYTHONPATH": str(ROOT)}
+    done = run_python(cache, "-W", "ignore", "-c", PROGRAM.replace("{name}", name), timeout_s=250, **own)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

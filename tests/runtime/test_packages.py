@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +18,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from tests.ended import run_python
 from tests.export.exports import edit_manifest
 from tests.runtime.conftest import Importer
 
@@ -158,15 +158,8 @@ runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 def test_the_package_stands_alone_and_checks_itself(copy_of: Path) -> None:
     """`python -m PACKAGE` where neither evo nor anything it is built with can be imported."""
-    done = subprocess.run(
-        [sys.executable, "-I", "-W", "ignore", "-c", ALONE, str(copy_of.parent), copy_of.name, "check", "--seed", "1"],
-        capture_output=True,
-        text=True,
-        cwd=os.sep,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},  # other tests use the cores, too
-        timeout=120,
-        check=False,
-    )
+    alone = ("-I", "-W", "ignore", "-c", ALONE, str(copy_of.parent), copy_of.name)
+    done = run_python(Path(os.sep), *alone, "check", "--seed", "1", OMP_NUM_THREADS="1")  # other tests use the cores, too
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("  right: 2") == 3
     assert "cases on it, 3 left to PyTorch" in done.stdout
