@@ -22,6 +22,7 @@ from evo.problem.kernel import Workload, load_kernel
 from evo.problem.render import render
 from evo.problem.space import Value
 from evo.targets import find_target
+from tests.ended import run_here
 from tests.landscape import random_search
 from tests.lineage import samples as s
 from tests.spaces import near
@@ -82,11 +83,10 @@ def export(db: Path, *names: str) -> list[dict[str, Any]]:
 
 def refusal(db: Path, capsys: pytest.CaptureFixture[str], *names: str) -> str:
     """The one sentence of a request that cannot be carried out."""
-    capsys.readouterr()
-    assert cli.run(["export", *names, "--out", str(db.parent / "module"), "--db", str(db)]) == 2
+    ended = run_here(capsys, "export", *names, "--out", str(db.parent / "module"), "--db", str(db))
+    assert ended.code == 2
     assert not (db.parent / "module").exists()
-    [sentence] = capsys.readouterr().err.splitlines()
-    return sentence
+    return ended.sentence
 
 
 # -- which candidates ---------------------------------------------------------------------------------------------

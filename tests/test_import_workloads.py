@@ -13,6 +13,7 @@ from evo.cli import run
 from evo.cli.search import read_job
 from evo.export.flashinfer_bench import import_workloads
 from evo.problem.kernel import load_kernel
+from tests.ended import run_here
 
 KERNELS = [load_kernel("layernorm"), load_kernel("attention")]
 NORM: dict[str, Any] = {
@@ -165,11 +166,9 @@ def test_the_command_writes_jobs_that_search_takes(tmp_path: Path, capsys: pytes
 
 def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     """The one sentence of a command that must fail as bad usage."""
-    assert run(["import-workloads", *words]) == 2
-    text = capsys.readouterr().err.strip()
-    assert text.startswith("evo: ")
-    assert "\n" not in text
-    return text
+    ended = run_here(capsys, "import-workloads", *words)
+    assert ended.code == 2
+    return ended.sentence
 
 
 def test_a_job_that_is_there_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

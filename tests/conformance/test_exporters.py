@@ -75,6 +75,31 @@ def test_what_is_not_an_export_is_left_alone(exporter: Exporter, request_to_expo
     assert listing(out.parent) == {"exported/thesis.tex": b"mine"}
 
 
+LAYERNORM = "rows=64,cols=96,dtype=float32"
+ATTENTION = "batch=1,heads=4,kv_heads=4,q_len=70,kv_len=80,head_dim=64,dtype=float32"
+REFUSED = [
+    ("module", "cpu", "my-kernel", LAYERNORM, "'my-kernel' cannot be imported"),
+    ("module", "cpu", "class", LAYERNORM, "cannot be imported"),
+    ("module", "cpu", "größe", LAYERNORM, "cannot be imported"),
+    ("module", "cpu", "json", LAYERNORM, "would hide the one"),
+    ("huggingface", "cpu", "1st", LAYERNORM, "'1st'"),
+    ("kernelbench", "cpu", "out", LAYERNORM, "GPUs only, and these are for cpu"),
+    ("kernelbench", "cuda", "out", f"{LAYERNORM},bias=false", "no place for: its problem has weight and bias"),
+    ("flashinfer-bench", "cpu", "out", f"{ATTENTION},lse=true", "flashinfer-bench has no place for"),
+    ("flashinfer-bench", "cpu", "out", f"{ATTENTION},causal=true", "flashinfer-bench has no place for"),
+]
+
+
+@pytest.mark.parametrize(("name", "target", "folder", "text", "reason"), REFUSED)
+def test_a_name_or_workload_that_a_format_has_no_place_for_is_refused(
+    name: str, target: str, folder: str, text: str, reason: str, tmp_path: Path
+) -> None:
+    kernel = "layernorm" if text.startswith(LAYERNORM) else "attention"
+    with pytest.raises(UsageError, match=reason):
+        find_exporter(name).export(request_for(target, dict(TARGETS)[target], tmp_path / folder, text, kernel=kernel))
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_winner_that_no_longer_compiles_leaves_nothing_behind(
     exporter: Exporter, request_to_export: ExportRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

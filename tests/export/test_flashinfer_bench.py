@@ -109,13 +109,6 @@ def test_a_kernel_without_a_description_is_refused(tmp_path: Path, monkeypatch: 
         fill("{{ width }}", {"cols": 1})
 
 
-@pytest.mark.parametrize("extra", ["lse=true", "causal=true"])
-def test_what_its_solution_could_not_serve_is_refused(tmp_path: Path, extra: str) -> None:
-    text = f"batch=1,heads=4,kv_heads=4,q_len=70,kv_len=80,head_dim=64,dtype=float32,{extra}"
-    with pytest.raises(UsageError, match="flashinfer-bench has no place for"):
-        EXPORTER.export(request_for("cpu", "native", tmp_path / "fib", text, kernel="attention"))
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("kernel", ["layernorm", "attention"])
 def test_its_evaluator_says_passed(kernel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

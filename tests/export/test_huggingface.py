@@ -12,7 +12,6 @@ from owners import huggingface_kernels
 from torch import nn
 from torch.nn import functional
 
-from evo.errors import UsageError
 from evo.export import find_exporter
 from tests.export.exports import request_for
 
@@ -105,9 +104,3 @@ def test_two_exports_of_different_content_do_not_share_a_module(folder: Path, tm
     ids = [json.loads((f / "build/torch-cpu/metadata.json").read_text())["id"] for f in (folder, other)]
     assert ids[0] != ids[1]
     assert all(i.isidentifier() for i in ids)
-
-
-def test_a_name_that_kernels_would_refuse_is_refused_here(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="'1st'"):
-        EXPORTER.export(request_for("cpu", "native", tmp_path / "1st", WORKLOADS[0]))
-    assert not list(tmp_path.iterdir())

@@ -13,7 +13,6 @@ import pytest
 import torch
 from owners import kernelbench
 
-from evo.errors import UsageError
 from evo.export import find_exporter
 from tests.export.exports import request_for
 
@@ -168,21 +167,6 @@ def test_code_is_loaded_and_launched_as_the_driver_wants_it(folder: Path, tmp_pa
         "arguments 12345678901 -3 0.25",
         "the launch failed: CUDA_ERROR_OF_THE_TEST (1)",
     ]
-
-
-@pytest.mark.parametrize(
-    ("target", "arch", "more", "reason"),
-    [
-        ("cpu", "native", "", "GPUs only, and these are for cpu"),
-        ("cuda", "sm_90", ",bias=false", "no place for: its problem has weight and bias"),
-    ],
-)
-def test_what_its_problem_has_no_place_for_is_refused(
-    target: str, arch: str, more: str, reason: str, tmp_path: Path
-) -> None:
-    with pytest.raises(UsageError, match=reason):
-        EXPORTER.export(request_for(target, arch, tmp_path / "out", f"rows=64,cols=96,dtype=float32{more}"))
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.gpu

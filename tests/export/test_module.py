@@ -96,21 +96,6 @@ def test_the_module_tells_of_its_variants(exported: Path, use: Callable[[Path], 
     assert module.variants()[0]
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("my-kernel", "'my-kernel' cannot be imported"),
-        ("class", "cannot be imported"),
-        ("größe", "cannot be imported"),
-        ("json", "would hide the one"),
-    ],
-)
-def test_a_name_that_cannot_be_imported_is_refused(tmp_path: Path, name: str, reason: str) -> None:
-    with pytest.raises(UsageError, match=reason):
-        MODULE.export(request_for("cpu", "native", tmp_path / name, F32))
-    assert not list(tmp_path.iterdir())
-
-
 def test_an_earlier_export_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
     out = tmp_path / "mine"
     request = request_for("cpu", "native", out, F32)

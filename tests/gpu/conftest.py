@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 from evo.export import find_exporter
 from evo.problem.genome import Genome
@@ -20,10 +21,15 @@ from tests.export.exports import request_for
 from tests.runtime.conftest import _no_launcher_of_before, launchers, natively, use
 from tests.spaces import near
 
-__all__ = ["Launched", "_no_launcher_of_before", "export", "launched", "launchers", "natively", "use"]
+__all__ = ["Launched", "_no_launcher_of_before", "agree", "export", "launched", "launchers", "natively", "use"]
 
 Launched = Callable[[Path, str], ModuleType]
 _serial = count()
+
+
+def agree(own: torch.Tensor, torchs: torch.Tensor) -> None:
+    tolerance = 1e-4 if own.dtype == torch.float32 else 3e-2
+    torch.testing.assert_close(own, torchs, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
 def export(kernel: str, out: Path, items: Sequence[tuple[str, Mapping[str, Value]]]) -> Path:

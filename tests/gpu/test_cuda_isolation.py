@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
-from pathlib import Path
 
-import psutil
 import pytest
 
 from evo.evaluation import Status
@@ -73,14 +70,3 @@ def test_a_compiler_that_is_never_done_is_ended(executor: LocalExecutor) -> None
 def test_device_printf_reaches_no_terminal(executor: LocalExecutor, capfd: pytest.CaptureFixture[str]) -> None:
     assert evaluate(executor, request("print", 60), timed=True)[1].status is Status.OK
     assert capfd.readouterr() == ("", "")
-
-
-def test_closing_leaves_no_process(tmp_path: Path) -> None:
-    before = {p.pid for p in psutil.Process().children(recursive=True)}
-    opened = LocalExecutor("cuda", ExecutorConfig(builders=1, cache_dir=tmp_path, gate_floor_s=1.5))
-    assert evaluate(opened, request("trap", 70))[1].status is Status.TRAP
-    opened.close()
-    deadline = time.monotonic() + PATIENCE_S
-    while after := {p.pid for p in psutil.Process().children(recursive=True)} - before:
-        assert time.monotonic() < deadline, after
-        time.sleep(0.05)

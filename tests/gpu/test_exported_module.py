@@ -18,7 +18,7 @@ from torch.nn import functional
 from evo.problem.space import Value
 from evo.targets import find_target
 from tests.ended import run_python
-from tests.gpu.conftest import Launched, export
+from tests.gpu.conftest import Launched, agree, export
 
 pytestmark = pytest.mark.gpu
 
@@ -64,11 +64,6 @@ def arguments(rows: int = 64, cols: int = 1024, dtype: torch.dtype = torch.float
     x = 2 * torch.randn(rows, cols, device=device, dtype=dtype) + 1
     weight, bias = torch.randn(2, cols, device=device, dtype=dtype)
     return x, (cols,), weight, bias, 1e-5
-
-
-def agree(own: torch.Tensor, torchs: torch.Tensor) -> None:
-    tolerance = 1e-4 if own.dtype == torch.float32 else 3e-2
-    torch.testing.assert_close(own, torchs, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
 def on_variant(module: ModuleType, args: Any) -> torch.Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.gpu.conftest import Launched, export
+from tests.gpu.conftest import Launched, agree, export
 from tests.runtime.conftest import own, theirs
 
 pytestmark = pytest.mark.gpu
@@ -62,11 +62,6 @@ def arguments(module: ModuleType, size: int, dtype: torch.dtype = torch.float16,
         x = 2 * torch.randn(rows, size, device="cuda", dtype=dtype) + 1
         return x, (size,), torch.randn(size, device="cuda", dtype=dtype), torch.randn(size, device="cuda", dtype=dtype)
     return tuple(torch.randn(2, 4, rows, size, device="cuda", dtype=dtype) for _ in range(3))
-
-
-def agree(a: torch.Tensor, b: torch.Tensor) -> None:
-    tolerance = 1e-4 if a.dtype == torch.float32 else 3e-2
-    torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
 
 
 def served(module: ModuleType, args: Any, **options: Any) -> str:

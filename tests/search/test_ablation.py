@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import replace
@@ -26,6 +25,7 @@ from evo.problem.space import Point
 from evo.search.check import Ablation, measure_ablation
 from evo.search.tasks import TaskExecutor
 from evo.targets import find_target
+from tests.ended import run_here
 from tests.lineage import samples as s
 from tests.toy_kernel import TEMPLATE, WORKLOAD, write_kernel
 
@@ -155,15 +155,13 @@ def test_a_disturbed_race_is_marked_from_the_headline_on(
         found = noisy(tmp_path / f"noisy{marks}", *disturbed)
         monkeypatch.setattr("evo.cli.lineage.measure_edits", lambda *_, found=found, **__: found)
         words = ["explain", winner, "--measure", "--from", "mode=exact", "--db", db]
-        assert run_command(words) == 0
-        out = capsys.readouterr().out
+        out = run_here(capsys, *words).out
         headline = next(line for line in out.splitlines() if line.startswith("timed again"))
         assert ("x ! (" in headline) is bool(marks)
         assert sum(line.count(" !") for line in out.splitlines()) == marks
         assert ("do not trust the figure" in out) is bool(marks)
         assert ("4 disturbed rounds taken again" in headline) is not bool(marks)
-        assert run_command([*words, "--json"]) == 0
-        record = json.loads(capsys.readouterr().out)
+        record = run_here(capsys, *words, "--json").document
         assert {e["gain"] for e in record["edits"]} == {None}, "the run has not measured where it begins"
         document = record["measured"]
         assert (document["disturbed"], document["races"]) == (bool(marks), 2 if marks else 1)
@@ -194,9 +192,8 @@ def test_the_command_tells_the_story_of_one_race(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "300")
     db, winner = recorded
-    assert run_command(["explain", winner, "--measure", "--from", "mode=exact", "--seed", "3", "--db", db]) == 0
-    shown = capsys.readouterr()
-    assert shown.err == ""
+    shown = run_here(capsys, "explain", winner, "--measure", "--from", "mode=exact", "--seed", "3", "--db", db)
+    assert (shown.code, shown.err) == (0, "")
     assert len(shown.out.splitlines()) <= 10
     assert "timed again from the template's default with mode=exact" in shown.out
     assert "unroll: 1 -> 8" in shown.out
