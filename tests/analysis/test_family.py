@@ -8,7 +8,6 @@ import pytest
 
 from evo.analysis.descent import read_family
 from evo.analysis.diff import diff
-from evo.evaluation import Parent
 from evo.lineage.models import public_id
 from evo.lineage.store import Store
 from tests.lineage import landscapes as land
@@ -17,20 +16,7 @@ from tests.lineage import samples as s
 
 @pytest.fixture
 def ids(store: Store) -> list[str]:
-    """0 and 1 are roots, 2 a crossover of both, 3 its child, 4 a bystander from 0, 5 a child of 3 and 4, 6 of 5."""
-    run = land.small_run(store, "kin")
-    tried = [
-        (s.ref(0), land.timed(0, 0.8)),
-        (s.ref(1), land.timed(1, 0.9)),
-        (s.ref(2, Parent(1, "mother"), Parent(0, "father"), operator="crossover"), land.timed(2, 0.6)),
-        (s.ref(3, 2), s.refused(3)),
-        (s.ref(4, 0), land.timed(4, 0.7)),
-        (s.ref(5, 3, 4), land.timed(5, 0.3)),
-        (s.ref(6, 5), land.timed(6, 0.3)),
-    ]
-    for order, (ref, evaluation) in enumerate(tried):
-        store.add(run, ref, evaluation, elapsed_s=float(order))
-    return [public_id(run.uid, order) for order in range(len(tried))]
+    return land.kin(store)
 
 
 def test_ancestors_and_descendants_are_told_apart(store: Store, ids: list[str]) -> None:

@@ -12,10 +12,11 @@ from evo.analysis.candidates import read_candidate, read_source
 from evo.analysis.failures import read_failures
 from evo.analysis.runs import find_run, list_runs, read_history
 from evo.errors import StoreError, UnknownNameError
-from evo.evaluation import Parent, Status
+from evo.evaluation import Status
 from evo.lineage import StoredRun
 from evo.lineage.models import public_id
 from evo.lineage.store import Store
+from tests.lineage import landscapes as land
 from tests.lineage import samples as s
 
 
@@ -29,17 +30,7 @@ def record(store: Store, run: StoredRun, *evaluations: object) -> list[str]:
 
 @pytest.fixture
 def family(store: Store) -> list[str]:
-    """0 and 1 are roots, 2 a crossover of both, 3 a mutation of 2, 4 a bystander, 5 a child of 3 and 4."""
-    return record(
-        store,
-        s.new_run(store, "family"),
-        (s.ref(0, operator="random"), s.passed(0, 0.8)),
-        (s.ref(1, operator="random"), s.passed(1, 0.9)),
-        (s.ref(2, Parent(1, "mother"), Parent(0, "father"), operator="crossover"), s.passed(2, 0.6)),
-        (s.ref(3, 2), s.refused(3)),
-        (s.ref(4, 0), s.passed(4, 0.7)),
-        (s.ref(5, 3, 4), s.passed(5, 0.3)),
-    )
+    return land.kin(store)
 
 
 class TestRuns:
@@ -92,10 +83,10 @@ class TestRuns:
         assert find_run(store, "r").tasks[0].best == ids[2]
 
     def test_history_is_the_course_of_the_run(self, store: Store, family: list[str]) -> None:
-        points = read_history(store, "family")
+        points = read_history(store, "kin")
         assert [p.id for p in points] == family
-        assert [p.score for p in points] == [0.8, 0.9, 0.6, None, 0.7, 0.3]
-        assert [p.elapsed_s for p in points] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+        assert [p.score for p in points] == [0.8, 0.9, 0.6, None, 0.7, 0.3, 0.3]
+        assert [p.elapsed_s for p in points] == list(range(7))
 
     def test_failures_say_why_in_one_line_and_those_that_differ_in_numbers_are_one(self, store: Store) -> None:
         unknown, constant = 'error: identifier "this" is undefined', "constant rows:"
@@ -162,11 +153,11 @@ class TestBest:
 
 class TestCandidate:
     def test_the_record_is_whole(self, store: Store, family: list[str]) -> None:
-        run = store.run("family")
+        run = store.run("kin")
         store.set_winner(run, 0, 5)
         found = read_candidate(store, family[2])
-        expected = s.passed(2, 0.6)
-        assert (found.id, found.run, found.order, found.task) == (family[2], "family", 2, 0)
+        expected = land.timed(2, 0.6)
+        assert (found.id, found.run, found.order, found.task) == (family[2], "kin", 2, 0)
         assert (found.parameters, found.digest) == (s.genome(2).parameters, s.genome(2).digest)
         assert (found.status, found.score, found.log, found.elapsed_s) == ("ok", 0.6, "fine", 2.0)
         assert [(p.id, p.order, p.role, p.score) for p in found.parents] == [

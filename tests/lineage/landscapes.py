@@ -6,7 +6,7 @@ import math
 import random
 from dataclasses import replace
 
-from evo.evaluation import Candidate, Evaluation
+from evo.evaluation import Candidate, Evaluation, Parent
 from evo.lineage import RunStatus, StoredRun
 from evo.lineage.models import public_id
 from evo.lineage.store import Store
@@ -51,6 +51,24 @@ def ref(order: int, point: Point, *parents: int, operator: str = "mutation") -> 
 
 def small_run(store: Store, name: str = "small") -> StoredRun:
     return store.create_run(replace(s.SPEC, name=name, workloads=(s.SMALL,)), s.ENVIRONMENT)
+
+
+def kin(store: Store) -> list[str]:
+    """A run "kin" whose 0 and 1 are roots, 2 a crossover of both, 3 its child, which is wrong, 4 a bystander from 0, 5 a
+    child of 3 and 4, 6 of 5; their public ids."""
+    run = small_run(store, "kin")
+    tried = [
+        (s.ref(0), timed(0, 0.8)),
+        (s.ref(1), timed(1, 0.9)),
+        (s.ref(2, Parent(1, "mother"), Parent(0, "father"), operator="crossover"), timed(2, 0.6)),
+        (s.ref(3, 2), s.refused(3)),
+        (s.ref(4, 0), timed(4, 0.7)),
+        (s.ref(5, 3, 4), timed(5, 0.3)),
+        (s.ref(6, 5), timed(6, 0.3)),
+    ]
+    for order, (candidate, evaluation) in enumerate(tried):
+        store.add(run, candidate, evaluation, elapsed_s=float(order))
+    return [public_id(run.uid, order) for order in range(len(tried))]
 
 
 def walked(store: Store, points: list[Point], name: str = "small") -> list[str]:
