@@ -77,8 +77,7 @@ def export(db: Path, *names: str) -> list[dict[str, Any]]:
     """The variants in the manifest."""
     out = db.parent / "module"
     assert cli.run(["export", *names, "--out", str(out), "--db", str(db)]) == 0
-    variants: list[dict[str, Any]] = json.loads((out / "manifest.json").read_text())["variants"]
-    return variants
+    return json.loads((out / "manifest.json").read_text())["variants"]
 
 
 def refusal(db: Path, capsys: pytest.CaptureFixture[str], *names: str) -> str:

@@ -249,25 +249,22 @@ def test_what_is_recorded_with_a_candidate_is_no_option_of_its_check(check: Call
 # -- where the seeds come from --------------------------------------------------------------------------------
 
 
-class Listening(LandscapeExecutor):
-    """Notes the seeds that data are to be drawn with."""
-
-    seeds: set[int]
-
-    def measure(self, request: Request) -> Any:
-        self.seeds.add(request.seed)
-        return super().measure(request)
-
-
 def search(tmp_path: Path, gate_seed: int) -> tuple[list[str], set[int]]:
+    """What was proposed, and the seeds that data were to be drawn with."""
     spec = random_search("layernorm")
     spec = replace(spec, options={**spec.options, "gate_seed": gate_seed})
-    executor = Listening(1)
-    executor.seeds = set()
+    seeds: set[int] = set()
+
+    def note(request: Request, found: Any) -> Any:
+        if isinstance(found, Evaluation):
+            seeds.add(request.seed)
+        return found
+
+    executor = LandscapeExecutor(1, change=note)
     with closing(executor), Store.open(tmp_path / f"{gate_seed}.db", write=True) as store:
         run = store.create_run(spec, Environment(device="a landscape", arch="none"))
         assert Search(run, store, executor, lambda progress: None).run() is StopReason.EVALUATIONS
-        return [e.candidate.proposal.genome.to_json() for e in store.evaluations(run)], executor.seeds
+        return [e.candidate.proposal.genome.to_json() for e in store.evaluations(run)], seeds
 
 
 def test_what_draws_the_data_does_not_decide_what_is_proposed(tmp_path: Path) -> None:

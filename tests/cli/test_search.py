@@ -63,8 +63,7 @@ def search_toy(here: Any, tmp_path: Path, *more: str) -> Ended:
     """A search of two candidates, of a kernel in this folder."""
     if not (tmp_path / "toy").exists():
         write_kernel(tmp_path / "toy")
-    found: Ended = here("search", "./toy", "--target", "cpu", "--evaluations", "2", *more)
-    return found
+    return here("search", "./toy", "--target", "cpu", "--evaluations", "2", *more)
 
 
 MISSPELT = TEMPLATE.replace("{{ p.unroll }}", "{{ p.unrol }}")

@@ -14,7 +14,7 @@ from evo.executors import ExecutorConfig
 from evo.executors.local import LocalExecutor
 from evo.measure import Request
 from tests.chaos.kernel import BUILD_FAULTS, CPU_FAULTS
-from tests.chaos.requests import PATIENCE_S, build_request, evaluate, measure_request, neighbours_of_a_fault
+from tests.chaos.requests import PATIENCE_S, build_request, costs_only_itself, evaluate, measure_request
 from tests.ended import run_python
 from tests.executors.test_local import descendants
 
@@ -81,14 +81,7 @@ def strays(executor: LocalExecutor) -> list[psutil.Process]:
 @pytest.mark.parametrize("fault", CPU_FAULTS)
 def test_a_broken_candidate_costs_only_its_own_evaluation(executor: LocalExecutor, fault: str) -> None:
     number = 1 + CPU_FAULTS.index(fault)
-    ahead, broken, behind = neighbours_of_a_fault(
-        executor, request("none", number), request(fault, number), timed=False
-    )
-    assert ahead.status is Status.OK, ahead.log
-    assert broken.status in EXPECTED[fault], broken.log
-    assert broken.log
-    assert not broken.timings
-    assert behind.status is Status.OK, behind.log
+    costs_only_itself(executor, request("none", number), request(fault, number), EXPECTED[fault], timed=False)
     assert strays(executor) == []
 
 

@@ -56,8 +56,7 @@ def an_h200(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sources(module: ModuleType, dtype: str, cols: int, rows: int = 64) -> list[Any]:
-    found: list[Any] = module.frontend.DISPATCH._jit.fallbacks(0, dtype, {"rows": rows, "cols": cols})
-    return found
+    return module.frontend.DISPATCH._jit.fallbacks(0, dtype, {"rows": rows, "cols": cols})
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])

@@ -12,7 +12,7 @@ from evo.executors.local import LocalExecutor
 from evo.measure import Request
 from evo.targets import find_target
 from tests.chaos.kernel import CUDA_FAULTS
-from tests.chaos.requests import PATIENCE_S, build_request, evaluate, neighbours_of_a_fault
+from tests.chaos.requests import PATIENCE_S, build_request, costs_only_itself, evaluate
 
 pytestmark = pytest.mark.gpu
 
@@ -36,9 +36,7 @@ EXPECTED = {
 def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalExecutor]:
     opened = LocalExecutor(
         "cuda",
-        ExecutorConfig(
-            builders=2, cache_dir=tmp_path_factory.mktemp("cache"), gate_floor_s=4.0, build_floor_s=6
-        ),
+        ExecutorConfig(builders=2, cache_dir=tmp_path_factory.mktemp("cache"), gate_floor_s=4.0, build_floor_s=6),
     )
     yield opened
     opened.close()
@@ -51,14 +49,7 @@ def request(fault: str, number: int) -> Request:
 @pytest.mark.parametrize("fault", CUDA_FAULTS)
 def test_a_broken_candidate_costs_only_its_own_evaluation(executor: LocalExecutor, fault: str) -> None:
     number = CUDA_FAULTS.index(fault)
-    ahead, broken, behind = neighbours_of_a_fault(
-        executor, request("none", number), request(fault, number), timed=True
-    )
-    assert ahead.status is Status.OK, ahead.log
-    assert broken.status in EXPECTED[fault], broken.log
-    assert broken.log
-    assert not broken.timings
-    assert behind.status is Status.OK, behind.log
+    costs_only_itself(executor, request("none", number), request(fault, number), EXPECTED[fault], timed=True)
 
 
 def test_a_compiler_that_is_never_done_is_ended(executor: LocalExecutor) -> None:

@@ -72,8 +72,7 @@ class _Problem:
 
     def _dtype_of(self, expected: Expected) -> torch.dtype:
         argument = next(a for a in self.kernel.arguments if a.name == expected.name)
-        found: torch.dtype = self.dtype if argument.dtype == "problem" else getattr(torch, argument.dtype)
-        return found
+        return self.dtype if argument.dtype == "problem" else getattr(torch, argument.dtype)
 
 
 @pytest.mark.parametrize(("name", "target", "dtype"), PROBLEMS)

@@ -3,7 +3,6 @@ from __future__ import annotations
 import random
 
 import pytest
-from spaces import tiny_space
 
 from evo.problem.genome import Genome
 from evo.problem.space import Constraint, Ordinal, Space
@@ -18,14 +17,6 @@ def drain(unseen: Unseen, rng: random.Random) -> list[Genome]:
         except Exhausted:
             return found
         unseen.remember(found[-1])
-
-
-def test_what_others_proposed_is_not_drawn() -> None:
-    unseen, points = Unseen(tiny_space()), [Genome.of(p) for p in tiny_space().points()]
-    for genome in points[:12]:
-        unseen.remember(genome)
-        assert genome not in unseen
-    assert drain(unseen, random.Random(0)) == [points[12]]
 
 
 def test_a_large_space_with_few_legal_points_is_walked_from_point_to_point(monkeypatch: pytest.MonkeyPatch) -> None:
