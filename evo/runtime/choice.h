@@ -22,6 +22,7 @@ struct Answer {
     int variant = -1;
     Text text;
     const char* how = "";
+    bool undecided = false;  // a race decides
 
     bool serves() const { return variant >= 0; }
     std::string in_words() const { return (serves() ? "" : "PyTorch: ") + *text + how; }
@@ -65,10 +66,9 @@ struct Member {
         return true;
     }
 
-    // believed: that PyTorch was faster at its own problem.
-    Answer answer(const std::int64_t* sizes, bool believed) const {
+    Answer answer(const std::int64_t* sizes) const {
         Answer found;
-        if (believed && slower) {
+        if (slower) {
             found.text = slower;
         } else if (variant < 0) {
             found.text = text;
@@ -87,7 +87,6 @@ struct Family {
 
     Answer answer(const std::int64_t* sizes, size_t count) const {
         using Distance = std::array<std::int64_t, 1 + MOST_SIZES>;  // the sum, then the last dimension's, and so on
-        static constexpr std::int64_t NEAR = 4000000;               // millionths of a doubling
         if (members.empty()) {
             Answer none;
             none.text = text;
@@ -105,8 +104,10 @@ struct Family {
         }
         bool decided = nearest->measured;
         for (size_t i = 0; i < count; ++i) decided = decided && bucket_of(nearest->logs[i]) == bucket_of(logs[i]);
-        if (races && !decided) return {};
-        Answer answer = nearest->answer(sizes, races || least[0] <= NEAR);
+        Answer answer;
+        answer.undecided = races && !decided;
+        if (answer.undecided) return answer;
+        answer = nearest->answer(sizes);
         if (answer.serves())
             answer.how = !decided ? ", the nearest, unmeasured at such sizes" : least[0] ? ", the nearest that was measured" : ", measured at these sizes";
         return answer;

@@ -19,8 +19,6 @@ from .package import Variant, slower
 
 _UNIT = 1e6
 """Distances are whole numbers of millionths of a doubling, so that equal ones are equal however they are computed."""
-_NEAR = 4 * round(_UNIT)
-"""Sizes that are farther from a measurement's, summed over the dimensions, are not told by it."""
 
 EXACT, CLOSE, FAR = ", measured at these sizes", ", the nearest that was measured", ", the nearest, unmeasured at such sizes"
 """Which variant serves a problem, in words, as in choice.h."""
@@ -96,11 +94,6 @@ class Family:
 def is_measured(member: Member, sizes: Mapping[str, int]) -> bool:
     """Whether a member's own measurement decides for a problem."""
     return member.measured and bucket_of(member.sizes) == bucket_of(sizes)
-
-
-def is_near(member: Member, sizes: Mapping[str, int]) -> bool:
-    """Whether that PyTorch was faster for a member is believed of a problem where nothing is measured."""
-    return _distance(member.sizes, sizes)[0] <= _NEAR
 
 
 def bucket_of(sizes: Mapping[str, int]) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,13 +14,13 @@ from typing import Any
 import torch
 
 from . import cpu, cuda
-from .choice import CLOSE, EXACT, FAR, Family, Member, bucket_of, in_order, is_measured, is_near, member_of, members_of
+from .choice import CLOSE, EXACT, FAR, Family, Member, bucket_of, in_order, is_measured, member_of, members_of
 from .jit import Jit
-from .package import Busy, Package, Unavailable, Variant, faster_torch
-from .race import Races
-from .trial import Call, Loaded, Table
+from .package import MANIFEST, Busy, Package, Unavailable, Variant, digest, faster_torch, keep, kept
+from .trial import Call, Loaded, Table, race
 
 _RACING = 2
+"""Variants that a race is between, beside PyTorch."""
 _MOST_ENTRIES = 4096
 """That a table keeps; the oldest goes first."""
 
@@ -32,7 +33,7 @@ class Dispatch(Table):
         self.package = package
         self.native: Any = None
         """What else keeps answers, and forgets them with this: the native launcher, where there is one."""
-        self._jit, self._races = Jit(package, frontend), Races(package, frontend)
+        self._frontend, self._jit = frontend, Jit(package, frontend)
         self._variants = list(package.variants)
         """The package's, and behind them what was compiled here for sizes that nothing was tuned for."""
         self._families: dict[tuple[Any, ...], Family | str] = {}
@@ -52,7 +53,7 @@ class Dispatch(Table):
 
     def __missing__(self, key: tuple[Any, ...]) -> Call | str:
         if self._jit.busy:  # it takes long, and what is tried then may ask, too
-            return "a variant is being compiled"
+            return "a variant is being compiled or raced"
         with self._lock:
             found: Call | str
             try:
@@ -90,8 +91,8 @@ class Dispatch(Table):
         untuned: sizes that are compiled in and that no variant has, which are compiled when they are first met. At first on
         GPUs, where that takes part of a second, and not on CPUs, where it takes seconds.
         slower: problems whose nearest variant was measured, and PyTorch was faster. Not at first.
-        measure: by the fastest in a short race of the nearest two with PyTorch, problems unlike all that were measured; else
-        by the nearest variant. At first.
+        measure: problems unlike all that were measured by the fastest in a short race of the two nearest variants and
+        PyTorch, as at first; else by the nearest variant.
         """
         with self._lock:
             self._untuned = self._untuned if untuned is None else untuned
@@ -175,7 +176,7 @@ class Dispatch(Table):
         if isinstance(family, str):
             raise Unavailable(family)
         member = self._member(family, key)
-        if (left := self._left(family, member)) and (self._measures or is_near(member, sizes)):
+        if left := self._left(family, member):
             raise Unavailable(left)
         try:
             loaded = self._first(member.builds, device)
@@ -203,11 +204,12 @@ class Dispatch(Table):
         return self._raced[bucket]
 
     def _race(self, nearest: Sequence[Member], bucket: tuple[Any, ...], sizes: Mapping[str, int]) -> Member:
-        """What a race of the nearest two with PyTorch decides, held now or earlier. Raises Busy."""
-        device, dtype, common = bucket[0], bucket[1], ",".join(map(str, bucket[1:]))
-        found = self._races.result(device, common)
-        builds = [v for m in nearest for v in m.builds if found is not None and str(v) == found.variant]
-        if found is None or not builds:
+        """What a race of the nearest two with PyTorch decides, held now or earlier on this machine. Raises Busy."""
+        device, dtype, name = bucket[0], bucket[1], self._race_file(bucket)
+        variant, ratio, where = json.loads(kept(name) or '["", 0, ""]')
+        known = [v for m in nearest for v in m.builds if str(v) == variant]
+        builds = [v for v in known if not isinstance(self._loaded.get((v.index, device)), str)]  # it may have failed since
+        if not builds:
             if device >= 0:
                 cuda.refuse_while_capturing(device)
             contenders: list[Loaded] = []
@@ -219,22 +221,35 @@ class Dispatch(Table):
                     break
             if not contenders:
                 return nearest[0]  # of which the reason is told
+            self._jit.busy = True  # other threads do not wait
             try:
-                found = self._races.hold(device, common, contenders, sizes, dtype)
-            except Unavailable as reason:
-                return replace(nearest[0], slower="", how=f"{FAR}: {reason}")
-            builds = [c.variant for c in contenders if str(c.variant) == found.variant]
-        slower = faster_torch(found.sizes, "this machine", found.ratio) if found.ratio > 1 else ""
-        how = f", raced here at {found.sizes}: {1 / found.ratio:.2f} times PyTorch's speed"
-        return Member(builds, sizes, True, slower, how)
+                fastest, ratio, disturbed = race(self._frontend, contenders, sizes, dtype, device)
+            except Exception as error:  # whatever it is, the caller has a model to run
+                reason = str(error).partition("\n")[0]
+                return replace(nearest[0], how=f"{FAR}: no race could be held: {reason}")
+            finally:
+                self._jit.busy = False
+            builds, where = [fastest.variant], "x".join(map(str, sizes.values()))
+            if not disturbed:  # else the next process has another
+                keep(name, json.dumps([str(fastest.variant), ratio, where]).encode())
+        slower = faster_torch(where, "this machine", ratio) if ratio > 1 else ""
+        return Member(builds, sizes, True, slower, f", raced here at {where}: {1 / ratio:.2f} times PyTorch's speed")
+
+    def _race_file(self, bucket: tuple[Any, ...]) -> str:
+        device, *common = bucket
+        if device < 0:
+            machine = cpu.model(), torch.get_num_threads()
+        else:
+            machine = torch.cuda.get_device_name(device), cuda.driver_version()
+        return f"race-{digest(self.package.read(MANIFEST), torch.__version__, *map(str, (*machine, *common)))}"
 
     def _sizes(self, key: tuple[Any, ...]) -> dict[str, int]:
-        return {d["name"]: n for d, n in zip(self.package.dimensions, key[2:], strict=True)}
+        return {d["name"]: int(n) for d, n in zip(self.package.dimensions, key[2:], strict=True)}  # causal is a bool
 
     def _bucket(self, key: tuple[Any, ...]) -> tuple[Any, ...]:
-        """What all problems have in common that are served as the first of them that was raced."""
-        buckets = bucket_of(self._sizes(key))
-        return (*(n or b for n, b in zip(self._common(key), (0, 0, *buckets), strict=True)),)
+        """What problems share that are served as the first of them that was raced."""
+        device, dtype, *fixed = self._common(key)
+        return (device, dtype, *(int(n or b) for n, b in zip(fixed, bucket_of(self._sizes(key)), strict=True)))
 
     def _common(self, key: tuple[Any, ...]) -> tuple[Any, ...]:
         """What a problem has in common with all for which the same variants are right: other sizes count as 0."""

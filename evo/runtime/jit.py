@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,7 @@ import torch
 from . import cpu, cuda, nvrtc
 from .choice import factors, rank
 from .package import Package, Unavailable, Variant, digest, keep, kept
-from .trial import Loaded, try_out
+from .trial import Loaded, aside, try_out
 
 _MOST_SIZES = 32
 """That one process compiles: programs whose sizes never repeat would compile for ever."""
@@ -63,15 +62,14 @@ class Jit:
         """Compiled, tried and kept; or what was kept before. Raises Unavailable."""
         self.busy = True
         try:
-            with ThreadPoolExecutor(max_workers=1) as thread:  # without the modes, streams and settings of the caller's
-                return thread.submit(self._compiled, variant, device).result()
+            return aside(device, lambda place: self._compiled(variant, device, place))
         except Exception as error:  # whatever it is, the call is PyTorch's
             told = str(error) if isinstance(error, Unavailable) else f"{type(error).__name__}: {error}"
             raise Unavailable(f"compiling it on this machine fails: {told.partition(chr(10))[0]}") from error
         finally:
             self.busy = False
 
-    def _compiled(self, variant: Variant, device: int) -> Loaded:
+    def _compiled(self, variant: Variant, device: int, place: torch.device) -> Loaded:
         started, package, recipe = time.monotonic(), self._package, variant.record["recipe"]
         text, flags = variant.source(), recipe["flags"]
         headers = package.headers(text)
@@ -99,20 +97,12 @@ class Jit:
             code = before or compiler.compile(text, headers, flags, arch)[0]
             loaded = cuda.load_image(variant, name, code, device)
         if before is None:
-            self._try(loaded, device)
+            try_out(self._frontend, loaded, place)
+            if isinstance(loaded, cuda.Function) and loaded.variant.plan.blocks_per_multiprocessor is not None:
+                # A persistent grid also with so few blocks that each takes many turns.
+                try_out(self._frontend, replace(loaded, multiprocessors=1), place)
             keep(name, code)
             if (seconds := time.monotonic() - started) > _SAID_AFTER_S:
                 with suppress(OSError, ValueError):  # a closed stderr is no fault of the call
                     print(f"{package.name}: compiling {variant} took {seconds:.1f} s, once", file=sys.stderr)
         return loaded
-
-    def _try(self, loaded: Loaded, device: int) -> None:
-        """Raises Unavailable. A persistent grid also with so few blocks that each takes many turns."""
-        if isinstance(loaded, cpu.Library):
-            try_out(self._frontend, loaded, torch.device("cpu"))
-            return
-        with cuda.beside_captures(), torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):
-            place = torch.device("cuda", device)
-            try_out(self._frontend, loaded, place)
-            if loaded.variant.plan.blocks_per_multiprocessor is not None:
-                try_out(self._frontend, replace(loaded, multiprocessors=1), place)

@@ -93,8 +93,8 @@ class Table {
     Answer find(const Problem& problem) {
         if (const auto family = known(problem)) {
             Answer answer = family->answer(problem.sizes(), problem.count - 2);
-            if (!answer.text && family->races)
-                if (const auto winner = raced(problem)) answer = winner->answer(problem.sizes(), true);
+            if (answer.undecided)
+                if (const auto winner = raced(problem)) answer = winner->answer(problem.sizes());
             if (answer.text) return answer;
         }
         return ask(problem);
@@ -187,11 +187,12 @@ class Table {
             if (cleared == state_->cleared) {
                 if (!family->members.empty()) state_->families.insert_or_assign(common, family);
                 else state_->place(common) = {common, family};
-                if (state_->raced.size() >= MOST_RACED) state_->raced.erase(state_->raced.begin());
+                if (winner && state_->raced.size() >= MOST_RACED) state_->raced.erase(state_->raced.begin());
                 if (winner) state_->raced.insert_or_assign(bucket, winner);
             }
         }
-        Answer found = winner ? winner->answer(problem.sizes(), true) : family->answer(problem.sizes(), problem.count - 2);
+        Answer found = family->answer(problem.sizes(), problem.count - 2);
+        if (found.undecided && winner) found = winner->answer(problem.sizes());
         return found.text ? found : answer;
     }
 

@@ -1,19 +1,25 @@
 """Is a variant right? The frontend's cases, random inputs and edge cases, against PyTorch and float64: what was compiled on
-this machine is tried before it serves a call, and `python -m PACKAGE check` asks of every variant."""
+this machine is tried before it serves a call, and `python -m PACKAGE check` asks of every variant. Is it faster than
+PyTorch? A race tells, at a problem that nobody measured.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn, TypeVar
 
 import torch
 
 from . import tolerance as tolerance_rule
 from .cpu import Library
-from .cuda import CudaCall, Function
+from .cuda import CudaCall, Function, beside_captures
 from .package import Package, Unavailable
+from .timing import watch
 
 Call = Library | CudaCall
 Loaded = Library | Function
@@ -23,13 +29,22 @@ Table = dict[tuple[Any, ...], Call | str]
 _FREE_SIZE = 64
 """What sizes that are not compiled in are at most in a trial."""
 
+_ROUNDS, _ROUNDS_ON_CPU = 3, 7
+"""Of which the shortest counts: what disturbs a call only adds to its time."""
+_LONGEST_RACE_S = 0.2
+"""On a CPU: what takes longer has one round."""
+_LEAD_CYCLES = 1 << 20
+"""Of the GPU's clock, about half a millisecond: so long the GPU waits, while the CPU enqueues all rounds."""
+
+_Found = TypeVar("_Found")
+
 
 class OneVariant(Table):
     """A table of one variant only."""
 
-    def __init__(self, loaded: Loaded, retire: Callable[[int, int, str], None]) -> None:
+    def __init__(self, loaded: Loaded) -> None:
         super().__init__()
-        self._loaded, self._retire = loaded, retire
+        self._loaded = loaded
 
     def __missing__(self, key: tuple[Any, ...]) -> Call | str:
         variant = self._loaded.variant
@@ -37,31 +52,102 @@ class OneVariant(Table):
         if any(sizes[n] != variant.sizes[n] for n in variant.fixed):
             return "other sizes are compiled in"
         try:
-            return self._loaded.call(sizes, self._retire)
+            return self._loaded.call(sizes, _fail)
         except Unavailable as reason:
             return str(reason)
 
 
+def _fail(_variant: int, _device: int, reason: str) -> NoReturn:
+    raise Unavailable(reason)
+
+
+def aside(device: int, work: Callable[[torch.device], _Found]) -> _Found:
+    """In a thread of its own, without the modes and settings of the caller's; on a GPU, on the caller's stream there, also
+    while other threads capture graphs. Raises what `work` raises."""
+    threads, stream = torch.get_num_threads(), torch.cuda.current_stream(device) if device >= 0 else None
+
+    def run() -> _Found:
+        with torch.no_grad():
+            if stream is None:
+                torch.set_num_threads(threads)
+                return work(torch.device("cpu"))
+            with beside_captures(), torch.cuda.device(device), torch.cuda.stream(stream):
+                return work(torch.device("cuda", device))
+
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        return thread.submit(run).result()
+
+
 def try_out(frontend: Any, loaded: Loaded, place: torch.device) -> None:
-    """To be called in a thread of its own. Raises Unavailable for a variant that is wrong or that no case tries; what
-    PyTorch raises, as where no memory is left."""
-
-    def failed(_variant: int, _device: int, reason: str) -> None:
-        raise Unavailable(reason)
-
-    variant, table = loaded.variant, OneVariant(loaded, failed)
+    """To be called `aside`. Raises Unavailable for a variant that is wrong or that no case tries; what PyTorch raises, as
+    where no memory is left."""
+    variant, table = loaded.variant, OneVariant(loaded)
     sizes = {n: size if n in variant.fixed else min(size, _FREE_SIZE) for n, size in variant.sizes.items()}
     tried = False
-    with torch.no_grad():
-        for name, args in frontend.cases(sizes, getattr(torch, variant.dtype), place, 0):
-            own = frontend.served(table, *args)
-            if own is not None:
-                tried = True
-                reason = compare(own, frontend.ORIGINAL(*args), frontend.exact(*args), variant.package)[2]
-                if reason:
-                    raise Unavailable(f"its results are not PyTorch's ({name}: {reason})")
+    for name, args in frontend.cases(sizes, getattr(torch, variant.dtype), place, 0):
+        own = frontend.served(table, *args)
+        if own is not None:
+            tried = True
+            reason = compare(own, frontend.ORIGINAL(*args), frontend.exact(*args), variant.package)[2]
+            if reason:
+                raise Unavailable(f"its results are not PyTorch's ({name}: {reason})")
     if not tried:
         raise Unavailable("no case could be tried")
+
+
+def race(
+    frontend: Any, variants: Sequence[Loaded], sizes: Mapping[str, int], dtype: torch.dtype, device: int
+) -> tuple[Loaded, float, bool]:
+    """The fastest for one problem, its time over PyTorch's, and whether other programs disturbed the race. Raises
+    Unavailable where none takes the problem; what PyTorch raises, as where no memory is left.
+
+    On a GPU the kernels' own time counts, with none of their data in its second-level cache: a wait on the stream lets the
+    CPU run ahead of it. On a CPU it is the time of a call that is launched from Python.
+    """
+
+    def times(place: torch.device) -> tuple[Loaded, float, bool]:
+        args, disturbed = frontend.timed(dict(sizes), dtype, place, 0), watch() if device < 0 else bool
+        calls = [partial(frontend.served, OneVariant(v), *args) for v in variants]
+        taking = [i for i, call in enumerate(calls) if call() is not None]  # and what is done once is done: code, plans
+        if not taking:
+            raise Unavailable("no variant takes it")
+        contenders = [partial(frontend.ORIGINAL, *args), *(calls[i] for i in taking)]
+        contenders[0]()
+        original, *own = _times_on_cpu(contenders) if device < 0 else _times_on_gpu(contenders, place)
+        return variants[taking[own.index(min(own))]], min(own) / original, disturbed()
+
+    return aside(device, times)
+
+
+def _times_on_gpu(calls: Sequence[Callable[[], object]], place: torch.device) -> list[float]:
+    """Milliseconds."""
+    other_data = torch.empty(torch.cuda.get_device_properties(place).L2_cache_size, dtype=torch.uint8, device=place)
+    spans: list[list[tuple[torch.cuda.Event, torch.cuda.Event]]] = [[] for _ in calls]
+    torch.cuda.current_stream().synchronize()
+    torch.cuda._sleep(_LEAD_CYCLES)
+    for _ in range(_ROUNDS):
+        for call, found in zip(calls, spans, strict=True):
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            other_data.zero_()
+            begin.record()
+            call()
+            end.record()
+            found.append((begin, end))
+    torch.cuda.current_stream().synchronize()
+    return [min(begin.elapsed_time(end) for begin, end in found) for found in spans]
+
+
+def _times_on_cpu(calls: Sequence[Callable[[], object]]) -> list[float]:
+    """Seconds."""
+    shortest, ends = [math.inf] * len(calls), time.perf_counter() + _LONGEST_RACE_S
+    for number in range(_ROUNDS_ON_CPU):
+        if number and time.perf_counter() > ends:
+            break
+        for i, call in enumerate(calls):
+            began = time.perf_counter()
+            call()
+            shortest[i] = min(shortest[i], time.perf_counter() - began)
+    return shortest
 
 
 @dataclass(frozen=True)

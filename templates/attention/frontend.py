@@ -108,8 +108,8 @@ def also_serve(
     with PyTorch and float64. On at first on a GPU, where that takes part of a second; off on a CPU, where it takes
     seconds.
     slower, off at first: problems whose nearest variant was measured, and PyTorch was faster.
-    measure, on at first: problems that are unlike all that were measured, by the fastest in a short race: the nearest two
-    variants and PyTorch, at the first such call, once a machine. Off: by the nearest variant, unseen.
+    measure, on at first: problems unlike all that were measured are served by the fastest in a short race of the two nearest
+    variants and PyTorch, at the first such call, once a machine. Off: by the nearest variant.
     """
     global _in_graphs, _recording
     if gradients is not None:

@@ -105,8 +105,8 @@ def also_serve(
     untuned, on at first: numbers of columns that no variant has, on a GPU. The first call with one compiles the nearest
     variant for it and compares it with PyTorch and float64: part of a second, once a machine.
     slower, off at first: problems whose nearest variant was measured, and PyTorch was faster.
-    measure, on at first: problems that are unlike all that were measured, by the fastest in a short race: the nearest two
-    variants and PyTorch, at the first such call, once a machine. Off: by the nearest variant, unseen.
+    measure, on at first: problems unlike all that were measured are served by the fastest in a short race of the two nearest
+    variants and PyTorch, at the first such call, once a machine. Off: by the nearest variant.
     """
     global _in_graphs, _recording
     if gradients is not None:

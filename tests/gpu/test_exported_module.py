@@ -95,7 +95,7 @@ def test_what_nobody_measured_is_raced_outside_of_captures(
     fresh.also_serve(measure=True, slower=True)
     args = arguments(77)
     with torch.cuda.graph(torch.cuda.CUDAGraph()):
-        assert fresh.explain(*args).startswith("PyTorch: it was not used before the capture")
+        assert fresh.explain(*args).startswith("PyTorch: no such call was made before the capture")
     on_variant(fresh, args)
     for rows in (77, 80):
         assert ", raced here at 77x1024: " in fresh.explain(*arguments(rows))

@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -42,9 +43,10 @@ def decide(cache: Path, problem: str, ratio: float) -> None:
 
 
 def test_a_race_decides_for_all_problems_of_its_bucket_and_is_remembered(
-    copy_of: Path, use: Importer, cache: Path, tmp_path: Path
+    copy_of: Path, use: Importer, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = use(copy_of)
+    monkeypatch.setattr(f"{copy_of.name}.runtime.trial.watch", lambda: bool)  # what is disturbed is not kept
     assert FAR in way(module, 300, 100)
     module.also_serve(measure=True)
     for rows, cols in ((300, 100), (301, 101), (64, 900)):
@@ -65,6 +67,23 @@ def test_what_was_measured_is_not_raced(copy_of: Path, use: Importer, cache: Pat
     for cols, how in ((96, EXACT), (100, CLOSE), (1024, EXACT)):
         assert how in way(module, 64, cols)
     assert not cache.exists()
+
+
+@pytest.mark.parametrize("launched", ["use", "natively"])
+def test_a_race_in_the_same_bucket_takes_nothing_from_what_was_measured(
+    copy_of: Path, launched: str, cache: Path, request: pytest.FixtureRequest
+) -> None:
+    """87 columns are of the bucket of 96, and nearer to 80, which nobody measured."""
+
+    def change(manifest: dict[str, Any]) -> None:
+        timed(FASTER)(manifest)
+        manifest["variants"][1]["workload"]["dims"]["cols"] = 80
+
+    edit_manifest(copy_of, change)
+    module = request.getfixturevalue(launched)(copy_of)
+    module.also_serve(measure=True)
+    assert "64x87" in way(module, 64, 87)
+    assert f"variant 0 (cpu native, float32, tuned for 64x96){EXACT}" in way(module, 64, 96)
 
 
 def test_a_race_that_cannot_be_held_leaves_the_nearest(
@@ -88,6 +107,6 @@ def test_the_native_launcher_follows_the_race(copy_of: Path, natively: Importer,
     assert "300x100" in way(module, 290, 105)
     assert "64x900" in way(module, 64, 900)
     module.also_serve(slower=True)
-    assert "raced here at 64x900: " in way(module, 65, 910)
+    assert ", raced here at " in way(module, 65, 910)
     module.also_serve(measure=False)
     assert FAR in way(module, 290, 105)

@@ -87,13 +87,6 @@ def test_only_an_undisturbed_final_on_such_a_device_is_a_reason(
     assert ways(use(copy_of), 96)[0].startswith("variant 0 ")
 
 
-def test_what_is_far_away_is_another_matter(copy_of: Path, use: Importer) -> None:
-    edit_manifest(copy_of, timed(SLOWER, variants=(0, 1)))
-    module = use(copy_of)
-    for rows, way in ((4, "PyTorch: measured"), (1024, "PyTorch: measured"), (3, "variant 0 "), (1025, "variant 0 ")):
-        assert module.explain(torch.randn(rows, 96), (96,)).startswith(way), rows
-
-
 def test_a_slower_variant_can_still_be_checked_and_timed(copy_of: Path, command: Any) -> None:
     def change(manifest: dict[str, Any]) -> None:
         del manifest["variants"][1:]
