@@ -30,9 +30,8 @@ from evo.lineage.store import Store
 from evo.problem.kernel import Workload
 from evo.problem.space import Point
 from evo.report.text import counted, duration, short
-from evo.search.finals import Finalist
 from evo.search.loop import Budget, Improvement, Progress
-from evo.search.run import Outcome
+from evo.search.run import Finalist, Outcome
 
 LINE_EVERY_S = 5.0
 

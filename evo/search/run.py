@@ -1,29 +1,36 @@
 """A whole run: start it or take it up again, search, hold the finals, name the winners.
 
 Everything a run needs to be continued is in its record, so `start` and `resume` meet in the same function.
+
+A search picks its best by many noisy timings, so the best of them is partly lucky (the winner's curse). The finals use
+new data in a process that has seen none of the finalists. Each is also compiled and gated for neighbouring sizes; those
+that pass run interleaved with PyTorch and with a copy of the same size. The fastest runs once more, in another fresh
+process and on other data, beside these baselines and a second copy of itself: what one copy seems to gain over the other
+is the noise floor (A/A control). Only this confirming figure is reported, and a candidate that fails there has not won.
+Finalists are compared with each other by the race that all of them ran in; the winner keeps its time in that race, too.
 """
 
 from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from itertools import product
 from pathlib import Path
 
 from evo import __version__
 from evo.errors import EvoError, StoreError, TemplateError, UsageError, error_line
-from evo.evaluation import Candidate, Status
+from evo.evaluation import AA_CONTROL, FINALIST, Build, Candidate, Check, Evaluation, Status, Timing
 from evo.executors import Executor, ExecutorConfig, find_executor
 from evo.lineage import Environment, RunSpec, RunStatus, Stage, StoredRun
 from evo.lineage.store import Store
+from evo.measure.clock import noise_floor
 from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel, Workload, load_kernel
 from evo.problem.space import Value
-from evo.search.finals import Finals, end_finals, hold_race
 from evo.search.loop import Budget, Observer, Search, StopReason, default_max_in_flight
 from evo.search.tasks import TaskExecutor, tasks_of
 from evo.targets import Target, find_target
@@ -33,6 +40,57 @@ _WITHIN = 0.03
 """How much longer than the fastest variant that is known for a point the one that serves it may take."""
 _MOST_VARIANTS = 12
 """For one dtype."""
+_CONFIRMATIONS = 2
+"""How often a race is held that died without naming a contender, before its contender counts as refused."""
+
+
+@dataclass(kw_only=True)
+class Finalist:
+    """A finalist with what the finals have found out about it."""
+
+    candidate: Candidate
+    build: Build
+    measurement: Evaluation
+
+    @property
+    def name(self) -> str:
+        """As a contender."""
+        return str(self.candidate.order)
+
+    @property
+    def passed(self) -> bool:
+        return self.measurement.status is Status.OK
+
+    @property
+    def timing(self) -> Timing | None:
+        """The winner's is that of the race that confirmed it."""
+        return self._cold("candidate")
+
+    @property
+    def raced(self) -> Timing | None:
+        """In the race of all finalists."""
+        return self._cold(FINALIST) or self.timing
+
+    def _cold(self, contender: str) -> Timing | None:
+        return next((t for t in self.measurement.timings if t.contender == contender and t.protocol != "hot"), None)
+
+    def enter(self, name: str) -> tuple[str, Genome, Build]:
+        return name, self.candidate.proposal.genome, self.build
+
+    def refuse(self, reason: str) -> None:
+        """After it has passed the gate."""
+        checks = (*self.measurement.checks, Check(case="timed", passed=False, reason=reason))
+        self.measurement = replace(self.measurement, status=Status.WRONG, checks=checks, log=reason)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finals:
+    """Finalists, fastest first (the refused ones last), and the baselines' timings."""
+
+    finalists: tuple[Finalist, ...] = ()
+    baselines: tuple[Timing, ...] = ()
+    winner: Finalist | None = None
+    """The first of the finalists, if a race of its own has confirmed it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,6 +316,140 @@ def _store_finals(store: Store, run: StoredRun, task: int, finals: Finals, elaps
         store.add_baselines(run, task, finals.baselines, stage=Stage.FINAL)
         # Also None: the winner of earlier finals has not won these.
         store.set_winner(run, task, finals.winner.candidate.order if finals.winner else None)
+
+
+# -- the finals of one task --------------------------------------------------------------------------------------
+
+
+def hold_race(task: TaskExecutor, elites: list[Candidate]) -> tuple[list[Finalist], tuple[Timing, ...]]:
+    """Gates and races the elites of one task: no timings where none passes. The device process must be fresh
+    (`Executor.renew_device`).
+
+    Raises EvoError if the race itself cannot be held.
+    """
+    finalists = _gate_all(task, elites)
+    passed = [f for f in finalists if f.passed]
+    return finalists, _race(task, passed) if passed else ()
+
+
+def end_finals(
+    task: TaskExecutor, finalists: list[Finalist], timings: tuple[Timing, ...], preferred: Collection[int] = ()
+) -> Finals:
+    """Has the fastest of a race confirmed; of the `preferred` candidates, by order, where one of them is."""
+    winner, passed = None, [f for f in finalists if f.passed]
+    if passed:
+        winner, timings = _confirm(task, passed, timings, preferred)
+    timings = _with_noise_floor(timings, winner)
+    for f in passed:
+        own = tuple(replace(t, contender="candidate") for t in timings if t.contender == f.name)
+        raced = tuple(t for t in timings if t.contender == FINALIST and f is winner)
+        f.measurement = replace(f.measurement, timings=own + raced if f.passed else ())
+    names = {FINALIST, *(f.name for f in finalists)}
+    return Finals(
+        finalists=tuple(sorted(finalists, key=lambda f: (f is not winner, _ratio(f.timing)))),
+        baselines=tuple(t for t in timings if t.contender not in names),
+        winner=winner,
+    )
+
+
+def _gate_all(task: TaskExecutor, elites: list[Candidate]) -> list[Finalist]:
+    """Each for the workload and its neighbours; all are built at once."""
+    building = [(c, [(t, t.build(c.proposal.genome)) for t in task.with_neighbours(c.proposal.genome)]) for c in elites]
+    found = []
+    for candidate, futures in building:
+        builds = [(t, future.result()) for t, future in futures]
+        verdict = _gate(candidate.proposal.genome, builds)
+        found.append(Finalist(candidate=candidate, build=builds[0][1], measurement=verdict))
+    return found
+
+
+def _gate(genome: Genome, builds: list[tuple[TaskExecutor, Build]]) -> Evaluation:
+    """One verdict over the workload and its neighbours, up to the first refusal."""
+    total = Evaluation(status=Status.OK)
+    for task, built in builds:
+        if built.binary is None:
+            return replace(total, status=built.status, checks=(), log=f"for {task.workload}: {built.log}")
+        found = task.measure(genome, built, time=False).result()
+        total = replace(
+            found,
+            checks=total.checks + found.checks,
+            seconds=total.seconds + found.seconds,
+            gate_seconds=total.gate_seconds + found.gate_seconds,
+        )
+        if found.status is not Status.OK:
+            return replace(total, log=f"for {task.workload}: {found.log}")
+    return total
+
+
+def _race(task: TaskExecutor, finalists: list[Finalist]) -> tuple[Timing, ...]:
+    """Timings of all that can be timed. A contender that breaks the race is refused, and the others race again.
+
+    Raises EvoError if not even the baselines can be timed.
+    """
+    for _ in range(len(finalists) + 1):
+        entered = {f.name: f for f in finalists if f.passed}
+        outcome = task.race([f.enter(name) for name, f in entered.items()], task.problem.ceilings)
+        refused = {name: reason for name, reason in outcome.refused if name in entered}
+        for name, reason in refused.items():
+            entered[name].refuse(reason)
+        if outcome.timings:
+            return outcome.timings
+        if not refused:
+            # The process died without naming a contender: each races alone beside the reference.
+            for name, f in entered.items():
+                alone = task.race([f.enter(name)])
+                if not alone.timings:
+                    f.refuse(alone.log)
+    raise EvoError(f"the finals of {task.workload} could not be timed: {outcome.log}; resume the run to try again")
+
+
+def _confirm(
+    task: TaskExecutor, finalists: list[Finalist], timings: tuple[Timing, ...], preferred: Collection[int]
+) -> tuple[Finalist | None, tuple[Timing, ...]]:
+    """Runs the fastest, of the preferred if there are any, once more, beside a second copy of itself and the baselines, on
+    other data in a fresh process, cold and hot. If it is refused there, the next one runs.
+
+    Returns the winner, and all timings with these in place of those of the first race; of that one the winner's stays, as
+    `FINALIST`. There is no winner if none passes, or if a race dies twice without naming a contender.
+    """
+    task = replace(task, seed=task.seed + 1)
+    by_name = {f.name: f for f in finalists if f.passed}
+    own = [t for t in timings if t.contender in by_name and t.ratio is not None]
+    for first in sorted(own, key=lambda t: (by_name[t.contender].candidate.order not in preferred, _ratio(t))):
+        name, finalist = first.contender, by_name[first.contender]
+        for _ in range(_CONFIRMATIONS):
+            task.executor.renew_device()
+            outcome = task.race([finalist.enter(name), finalist.enter(AA_CONTROL)], task.problem.ceilings, hot=True)
+            reasons = [reason for n, reason in outcome.refused if n in (name, AA_CONTROL)]
+            timed = {t.contender for t in outcome.timings}
+            if reasons or name in timed:
+                break
+        if reasons:
+            finalist.refuse(f"{reasons[0]} (when its time was to be confirmed)")
+        elif name in timed:
+            kept = (t for t in timings if t.contender not in timed)
+            return finalist, (*kept, *outcome.timings, replace(first, contender=FINALIST))
+        else:
+            finalist.refuse(f"its time could not be confirmed: {outcome.log}")
+            break  # the device is not to be trusted either
+    return None, timings
+
+
+def _with_noise_floor(timings: tuple[Timing, ...], winner: Finalist | None) -> tuple[Timing, ...]:
+    """The A/A control's time carries the noise floor of the race that confirmed the winner into the record."""
+    cold = {t.contender: t for t in timings if t.protocol != "hot"}
+    own, control = cold.get(winner.name) if winner else None, cold.get(AA_CONTROL)
+    if own is None or control is None or len(own.samples_us) != len(control.samples_us):
+        return timings
+    noise = noise_floor(own.samples_us, control.samples_us)
+    return tuple(replace(t, clocks={**t.clocks, "noise_floor": noise}) if t is control else t for t in timings)
+
+
+def _ratio(timing: Timing | None) -> float:
+    return timing.ratio if timing and timing.ratio is not None else float("inf")
+
+
+# -- what a run begins with --------------------------------------------------------------------------------------
 
 
 def _default_builders(target: str) -> int:

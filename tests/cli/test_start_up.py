@@ -29,7 +29,6 @@ HEAVY = {
     "pygments",
     "evo.search.run",
     "evo.search.loop",
-    "evo.search.finals",
     "evo.measure.clock",
     "evo.executors",
     "evo.search.samplers",

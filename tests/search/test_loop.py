@@ -21,9 +21,8 @@ from evo.lineage import Environment, RunSpec, StoredRun
 from evo.lineage.store import Store
 from evo.measure import RaceRequest, RaceResult, Request
 from evo.problem.kernel import load_kernel
-from evo.search.finals import Finals, end_finals, hold_race
 from evo.search.loop import Budget, Progress, Search, StopReason
-from evo.search.run import check_workloads, hold_all_finals, plan_run
+from evo.search.run import Finals, check_workloads, end_finals, hold_all_finals, hold_race, plan_run
 from evo.search.samplers import find_sampler
 from evo.search.tasks import TaskExecutor
 from evo.targets import find_target
