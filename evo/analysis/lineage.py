@@ -11,7 +11,6 @@ from functools import wraps
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
-from evo.analysis.best import find_best
 from evo.analysis.candidates import read_candidate, read_source
 from evo.analysis.descent import read_family
 from evo.analysis.diff import diff
@@ -21,7 +20,7 @@ from evo.analysis.finals import read_run_finals
 from evo.analysis.importance import read_importance
 from evo.analysis.operators import read_operators
 from evo.analysis.pareto import read_pareto
-from evo.analysis.runs import compare, list_runs, read_history
+from evo.analysis.runs import compare, find_best, list_runs, read_history
 from evo.analysis.sql import select_sql
 from evo.lineage.store import Store
 

@@ -11,10 +11,9 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from evo.analysis.best import Best, find_best
 from evo.analysis.candidates import CandidateRecord, read_source
 from evo.analysis.finals import Cover, Finalist, RunFinals, WorkloadFinals, ceiling_note, read_run_finals
-from evo.analysis.runs import ComparedRun, Comparison, ListedRun, SettingDifference, list_runs
+from evo.analysis.runs import Best, ComparedRun, Comparison, ListedRun, SettingDifference, find_best, list_runs
 from evo.analysis.runs import compare as compare_runs
 from evo.analysis.times import RelativeTime
 from evo.cli.options import DEFAULT_DB, Db, Json, answer, command_line, make_console, print_json

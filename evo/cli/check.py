@@ -19,8 +19,8 @@ from typing import Annotated, Any
 
 import typer
 
-from evo.analysis.best import find_best
 from evo.analysis.candidates import CandidateRecord
+from evo.analysis.runs import find_best
 from evo.cli.options import (
     DEFAULT_DB,
     Db,

@@ -10,10 +10,9 @@ from typing import Annotated
 
 import typer
 
-from evo.analysis.best import ranked
 from evo.analysis.candidates import CandidateRecord, read_candidate
 from evo.analysis.descent import read_family
-from evo.analysis.runs import find_run
+from evo.analysis.runs import find_run, ranked
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, print_json
 from evo.cli.recorded import find_named, read_winners
 from evo.errors import StoreError, UsageError

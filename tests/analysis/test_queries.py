@@ -7,10 +7,9 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from evo.analysis.best import find_best
 from evo.analysis.candidates import read_candidate, read_source
 from evo.analysis.failures import read_failures
-from evo.analysis.runs import find_run, list_runs, read_history
+from evo.analysis.runs import find_best, find_run, list_runs, read_history
 from evo.errors import StoreError, UnknownNameError
 from evo.evaluation import Status
 from evo.lineage import StoredRun

@@ -11,7 +11,6 @@ import pytest
 import samples as s
 from sqlalchemy import Engine, event
 
-from evo.analysis.best import find_best
 from evo.analysis.candidates import read_candidate, read_source
 from evo.analysis.descent import read_family
 from evo.analysis.diff import diff
@@ -21,7 +20,7 @@ from evo.analysis.finals import read_run_finals
 from evo.analysis.importance import read_importance
 from evo.analysis.operators import read_operators
 from evo.analysis.pareto import read_pareto
-from evo.analysis.runs import compare, find_run, list_runs, read_history
+from evo.analysis.runs import compare, find_best, find_run, list_runs, read_history
 from evo.analysis.sql import select_sql
 from evo.lineage import Stage
 from evo.lineage.models import public_id

@@ -10,8 +10,8 @@ import pytest
 import samples as s
 from sqlalchemy import inspect, text
 
-from evo.analysis.best import find_best
 from evo.analysis.descent import read_family
+from evo.analysis.runs import find_best
 from evo.evaluation import Parent
 from evo.lineage.store import Store
 
