@@ -1,7 +1,5 @@
 """evo: a search engine for compute kernels that needs no language model."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:

@@ -1,7 +1,5 @@
 """Plug-ins by file name: a new sampler, operator, target or exporter is one file, and no registry is edited."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from types import ModuleType

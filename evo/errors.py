@@ -1,7 +1,5 @@
 """Every error that evo raises on purpose. A command ends with exit code 2 for a UsageError and 1 for any other."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

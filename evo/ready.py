@@ -12,8 +12,6 @@ machine that none of its variants is for, its functions are PyTorch's, and its `
 engine is imported.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import json

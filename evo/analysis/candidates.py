@@ -1,7 +1,5 @@
 """One candidate: its whole record, its build, its source."""
 
-from __future__ import annotations
-
 import string
 import zlib
 from collections.abc import Collection, Sequence

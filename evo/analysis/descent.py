@@ -1,7 +1,5 @@
 """A candidate's whole family: where it came from, what came of it, and what each change gained."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass

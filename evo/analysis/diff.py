@@ -1,7 +1,5 @@
 """Two candidates side by side: what differs between them, and how much faster one is."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

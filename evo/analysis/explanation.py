@@ -5,8 +5,6 @@ with it. The measured genomes that have some of the edits and nothing else are p
 differ in one edit are a measurement of that edit's gain.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What broke: by kind, by reason, by parameter value; and which rule would have avoided it at what cost."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter, defaultdict

@@ -1,7 +1,5 @@
 """The finals of a run: which candidates were raced, how fast each was, and which cannot be told from the winner."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass

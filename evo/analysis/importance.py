@@ -1,8 +1,6 @@
 """Which parameters matter for being fast (PED-ANOVA over what a run has measured), and which of their values it has hardly
 tried."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What each operator was worth in a run, and when."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from dataclasses import dataclass

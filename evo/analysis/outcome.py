@@ -1,7 +1,5 @@
 """What a run found: the record behind a report, workload by workload."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Candidates that no other beats in everything at once: time against registers, spills, shared memory and accuracy."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

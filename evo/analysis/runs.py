@@ -1,8 +1,6 @@
 """Runs: all of them at a glance, the course of one, several side by side; and the fastest candidates: of each kernel, device
 and workload over all runs, of each run, of each workload of a run."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace

@@ -1,7 +1,5 @@
 """Anybody's question in SQL: one statement, which cannot change anything, cannot run for ever and cannot fill the memory."""
 
-from __future__ import annotations
-
 import re
 import sqlite3
 import time

@@ -1,7 +1,5 @@
 """The times of candidates in the races of the search and of the finals, and how much faster one is than another."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The command line: parsing and printing only. One module for each group of commands."""
 
-from __future__ import annotations
-
 import gc
 import sys
 from collections.abc import Sequence

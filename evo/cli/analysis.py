@@ -1,7 +1,5 @@
 """evo failures, operators, importance, pareto: what a run can tell about its search space."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Annotated

@@ -1,7 +1,5 @@
 """evo best, runs, compare, show: what was found, what was searched, which run was better, and all that is known of one."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from itertools import groupby

@@ -4,8 +4,6 @@ What is looked at: all structural branches of a kernel, a recorded candidate com
 the best known one and the default in a race with the baselines.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """evo doctor: what this machine can do, and the remedy for what it cannot."""
 
-from __future__ import annotations
-
 import platform
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """evo export: winners as files for other programs; evo import-workloads: job files from another program's dataset."""
 
-from __future__ import annotations
-
 import json as json_format
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace

@@ -1,7 +1,5 @@
 """evo prune, vacuum, merge, backup: looking after databases."""
 
-from __future__ import annotations
-
 import shlex
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta

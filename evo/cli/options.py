@@ -1,7 +1,5 @@
 """Options that several commands share, and how their text is read. The only place that reads the environment."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """evo query: a question in SQL."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math

@@ -1,7 +1,5 @@
 """evo report, evo dashboard: a run as one HTML file, and all runs as live pages."""
 
-from __future__ import annotations
-
 import importlib.util
 import ipaddress
 import os

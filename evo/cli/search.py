@@ -1,7 +1,5 @@
 """evo search, evo resume; and what other commands that build and run candidates begin with."""
 
-from __future__ import annotations
-
 import re
 import signal
 import tomllib

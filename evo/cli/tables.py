@@ -3,8 +3,6 @@
 Values come out of databases and files: nothing in them is markup, and none of them moves the cursor.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

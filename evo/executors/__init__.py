@@ -5,8 +5,6 @@ Builds go wide over a pool of processes; one candidate at a time is measured on 
 that breaks it.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future

@@ -11,8 +11,6 @@ that itself. Each worker watches the command as well (`end_with_command`).
 Limits hold accidents, not attackers: a candidate is code that runs as the user.
 """
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import multiprocessing

@@ -4,8 +4,6 @@ Written for processes that break: a worker's death shows at once, whatever its e
 started; what it printed last is kept; and an answer that cannot be read counts as a death.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import os

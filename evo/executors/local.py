@@ -4,8 +4,6 @@ What is decided here is the order of things: measurements one behind the other, 
 share cores. Each builder has a thread, and so has the device; what happens to a process is seen to in its thread.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -5,8 +5,6 @@ Every winner is built for the architecture it was measured on, and for the other
 where it is legal and compiles, else the best candidate for its workload that does.
 """
 
-from __future__ import annotations
-
 import platform
 import re
 import tempfile

@@ -12,8 +12,6 @@ not run.
 Reference: flashinfer-bench 0.1.2, flashinfer_bench/data and compile/builders/python_builder.py.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import math

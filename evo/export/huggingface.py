@@ -6,8 +6,6 @@ without state, and the package of `module`, which does the work.
 Reference: https://huggingface.co/docs/kernels, "Kernel requirements"; kernels 0.17.2.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

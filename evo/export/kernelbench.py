@@ -7,8 +7,6 @@ evaluates on GPUs only, so winners of other targets are refused.
 Reference: https://github.com/ScalingIntelligence/KernelBench, src/kernelbench/eval.py and kernel_static_checker.py.
 """
 
-from __future__ import annotations
-
 import base64
 import re
 from collections.abc import Mapping

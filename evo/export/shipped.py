@@ -1,8 +1,6 @@
 """What lies in kernels/: of a package of `module`, the manifest and the sources. It is for this repository: `evo.ready`
 finds it there, takes the frontend and the headers from the templates, and has the sources compiled where they run."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from difflib import SequenceMatcher
 from typing import Any

@@ -8,8 +8,6 @@ Reference: TuningSchema, T4 results schema 1.0.0 (https://github.com/odgaard/Tun
 schema calls the time to compile compilation_time, and the tools that read it compilation: both are written.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ This module holds what a search hands over and gets back: plain and frozen. `evo
 `evo.analysis` asks it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum

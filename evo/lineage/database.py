@@ -1,8 +1,6 @@
 """Where a lineage database is, how it is opened (SQLite by path or URL, PostgreSQL by URL), one sentence for everything
 that a driver can object to, and backups of a SQLite file, made while others read and write it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """One database into another: runs by their uid, artefacts by their digest, keys as they fall out there."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any

@@ -5,8 +5,6 @@ without a look-up, a run's candidates lie together, and no second index is neede
 written by hand, `order`, `check` and `case` are words of the language: put them in double quotes.
 """
 
-from __future__ import annotations
-
 import hashlib
 from datetime import UTC, datetime
 from typing import Any, ClassVar

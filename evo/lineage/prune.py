@@ -5,8 +5,6 @@ resumed from and its lineage shown from. Winners, finalists, the leader of each 
 originals of duplicate binaries among these keep everything.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

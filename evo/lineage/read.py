@@ -1,7 +1,5 @@
 """Rows back into records: runs by their names, and a whole run's candidates in a few sorted passes."""
 
-from __future__ import annotations
-
 import gc
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence

@@ -1,7 +1,5 @@
 """The schema's version: what is found in a database, and bringing an older one up to date."""
 
-from __future__ import annotations
-
 from sqlalchemy import Column, Connection, Engine, MetaData, String, Table, inspect, select, update
 
 from evo.errors import StoreError

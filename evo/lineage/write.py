@@ -1,7 +1,5 @@
 """Records into rows: gathered for one or many candidates, and inserted table by table."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

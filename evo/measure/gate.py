@@ -14,8 +14,6 @@ its result is compared with a float64 reference. Inputs and guards must be as be
 A verdict follows from the kernel, the genome and the seed: the same launches on the same data repeat it.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace

@@ -5,8 +5,6 @@ All contenders of a race walk over the same buffer sets. Between their samples, 
 kernel can be right in the gate and wrong where it is timed, at another size, behind other calls or by luck of a race.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -3,8 +3,6 @@
 Texts in it are Jinja templates over the dimensions, options and dtype of a workload, and what the format adds.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping
 from typing import Any

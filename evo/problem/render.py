@@ -1,7 +1,5 @@
 """Jinja template + genome + workload = source. Sandboxed, and strict about undefined names."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ defines these names for a light and a dark screen, a file gets the light ones. T
 `aria-label` in the SVG: screen readers say it, and templates/page.js shows it beside the pointer.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections import defaultdict

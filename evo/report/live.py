@@ -3,8 +3,6 @@
 Bottle finds the page of an address, waitress serves it. The database is read, and never changed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import ipaddress
 import logging

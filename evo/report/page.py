@@ -4,8 +4,6 @@ The styles, the figures and the small script of the page are inside. A file is t
 is not a report is replaced.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """Words and figures as the pages print them. Whatever comes out of a database is made inert first."""
 
-from __future__ import annotations
-
 import re
 
 from evo.evaluation import within_noise

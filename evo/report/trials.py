@@ -4,8 +4,6 @@ They are written to a journal file, Optuna's storage that takes a thousand trial
 candidate's score, its parameters are the genome's; what else is known is in its user attributes.
 """
 
-from __future__ import annotations
-
 import threading
 import warnings
 from datetime import timedelta

@@ -28,8 +28,6 @@ What a frontend passes must be memory of that device and dtype, laid out as the 
     NATIVE, build()                           where there is a frontend.cpp
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

@@ -5,8 +5,6 @@ such; else PTX or a source, the latest that it runs. On a CPU: code that uses th
 Reference: CUDA C++ Programming Guide, "Binary Compatibility", "PTX Compatibility", "Family-Specific Features".
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

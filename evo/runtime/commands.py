@@ -1,7 +1,5 @@
 """python -m PACKAGE build | check | bench | show"""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """Chooses the variant that serves a problem, loads it, and remembers the answer. It knows no kernel: frontend.py does."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading

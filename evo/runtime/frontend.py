@@ -1,7 +1,5 @@
 """What frontends share: where the memory of tensors lies, if a kernel may have it; putting functions in PyTorch's place."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any

@@ -5,8 +5,6 @@ source is a variant's, or one of the manifest's `general` ones for whole ranges 
 stands. See evo/export/module.py, which writes what is read here.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ On a GPU `compare` measures twice: as a CUDA graph, which is the kernels' own ti
 another.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress

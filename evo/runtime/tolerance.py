@@ -6,8 +6,6 @@ et al. 2022), plus what rounding alone may do. Where the reference is not finite
 finite the result must be.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -3,8 +3,6 @@ this machine is tried before it serves a call, and `python -m PACKAGE check` ask
 PyTorch? A race tells, at a problem that nobody measured.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

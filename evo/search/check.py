@@ -5,8 +5,6 @@ the neighbouring sizes that the finals gate it on; `measure_ablation` times a ca
 all of them made one after the other, in one race.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace

@@ -6,8 +6,6 @@ told in order. A search that was interrupted is continued by replaying the store
 which then is in the state it was in.
 """
 
-from __future__ import annotations
-
 import queue
 import time
 from collections.abc import Callable, Sequence

@@ -10,8 +10,6 @@ is the noise floor (A/A control). Only this confirming figure is reported, and a
 Finalists are compared with each other by the race that all of them ran in; the winner keeps its time in that race, too.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 from collections.abc import Callable, Collection, Mapping, Sequence

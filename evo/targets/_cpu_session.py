@@ -1,7 +1,5 @@
 """The CPU as an open device: candidates are shared libraries in this process, called through ctypes."""
 
-from __future__ import annotations
-
 import _ctypes
 import ctypes
 import operator

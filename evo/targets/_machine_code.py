@@ -3,8 +3,6 @@
 Whole binaries differ even for equal code: they contain symbol tables, line tables, notes and compiler options.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import struct

@@ -3,8 +3,6 @@
 Architectures are what -march takes: native (this machine's), x86-64-v3, znver4, armv8-a, ...
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform

@@ -4,8 +4,6 @@ Architectures: sm_89 (also sm_90a and the like) is machine code for one kind of 
 the driver compiles when it loads it, for any GPU at least as new.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from collections.abc import Iterable

@@ -3,8 +3,6 @@
 What an operator draws is made legal here: by moving what it does not insist on.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Uniform crossover: every parameter from one parent or the other; what only one of them has comes from that one."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Collection, Sequence
 

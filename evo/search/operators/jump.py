@@ -1,7 +1,5 @@
 """Jump: two parameters to half of them drawn anew, the rest kept: leaves a local optimum behind."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Collection, Sequence
 

@@ -1,7 +1,5 @@
 """Mutation: one parameter, sometimes a few, moved; ordinals mostly by a step."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Collection, Sequence
 

@@ -3,8 +3,6 @@
 The sizes that suited the old shape seldom suit the new one, so the parameters that exist because of it are not inherited.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Collection, Sequence
 

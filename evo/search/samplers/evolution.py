@@ -5,8 +5,6 @@ From then on every proposal is a child of the best candidates found so far. Seve
 predicted improvement is largest is proposed (preselection: Jin 2011). Nothing waits for a generation.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from bisect import insort

@@ -1,7 +1,5 @@
 """Random search: legal points, uniform over the conditional tree, none twice. What it is to start from comes first."""
 
-from __future__ import annotations
-
 import random
 from collections import deque
 from collections.abc import Mapping

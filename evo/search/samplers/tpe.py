@@ -1,7 +1,5 @@
 """Tree-structured Parzen estimator (Optuna), made legal, and never the same point twice."""
 
-from __future__ import annotations
-
 import random
 import warnings
 from collections import deque
