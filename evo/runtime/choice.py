@@ -106,7 +106,7 @@ def member_of(builds: Sequence[Variant], device: int, point: Mapping[str, Any]) 
         measured = record.get("record", {}).get("device") == cpu.model()
     else:
         measured = rank_on_gpu(record["arch"], torch.cuda.get_device_capability(device)) == 0
-    measured = measured and record["timing"] is not None
+    measured = measured and record.get("timing") is not None
     return Member(builds, record["workload"]["dims"], measured, slower(record) if measured else "")
 
 
