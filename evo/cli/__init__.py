@@ -17,8 +17,7 @@ _WORKING = frozenset({"search", "resume", "check", "bench"})
 _COMMANDS = {
     "search": ("search", "resume"),
     "best": ("best", "runs", "compare", "show"),
-    "lineage": ("lineage", "diff", "explain"),
-    "analysis": ("failures", "operators", "importance", "pareto"),
+    "analysis": ("lineage", "diff", "explain", "failures", "operators", "importance", "pareto"),
     "query": ("query",),
     "report": ("report", "dashboard"),
     "export": ("export", "import-workloads"),

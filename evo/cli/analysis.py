@@ -1,24 +1,342 @@
-"""evo failures, operators, importance, pareto: what a run can tell about its search space."""
+"""evo lineage, diff, explain: where a candidate came from, what distinguishes two, how one got fast; evo failures,
+operators, importance, pareto: what a run can tell about its search space."""
 
+from __future__ import annotations
+
+import sys
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evo.analysis.failures import FailureReport, FailureTotal, failure_totals, read_failures
+from evo.analysis.candidates import CandidateRecord
+from evo.analysis.descent import Family, Kin, read_family
+from evo.analysis.diff import Difference
+from evo.analysis.diff import diff as read_difference
+from evo.analysis.explanation import Explanation
+from evo.analysis.explanation import explain as read_explanation
+from evo.analysis.failures import FailureReport, FailureTotal, failure_totals, present_space, read_failures
 from evo.analysis.importance import Importance, read_importance
 from evo.analysis.operators import OperatorCredit, read_operators
 from evo.analysis.pareto import AXES, Nondominated, read_pareto
-from evo.cli.options import DEFAULT_DB, Db, Json, RunName, answer, command_line
-from evo.cli.tables import Terminal, factor, figure, marked, share
+from evo.cli.options import (
+    DEFAULT_DB,
+    CandidateName,
+    Db,
+    Json,
+    RunName,
+    Seed,
+    answer,
+    command_line,
+    draw_seed,
+    make_console,
+    parse_legal,
+    print_json,
+)
+from evo.cli.recorded import find_candidate, task_of
+from evo.cli.tables import Terminal, change_text, factor, figure, interval, marked, share, speedup
 from evo.errors import UsageError
 from evo.lineage import LATEST
 from evo.lineage.store import Store
+from evo.problem.genome import Genome
+from evo.problem.kernel import Workload, load_kernel
 from evo.report.sentences import hardly_tried
 from evo.report.text import counted, short
 
+if TYPE_CHECKING:
+    from evo.search.check import Ablation
+
+_TEMPLATE = "template"
+_EDITS = 5
+"""Edits that are shown without --all."""
 _BAR = 24
+
+
+def lineage(
+    candidate: CandidateName,
+    diff: Annotated[bool, typer.Option("--diff", help="Also what each change changed in the source.")] = False,
+    descendants: Annotated[int, typer.Option(help="Show so many of them; 0 for none.", min=0, max=1_000_000)] = 20,
+    db: Db = DEFAULT_DB,
+    json: Json = False,
+) -> None:
+    """Show a candidate's ancestors and descendants: operator, change and gain of every step."""
+    with Store.open(db, write=False) as store:
+        record = find_candidate(store, candidate, db)
+        found = read_family(store, record.id, descendants=descendants, diff=diff)
+    if json:
+        print_json(found.members)
+    else:
+        _print_family(make_console(), record, found, diff, db)
+
+
+def _print_family(console: Terminal, record: CandidateRecord, found: Family, diff: bool, db: str) -> None:
+    above, below = (sum(m.relation == of for m in found.members) for of in ("ancestor", "descendant"))
+    first = "the first " if found.cut else ""
+    console.say(
+        f"{record.kernel}, {record.workload} on {record.device}: {short(record.id)} with {counted(above, 'ancestor')}"
+        f" above it and {first}{counted(below, 'descendant')} below",
+    )
+    rows = [
+        {
+            "": "*" if m.main_line else "",
+            "> ": f"{m.generation:+d}" if m.generation else "",
+            "candidate": f"{short(m.id)} #{m.order}",
+            "operator": m.operator,
+            "parents": " ".join(f"#{p.order}" for p in m.parents) or "-",
+            "change": _change(m),
+            ">median us": marked(figure(m.median_us), m.disturbed),
+            ">speed-up": marked(speedup(m.score), m.disturbed) if m.score else m.status,
+            ">gain": "" if m.gain is None else "tie" if m.tie or m.gain == 1 else factor(m.gain),
+            "interval": interval(m.gain_low, m.gain_high),
+        }
+        for m in found.members
+    ]
+    console.print_rows(rows, ["bold" if m.relation == "self" else "" if m.main_line else "dim" for m in found.members])
+    console.say(
+        "* the main line, first parents; second column: generations before or after. All figures are of the search's own"
+        " timing; gain: over the first parent, with an interval put together from those of the two, and a tie where that"
+        " holds 1",
+        "dim",
+    )
+    if found.cut:
+        more = command_line(db, "lineage", short(record.id), "--descendants", "1000")
+        console.say(f"there are more descendants:  {more}", "dim")
+    console.say_disturbed(*(member.disturbed for member in found.members))
+    for member in found.members if diff else ():
+        if member.parents:
+            console.print()
+            console.say(f"#{member.order} {short(member.id)}: {change_text(member.change)}", "bold")
+            _print_unified(console, "source", member.diff)
+
+
+def _change(member: Kin) -> str:
+    return change_text(member.change) if member.parents else " ".join(f"{k}={v}" for k, v in member.parameters.items())
+
+
+def _print_unified(console: Terminal, what: str, text: str | None) -> None:
+    """A unified diff in its colours. what: of which two this is, "source" or "PTX"."""
+    if not text:
+        console.say(f"the {what} of one of the two was not kept" if text is None else f"the {what} is the same", "dim")
+        return
+    console.say(f"{what}:", "bold")
+    styles = {"+": "green", "-": "red", "@": "cyan"}
+    for line in text.splitlines():
+        console.say(line, styles.get(line[:1], ""), lines=True)
+
+
+def diff(
+    one: Annotated[str, typer.Argument(metavar="A", help="A candidate's identifier, or a unique beginning of it.")],
+    other: Annotated[str, typer.Argument(metavar="B", help="Another's.")],
+    all_: Annotated[bool, typer.Option("--all", help="Also what is equal.")] = False,
+    source: Annotated[bool, typer.Option("--source/--no-source", help="Print what differs in the source.")] = True,
+    db: Db = DEFAULT_DB,
+    json: Json = False,
+) -> None:
+    """Compare two candidates: genome, source, machine code, resources, time."""
+    with Store.open(db, write=False) as store:
+        found = read_difference(store, *(find_candidate(store, name, db).id for name in (one, other)))
+    answer(json, found, _print_difference, all_, source)
+
+
+def _print_difference(console: Terminal, found: Difference, all_: bool, source: bool) -> None:
+    shown = [
+        row
+        for row in found.rows
+        if "ratio" not in row.name and (all_ or (row.differs and not row.name.endswith("disturbed")))
+    ]
+    rows = [
+        {
+            "": "" if i and row.section == shown[i - 1].section else row.section,
+            " ": row.name,
+            **{
+                heading: value[:12] if isinstance(value, str) and row.name.endswith(("digest", "hash")) else value
+                for heading, value in ((short(found.one), row.one), (f"{short(found.other)} ", row.other))
+            },
+        }
+        for i, row in enumerate(shown)
+    ]
+    console.print_rows(rows, ["bold" if all_ and row.differs else "" for row in shown])
+    console.say(_verdict(found))
+    if source:
+        console.print()
+        _print_unified(console, "source", found.source)
+        if found.ptx is not None:
+            _print_unified(console, "PTX", found.ptx)
+
+
+def _verdict(found: Difference) -> str:
+    if found.same_code:
+        return "the two are the same machine code; what differs in their times is noise"
+    if found.gain is None:
+        return "their times cannot be compared: not both were timed on one device for one workload"
+    where = "finals" if found.timed_in == "final" else "search"
+    how = "round by round in one race" if found.one_race else "each was timed beside the reference, in a race of its own"
+    gain, low, high = found.gain, found.gain_low, found.gain_high
+    if gain < 1 and not found.tie:
+        gain, low, high = 1 / gain, 1 / high if high else None, 1 / low if low else None
+    if found.tie:
+        return f"a tie in the {where}: {factor(gain)}, with 1 inside its interval ({interval(low, high)}); {how}"
+    first = short(found.other if found.gain > 1 else found.one)
+    return f"{first} is {factor(gain)} as fast in the {where} ({interval(low, high)}); {how}"
+
+
+def explain(
+    candidate: CandidateName,
+    from_: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            help="Where it begins: a candidate, 'template' for its present default, or NAME=VALUE,... of that; the run's"
+            " first candidate if left out.",
+        ),
+    ] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Build and time what lies between, in one race on this machine.")
+    ] = False,
+    seed: Seed = None,
+    all_: Annotated[bool, typer.Option("--all", help="Every edit, not only those worth most.")] = False,
+    db: Db = DEFAULT_DB,
+    json: Json = False,
+) -> None:
+    """Tell how a candidate got fast: which of its changes carry the gain, as far as that was measured."""
+    if seed is not None and not measure:
+        raise UsageError("--seed is for --measure: leave it out, or measure")
+    with Store.open(db, write=False) as store:
+        record = find_candidate(store, candidate, db)
+        found = _explanation(store, record, from_)
+    ablation = measure_edits(record, found, seed=draw_seed(seed), db=db) if measure and found.edits else None
+    if json:
+        print_json(found, measured=ablation)
+        return
+    console = make_console()
+    console.say(
+        f"{short(found.id)} ({found.kernel}, {found.workload} on {found.device}): {figure(found.median_us)} us in the"
+        f" search, {factor(1 / found.ratio)} over the reference",
+        "bold",
+    )
+    if ablation:
+        _tell_race(console, found, ablation)
+    if all_ or not ablation:
+        more = command_line(db, "explain", short(found.id), *(("--from", from_) if from_ else ()), "--measure")
+        _tell(console, found, more, len(found.edits) if all_ else _EDITS)
+
+
+def _explanation(store: Store, record: CandidateRecord, from_: str | None) -> Explanation:
+    if from_ is None or (from_ != _TEMPLATE and "=" not in from_):
+        return read_explanation(store, record.id, from_)
+    workload = Workload.of(record.dims, record.dtype, record.options)
+    space = present_space(record.kernel, record.target, record.arch, workload)
+    base_from = "the template's default" + ("" if from_ == _TEMPLATE else f" with {from_}")
+    base = parse_legal("" if from_ == _TEMPLATE else from_, space, "--from")
+    return read_explanation(store, record.id, base.parameters, base_from=base_from)
+
+
+def _tell(console: Terminal, found: Explanation, command: str, most: int) -> None:
+    """At most so many edits, by what the run measured of them. command: what measures the rest."""
+    begun = found.base_from + (f" ({short(found.base_id)})" if found.base_id else "")
+    edits = counted(len(found.edits), "edit")
+    if not found.edits:
+        console.say(f"it is the same genome as {begun}")
+        return
+    if found.gain is None:
+        console.say(f"from {begun}, which has no time of its own in this run: {edits}")
+    else:
+        gained = f"{marked(factor(found.gain), found.disturbed)} ({interval(found.low, found.high)})"
+        console.say(f"from {begun} at {figure(found.base_us)} us: {gained} by {edits}")
+    rows = [
+        {
+            "edit": change_text(c.change),
+            ">gain": "not measured" if c.gain is None else marked("tie" if c.tie else factor(c.gain), c.disturbed),
+            "interval": "the same machine code" if c.same_code else interval(c.low, c.high),
+            ">alone": factor(c.alone),
+            ">last": factor(c.last),
+            ">pairs": c.pairs,
+            "since": f"#{c.since_order} {short(c.since)}" if c.since else "-",
+        }
+        for c in found.edits[:most]
+    ]
+    console.print_rows(rows)
+    console.say(
+        "gain: mean over pairs of candidates that differ in this edit only; alone: of the start with it; last: of the"
+        " finished one without it; since: the first of the main line that has it",
+        "dim",
+    )
+    hidden = f"; {counted(len(found.edits) - most, 'more edit')}: --all" if len(found.edits) > most else ""
+    console.say(_rest(found, command) + hidden, "dim")
+    console.say_disturbed(found.disturbed, *(c.disturbed for c in found.edits))
+
+
+def _rest(found: Explanation, command: str) -> str:
+    """How much of the gain the edits account for, and what measures those that the run did not."""
+    unknown = any(c.gain is None for c in found.edits)
+    if found.product is None:
+        return f"nothing that lies between was measured; time what is missing:  {command}"
+    text = f"the measured edits together: {factor(found.product)}"
+    if found.rest is not None:
+        text += f"; {factor(found.rest)} is left for {'the others and ' * unknown}what edits do only together"
+    return text + (f"; time what is missing:  {command}" if unknown else "")
+
+
+# -- what the run has not measured, timed now -----------------------------------------------------------------
+
+
+def measure_edits(record: CandidateRecord, found: Explanation, *, seed: int, db: str) -> Ablation:
+    """The edits of an explanation, timed in one race on this machine. Raises UsageError where the candidate's code does
+    not run here."""
+    from evo.cli.search import open_workers  # what builds and times; it takes longer to import than all else takes
+    from evo.search.check import measure_ablation
+    from evo.targets import find_target
+
+    target = find_target(record.target)
+    if reason := target.runs(record.arch):
+        raise UsageError(f"code for {record.arch} cannot be timed here: {reason}")
+    here = target.device().name
+    if here != record.device:
+        typer.echo(f"evo: timed on {here}; the recorded figures are of {record.device}", err=True)
+    kernel = load_kernel(record.kernel)
+    if kernel.digest != record.kernel_digest:
+        typer.echo(f"evo: kernel {kernel.name} has changed since: what its template renders now is timed", err=True)
+    edits = [credit.change for credit in found.edits]
+    if sys.stderr.isatty():  # nothing is shown until the end
+        typer.echo(f"evo: building, gating and timing {counted(len(edits), 'edit')}; this takes a minute or more", err=True)
+    with open_workers(record.target, db) as executor:
+        task = task_of(record, executor, seed)
+        return measure_ablation(task, Genome.of(found.base), Genome.of(record.parameters), edits)
+
+
+def _tell_race(console: Terminal, found: Explanation, ablation: Ablation) -> None:
+    """The way there, edit by edit, all of one race: if that was disturbed, so is every figure of it."""
+    spoilt, discarded = ablation.disturbed, ablation.discarded_rounds
+    again = f", {discarded} disturbed rounds taken again" if discarded else ""
+    start, end = (marked(figure(t.median_us), t.disturbed) for t in (ablation.start, ablation.end))
+    console.say(
+        f"timed again from {found.base_from} at {start} us to {end} us, all in one race{again}:"
+        f" {marked(factor(ablation.gain.gain), spoilt)} ({interval(ablation.gain.low, ablation.gain.high)})",
+    )
+    rows = []
+    for step in ablation.path:
+        without = next((w for w in ablation.without if (w.change,) == step.changes), None)  # none of several edits
+        alone = without.gain if without else None
+        row = {
+            "edit": "; ".join(map(change_text, step.changes)),
+            ">median us": marked(figure(step.timing.median_us), step.timing.disturbed),
+            ">gain": marked("tie" if step.gain.tie else factor(step.gain.gain), spoilt),
+            "interval": interval(step.gain.low, step.gain.high),
+            ">taken out": marked("tie" if alone.tie else factor(alone.gain), spoilt) if alone else "",
+            "interval ": interval(alone.low, alone.high) if alone else without.reason[:60] if without else "",
+        }
+        rows.append(row)
+    console.print_rows(rows)
+    console.say(
+        "gain: over the line before, made in this order; taken out: what the finished kernel loses without that edit alone."
+        " Of the same rounds, so that the machine's changes cancel",
+        "dim",
+    )
+    console.say_disturbed(spoilt)
+
+
+# -- what a run can tell about its search space ------------------------------------------------------------------
 
 
 def failures(

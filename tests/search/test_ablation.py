@@ -153,7 +153,7 @@ def test_a_disturbed_race_is_marked_from_the_headline_on(
     db, winner = recorded
     for disturbed, marks in (((12,), 6), ((0,), 0)):
         found = noisy(tmp_path / f"noisy{marks}", *disturbed)
-        monkeypatch.setattr("evo.cli.lineage.measure_edits", lambda *_, found=found, **__: found)
+        monkeypatch.setattr("evo.cli.analysis.measure_edits", lambda *_, found=found, **__: found)
         words = ["explain", winner, "--measure", "--from", "mode=exact", "--db", db]
         out = run_here(capsys, *words).out
         headline = next(line for line in out.splitlines() if line.startswith("timed again"))
