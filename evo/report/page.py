@@ -2,30 +2,53 @@
 
 The styles, the figures and the small script of the page are inside. A file is there whole or not at all, and nothing that
 is not a report is replaced.
+
+Figures are Vega-Lite specifications, which vl-convert draws as SVG and PNG without a browser. One function for each figure;
+it returns None where the run has nothing to show. A colour is written `var(--name)`: a page defines these names for a light
+and a dark screen, a file gets the light ones. The description of a mark becomes its `aria-label` in the SVG: screen readers
+say it, and templates/page.js shows it beside the pointer.
 """
 
 import base64
 import hashlib
+import json
 import os
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
+from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
+import vl_convert
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
+from numpy.typing import NDArray
 
+from evo.analysis.descent import Kin
 from evo.analysis.finals import ceiling_note
-from evo.analysis.outcome import RunOutcome
+from evo.analysis.outcome import Milestone, RunOutcome, WorkloadOutcome
 from evo.errors import UsageError
 from evo.lineage.database import command_line
+from evo.problem.space import Value
 from evo.report import sentences
-from evo.report.figures import COLOURS, change_text, draw_workload, gain_text
 from evo.report.sentences import run_headline, size
 from evo.report.text import counted, duration, interval, micro, percent, short, times, value_text, visible
 
 _GENERATOR = "evo report"
 _FOLDER = Path(__file__).parent / "templates"
 _HEAD_BYTES = 400
+
+COLOURS: Mapping[str, tuple[str, str]] = {
+    "paper": ("#fdfdfb", "#14171a"), "ink": ("#1b1f24", "#e7e8e5"), "muted": ("#555c66", "#a7adb5"),
+    "rule": ("#d8dad4", "#363b41"), "soft": ("#f2f3ee", "#1c2024"), "grid": ("#e4e6e0", "#2a2f34"),
+    "accent": ("#0b5fa5", "#78b8f2"), "warn": ("#9f2d13", "#ff9d80"), "good": ("#17694b", "#6fd0a5"),
+    "dot": ("#7d8794", "#77818c"), "band": ("#bcd5ea", "#23435f"),
+}  # fmt: skip
+"""On a light and on a dark screen: text and marks keep the contrast that WCAG 2 asks for at level AA."""
 
 
 @cache
@@ -136,3 +159,403 @@ def write_file(out: Path, content: bytes) -> None:
             part.unlink(missing_ok=True)
     except OSError as error:
         raise UsageError(f"cannot write {out}: {error.strerror or error}") from error
+
+
+# -- the figures ---------------------------------------------------------------------------------------------------
+
+HALF_PX, WIDE_PX = 500, 1000
+"""Widths of figures that stand side by side, and of those that take the whole page."""
+PNG_SCALE = 3
+"""Pixels of a PNG for each unit of its figure: 300 dots an inch where that is a third of a column wide."""
+
+Spec = dict[str, Any]
+
+_NEEDLESS = re.compile(
+    r' (?:aria-roledescription="[^"]*"|font-family="[^"]*"|opacity="1"|pointer-events="none")'
+    r'|<path class="(?:background|foreground)"[^>]*/>'
+)
+"""What a page does not need of a drawing."""
+_VEGA_BASE = 'xlink:href="https://vega.github.io/vega-datasets/#'
+"""What Vega makes of a link within the page."""
+
+_INK, _MUTED, _GRID, _PAPER = "var(--ink)", "var(--muted)", "var(--grid)", "var(--paper)"
+_ACCENT, _WARN, _DOT, _BAND = "var(--accent)", "var(--warn)", "var(--dot)", "var(--band)"
+# Fonts are larger here than the page shows them on a desktop: its own font may be wider than the one that room is left for.
+_CONFIG: Spec = {
+    "font": "sans-serif",
+    "view": {"stroke": None},
+    "text": {"color": _INK, "fontSize": 13},
+    "circle": {"opacity": 1, "strokeWidth": 1},
+    "point": {"opacity": 1},
+    # Without aria: the figure's own words say what its axes are.
+    "axis": {
+        "aria": False, "labelColor": _MUTED, "titleColor": _MUTED, "titleFontWeight": "normal", "titleAnchor": "end",
+        "gridColor": _GRID, "domainColor": _MUTED, "tickColor": _MUTED, "labelFontSize": 13, "titleFontSize": 13,
+        "titlePadding": 8,
+    },
+    "axisX": {"grid": False},
+    "axisY": {"domain": False, "ticks": False, "labelPadding": 6},
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A drawing with what is to be said of it.
+
+    name: of a file. title: what it shows; caption: how it is to be read; alt: what it shows, in words for screen
+    readers. layers: of Vega-Lite; those without data are left out. height: of the plot.
+    """
+
+    name: str
+    title: str
+    caption: str
+    alt: str
+    layers: Sequence[Spec]
+    height: int
+    wide: bool = False
+
+    def inline(self) -> Markup:
+        """As a part of a page, whose style has the colours."""
+        svg = _NEEDLESS.sub("", self._svg()).replace(_VEGA_BASE, 'href="#')
+        role = "group" if "href=" in svg else "img"
+        head = Markup('class="fig" role="{}" aria-label="{}. {}"').format(role, visible(self.title), visible(self.alt))
+        return Markup(svg.replace('class="marks"', head, 1))
+
+    def document(self) -> str:
+        """As an SVG file: on white, and without links into a page."""
+        svg = re.sub(r"</?a\b[^>]*>", "", self._svg()).replace(_PAPER, "#ffffff")
+        svg = re.sub(r"var\(--(\w+)\)", lambda found: COLOURS[found[1]][0], svg)
+        words = Markup("<title>{}</title><desc>{} {}</desc>").format(visible(self.title), visible(self.alt), self.caption)
+        return svg.replace(">", f'>{words}<rect width="100%" height="100%" fill="#ffffff"/>', 1)
+
+    def png(self) -> bytes:
+        return vl_convert.svg_to_png(self.document(), scale=PNG_SCALE)
+
+    def _svg(self) -> str:
+        spec = {
+            "width": WIDE_PX if self.wide else HALF_PX,
+            "height": self.height,
+            "autosize": {"type": "fit", "contains": "padding"},
+            "padding": {"left": 10, "top": 2, "bottom": 2, "right": 24},
+            "background": None,
+            "config": _CONFIG,
+            "layer": [layer for layer in self.layers if layer["data"]["values"]],
+        }
+        text = json.dumps(spec, ensure_ascii=False).encode("utf-8", "replace").decode()
+        return visible(vl_convert.vegalite_to_svg(text), lines=True)
+
+
+def draw_workload(data: WorkloadOutcome, anchor: str = "") -> dict[str, Figure]:
+    """All that can be drawn, by name. anchor: of the workload's section, for links."""
+    if not data.number:
+        return {}
+    drawn = (
+        draw_convergence(data, "evaluations"),
+        draw_convergence(data, "seconds"),
+        draw_lineage(data, anchor),
+        _draw_importance(data),
+        *_draw_pairs(data),
+    )
+    return {figure.name: figure for figure in drawn if figure is not None}
+
+
+def _layer(rows: Sequence[Spec], mark: str, encoding: Spec, **properties: Any) -> Spec:
+    """A mark for each row; what the rows have as `tip` describes it. Without one, or with aria=False, it is nothing to
+    screen readers."""
+    aria = properties.pop("aria", bool(rows) and "tip" in rows[0])
+    return {
+        "data": {"values": list(rows)},
+        "mark": {"type": mark, "aria": aria, **properties},
+        "encoding": {**encoding, **({"description": {"field": "tip"}} if aria else {})},
+    }
+
+
+def _number(field: str, title: str | None, domain: tuple[float, float], **axis: Any) -> Spec:
+    """A channel of numbers. domain: of its scale; what lies outside is drawn at its edge."""
+    scale = {"domain": list(domain), "nice": False, "zero": False, "clamp": True}
+    return {"field": field, "type": "quantitative", "title": title, "scale": scale, "axis": axis}
+
+
+def _word(field: str, words: Sequence[str], title: str | None = None, **axis: Any) -> Spec:
+    """A channel of words, in their order."""
+    return {"field": field, "type": "nominal", "scale": {"domain": list(words)}, "title": title, "axis": axis}
+
+
+def _speedup(domain: tuple[float, float]) -> Spec:
+    return _number("y", "speed-up over the reference", domain, labelExpr="datum.label + '×'")
+
+
+# Convergence: how fast the search got how far
+
+_MOST_DOTS, _MOST_STROKES = 1_500, 200
+
+
+def draw_convergence(data: WorkloadOutcome, against: Literal["evaluations", "seconds"]) -> Figure | None:
+    """The best speed-up so far, with its interval, and every candidate."""
+    if not data.milestones:
+        return None
+    seconds = against == "seconds"
+    positions = data.elapsed_s if seconds else np.arange(1, data.number + 1, dtype=float)
+    last = max(float(positions.max()), 1e-9)
+    bests: list[Spec] = []
+    for m in sorted(data.milestones, key=lambda m: m.elapsed_s if seconds else m.evaluated):
+        if not bests or m.speedup > bests[-1]["y"]:
+            place = m.elapsed_s if seconds else m.evaluated
+            bests.append({"x": place, "y": m.speedup, "low": m.low, "high": m.high, "tip": _best_tip(m)})
+    line = [*bests, {**bests[-1], "x": last}]
+    refused = sorted({round(float(p) / last * _MOST_STROKES) for p in positions[~data.passed]})
+    x_title = "seconds of searching" if seconds else "candidates evaluated"
+    x, y = _number("x", x_title, (0.0, last), tickCount=7), _speedup(_speedup_range(data))
+    at_bottom = {"value": {"expr": "height - 3"}}
+    layers = [
+        _layer([{"y": 1.0}], "rule", {"y": y}, color=_MUTED, strokeDash=[4, 3]),
+        _layer(_dots(positions, data.speedup), "line", {"x": x, "y": y, "order": {"field": "place"}}, color=_DOT,
+               strokeWidth=2.6, strokeCap="round", opacity=0.55, invalid="break-paths-filter-domains"),
+        _layer([{"x": place / _MOST_STROKES * last} for place in refused], "tick", {"x": x, "y": at_bottom},
+               orient="vertical", color=_WARN, opacity=0.5, size=6, thickness=1),
+        _layer(line, "area", {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}}, interpolate="step-after",
+               color=_BAND, opacity=0.75, aria=False),
+        _layer(line, "line", {"x": x, "y": y}, interpolate="step-after", color=_ACCENT, strokeWidth=2, aria=False),
+        _layer(bests, "circle", {"x": x, "y": y}, color=_ACCENT, stroke=_PAPER, size=55),
+    ]  # fmt: skip
+    if (final := _final_row(data)) is not None:
+        beside = {"x": {"value": {"expr": "width + 8"}}, "y": y, "text": {"field": "text"}}
+        layers.append(_layer([final], "text", beside, align="left", fontWeight=600, color=_ACCENT))
+    caption = (
+        "The same against time, which includes compiling."
+        if seconds
+        else "Line: the best so far by the search's own timing, with its interval; dots: candidates that passed; strokes at"
+        " the bottom: refused ones. At the right: the leader as the finals timed it."
+    )
+    best = data.milestones[-1]
+    when = duration(best.elapsed_s) if seconds else f"{best.evaluated:,} of {counted(data.number, 'candidate')}"
+    alt = (
+        f"The best rises from {data.milestones[0].speedup:.3f}× in {counted(len(bests), 'step')} to {best.speedup:.3f}×,"
+        f" reached with #{best.order} after {when}."
+    )
+    return Figure(
+        name=f"convergence-{against}",
+        title=f"Convergence against {x_title}",
+        caption=caption,
+        alt=alt,
+        layers=layers,
+        height=300,
+    )
+
+
+def _speedup_range(data: WorkloadOutcome) -> tuple[float, float]:
+    """The range that is shown. Slow outliers may lie on its floor; the line, the reference and nearly all dots do not."""
+    known, final = data.speedup[np.isfinite(data.speedup)], _final_row(data)
+    bottom = min(float(np.quantile(known, 0.02)), data.milestones[0].low, 1.0)
+    top = max(float(known.max()), *(m.high for m in data.milestones), 1.0, final["y"] if final else 0.0)
+    return max(0.0, bottom - 0.15 * (top - bottom)), top + 0.08 * (top - bottom or top)
+
+
+def _dots(positions: NDArray[np.float64], speedup: NDArray[np.float64]) -> list[Spec]:
+    """Points of one path, for a million candidates must not make a million elements: a line that breaks after every point
+    and has round ends is a row of dots."""
+    rows = np.flatnonzero(np.isfinite(speedup))
+    points: list[Spec] = []
+    for row in rows[:: max(1, -(-len(rows) // _MOST_DOTS))]:
+        points += [{"x": float(positions[row]), "y": float(speedup[row])}, {"x": float(positions[row]), "y": None}]
+    return [{"place": place, **point} for place, point in enumerate(points)]
+
+
+def _best_tip(m: Milestone) -> str:
+    seen = f"#{m.order}: {m.speedup:.3f}× ({m.low:.3f} to {m.high:.3f}) after {duration(m.elapsed_s)}"
+    return f"{seen}; refused by the finals" if m.refused else seen
+
+
+def _final_row(data: WorkloadOutcome) -> Spec | None:
+    """The leader's speed-up in the finals; None without."""
+    timing = data.timing
+    if timing is None or timing.stage != "final" or not timing.ratio:
+        return None
+    tip = f"final: {times(timing.ratio)} ({interval(timing.ratio_low, timing.ratio_high)})"
+    return {"y": 1 / timing.ratio, "text": f"final {1 / timing.ratio:.3g}×", "tip": tip}
+
+
+# Lineage: where the leader came from
+
+_MOST_STEPS, _MOST_LABELS = 90, 20
+
+
+def gain_text(step: Kin) -> str:
+    if step.gain is None:
+        return ""
+    return "tie" if step.tie or step.gain == 1 else f"{100 * (step.gain - 1):+.1f}%"
+
+
+def change_text(step: Kin) -> str:
+    if not step.parents:
+        return "the first of its line"
+    parts = [f"{name}: {value_text(a)} → {value_text(b)}" for name, (a, b) in step.change.items()]
+    return ", ".join(parts) or "nothing that the genome shows"
+
+
+def draw_lineage(data: WorkloadOutcome, anchor: str) -> Figure | None:
+    """The ancestors, by when they were tried and how fast they were; of very many the last ones of the main line. Marks
+    link to the rows of the section's table, whose ids begin with its anchor."""
+    steps = list(data.steps)
+    if len(steps) > _MOST_STEPS:
+        steps = [s for s in steps if s.main_line][-_MOST_STEPS:]
+    if not steps:
+        return None
+    ups = [1 / s.score for s in steps if s.score] or [1.0]
+    margin = 0.08 * (max(ups) - min(ups)) or 0.05 * max(ups)
+    low, high = max(0.0, min(ups) - margin), max(ups) + margin
+    rows = {s.id: _step_row(s, anchor, low) for s in steps}
+    edges = [
+        {"x": rows[parent.id]["x"], "y": rows[parent.id]["y"], "x2": rows[s.id]["x"], "y2": rows[s.id]["y"],
+         "main": s.main_line and i == 0}
+        for s in steps for i, parent in enumerate(s.parents) if parent.id in rows
+    ]  # fmt: skip
+    x = _word("x", [row["x"] for row in rows.values()], "ancestors, by when they were tried", labelAngle=0,
+              labelOverlap=True, domain=False, ticks=False)  # fmt: skip
+    place = {"x": x, "y": _speedup((low, high))}
+    ends = {**place, "x2": {"field": "x2"}, "y2": {"field": "y2"}}
+    marks, written = {**place, "href": {"field": "href"}}, {**place, "text": {"field": "text"}}
+    told = [s for s in steps[:-1] if s.main_line and s.gain is not None and not s.tie and len(steps) <= _MOST_LABELS]
+    layers = [
+        _layer([e for e in edges if not e["main"]], "rule", ends, color=_DOT, opacity=0.65),
+        _layer([e for e in edges if e["main"]], "rule", ends, color=_ACCENT, strokeWidth=2.25),
+        _layer([rows[s.id] for s in steps if not s.main_line], "circle", marks, color=_PAPER, stroke=_DOT,
+               strokeWidth=1.5, size=55),
+        _layer([rows[s.id] for s in steps if s.main_line], "circle", marks, color=_ACCENT, stroke=_PAPER, size=105),
+        _layer([{**rows[s.id], "text": gain_text(s)} for s in told], "text", written, dy=-13, aria=False),
+        _layer([{**rows[steps[-1].id], "text": _speed(steps[-1])}], "text", written, dy=-14, fontWeight=600, aria=False),
+    ]  # fmt: skip
+    main, left = [s for s in steps if s.main_line], len(data.steps) - len(steps)
+    return Figure(
+        name="lineage",
+        title="Lineage of the leader",
+        caption=(
+            "From left to right the ancestors in the order in which they were tried; height: their speed-up by the search's"
+            " own timing. Blue: the main line, through first parents, with the gains of steps that are no ties; grey: other"
+            " parents."
+            + (f" Left out: {counted(left, 'ancestor')} further from the leader." if left > 0 else "")
+        ),
+        alt=(
+            f"{counted(len(data.steps), 'candidate')}, {len(main)} of them on the main line, which leads from"
+            f" #{main[0].order} to #{main[-1].order}. The table below says what each changed."
+        ),
+        layers=layers,
+        height=330,
+        wide=True,
+    )
+
+
+def _speed(step: Kin) -> str:
+    return f"{1 / step.score:.3f}×" if step.score else step.status.replace("_", " ")
+
+
+def _step_row(step: Kin, anchor: str, low: float) -> Spec:
+    tip = f"#{step.order} {short(step.id)}: {_speed(step)}, by {step.operator}\n{change_text(step)}"
+    if gain := gain_text(step):
+        tip += f"\ngain over its first parent: {gain}"
+    up = 1 / step.score if step.score else low
+    return {"x": f"#{step.order}", "y": up, "href": f"#{anchor}-step-{step.order}", "tip": tip}
+
+
+# Importance of the parameters
+
+_BAR_PX = 24
+_MOST_BARS, _LEAST_SHARE, _SURE_OF = 12, 0.005, 50
+
+
+def _draw_importance(data: WorkloadOutcome) -> Figure | None:
+    """How much each parameter had to do with being among the best."""
+    shown = [(i, share) for i in data.importance if (share := i.importance or 0.0) >= _LEAST_SHARE][:_MOST_BARS]
+    if not shown:
+        return None
+    tried = {p.name: p for p in data.parameters}
+    rows = [
+        {
+            "name": i.parameter,
+            "share": share,
+            "text": percent(share, 0 if share >= 0.095 else 1),
+            "tip": f"{i.parameter}: {percent(share, 1)}\n{tried[i.parameter].why}".strip(),
+        }
+        for i, share in shown
+    ]
+    structural = [p.name for p in data.parameters if p.structural]
+    bold = {"condition": {"test": {"field": "value", "oneOf": structural}, "value": 600}, "value": 400}
+    room = 1.15 * shown[0][1]  # for the text of the longest
+    place = {
+        "x": {**_number("share", None, (0.0, room)), "axis": None},
+        "y": _word("name", [i.parameter for i, _ in shown], domain=False, labelLimit=150, labelColor=_INK,
+                   labelFontWeight=bold),
+    }  # fmt: skip
+    timed = shown[0][0].timed
+    return Figure(
+        name="importance",
+        title="Importance of the parameters",
+        caption=(
+            f"PED-ANOVA: how far the values among the best 10% of {counted(timed, 'timed candidate')} differ from those of"
+            f" all; shares of the sum. Bold: structural choices. Shown: {_MOST_BARS} at most, from {_LEAST_SHARE:.1%} on."
+            + (" Rough: so few are among the best that chance may have chosen them." if timed < _SURE_OF else "")
+        ),
+        alt=", ".join(f"{i.parameter} {percent(share, 1)}" for i, share in shown) + ".",
+        layers=[
+            _layer(rows, "bar", place, color=_ACCENT, height={"band": 0.7}, minBandSize=2),
+            _layer(rows, "text", {**place, "text": {"field": "text"}}, align="left", dx=6, color=_MUTED, aria=False),
+        ],
+        height=_BAR_PX * len(rows) + 8,
+    )
+
+
+# Pairs: what two values together led to
+
+_PAIRED, _MOST_VALUES = 3, 12
+_CELL_PX, _LABEL_PX = 26, 110
+
+
+def _draw_pairs(data: WorkloadOutcome) -> Iterator[Figure]:
+    """A map for every pair of the three parameters that mattered most."""
+    number = {p.name: len(p.values) for p in data.parameters}
+    chosen = [name for name in data.important if 1 < number[name] <= _MOST_VALUES][:_PAIRED]
+    for pair in combinations(chosen, 2):
+        across, down = sorted(pair, key=lambda name: number[name])
+        yield _draw_pair(data, down, across)
+
+
+def _draw_pair(data: WorkloadOutcome, down: str, across: str) -> Figure:
+    members: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for number, point in enumerate(data.points):
+        members[value_text(point.get(down)), value_text(point.get(across))].append(number)
+    lines, columns = (_names(data, name) for name in (down, across))
+    rows: list[Spec] = []
+    for (line, column), own in members.items():
+        ups = data.speedup[own][np.isfinite(data.speedup[own])]
+        tip = f"{down}={line}, {across}={column}\n{data.passed[own].sum()} of {len(own)} passed"
+        if len(ups):
+            tip += f"\nbest {ups.max():.3f}×, median {np.median(ups):.3f}×"
+        best = {"best": float(ups.max()), "text": f"{ups.max():.2f}"} if len(ups) else {"text": "0"}
+        rows.append({"x": column, "y": line, "tip": tip, **best})
+    timed = [row for row in rows if "best" in row]
+    place = {
+        "x": _word("x", columns, orient="top", labelAngle=0, labelLimit=(HALF_PX - _LABEL_PX) // len(columns), domain=False,
+                   ticks=False),
+        "y": _word("y", lines, labelLimit=_LABEL_PX, labelColor=_INK),
+    }  # fmt: skip
+    scale = {"range": [0.04, 0.45], "zero": False, "nice": False}
+    shade = {"field": "best", "type": "quantitative", "legend": None, "scale": scale}
+    return Figure(
+        name=re.sub("[^A-Za-z0-9-]", "_", f"pair-{down[:40]}-{across[:40]}"),
+        title=f"{down} ↓ {across} →",
+        caption="The best speed-up with these two values. 0: none passed; empty: never tried; –: the parameter has no part.",
+        alt=f"Best speed-up for {len(lines)} by {len(columns)} values, in {counted(len(rows), 'cell')} with candidates.",
+        layers=[
+            _layer(timed, "rect", {**place, "fillOpacity": shade}, color=_ACCENT, stroke=_PAPER, strokeWidth=2),
+            _layer(timed, "text", {**place, "text": {"field": "text"}}, fontSize=12, aria=False),
+            _layer([row for row in rows if "best" not in row], "text", {**place, "text": {"field": "text"}}, color=_MUTED),
+        ],
+        height=_CELL_PX * len(lines) + 28,
+    )
+
+
+def _names(data: WorkloadOutcome, parameter: str) -> list[str]:
+    """Of the values that were tried; of candidates in which the parameter has no part, a dash."""
+    values: list[Value | None] = [v for p in data.parameters if p.name == parameter for v in p.values]
+    absent = [None] if any(parameter not in point for point in data.points) else []
+    return [value_text(value) for value in (*values, *absent)]

@@ -12,7 +12,7 @@ from recorded import Plan, record_run
 
 from evo.analysis.outcome import RunOutcome, WorkloadOutcome, read_outcome
 from evo.lineage.store import Store
-from evo.report.figures import COLOURS, draw_lineage, draw_workload
+from evo.report.page import COLOURS, draw_lineage, draw_workload
 from evo.report.sentences import hardly_tried, importance_gap
 from evo.report.text import value_text
 
