@@ -20,7 +20,7 @@ from .choice import factors, rank
 from .package import Package, Unavailable, Variant, digest, keep, kept
 from .trial import Loaded, aside, try_out
 
-_MOST_SIZES = 32
+_MOST_SIZES = 128
 """That one process compiles: programs whose sizes never repeat would compile for ever."""
 _MOST_ATTEMPTS = 2
 """Sources that are tried for one size, where they do not compile or load."""
