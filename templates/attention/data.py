@@ -81,7 +81,8 @@ def draw(workload: Workload, data: str, generator: torch.Generator) -> Tensors:
         _spoil(q, k, v, causal=bool(workload.option("causal")))
     else:
         raise ValueError(f"unknown data {data!r}")
-    return dict(zip("qkv", _place((q, k, v), dtype, str(workload.option("layout"))), strict=True))
+    placed = _place((q, k, v), dtype, str(workload.option("layout")))
+    return {**dict(zip("qkv", placed, strict=True)), "attn_mask": None}
 
 
 def _needles(workload: Workload, generator: torch.Generator) -> torch.Tensor:

@@ -177,7 +177,7 @@ def served(
     q, k, v, o = query.stride(), key.stride(), value.stride(), output.stride()
     # A mode that went unnoticed might have made the output something else than a plain tensor.
     if type(output) is Tensor and call(
-        *at, output.data_ptr(), 0, *call.sizes[:6], scale or 0.0, *q[:3], *k[:3], *v[:3], *o[:3]
+        *at, 0, output.data_ptr(), 0, *call.sizes[:6], scale or 0.0, *q[:3], *k[:3], *v[:3], *o[:3], 0, 0, 0, 0
     ):
         return output
     return None

@@ -204,12 +204,9 @@ def _required(inputs: Tensors, name: str) -> torch.Tensor:
 
 
 def _strides() -> tuple[Argument, ...]:
-    axes = {"batch": 0, "head": 1, "seq": 2}
-    return tuple(
-        Argument(name=f"{tensor}_{axis}", kind="scalar", dtype="int64", stride_of=(tensor, number))
-        for tensor in ("q", "k", "v", "o")
-        for axis, number in axes.items()
-    )
+    axes = [(f"{tensor}_{axis}", tensor, n) for tensor in "qkvo" for n, axis in enumerate(("batch", "head", "seq"))]
+    axes += [(f"mask_{axis}", "attn_mask", n) for n, axis in enumerate(("batch", "head", "query", "key"))]
+    return tuple(Argument(name=name, kind="scalar", dtype="int64", stride_of=(tensor, n)) for name, tensor, n in axes)
 
 
 _CPU_SHAPE = (2, 8, 8, 512, 512, 64)
@@ -234,6 +231,7 @@ KERNEL = Kernel(
         Argument(name="q", kind="input"),
         Argument(name="k", kind="input"),
         Argument(name="v", kind="input"),
+        Argument(name="attn_mask", kind="input", optional=True),
         Argument(name="o", kind="output", shape=("batch", "heads", "q_len", "head_dim")),
         Argument(name="lse", kind="output", dtype="float32", shape=("batch", "heads", "q_len"), optional=True),
         *(
