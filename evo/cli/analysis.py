@@ -34,13 +34,13 @@ from evo.cli.options import (
     parse_legal,
     print_json,
 )
-from evo.cli.recorded import find_candidate, task_of
+from evo.cli.recorded import find_candidate, task_of, workload_of
 from evo.cli.tables import Terminal, change_text, factor, figure, interval, marked, share, speedup
 from evo.errors import UsageError
 from evo.lineage import LATEST
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
-from evo.problem.kernel import Workload, load_kernel
+from evo.problem.kernel import load_kernel
 from evo.report.sentences import hardly_tried
 from evo.report.text import counted, short
 
@@ -225,8 +225,7 @@ def explain(
 def _explanation(store: Store, record: CandidateRecord, from_: str | None) -> Explanation:
     if from_ is None or (from_ != _TEMPLATE and "=" not in from_):
         return read_explanation(store, record.id, from_)
-    workload = Workload.of(record.dims, record.dtype, record.options)
-    space = present_space(record.kernel, record.target, record.arch, workload)
+    space = present_space(record.kernel, record.target, record.arch, workload_of(record))
     base_from = "the template's default" + ("" if from_ == _TEMPLATE else f" with {from_}")
     base = parse_legal("" if from_ == _TEMPLATE else from_, space, "--from")
     return read_explanation(store, record.id, base.parameters, base_from=base_from)

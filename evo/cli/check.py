@@ -32,7 +32,7 @@ from evo.cli.options import (
     parse_legal,
     print_json,
 )
-from evo.cli.recorded import find_candidate, find_winners, is_of, may_be_candidate, source_remarks, task_of
+from evo.cli.recorded import find_candidate, find_winners, is_of, may_be_candidate, source_remarks, task_of, workload_of
 from evo.cli.screen import CheckLines
 from evo.cli.search import choose_arch, load_context, open_workers
 from evo.cli.tables import Terminal, short_workload, time_cells
@@ -42,7 +42,7 @@ from evo.lineage.database import shown
 from evo.lineage.store import Store
 from evo.measure import RaceResult, Request
 from evo.problem.genome import Genome
-from evo.problem.kernel import Workload, find_kernel, kernel_names
+from evo.problem.kernel import find_kernel, kernel_names
 from evo.report.text import counted, short
 from evo.sanitize import choose_tools
 from evo.sanitize import sanitize as run_tools
@@ -328,7 +328,7 @@ def sanitize(
             target=recorded.target,
             arch=recorded.arch,
             genome=Genome.of(recorded.parameters),
-            workload=Workload.of(recorded.dims, recorded.dtype, recorded.options),
+            workload=workload_of(recorded),
         )
         found = run_tools(request, tools, seed=drawn, limit_s=limit, toolkits=toolkits)
         record = {

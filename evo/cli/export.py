@@ -12,7 +12,7 @@ from evo.analysis.candidates import CandidateRecord, read_candidate
 from evo.analysis.descent import read_family
 from evo.analysis.runs import find_run, ranked
 from evo.cli.options import DEFAULT_DB, Db, Json, command_line, print_json
-from evo.cli.recorded import find_named, read_winners
+from evo.cli.recorded import find_named, read_winners, workload_of
 from evo.errors import StoreError, UsageError
 from evo.evaluation import FINALIST, PASSED
 from evo.export import Exporter, ExportItem, ExportRequest, find_exporter, publish
@@ -23,7 +23,7 @@ from evo.export.module import remarks as remarks_of
 from evo.lineage import RunStatus
 from evo.lineage.store import Store
 from evo.problem.genome import Genome
-from evo.problem.kernel import Workload, kernel_names, load_kernel
+from evo.problem.kernel import kernel_names, load_kernel
 from evo.report.text import short
 
 
@@ -188,7 +188,7 @@ class _Alternatives:
 
 def _item(record: CandidateRecord, provenance: dict[str, object], alternatives: Iterable[ExportItem] = ()) -> ExportItem:
     return ExportItem(
-        workload=Workload.of(record.dims, record.dtype, record.options),
+        workload=workload_of(record),
         genome=Genome.of(record.parameters),
         candidate=record.id,
         record=provenance,

@@ -12,7 +12,7 @@ from evo.analysis.runs import RunSummary, find_run, list_runs
 from evo.cli.options import command_line
 from evo.errors import UnknownNameError, UsageError
 from evo.lineage.store import Store
-from evo.problem.kernel import Kernel, Workload, kernel_names, template_root
+from evo.problem.kernel import Kernel, Workload, kernel_names, load_kernel, template_root
 from evo.report.text import short
 
 if TYPE_CHECKING:
@@ -72,10 +72,15 @@ def task_of(record: CandidateRecord, executor: Executor, seed: int) -> TaskExecu
     """What builds, gates and times it, and candidates beside it."""
     from evo.search.tasks import TaskExecutor  # most commands only look at what is recorded
 
-    workload = Workload.of(record.dims, record.dtype, record.options)
+    workload = workload_of(record)
     return TaskExecutor(
         executor=executor, kernel=record.kernel, target=record.target, arch=record.arch, workload=workload, seed=seed
     )
+
+
+def workload_of(record: CandidateRecord) -> Workload:
+    """Options that its kernel has gained since have their defaults."""
+    return Workload.of(record.dims, record.dtype, {**load_kernel(record.kernel).options, **record.options})
 
 
 def is_of(store: Store, name: str, run: str, kernel: Kernel) -> bool:

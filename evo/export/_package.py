@@ -9,7 +9,7 @@ import platform
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from itertools import chain, combinations
 from pathlib import Path
@@ -174,6 +174,10 @@ def _build_elsewhere(kernel: Kernel, target: Target, item: ExportItem, arch: str
     why, compilations = "", 0
     for candidate in chain([item], item.alternatives):
         point, unsaid = _as_spelt_there(space, candidate.genome, kernel.inactive.get(target.name, {}))
+        if unsaid and kernel.plan(target.name, point, item.workload) == replace(
+            kernel.plan(target.name, candidate.genome.parameters, item.workload), programmatic=False
+        ):
+            unsaid = {}  # but for an early start it is the same kernel
         if broken := [f"there is no {n}={v}" for n, v in unsaid.items()] or space.violations(point):
             why = why or "; ".join(broken)
             continue

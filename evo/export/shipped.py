@@ -19,11 +19,17 @@ def _sources_of(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> Cont
     """Leaves out PTX (a source is compiled for newer GPUs, too), binaries, headers, and what the database tells better."""
     variants = []
     for v in (v for v in manifest["variants"] if not v["arch"].startswith("compute_")):
-        origin = {name: v["record"][name] for name in _KEPT_OF_RECORD if name in v["record"]}
-        variants.append({name: value for name, value in v.items() if name not in _OF_BINARY} | {"record": origin})
+        kept = {name: value for name, value in v.items() if name not in _OF_BINARY} | _origin(v)
+        if "points" in v:
+            kept["points"] = [p | _origin(p) for p in v["points"]]
+        variants.append(kept)
     records = [*variants, *manifest["general"]]
     stored = _share_sources({r["source"]: files[r["source"]].decode() for r in records}, records)
     return {**manifest, "variants": variants, "headers": {}}, {name: files[name] for name in stored}
+
+
+def _origin(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {"record": {name: record["record"][name] for name in _KEPT_OF_RECORD if name in record["record"]}}
 
 
 def _share_sources(texts: Mapping[str, str], records: Sequence[dict[str, Any]]) -> set[str]:

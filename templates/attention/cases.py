@@ -11,7 +11,15 @@ __all__ = ["HEAD_DIMS", "OPTIONS", "cases", "neighbours", "workload"]
 
 HEAD_DIMS = (32, 64, 96, 128, 256)
 
-OPTIONS: dict[str, Value] = {"causal": False, "scale": 0.0, "layout": "bhsd", "lse": False}
+OPTIONS: dict[str, Value] = {
+    "causal": False,
+    "scale": 0.0,
+    "layout": "bhsd",
+    "lse": False,
+    "attn_mask": False,
+    "additive": False,
+    "mask_axes": "qk",
+}
 
 
 def workload(

@@ -82,7 +82,7 @@ Problem problem_of(const Arguments& a) {
     const at::Device device = a.query->device();
     const c10::IntArrayRef q = a.query->sizes(), k = a.key->sizes();
     return {device.is_cpu() ? -1 : device.index(), a.query->scalar_type(),
-            {q[0], q[1], k[1], q[2], k[2], q[3], a.is_causal, false}};  // without lse
+            {q[0], q[1], k[1], q[2], k[2], q[3], a.is_causal, false, false, false}};  // no lse, no mask
 }
 
 // Undefined where it is left to PyTorch. Records no gradient.

@@ -141,7 +141,7 @@ def _compiled(
         recorded = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
         fits = query.dim() == 4 and key.dim() == 4 and key.shape == value.shape
         fits = fits and query.shape[0] == key.shape[0] and query.shape[3] == key.shape[3]
-        fixed = {"head_dim": query.shape[-1], "causal": int(is_causal), "lse": 0}
+        fixed = {"head_dim": query.shape[-1], "causal": int(is_causal), "lse": 0, "attn_mask": 0, "additive": 0}
         if fits and (_recording or not recorded) and PACKAGE.tuned(query.device.type, str(query.dtype)[6:], fixed):
             output: Tensor = NATIVE.operator(query, key, value, is_causal, scale, enable_gqa)
             return output
@@ -233,7 +233,8 @@ def _choose(
         device = -1
     else:
         return f"nothing was tuned for {query.device.type}"
-    call = table[device, query.dtype, batch, heads, kv_heads, q_len, kv_len, head_dim, is_causal, False]  # without lse
+    sizes = (batch, heads, kv_heads, q_len, kv_len, head_dim, is_causal, False, False, False)  # no lse, no mask
+    call = table[(device, query.dtype, *sizes)]
     return call if type(call) is str else (call, at)
 
 

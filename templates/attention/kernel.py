@@ -159,6 +159,8 @@ def _validate(problem: Workload) -> str:
         return f"heads must be a multiple of kv_heads, got {heads} and {kv_heads}"
     if head_dim not in HEAD_DIMS:
         return f"head_dim must be one of {', '.join(map(str, HEAD_DIMS))}, got {head_dim}"
+    if problem.option("attn_mask") or problem.option("additive"):
+        return "masks are not searched yet"
     if problem.option("layout") not in LAYOUTS:
         return f"layout must be one of {', '.join(LAYOUTS)}, got {problem.option('layout')!r}"
     return ""
@@ -226,7 +228,10 @@ KERNEL = Kernel(
     dtypes={"cuda": ("bfloat16", "float16"), "cpu": ("float32", "bfloat16")},
     options=OPTIONS,
     option_min={"scale": 0.0},
-    compile_time_dims={"cuda": ("head_dim", "causal", "lse"), "cpu": ("head_dim", "causal")},
+    compile_time_dims={
+        "cuda": ("head_dim", "causal", "lse", "attn_mask", "additive"),
+        "cpu": ("head_dim", "causal", "attn_mask", "additive"),
+    },
     arguments=(
         Argument(name="q", kind="input"),
         Argument(name="k", kind="input"),
