@@ -28,6 +28,7 @@ INACTIVE: dict[str, Value] = {
     "copies": "unrolled",
     "stagger": "none",
     "mask": "inside",
+    "l2": "plain",
     "unroll": 0,
 }
 

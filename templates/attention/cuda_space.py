@@ -156,6 +156,7 @@ def _parameters(workload: Workload, limits: Limits) -> tuple[Parameter, ...]:
             why="causal blocks with as many scores as each other, against warps that wait for those with more",
         ),
         Categorical(name="order", values=("rows", "heads"), why="keys shared in L2 against an even end"),
+        Categorical(name="l2", values=("plain", "keep"), why="keys that many blocks read against what else L2 may hold"),
         Categorical(
             name="epilogue",
             values=("direct", "shared", "shuffled"),
@@ -342,6 +343,7 @@ def _default(head_dim: int) -> dict[str, Value]:
         "grid": "tiles",
         "rows": "together",
         "order": "rows",
+        "l2": "plain",
         "epilogue": "shared",
         "min_blocks": 0,
     }
