@@ -116,7 +116,8 @@ class Memory:
     def write(self, inputs: Tensors) -> None:
         for name, t in inputs.items():
             if t is not None and (own := self.inputs[name]) is not None:
-                own.copy_(t)
+                once = tuple(slice(None if stride else 1) for stride in t.stride())  # of what a stride of 0 repeats
+                own[once].copy_(t[once])
 
     def changes(self, image: Memory) -> list[torch.Tensor]:
         """For each piece between the outputs, whether it differs from `image`: 0 or 1 in float64, on the device."""

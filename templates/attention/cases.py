@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from evo.problem.kernel import Case, Workload
@@ -22,6 +23,9 @@ OPTIONS: dict[str, Value] = {
 }
 
 
+_MASK_AXES = ("bhqk", "bk", "qk", "bqk", "k", "hqk", "hk")
+
+
 def workload(
     shape: tuple[int, int, int, int, int, int], dtype: str, **options: Value
 ) -> Workload:
@@ -33,6 +37,8 @@ def workload(
 def cases(target: str, tuned: Workload) -> list[Case]:
     """Small, so that all of them together take a few milliseconds on a GPU."""
     head_dim, dtype, causal = tuned.dim("head_dim"), tuned.dtype, bool(tuned.option("causal"))
+    masked, additive = bool(tuned.option("attn_mask")), bool(tuned.option("additive"))
+    axes = itertools.cycle((tuned.option("mask_axes"), *_MASK_AXES))
 
     # PyTorch adds up the products of a lone query in several short sums: in float32 one long sum errs twice as much.
     lone_keys = 33 if dtype == "float32" else 257
@@ -42,6 +48,8 @@ def cases(target: str, tuned: Workload) -> list[Case]:
     ) -> Case:
         if target == "cuda":  # compiled in
             options = {**options, "lse": tuned.option("lse")}
+        if masked:
+            options = {"mask_axes": next(axes), **options, "attn_mask": True, "additive": additive}
         problem = workload((*shape, head_dim), dtype, causal=causal, **options)
         extras = ["causal"] if causal else []
         extras += [f"{k}={v}" for k, v in options.items()] + ([f"offset={offset}"] if offset else [])
@@ -75,6 +83,28 @@ def cases(target: str, tuned: Workload) -> list[Case]:
         case("non_finite", (1, 4, 4, 65, 129)),
         case("non_finite", (2, 4, 4, 129, 129), layout="bshd"),
     ]
+    if masked:
+        found += [
+            case("sparse", (2, 4, 2, 129, 193), mask_axes="bhqk", lse=True),
+            case("sparse", (1, 2, 2, 321, 577), mask_axes="qk", lse=True),
+            case("sparse", (2, 2, 2, 65, 257), mask_axes="bk", layout="packed"),
+            case("sparse", (2, 3, 3, 63, 129), mask_axes="bqk", layout="bshd"),
+            case("sparse", (2, 4, 1, 66, 130), mask_axes="hqk", layout="packed"),
+            case("sparse", (2, 4, 2, 66, 131), offset=1, mask_axes="hk"),
+            case("sparse", (2, 2, 2, 67, 65), mask_axes="bhq", lse=True),
+            case("sparse", (3, 4, 4, 33, 65), mask_axes="bh", lse=True),
+            case("lone_key", (2, 2, 2, 321, 577), mask_axes="qk", lse=True),
+            case("lone_key", (2, 4, 2, 65, 1025), mask_axes="bhk", lse=True),
+            case("lone_key", (3, 5, 5, 129, 130), offset=1, mask_axes="bqk", layout="bshd"),
+            case("lone_key", (4, 4, 2, 1, 577), mask_axes="bhqk"),
+        ]
+    if additive:
+        found += [
+            case("least", (2, 2, 2, 65, 257), mask_axes="bqk", lse=True),
+            case("least", (1, 4, 2, 129, 130), mask_axes="hqk"),
+            case("least", (2, 2, 2, 33, 65), mask_axes="bk", lse=True),
+            case("least", (2, 2, 2, 66, 65), mask_axes="bhq"),
+        ]
     if target == "cuda":  # more tiles than a persistent grid takes at once; a long row of keys; groups with few queries
         found += [
             case("normal", (3, 96, 8, 193, 64)),
@@ -87,11 +117,13 @@ def cases(target: str, tuned: Workload) -> list[Case]:
 
 
 def neighbours(target: str, tuned: Workload) -> Sequence[Workload]:
-    """The same genome for the other head sizes, for the other mask, and with or without lse where that is compiled in; heads
-    share keys as in the workload."""
-    own: dict[str, Value] = {"causal": tuned.option("causal"), "lse": tuned.option("lse")}
+    """The same genome for the other head sizes, for a causal mask where there is none and the reverse, and with or without
+    lse where that is compiled in; heads share keys as in the workload."""
+    own: dict[str, Value] = {name: tuned.option(name) for name in ("causal", "lse", "attn_mask", "additive", "mask_axes")}
     head_dim = tuned.dim("head_dim")
-    kinds = [*((other, own) for other in HEAD_DIMS if other != head_dim), (head_dim, {**own, "causal": not own["causal"]})]
+    kinds = [(other, own) for other in HEAD_DIMS if other != head_dim]
+    if not own["attn_mask"]:
+        kinds.append((head_dim, {**own, "causal": not own["causal"]}))
     if target == "cuda":
         kinds.append((head_dim, {**own, "lse": not own["lse"]}))
     heads = 2 * tuned.dim("heads") // tuned.dim("kv_heads")

@@ -11,7 +11,7 @@ from evo.problem.kernel import Tensors, Workload
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DATA", "LAYOUTS", "draw", "scale_of"]
+__all__ = ["DATA", "LAYOUTS", "draw", "is_padded", "scale_of"]
 
 DATA = (
     "normal",
@@ -22,6 +22,9 @@ DATA = (
     "tiny",
     "huge",
     "non_finite",
+    "sparse",
+    "lone_key",
+    "least",
 )
 
 LAYOUTS = ("bhsd", "bshd", "packed")
@@ -30,6 +33,15 @@ _STEEPEST = 120.0
 """The largest logit of large_logits: its exponential is no float32."""
 
 _TILE = 64
+
+_ALIKE = 16
+"""Neighbouring queries that see the same lone key: fewer than a tile has, so that tiles of keys between are skipped."""
+
+
+def is_padded(workload: Workload) -> bool:
+    """Whether a mask is of sequences with lengths of their own."""
+    axes = str(workload.option("mask_axes"))
+    return bool(workload.option("attn_mask")) and "k" in axes and axes != "qk"
 
 
 def scale_of(workload: Workload) -> float:
@@ -55,7 +67,7 @@ def draw(workload: Workload, data: str, generator: torch.Generator) -> Tensors:
     k = normal(batch, kv_heads, kv_len, head_dim)
     v = normal(batch, kv_heads, kv_len, head_dim) + normal(batch, kv_heads, 1, head_dim)
     unit = 1 / (scale_of(workload) * math.sqrt(head_dim))  # with q of this size, logits are standard normal
-    if data == "normal":
+    if data in ("normal", "sparse", "lone_key"):
         q = q * unit * torch.exp(1.5 * uniform(batch, heads, 1, 1))
     elif data == "peaked":  # nearly all weight on one key
         q = q * unit * 20
@@ -76,13 +88,62 @@ def draw(workload: Workload, data: str, generator: torch.Generator) -> Tensors:
     elif data == "huge":  # values whose weighted sum, not yet divided by the sum of weights, is just a float32
         q = q * unit
         v = (2 * uniform(*v.shape) - 1) * (65000.0 if workload.dtype == "float16" else 1e38 / max(1, kv_len))
+    elif data == "least":  # scores so near to each other that adding them to the lowest number loses nothing
+        q = q * unit * 0.1
     elif data == "non_finite":
         q = q * unit / 2  # no weight underflows: 0 * Inf would be NaN
         _spoil(q, k, v, causal=bool(workload.option("causal")))
     else:
         raise ValueError(f"unknown data {data!r}")
     placed = _place((q, k, v), dtype, str(workload.option("layout")))
-    return {**dict(zip("qkv", placed, strict=True)), "attn_mask": None}
+    mask = _mask(workload, data, generator) if workload.option("attn_mask") else None
+    return {**dict(zip("qkv", placed, strict=True)), "attn_mask": mask}
+
+
+def _mask(workload: Workload, data: str, generator: torch.Generator) -> torch.Tensor:
+    """[batch, heads, q_len, kv_len], with a stride of 0 along the axes that it lacks.
+
+    As models have them: a query sees no later key, and nobody sees the padding behind at least half of the keys. sparse:
+    any half of the keys at both ends, and no key for some queries; in sparse and lone_key, the layout tells of the mask's
+    memory, too. least: the lowest number of its dtype in place of -Inf, for all keys of some queries, and beside -Inf for
+    others. non_finite: all queries see the first key and none the last.
+    """
+    import torch
+
+    device, dtype = generator.device, getattr(torch, workload.dtype)
+    axes, layout = str(workload.option("mask_axes")), workload.option("layout")
+    whole = [workload.dim(name) for name in ("batch", "heads", "q_len", "kv_len")]
+    sizes = [size if axis in axes else 1 for axis, size in zip("bhqk", whole, strict=True)]
+    batch, heads, queries, keys = sizes
+    query, key = torch.arange(queries, device=device)[:, None], torch.arange(keys, device=device)
+    seen = torch.rand(sizes, generator=generator, device=device) < 0.5
+    if data == "sparse":
+        seen &= ((key < keys // 4) | (key >= keys * 3 // 4)) & (query % 5 != 3)
+    elif data == "lone_key":
+        shape = (batch, heads, -(-queries // _ALIKE), 1)
+        lone = torch.randint(-(keys // 4), keys, shape, generator=generator, device=device)  # some see none
+        seen = key == lone.repeat_interleave(_ALIKE, 2)[:, :, :queries]
+    elif data == "non_finite":
+        seen = (seen & (key < keys - 1)) | (key == 0)
+    else:
+        seen = torch.ones_like(seen)
+        if "qk" in axes:
+            seen &= key <= query + keys - queries
+        if is_padded(workload):
+            seen &= key < torch.randint(-(-keys // 2), keys + 1, (batch, heads, 1, 1), generator=generator, device=device)
+    mask = seen
+    if workload.option("additive"):
+        added = 0.5 * torch.randn(sizes, generator=generator, device=device)
+        if data == "least":
+            mask = torch.where(seen & (query % 4 % 3 == 0), added, torch.finfo(dtype).min)
+            mask = mask.masked_fill(~seen & (query % 4 == 2), -torch.inf).to(dtype)
+        else:
+            mask = torch.where(seen, added, -torch.inf).to(dtype)
+    if data in ("sparse", "lone_key") and layout == "bshd":  # queries side by side
+        mask = mask.mT.contiguous().mT
+    elif data in ("sparse", "lone_key") and layout == "packed":  # a part of a longer one
+        mask = torch.nn.functional.pad(mask, (0, 3))[..., :keys]
+    return mask.expand(whole)
 
 
 def _needles(workload: Workload, generator: torch.Generator) -> torch.Tensor:
@@ -109,7 +170,8 @@ def _spoil(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool) -
 
     A masked key must not reach a query, whatever it holds: its score is replaced, not added to. A masked value may: tiles
     multiply it with a weight of 0, and 0 * NaN is NaN, in FlashAttention as in PyTorch's own kernels. So values are
-    spoilt only where every query sees them, as long as there is such a place.
+    spoilt only where every query sees them, as long as there is such a place; any other mask shows all queries the first
+    key, too.
     """
     nan, inf = float("nan"), float("inf")
     kv_heads, q_len, kv_len = k.shape[1], q.shape[2], k.shape[2]
@@ -117,7 +179,7 @@ def _spoil(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool) -
     if kv_heads > 1 and not (causal and q_len > kv_len):
         v[:, 1, 0, 0], v[:, 1, 0, 1], v[:, 1, 0, 2] = nan, inf, -inf
     if kv_heads > 2:
-        k[:, 2, kv_len - 1, 3] = nan  # where it is causal, only the last query sees it
+        k[:, 2, kv_len - 1, 3] = nan  # where it is causal, only the last query sees it; with a mask, nobody
     if kv_heads > 3 and not causal and kv_len > 1:  # a score of -Inf alone would have no softmax
         k[:, 3, kv_len // 2, 5] = inf
 

@@ -8,13 +8,17 @@ axes lie in memory: bhsd; bshd, as projections give them; packed, slices of one 
 bshd.
 Options: causal, by which query i sees the keys j <= i + kv_len - q_len; a query that sees none gives o = 0. scale, where
 0 stands for 1 / sqrt(head_dim), in the argument of that name, too. lse: also the natural logarithm of the sum of
-exp(scale * q k^T), float32 [batch, heads, q_len], dense, -inf for a query that sees no key.
+exp(scale * q k^T), float32 [batch, heads, q_len], dense, -inf for a query that sees no key. attn_mask: a tensor of
+[batch, heads, q_len, kv_len]: bytes that are 1 where a query sees a key, or, if additive, numbers of the dtype that are
+added to scale * q k^T, where -inf hides a key and the lowest finite number does not. mask_axes names the axes that it has,
+in the order bhqk; along the others its stride is 0.
 Scores, sums and results are accumulated in float32.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +39,7 @@ from evo.problem.space import Space, Value
 
 from . import cpu_space, cuda_shape, cuda_space
 from .cases import HEAD_DIMS, OPTIONS, cases, neighbours, workload
-from .data import DATA, LAYOUTS, draw, scale_of
+from .data import DATA, LAYOUTS, draw, is_padded, scale_of
 
 if TYPE_CHECKING:
     import torch
@@ -60,6 +64,7 @@ def _reference(inputs: Tensors, problem: Workload) -> dict[str, torch.Tensor]:
     rows = max(1, min(q_len, _PAIRS_AT_ONCE // kv_len))
     together = max(1, _PAIRS_AT_ONCE // (rows * kv_len))
     query, key = (torch.arange(n, device=q.device) for n in (q_len, kv_len))
+    mask, additive = inputs["attn_mask"], bool(problem.option("additive"))
     for b in range(q.shape[0]):
         for first in range(0, heads, together):
             h = torch.arange(first, min(first + together, heads), device=q.device)
@@ -69,6 +74,10 @@ def _reference(inputs: Tensors, problem: Workload) -> dict[str, torch.Tensor]:
                 scores = (q[b, h, part] @ keys.mT).mul_(scale_of(problem))
                 if problem.option("causal"):
                     scores.masked_fill_(key > query[part, None] + (kv_len - q_len), -torch.inf)
+                if mask is not None:  # what a hidden key holds is replaced, also NaN
+                    own = mask[b, h, part]
+                    scores, hidden = (scores + own, own == -torch.inf) if additive else (scores, ~own)
+                    scores.masked_fill_(hidden, -torch.inf)
                 most = scores.amax(dim=-1, keepdim=True)
                 most.masked_fill_(most == -torch.inf, 0.0)
                 weights = scores.sub_(most).exp_()
@@ -89,14 +98,14 @@ def _sdpa(inputs: Tensors, problem: Workload) -> torch.Tensor:
         q,
         k,
         v,
-        attn_mask=_mask(problem, q.device) if causal and not equal else None,
+        attn_mask=_causal_mask(problem, q.device) if causal and not equal else inputs["attn_mask"],
         is_causal=causal and equal,
         scale=scale_of(problem),
         enable_gqa=problem.dim("heads") != problem.dim("kv_heads"),
     )
 
 
-def _mask(problem: Workload, device: torch.device) -> torch.Tensor:
+def _causal_mask(problem: Workload, device: torch.device) -> torch.Tensor:
     """Aligned with the last key. Where it is large, PyTorch's own object for that, which its fast back ends know; loading
     that takes seconds, and it warns of queries without a key."""
     import torch
@@ -121,8 +130,22 @@ def _forced(*backends: str) -> Callable[[Tensors, Workload], torch.Tensor]:
     return call
 
 
+def _same_dtype(inputs: Tensors, problem: Workload) -> torch.Tensor:
+    """Without cuDNN, which would plan some 50 ms for each case; PyTorch takes it on few architectures only, and not on Ada.
+    NaN, which measures nothing, where a mask leaves a query no number above the lowest: there the back ends differ."""
+    found, mask = _forced("FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH")(inputs, problem), inputs["attn_mask"]
+    if mask is None:
+        return found
+    import torch
+
+    lowest = torch.finfo(mask.dtype).min if mask.is_floating_point() else 0
+    return found.masked_fill(~(mask > lowest).any(-1, keepdim=True), torch.nan)
+
+
 def _flex(inputs: Tensors, problem: Workload) -> torch.Tensor:
     """FlexAttention, compiled. Raises where it cannot be compiled."""
+    if problem.option("attn_mask"):
+        raise NotImplementedError("its masks are functions, not tensors")
     q, k, v = (_required(inputs, name) for name in "qkv")
     causal, lengths = bool(problem.option("causal")), (problem.dim("q_len"), problem.dim("kv_len"))
     found: torch.Tensor = _compiled_flex()(
@@ -159,8 +182,13 @@ def _validate(problem: Workload) -> str:
         return f"heads must be a multiple of kv_heads, got {heads} and {kv_heads}"
     if head_dim not in HEAD_DIMS:
         return f"head_dim must be one of {', '.join(map(str, HEAD_DIMS))}, got {head_dim}"
-    if problem.option("attn_mask") or problem.option("additive"):
-        return "masks are not searched yet"
+    masked, axes = bool(problem.option("attn_mask")), str(problem.option("mask_axes"))
+    if problem.option("additive") and not masked:
+        return "additive says of attn_mask that it is added, and there is none"
+    if problem.option("causal") and masked:
+        return "causal and attn_mask exclude each other, as in PyTorch"
+    if not axes or axes != "".join(axis for axis in "bhqk" if axis in axes):
+        return f"mask_axes must be some of bhqk in this order, got {axes!r}"
     if problem.option("layout") not in LAYOUTS:
         return f"layout must be one of {', '.join(LAYOUTS)}, got {problem.option('layout')!r}"
     return ""
@@ -173,16 +201,22 @@ def _memory_order(problem: Workload, output: str) -> tuple[int, ...]:
 
 
 def _cost(problem: Workload) -> Cost:
-    """q, k, v in, o out; two multiplications and two additions for each pair of a query and a key it sees, and channel."""
+    """q, k, v and the mask in, o out; two multiplications and two additions for each pair of a query and a key it sees, and
+    channel. A mask hides as much as one that is timed may: behind half of the keys nothing is needed where it is padded."""
     batch, heads, kv_heads, q_len, kv_len, head_dim = (size for _, size in problem.dims)
+    axes = str(problem.option("mask_axes")) if problem.option("attn_mask") else ""
+    mask = math.prod(n for axis, n in zip("bhqk", (batch, heads, q_len, kv_len), strict=True) if axis in axes) if axes else 0
     pairs = q_len * kv_len
-    if problem.option("causal"):
+    if problem.option("causal") or "qk" in axes:
         seen = min(q_len, kv_len)  # queries that see a key: kv_len of them for the last, one fewer for each before it
         pairs = seen * kv_len - seen * (seen - 1) // 2
-    elements = 2 * batch * head_dim * (heads * q_len + kv_heads * kv_len)
+    padded = 2 if is_padded(problem) else 1
+    elements = 2 * batch * head_dim * (heads * q_len + kv_heads * -(-kv_len // padded))
+    elements, mask_bytes = (elements + mask, 0) if problem.option("additive") else (elements, mask)
     log_sums = 4 * batch * heads * q_len if problem.option("lse") else 0
     return Cost(
-        bytes=elements * DTYPE_BYTES[problem.dtype] + log_sums, flops=4 * batch * heads * pairs * head_dim
+        bytes=elements * DTYPE_BYTES[problem.dtype] + mask_bytes + log_sums,
+        flops=4 * batch * heads * (pairs // padded) * head_dim,
     )
 
 
@@ -252,8 +286,7 @@ KERNEL = Kernel(
         "float32": Tolerance(atol=5e-5, rtol=1e-5),
     },
     reference=_reference,
-    # cuDNN would plan some 50 ms for each case. PyTorch takes it on few architectures only, and not on Ada.
-    same_dtype=_forced("FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH"),
+    same_dtype=_same_dtype,
     inputs=draw,
     data=DATA,
     cases=cases,
