@@ -258,6 +258,22 @@ def test_blocks_that_share_keys_and_warps_out_of_step_compile(arch: str, workloa
     assert "heads_a_tile" not in chosen or launch.grid[1:] == (problem.dim("kv_heads"), problem.dim("batch"))
 
 
+@pytest.mark.parametrize("mask", ["", ",additive=true"])
+@pytest.mark.parametrize(
+    "chosen", [{"k_stages": 2, "ahead": 1, "overlap": "both", "q_store": "registers"}, {**SPLIT, "warps_n": 2}]
+)
+def test_a_mask_may_keep_blocks_from_tiles_of_keys(chosen: dict[str, Value], mask: str) -> None:
+    problem, limits = KERNEL.workload("cuda", f"{ATTENTION_512},lse=true,attn_mask=true{mask}"), CUDA.limits("sm_90")
+    space = KERNEL.space("cuda", problem, limits)
+    visits = [space.complete({**space.default, **chosen, "mask_tiles": which}) for which in ("all", "seen")]
+    assert all(space.is_legal(point) for point in visits)
+    rendered = [render(KERNEL, "cuda", Genome.of(point), problem, "sm_90") for point in visits]
+    assert ["seen_tiles[" in source.text for source in rendered] == [False, True]
+    assert all(CUDA.compile(source, "sm_90", Path()).spill_bytes == 0 for source in rendered)
+    bytes_of = [KERNEL.launch("cuda", point, problem, limits).smem_bytes for point in visits]
+    assert bytes_of[1] - bytes_of[0] == 1024 // 8 + 1024 * 2  # a bit and a number for so many tiles
+
+
 @pytest.mark.parametrize("causal", ["true", "false"])
 def test_only_causal_blocks_take_rows_of_both_ends(causal: str) -> None:
     space = KERNEL.space("cuda", KERNEL.workload("cuda", f"{ATTENTION_512},causal={causal}"), CUDA.limits("sm_89"))

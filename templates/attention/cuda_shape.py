@@ -28,12 +28,16 @@ INACTIVE: dict[str, Value] = {
     "copies": "unrolled",
     "stagger": "none",
     "mask": "inside",
+    "mask_tiles": "all",
     "l2": "plain",
     "unroll": 0,
 }
 
 _FLOAT, _ELEMENT = 4, 2
 """Bytes."""
+
+_TILE_LIST = 1024 // 8 + 1024 * 2
+"""Bytes, for a bit and a number of so many tiles."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +65,8 @@ def shape_of(point: Mapping[str, Value], head_dim: int) -> Shape:
     if p["split_kv"] > 1:  # what the other blocks of a cluster send each warp: maxima, sums and a share of its rows
         others, share = p["split_kv"] - 1, max(8, head_dim // p["warps_n"] // p["split_kv"])
         smem += others * block_m * p["warps_n"] * (share + 2) * _FLOAT
+    if p["mask_tiles"] == "seen":
+        smem += _TILE_LIST
     scores = keys // 2  # a tile of 16 rows takes so many registers
     registers = p["m_tiles"] * (head_dim // 2 + scores * (1 + p["ahead"]) + 4)
     if p["q_store"] == "registers":

@@ -23,11 +23,18 @@ _MOST_PRODUCTS = 512
 def _parameters(workload: Workload, limits: Limits) -> tuple[Parameter, ...]:
     clusters = limits.capability >= _CLUSTERS_AND_PROGRAMMATIC_LAUNCH
     group = workload.dim("heads") // workload.dim("kv_heads")
+    masked = bool(workload.option("attn_mask"))
     split = Ordinal(
         name="split_kv",
         values=(1, 2, 4, 8),
         structural=True,
         why="blocks that read a part of the keys each, where there are few rows for them, and merge",
+    )
+    tiles = Categorical(
+        name="mask_tiles",
+        values=("all", "seen"),
+        structural=True,
+        why="tiles of keys that a mask hides from a whole block, against looking for them",
     )
     found: list[Parameter] = [
         Ordinal(name="warps_m", values=(1, 2, 4, 8), why="more rows share a tile of keys, fewer fill a small grid"),
@@ -128,11 +135,12 @@ def _parameters(workload: Workload, limits: Limits) -> tuple[Parameter, ...]:
         ),
         Categorical(
             name="mask",
-            values=("inside", "apart"),
+            values=("inside",) if masked else ("inside", "apart"),  # a mask may hide keys in any step
             structural=True,
             when=(When(parameter="ahead", values=(0,)),),
             why="a jump a step against twice the code",
         ),
+        *((tiles,) if masked else ()),
         Ordinal(name="fragments", values=(1, 2), why="loads ahead of their use"),
         Ordinal(
             name="unroll",
@@ -197,6 +205,10 @@ def _constraints(workload: Workload, limits: Limits) -> tuple[Constraint, ...]:
     def blocks(p: dict[str, Any]) -> int:
         return max(1, int(p["min_blocks"]))
 
+    def registers(p: dict[str, Any], s: Shape) -> int:
+        """With a mask, a register for two scores holds what it says of them."""
+        return s.registers + (p["m_tiles"] * s.keys // 4 if workload.option("attn_mask") else 0)
+
     def tiles(p: dict[str, Any]) -> int:
         return prod(-(-workload.dim(name) // size) for name, size in plan(p, workload).tiles)
 
@@ -251,7 +263,7 @@ def _constraints(workload: Workload, limits: Limits) -> tuple[Constraint, ...]:
         rule("block_threads", lambda p, s: s.threads <= 512, "a block has at most 512 threads"),
         rule(
             "registers_fit",
-            lambda p, s: s.registers + _MORE_REGISTERS
+            lambda p, s: registers(p, s) + _MORE_REGISTERS
             <= min(255, limits.registers_per_multiprocessor // (s.threads * blocks(p))),
             "sums, scores and q must fit the registers of a thread",
         ),
