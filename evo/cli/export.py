@@ -1,6 +1,7 @@
 """evo export: winners as files for other programs; evo import-workloads: job files from another program's dataset."""
 
 import json as json_format
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -192,6 +193,7 @@ def _item(record: CandidateRecord, provenance: dict[str, object], alternatives: 
         genome=Genome.of(record.parameters),
         candidate=record.id,
         record=provenance,
+        score=math.inf if record.score is None else record.score,
         alternatives=alternatives,
     )
 

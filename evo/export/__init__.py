@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
@@ -36,6 +37,8 @@ class ExportItem:
     """Public identifier."""
     record: Mapping[str, Any] = field(default_factory=dict)
     """Provenance as plain JSON data: run, order, timings with intervals, checks passed, ancestry."""
+    score: float = math.inf
+    """Its time over the reference's, in the search."""
     alternatives: Iterable[ExportItem] = field(default=(), compare=False, repr=False)
     """Other candidates for the same workload, best first: for architectures that this one cannot be built for."""
 
@@ -145,7 +148,7 @@ def sha256_of(data: str | bytes) -> str:
 
 
 def _lines(value: Any, depth: int) -> str:
-    """JSON in which whatever fits on a line stands on one."""
+    """JSON in which whatever fits on a line stands on one, and as much beside it as does, too."""
     flat = json.dumps(value)
     if not isinstance(value, dict | list) or depth + len(flat) < _WIDTH:
         return flat
@@ -153,9 +156,15 @@ def _lines(value: Any, depth: int) -> str:
         parts = [f"{json.dumps(name)}: {_lines(part, depth + 1)}" for name, part in value.items()]
     else:
         parts = [_lines(part, depth + 1) for part in value]
+    rows = parts[:1]
+    for part in parts[1:]:
+        if "\n" not in rows[-1] + part and depth + len(rows[-1]) + len(part) < _WIDTH - 4:
+            rows[-1] += f", {part}"
+        else:
+            rows.append(part)
     opening, closing = "{}" if isinstance(value, dict) else "[]"
     indent = "\n" + " " * depth
-    return f"{opening}{indent} {f',{indent} '.join(parts)}{indent}{closing}"
+    return f"{opening}{indent} {f',{indent} '.join(rows)}{indent}{closing}"
 
 
 def check_replaceable(out: Path, format: str) -> None:

@@ -5,10 +5,11 @@ Every winner is built for the architecture it was measured on, and for the other
 where it is legal and compiles, else the best candidate for its workload that does.
 """
 
+import math
 import platform
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from itertools import chain, combinations
@@ -19,16 +20,21 @@ from evo.errors import CompileError, KernelError, UsageError, error_line
 from evo.evaluation import Binary
 from evo.export import ExportItem, ExportRequest, sha256_of
 from evo.problem.genome import Genome
-from evo.problem.kernel import Kernel
+from evo.problem.kernel import Kernel, LaunchPlan, Workload
 from evo.problem.render import Source, render
-from evo.problem.space import Point, Space, Value
+from evo.problem.space import Point
 from evo.runtime import cpu
+from evo.search.run import choose
 from evo.targets import Target, find_target
 from evo.targets.cpu import FLAGS, LIBRARIES
 
 _MOST_COMPILATIONS = 20
 """Of candidates that are legal and do not compile: what is wrong is then not the candidate."""
 _GPU = re.compile(r"(sm|compute)_(\d+)([af]?)")
+_WITHIN_ELSEWHERE = 0.1
+"""How much longer than the fastest one a variant may take that serves several workloads, where times are another
+architecture's."""
+_SHARED = "a variant that serves several workloads is nearly as fast"
 _TRUE_ANYWHERE = ("run", "candidate", "order", "operator", "device", "created")
 _PSABI = {
     "x86-64": "sse sse2",
@@ -81,13 +87,16 @@ def build_package(kernel: Kernel, parts: Sequence[ExportRequest]) -> tuple[dict[
     left_out: list[dict[str, str]] = []
     files: dict[str, bytes] = {}
     headers: dict[str, str] = {}
+    few: dict[tuple[int, str], list[str]] = {}
     for number, item, arch in _wanted(parts):
         part, why = parts[number], ""
         target, source = find_target(part.target), _source_as_measured(kernel, part, item)
         if arch == part.arch:
             built: _Built | None = _Built(item, item.genome, source, _compile(target, source, arch))
         else:
-            built, why = _build_elsewhere(kernel, target, item, arch)
+            if part.few and (number, arch) not in few:
+                few[number, arch] = _few_elsewhere(kernel, target, part, arch)
+            built, why = _build_elsewhere(kernel, target, item, arch, few.get((number, arch), ()))
         told = {"candidate": item.candidate, "reason": why}
         if built is None:
             left_out.append({**told, "workload": item.workload.key, "target": target.name, "arch": arch})
@@ -161,28 +170,72 @@ def _compile(target: Target, source: Source, arch: str) -> Binary:
         return target.compile(source, arch, Path(workdir))
 
 
-def _build_elsewhere(kernel: Kernel, target: Target, item: ExportItem, arch: str) -> tuple[_Built | None, str]:
-    """The item, or else the best of its alternatives, for an architecture it was not measured on; None if there is none.
-    And why it is not the item; empty if it is.
+def _few_elsewhere(kernel: Kernel, target: Target, part: ExportRequest, arch: str) -> list[str]:
+    """The variants, as `_Elsewhere.fast` names them, that are to serve the workloads on an architecture where nothing was
+    measured: few that were fast where it was."""
+    times = []
+    for item in part.items:
+        there = _Elsewhere(kernel, target, item.workload, arch)
+        times.append({variant: candidate.score for candidate, variant in there.fast(item)})
+    return choose(times, within=_WITHIN_ELSEWHERE)
 
-    PTX is compiled from the text that machine code of that architecture is. Raises DeviceError for an unknown
-    architecture; TemplateError.
-    """
-    machine_code = arch.replace("compute_", "sm_")
-    limits = target.limits(machine_code)  # of PTX: what every GPU has that may compile it
-    space = kernel.space(target.name, item.workload, limits)
-    why, compilations = "", 0
-    for candidate in chain([item], item.alternatives):
-        point, unsaid = _as_spelt_there(space, candidate.genome, kernel.inactive.get(target.name, {}))
-        if unsaid and kernel.plan(target.name, point, item.workload) == replace(
-            kernel.plan(target.name, candidate.genome.parameters, item.workload), programmatic=False
-        ):
+
+class _Elsewhere:
+    """An architecture, for candidates that were measured on another. PTX is compiled from the text that machine code of its
+    number is. Raises DeviceError for an unknown one."""
+
+    def __init__(self, kernel: Kernel, target: Target, workload: Workload, arch: str) -> None:
+        self.arch = arch.replace("compute_", "sm_")
+        self.limits = target.limits(self.arch)  # of PTX: what every GPU has that may compile it
+        self.space = kernel.space(target.name, workload, self.limits)
+        self._stand_ins = kernel.inactive.get(target.name, {})
+        self._plan: Callable[[Point], LaunchPlan] = lambda point: kernel.plan(target.name, point, workload)
+        self._binding = replace(kernel.binding(target.name, workload), dtype="")
+
+    def point(self, genome: Genome) -> tuple[Point, list[str]]:
+        """The same kernel as a point of the space there, and what of it cannot be said there or is not legal. A parameter
+        that one of the two spaces has not is the value that templates read in its place."""
+        known = {**self._stand_ins, **genome.parameters}
+        point: Point = {}
+        for parameter in self.space.parameters:
+            if parameter.name in known and self.space.is_active(parameter, point):
+                point[parameter.name] = known[parameter.name]
+        unsaid = {n: v for n, v in genome.parameters.items() if n not in point and self._stand_ins.get(n) != v}
+        if unsaid and self._plan(point) == replace(self._plan(genome.parameters), programmatic=False):
             unsaid = {}  # but for an early start it is the same kernel
-        if broken := [f"there is no {n}={v}" for n, v in unsaid.items()] or space.violations(point):
-            why = why or "; ".join(broken)
+        return point, [f"there is no {n}={v}" for n, v in unsaid.items()] or self.space.violations(point)
+
+    def fast(self, item: ExportItem) -> Iterator[tuple[ExportItem, str]]:
+        """Of the item and its alternatives those that are legal there and nearly as fast as the best of them, with what is
+        the same source but for the dtype."""
+        least = math.inf
+        for candidate in chain([item], item.alternatives):
+            if candidate.score > (1 + _WITHIN_ELSEWHERE) * least:
+                break
+            point, broken = self.point(candidate.genome)
+            if not broken:
+                least = min(least, candidate.score)
+                yield candidate, f"{Genome.of(point).digest} {self._binding}"
+
+
+def _build_elsewhere(
+    kernel: Kernel, target: Target, item: ExportItem, arch: str, few: Collection[str]
+) -> tuple[_Built | None, str]:
+    """The item, or else the best of its alternatives, for an architecture it was not measured on; None if there is none.
+    And why it is not the item; empty if it is. few: the variants that are preferred.
+
+    Raises DeviceError for an unknown architecture; TemplateError.
+    """
+    there = _Elsewhere(kernel, target, item.workload, arch)
+    preferred = (candidate for candidate, variant in there.fast(item) if variant in few) if few else ()
+    why, compilations = "", 0
+    for candidate in chain(preferred, [item], item.alternatives):
+        point, broken = there.point(candidate.genome)
+        if broken:
+            why = "; ".join(broken) if candidate is item else why
             continue
         genome = Genome.of(point)
-        source = render(kernel, target.name, genome, item.workload, machine_code)
+        source = render(kernel, target.name, genome, item.workload, there.arch)
         try:
             binary = _compile(target, source, arch)
         except CompileError as error:
@@ -190,23 +243,12 @@ def _build_elsewhere(kernel: Kernel, target: Target, item: ExportItem, arch: str
             if compilations == _MOST_COMPILATIONS:
                 break
             continue
-        launch = kernel.launch(target.name, point, item.workload, limits)
-        if target.occupancy(binary, launch, limits) == 0:
+        launch = kernel.launch(target.name, point, item.workload, there.limits)
+        if target.occupancy(binary, launch, there.limits) == 0:
             why = why or f"a block of {launch.block[0]} threads with {binary.registers} registers each does not fit"
             continue
-        return _Built(candidate, genome, source, binary), why
+        return _Built(candidate, genome, source, binary), "" if candidate is item else why or _SHARED
     return None, why
-
-
-def _as_spelt_there(space: Space, genome: Genome, stand_ins: Mapping[str, Value]) -> tuple[Point, Point]:
-    """The same kernel as a point of another architecture's space, and what of it cannot be said there: a parameter that one
-    of the two spaces has not is the value that templates read in its place."""
-    known = {**stand_ins, **genome.parameters}
-    point: Point = {}
-    for parameter in space.parameters:
-        if parameter.name in known and space.is_active(parameter, point):
-            point[parameter.name] = known[parameter.name]
-    return point, {n: v for n, v in genome.parameters.items() if n not in point and stand_ins.get(n) != v}
 
 
 def _compiled_in(kernel: Kernel) -> list[dict[str, Any]]:

@@ -68,7 +68,7 @@ def remarks(out: Path) -> list[str]:
     found = []
     for v in manifest["variants"]:
         if instead := v["instead_of"]:
-            told = f"is {v['candidate']}, because {instead['candidate']} cannot be built for it ({instead['reason']})"
+            told = f"is {v['candidate']}, not {instead['candidate']} ({instead['reason']})"
             found.append(f"{v['workload']['key']}: what is built for {v['arch']} {told}")
         for p in (v, *v.get("points", ())):
             if reason := slower({**v, **p}):

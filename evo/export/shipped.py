@@ -11,7 +11,7 @@ from evo.runtime.package import source_text
 
 _KEPT_OF_RECORD = ("run", "order", "operator", "device", "created")
 _OF_BINARY = ("binary", "binary_sha256", "same_code_as_measured")
-_MOST_EDITED = 24
+_MOST_EDITED = 100
 """Up to so many lines and line numbers, a source is told by how it differs from one that is stored."""
 
 

@@ -37,7 +37,7 @@ _FINALS_BATCHES = 3
 _WITHIN = 0.03
 """How much longer than the fastest variant that is known for a point the one that serves it may take."""
 _MOST_VARIANTS = 12
-"""For one dtype."""
+"""The dtypes share them: the same parameters, compiled for each."""
 _CONFIRMATIONS = 2
 """How often a race is held that died without naming a contender, before its contender counts as refused."""
 
@@ -256,10 +256,10 @@ def _hold_covering_finals(
     races are held before it is decided which variants are kept, and the fastest of these is confirmed for each task."""
 
     def variant(task: TaskExecutor, candidate: Candidate) -> str:
-        """What is the same code with the same launch at all sizes."""
-        assert candidate.code is not None
-        plan = task.problem.plan(task.target, candidate.proposal.genome.parameters, task.workload)
-        return f"{candidate.code[0]} {plan}"
+        """What is the same source, but for the dtype, with the same launch at all sizes."""
+        genome = candidate.proposal.genome
+        binding = replace(task.problem.binding(task.target, task.workload), dtype="")
+        return f"{genome.digest} {binding} {task.problem.plan(task.target, genome.parameters, task.workload)}"
 
     elites = [search.elites(number) for number in range(len(tasks))]
     best = {variant(task, found[0]) for task, found in zip(tasks, elites, strict=True) if found}
@@ -269,12 +269,11 @@ def _hold_covering_finals(
         first = (count + 1) // 2
         shared = [c for c in found[first:] if variant(task, c) in best]
         races.append(hold_race(task, [*found[:first], *shared][:count]))
-    times: dict[str, list[dict[str, float]]] = {}
+    times: list[dict[str, float]] = []
     for task, (finalists, timings) in zip(tasks, races, strict=True):
         ratios = {t.contender: t.ratio for t in timings if t.ratio is not None}
-        own = {variant(task, f.candidate): ratios[f.name] for f in finalists if f.passed and f.name in ratios}
-        times.setdefault(task.workload.dtype, []).append(own)
-    few = {v for points in times.values() for v in choose(points)}
+        times.append({variant(task, f.candidate): ratios[f.name] for f in finalists if f.passed and f.name in ratios})
+    few = set(choose(times))
     held = []
     for number, (task, race) in enumerate(zip(tasks, races, strict=True)):
         finals = end_finals(task, *race, {f.candidate.order for f in race[0] if variant(task, f.candidate) in few})

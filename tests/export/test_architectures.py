@@ -45,19 +45,19 @@ def changed(item: ExportItem, **values: Value) -> ExportItem:
 
 @pytest.fixture(scope="module")
 def hopper(tmp_path_factory: pytest.TempPathFactory) -> ExportRequest:
-    """Two winners found on sm_90; the second one is launched programmatically, which sm_89 cannot."""
+    """Two winners found on sm_90; the second one has clusters, which sm_89 has not."""
     request = request_for("cuda", "sm_90", tmp_path_factory.mktemp("export") / "for_several", *TEXTS, **TIMED)
     plain, other = request.items
-    programmatic = replace(changed(other, launch="programmatic"), candidate="test/programmatic")
-    return replace(request, items=(plain, programmatic), builds=BUILDS, environment={"device": "an H200"})
+    clustered = replace(changed(other, cluster=2, reduction="shuffle"), candidate="test/clustered")
+    return replace(request, items=(changed(plain, launch="programmatic"), clustered), builds=BUILDS, environment={"device": "an H200"})
 
 
 @pytest.fixture(scope="module")
 def several(hopper: ExportRequest) -> Path:
-    """With a plain candidate to take the place of the second winner, and one before it that sm_89 refuses, too."""
+    """With a candidate that takes the place of the second winner, and one before it that sm_89 refuses, too."""
     plain, winner = hopper.items
-    refused = replace(changed(winner, cluster=2), candidate="test/refused")
-    second = replace(changed(winner, launch="plain"), candidate="test/second", record={"run": "demo"})
+    refused = replace(changed(winner, cluster=4), candidate="test/refused")
+    second = replace(changed(winner, cluster=1, reduction="warp", launch="programmatic"), candidate="test/second", record={"run": "demo"})
     MODULE.export(replace(hopper, items=(plain, replace(winner, alternatives=(refused, second)))))
     return hopper.out
 
@@ -98,10 +98,10 @@ def test_what_was_not_measured_there_carries_no_figures(several: Path) -> None:
 def test_where_a_winner_cannot_be_built_the_best_one_that_can_takes_its_place(several: Path) -> None:
     variants = manifest_of(several)["variants"]
     assert [v["candidate"] for v in variants[0::2]] == ["test/0"] * 3
-    assert [v["candidate"] for v in variants[1::2]] == ["test/programmatic", "test/second", "test/second"]
-    assert variants[3]["instead_of"] == {"candidate": "test/programmatic", "reason": "there is no launch=programmatic"}
+    assert [v["candidate"] for v in variants[1::2]] == ["test/clustered", "test/second", "test/second"]
+    assert variants[3]["instead_of"] == {"candidate": "test/clustered", "reason": "there is no cluster=2"}
     assert [v["instead_of"] for v in variants[:3]] == [None] * 3
-    told = "is test/second, because test/programmatic cannot be built for it (there is no launch=programmatic)"
+    told = "is test/second, not test/clustered (there is no cluster=2)"
     assert [r.partition("what is built for ")[2] for r in remarks(several)] == [f"sm_89 {told}", f"compute_89 {told}"]
     assert MODULE.advice(several)[0] == "built for sm_90: 2 measured; sm_89: 2 compiled; compute_89: 2 compiled"
 
@@ -111,13 +111,13 @@ def test_a_workload_that_nothing_can_be_built_for_is_left_out_and_named(hopper: 
     MODULE.export(replace(hopper, out=out))
     assert [v["arch"] for v in manifest_of(out)["variants"]] == ["sm_90", "sm_90", "sm_89", "compute_89"]
     for arch, remark in zip(("sm_89", "compute_89"), remarks(out), strict=True):
-        assert f"nothing is built for {arch}, neither test/programmatic nor another candidate" in remark
+        assert f"nothing is built for {arch}, neither test/clustered nor another candidate" in remark
         assert "cols=768" in remark
 
 
 def test_an_architecture_for_which_there_is_nothing_is_refused(hopper: ExportRequest, tmp_path: Path) -> None:
     request = replace(hopper, out=tmp_path / "one", items=hopper.items[1:])
-    with pytest.raises(UsageError, match="nothing here can be built for sm_89; of test/programmatic"):
+    with pytest.raises(UsageError, match="nothing here can be built for sm_89; of test/clustered"):
         MODULE.export(request)
     with pytest.raises(DeviceError, match="limits of 'sm_75' are not known"):
         MODULE.export(replace(request, builds=("sm_90", "sm_75")))

@@ -1,33 +1,28 @@
-// Attention forward, float16, head dimension 64: o = softmax(scale q k^T) v.
-// 32 rows a block, 32 keys a step; 2 x 1 warps.
-// Rendered for sm_89 from templates/attention/cuda.cu.j2, which explains every choice.
+// Attention forward, float16, head dimension 128, causal: o = softmax(scale q k^T) v.
+// 32 rows a block, 64 keys a step; 2 x 2 warps.
+// Rendered for sm_90 from templates/attention/cuda.cu.j2, which explains every choice.
 #include "_shared/async_copy.cuh"
 #include "_shared/mma.cuh"
 #include "_shared/store.cuh"
 
 using i64 = long long;
 using T = f16;
-constexpr int D = 64, WARPS_M = 2, WARPS_N = 1, TILES = 1;
+constexpr int D = 128, WARPS_M = 2, WARPS_N = 2, TILES = 1;
 constexpr int WARPS = WARPS_M * WARPS_N, THREADS = 32 * WARPS;
-constexpr int ROWS = 16 * TILES, BM = ROWS * WARPS_M, BN = 32, KEYS = BN / WARPS_N;   // of a warp, a block; a block, a warp
-constexpr int K_STAGES = 2, V_STAGES = 2, AHEAD = 0;
+constexpr int ROWS = 16 * TILES, BM = ROWS * WARPS_M, BN = 64, KEYS = BN / WARPS_N;   // of a warp, a block; a block, a warp
+constexpr int K_STAGES = 2, V_STAGES = 2, AHEAD = 1;
 constexpr int V_AHEAD = V_STAGES - 1;
-constexpr bool CAUSAL = false;
+constexpr bool CAUSAL = true;
 using Rows = tile_rows<D * 2, true>;
 constexpr int TILE_BYTES = BN * Rows::PITCH;
 // Step i asks for k of step i + K_STAGES - 1 (one later if AHEAD), then for v of step i + V_AHEAD, a group of copies
 // each; with one stage of v for that first, and with one stage of k for the next k amid the step. Groups end in order. Those
 // that may still be in flight when a step begins, which needs its k and, unless V_LATE, its v; and before its v is used:
-constexpr bool V_LATE = true;
+constexpr bool V_LATE = false;
 __device__ constexpr int least(int a, int b) { return a < b ? a : b; }
 constexpr int IN_FLIGHT = K_STAGES == 1 || (V_STAGES == 1 && K_STAGES == 2) ? 0 : V_STAGES == 1 ? 1
     : V_LATE ? 2 * (K_STAGES - 2) + 1 : least(2 * (V_AHEAD - 1), 2 * (K_STAGES - 2) + 1);
-// And where k comes in parts, a group each: before a part is multiplied, of which the first is waited for before the step asks.
-constexpr int PARTS = 2, GROUPS_A_STEP = PARTS + 1;
-__device__ constexpr int part_in_flight(int part) {
-    return (K_STAGES == 1 ? 0 : (K_STAGES - 2) * GROUPS_A_STEP + (V_STAGES > 1)) + PARTS - 1 - part + (part == 0 ? 0 : K_STAGES == 1 ? 1 : GROUPS_A_STEP);
-}
-constexpr int V_IN_FLIGHT = V_STAGES > 1 ? GROUPS_A_STEP * (V_STAGES - 1) : K_STAGES > 1 ? PARTS : 0;
+constexpr int V_IN_FLIGHT = V_STAGES > 1 ? 2 * (V_STAGES - 1) : K_STAGES > 1 ? 1 : 0;
 // Bits by which weights stand lower than their maximum: where a maximum may lag, no weight exceeds 1, as large values need it.
 // Not for float16: its weights would become denormal, and its values are too small to overflow a float.
 constexpr float MARGIN = 0.f;
@@ -36,7 +31,13 @@ constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 
 // A thread copies chunks of one column of a tile: every STEP-th row, in each of the GROUPS of COLUMNS 16-byte chunks.
 constexpr int COLUMNS = D * 2 % 128 == 0 ? 8 : 4, GROUPS = D / 8 / COLUMNS;
-constexpr int KEY_THREADS = THREADS, KEY_ROWS = BN;
+// A column of warps copies the keys it multiplies.
+constexpr int KEY_THREADS = 32 * WARPS_M, KEY_ROWS = KEYS;
+
+// Waits for COUNT threads, which name the same of the hardware's barriers; 0 is that of __syncthreads.
+template <int COUNT> __device__ __forceinline__ void barrier_of(int id) {
+    asm volatile("barrier.sync.aligned %0, %1;" :: "r"(id), "n"(COUNT) : "memory");
+}
 
 // COUNT rows into a tile; unless it is known to be `whole`, those from `left` on become zeros. row: the thread's first of them;
 // tile, from: its first chunk there and here. Whether a first tile is whole is not asked: a jump to code that is still in DRAM
@@ -85,6 +86,24 @@ __device__ __forceinline__ void multiply_qk(float (&s)[TILES][KEYS / 8][4], cons
                 T::multiply_add(s[m][2 * n], a[m][held ? d : 0], f[0], f[1]);
                 T::multiply_add(s[m][2 * n + 1], a[m][held ? d : 0], f[2], f[3]);
             }
+        }
+    }
+}
+
+// The same for the n-th 16 keys of the warp's alone.
+__device__ __forceinline__ void multiply_qk_part(float (&s)[TILES][KEYS / 8][4], const unsigned (&q)[TILES][D / 16][4], int n, unsigned k_at, unsigned k_turn) {
+    #pragma unroll
+    for (int m = 0; m < TILES; ++m)
+        #pragma unroll
+        for (int e = 0; e < 4; ++e) s[m][2 * n][e] = s[m][2 * n + 1][e] = 0.f;
+    #pragma unroll
+    for (int d = 0; d < D / 16; ++d) {
+        unsigned f[4];
+        load_tiles(f, k_at + n * 16 * Rows::PITCH + (k_turn ^ d * 32));
+        #pragma unroll
+        for (int m = 0; m < TILES; ++m) {
+            T::multiply_add(s[m][2 * n], q[m][d], f[0], f[1]);
+            T::multiply_add(s[m][2 * n + 1], q[m][d], f[2], f[3]);
         }
     }
 }
@@ -167,10 +186,9 @@ __device__ __forceinline__ void weigh(unsigned (&weights)[TILES][KEYS / 16][4], 
 struct Place {
     int batch, head, row;                // row: the first of BM
     __device__ __forceinline__ Place() {
-        int block = blockIdx.x;
-        const int last = gridDim.x - 1;
-        head = blockIdx.y, batch = blockIdx.z;
-        if (CAUSAL) block = last - block;   // the longest first
+        int block = blockIdx.z;
+        head = blockIdx.x, batch = blockIdx.y;
+        if (CAUSAL) block = gridDim.z - 1 - block;   // the longest first
         row = block * BM;
     }
 };
@@ -183,12 +201,11 @@ __device__ __forceinline__ int kv_head_of(int head, int heads, int kv_heads) {
     }
     return head;
 }
-
-extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
-    const char* __restrict__ q, const char* __restrict__ k, const char* __restrict__ v, char* __restrict__ o, float* __restrict__ lse,
+extern "C" __global__ void __launch_bounds__(THREADS, 2) attention(
+    const char* __restrict__ q, const char* __restrict__ k, const char* __restrict__ v, const char* __restrict__ attn_mask, char* __restrict__ o, float* __restrict__ lse,
     i64 batch, i64 heads, i64 kv_heads, i64 q_len, i64 kv_len, i64 head_dim, float scale,
     i64 q_batch, i64 q_head, i64 q_seq, i64 k_batch, i64 k_head, i64 k_seq,
-    i64 v_batch, i64 v_head, i64 v_seq, i64 o_batch, i64 o_head, i64 o_seq) {
+    i64 v_batch, i64 v_head, i64 v_seq, i64 o_batch, i64 o_head, i64 o_seq, i64 mask_batch, i64 mask_head, i64 mask_query, i64 mask_key) {
     extern __shared__ __align__(128) char shared[];
     unsigned q_tile = shared_address(shared);
     const Place place;
@@ -204,19 +221,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
     // Tiles come from the last to the first: the masked ones are then done before the long run of others.
     const int copy_row = threadIdx.x / COLUMNS, copy_byte = threadIdx.x % COLUMNS * 16;
     const unsigned copy_to = Rows::place(copy_row, threadIdx.x % COLUMNS);
-    const int key_row = copy_row, last = (steps - 1) * BN;
-    const unsigned key_to = copy_to;
-    const char *k_from, *v_from;   // of the thread, in the tile that is asked for next
+    const int key_row = threadIdx.x % KEY_THREADS / COLUMNS, last = (steps - 1) * BN + warp_n * KEYS;
+    const unsigned key_to = Rows::place(key_row, threadIdx.x % COLUMNS) + warp_n * KEYS * Rows::PITCH;
+
+    const char* const q_from = q + (place.batch * q_batch + place.head * q_head + (place.row + copy_row) * q_seq) * 2 + copy_byte;
+    asm volatile("griddepcontrol.wait;" ::: "memory");   // for the kernel before this one, and for what it wrote
+    if (steps > 0) load_rows<BM, THREADS>(copy_row, q_tile + copy_to, q_from, q_seq * 2, false, rows_end - place.row);
+    // Only now, or q would wait for what k and v alone need.
+    int head = place.head;
+    asm volatile("" : "+r"(head));
+    const int kv_head = kv_head_of(head, heads, kv_heads);
+    // Of the thread, in the tile that is asked for next.
+    const char* k_from = k + (place.batch * k_batch + kv_head * k_head + (last + key_row) * k_seq) * 2 + copy_byte;
+    const char* v_from = v + (place.batch * v_batch + kv_head * v_head + (last + key_row) * v_seq) * 2 + copy_byte;
     auto load_k = [&](int step) {
-        constexpr int COUNT = KEY_ROWS / PARTS;
-        #pragma unroll
-        for (int part = 0; part < PARTS; ++part) {
-            if (step >= 0 && step < steps)
-                load_rows<COUNT, KEY_THREADS>(key_row, k_tiles + step % K_STAGES * TILE_BYTES + key_to + part * COUNT * Rows::PITCH,
-                                              k_from + part * COUNT * k_seq * 2, k_seq * 2, step > 0, (int)kv_len - last - part * COUNT);
-            commit_copies();
+        if (step >= 0 && step < steps) {
+            load_rows<KEY_ROWS, KEY_THREADS>(key_row, k_tiles + step % K_STAGES * TILE_BYTES + key_to, k_from, k_seq * 2, step > 0, (int)kv_len - last);
+            k_from -= BN * k_seq * 2;
         }
-        if (step >= 0 && step < steps) k_from -= BN * k_seq * 2;
+        commit_copies();
     };
     auto load_v = [&](int step) {
         if (step >= 0 && step < steps) {
@@ -231,14 +254,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
         if (V_STAGES > 1) load_v(step + V_AHEAD);
     };
 
-    const char* const q_from = q + (place.batch * q_batch + place.head * q_head + (place.row + copy_row) * q_seq) * 2 + copy_byte;
-    if (steps > 0) load_rows<BM, THREADS>(copy_row, q_tile + copy_to, q_from, q_seq * 2, false, rows_end - place.row);
-    // Only now, or q would wait for what k and v alone need.
-    int head = place.head;
-    asm volatile("" : "+r"(head));
-    const int kv_head = kv_head_of(head, heads, kv_heads);
-    k_from = k + (place.batch * k_batch + kv_head * k_head + (last + key_row) * k_seq) * 2 + copy_byte;
-    v_from = v + (place.batch * v_batch + kv_head * v_head + (last + key_row) * v_seq) * 2 + copy_byte;
     if (K_STAGES == 1) load_k(0);
     #pragma unroll
     for (int i = least(1 - K_STAGES - AHEAD, -V_AHEAD); i < 0; ++i) ask(i);
@@ -293,74 +308,38 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
 
     // For those whose keys are this warp's, too: what they have copied is there for all of them, and what they have read is free.
     auto wait_for_warps = [&]() {
-        __syncthreads();
+        barrier_of<KEY_THREADS>(1 + warp_n);
     };
-    auto advance = [&](int step) {
-        wait_copies<part_in_flight(0)>();
+    // s holds the scores of `step`; those of the next are multiplied beside its softmax.
+    float even[TILES][KEYS / 8][4], odd[TILES][KEYS / 8][4];
+    wait_copies<(V_STAGES == 1 ? 2 * (K_STAGES - 1) : 2 * K_STAGES - 1)>();
+    __syncthreads();
+    load_q();
+    if (steps > 0) multiply_qk(even, q_held, k_lane, k_turn);
+    auto advance = [&](float (&s)[TILES][KEYS / 8][4], float (&next)[TILES][KEYS / 8][4], int step) {
+        wait_copies<IN_FLIGHT>();
         wait_for_warps();
         ask(step);
-        if (step == 0) load_q();
-        const bool active = sees(step);
-        float s[TILES][KEYS / 8][4];
-        unsigned weights[TILES][KEYS / 16][4];
-        if (active) multiply_qk<0 * KEYS / PARTS, 1 * KEYS / PARTS>(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
-        wait_copies<part_in_flight(1)>();
-        wait_for_warps();
-        if (active) {
-            multiply_qk<1 * KEYS / PARTS, KEYS>(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
-            mask(s, step);
-            raise(s, running, acc, slope);
-        }
         const unsigned v_at = v_lane + step % V_STAGES * TILE_BYTES;
-        if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
-        if (K_STAGES == 1 || V_STAGES == 1 || V_LATE) wait_for_warps();
-        if (K_STAGES == 1) load_k(step + 1);
-        if (active) {
-            weigh(weights, s, 0, running, slope);
-            #pragma unroll
-            for (int n = 0; n < KEYS / 16; ++n) {
-                if (n + 1 < KEYS / 16) weigh(weights, s, n + 1, running, slope);
-                multiply_pv(acc, weights, n, v_at, v_turn, running.sum);
-            }
-        }
-
-    };
-
-    auto advance_unmasked = [&](int step) {
-        wait_copies<part_in_flight(0)>();
-        wait_for_warps();
-        ask(step);
-        if (step == 0) load_q();
-        const bool active = true;
-        float s[TILES][KEYS / 8][4];
         unsigned weights[TILES][KEYS / 16][4];
-        if (active) multiply_qk<0 * KEYS / PARTS, 1 * KEYS / PARTS>(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
-        wait_copies<part_in_flight(1)>();
-        wait_for_warps();
-        if (active) {
-            multiply_qk<1 * KEYS / PARTS, KEYS>(s, q_held, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
-            raise(s, running, acc, slope);
+        mask(s, step);
+        raise(s, running, acc, slope);
+        if (V_STAGES == 1 || V_LATE) {
+            wait_copies<V_IN_FLIGHT>();
+            wait_for_warps();
         }
-        const unsigned v_at = v_lane + step % V_STAGES * TILE_BYTES;
-        if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
-        if (K_STAGES == 1 || V_STAGES == 1 || V_LATE) wait_for_warps();
-        if (K_STAGES == 1) load_k(step + 1);
-        if (active) {
-            weigh(weights, s, 0, running, slope);
-            #pragma unroll
-            for (int n = 0; n < KEYS / 16; ++n) {
-                if (n + 1 < KEYS / 16) weigh(weights, s, n + 1, running, slope);
-                multiply_pv(acc, weights, n, v_at, v_turn, running.sum);
-            }
+        const unsigned k_at = k_lane + (step + 1) % K_STAGES * TILE_BYTES;   // past the last step: of no use, and harmless
+        #pragma unroll
+        for (int n = 0; n < KEYS / 16; ++n) {
+            weigh(weights, s, n, running, slope);
+            multiply_qk_part(next, q_held, n, k_at, k_turn);
+            multiply_pv(acc, weights, n, v_at, v_turn, running.sum);
         }
-
     };
-
-    // Keys before `seen` are seen by all rows of the block.
-    const int seen = CAUSAL ? min((int)kv_len, place.row + shift + 1) : (int)kv_len;
-    const int masked = steps - min(steps, max(seen, 0) / BN);
-    for (int step = 0; step < masked; ++step) advance(step);
-    for (int step = masked; step < steps; ++step) advance_unmasked(step);
+    for (int step = 0; step < steps; step += 2) {
+        advance(even, odd, step);
+        if (step + 1 < steps) advance(odd, even, step + 1);
+    }
 
     float sum[TILES][2];
     #pragma unroll
@@ -371,6 +350,49 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
         }
     wait_copies<0>();   // none may land in what follows
 
+    // Those that shared the keys merge a share of the head each: they keep that of their own sums, and get the others' for it.
+    constexpr int SHARE = D / 8 / WARPS_N;   // 8-wide pieces of a row
+    static_assert(D / 8 % WARPS_N == 0, "every one of them merges as much");
+    // What the w-th partner further on has sent: a piece of its sums; its maximum and sum of weights.
+    constexpr int PIECES = TILES * 2 * (D / 8);   // pairs of accumulators a lane
+    float2* const partial = (float2*)(shared + BM * Rows::PITCH + (K_STAGES + V_STAGES) * TILE_BYTES);   // [WARPS_N][WARPS_M][PIECES][32]
+    float2* const state = partial + WARPS_N * WARPS_M * PIECES * 32;               // [WARPS_N][WARPS_M][ROWS]: maximum, sum
+    auto sums_of = [&](int w, int m, int h, int i) {
+        return partial[(((warp_n + w) % WARPS_N * WARPS_M + warp_m) * PIECES + (m * 2 + h) * (D / 8) + warp_n * SHARE + i) * 32 + lane];
+    };
+    auto state_of = [&](int w, int m, int h) { return state[((warp_n + w) % WARPS_N * WARPS_M + warp_m) * ROWS + m * 16 + h * 8 + lane / 4]; };
+    #pragma unroll
+    for (int m = 0; m < TILES; ++m)
+        #pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            if (lane % 4 == 0) state[(warp_n * WARPS_M + warp_m) * ROWS + m * 16 + h * 8 + lane / 4] = make_float2(running.top[m][h], sum[m][h]);
+            #pragma unroll
+            for (int d = 0; d < D / 8; ++d)
+                if (d / SHARE != warp_n)
+                    partial[((warp_n * WARPS_M + warp_m) * PIECES + (m * 2 + h) * (D / 8) + d) * 32 + lane] = make_float2(acc[m][d][2 * h], acc[m][d][2 * h + 1]);
+        }
+    barrier_of<32 * WARPS_N>(1 + WARPS_N + warp_m);
+    float factor[TILES][2][WARPS_N];   // of what was kept, then of what was sent
+    #pragma unroll
+    for (int m = 0; m < TILES; ++m)
+        #pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            float2 of[WARPS_N];
+            of[0] = make_float2(running.top[m][h], sum[m][h]);
+            float top = of[0].x;
+            sum[m][h] = 0.f;
+            #pragma unroll
+            for (int w = 1; w < WARPS_N; ++w) {
+                of[w] = state_of(w, m, h);
+                top = fmaxf(top, of[w].x);
+            }
+            #pragma unroll
+            for (int w = 0; w < WARPS_N; ++w) {
+                factor[m][h][w] = exp2_fast((of[w].x - (top == NONE ? 0.f : top)) * slope);
+                sum[m][h] = fmaf(of[w].y, factor[m][h][w], sum[m][h]);
+            }
+            running.top[m][h] = top;
+        }
 
     // Rows that see no key are zero, not 0 / 0.
     float inverse[TILES][2];
@@ -383,26 +405,44 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
             inverse[m][h] = blind ? 0.f : reciprocal_fast(sum[m][h]);   // no row's own sum is denormal
         }
     char* const o_rows = o + (place.batch * o_batch + place.head * o_head) * 2;
-    char* const o_lane = o_rows + (own_row + lane / 4) * o_seq * 2 + lane % 4 * 16;
+    char* const o_lane = o_rows + (own_row + lane / 4) * o_seq * 2 + warp_n * SHARE * 16 + lane % 4 * (SHARE % 4 == 0 ? 16 : 4);
     #pragma unroll
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
-        for (int h = 0; h < 2; ++h)
+        for (int h = 0; h < 2; ++h) {
+            const bool wanted = own_row + m * 16 + h * 8 + lane / 4 < rows_end;
+            unsigned packed[SHARE];
             #pragma unroll
-            for (int d = 0; d < D / 8; d += 4) {
-                unsigned packed[4];
+            for (int i = 0; i < SHARE; ++i) {
+                float2 total = make_float2(acc[m][i][2 * h], acc[m][i][2 * h + 1]);
                 #pragma unroll
-                for (int i = 0; i < 4; ++i) packed[i] = T::pack(acc[m][d + i][2 * h] * inverse[m][h], acc[m][d + i][2 * h + 1] * inverse[m][h]);
-                store_16_if(own_row + m * 16 + h * 8 + lane / 4 < rows_end, o_lane + (m * 16 + h * 8) * o_seq * 2 + d * 16, own_chunk(packed, lane));
+                for (int w = 1; w < WARPS_N; ++w)
+                    if (warp_n == w) total = make_float2(acc[m][w * SHARE + i][2 * h], acc[m][w * SHARE + i][2 * h + 1]);
+                total.x *= factor[m][h][0];
+                total.y *= factor[m][h][0];
+                #pragma unroll
+                for (int w = 1; w < WARPS_N; ++w) {
+                    const float2 x = sums_of(w, m, h, i);
+                    total.x = fmaf(x.x, factor[m][h][w], total.x);
+                    total.y = fmaf(x.y, factor[m][h][w], total.y);
+                }
+                packed[i] = T::pack(total.x * inverse[m][h], total.y * inverse[m][h]);
             }
+            char* const to = o_lane + (m * 16 + h * 8) * o_seq * 2;
+            #pragma unroll
+            for (int i = 0; i < SHARE; ++i) {
+                if (SHARE % 4) store_4_if(wanted, to + i * 16, packed[i]);
+                else if (i % 4 == 0) store_16_if(wanted, to + i * 16, own_chunk(packed + i, lane));
+            }
+        }
 }
 
 // For addresses that are no multiples of 16 bytes: a warp a row, a lane for every 32nd element of it.
 extern "C" __global__ void __launch_bounds__(THREADS) attention_unaligned(
-    const unsigned short* q, const unsigned short* k, const unsigned short* v, unsigned short* o, float* lse,
+    const unsigned short* q, const unsigned short* k, const unsigned short* v, const char* attn_mask, unsigned short* o, float* lse,
     i64 batch, i64 heads, i64 kv_heads, i64 q_len, i64 kv_len, i64 head_dim, float scale,
     i64 q_batch, i64 q_head, i64 q_seq, i64 k_batch, i64 k_head, i64 k_seq,
-    i64 v_batch, i64 v_head, i64 v_seq, i64 o_batch, i64 o_head, i64 o_seq) {
+    i64 v_batch, i64 v_head, i64 v_seq, i64 o_batch, i64 o_head, i64 o_seq, i64 mask_batch, i64 mask_head, i64 mask_query, i64 mask_key) {
     const Place place;
     const int lane = threadIdx.x % 32, shift = (int)kv_len - (int)q_len;
     const float slope = (scale == 0.f ? rsqrtf((float)D) : scale) * LOG2_E;

@@ -1,16 +1,16 @@
-// Attention forward, float16, head dimension 64, causal: o = softmax(scale q k^T) v.
+// Attention forward, float16, head dimension 128, causal: o = softmax(scale q k^T) v.
 // 64 rows a block, 64 keys a step; 4 x 1 warps.
-// Rendered for sm_89 from templates/attention/cuda.cu.j2, which explains every choice.
+// Rendered for sm_90 from templates/attention/cuda.cu.j2, which explains every choice.
 #include "_shared/async_copy.cuh"
 #include "_shared/mma.cuh"
 #include "_shared/store.cuh"
 
 using i64 = long long;
 using T = f16;
-constexpr int D = 64, WARPS_M = 4, WARPS_N = 1, TILES = 1;
+constexpr int D = 128, WARPS_M = 4, WARPS_N = 1, TILES = 1;
 constexpr int WARPS = WARPS_M * WARPS_N, THREADS = 32 * WARPS;
 constexpr int ROWS = 16 * TILES, BM = ROWS * WARPS_M, BN = 64, KEYS = BN / WARPS_N;   // of a warp, a block; a block, a warp
-constexpr int K_STAGES = 1, V_STAGES = 1, AHEAD = 0;
+constexpr int K_STAGES = 2, V_STAGES = 2, AHEAD = 1;
 constexpr int V_AHEAD = V_STAGES - 1;
 constexpr bool CAUSAL = true;
 using Rows = tile_rows<D * 2, true>;
@@ -32,6 +32,11 @@ constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 // A thread copies chunks of one column of a tile: every STEP-th row, in each of the GROUPS of COLUMNS 16-byte chunks.
 constexpr int COLUMNS = D * 2 % 128 == 0 ? 8 : 4, GROUPS = D / 8 / COLUMNS;
 constexpr int KEY_THREADS = THREADS, KEY_ROWS = BN;
+
+// Waits for COUNT threads, which name the same of the hardware's barriers; 0 is that of __syncthreads.
+template <int COUNT> __device__ __forceinline__ void barrier_of(int id) {
+    asm volatile("barrier.sync.aligned %0, %1;" :: "r"(id), "n"(COUNT) : "memory");
+}
 
 // COUNT rows into a tile; unless it is known to be `whole`, those from `left` on become zeros. row: the thread's first of them;
 // tile, from: its first chunk there and here. Whether a first tile is whole is not asked: a jump to code that is still in DRAM
@@ -58,7 +63,7 @@ __device__ __forceinline__ void load_rows(int row, unsigned tile, const char* fr
 // s = q k^T for the warp's rows and its keys of a tile, those from FROM to TO. q_at, k_at: addresses of the lane's part of the
 // first fragment.
 template <int FROM = 0, int TO = KEYS>
-__device__ __forceinline__ void multiply_qk(float (&s)[TILES][KEYS / 8][4], unsigned q_at, unsigned q_turn, unsigned k_at, unsigned k_turn) {
+__device__ __forceinline__ void multiply_qk(float (&s)[TILES][KEYS / 8][4], const unsigned (&q)[TILES][D / 16][4], unsigned k_at, unsigned k_turn) {
     #pragma unroll
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
@@ -67,10 +72,8 @@ __device__ __forceinline__ void multiply_qk(float (&s)[TILES][KEYS / 8][4], unsi
             for (int e = 0; e < 4; ++e) s[m][n][e] = 0.f;
     #pragma unroll
     for (int d = 0; d < D / 16; ++d) {
-        unsigned a[TILES][1][4];
-        constexpr bool held = false;
-        #pragma unroll
-        for (int m = 0; m < TILES; ++m) load_tiles(a[m][0], q_at + m * 16 * Rows::PITCH + (q_turn ^ d * 32));
+        const unsigned (&a)[TILES][D / 16][4] = q;
+        constexpr bool held = true;
         #pragma unroll
         for (int n = FROM / 16; n < TO / 16; ++n) {
             unsigned f[4];
@@ -107,6 +110,7 @@ struct Running {
 // The running maxima with those of a step's scores; `running` and `o` follow.
 __device__ __forceinline__ void raise(const float (&s)[TILES][KEYS / 8][4], Running& running, float (&o)[TILES][D / 8][4], float slope) {
     float top[TILES][2];
+    bool moved = false;
     #pragma unroll
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
@@ -117,7 +121,9 @@ __device__ __forceinline__ void raise(const float (&s)[TILES][KEYS / 8][4], Runn
             a = fmaxf(a, __shfl_xor_sync(~0u, a, 1));
             a = fmaxf(a, __shfl_xor_sync(~0u, a, 2));
             top[m][h] = fmaxf(a, running.top[m][h]);
+            moved |= (top[m][h] - running.top[m][h]) * slope > 8.f;   // weights stay below 2^8: safe in float16
         }
+    if (__any_sync(~0u, moved))
     {
         #pragma unroll
         for (int m = 0; m < TILES; ++m)
@@ -165,10 +171,9 @@ __device__ __forceinline__ void weigh(unsigned (&weights)[TILES][KEYS / 16][4], 
 struct Place {
     int batch, head, row;                // row: the first of BM
     __device__ __forceinline__ Place() {
-        int block = blockIdx.x;
-        const int last = gridDim.x - 1;
-        head = blockIdx.y, batch = blockIdx.z;
-        if (CAUSAL) block = last - block;   // the longest first
+        int block = blockIdx.z;
+        head = blockIdx.x, batch = blockIdx.y;
+        if (CAUSAL) block = gridDim.z - 1 - block;   // the longest first
         row = block * BM;
     }
 };
@@ -181,12 +186,11 @@ __device__ __forceinline__ int kv_head_of(int head, int heads, int kv_heads) {
     }
     return head;
 }
-
-extern "C" __global__ void __launch_bounds__(THREADS) attention(
-    const char* __restrict__ q, const char* __restrict__ k, const char* __restrict__ v, char* __restrict__ o, float* __restrict__ lse,
+extern "C" __global__ void __launch_bounds__(THREADS, 2) attention(
+    const char* __restrict__ q, const char* __restrict__ k, const char* __restrict__ v, const char* __restrict__ attn_mask, char* __restrict__ o, float* __restrict__ lse,
     i64 batch, i64 heads, i64 kv_heads, i64 q_len, i64 kv_len, i64 head_dim, float scale,
     i64 q_batch, i64 q_head, i64 q_seq, i64 k_batch, i64 k_head, i64 k_seq,
-    i64 v_batch, i64 v_head, i64 v_seq, i64 o_batch, i64 o_head, i64 o_seq) {
+    i64 v_batch, i64 v_head, i64 v_seq, i64 o_batch, i64 o_head, i64 o_seq, i64 mask_batch, i64 mask_head, i64 mask_query, i64 mask_key) {
     extern __shared__ __align__(128) char shared[];
     unsigned q_tile = shared_address(shared);
     const Place place;
@@ -204,7 +208,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
     const unsigned copy_to = Rows::place(copy_row, threadIdx.x % COLUMNS);
     const int key_row = copy_row, last = (steps - 1) * BN;
     const unsigned key_to = copy_to;
-    const char *k_from, *v_from;   // of the thread, in the tile that is asked for next
+
+    const char* const q_from = q + (place.batch * q_batch + place.head * q_head + (place.row + copy_row) * q_seq) * 2 + copy_byte;
+    asm volatile("griddepcontrol.wait;" ::: "memory");   // for the kernel before this one, and for what it wrote
+    if (steps > 0) load_rows<BM, THREADS>(copy_row, q_tile + copy_to, q_from, q_seq * 2, false, rows_end - place.row);
+    // Only now, or q would wait for what k and v alone need.
+    int head = place.head;
+    asm volatile("" : "+r"(head));
+    const int kv_head = kv_head_of(head, heads, kv_heads);
+    // Of the thread, in the tile that is asked for next.
+    const char* k_from = k + (place.batch * k_batch + kv_head * k_head + (last + key_row) * k_seq) * 2 + copy_byte;
+    const char* v_from = v + (place.batch * v_batch + kv_head * v_head + (last + key_row) * v_seq) * 2 + copy_byte;
     auto load_k = [&](int step) {
         if (step >= 0 && step < steps) {
             load_rows<KEY_ROWS, KEY_THREADS>(key_row, k_tiles + step % K_STAGES * TILE_BYTES + key_to, k_from, k_seq * 2, step > 0, (int)kv_len - last);
@@ -225,14 +239,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
         if (V_STAGES > 1) load_v(step + V_AHEAD);
     };
 
-    const char* const q_from = q + (place.batch * q_batch + place.head * q_head + (place.row + copy_row) * q_seq) * 2 + copy_byte;
-    if (steps > 0) load_rows<BM, THREADS>(copy_row, q_tile + copy_to, q_from, q_seq * 2, false, rows_end - place.row);
-    // Only now, or q would wait for what k and v alone need.
-    int head = place.head;
-    asm volatile("" : "+r"(head));
-    const int kv_head = kv_head_of(head, heads, kv_heads);
-    k_from = k + (place.batch * k_batch + kv_head * k_head + (last + key_row) * k_seq) * 2 + copy_byte;
-    v_from = v + (place.batch * v_batch + kv_head * v_head + (last + key_row) * v_seq) * 2 + copy_byte;
     if (K_STAGES == 1) load_k(0);
     #pragma unroll
     for (int i = least(1 - K_STAGES - AHEAD, -V_AHEAD); i < 0; ++i) ask(i);
@@ -277,39 +283,47 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
     auto sees = [&](int step) {
         return !CAUSAL || (steps - 1 - step) * BN + warp_n * KEYS <= own_row + ROWS - 1 + shift;
     };
+    unsigned q_held[TILES][D / 16][4];
     auto load_q = [&]() {
+        #pragma unroll
+        for (int m = 0; m < TILES; ++m)
+            #pragma unroll
+            for (int d = 0; d < D / 16; ++d) load_tiles(q_held[m][d], q_at + m * 16 * Rows::PITCH + (q_turn ^ d * 32));
     };
 
     // For those whose keys are this warp's, too: what they have copied is there for all of them, and what they have read is free.
     auto wait_for_warps = [&]() {
         __syncthreads();
     };
-    auto advance = [&](int step) {
+    // s holds the scores of `step`; those of the next are multiplied beside its softmax.
+    float even[TILES][KEYS / 8][4], odd[TILES][KEYS / 8][4];
+    wait_copies<(V_STAGES == 1 ? 2 * (K_STAGES - 1) : 2 * K_STAGES - 1)>();
+    __syncthreads();
+    load_q();
+    if (steps > 0) multiply_qk(even, q_held, k_lane, k_turn);
+    auto advance = [&](float (&s)[TILES][KEYS / 8][4], float (&next)[TILES][KEYS / 8][4], int step) {
         wait_copies<IN_FLIGHT>();
         wait_for_warps();
         ask(step);
-        if (step == 0) load_q();
-        const bool active = sees(step);
-        float s[TILES][KEYS / 8][4];
-        unsigned weights[TILES][KEYS / 16][4];
-        if (active) {
-            multiply_qk(s, q_at, q_turn, k_lane + step % K_STAGES * TILE_BYTES, k_turn);
-            mask(s, step);
-            raise(s, running, acc, slope);
-        }
         const unsigned v_at = v_lane + step % V_STAGES * TILE_BYTES;
-        if (active) weigh(weights, s, running, slope);
+        unsigned weights[TILES][KEYS / 16][4];
+        if (step + 1 < steps) multiply_qk(next, q_held, k_lane + (step + 1) % K_STAGES * TILE_BYTES, k_turn);
+        mask(s, step);
+        raise(s, running, acc, slope);
+        weigh(weights, s, running, slope);
 if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
         if (K_STAGES == 1 || V_STAGES == 1 || V_LATE) wait_for_warps();
         if (K_STAGES == 1) load_k(step + 1);
-        if (active) {
+        {
             #pragma unroll
             for (int n = 0; n < KEYS / 16; ++n) multiply_pv(acc, weights, n, v_at, v_turn);
         }
 
     };
-
-    for (int step = 0; step < steps; ++step) advance(step);
+    for (int step = 0; step < steps; step += 2) {
+        advance(even, odd, step);
+        if (step + 1 < steps) advance(odd, even, step + 1);
+    }
 
     float sum[TILES][2];
     #pragma unroll
@@ -361,10 +375,10 @@ if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
 
 // For addresses that are no multiples of 16 bytes: a warp a row, a lane for every 32nd element of it.
 extern "C" __global__ void __launch_bounds__(THREADS) attention_unaligned(
-    const unsigned short* q, const unsigned short* k, const unsigned short* v, unsigned short* o, float* lse,
+    const unsigned short* q, const unsigned short* k, const unsigned short* v, const char* attn_mask, unsigned short* o, float* lse,
     i64 batch, i64 heads, i64 kv_heads, i64 q_len, i64 kv_len, i64 head_dim, float scale,
     i64 q_batch, i64 q_head, i64 q_seq, i64 k_batch, i64 k_head, i64 k_seq,
-    i64 v_batch, i64 v_head, i64 v_seq, i64 o_batch, i64 o_head, i64 o_seq) {
+    i64 v_batch, i64 v_head, i64 v_seq, i64 o_batch, i64 o_head, i64 o_seq, i64 mask_batch, i64 mask_head, i64 mask_query, i64 mask_key) {
     const Place place;
     const int lane = threadIdx.x % 32, shift = (int)kv_len - (int)q_len;
     const float slope = (scale == 0.f ? rsqrtf((float)D) : scale) * LOG2_E;

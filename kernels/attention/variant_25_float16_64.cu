@@ -1,4 +1,4 @@
-// Attention forward, bfloat16, head dimension 64, causal: o = softmax(scale q k^T) v.
+// Attention forward, float16, head dimension 64, causal: o = softmax(scale q k^T) v.
 // 128 rows a block, 96 keys a step; 4 x 1 warps.
 // Rendered for sm_90 from templates/attention/cuda.cu.j2, which explains every choice.
 #include "_shared/async_copy.cuh"
@@ -6,11 +6,11 @@
 #include "_shared/store.cuh"
 
 using i64 = long long;
-using T = bf16;
+using T = f16;
 constexpr int D = 64, WARPS_M = 4, WARPS_N = 1, TILES = 2;
 constexpr int WARPS = WARPS_M * WARPS_N, THREADS = 32 * WARPS;
 constexpr int ROWS = 16 * TILES, BM = ROWS * WARPS_M, BN = 96, KEYS = BN / WARPS_N;   // of a warp, a block; a block, a warp
-constexpr int K_STAGES = 3, V_STAGES = 1, AHEAD = 0;
+constexpr int K_STAGES = 2, V_STAGES = 1, AHEAD = 0;
 constexpr int V_AHEAD = V_STAGES - 1;
 constexpr bool CAUSAL = true;
 using Rows = tile_rows<D * 2, true>;
@@ -25,13 +25,18 @@ constexpr int IN_FLIGHT = K_STAGES == 1 || (V_STAGES == 1 && K_STAGES == 2) ? 0 
 constexpr int V_IN_FLIGHT = V_STAGES > 1 ? 2 * (V_STAGES - 1) : K_STAGES > 1 ? 1 : 0;
 // Bits by which weights stand lower than their maximum: where a maximum may lag, no weight exceeds 1, as large values need it.
 // Not for float16: its weights would become denormal, and its values are too small to overflow a float.
-constexpr float MARGIN = 8.f;
+constexpr float MARGIN = 0.f;
 constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 #define NONE __int_as_float(0xff800000)   // minus infinity: the score of a key that is not seen
 
 // A thread copies chunks of one column of a tile: every STEP-th row, in each of the GROUPS of COLUMNS 16-byte chunks.
 constexpr int COLUMNS = D * 2 % 128 == 0 ? 8 : 4, GROUPS = D / 8 / COLUMNS;
 constexpr int KEY_THREADS = THREADS, KEY_ROWS = BN;
+
+// Waits for COUNT threads, which name the same of the hardware's barriers; 0 is that of __syncthreads.
+template <int COUNT> __device__ __forceinline__ void barrier_of(int id) {
+    asm volatile("barrier.sync.aligned %0, %1;" :: "r"(id), "n"(COUNT) : "memory");
+}
 
 // COUNT rows into a tile; unless it is known to be `whole`, those from `left` on become zeros. row: the thread's first of them;
 // tile, from: its first chunk there and here. Whether a first tile is whole is not asked: a jump to code that is still in DRAM
@@ -162,9 +167,8 @@ struct Place {
     int batch, head, row;                // row: the first of BM
     __device__ __forceinline__ Place() {
         int block = blockIdx.z;
-        const int last = gridDim.z - 1;
         head = blockIdx.x, batch = blockIdx.y;
-        if (CAUSAL) block = last - block;   // the longest first
+        if (CAUSAL) block = gridDim.z - 1 - block;   // the longest first
         row = block * BM;
     }
 };
@@ -177,12 +181,11 @@ __device__ __forceinline__ int kv_head_of(int head, int heads, int kv_heads) {
     }
     return head;
 }
-
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
-    const char* __restrict__ q, const char* __restrict__ k, const char* __restrict__ v, char* __restrict__ o, float* __restrict__ lse,
+    const char* __restrict__ q, const char* __restrict__ k, const char* __restrict__ v, const char* __restrict__ attn_mask, char* __restrict__ o, float* __restrict__ lse,
     i64 batch, i64 heads, i64 kv_heads, i64 q_len, i64 kv_len, i64 head_dim, float scale,
     i64 q_batch, i64 q_head, i64 q_seq, i64 k_batch, i64 k_head, i64 k_seq,
-    i64 v_batch, i64 v_head, i64 v_seq, i64 o_batch, i64 o_head, i64 o_seq) {
+    i64 v_batch, i64 v_head, i64 v_seq, i64 o_batch, i64 o_head, i64 o_seq, i64 mask_batch, i64 mask_head, i64 mask_query, i64 mask_key) {
     extern __shared__ __align__(128) char shared[];
     unsigned q_tile = shared_address(shared);
     asm volatile("" : "+r"(q_tile));   // unknown to the compiler, so that it cannot look it up anew
@@ -201,7 +204,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
     const unsigned copy_to = Rows::place(copy_row, threadIdx.x % COLUMNS);
     const int key_row = copy_row, last = (steps - 1) * BN;
     const unsigned key_to = copy_to;
-    const char *k_from, *v_from;   // of the thread, in the tile that is asked for next
+
+    const char* const q_from = q + (place.batch * q_batch + place.head * q_head + (place.row + copy_row) * q_seq) * 2 + copy_byte;
+    asm volatile("griddepcontrol.wait;" ::: "memory");   // for the kernel before this one, and for what it wrote
+    if (steps > 0) load_rows<BM, THREADS>(copy_row, q_tile + copy_to, q_from, q_seq * 2, false, rows_end - place.row);
+    // Only now, or q would wait for what k and v alone need.
+    int head = place.head;
+    asm volatile("" : "+r"(head));
+    const int kv_head = kv_head_of(head, heads, kv_heads);
+    // Of the thread, in the tile that is asked for next.
+    const char* k_from = k + (place.batch * k_batch + kv_head * k_head + (last + key_row) * k_seq) * 2 + copy_byte;
+    const char* v_from = v + (place.batch * v_batch + kv_head * v_head + (last + key_row) * v_seq) * 2 + copy_byte;
     auto load_k = [&](int step) {
         if (step >= 0 && step < steps) {
             load_rows<KEY_ROWS, KEY_THREADS>(key_row, k_tiles + step % K_STAGES * TILE_BYTES + key_to, k_from, k_seq * 2, step > 0, (int)kv_len - last);
@@ -222,15 +235,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
         if (V_STAGES > 1) load_v(step + V_AHEAD);
     };
 
-    const char* const q_from = q + (place.batch * q_batch + place.head * q_head + (place.row + copy_row) * q_seq) * 2 + copy_byte;
-    asm volatile("griddepcontrol.wait;" ::: "memory");   // for the kernel before this one, and for what it wrote
-    if (steps > 0) load_rows<BM, THREADS>(copy_row, q_tile + copy_to, q_from, q_seq * 2, false, rows_end - place.row);
-    // Only now, or q would wait for what k and v alone need.
-    int head = place.head;
-    asm volatile("" : "+r"(head));
-    const int kv_head = kv_head_of(head, heads, kv_heads);
-    k_from = k + (place.batch * k_batch + kv_head * k_head + (last + key_row) * k_seq) * 2 + copy_byte;
-    v_from = v + (place.batch * v_batch + kv_head * v_head + (last + key_row) * v_seq) * 2 + copy_byte;
     if (K_STAGES == 1) load_k(0);
     #pragma unroll
     for (int i = least(1 - K_STAGES - AHEAD, -V_AHEAD); i < 0; ++i) ask(i);
@@ -391,10 +395,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
 
 // For addresses that are no multiples of 16 bytes: a warp a row, a lane for every 32nd element of it.
 extern "C" __global__ void __launch_bounds__(THREADS) attention_unaligned(
-    const unsigned short* q, const unsigned short* k, const unsigned short* v, unsigned short* o, float* lse,
+    const unsigned short* q, const unsigned short* k, const unsigned short* v, const char* attn_mask, unsigned short* o, float* lse,
     i64 batch, i64 heads, i64 kv_heads, i64 q_len, i64 kv_len, i64 head_dim, float scale,
     i64 q_batch, i64 q_head, i64 q_seq, i64 k_batch, i64 k_head, i64 k_seq,
-    i64 v_batch, i64 v_head, i64 v_seq, i64 o_batch, i64 o_head, i64 o_seq) {
+    i64 v_batch, i64 v_head, i64 v_seq, i64 o_batch, i64 o_head, i64 o_seq, i64 mask_batch, i64 mask_head, i64 mask_query, i64 mask_key) {
     const Place place;
     const int lane = threadIdx.x % 32, shift = (int)kv_len - (int)q_len;
     const float slope = (scale == 0.f ? rsqrtf((float)D) : scale) * LOG2_E;

@@ -34,6 +34,11 @@ constexpr int COLUMNS = D * 2 % 128 == 0 ? 8 : 4, GROUPS = D / 8 / COLUMNS;
 // A column of warps copies the keys it multiplies.
 constexpr int KEY_THREADS = 32 * WARPS_M, KEY_ROWS = KEYS;
 
+// Waits for COUNT threads, which name the same of the hardware's barriers; 0 is that of __syncthreads.
+template <int COUNT> __device__ __forceinline__ void barrier_of(int id) {
+    asm volatile("barrier.sync.aligned %0, %1;" :: "r"(id), "n"(COUNT) : "memory");
+}
+
 // COUNT rows into a tile; unless it is known to be `whole`, those from `left` on become zeros. row: the thread's first of them;
 // tile, from: its first chunk there and here. Whether a first tile is whole is not asked: a jump to code that is still in DRAM
 // takes longer than the comparisons.
@@ -70,10 +75,12 @@ __device__ __forceinline__ void multiply_qk(float (&s)[TILES][KEYS / 8][4], cons
     for (int d = 0; d < D / 16; ++d) {
         const unsigned (&a)[TILES][D / 16][4] = q;
         constexpr bool held = true;
+        unsigned b[2][4];
+        load_tiles(b[FROM / 16 % 2], k_at + FROM * Rows::PITCH + (k_turn ^ d * 32));
         #pragma unroll
         for (int n = FROM / 16; n < TO / 16; ++n) {
-            unsigned f[4];
-            load_tiles(f, k_at + n * 16 * Rows::PITCH + (k_turn ^ d * 32));
+            if (n + 1 < TO / 16) load_tiles(b[(n + 1) % 2], k_at + (n + 1) * 16 * Rows::PITCH + (k_turn ^ d * 32));
+            const unsigned (&f)[4] = b[n % 2];
             #pragma unroll
             for (int m = 0; m < TILES; ++m) {
                 T::multiply_add(s[m][2 * n], a[m][held ? d : 0], f[0], f[1]);
@@ -85,10 +92,12 @@ __device__ __forceinline__ void multiply_qk(float (&s)[TILES][KEYS / 8][4], cons
 
 // o += p v for the n-th 16 keys of the warp's, with p as A fragments.
 __device__ __forceinline__ void multiply_pv(float (&o)[TILES][D / 8][4], const unsigned (&weights)[TILES][KEYS / 16][4], int n, unsigned v_at, unsigned v_turn, float (&sum)[TILES][4]) {
+    unsigned b[2][4];
+    load_tiles_transposed(b[0], v_at + n * 16 * Rows::PITCH + v_turn);
     #pragma unroll
     for (int d = 0; d < D / 16; ++d) {
-        unsigned f[4];
-        load_tiles_transposed(f, v_at + n * 16 * Rows::PITCH + (v_turn ^ d * 32));
+        if (d + 1 < D / 16) load_tiles_transposed(b[(d + 1) % 2], v_at + n * 16 * Rows::PITCH + (v_turn ^ (d + 1) * 32));
+        const unsigned (&f)[4] = b[d % 2];
         #pragma unroll
         for (int m = 0; m < TILES; ++m) {
             T::multiply_add(o[m][2 * d], weights[m][n], f[0], f[1]);
@@ -165,9 +174,8 @@ struct Place {
     int batch, head, row;                // row: the first of BM
     __device__ __forceinline__ Place() {
         int block = blockIdx.x;
-        const int last = gridDim.x - 1;
         head = blockIdx.y, batch = blockIdx.z;
-        if (CAUSAL) block = last - block;   // the longest first
+        if (CAUSAL) block = gridDim.x - 1 - block;   // the longest first
         row = block * BM;
     }
 };
@@ -180,12 +188,11 @@ __device__ __forceinline__ int kv_head_of(int head, int heads, int kv_heads) {
     }
     return head;
 }
-
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
-    const char* __restrict__ q, const char* __restrict__ k, const char* __restrict__ v, char* __restrict__ o, float* __restrict__ lse,
+    const char* __restrict__ q, const char* __restrict__ k, const char* __restrict__ v, const char* __restrict__ attn_mask, char* __restrict__ o, float* __restrict__ lse,
     i64 batch, i64 heads, i64 kv_heads, i64 q_len, i64 kv_len, i64 head_dim, float scale,
     i64 q_batch, i64 q_head, i64 q_seq, i64 k_batch, i64 k_head, i64 k_seq,
-    i64 v_batch, i64 v_head, i64 v_seq, i64 o_batch, i64 o_head, i64 o_seq) {
+    i64 v_batch, i64 v_head, i64 v_seq, i64 o_batch, i64 o_head, i64 o_seq, i64 mask_batch, i64 mask_head, i64 mask_query, i64 mask_key) {
     extern __shared__ __align__(128) char shared[];
     unsigned q_tile = shared_address(shared);
     const Place place;
@@ -203,7 +210,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
     const unsigned copy_to = Rows::place(copy_row, threadIdx.x % COLUMNS);
     const int key_row = threadIdx.x % KEY_THREADS / COLUMNS, last = (steps - 1) * BN + warp_n * KEYS;
     const unsigned key_to = Rows::place(key_row, threadIdx.x % COLUMNS) + warp_n * KEYS * Rows::PITCH;
-    const char *k_from, *v_from;   // of the thread, in the tile that is asked for next
+
+    const char* const q_from = q + (place.batch * q_batch + place.head * q_head + (place.row + copy_row) * q_seq) * 2 + copy_byte;
+    asm volatile("griddepcontrol.wait;" ::: "memory");   // for the kernel before this one, and for what it wrote
+    if (steps > 0) load_rows<BM, THREADS>(copy_row, q_tile + copy_to, q_from, q_seq * 2, false, rows_end - place.row);
+    // Only now, or q would wait for what k and v alone need.
+    int head = place.head;
+    asm volatile("" : "+r"(head));
+    const int kv_head = kv_head_of(head, heads, kv_heads);
+    // Of the thread, in the tile that is asked for next.
+    const char* k_from = k + (place.batch * k_batch + kv_head * k_head + (last + key_row) * k_seq) * 2 + copy_byte;
+    const char* v_from = v + (place.batch * v_batch + kv_head * v_head + (last + key_row) * v_seq) * 2 + copy_byte;
     auto load_k = [&](int step) {
         if (step >= 0 && step < steps) {
             load_rows<KEY_ROWS, KEY_THREADS>(key_row, k_tiles + step % K_STAGES * TILE_BYTES + key_to, k_from, k_seq * 2, step > 0, (int)kv_len - last);
@@ -224,15 +241,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
         if (V_STAGES > 1) load_v(step + V_AHEAD);
     };
 
-    const char* const q_from = q + (place.batch * q_batch + place.head * q_head + (place.row + copy_row) * q_seq) * 2 + copy_byte;
-    asm volatile("griddepcontrol.wait;" ::: "memory");   // for the kernel before this one, and for what it wrote
-    if (steps > 0) load_rows<BM, THREADS>(copy_row, q_tile + copy_to, q_from, q_seq * 2, false, rows_end - place.row);
-    // Only now, or q would wait for what k and v alone need.
-    int head = place.head;
-    asm volatile("" : "+r"(head));
-    const int kv_head = kv_head_of(head, heads, kv_heads);
-    k_from = k + (place.batch * k_batch + kv_head * k_head + (last + key_row) * k_seq) * 2 + copy_byte;
-    v_from = v + (place.batch * v_batch + kv_head * v_head + (last + key_row) * v_seq) * 2 + copy_byte;
     if (K_STAGES == 1) load_k(0);
     #pragma unroll
     for (int i = least(1 - K_STAGES - AHEAD, -V_AHEAD); i < 0; ++i) ask(i);
@@ -287,7 +295,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
 
     // For those whose keys are this warp's, too: what they have copied is there for all of them, and what they have read is free.
     auto wait_for_warps = [&]() {
-        asm volatile("barrier.sync.aligned %0, %1;" :: "r"(1 + warp_n), "n"(KEY_THREADS) : "memory");
+        barrier_of<KEY_THREADS>(1 + warp_n);
     };
     ask(0);
     wait_copies<IN_FLIGHT + 1 + (K_STAGES > 1)>();   // its groups may be in flight, too
@@ -359,11 +367,18 @@ if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
         }
     wait_copies<0>();   // none may land in what follows
 
-    // The columns' sums, brought to one maximum, are added: a share of the head each, its own first and then the next columns'.
-    constexpr int PARTS = TILES * 2 * (D / 8), SHARE = D / 8 / WARPS_N;   // pairs of accumulators a lane; 8-wide pieces of a row
-    static_assert(D / 8 % WARPS_N == 0, "every column of warps merges as much");
-    float2* const partial = (float2*)(shared + BM * Rows::PITCH + (K_STAGES + V_STAGES) * TILE_BYTES);   // [WARPS_N][WARPS_M][PARTS][32]
-    float2* const state = partial + WARPS_N * WARPS_M * PARTS * 32;               // [WARPS_N][WARPS_M][ROWS]: maximum, sum
+    // Those that shared the keys merge a share of the head each: they keep that of their own sums, and get the others' for it.
+    constexpr int SHARE = D / 8 / WARPS_N;   // 8-wide pieces of a row
+    static_assert(D / 8 % WARPS_N == 0, "every one of them merges as much");
+    // What the w-th partner further on has sent: a piece of its sums; its maximum and sum of weights.
+    constexpr int PIECES = TILES * 2 * (D / 8);   // pairs of accumulators a lane
+    float2* const partial = (float2*)(shared);   // [WARPS_N][WARPS_M][PIECES][32]
+    float2* const state = partial + WARPS_N * WARPS_M * PIECES * 32;               // [WARPS_N][WARPS_M][ROWS]: maximum, sum
+    auto sums_of = [&](int w, int m, int h, int i) {
+        return partial[(((warp_n + w) % WARPS_N * WARPS_M + warp_m) * PIECES + (m * 2 + h) * (D / 8) + warp_n * SHARE + i) * 32 + lane];
+    };
+    auto state_of = [&](int w, int m, int h) { return state[((warp_n + w) % WARPS_N * WARPS_M + warp_m) * ROWS + m * 16 + h * 8 + lane / 4]; };
+    __syncthreads();
     #pragma unroll
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
@@ -371,11 +386,11 @@ if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
             if (lane % 4 == 0) state[(warp_n * WARPS_M + warp_m) * ROWS + m * 16 + h * 8 + lane / 4] = make_float2(running.top[m][h], sum[m][h]);
             #pragma unroll
             for (int d = 0; d < D / 8; ++d)
-                if (d / SHARE != warp_n)   // a column keeps its own share
-                    partial[((warp_n * WARPS_M + warp_m) * PARTS + (m * 2 + h) * (D / 8) + d) * 32 + lane] = make_float2(acc[m][d][2 * h], acc[m][d][2 * h + 1]);
+                if (d / SHARE != warp_n)
+                    partial[((warp_n * WARPS_M + warp_m) * PIECES + (m * 2 + h) * (D / 8) + d) * 32 + lane] = make_float2(acc[m][d][2 * h], acc[m][d][2 * h + 1]);
         }
-    asm volatile("barrier.sync.aligned %0, %1;" :: "r"(1 + WARPS_N + warp_m), "n"(32 * WARPS_N) : "memory");
-    float factor[TILES][2][WARPS_N];   // of this column, the next, and so on
+    __syncthreads();
+    float factor[TILES][2][WARPS_N];   // of what was kept, then of what was sent
     #pragma unroll
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
@@ -386,7 +401,7 @@ if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
             sum[m][h] = 0.f;
             #pragma unroll
             for (int w = 1; w < WARPS_N; ++w) {
-                of[w] = state[((warp_n + w) % WARPS_N * WARPS_M + warp_m) * ROWS + m * 16 + h * 8 + lane / 4];
+                of[w] = state_of(w, m, h);
                 top = fmaxf(top, of[w].x);
             }
             #pragma unroll
@@ -419,13 +434,13 @@ if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
             for (int i = 0; i < SHARE; ++i) {
                 float2 total = make_float2(acc[m][i][2 * h], acc[m][i][2 * h + 1]);
                 #pragma unroll
-                for (int w = 1; w < WARPS_N; ++w)   // no index of a register may be unknown to the compiler
+                for (int w = 1; w < WARPS_N; ++w)
                     if (warp_n == w) total = make_float2(acc[m][w * SHARE + i][2 * h], acc[m][w * SHARE + i][2 * h + 1]);
                 total.x *= factor[m][h][0];
                 total.y *= factor[m][h][0];
                 #pragma unroll
                 for (int w = 1; w < WARPS_N; ++w) {
-                    const float2 x = partial[(((warp_n + w) % WARPS_N * WARPS_M + warp_m) * PARTS + (m * 2 + h) * (D / 8) + warp_n * SHARE + i) * 32 + lane];
+                    const float2 x = sums_of(w, m, h, i);
                     total.x = fmaf(x.x, factor[m][h][w], total.x);
                     total.y = fmaf(x.y, factor[m][h][w], total.y);
                 }
@@ -442,10 +457,10 @@ if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
 
 // For addresses that are no multiples of 16 bytes: a warp a row, a lane for every 32nd element of it.
 extern "C" __global__ void __launch_bounds__(THREADS) attention_unaligned(
-    const unsigned short* q, const unsigned short* k, const unsigned short* v, unsigned short* o, float* lse,
+    const unsigned short* q, const unsigned short* k, const unsigned short* v, const char* attn_mask, unsigned short* o, float* lse,
     i64 batch, i64 heads, i64 kv_heads, i64 q_len, i64 kv_len, i64 head_dim, float scale,
     i64 q_batch, i64 q_head, i64 q_seq, i64 k_batch, i64 k_head, i64 k_seq,
-    i64 v_batch, i64 v_head, i64 v_seq, i64 o_batch, i64 o_head, i64 o_seq) {
+    i64 v_batch, i64 v_head, i64 v_seq, i64 o_batch, i64 o_head, i64 o_seq, i64 mask_batch, i64 mask_head, i64 mask_query, i64 mask_key) {
     const Place place;
     const int lane = threadIdx.x % 32, shift = (int)kv_len - (int)q_len;
     const float slope = (scale == 0.f ? rsqrtf((float)D) : scale) * LOG2_E;

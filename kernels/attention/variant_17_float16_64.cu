@@ -1,19 +1,19 @@
-// Attention forward, float16, head dimension 64: o = softmax(scale q k^T) v.
-// 32 rows a block, 128 keys a step; 2 x 2 warps.
-// Rendered for sm_89 from templates/attention/cuda.cu.j2, which explains every choice.
+// Attention forward, float16, head dimension 64, causal: o = softmax(scale q k^T) v.
+// 64 rows a block, 256 keys a step; 4 x 2 warps.
+// Rendered for sm_90 from templates/attention/cuda.cu.j2, which explains every choice.
 #include "_shared/async_copy.cuh"
 #include "_shared/mma.cuh"
 #include "_shared/store.cuh"
 
 using i64 = long long;
 using T = f16;
-constexpr int D = 64, WARPS_M = 2, WARPS_N = 2, TILES = 1;
+constexpr int D = 64, WARPS_M = 4, WARPS_N = 2, TILES = 1;
 constexpr int WARPS = WARPS_M * WARPS_N, THREADS = 32 * WARPS;
-constexpr int ROWS = 16 * TILES, BM = ROWS * WARPS_M, BN = 128, KEYS = BN / WARPS_N;   // of a warp, a block; a block, a warp
-constexpr int K_STAGES = 3, V_STAGES = 1, AHEAD = 0;
+constexpr int ROWS = 16 * TILES, BM = ROWS * WARPS_M, BN = 256, KEYS = BN / WARPS_N;   // of a warp, a block; a block, a warp
+constexpr int K_STAGES = 1, V_STAGES = 1, AHEAD = 0;
 constexpr int V_AHEAD = V_STAGES - 1;
-constexpr bool CAUSAL = false;
-using Rows = tile_rows<D * 2, false>;
+constexpr bool CAUSAL = true;
+using Rows = tile_rows<D * 2, true>;
 constexpr int TILE_BYTES = BN * Rows::PITCH;
 // Step i asks for k of step i + K_STAGES - 1 (one later if AHEAD), then for v of step i + V_AHEAD, a group of copies
 // each; with one stage of v for that first, and with one stage of k for the next k amid the step. Groups end in order. Those
@@ -31,7 +31,13 @@ constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 
 // A thread copies chunks of one column of a tile: every STEP-th row, in each of the GROUPS of COLUMNS 16-byte chunks.
 constexpr int COLUMNS = D * 2 % 128 == 0 ? 8 : 4, GROUPS = D / 8 / COLUMNS;
-constexpr int KEY_THREADS = THREADS, KEY_ROWS = BN;
+// A column of warps copies the keys it multiplies.
+constexpr int KEY_THREADS = 32 * WARPS_M, KEY_ROWS = KEYS;
+
+// Waits for COUNT threads, which name the same of the hardware's barriers; 0 is that of __syncthreads.
+template <int COUNT> __device__ __forceinline__ void barrier_of(int id) {
+    asm volatile("barrier.sync.aligned %0, %1;" :: "r"(id), "n"(COUNT) : "memory");
+}
 
 // COUNT rows into a tile; unless it is known to be `whole`, those from `left` on become zeros. row: the thread's first of them;
 // tile, from: its first chunk there and here. Whether a first tile is whole is not asked: a jump to code that is still in DRAM
@@ -46,7 +52,7 @@ __device__ __forceinline__ void load_rows(int row, unsigned tile, const char* fr
             #pragma unroll
             for (int g = 0; g < GROUPS; ++g) copy_async_16(tile + i * STEP * Rows::PITCH + g * COLUMNS * 16, from + g * COLUMNS * 16);
     } else {
-        #pragma unroll
+        #pragma unroll 1
         for (int i = 0; i < (COUNT + STEP - 1) / STEP; ++i, from += STEP * pitch)
             if (COUNT % STEP == 0 || row + i * STEP < COUNT)
                 #pragma unroll
@@ -69,10 +75,12 @@ __device__ __forceinline__ void multiply_qk(float (&s)[TILES][KEYS / 8][4], cons
     for (int d = 0; d < D / 16; ++d) {
         const unsigned (&a)[TILES][D / 16][4] = q;
         constexpr bool held = true;
+        unsigned b[2][4];
+        load_tiles(b[FROM / 16 % 2], k_at + FROM * Rows::PITCH + (k_turn ^ d * 32));
         #pragma unroll
         for (int n = FROM / 16; n < TO / 16; ++n) {
-            unsigned f[4];
-            load_tiles(f, k_at + n * 16 * Rows::PITCH + (k_turn ^ d * 32));
+            if (n + 1 < TO / 16) load_tiles(b[(n + 1) % 2], k_at + (n + 1) * 16 * Rows::PITCH + (k_turn ^ d * 32));
+            const unsigned (&f)[4] = b[n % 2];
             #pragma unroll
             for (int m = 0; m < TILES; ++m) {
                 T::multiply_add(s[m][2 * n], a[m][held ? d : 0], f[0], f[1]);
@@ -83,31 +91,30 @@ __device__ __forceinline__ void multiply_qk(float (&s)[TILES][KEYS / 8][4], cons
 }
 
 // o += p v for the n-th 16 keys of the warp's, with p as A fragments.
-__device__ __forceinline__ void multiply_pv(float (&o)[TILES][D / 8][4], const unsigned (&weights)[TILES][KEYS / 16][4], int n, unsigned v_at, unsigned v_turn, float (&sum)[TILES][4]) {
+__device__ __forceinline__ void multiply_pv(float (&o)[TILES][D / 8][4], const unsigned (&weights)[TILES][KEYS / 16][4], int n, unsigned v_at, unsigned v_turn) {
+    unsigned b[2][4];
+    load_tiles_transposed(b[0], v_at + n * 16 * Rows::PITCH + v_turn);
     #pragma unroll
     for (int d = 0; d < D / 16; ++d) {
-        unsigned f[4];
-        load_tiles_transposed(f, v_at + n * 16 * Rows::PITCH + (v_turn ^ d * 32));
+        if (d + 1 < D / 16) load_tiles_transposed(b[(d + 1) % 2], v_at + n * 16 * Rows::PITCH + (v_turn ^ (d + 1) * 32));
+        const unsigned (&f)[4] = b[d % 2];
         #pragma unroll
         for (int m = 0; m < TILES; ++m) {
             T::multiply_add(o[m][2 * d], weights[m][n], f[0], f[1]);
             T::multiply_add(o[m][2 * d + 1], weights[m][n], f[2], f[3]);
         }
     }
-    #pragma unroll
-    for (int m = 0; m < TILES; ++m) T::multiply_add(sum[m], weights[m][n], T::ONES, T::ONES);
 }
 
 // Running maximum (of raw scores) and sum of a warp's rows: row 16 m + 8 h + lane / 4 in top[m][h].
 struct Running {
     float top[TILES][2];
-    float sum[TILES][4];   // an accumulator: the whole row's in [m][2 h]
+    float sum[TILES][2][2];   // the lane's own share: of its even keys and its odd ones
 };
 
 // The running maxima with those of a step's scores; `running` and `o` follow.
 __device__ __forceinline__ void raise(const float (&s)[TILES][KEYS / 8][4], Running& running, float (&o)[TILES][D / 8][4], float slope) {
     float top[TILES][2];
-    bool moved = false;
     #pragma unroll
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
@@ -118,9 +125,7 @@ __device__ __forceinline__ void raise(const float (&s)[TILES][KEYS / 8][4], Runn
             a = fmaxf(a, __shfl_xor_sync(~0u, a, 1));
             a = fmaxf(a, __shfl_xor_sync(~0u, a, 2));
             top[m][h] = fmaxf(a, running.top[m][h]);
-            moved |= (top[m][h] - running.top[m][h]) * slope > 8.f;   // weights stay below 2^8: safe in float16
         }
-    if (__any_sync(~0u, moved))
     {
         #pragma unroll
         for (int m = 0; m < TILES; ++m)
@@ -129,7 +134,8 @@ __device__ __forceinline__ void raise(const float (&s)[TILES][KEYS / 8][4], Runn
                 const float base = top[m][h] == NONE ? 0.f : top[m][h];
                 const float factor = exp2_fast((running.top[m][h] - base) * slope);
                 running.top[m][h] = top[m][h];
-                running.sum[m][2 * h] *= factor;
+                running.sum[m][h][0] *= factor;
+                running.sum[m][h][1] *= factor;
                 #pragma unroll
                 for (int d = 0; d < D / 8; ++d) {
                     o[m][d][2 * h] *= factor;
@@ -139,39 +145,31 @@ __device__ __forceinline__ void raise(const float (&s)[TILES][KEYS / 8][4], Runn
     }
 }
 
-// The weights of a step's keys, 2^((s - top) * slope), packed as A fragments.
-__device__ __forceinline__ void weigh(unsigned (&weights)[TILES][KEYS / 16][4], float (&s)[TILES][KEYS / 8][4], Running& running, float slope) {
+// The weights of the n-th 16 keys, 2^((s - top) * slope), packed as an A fragment.
+__device__ __forceinline__ void weigh(unsigned (&weights)[TILES][KEYS / 16][4], float (&s)[TILES][KEYS / 8][4], int n, Running& running, float slope) {
     #pragma unroll
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const float base = fmaf(running.top[m][h] == NONE ? 0.f : running.top[m][h], slope, MARGIN);   // NONE - NONE would be NaN
             #pragma unroll
-            for (int e = 0; e < KEYS / 4; ++e) {
-                float& x = s[m][e / 2][2 * h + e % 2];
+            for (int e = 0; e < 4; ++e) {
+                float& x = s[m][2 * n + e / 2][2 * h + e % 2];
                 x = fmaf(x, slope, -base);
                 x = exp2_fast(x);
+                running.sum[m][h][e % 2] += x;
 }
+            weights[m][n][h] = T::pack(s[m][2 * n][2 * h], s[m][2 * n][2 * h + 1]);
+            weights[m][n][h + 2] = T::pack(s[m][2 * n + 1][2 * h], s[m][2 * n + 1][2 * h + 1]);
         }
-    #pragma unroll
-    for (int m = 0; m < TILES; ++m)
-        #pragma unroll
-        for (int n = 0; n < KEYS / 16; ++n)
-            #pragma unroll
-            for (int e = 0; e < 4; ++e)
-                weights[m][n][e] = T::pack(s[m][2 * n + e / 2][2 * (e % 2)], s[m][2 * n + e / 2][2 * (e % 2) + 1]);
 }
 
 // Which rows and keys a block works on: the grid has an axis for each of blocks of rows, heads and batch.
 struct Place {
-    int batch, head, row;                // row: the first of BM
-    // The tile-th of all, of which those of a head, or with order=heads those of the same rows, are neighbours.
-    __device__ __forceinline__ Place(int heads, int batches, int blocks, i64 tile) {
-        const int last = blocks - 1, across = blocks, along = tile / across, within = tile - (i64)along * across;
-        int block = within;
-        const int both = along;
-        batch = both / heads, head = both - batch * heads;
-        if (CAUSAL) block = last - block;   // the longest first
+    int batch, head, row;                // row: half of it is the first of the block's low half
+    __device__ __forceinline__ Place() {
+        int block = blockIdx.x;
+        head = blockIdx.y, batch = blockIdx.z;
         row = block * BM;
     }
 };
@@ -184,23 +182,24 @@ __device__ __forceinline__ int kv_head_of(int head, int heads, int kv_heads) {
     }
     return head;
 }
-
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
-    const char* __restrict__ q, const char* __restrict__ k, const char* __restrict__ v, char* __restrict__ o, float* __restrict__ lse,
+    const char* __restrict__ q, const char* __restrict__ k, const char* __restrict__ v, const char* __restrict__ attn_mask, char* __restrict__ o, float* __restrict__ lse,
     i64 batch, i64 heads, i64 kv_heads, i64 q_len, i64 kv_len, i64 head_dim, float scale,
     i64 q_batch, i64 q_head, i64 q_seq, i64 k_batch, i64 k_head, i64 k_seq,
-    i64 v_batch, i64 v_head, i64 v_seq, i64 o_batch, i64 o_head, i64 o_seq) {
+    i64 v_batch, i64 v_head, i64 v_seq, i64 o_batch, i64 o_head, i64 o_seq, i64 mask_batch, i64 mask_head, i64 mask_query, i64 mask_key) {
     extern __shared__ __align__(128) char shared[];
     unsigned q_tile = shared_address(shared);
     asm volatile("" : "+r"(q_tile));   // unknown to the compiler, so that it cannot look it up anew
-    const int blocks = (q_len + BM - 1) / BM;
-    for (i64 tile = blockIdx.x; tile < batch * heads * blocks; tile += gridDim.x) {
-    const Place place(heads, batch, blocks, tile);
+    const Place place;
     // Told by lane 0, so that the compiler knows it to be the same in a whole warp.
     const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     const int rows_end = q_len, shift = (int)kv_len - (int)q_len;
-    const int warp_m = WARPS_N == 1 ? warp : warp % WARPS_M, warp_n = WARPS_N == 1 ? 0 : warp / WARPS_M;
-    const int keys_end = CAUSAL ? min((int)kv_len, min(place.row + BM, rows_end) + shift) : (int)kv_len;   // may be negative
+    // A scheduler has every fourth warp: where there are eight or more, some with rows that see many keys and some with few.
+    const int warp_m = WARPS_N == 1 ? warp : (warp + warp / 4 * (WARPS_M / 2)) % WARPS_M, warp_n = WARPS_N == 1 ? 0 : warp / WARPS_M;
+    // Its rows: HALF from `low` on, which see few keys, and HALF from `high` on. Where both would be the same, the first are none.
+    constexpr int HALF = BM / 2;
+    const int high = (rows_end + HALF - 1) / HALF * HALF - HALF - place.row / 2, low = place.row / 2 == high ? rows_end : place.row / 2;
+    const int keys_end = min((int)kv_len, min(high + HALF, rows_end) + shift);   // may be negative
     const int steps = keys_end > 0 ? (keys_end + BN - 1) / BN : 0;
     const float slope = (scale == 0.f ? rsqrtf((float)D) : scale) * LOG2_E;
     const unsigned k_tiles = q_tile + BM * Rows::PITCH, v_tiles = k_tiles + K_STAGES * TILE_BYTES;
@@ -208,9 +207,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
     // Tiles come from the last to the first: the masked ones are then done before the long run of others.
     const int copy_row = threadIdx.x / COLUMNS, copy_byte = threadIdx.x % COLUMNS * 16;
     const unsigned copy_to = Rows::place(copy_row, threadIdx.x % COLUMNS);
-    const int key_row = copy_row, last = (steps - 1) * BN;
-    const unsigned key_to = copy_to;
-    const char *k_from, *v_from;   // of the thread, in the tile that is asked for next
+    const int key_row = threadIdx.x % KEY_THREADS / COLUMNS, last = (steps - 1) * BN + warp_n * KEYS;
+    const unsigned key_to = Rows::place(key_row, threadIdx.x % COLUMNS) + warp_n * KEYS * Rows::PITCH;
+
+    const char* const q_from = q + (place.batch * q_batch + place.head * q_head + (low + copy_row) * q_seq) * 2 + copy_byte;
+    asm volatile("griddepcontrol.wait;" ::: "memory");   // for the kernel before this one, and for what it wrote
+    if (steps > 0) {
+        load_rows<HALF, THREADS>(copy_row, q_tile + copy_to, q_from, q_seq * 2, false, rows_end - low);
+        load_rows<HALF, THREADS>(copy_row, q_tile + copy_to + HALF * Rows::PITCH, q_from + (high - low) * q_seq * 2, q_seq * 2, false, rows_end - high);
+    }
+    // Only now, or q would wait for what k and v alone need.
+    int head = place.head;
+    asm volatile("" : "+r"(head));
+    const int kv_head = kv_head_of(head, heads, kv_heads);
+    // Of the thread, in the tile that is asked for next.
+    const char* k_from = k + (place.batch * k_batch + kv_head * k_head + (last + key_row) * k_seq) * 2 + copy_byte;
+    const char* v_from = v + (place.batch * v_batch + kv_head * v_head + (last + key_row) * v_seq) * 2 + copy_byte;
     auto load_k = [&](int step) {
         if (step >= 0 && step < steps) {
             load_rows<KEY_ROWS, KEY_THREADS>(key_row, k_tiles + step % K_STAGES * TILE_BYTES + key_to, k_from, k_seq * 2, step > 0, (int)kv_len - last);
@@ -231,14 +243,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
         if (V_STAGES > 1) load_v(step + V_AHEAD);
     };
 
-    const char* const q_from = q + (place.batch * q_batch + place.head * q_head + (place.row + copy_row) * q_seq) * 2 + copy_byte;
-    if (steps > 0) load_rows<BM, THREADS>(copy_row, q_tile + copy_to, q_from, q_seq * 2, false, rows_end - place.row);
-    // Only now, or q would wait for what k and v alone need.
-    int head = place.head;
-    asm volatile("" : "+r"(head));
-    const int kv_head = kv_head_of(head, heads, kv_heads);
-    k_from = k + (place.batch * k_batch + kv_head * k_head + (last + key_row) * k_seq) * 2 + copy_byte;
-    v_from = v + (place.batch * v_batch + kv_head * v_head + (last + key_row) * v_seq) * 2 + copy_byte;
     if (K_STAGES == 1) load_k(0);
     #pragma unroll
     for (int i = least(1 - K_STAGES - AHEAD, -V_AHEAD); i < 0; ++i) ask(i);
@@ -255,11 +259,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
     for (int m = 0; m < TILES; ++m) {
         running.top[m][0] = running.top[m][1] = NONE;
         #pragma unroll
-        for (int e = 0; e < 4; ++e) running.sum[m][e] = 0.f;
+        for (int e = 0; e < 4; ++e) running.sum[m][e / 2][e % 2] = 0.f;
         #pragma unroll
         for (int d = 0; d < D / 8; ++d) acc[m][d][0] = acc[m][d][1] = acc[m][d][2] = acc[m][d][3] = 0.f;
     }
-    const int own_row = place.row + warp_m * ROWS;   // the warp's first
+    const int own_row = (warp_m < WARPS_M / 2 ? low : high - HALF) + warp_m * ROWS;   // the warp's first
 
     // Scores that a row does not see become NONE.
     auto mask = [&](float (&s)[TILES][KEYS / 8][4], int step) {
@@ -293,7 +297,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
 
     // For those whose keys are this warp's, too: what they have copied is there for all of them, and what they have read is free.
     auto wait_for_warps = [&]() {
-        __syncthreads();
+        barrier_of<KEY_THREADS>(1 + warp_n);
     };
     ask(0);
     wait_copies<IN_FLIGHT + 1 + (K_STAGES > 1)>();   // its groups may be in flight, too
@@ -314,13 +318,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
             raise(s, running, acc, slope);
         }
         const unsigned v_at = v_lane + step % V_STAGES * TILE_BYTES;
-        if (active) weigh(weights, s, running, slope);
-if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
+        if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
         if (K_STAGES == 1 || V_STAGES == 1 || V_LATE) wait_for_warps();
         if (K_STAGES == 1) load_k(step + 1);
         if (active) {
+            weigh(weights, s, 0, running, slope);
             #pragma unroll
-            for (int n = 0; n < KEYS / 16; ++n) multiply_pv(acc, weights, n, v_at, v_turn, running.sum);
+            for (int n = 0; n < KEYS / 16; ++n) {
+                if (n + 1 < KEYS / 16) weigh(weights, s, n + 1, running, slope);
+                multiply_pv(acc, weights, n, v_at, v_turn);
+            }
         }
 
     };
@@ -332,15 +339,23 @@ if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            sum[m][h] = running.sum[m][2 * h];
+            sum[m][h] = running.sum[m][h][0] + running.sum[m][h][1];
+            sum[m][h] += __shfl_xor_sync(~0u, sum[m][h], 1);
+            sum[m][h] += __shfl_xor_sync(~0u, sum[m][h], 2);
         }
     wait_copies<0>();   // none may land in what follows
 
-    // The columns' sums, brought to one maximum, are added: a share of the head each, its own first and then the next columns'.
-    constexpr int PARTS = TILES * 2 * (D / 8), SHARE = D / 8 / WARPS_N;   // pairs of accumulators a lane; 8-wide pieces of a row
-    static_assert(D / 8 % WARPS_N == 0, "every column of warps merges as much");
-    float2* const partial = (float2*)(shared + BM * Rows::PITCH + (K_STAGES + V_STAGES) * TILE_BYTES);   // [WARPS_N][WARPS_M][PARTS][32]
-    float2* const state = partial + WARPS_N * WARPS_M * PARTS * 32;               // [WARPS_N][WARPS_M][ROWS]: maximum, sum
+    // Those that shared the keys merge a share of the head each: they keep that of their own sums, and get the others' for it.
+    constexpr int SHARE = D / 8 / WARPS_N;   // 8-wide pieces of a row
+    static_assert(D / 8 % WARPS_N == 0, "every one of them merges as much");
+    // What the w-th partner further on has sent: a piece of its sums; its maximum and sum of weights.
+    constexpr int PIECES = TILES * 2 * (D / 8);   // pairs of accumulators a lane
+    float2* const partial = (float2*)(shared + BM * Rows::PITCH + (K_STAGES + V_STAGES) * TILE_BYTES);   // [WARPS_N][WARPS_M][PIECES][32]
+    float2* const state = partial + WARPS_N * WARPS_M * PIECES * 32;               // [WARPS_N][WARPS_M][ROWS]: maximum, sum
+    auto sums_of = [&](int w, int m, int h, int i) {
+        return partial[(((warp_n + w) % WARPS_N * WARPS_M + warp_m) * PIECES + (m * 2 + h) * (D / 8) + warp_n * SHARE + i) * 32 + lane];
+    };
+    auto state_of = [&](int w, int m, int h) { return state[((warp_n + w) % WARPS_N * WARPS_M + warp_m) * ROWS + m * 16 + h * 8 + lane / 4]; };
     #pragma unroll
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
@@ -348,11 +363,11 @@ if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
             if (lane % 4 == 0) state[(warp_n * WARPS_M + warp_m) * ROWS + m * 16 + h * 8 + lane / 4] = make_float2(running.top[m][h], sum[m][h]);
             #pragma unroll
             for (int d = 0; d < D / 8; ++d)
-                if (d / SHARE != warp_n)   // a column keeps its own share
-                    partial[((warp_n * WARPS_M + warp_m) * PARTS + (m * 2 + h) * (D / 8) + d) * 32 + lane] = make_float2(acc[m][d][2 * h], acc[m][d][2 * h + 1]);
+                if (d / SHARE != warp_n)
+                    partial[((warp_n * WARPS_M + warp_m) * PIECES + (m * 2 + h) * (D / 8) + d) * 32 + lane] = make_float2(acc[m][d][2 * h], acc[m][d][2 * h + 1]);
         }
-    asm volatile("barrier.sync.aligned %0, %1;" :: "r"(1 + warp_m), "n"(32 * WARPS_N) : "memory");
-    float factor[TILES][2][WARPS_N];   // of this column, the next, and so on
+    barrier_of<32 * WARPS_N>(1 + WARPS_N + warp_m);
+    float factor[TILES][2][WARPS_N];   // of what was kept, then of what was sent
     #pragma unroll
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
@@ -363,7 +378,7 @@ if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
             sum[m][h] = 0.f;
             #pragma unroll
             for (int w = 1; w < WARPS_N; ++w) {
-                of[w] = state[((warp_n + w) % WARPS_N * WARPS_M + warp_m) * ROWS + m * 16 + h * 8 + lane / 4];
+                of[w] = state_of(w, m, h);
                 top = fmaxf(top, of[w].x);
             }
             #pragma unroll
@@ -396,13 +411,13 @@ if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
             for (int i = 0; i < SHARE; ++i) {
                 float2 total = make_float2(acc[m][i][2 * h], acc[m][i][2 * h + 1]);
                 #pragma unroll
-                for (int w = 1; w < WARPS_N; ++w)   // no index of a register may be unknown to the compiler
+                for (int w = 1; w < WARPS_N; ++w)
                     if (warp_n == w) total = make_float2(acc[m][w * SHARE + i][2 * h], acc[m][w * SHARE + i][2 * h + 1]);
                 total.x *= factor[m][h][0];
                 total.y *= factor[m][h][0];
                 #pragma unroll
                 for (int w = 1; w < WARPS_N; ++w) {
-                    const float2 x = partial[(((warp_n + w) % WARPS_N * WARPS_M + warp_m) * PARTS + (m * 2 + h) * (D / 8) + warp_n * SHARE + i) * 32 + lane];
+                    const float2 x = sums_of(w, m, h, i);
                     total.x = fmaf(x.x, factor[m][h][w], total.x);
                     total.y = fmaf(x.y, factor[m][h][w], total.y);
                 }
@@ -415,19 +430,15 @@ if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
                 else if (i % 4 == 0) store_16_if(wanted, to + i * 16, own_chunk(packed + i, lane));
             }
         }
-    __syncthreads();   // nobody reads the tiles any more
-    }
 }
 
 // For addresses that are no multiples of 16 bytes: a warp a row, a lane for every 32nd element of it.
 extern "C" __global__ void __launch_bounds__(THREADS) attention_unaligned(
-    const unsigned short* q, const unsigned short* k, const unsigned short* v, unsigned short* o, float* lse,
+    const unsigned short* q, const unsigned short* k, const unsigned short* v, const char* attn_mask, unsigned short* o, float* lse,
     i64 batch, i64 heads, i64 kv_heads, i64 q_len, i64 kv_len, i64 head_dim, float scale,
     i64 q_batch, i64 q_head, i64 q_seq, i64 k_batch, i64 k_head, i64 k_seq,
-    i64 v_batch, i64 v_head, i64 v_seq, i64 o_batch, i64 o_head, i64 o_seq) {
-    const int blocks = (q_len + BM - 1) / BM;
-    for (i64 tile = blockIdx.x; tile < batch * heads * blocks; tile += gridDim.x) {
-    const Place place(heads, batch, blocks, tile);
+    i64 v_batch, i64 v_head, i64 v_seq, i64 o_batch, i64 o_head, i64 o_seq, i64 mask_batch, i64 mask_head, i64 mask_query, i64 mask_key) {
+    const Place place;
     const int lane = threadIdx.x % 32, shift = (int)kv_len - (int)q_len;
     const float slope = (scale == 0.f ? rsqrtf((float)D) : scale) * LOG2_E;
     const int kv_head = kv_head_of(place.head, heads, kv_heads);
@@ -450,6 +461,5 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_unaligned(
         }
         unsigned short* o_row = o + place.batch * o_batch + place.head * o_head + row * o_seq;
         for (int d = 0; d < D / 32; ++d) o_row[d * 32 + lane] = (unsigned short)T::pack(seen > 0 ? acc[d] / sum : 0.f, 0.f);
-    }
     }
 }
