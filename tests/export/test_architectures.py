@@ -49,7 +49,8 @@ def hopper(tmp_path_factory: pytest.TempPathFactory) -> ExportRequest:
     request = request_for("cuda", "sm_90", tmp_path_factory.mktemp("export") / "for_several", *TEXTS, **TIMED)
     plain, other = request.items
     clustered = replace(changed(other, cluster=2, reduction="shuffle"), candidate="test/clustered")
-    return replace(request, items=(changed(plain, launch="programmatic"), clustered), builds=BUILDS, environment={"device": "an H200"})
+    items = (changed(plain, launch="programmatic"), clustered)
+    return replace(request, items=items, builds=BUILDS, environment={"device": "an H200"})
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +58,8 @@ def several(hopper: ExportRequest) -> Path:
     """With a candidate that takes the place of the second winner, and one before it that sm_89 refuses, too."""
     plain, winner = hopper.items
     refused = replace(changed(winner, cluster=4), candidate="test/refused")
-    second = replace(changed(winner, cluster=1, reduction="warp", launch="programmatic"), candidate="test/second", record={"run": "demo"})
+    legal = changed(winner, cluster=1, reduction="warp", launch="programmatic")
+    second = replace(legal, candidate="test/second", record={"run": "demo"})
     MODULE.export(replace(hopper, items=(plain, replace(winner, alternatives=(refused, second)))))
     return hopper.out
 
