@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from .package import Busy, LaunchPlan, Unavailable, Variant
+from .package import Busy, Unavailable, Variant
 
 _SMEM_WITHOUT_OPT_IN = 48 * 1024
 _PORTABLE_CLUSTER = 8
@@ -52,7 +52,7 @@ class _LaunchConfig(ctypes.Structure):
 
 
 @cache
-def _driver() -> Any:
+def load_driver() -> Any:
     """Raises Unavailable."""
     try:
         library = ctypes.CDLL("libcuda.so.1")
@@ -74,7 +74,7 @@ def _error_text(driver: Any, error: int) -> str:
 
 def _ask(function: str, failing: str, *arguments: Any) -> None:
     """Calls a function of the driver. Raises Unavailable: what fails, and CUDA's name for the error."""
-    driver = _driver()
+    driver = load_driver()
     if error := getattr(driver, function)(*arguments):
         raise Unavailable(f"{failing}: {_error_text(driver, error)}")
 
@@ -121,7 +121,7 @@ def _context(context: int) -> Iterator[None]:
     try:
         yield
     finally:
-        _driver().cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+        load_driver().cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
 
 
 def refuse_while_capturing(index: int) -> None:
@@ -138,7 +138,7 @@ def refuse_while_capturing(index: int) -> None:
 def beside_captures() -> Iterator[None]:
     """Another thread may be capturing a graph: only in this mode may code be loaded and memory allocated meanwhile. Raises
     Unavailable."""
-    driver, mode = _driver(), ctypes.c_int(_RELAXED)
+    driver, mode = load_driver(), ctypes.c_int(_RELAXED)
     driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
     try:
         yield
@@ -185,26 +185,28 @@ def _load_functions(image: bytes, name: str, variant: Variant) -> tuple[int, int
     return function.value, unaligned
 
 
-class _Frame:
+class Frame:
     """One launch as the driver wants it: geometry, and the arguments, which it has copied when the launch returns.
 
     cuLaunchKernelEx takes four parameters, where cuLaunchKernel takes eleven that ctypes would convert every time.
     """
 
-    def __init__(self, blocks: tuple[int, int, int], plan: LaunchPlan, arguments: int, *, aligned: bool) -> None:
+    def __init__(
+        self, blocks: tuple[int, int, int], threads: int, smem_bytes: int, cluster: int, programmatic: bool, arguments: int
+    ) -> None:
         self.words = ctypes.create_string_buffer(8 * arguments)
         base = ctypes.addressof(self.words)
         self._pointers = (ctypes.c_void_p * arguments)(*(base + 8 * i for i in range(arguments)))
         attributes = []
-        if aligned and plan.cluster > 1:
-            attributes.append(_LaunchAttribute(id=_CLUSTER_DIMENSION, value=(plan.cluster, 1, 1)))
-        if aligned and plan.programmatic:
+        if cluster > 1:
+            attributes.append(_LaunchAttribute(id=_CLUSTER_DIMENSION, value=(cluster, 1, 1)))
+        if programmatic:
             attributes.append(_LaunchAttribute(id=_PROGRAMMATIC, value=(1,)))
         self._attributes = (_LaunchAttribute * len(attributes))(*attributes)
         self.config = _LaunchConfig(
             grid=blocks,
-            block=(plan.threads, 1, 1),
-            smem_bytes=plan.smem_bytes if aligned else 0,
+            block=(threads, 1, 1),
+            smem_bytes=smem_bytes,
             attributes=ctypes.cast(self._attributes, ctypes.POINTER(_LaunchAttribute)),
             attribute_count=len(attributes),
         )
@@ -228,9 +230,9 @@ class CudaCall:
         self._pack = struct.Struct("=" + "".join(_WORDS[code] for code in self._codes)).pack_into
         self._addresses = [i for i, code in enumerate(self._codes) if code == "P"]
         self._misaligned = variant.plan.alignment - 1
-        self._aligned_frames: list[_Frame] = []  # list.append and list.pop are atomic
-        self._unaligned_frames: list[_Frame] = []
-        self._driver, self._function, self._retire = _driver(), function, retire
+        self._aligned_frames: list[Frame] = []  # list.append and list.pop are atomic
+        self._unaligned_frames: list[Frame] = []
+        self._driver, self._function, self._retire = load_driver(), function, retire
         self._launch, self._index = self._driver.cuLaunchKernelEx, function.index
         self._handle, self._unaligned = ctypes.c_void_p(function.handle), ctypes.c_void_p(function.unaligned)
 
@@ -242,12 +244,13 @@ class CudaCall:
             return self._run(values, self._unaligned, self._unaligned_frames)
         return self._run(values, self._handle, self._aligned_frames)
 
-    def _run(self, values: tuple[float, ...], handle: ctypes.c_void_p, frames: list[_Frame]) -> bool:
+    def _run(self, values: tuple[float, ...], handle: ctypes.c_void_p, frames: list[Frame]) -> bool:
         try:
             frame = frames.pop()
         except IndexError:
-            aligned = frames is self._aligned_frames
-            frame = _Frame(self._blocks, self.variant.plan, len(self._codes), aligned=aligned)
+            plan, aligned = self.variant.plan, frames is self._aligned_frames
+            how = (plan.smem_bytes, plan.cluster, plan.programmatic) if aligned else (0, 1, False)
+            frame = Frame(self._blocks, plan.threads, *how, len(self._codes))
         self._pack(frame.words, 0, *values)
         frame.config.stream = _current_stream(self._index)
         error = _NO_CONTEXT

@@ -21,6 +21,7 @@ from evo.errors import EngineError, LaunchError
 from evo.evaluation import Binary
 from evo.problem.kernel import Launch, Limits
 from evo.problem.render import Source
+from evo.runtime.cuda import Frame, load_driver
 from evo.targets import EVICTION_MULTIPLE, DeviceInfo, Hazards, find_target
 from evo.targets.cuda import driver, driver_version, error_text, expect, nvrtc_version, pci_bus, ptx_advice
 
@@ -249,12 +250,10 @@ def _nvml() -> tuple[Any, Any]:
 
 _SMEM_WITHOUT_OPT_IN = 48 * 1024
 _PORTABLE_CLUSTER = 8
-_MOST_ARGUMENTS = 64
 
 
 class CudaLoaded:
-    """A loaded entry point: packs arguments and launches on PyTorch's current stream. One buffer holds the arguments of
-    every call: the driver copies them when a call is enqueued or captured."""
+    """A loaded entry point: packs arguments and launches on PyTorch's current stream."""
 
     def __init__(self, module: Any, entry: str, limits: Limits) -> None:
         self._driver = driver()
@@ -268,38 +267,31 @@ class CudaLoaded:
         smem = expect(self._driver.cuFuncGetAttribute(attribute, self._function), f"loading {entry!r}")
         self._smem_static_bytes = int(smem)
         self._sizes = self._parameter_sizes()
-        self._buffer = ctypes.create_string_buffer(8 * _MOST_ARGUMENTS)
-        base = ctypes.addressof(self._buffer)
-        self._pointers = (ctypes.c_void_p * _MOST_ARGUMENTS)(*(base + 8 * i for i in range(_MOST_ARGUMENTS)))
-        self._arguments = ctypes.addressof(self._pointers)
         self._smem_allowed = _SMEM_WITHOUT_OPT_IN - self._smem_static_bytes
         self._cluster_allowed = _PORTABLE_CLUSTER
-        self._extended: tuple[object, Any] = (None, None)
+        self._frame: tuple[object, Frame | None] = (None, None)
         self._checked_form: str | None = None
 
     def __call__(self, values: Sequence[object], launch: Launch) -> None:
-        if self._pack(values) & (launch.alignment - 1):
-            plain = replace(launch, smem_bytes=0, cluster=1, programmatic=False)
-            self._enqueue(self._unaligned_function(launch.alignment), f"{self._entry}_unaligned", plain)
-            return
-        if launch.smem_bytes > self._smem_allowed or launch.cluster > self._cluster_allowed:
+        form, words, addresses = self._read(values)
+        function, entry = self._function, self._entry
+        if addresses & (launch.alignment - 1):
+            launch = replace(launch, smem_bytes=0, cluster=1, programmatic=False)
+            function, entry = self._unaligned_function(launch.alignment), f"{entry}_unaligned"
+        elif launch.smem_bytes > self._smem_allowed or launch.cluster > self._cluster_allowed:
             self._opt_in(launch)
-        self._enqueue(self._function, self._entry, launch)
-
-    def _enqueue(self, function: Any, entry: str, launch: Launch) -> None:
-        stream = self._current_stream(0)
-        if launch.cluster == 1 and not launch.programmatic:
-            (error,) = self._driver.cuLaunchKernel(
-                function, *launch.grid, *launch.block, launch.smem_bytes, stream, self._arguments, 0
-            )
-        else:
-            config = self._extended_config(launch, stream)
-            (error,) = self._driver.cuLaunchKernelEx(config, function, self._arguments, 0)
-        if error:
+        known, frame = self._frame
+        if frame is None or known != (launch, len(words)):
+            frame = Frame(launch.grid, launch.block[0], launch.smem_bytes, launch.cluster, launch.programmatic, len(words))
+            self._frame = (launch, len(words)), frame
+        struct.pack_into(form, frame.words, 0, *words)
+        frame.config.stream = self._current_stream(0)
+        if error := load_driver().cuLaunchKernelEx(frame.address, ctypes.c_void_p(int(function)), frame.arguments, None):
+            why = error_text(self._driver, self._driver.CUresult(error))
             raise LaunchError(
                 f"launch of {entry!r} with grid {launch.grid}, block {launch.block}, "
                 f"{launch.smem_bytes} bytes of shared memory, cluster {launch.cluster}"
-                f"{', programmatic' if launch.programmatic else ''}: {error_text(self._driver, error)}"
+                f"{', programmatic' if launch.programmatic else ''}: {why}"
             )
 
     def _unaligned_function(self, alignment: int) -> Any:
@@ -331,11 +323,9 @@ class CudaLoaded:
         except (AttributeError, RuntimeError):
             return None
 
-    def _pack(self, values: Sequence[object]) -> int:
-        """Writes the arguments, 8 bytes apart: addresses and integers as 64 bits, floats as 32.
-
-        Returns the bitwise or of all addresses, from which their common alignment follows.
-        """
+    def _read(self, values: Sequence[object]) -> tuple[str, list[float], int]:
+        """How struct packs the arguments, 8 bytes apart (addresses and integers as 64 bits, floats as 32), these, and the
+        bitwise or of all addresses, from which their common alignment follows."""
         codes, words, addresses = [], list[float](), 0
         for value in values:
             if isinstance(value, torch.Tensor):
@@ -353,17 +343,14 @@ class CudaLoaded:
             else:
                 codes.append("q")
                 words.append(operator.index(value))  # type: ignore[arg-type]
-        form = "".join(codes)
+        form = "=" + "".join(codes)
         if form != self._checked_form:
             self._check(codes)
             self._checked_form = form
-        struct.pack_into("=" + form, self._buffer, 0, *words)
-        return addresses
+        return form, words, addresses
 
     def _check(self, codes: list[str]) -> None:
         # With a wrong count or size the driver would read past the buffer and crash.
-        if len(codes) > _MOST_ARGUMENTS:
-            raise LaunchError(f"{self._entry!r} is given {len(codes)} arguments; at most {_MOST_ARGUMENTS} are passed")
         if self._sizes is None:
             return
         if len(codes) != len(self._sizes):
@@ -393,30 +380,6 @@ class CudaLoaded:
             result = self._driver.cuFuncSetAttribute(self._function, key, 1)
             expect(result, f"allowing clusters of {launch.cluster}")
             self._cluster_allowed = launch.cluster
-
-    def _extended_config(self, launch: Launch, stream: int) -> Any:
-        key = (launch, stream)
-        if self._extended[0] != key:
-            api = self._driver
-            attributes = []
-            if launch.cluster > 1:
-                attribute = api.CUlaunchAttribute()
-                attribute.id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-                shape = attribute.value.clusterDim
-                shape.x, shape.y, shape.z = launch.cluster, 1, 1
-                attributes.append(attribute)
-            if launch.programmatic:
-                attribute = api.CUlaunchAttribute()
-                attribute.id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-                attribute.value.programmaticStreamSerializationAllowed = 1
-                attributes.append(attribute)
-            config = api.CUlaunchConfig()
-            config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid
-            config.blockDimX, config.blockDimY, config.blockDimZ = launch.block
-            config.sharedMemBytes, config.hStream = launch.smem_bytes, stream
-            config.attrs, config.numAttrs = attributes, len(attributes)
-            self._extended = (key, config)
-        return self._extended[1]
 
 
 _NAPS = 64
