@@ -108,7 +108,8 @@ class CoveredPoint:
 @dataclass(frozen=True, kw_only=True)
 class Cover:
     """Which few variants serve the workloads of a covering run that have winners; the variant that serves most comes first.
-    worst, median: of the distances."""
+    A variant is a genome, which is compiled for each dtype and whatever else the workloads have compiled in. worst, median:
+    of the distances."""
 
     points: tuple[CoveredPoint, ...]
     variants: int
@@ -135,8 +136,7 @@ def read_run_finals(store: Store, name: str = LATEST, ceilings: Collection[str] 
         key = resolve_run(connection, run.name)
         races = {task.number: (held_races(connection, key, task.number) or [HeldRace()])[-1] for task in run.tasks}
         keys = sorted({row.candidate_id for race in races.values() for row in race.finalists})
-        about = select(_c.id.label("key"), *CandidateSummary.COLUMNS, _c.genome, m.Build.code_hash).where(unrefused())
-        about = about.join(m.Build, m.Build.candidate_id == _c.id, isouter=True)
+        about = select(_c.id.label("key"), *CandidateSummary.COLUMNS, _c.genome).where(unrefused())
         rows = {row.key: row for row in rows_of(connection, about, keys, _c.id)}
         query = (
             select(_c.public_id.label("id"), _c.order, _c.operator, final.status, _c.score, _c.task, _c.genome, final.log)
@@ -146,11 +146,11 @@ def read_run_finals(store: Store, name: str = LATEST, ceilings: Collection[str] 
         )
         refused = [record_of(RefusedFinalist, row, reason=error_line(row.log)) for row in connection.execute(query)]
     finals = tuple(_workload_finals(task, races[task.number], rows, ceilings) for task in run.tasks)
-    code = {row.id: (row.code_hash, row.genome) for row in rows.values()}
+    genomes = {row.id: row.genome for row in rows.values()}
     return RunFinals(
         **vars(run),
         finals=finals,
-        cover=_cover(finals, code) if run.options.get("cover") else None,
+        cover=_cover(finals, genomes) if run.options.get("cover") else None,
         refused_in_finals=tuple(refused),
     )
 
@@ -209,11 +209,11 @@ def _workload_finals(
     )
 
 
-def _cover(finals: Collection[WorkloadFinals], code: Mapping[str, tuple[str, str]]) -> Cover | None:
-    """code: by the candidate's public id, what makes the variant."""
+def _cover(finals: Collection[WorkloadFinals], genomes: Mapping[str, str]) -> Cover | None:
+    """genomes: by the candidate's public id."""
     if not (served := [(held, held.winner, held.confirmed) for held in finals if held.winner is not None]):
         return None
-    counts = Counter(code[winner] for _, winner, _ in served)
+    counts = Counter(genomes[winner] for _, winner, _ in served)
     numbers = {variant: n for n, (variant, _) in enumerate(counts.most_common(), 1)}
     points = []
     for held, winner, confirmed in served:
@@ -221,7 +221,7 @@ def _cover(finals: Collection[WorkloadFinals], code: Mapping[str, tuple[str, str
         points.append(
             CoveredPoint(
                 workload=held.workload,
-                variant=numbers[code[winner]],
+                variant=numbers[genomes[winner]],
                 winner=winner,
                 speedup=1 / (confirmed.ratio if confirmed is not None else own),
                 distance=own / min(f.ratio for f in held.finalists) - 1,

@@ -171,8 +171,8 @@ def _compile(target: Target, source: Source, arch: str) -> Binary:
 
 
 def _few_elsewhere(kernel: Kernel, target: Target, part: ExportRequest, arch: str) -> list[str]:
-    """The variants, as `_Elsewhere.fast` names them, that are to serve the workloads on an architecture where nothing was
-    measured: few that were fast where it was."""
+    """Digests of the genomes that are to serve the workloads on an architecture where nothing was measured: few that were
+    fast where it was."""
     times = []
     for item in part.items:
         there = _Elsewhere(kernel, target, item.workload, arch)
@@ -190,7 +190,6 @@ class _Elsewhere:
         self.space = kernel.space(target.name, workload, self.limits)
         self._stand_ins = kernel.inactive.get(target.name, {})
         self._plan: Callable[[Point], LaunchPlan] = lambda point: kernel.plan(target.name, point, workload)
-        self._binding = replace(kernel.binding(target.name, workload), dtype="")
 
     def point(self, genome: Genome) -> tuple[Point, list[str]]:
         """The same kernel as a point of the space there, and what of it cannot be said there or is not legal. A parameter
@@ -206,8 +205,8 @@ class _Elsewhere:
         return point, [f"there is no {n}={v}" for n, v in unsaid.items()] or self.space.violations(point)
 
     def fast(self, item: ExportItem) -> Iterator[tuple[ExportItem, str]]:
-        """Of the item and its alternatives those that are legal there and nearly as fast as the best of them, with what is
-        the same source but for the dtype."""
+        """Of the item and its alternatives those that are legal there and nearly as fast as the best of them; and the digest
+        of each as it is there."""
         least = math.inf
         for candidate in chain([item], item.alternatives):
             if candidate.score > (1 + _WITHIN_ELSEWHERE) * least:
@@ -215,7 +214,7 @@ class _Elsewhere:
             point, broken = self.point(candidate.genome)
             if not broken:
                 least = min(least, candidate.score)
-                yield candidate, f"{Genome.of(point).digest} {self._binding}"
+                yield candidate, Genome.of(point).digest
 
 
 def _build_elsewhere(

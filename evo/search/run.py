@@ -37,7 +37,6 @@ _FINALS_BATCHES = 3
 _WITHIN = 0.03
 """How much longer than the fastest variant that is known for a point the one that serves it may take."""
 _MOST_VARIANTS = 12
-"""The dtypes share them: the same parameters, compiled for each."""
 _CONFIRMATIONS = 2
 """How often a race is held that died without naming a contender, before its contender counts as refused."""
 
@@ -253,30 +252,25 @@ def _hold_covering_finals(
     begins: Callable[[Workload], None],
 ) -> tuple[Finals, ...]:
     """Where few variants are to serve all tasks. Finalists of a task are its fastest, and what is the fastest of others; all
-    races are held before it is decided which variants are kept, and the fastest of these is confirmed for each task."""
-
-    def variant(task: TaskExecutor, candidate: Candidate) -> str:
-        """What is the same source, but for the dtype, with the same launch at all sizes."""
-        genome = candidate.proposal.genome
-        binding = replace(task.problem.binding(task.target, task.workload), dtype="")
-        return f"{genome.digest} {binding} {task.problem.plan(task.target, genome.parameters, task.workload)}"
-
+    races are held before it is decided which variants are kept, and the fastest of these is confirmed for each task. A
+    variant is a genome, whatever is compiled in for a task."""
     elites = [search.elites(number) for number in range(len(tasks))]
-    best = {variant(task, found[0]) for task, found in zip(tasks, elites, strict=True) if found}
+    best = {found[0].proposal.genome for found in elites if found}
     races = []
     for task, found in zip(tasks, elites, strict=True):
         begins(task.workload)
         first = (count + 1) // 2
-        shared = [c for c in found[first:] if variant(task, c) in best]
+        shared = [c for c in found[first:] if c.proposal.genome in best]
         races.append(hold_race(task, [*found[:first], *shared][:count]))
     times: list[dict[str, float]] = []
-    for task, (finalists, timings) in zip(tasks, races, strict=True):
+    for finalists, timings in races:
         ratios = {t.contender: t.ratio for t in timings if t.ratio is not None}
-        times.append({variant(task, f.candidate): ratios[f.name] for f in finalists if f.passed and f.name in ratios})
+        raced = [f for f in finalists if f.passed and f.name in ratios]
+        times.append({f.candidate.proposal.genome.digest: ratios[f.name] for f in raced})
     few = set(choose(times))
     held = []
     for number, (task, race) in enumerate(zip(tasks, races, strict=True)):
-        finals = end_finals(task, *race, {f.candidate.order for f in race[0] if variant(task, f.candidate) in few})
+        finals = end_finals(task, *race, {f.candidate.order for f in race[0] if f.candidate.proposal.genome.digest in few})
         _store_finals(store, run, number, finals, search.elapsed_s)
         held.append(finals)
     return tuple(held)
