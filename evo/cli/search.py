@@ -243,6 +243,14 @@ def _parse_sampler_options(texts: Sequence[str]) -> dict[str, object]:
     return options
 
 
+def _parse_start(text: str, spaces: Sequence[Space]) -> Mapping[str, Any]:
+    """In the first space that has its names and values. Raises what the first of all says."""
+    for space in spaces:
+        with suppress(UsageError):
+            return parse_point(text, space, "--start")
+    return parse_point(text, spaces[0], "--start")
+
+
 def read_initial_points(
     texts: Sequence[str], kernel: Kernel, target: str, spaces: Sequence[Space], db: str
 ) -> tuple[Mapping[str, Any], ...]:
@@ -255,7 +263,7 @@ def read_initial_points(
     """
     found: list[Mapping[str, Any]] = []
     for text in texts:
-        points = [parse_point(text, spaces[0], "--start")] if "=" in text else _recorded_points(text, kernel, target, db)
+        points = [_parse_start(text, spaces)] if "=" in text else _recorded_points(text, kernel, target, db)
         fit = [point for point in points if any(space.with_initial_points([point]).initial_points for space in spaces)]
         if not fit:
             known = [(space, {k: v for k, v in p.items() if k in space.by_name}) for p in points for space in spaces]
