@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from evo.errors import UsageError
-from evo.measure.gate import Gate, allocate_outputs
+from evo.measure.gate import Gate, allocate_outputs, expected_outputs
 from evo.measure.harness import TimingHarness
 from evo.problem.genome import Genome
 from evo.problem.kernel import Baseline, Tensors, Workload, load_kernel
 from evo.problem.render import render
 from evo.problem.space import Point, Value
+from evo.runtime.tolerance import compare
 from evo.targets import find_target
 
 KERNEL = load_kernel("attention")
@@ -44,6 +45,8 @@ def in_float64(inputs: Tensors) -> Tensors:
         ({"head_dim": 80}, "head_dim must be one of 32, 64, 96, 128, 256, got 80"),
         ({"layout": "bdhs"}, "layout must be one of bhsd, bshd, packed, got 'bdhs'"),
         ({"scale": -1}, "scale must be 0 or more"),
+        ({"precision": "double"}, "precision must be one of float, half, got 'double'"),
+        ({"precision": "half"}, "precision=half is for float16 without lse"),
     ],
 )
 def test_sizes_that_do_not_fit_each_other_are_refused(parts: dict[str, object], reason: str) -> None:
@@ -221,6 +224,7 @@ def test_what_is_legal_on_ada_is_the_same_kernel_on_hopper() -> None:
 
 
 SPLIT = {"split_kv": 2, "warps_m": 4, "block_n": 64, "k_stages": 2, "v_stages": 2}
+HALF, ROUNDED = {"scores": "half", "values": "half"}, f"{ATTENTION_512},precision=half"
 STAGGERED = {"stagger": "half", "warps_m": 8, "block_n": 64, "k_stages": 2, "v_stages": 3, "min_blocks": 1}
 FULL = f"{ATTENTION_512},causal=true,lse=true"
 DECODING = {"warps_m": 1, "warps_n": 4, "block_n": 64, "k_stages": 3, "v_stages": 3, "heads_a_tile": 4}
@@ -238,6 +242,8 @@ GROUPS = "batch=4,heads=32,kv_heads=8,q_len=1,kv_len=8192,head_dim=128,dtype=flo
         ("sm_89", FULL, {**STAGGERED, "q_store": "registers", "grid": "persistent"}),
         ("sm_90", FULL, {**STAGGERED, "q_store": "registers", "grid": "persistent"}),
         ("sm_89", FULL, {**STAGGERED, "k_stages": 3, "v_stages": 4, "l2": "keep"}),
+        ("sm_89", ROUNDED, {"k_stages": 2, "ahead": 1, "overlap": "both", "q_store": "registers", **HALF}),
+        ("sm_90", ROUNDED, {**SPLIT, "k_parts": 2, "v_wait": "late", "overlap": "values", **HALF}),
         ("sm_89", f"{GROUPS},causal=true,lse=true", {**DECODING, "k_stages": 2, "v_stages": 2, "mask": "apart"}),
         ("sm_90", GROUPS, {**DECODING, "split_kv": 4, "ahead": 1, "q_store": "registers", "launch": "programmatic"}),
         ("sm_90", GROUPS, {**DECODING, "split_kv": 8, "merge": "beside", "barrier": "column", "layout": "padding"}),
@@ -272,6 +278,25 @@ def test_a_mask_may_keep_blocks_from_tiles_of_keys(chosen: dict[str, Value], mas
     assert all(CUDA.compile(source, "sm_90", Path()).spill_bytes == 0 for source in rendered)
     bytes_of = [KERNEL.launch("cuda", point, problem, limits).smem_bytes for point in visits]
     assert bytes_of[1] - bytes_of[0] == 1024 // 8 + 1024 * 2  # a bit and a number for so many tiles
+
+
+def test_sums_in_float16_are_legal_and_right_only_where_they_are_asked_for() -> None:
+    plain, half = (KERNEL.workload("cuda", f"{ATTENTION_512},precision={p}") for p in ("float", "half"))
+    spaces = [KERNEL.space("cuda", problem, CUDA.limits("sm_89")) for problem in (plain, half)]
+    assert [HALF.keys() <= space.by_name.keys() for space in spaces] == [False, True]
+    near, cases = KERNEL.neighbours("cuda", half), KERNEL.cases("cuda", half)
+    assert {w.option("precision") for w in (*near, *(c.workload for c in cases))} == {"half"}
+    assert not any(w.option("lse") for w in near)
+    inputs = draw(half, "large_logits")
+    q, k, v = (t for t in inputs.values() if t is not None)
+    scores = torch.zeros(*q.shape[:3], k.shape[2], dtype=torch.float16)
+    for d in range(0, 64, 8):
+        scores = (scores.double() + q[..., d : d + 8].double() @ k[..., d : d + 8].double().mT).half()
+    rounded = ((scores.double() / 8).softmax(-1) @ v.double()).half()
+    (strict,), (wide,) = (expected_outputs(KERNEL, inputs, problem) for problem in (plain, half))
+    assert "outside the tolerance" in compare(rounded, strict)[1]
+    assert not compare(rounded, wide)[1]
+    assert compare(v.mean(2, keepdim=True).expand_as(q), wide)[1]
 
 
 @pytest.mark.parametrize("causal", ["true", "false"])

@@ -56,7 +56,7 @@ def _print_best(console: Terminal, found: Sequence[Best], db: str) -> None:
         console.say(f"{kernel} on {device}", "bold")
         rows = [
             {
-                "workload": short_workload(b.workload),
+                "workload": short_workload(b.workload, kernel),
                 "candidate": short(b.id),
                 ">median us": marked(figure(b.median_us), b.disturbed),
                 ">interval": interval(b.low_us, b.high_us, 2),

@@ -163,7 +163,7 @@ def _print_branches(console: Terminal, record: dict[str, Any]) -> None:
         known = b["registers"] is not None
         gated = f"{b['cases']} ok" if b["gate"] == "ok" else b["gate"] or "-"
         row = {
-            "workload": short_workload(b["workload"]),
+            "workload": short_workload(b["workload"], record["kernel"]),
             "branch (what differs from the default)": " ".join(f"{k}={v}" for k, v in b["changes"].items()) or "default",
             ">registers": b["registers"],
             ">spills B": b["spill_bytes"] if known else None,
@@ -177,7 +177,7 @@ def _print_branches(console: Terminal, record: dict[str, Any]) -> None:
     console.print_rows(rows, ["" if b["passed"] else "red" for b in branches])
     for b in branches:
         if not b["passed"]:
-            console.say(f"{short_workload(b['workload'])} {b['changes']}: {b['log']}", "red", lines=True)
+            console.say(f"{short_workload(b['workload'], record['kernel'])} {b['changes']}: {b['log']}", "red", lines=True)
     compiled = sum(b["build"] == "ok" for b in branches)
     text = f"{record['kernel']} for {record['arch']}: {compiled} of {len(branches)} branches compiled"
     if gated := [b for b in branches if b["gate"]]:
@@ -264,7 +264,7 @@ def _print_candidate(console: Terminal, record: dict[str, Any], db: str) -> None
     cases = [(w["workload"], c) for w in record["workloads"] for c in w["cases"]]
     rows = [
         {
-            "workload": short_workload(workload),
+            "workload": short_workload(workload, record["kernel"]),
             "case": c["case"],
             ">error": c["error"],
             ">allowed": c["allowed"],
@@ -276,11 +276,12 @@ def _print_candidate(console: Terminal, record: dict[str, Any], db: str) -> None
     ]
     console.print_rows(rows, ["" if c["passed"] else "red" for _, c in cases])
     for w in record["workloads"]:
+        name = short_workload(w["workload"], record["kernel"])
         if w["log"] and w["gate"] != "wrong":
             status = (w["gate"] if w["build"] == "ok" else w["build"]).replace("_", " ")
-            console.say(f"{short_workload(w['workload'])}: {status}: {w['log'].strip()}", "red", lines=True)
+            console.say(f"{name}: {status}: {w['log'].strip()}", "red", lines=True)
         if w["not_run"] and w["gate"] not in (None, "ok"):
-            console.say(f"{short_workload(w['workload'])}: {counted(len(w['not_run']), 'case')} not run after that", "dim")
+            console.say(f"{name}: {counted(len(w['not_run']), 'case')} not run after that", "dim")
     for remark in record["remarks"]:
         console.say(remark, "yellow")
     name = short(record["candidate"])

@@ -4,6 +4,7 @@ Values come out of databases and files: nothing in them is markup, and none of t
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from rich.cells import cell_len
@@ -12,8 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from evo.analysis.times import RelativeTime
+from evo.errors import EvoError
 from evo.evaluation import Timing, within_noise
 from evo.problem.genome import Change
+from evo.problem.kernel import Workload, load_kernel
 from evo.report.text import visible
 
 _WHOLE = frozenset({"behind", "best", "candidate", "gain", "id", "interval", "median us", "noise", "speed-up"})
@@ -140,11 +143,12 @@ def time_cells(t: Timing | RelativeTime, noise: float | None = None) -> dict[str
     }
 
 
-def short_workload(key: str) -> str:
-    """Without the options, which are rarely anything but their defaults."""
-    parts = key.split(",")
-    last = next((i for i, p in enumerate(parts) if p.startswith("dtype=")), len(parts) - 1)
-    return ",".join(parts[: last + 1])
+def short_workload(key: str, kernel: str) -> str:
+    """Without the options that have their defaults, as far as the kernel is here to tell them."""
+    usual = ""
+    with suppress(EvoError):
+        usual = Workload.of({}, "", load_kernel(kernel).options).key
+    return ",".join(part for part in key.split(",") if part not in usual.split(","))
 
 
 def timing_record(timing: Timing) -> dict[str, Any]:

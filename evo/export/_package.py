@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from evo.errors import CompileError, KernelError, UsageError, error_line
 from evo.evaluation import Binary
 from evo.export import ExportItem, ExportRequest, sha256_of
+from evo.problem.formats import all_tables, check_fit
 from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel, LaunchPlan, Workload
 from evo.problem.render import Source, render
@@ -83,6 +84,8 @@ def build_package(kernel: Kernel, parts: Sequence[ExportRequest]) -> tuple[dict[
     for (*one, first), (*other, second) in combinations(given, 2):
         if one == other:
             raise UsageError(f"{first} and {second} are both for {one[0]}: export one of them")
+    for item in (item for part in parts for item in part.items):
+        check_fit(all_tables(kernel).get("module", {}), "module", item.candidate, item.workload)
     variants: list[dict[str, Any]] = []
     left_out: list[dict[str, str]] = []
     files: dict[str, bytes] = {}

@@ -219,6 +219,8 @@ class Kernel:
     """By target: what a template reads for a parameter that is not active at a point."""
     same_dtype: Callable[[Tensors, Workload], object] | None = None
     """What a candidate's errors may be twice of: outputs in the workload's dtype. None: the reference baseline's."""
+    own_tolerance: Callable[[Workload], Tolerance | None] = lambda workload: None
+    """For all outputs of a workload whose dtype alone does not say it."""
     option_min: Mapping[str, float] = field(default_factory=dict)
     """By option that is a number: the smallest value it may have; those left out may have any finite one."""
     compile_flags: Callable[[str, Mapping[str, Value]], tuple[str, ...]] = lambda target, point: ()

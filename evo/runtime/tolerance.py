@@ -54,7 +54,7 @@ def expected(
         name=name,
         reference=reference,
         finite=finite,
-        allowed=torch.clamp(atol + rtol * magnitude, min=2 * torch_error),
+        allowed=torch.clamp(atol + rtol * magnitude, min=torch_factor * torch_error),
         torch_error=torch_error,
         largest_allowed=max(limit, torch.finfo(dtype).smallest_normal),
         all_finite=bool(finite.all()),

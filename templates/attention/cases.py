@@ -20,6 +20,7 @@ OPTIONS: dict[str, Value] = {
     "attn_mask": False,
     "additive": False,
     "mask_axes": "qk",
+    "precision": "float",
 }
 
 
@@ -50,7 +51,7 @@ def cases(target: str, tuned: Workload) -> list[Case]:
             options = {**options, "lse": tuned.option("lse")}
         if masked:
             options = {"mask_axes": next(axes), **options, "attn_mask": True, "additive": additive}
-        problem = workload((*shape, head_dim), dtype, causal=causal, **options)
+        problem = workload((*shape, head_dim), dtype, causal=causal, precision=tuned.option("precision"), **options)
         extras = ["causal"] if causal else []
         extras += [f"{k}={v}" for k, v in options.items()] + ([f"offset={offset}"] if offset else [])
         return Case(" ".join([data, "x".join(map(str, shape)), *extras]), problem, data, offset)
@@ -119,12 +120,13 @@ def cases(target: str, tuned: Workload) -> list[Case]:
 def neighbours(target: str, tuned: Workload) -> Sequence[Workload]:
     """The same genome for the other head sizes, for a causal mask where there is none and the reverse, and with or without
     lse where that is compiled in; heads share keys as in the workload."""
-    own: dict[str, Value] = {name: tuned.option(name) for name in ("causal", "lse", "attn_mask", "additive", "mask_axes")}
+    kept = ("causal", "lse", "attn_mask", "additive", "mask_axes", "precision")
+    own: dict[str, Value] = {name: tuned.option(name) for name in kept}
     head_dim = tuned.dim("head_dim")
     kinds = [(other, own) for other in HEAD_DIMS if other != head_dim]
     if not own["attn_mask"]:
         kinds.append((head_dim, {**own, "causal": not own["causal"]}))
-    if target == "cuda":
+    if target == "cuda" and own["precision"] == "float":
         kinds.append((head_dim, {**own, "lse": not own["lse"]}))
     heads = 2 * tuned.dim("heads") // tuned.dim("kv_heads")
     return [workload((1, heads, 2, 129, 129, size), tuned.dtype, **options) for size, options in kinds]

@@ -30,6 +30,8 @@ INACTIVE: dict[str, Value] = {
     "mask": "inside",
     "mask_tiles": "all",
     "l2": "plain",
+    "scores": "float",
+    "values": "float",
     "unroll": 0,
 }
 
@@ -70,6 +72,8 @@ def shape_of(point: Mapping[str, Value], head_dim: int) -> Shape:
     scores = keys // 2  # a tile of 16 rows takes so many registers
     registers = p["m_tiles"] * (head_dim // 2 + scores * (1 + p["ahead"]) + 4)
     if p["q_store"] == "registers":
+        registers += p["m_tiles"] * head_dim // 4
+    if p["values"] == "half":
         registers += p["m_tiles"] * head_dim // 4
     return Shape(
         threads=32 * p["warps_m"] * p["warps_n"], block_m=block_m, keys=keys, smem_bytes=smem, registers=registers

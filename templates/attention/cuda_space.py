@@ -133,6 +133,11 @@ def _parameters(workload: Workload, limits: Limits) -> tuple[Parameter, ...]:
             values=("unit", "poly8", "poly4", "poly3", "poly2"),
             why="the special-function unit is narrow",
         ),
+        *(
+            Categorical(name=name, values=("float", "half"), structural=True, why="products of twice the speed, rounded")
+            for name in ("scores", "values")
+            if workload.option("precision") == "half"
+        ),
         Categorical(
             name="mask",
             values=("inside",) if masked else ("inside", "apart"),  # a mask may hide keys in any step
@@ -319,6 +324,11 @@ def _constraints(workload: Workload, limits: Limits) -> tuple[Constraint, ...]:
             "whole_turns",
             lambda p, s: _copiers(p, s) >= 64 or head_dim % 64 != 0 or p["layout"] == "padding",
             "threads copy every eighth row of a swizzled tile or one of its multiples",
+        ),
+        rule(
+            "half_sums_are_short",
+            lambda p, s: p["values"] == "float" or (s.keys <= 128 and p["rescale"] != "lazy"),
+            "at most 128 products, with weights that no maximum lags behind, stay in the range of float16",
         ),
         rule(
             "exact_log_sum",

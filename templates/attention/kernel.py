@@ -12,7 +12,7 @@ exp(scale * q k^T), float32 [batch, heads, q_len], dense, -inf for a query that 
 [batch, heads, q_len, kv_len]: bytes that are 1 where a query sees a key, or, if additive, numbers of the dtype that are
 added to scale * q k^T, where -inf hides a key and the lowest finite number does not. mask_axes names the axes that it has,
 in the order bhqk; along the others its stride is 0.
-Scores, sums and results are accumulated in float32.
+Scores, sums and results are accumulated in float32. precision=half, for research: parts of them may be in float16.
 """
 
 from __future__ import annotations
@@ -51,6 +51,10 @@ _PAIRS_AT_ONCE = 1 << 24
 """How many scores the reference holds, in float64."""
 
 _MAX_LENGTH = 1 << 20
+
+_HALF = Tolerance(atol=2**-7, rtol=2**-7, torch_factor=12)
+"""Of sums in float16. At most 128 weighted values in one, 8 at a time: 16 roundings of 2^-11. A score has head_dim / 8, and
+PyTorch's, rounded to float16, has one: they add up as their root, which is 6 at most, and may be twice that."""
 
 
 def _reference(inputs: Tensors, problem: Workload) -> dict[str, torch.Tensor]:
@@ -133,11 +137,17 @@ def _forced(*backends: str) -> Callable[[Tensors, Workload], torch.Tensor]:
 def _same_dtype(inputs: Tensors, problem: Workload) -> torch.Tensor:
     """Without cuDNN, which would plan some 50 ms for each case; PyTorch takes it on few architectures only, and not on Ada.
     NaN, which measures nothing, where a mask leaves a query no number above the lowest: there the back ends differ."""
-    found, mask = _forced("FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH")(inputs, problem), inputs["attn_mask"]
-    if mask is None:
-        return found
     import torch
 
+    half, math_is_half = problem.option("precision") == "half", torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp
+    backends = ("MATH",) if half else ("FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH")
+    math_is_half(half)  # scores and weights are then rounded to it
+    try:
+        found, mask = _forced(*backends)(inputs, problem), inputs["attn_mask"]
+    finally:
+        math_is_half(False)
+    if mask is None:
+        return found
     lowest = torch.finfo(mask.dtype).min if mask.is_floating_point() else 0
     return found.masked_fill(~(mask > lowest).any(-1, keepdim=True), torch.nan)
 
@@ -189,6 +199,10 @@ def _validate(problem: Workload) -> str:
         return "causal and attn_mask exclude each other, as in PyTorch"
     if not axes or axes != "".join(axis for axis in "bhqk" if axis in axes):
         return f"mask_axes must be some of bhqk in this order, got {axes!r}"
+    if (precision := problem.option("precision")) not in ("float", "half"):
+        return f"precision must be one of float, half, got {precision!r}"
+    if precision == "half" and (problem.dtype != "float16" or problem.option("lse")):
+        return "precision=half is for float16 without lse"
     if problem.option("layout") not in LAYOUTS:
         return f"layout must be one of {', '.join(LAYOUTS)}, got {problem.option('layout')!r}"
     return ""
@@ -285,6 +299,7 @@ KERNEL = Kernel(
         "bfloat16": Tolerance(atol=1.6e-2, rtol=1.6e-2),
         "float32": Tolerance(atol=5e-5, rtol=1e-5),
     },
+    own_tolerance=lambda problem: _HALF if problem.option("precision") == "half" else None,
     reference=_reference,
     same_dtype=_same_dtype,
     inputs=draw,

@@ -85,6 +85,8 @@ REFUSED = [
     ("huggingface", "cpu", "1st", LAYERNORM, "'1st'"),
     ("kernelbench", "cpu", "out", LAYERNORM, "GPUs only, and these are for cpu"),
     ("kernelbench", "cuda", "out", f"{LAYERNORM},bias=false", "no place for: its problem has weight and bias"),
+    ("module", "cuda", "out", f"{ATTENTION[:-2]}16,precision=half", "for research"),
+    ("kernelbench", "cuda", "out", f"{ATTENTION[:-2]}16,precision=half", "for research"),
     ("flashinfer-bench", "cpu", "out", f"{ATTENTION},lse=true", "flashinfer-bench has no place for"),
     ("flashinfer-bench", "cpu", "out", f"{ATTENTION},causal=true", "flashinfer-bench has no place for"),
 ]
