@@ -287,6 +287,7 @@ def test_sums_in_float16_are_legal_and_right_only_where_they_are_asked_for() -> 
     near, cases = KERNEL.neighbours("cuda", half), KERNEL.cases("cuda", half)
     assert {w.option("precision") for w in (*near, *(c.workload for c in cases))} == {"half"}
     assert not any(w.option("lse") for w in near)
+    assert KERNEL.cost(half).rate == 2 * KERNEL.cost(plain).rate
     inputs = draw(half, "large_logits")
     q, k, v = (t for t in inputs.values() if t is not None)
     scores = torch.zeros(*q.shape[:3], k.shape[2], dtype=torch.float16)

@@ -576,7 +576,7 @@ class Roofline:
             if doubts:
                 self._rates = tuple(map(max, self._rates, _rates(self._session)))
             memory, cache, arithmetic = self._rates
-            bound_us = 1e6 * max(cost.bytes / (cache if in_cache else memory), cost.flops / arithmetic)
+            bound_us = 1e6 * max(cost.bytes / (cache if in_cache else memory), cost.flops / (cost.rate * arithmetic))
             least_us = _MARGIN[self._session.device.type] * bound_us
             if us >= least_us:
                 return ""

@@ -155,6 +155,8 @@ class Cost:
 
     bytes: int
     flops: int
+    rate: float = 1.0
+    """How fast a GPU may do these operations, over products that are summed in float32."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -231,6 +231,7 @@ def _cost(problem: Workload) -> Cost:
     return Cost(
         bytes=elements * DTYPE_BYTES[problem.dtype] + mask_bytes + log_sums,
         flops=4 * batch * heads * (pairs // padded) * head_dim,
+        rate=2.0 if problem.option("precision") == "half" else 1.0,
     )
 
 
