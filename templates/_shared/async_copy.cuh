@@ -18,25 +18,6 @@ __device__ __forceinline__ void copy_async_16_or_zero(unsigned shared, const voi
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
         :: "r"(shared), "l"(global), "r"(wanted ? 16 : 0) : "memory");
 }
-// What a copy tells L2 of its lines: the last to be given up, as many blocks read them; or the first. PTX ISA, "createpolicy".
-__device__ __forceinline__ unsigned long long keep_in_l2() {
-    unsigned long long policy;
-    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
-__device__ __forceinline__ unsigned long long use_l2_once() {
-    unsigned long long policy;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
-__device__ __forceinline__ void copy_async_16(unsigned shared, const void* global, unsigned long long policy) {
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;"
-        :: "r"(shared), "l"(global), "l"(policy) : "memory");
-}
-__device__ __forceinline__ void copy_async_16_or_zero(unsigned shared, const void* global, bool wanted, unsigned long long policy) {
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;"
-        :: "r"(shared), "l"(global), "r"(wanted ? 16 : 0), "l"(policy) : "memory");
-}
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until at most PENDING of this thread's committed groups are still in flight.
 template <int PENDING> __device__ __forceinline__ void wait_copies() {
