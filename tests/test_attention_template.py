@@ -35,7 +35,7 @@ def draw(problem: Workload, data: str = "normal") -> Tensors:
 
 
 def in_float64(inputs: Tensors) -> Tensors:
-    return {name: t.double() if t is not None else None for name, t in inputs.items()}
+    return {n: t.double() if t is not None and t.is_floating_point() else t for n, t in inputs.items()}
 
 
 @pytest.mark.parametrize(
@@ -47,6 +47,9 @@ def in_float64(inputs: Tensors) -> Tensors:
         ({"scale": -1}, "scale must be 0 or more"),
         ({"precision": "double"}, "precision must be one of float, half, got 'double'"),
         ({"precision": "half"}, "precision=half is for float16 without lse"),
+        ({"additive": True}, "there is none"),
+        ({"causal": True, "attn_mask": True}, "causal and attn_mask exclude each other"),
+        ({"attn_mask": True, "mask_axes": "kq"}, "mask_axes must be some of bhqk in this order, got 'kq'"),
     ],
 )
 def test_sizes_that_do_not_fit_each_other_are_refused(parts: dict[str, object], reason: str) -> None:
@@ -69,6 +72,19 @@ def test_the_reference_is_the_definition(q_len: int, kv_len: int, causal: bool) 
                 expected = scores.softmax(0) @ v[b, h // 2, :seen] if seen else torch.zeros(32)
                 torch.testing.assert_close(found["o"][b, h, i], expected.double())
                 torch.testing.assert_close(found["lse"][b, h, i], scores.logsumexp(0))
+
+
+@pytest.mark.parametrize("axes", ["bhqk", "qk", "bk", "bh"])
+@pytest.mark.parametrize("data", ["normal", "sparse", "lone_key", "least"])
+@pytest.mark.parametrize("additive", [False, True])
+def test_the_reference_sees_through_a_mask_what_pytorch_sees(additive: bool, data: str, axes: str) -> None:
+    problem = workload(heads=4, kv_heads=2, q_len=19, kv_len=70, attn_mask=True, additive=additive, mask_axes=axes)
+    inputs = draw(problem, data)
+    assert inputs["attn_mask"] is not None
+    assert ["bhqk"[axis] for axis, stride in enumerate(inputs["attn_mask"].stride()) if stride] == list(axes)
+    inputs = in_float64(inputs)
+    expected = KERNEL.reference_baseline.call(inputs, problem)
+    torch.testing.assert_close(KERNEL.reference(inputs, problem)["o"], expected)
 
 
 def test_the_reference_takes_a_problem_in_parts_that_fit_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,10 +134,14 @@ def test_values_alone_tell_little_of_the_result() -> None:
     assert float(apart.min()) > 20 * KERNEL.tolerance["bfloat16"].atol
 
 
-def refused(point: Point, problem: Workload, folder: Path, arch: str = "native") -> list[str]:
-    """What the gate says against a point, built for `arch`."""
+def refused(
+    point: Point, problem: Workload, folder: Path, arch: str = "native", mistake: tuple[str, str] = ("", "")
+) -> list[str]:
+    """What the gate says against a point, built for `arch`. mistake: a part of the source, and what stands for it."""
     launch = KERNEL.launch("cpu", point, problem, SESSION.limits)
     source = render(KERNEL, "cpu", Genome.of(point), problem, arch)
+    assert mistake[0] in source.text
+    source = replace(source, text=source.text.replace(*mistake, 1))
     folder.mkdir(parents=True, exist_ok=True)
     loaded = SESSION.load(TARGET.compile(source, arch, folder), KERNEL.entry)
     try:
@@ -149,11 +169,32 @@ def point_for(problem: Workload, **chosen: object) -> Point:
     return point
 
 
-@pytest.mark.parametrize("causal", [False, True])
+MASKS: list[dict[str, object]] = [{}, {"causal": True}, {"attn_mask": True}, {"attn_mask": True, "additive": True}]
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=str)
 @pytest.mark.parametrize(("dtype", "product"), PRODUCTS)
-def test_every_product_passes_the_gate(dtype: str, product: str, causal: bool, tmp_path: Path) -> None:
-    problem = workload(dtype, causal=causal)
+def test_every_product_passes_the_gate(dtype: str, product: str, mask: dict[str, object], tmp_path: Path) -> None:
+    problem = workload(dtype, **mask)
     assert not refused(point_for(problem, product=product), problem, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("additive", "mistake", "case"),
+    [
+        (False, ("s.begun[block] = true", ""), "normal"),
+        (False, ("s.seen[block] >> at / BLOCK_K & 1", "s.seen[block] & 1"), "lone_key"),
+        (False, ("at[i * stride]", "at[i]"), "sparse"),
+        (False, ("stride == 1 && count >= LANES", "false"), ""),
+        (True, ("shows(m) != 0 ? score : splat(-INFINITE)", "score"), "non_finite"),
+        (True, ("shows(m) != 0 ?", "(V)m > splat(-3e38f) ?"), "least"),
+    ],
+    ids=str,
+)
+def test_a_mistake_with_a_mask_is_refused(additive: bool, mistake: tuple[str, str], case: str, tmp_path: Path) -> None:
+    problem = workload(attn_mask=True, additive=additive)
+    found = refused(point_for(problem, product="fma", block_k=64), problem, tmp_path, mistake=mistake)
+    assert [reason.split()[0] for reason in found] == [case][: len(case)]
 
 
 @pytest.mark.slow
@@ -181,7 +222,7 @@ def unrunnable(arch: str) -> str:
 def test_points_drawn_at_random_pass_the_gate(dtype: str, tmp_path: Path) -> None:
     rng = random.Random(4)
     for number in range(6):
-        problem = workload(dtype, causal=number % 2 == 0, head_dim=(32, 64, 96, 128, 256)[number % 5])
+        problem = workload(dtype, head_dim=(32, 64, 96, 128, 256)[number % 5], **MASKS[number % 4])
         point = KERNEL.space("cpu", problem, SESSION.limits).sample(rng)
         assert not refused(point, problem, tmp_path / str(number)), (problem.key, point)
 

@@ -66,6 +66,7 @@ def draw(workload: Workload, data: str, generator: torch.Generator) -> Tensors:
     q = normal(batch, heads, q_len, head_dim)
     k = normal(batch, kv_heads, kv_len, head_dim)
     v = normal(batch, kv_heads, kv_len, head_dim) + normal(batch, kv_heads, 1, head_dim)
+    mask = _mask(workload, data, generator) if workload.option("attn_mask") else None
     unit = 1 / (scale_of(workload) * math.sqrt(head_dim))  # with q of this size, logits are standard normal
     if data in ("normal", "sparse", "lone_key"):
         q = q * unit * torch.exp(1.5 * uniform(batch, heads, 1, 1))
@@ -73,6 +74,9 @@ def draw(workload: Workload, data: str, generator: torch.Generator) -> Tensors:
         q = q * unit * 20
     elif data == "needle":  # one key of each query's own stands out, mostly at an edge of what it sees
         target = _needles(workload, generator)
+        if mask is not None:
+            seen = mask.gather(3, target[..., None])[..., 0] > (-torch.inf if mask.is_floating_point() else 0)
+            target = torch.where(seen, target, 0)
         chosen = torch.repeat_interleave(k, heads // kv_heads, dim=1)
         q = chosen.gather(2, target[..., None].expand(-1, -1, -1, head_dim)) * (16 * unit / math.sqrt(head_dim))
     elif data == "uniform_keys":
@@ -96,7 +100,6 @@ def draw(workload: Workload, data: str, generator: torch.Generator) -> Tensors:
     else:
         raise ValueError(f"unknown data {data!r}")
     placed = _place((q, k, v), dtype, str(workload.option("layout")))
-    mask = _mask(workload, data, generator) if workload.option("attn_mask") else None
     return {**dict(zip("qkv", placed, strict=True)), "attn_mask": mask}
 
 
