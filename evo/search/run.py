@@ -37,6 +37,7 @@ _FINALS_BATCHES = 3
 _WITHIN = 0.03
 """How much longer than the fastest variant that is known for a point the one that serves it may take."""
 _MOST_VARIANTS = 12
+"""For one dtype."""
 _CONFIRMATIONS = 2
 """How often a race is held that died without naming a contender, before its contender counts as refused."""
 
@@ -262,42 +263,55 @@ def _hold_covering_finals(
         first = (count + 1) // 2
         shared = [c for c in found[first:] if c.proposal.genome in best]
         races.append(hold_race(task, [*found[:first], *shared][:count]))
-    times: list[dict[str, float]] = []
-    for finalists, timings in races:
+    times: dict[str, list[dict[str, float]]] = {}
+    for task, (finalists, timings) in zip(tasks, races, strict=True):
         ratios = {t.contender: t.ratio for t in timings if t.ratio is not None}
         raced = [f for f in finalists if f.passed and f.name in ratios]
-        times.append({f.candidate.proposal.genome.digest: ratios[f.name] for f in raced})
-    few = set(choose(times))
+        own = {f.candidate.proposal.genome.digest: ratios[f.name] for f in raced}
+        times.setdefault(task.workload.dtype, []).append(own)
+    few: dict[str, list[str]] = {}
+    for dtype, points in times.items():
+        few[dtype] = choose(points, preferred=[v for chosen in few.values() for v in chosen])
     held = []
     for number, (task, race) in enumerate(zip(tasks, races, strict=True)):
-        finals = end_finals(task, *race, {f.candidate.order for f in race[0] if f.candidate.proposal.genome.digest in few})
+        kept = few[task.workload.dtype]
+        finals = end_finals(task, *race, {f.candidate.order for f in race[0] if f.candidate.proposal.genome.digest in kept})
         _store_finals(store, run, number, finals, search.elapsed_s)
         held.append(finals)
     return tuple(held)
 
 
-def choose(times: Sequence[Mapping[str, float]], *, within: float = _WITHIN, most: int = _MOST_VARIANTS) -> list[str]:
+def choose(
+    times: Sequence[Mapping[str, float]],
+    *,
+    within: float = _WITHIN,
+    most: int = _MOST_VARIANTS,
+    preferred: Collection[str] = (),
+) -> list[str]:
     """The variants to keep, of those that have times at some points, one mapping a point. Choosing the fewest is set cover;
     the greedy choice is used, which is within a factor of ln(points) of that (Chvatal 1979).
 
-    Each point has one that takes at most 1 + `within` times its least time, unless that would need more than `most`: then
-    points that are served by none take the nearest to that, as far as there is one for them. A variant is kept that serves
-    the most points that none serves yet; of equal ones that with the least time over the points' least, summed over its
-    points.
+    Each point has one that takes at most 1 + `within` times its least time; where that needs more than `most`, `within`
+    grows until it does not, and some points have none if they have no variant in common with others. A variant is kept that
+    serves the most points that none serves yet; of equal ones a `preferred` one, and that with the least time over the
+    points' least, summed over its points.
     """
     least = [min(known.values(), default=0.0) for known in times]
     excess = [{v: t / low - 1 for v, t in known.items()} for known, low in zip(times, least, strict=True)]
-    waiting, chosen = {i for i, known in enumerate(times) if known}, list[str]()
-    while waiting and len(chosen) < most:
-        serves: dict[str, list[float]] = {}
-        for i in sorted(waiting):
-            for v, more in excess[i].items():
-                if more <= within:
-                    serves.setdefault(v, []).append(more)
-        best = min(serves, key=lambda v: (-len(serves[v]), sum(serves[v])))
-        chosen.append(best)
-        waiting = {i for i in waiting if best not in excess[i] or excess[i][best] > within}
-    return chosen
+    while True:
+        waiting, chosen = {i for i, known in enumerate(times) if known}, list[str]()
+        while waiting:
+            serves: dict[str, list[float]] = {}
+            for i in sorted(waiting):
+                for v, more in excess[i].items():
+                    if more <= within:
+                        serves.setdefault(v, []).append(more)
+            best = min(serves, key=lambda v: (-len(serves[v]), v not in preferred, sum(serves[v])))
+            chosen.append(best)
+            waiting = {i for i in waiting if best not in excess[i] or excess[i][best] > within}
+        if len(chosen) <= most or within > 1:
+            return chosen[:most]
+        within *= 1.5
 
 
 def _store_finals(store: Store, run: StoredRun, task: int, finals: Finals, elapsed_s: float) -> None:
