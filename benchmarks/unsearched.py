@@ -8,7 +8,7 @@ Then contenders take turns, each with none of its data in the second-level cache
 median round, behind a wait that lets the CPU run ahead. Contenders: the package's function as a user has it,
 PyTorch's own choice twice (how far its two times are apart is what the clock cannot tell) and, of attention, PyTorch
 without cuDNN (FlashAttention-2 or the memory-efficient back end: what an Ada card has). A model has few widths:
-layer_norm's columns are 24 that the seed draws.
+layer_norm's columns are 24 that the seed draws. A quarter of attention's problems have a mask, boolean or additive.
 
 Printed: geometric means of ours over theirs, how many problems are slower by more than 3%, the slowest of them with what
 `explain` says, and by the way that problems took. --json: every problem.
@@ -55,8 +55,8 @@ def main() -> int:
         package.module.also_serve(measure=options.measure == "on")
         began = time.monotonic()
         records = []
-        for sizes, dtype in DRAWS[package.function](random.Random(options.seed), options.problems):
-            records.append(problem(package, sizes, dtype, place, options.rounds))
+        for sizes, dtype, axes in DRAWS[package.function](random.Random(options.seed), options.problems):
+            records.append(problem(package, sizes, dtype, axes, place, options.rounds))
             if time.monotonic() - began > options.seconds:
                 break
         tell(package, records, time.monotonic() - began)
@@ -72,7 +72,9 @@ def lengths(draw: random.Random, low: int, high: int) -> int:
     return max(8, n // 8 * 8) if draw.random() < 0.5 and high >= 8 else n
 
 
-def attention_problems(draw: random.Random, number: int) -> Iterator[tuple[dict[str, int], torch.dtype]]:
+def attention_problems(draw: random.Random, number: int) -> Iterator[tuple[dict[str, int], torch.dtype, str]]:
+    """With the axes of a mask, of b, h, q and k; "": there is none."""
+    masks = random.Random(str(draw.getstate()))  # all else of a seed's problems does not depend on their masks
     while number:
         group, kv_heads = draw.choice((1, 1, 2, 4, 8)), draw.choice((1, 2, 4, 8, 16))
         q_len = lengths(draw, 1, 8192)
@@ -81,30 +83,60 @@ def attention_problems(draw: random.Random, number: int) -> Iterator[tuple[dict[
         sizes = {
             "batch": lengths(draw, 1, 32), "heads": group * kv_heads, "kv_heads": kv_heads, "q_len": q_len,
             "kv_len": kv_len, "head_dim": draw.choice((32, 64, 64, 96, 128, 128, 256)), "causal": int(causal), "lse": 0,
+            "attn_mask": 0, "additive": 0,
         }  # fmt: skip
         dtype = draw.choice((torch.float16, torch.bfloat16))
+        axes = masks.choice(("qk", "qk", "bk", "bk", "bqk", "bqk", "hqk", "bhqk")) if masks.random() < 0.25 else ""
+        if axes:
+            sizes |= {"causal": 0, "attn_mask": 1, "additive": masks.randrange(2)}
         read = sizes["batch"] * sizes["head_dim"] * 2 * (2 * sizes["heads"] * q_len + 2 * kv_heads * kv_len)
+        read += 2 * math.prod(shape_of_mask(sizes, axes)) if axes else 0
         if read <= MOST_BYTES and 4 * sizes["batch"] * sizes["heads"] * q_len * kv_len * sizes["head_dim"] <= MOST_FLOPS:
             number -= 1
-            yield sizes, dtype
+            yield sizes, dtype, axes
 
 
-def layer_norm_problems(draw: random.Random, number: int) -> Iterator[tuple[dict[str, int], torch.dtype]]:
+def shape_of_mask(sizes: dict[str, int], axes: str) -> list[int]:
+    whole = {"b": sizes["batch"], "h": sizes["heads"], "q": sizes["q_len"], "k": sizes["kv_len"]}
+    return [size if axis in axes else 1 for axis, size in whole.items()]
+
+
+def mask_of(sizes: dict[str, int], axes: str, dtype: torch.dtype, place: torch.device) -> torch.Tensor:
+    """As models have it: with the axis q, a query sees no later key; with b, nobody the padding behind half of the keys or
+    more."""
+    shape, generator = shape_of_mask(sizes, axes), torch.Generator(place).manual_seed(1)
+    batch, _, q_len, kv_len = shape
+    seen = torch.ones(shape, dtype=torch.bool, device=place)
+    if "q" in axes:
+        seen.logical_and_(torch.ones(q_len, kv_len, dtype=torch.bool, device=place).tril_(kv_len - q_len))
+    if "b" in axes:
+        ends = torch.randint((kv_len + 1) // 2, kv_len + 1, (batch, 1, 1, 1), generator=generator, device=place)
+        seen.logical_and_(torch.arange(kv_len, device=place) < ends)
+    if not sizes["additive"]:
+        return seen
+    return torch.randn(shape, generator=generator, device=place, dtype=dtype).masked_fill_(~seen, -torch.inf)
+
+
+def layer_norm_problems(draw: random.Random, number: int) -> Iterator[tuple[dict[str, int], torch.dtype, str]]:
     widths = [lengths(draw, 64, 16384) for _ in range(24)]
     while number:
         sizes = {"rows": lengths(draw, 1, 65536), "cols": draw.choice(widths)}
         dtype = draw.choice((torch.float16, torch.bfloat16, torch.float32))
         if 4 * sizes["rows"] * sizes["cols"] * dtype.itemsize <= MOST_BYTES:
             number -= 1
-            yield sizes, dtype
+            yield sizes, dtype, ""
 
 
 DRAWS = {"scaled_dot_product_attention": attention_problems, "layer_norm": layer_norm_problems}
 
 
-def problem(package: Package, sizes: dict[str, int], dtype: torch.dtype, place: torch.device, rounds: int) -> dict[str, Any]:
+def problem(
+    package: Package, sizes: dict[str, int], dtype: torch.dtype, axes: str, place: torch.device, rounds: int
+) -> dict[str, Any]:
     frontend = package.frontend
-    args = frontend.timed(sizes, dtype, place, 1)
+    args = frontend.timed({**sizes, "attn_mask": 0}, dtype, place, 1)
+    if axes:
+        args = (*args[:3], mask_of(sizes, axes, dtype, place), *args[4:])
     with torch.inference_mode():
         torch.cuda.synchronize()
         began = time.perf_counter()
@@ -117,7 +149,7 @@ def problem(package: Package, sizes: dict[str, int], dtype: torch.dtype, place: 
         if package.function == "scaled_dot_product_attention":
             with sdpa_kernel(ADA):
                 us |= times({"without cuDNN": original}, rounds)
-    shown = "x".join(map(str, sizes.values()))
+    shown = "x".join(map(str, sizes.values())) + f" {axes}".rstrip()
     return {"function": package.function, "sizes": shown, "dtype": str(dtype)[6:], "way": way, "first_us": 1e6 * first, **us}
 
 

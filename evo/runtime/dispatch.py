@@ -268,8 +268,9 @@ class Dispatch(Table):
         tuned = [v for v in candidates if all(v.sizes[n] == sizes[n] for n in v.fixed)]
         if tuned:
             return Family(members_of(tuned, device))
-        known = sorted({", ".join(f"{n}={v.sizes[n]}" for n in sorted(v.fixed)) for v in candidates})
-        untuned = f"these sizes were not tuned for ({'; '.join(known)}); "
+        fixed = sorted(candidates[0].fixed)
+        asked, *known = (", ".join(f"{n}={own[n]}" for n in fixed) for own in (sizes, *(v.sizes for v in candidates)))
+        untuned = f"these sizes were not tuned for: {asked} (but {'; '.join(sorted(set(known)))}); "
         if self._only is not None:
             return untuned + "no other variant is to be chosen now"
         if common not in self._fallbacks:

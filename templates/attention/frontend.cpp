@@ -2,8 +2,9 @@
 // runtime/native.h.
 //
 // The forward pass is a variant's, or PyTorch's where none serves. For the backward pass PyTorch computes its own forward
-// pass again, and differentiates that. The operator takes what variants may serve: four dimensions, no mask, no dropout.
+// pass again, and differentiates that. The operator takes what variants may serve: four dimensions, no dropout.
 #include <ATen/Context.h>
+#include <ATen/ExpandUtils.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
@@ -18,34 +19,40 @@ namespace {
 
 using at::Tensor;
 using Scale = std::optional<double>;
-using Signature = Tensor(const Tensor&, const Tensor&, const Tensor&, bool, Scale, bool);
+using Mask = std::optional<Tensor>;
+using Signature = Tensor(const Tensor&, const Tensor&, const Tensor&, const Mask&, bool, Scale, bool);
 
 const char* const NAME = "scaled_dot_product_attention";
 const char* const SCHEMA =
-    "scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, bool is_causal=False, float? scale=None, "
-    "bool enable_gqa=False) -> Tensor";
+    "scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, bool is_causal=False, "
+    "float? scale=None, bool enable_gqa=False) -> Tensor";
 const Py_ssize_t ARGUMENTS = 8;
 constexpr double LOWEST_SCALE = 1e-6, HIGHEST_SCALE = 1e6;
 constexpr std::int64_t DENSEST_STRIDE = 8;  // see frontend.py
 
 struct Arguments {
-    const Tensor *query, *key, *value;
+    const Tensor *query, *key, *value, *mask;  // null: none
     bool is_causal;
     Scale scale;
     bool enable_gqa;
-    const Tensor* mask = nullptr;
     double dropout = 0.0;
+
+    bool additive() const { return mask && mask->scalar_type() != at::kBool; }
 };
 
+const Tensor* given(const Mask& mask) { return mask && mask->defined() ? &*mask : nullptr; }
+
+Mask copied(const Tensor* mask) { return mask ? Mask(*mask) : std::nullopt; }
+
 Tensor torch_attention(
-    const Tensor& query, const Tensor& key, const Tensor& value, bool is_causal, Scale scale, bool enable_gqa) {
-    return at::scaled_dot_product_attention(query, key, value, std::nullopt, 0.0, is_causal, scale, enable_gqa);
+    const Tensor& query, const Tensor& key, const Tensor& value, const Mask& mask, bool is_causal, Scale scale,
+    bool enable_gqa) {
+    return at::scaled_dot_product_attention(query, key, value, mask, 0.0, is_causal, scale, enable_gqa);
 }
 
 Tensor left_to_torch(const Arguments& a) {
-    const auto mask = a.mask ? std::optional<Tensor>(*a.mask) : std::nullopt;
     return at::scaled_dot_product_attention(
-        *a.query, *a.key, *a.value, mask, a.dropout, a.is_causal, a.scale, a.enable_gqa);
+        *a.query, *a.key, *a.value, copied(a.mask), a.dropout, a.is_causal, a.scale, a.enable_gqa);
 }
 
 // Whether the caller has left PyTorch but one way: no plain mathematics to fall back on, or nothing else.
@@ -55,9 +62,27 @@ bool backend_chosen() {
     return !(c.userEnabledMathSDP() && fused);
 }
 
-// Why no variant can serve, whichever there are; null if one may. Does not ask whether gradients are recorded.
+// Of scores, and so of masks that are not broadcast.
+std::array<std::int64_t, 4> scores_of(const Arguments& a) {
+    return {a.query->size(0), a.query->size(1), a.query->size(2), a.key->size(2)};
+}
+
+// Why no variant can serve with this mask; null if one may.
+const char* misfit_of_mask(const Arguments& a) {
+    if (a.is_causal) return "attn_mask and is_causal exclude each other";
+    if (a.mask->device() != a.query->device()) return "attn_mask is on another device";
+    if (const char* reason = unfit({a.mask})) return reason;
+    if (recorded({a.mask})) return "gradients are being recorded";
+    if (a.additive() && a.mask->scalar_type() != a.query->scalar_type())
+        return "attn_mask is neither boolean nor of the dtype of query";
+    if (a.mask->dim() < 2 || !at::is_expandable_to(a.mask->sizes(), scores_of(a)))
+        return "the shape of attn_mask does not fit those of query and key";
+    return nullptr;
+}
+
+// Why no variant can serve, whichever there are; null if one may. Does not ask whether the gradients of others than the
+// mask are recorded.
 const char* misfit(const Arguments& a) {
-    if (a.mask) return "there is a mask";
     if (a.dropout != 0.0) return "there is dropout";
     if (backend_chosen()) return "a back end was chosen (torch.nn.attention.sdpa_kernel, torch.backends.cuda)";
     if (const char* reason = unfit({a.query, a.key, a.value})) return reason;
@@ -75,14 +100,14 @@ const char* misfit(const Arguments& a) {
         if (s[3] != 1 || s[0] % DENSEST_STRIDE || s[1] % DENSEST_STRIDE || s[2] % DENSEST_STRIDE)
             return "a tensor's last dimension is not dense, or its rows start between vectors";
     }
-    return nullptr;
+    return a.mask ? misfit_of_mask(a) : nullptr;
 }
 
 Problem problem_of(const Arguments& a) {
     const at::Device device = a.query->device();
     const c10::IntArrayRef q = a.query->sizes(), k = a.key->sizes();
     return {device.is_cpu() ? -1 : device.index(), a.query->scalar_type(),
-            {q[0], q[1], k[1], q[2], k[2], q[3], a.is_causal, false, false, false}};  // no lse, no mask
+            {q[0], q[1], k[1], q[2], k[2], q[3], a.is_causal, false, a.mask != nullptr, a.additive()}};  // no lse
 }
 
 // Undefined where it is left to PyTorch. Records no gradient.
@@ -93,30 +118,33 @@ Tensor run(Operator& op, const Arguments& a) {
     const at::AutoDispatchBelowADInplaceOrView below;
     Tensor output = at::empty_like(*a.query);  // its axes in the order of the query's, as PyTorch has it
     const void *q = a.query->const_data_ptr(), *k = a.key->const_data_ptr(), *v = a.value->const_data_ptr();
-    const void* mask = nullptr;
+    const void* mask = a.mask ? a.mask->const_data_ptr() : nullptr;
+    at::DimVector m(4, 0);  // strides of the mask, 0 where it is broadcast
+    if (a.mask) m = at::inferExpandGeometry_dimvector(a.mask->sizes(), a.mask->strides(), scores_of(a)).strides;
     void *o = output.mutable_data_ptr(), *lse = nullptr;
     const std::uintptr_t addresses = reinterpret_cast<std::uintptr_t>(q) | reinterpret_cast<std::uintptr_t>(k) |
-        reinterpret_cast<std::uintptr_t>(v) | reinterpret_cast<std::uintptr_t>(o);
+        reinterpret_cast<std::uintptr_t>(v) | reinterpret_cast<std::uintptr_t>(mask) | reinterpret_cast<std::uintptr_t>(o);
     const auto& n = problem.words;  // after device and dtype: the sizes
     const c10::IntArrayRef sq = a.query->strides(), sk = a.key->strides(), sv = a.value->strides(), so = output.strides();
     const bool done = op.run(
         answer, problem.device(), addresses, q, k, v, mask, o, lse, n[2], n[3], n[4], n[5], n[6], n[7],
         static_cast<float>(a.scale.value_or(0.0)), sq[0], sq[1], sq[2], sk[0], sk[1], sk[2], sv[0], sv[1], sv[2], so[0],
-        so[1], so[2], std::int64_t(0), std::int64_t(0), std::int64_t(0), std::int64_t(0));
+        so[1], so[2], m[0], m[1], m[2], m[3]);
     return done ? output : Tensor();
 }
 
 // The operator below autograd. Its result has the layout that _fake of frontend.py promises.
 Tensor forward(
-    Operator& op, const Tensor& query, const Tensor& key, const Tensor& value, bool is_causal, Scale scale, bool enable_gqa) {
+    Operator& op, const Tensor& query, const Tensor& key, const Tensor& value, const Mask& mask, bool is_causal, Scale scale,
+    bool enable_gqa) {
     TORCH_CHECK(
         query.dim() == 4 && key.dim() == 4 && value.dim() == 4 && query.size(0) == key.size(0) &&
             query.size(3) == key.size(3) && value.sizes().equals(key.sizes()),
         "this operator takes query, key and value of [batch, heads, length, head_dim] and one head_dim");
-    const Arguments a = {&query, &key, &value, is_causal, scale, enable_gqa};
+    const Arguments a = {&query, &key, &value, given(mask), is_causal, scale, enable_gqa};
     if (!misfit(a))
         if (Tensor output = run(op, a); output.defined()) return output;
-    const Tensor output = torch_attention(query, key, value, is_causal, scale, enable_gqa);
+    const Tensor output = left_to_torch(a);
     const Tensor promised = at::empty_like(query);
     return output.strides().equals(promised.strides()) ? output : promised.copy_(output);
 }
@@ -124,20 +152,21 @@ Tensor forward(
 struct Differentiable : torch::autograd::Function<Differentiable> {
     static Tensor forward(
         torch::autograd::AutogradContext* context, const c10::TypedOperatorHandle<Signature>& op, const Tensor& query,
-        const Tensor& key, const Tensor& value, bool is_causal, Scale scale, bool enable_gqa) {
-        context->save_for_backward({query, key, value});
+        const Tensor& key, const Tensor& value, const Mask& mask, bool is_causal, Scale scale, bool enable_gqa) {
+        context->save_for_backward({query, key, value, mask.value_or(Tensor())});
         context->saved_data["is_causal"] = is_causal;
         context->saved_data["scale"] = scale;
         context->saved_data["enable_gqa"] = enable_gqa;
         const at::AutoDispatchBelowADInplaceOrView below;
-        return op.call(query, key, value, is_causal, scale, enable_gqa);
+        return op.call(query, key, value, mask, is_causal, scale, enable_gqa);
     }
 
+    // Gradients of a mask are not computed here: see with_gradients.
     static torch::autograd::variable_list backward(
         torch::autograd::AutogradContext* context, const torch::autograd::variable_list& gradients) {
         const bool again = c10::GradMode::is_enabled();  // the gradients are to be differentiated, too
         const c10::AutoGradMode recording(true);
-        torch::autograd::variable_list inputs = context->get_saved_variables(), wanted, found(7);
+        torch::autograd::variable_list inputs = context->get_saved_variables(), wanted, found(8);
         for (size_t i = 0; i < 3; ++i) {
             if (!again) inputs[i] = inputs[i].detach().requires_grad_(context->needs_input_grad(i));
             if (context->needs_input_grad(i)) wanted.push_back(inputs[i]);
@@ -145,8 +174,8 @@ struct Differentiable : torch::autograd::Function<Differentiable> {
         auto& data = context->saved_data;
         const WithoutGil gil;  // compiled autograd holds it, and PyTorch's engine must not be called with it
         const Tensor output = torch_attention(
-            inputs[0], inputs[1], inputs[2], data["is_causal"].toBool(), data["scale"].toOptional<double>(),
-            data["enable_gqa"].toBool());
+            inputs[0], inputs[1], inputs[2], copied(inputs[3].defined() ? &inputs[3] : nullptr), data["is_causal"].toBool(),
+            data["scale"].toOptional<double>(), data["enable_gqa"].toBool());
         const auto each = torch::autograd::grad({output}, wanted, {gradients[0]}, std::nullopt, again);
         for (size_t i = 0, next = 0; i < 3; ++i)
             if (context->needs_input_grad(i)) found[i + 1] = each[next++];
@@ -155,21 +184,20 @@ struct Differentiable : torch::autograd::Function<Differentiable> {
 };
 
 Tensor with_gradients(
-    Operator& op, const Tensor& query, const Tensor& key, const Tensor& value, bool is_causal, Scale scale, bool enable_gqa) {
-    if (under_transform() || dual(&query) || dual(&key) || dual(&value))
-        return torch_attention(query, key, value, is_causal, scale, enable_gqa);
+    Operator& op, const Tensor& query, const Tensor& key, const Tensor& value, const Mask& mask, bool is_causal, Scale scale,
+    bool enable_gqa) {
+    const Arguments a = {&query, &key, &value, given(mask), is_causal, scale, enable_gqa};
+    if (under_transform() || dual(&query) || dual(&key) || dual(&value) || dual(a.mask) || recorded({a.mask}))
+        return left_to_torch(a);
     const auto self = dispatched<Signature>(op);
     if (!recorded({&query, &key, &value})) {
         const at::AutoDispatchBelowADInplaceOrView below;
-        return self.call(query, key, value, is_causal, scale, enable_gqa);
+        return self.call(query, key, value, mask, is_causal, scale, enable_gqa);
     }
     // What no variant serves is PyTorch's with its own gradients, which need nothing computed twice.
-    if (!wanted_of_dispatcher(keys_of({&query, &key, &value}))) {
-        const Arguments a = {&query, &key, &value, is_causal, scale, enable_gqa};
-        if (misfit(a) || !op.table.find(problem_of(a)).serves())
-            return torch_attention(query, key, value, is_causal, scale, enable_gqa);
-    }
-    return Differentiable::apply(self, query, key, value, is_causal, scale, enable_gqa);
+    if (!wanted_of_dispatcher(keys_of({&query, &key, &value, a.mask})))
+        if (misfit(a) || !op.table.find(problem_of(a)).serves()) return left_to_torch(a);
+    return Differentiable::apply(self, query, key, value, mask, is_causal, scale, enable_gqa);
 }
 
 // As PyTorch's autocast treats its own: in the lower precision.
@@ -178,17 +206,23 @@ Tensor lowered(const Tensor& t) {
     return at::autocast::cached_cast(at::autocast::get_autocast_dtype(device), t, device);
 }
 
+Mask lowered(const Mask& mask) { return given(mask) ? Mask(lowered(*mask)) : std::nullopt; }
+
 Tensor with_autocast(
-    Operator& op, const Tensor& query, const Tensor& key, const Tensor& value, bool is_causal, Scale scale, bool enable_gqa) {
+    Operator& op, const Tensor& query, const Tensor& key, const Tensor& value, const Mask& mask, bool is_causal, Scale scale,
+    bool enable_gqa) {
     const c10::impl::ExcludeDispatchKeyGuard done(c10::autocast_dispatch_keyset);
-    return dispatched<Signature>(op).call(lowered(query), lowered(key), lowered(value), is_causal, scale, enable_gqa);
+    return dispatched<Signature>(op).call(
+        lowered(query), lowered(key), lowered(value), lowered(mask), is_causal, scale, enable_gqa);
 }
 
 void add_kernels(Operator& op, torch::Library& library) {
     const auto bound = [&op](auto function) {
         return [&op, function](
-                   const Tensor& query, const Tensor& key, const Tensor& value, bool is_causal, Scale scale,
-                   bool enable_gqa) { return function(op, query, key, value, is_causal, scale, enable_gqa); };
+                   const Tensor& query, const Tensor& key, const Tensor& value, const Mask& mask, bool is_causal,
+                   Scale scale, bool enable_gqa) {
+            return function(op, query, key, value, mask, is_causal, scale, enable_gqa);
+        };
     };
     add_kernel(library, NAME, bound(forward), {c10::DispatchKey::CompositeExplicitAutograd});
     add_kernel(library, NAME, bound(with_gradients), {c10::DispatchKey::Autograd});
@@ -205,7 +239,7 @@ const char* read(PyObject* const* args, Arguments& a) {
     if (args[6] != Py_None && !is_number(args[6])) return "scale is not a number from 1e-6 to 1e6";
     if (overridden()) return "a tensor subclass or a torch function mode (such as torch.set_default_device) is involved";
     a.query = plain_tensor(args[0]), a.key = plain_tensor(args[1]), a.value = plain_tensor(args[2]);
-    if (args[3] != Py_None) a.mask = plain_tensor(args[3]);
+    a.mask = args[3] != Py_None ? plain_tensor(args[3]) : nullptr;
     if (!a.query || !a.key || !a.value || (!a.mask && args[3] != Py_None))
         return "an argument is no plain tensor, but a tensor subclass or something else";
     a.is_causal = args[5] == Py_True, a.enable_gqa = args[7] == Py_True;
@@ -221,9 +255,11 @@ const char* read(PyObject* const* args, Arguments& a) {
 // Tensors of a call under autocast, in the precision they are to have.
 struct Lowered {
     Tensor query, key, value;
+    Mask mask;
 
-    explicit Lowered(Arguments& a) : query(lowered(*a.query)), key(lowered(*a.key)), value(lowered(*a.value)) {
-        a.query = &query, a.key = &key, a.value = &value;
+    explicit Lowered(Arguments& a)
+        : query(lowered(*a.query)), key(lowered(*a.key)), value(lowered(*a.value)), mask(lowered(copied(a.mask))) {
+        a.query = &query, a.key = &key, a.value = &value, a.mask = given(mask);
     }
 };
 
@@ -253,7 +289,7 @@ PyObject* call(Operator& op, PyObject* const* args) {
             }
             if (own.defined()) return own;
             return !reason && records && op.gradients
-                ? with_gradients(op, *a.query, *a.key, *a.value, a.is_causal, a.scale, a.enable_gqa)
+                ? with_gradients(op, *a.query, *a.key, *a.value, copied(a.mask), a.is_causal, a.scale, a.enable_gqa)
                 : left_to_torch(a);
         });
     }

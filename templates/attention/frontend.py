@@ -1,8 +1,8 @@
 """Attention for PyTorch: `scaled_dot_product_attention` in place of torch.nn.functional.scaled_dot_product_attention.
 
-Every call gives what PyTorch's gives. One that a tuned variant serves (inference on tensors of one dtype, without a mask
-or dropout, with a tuned head size, on a tuned device) runs that variant; any other is left to PyTorch's own function. On a
-GPU the nearest variant is compiled for another head size when that is first met, unless `also_serve` says otherwise.
+Every call gives what PyTorch's gives. One that a tuned variant serves (inference on tensors of one dtype, without dropout,
+with a tuned head size and kind of mask, on a tuned device) runs that variant; any other is left to PyTorch's own function.
+On a GPU the nearest variant is compiled for another head size when that is first met, unless `also_serve` says otherwise.
 `explain`, called with the same arguments, says which and why.
 
 `build` builds the native launcher (frontend.cpp), with which a call costs less than PyTorch's; without it, variants are
@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -35,7 +36,9 @@ __all__ = ["also_serve", "build", "explain", "patch", "scaled_dot_product_attent
 _is_compiling = torch.compiler.is_compiling
 _empty_like = torch.empty_like
 _DENSEST_STRIDE = 8
-"""What the strides of the tensors are multiples of, in elements: rows then start at whole vectors."""
+"""What the strides of query, key and value are multiples of, in elements: rows then start at whole vectors."""
+_UNMASKED = (0, 0, 0, 0, 0)
+"""In place of a mask's address and strides."""
 
 
 def scaled_dot_product_attention(
@@ -137,22 +140,25 @@ def _compiled(
     enable_gqa: bool,
 ) -> Tensor:
     """What torch.compile is to see: the operator where it may be a variant, which is looked up when it runs."""
-    if _in_graphs and NATIVE.operator is not None and attn_mask is None and dropout_p == 0.0:
+    if _in_graphs and NATIVE.operator is not None and dropout_p == 0.0:
         recorded = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
         fits = query.dim() == 4 and key.dim() == 4 and key.shape == value.shape
         fits = fits and query.shape[0] == key.shape[0] and query.shape[3] == key.shape[3]
-        fixed = {"head_dim": query.shape[-1], "causal": int(is_causal), "lse": 0, "attn_mask": 0, "additive": 0}
+        additive = attn_mask is not None and attn_mask.dtype is not torch.bool
+        if attn_mask is not None:
+            fits = fits and not is_causal and not (torch.is_grad_enabled() and attn_mask.requires_grad)
+            fits = fits and (not additive or attn_mask.dtype is query.dtype)
+        fixed = {"head_dim": query.shape[-1], "causal": int(is_causal), "lse": 0}
+        fixed |= {"attn_mask": int(attn_mask is not None), "additive": int(additive)}
         if fits and (_recording or not recorded) and PACKAGE.tuned(query.device.type, str(query.dtype)[6:], fixed):
-            output: Tensor = NATIVE.operator(query, key, value, is_causal, scale, enable_gqa)
+            output: Tensor = NATIVE.operator(query, key, value, attn_mask, is_causal, scale, enable_gqa)
             return output
     return torch_attention(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )
 
 
-def _fake(
-    query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False
-) -> Tensor:
+def _fake(query: Tensor, *_: Any, **_options: Any) -> Tensor:
     """Shape, dtype and layout of the operator's result."""
     return torch.empty_like(query)
 
@@ -172,12 +178,12 @@ def served(
     found = _choose(table, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     if type(found) is str:
         return None
-    call, at = found
+    call, at, (mask, *mask_strides) = found
     output = _empty_like(query)  # its axes in the order of the query's, as PyTorch has it
     q, k, v, o = query.stride(), key.stride(), value.stride(), output.stride()
     # A mode that went unnoticed might have made the output something else than a plain tensor.
     if type(output) is Tensor and call(
-        *at, 0, output.data_ptr(), 0, *call.sizes[:6], scale or 0.0, *q[:3], *k[:3], *v[:3], *o[:3], 0, 0, 0, 0
+        *at, mask, output.data_ptr(), 0, *call.sizes[:6], scale or 0.0, *q[:3], *k[:3], *v[:3], *o[:3], *mask_strides
     ):
         return output
     return None
@@ -193,13 +199,12 @@ def _choose(
     is_causal: Any,
     scale: Any,
     enable_gqa: Any,
-) -> tuple[Call, tuple[int, ...]] | str:
-    """A call out of `table` that serves these arguments with the addresses of the tensors, or why PyTorch is to do it.
+) -> tuple[Call, tuple[int, ...], tuple[int, ...]] | str:
+    """A call out of `table` that serves these arguments, the addresses of the tensors, and address and strides of the mask;
+    or why PyTorch is to do it.
 
     What is wrong is left to PyTorch as well: it knows the errors to raise.
     """
-    if attn_mask is not None:
-        return "there is a mask"
     if type(dropout_p) not in _NUMBERS or dropout_p != 0:
         return "there is dropout"
     if type(is_causal) is not bool or type(enable_gqa) is not bool:
@@ -233,9 +238,34 @@ def _choose(
         device = -1
     else:
         return f"nothing was tuned for {query.device.type}"
-    sizes = (batch, heads, kv_heads, q_len, kv_len, head_dim, is_causal, False, False, False)  # no lse, no mask
+    mask, kind = _UNMASKED, (False, False)
+    if attn_mask is not None:
+        mask = _mask(attn_mask, query, kv_len, is_causal)
+        if type(mask) is str:
+            return mask
+        kind = (True, attn_mask.dtype is not torch.bool)
+    sizes = (batch, heads, kv_heads, q_len, kv_len, head_dim, is_causal, False, *kind)  # no lse
     call = table[(device, query.dtype, *sizes)]
-    return call if type(call) is str else (call, at)
+    return call if type(call) is str else (call, at, mask)
+
+
+def _mask(attn_mask: Any, query: Tensor, kv_len: int, is_causal: bool) -> Any:
+    """Address and strides, 0 along axes that are broadcast; or why PyTorch is to do the call."""
+    if is_causal:
+        return "attn_mask and is_causal exclude each other"
+    if not isinstance(attn_mask, Tensor):
+        return "attn_mask is not a tensor"
+    if attn_mask.device != query.device:
+        return "attn_mask is on another device"
+    at = addresses(attn_mask)
+    if type(at) is str:
+        return at
+    if attn_mask.dtype not in (torch.bool, query.dtype):
+        return "attn_mask is neither boolean nor of the dtype of query"
+    whole, own = (*query.shape[:3], kv_len), attn_mask.shape
+    if not 2 <= len(own) <= 4 or any(n not in (1, size) for n, size in zip(own, whole[-len(own) :], strict=True)):
+        return "the shape of attn_mask does not fit those of query and key"
+    return (*at, *attn_mask.expand(whole).stride())
 
 
 _NUMBERS = frozenset({int, float})
@@ -273,6 +303,7 @@ def exact(
     if query.dim() == 3:
         return exact(query[None], key[None], value[None], attn_mask, dropout_p, is_causal, scale, enable_gqa)[0]
     group = query.shape[1] // max(1, key.shape[1])
+    mask = attn_mask.expand(*query.shape[:3], key.shape[2]) if attn_mask is not None else None
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     out = torch.zeros((*query.shape[:-1], value.shape[-1]), dtype=torch.float64, device=query.device)
     hidden = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).triu(1)
@@ -281,50 +312,67 @@ def exact(
             scores = query[b, h].double() @ key[b, h // group].double().mT * factor
             if is_causal:
                 scores = scores.masked_fill(hidden, -torch.inf)
-            if attn_mask is not None:
-                scores = scores + attn_mask.double()
-            out[b, h] = scores.softmax(-1) @ value[b, h // group].double()
+            if mask is not None and mask.dtype is torch.bool:
+                scores = scores.masked_fill(~mask[b, h], -torch.inf)
+            elif mask is not None:
+                scores = (scores + mask[b, h].double()).masked_fill(mask[b, h] == -torch.inf, -torch.inf)
+            weights = scores.softmax(-1).masked_fill((scores == -torch.inf).all(-1, keepdim=True), 0)
+            out[b, h] = weights @ value[b, h // group].double()
     return out
 
 
 def timed(sizes: dict[str, int], dtype: torch.dtype, device: torch.device, seed: int) -> tuple[Any, ...]:
-    """Arguments of a call of these sizes."""
-    draw = _Draw(dtype, device, seed)
+    """Arguments of a call of these sizes. A mask is one that all heads share, where a query sees no later key."""
+    draw, mask = _Draw(dtype, device, seed), None
     shape = (sizes["batch"], sizes["heads"], sizes["kv_heads"], sizes["q_len"], sizes["kv_len"], sizes["head_dim"])
-    return (*draw.call(*shape), None, 0.0, bool(sizes["causal"]), None, sizes["heads"] != sizes["kv_heads"])
+    if sizes["attn_mask"]:
+        seen = torch.ones(shape[3:5], dtype=torch.bool, device=device).tril(shape[4] - shape[3])
+        mask = draw.added(seen) if sizes["additive"] else seen
+    return (*draw.call(*shape), mask, 0.0, bool(sizes["causal"]), None, sizes["heads"] != sizes["kv_heads"])
 
 
 def cases(
     sizes: dict[str, int], dtype: torch.dtype, device: torch.device, seed: int
 ) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Calls with the tuned head size, and some that must be left to PyTorch."""
+    """Calls with the tuned head size and kind of mask, and some that must be left to PyTorch."""
     draw, d = _Draw(dtype, device, seed), sizes["head_dim"]
-    causal = bool(sizes["causal"])
-    after = (None, 0.0, causal, None, False)
+    causal, masked, additive = (bool(sizes[name]) for name in ("causal", "attn_mask", "additive"))
+    masks = cycle(("bhqk", "qk", "b11k", "1hqk", "b1qk", "11qk"))
+
+    def of(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> tuple[Any, ...]:
+        whole = {"b": q.shape[0], "h": q.shape[1], "q": q.shape[2], "k": k.shape[2], "1": 1}
+        mask = draw.mask(additive, *(whole[axis] for axis in next(masks))) if masked else None
+        return q, k, v, mask, 0.0, causal, scale, q.shape[1] != k.shape[1]
+
     q_len = min(sizes["q_len"], 1024)
     kv_len = q_len if causal else min(sizes["kv_len"], 1024)
-    yield "as tuned, but shorter", (*draw.call(2, 4, 4, q_len, kv_len, d), *after)
+    yield "as tuned, but shorter", of(*draw.call(2, 4, 4, q_len, kv_len, d))
     for n in (1, 3, 63, 64, 65, 127, 129, 257):
-        yield f"{n} queries and keys", (*draw.call(2, 3, 3, n, n, d), *after)
+        yield f"{n} queries and keys", of(*draw.call(2, 3, 3, n, n, d))
     for n, m in ((1, 257), (65, 130), (130, 65)):
-        yield f"{n} queries, {m} keys", (*draw.call(1, 2, 2, n, m, d), *after)
-    yield "shared heads", (*draw.call(2, 8, 2, 67, 67, d), None, 0.0, causal, None, True)
-    yield "scale 0.3", (*draw.call(1, 2, 2, 65, 65, d), None, 0.0, causal, 0.3, False)
+        yield f"{n} queries, {m} keys", of(*draw.call(1, 2, 2, n, m, d))
+    yield "shared heads", of(*draw.call(2, 8, 2, 67, 67, d))
+    yield "scale 0.3", of(*draw.call(1, 2, 2, 65, 65, d), 0.3)
     yield "the other mask", (*draw.call(1, 2, 2, 65, 65, d), None, 0.0, not causal, None, False)
     q, k, v = draw.call(2, 3, 3, 70, 70, d)
-    yield "large scores", (q * 12, k, v, *after)
-    yield "large values", (q, k, v * (4e3 if dtype == torch.float16 else 1e14), *after)
-    yield "projections' memory order", (*(t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v)), *after)
+    yield "large scores", of(q * 12, k, v)
+    yield "large values", of(q, k, v * (4e3 if dtype == torch.float16 else 1e14))
+    yield "projections' memory order", of(*(t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v)))
     together = torch.stack([q, k, v]).permute(1, 3, 0, 2, 4).contiguous()
-    yield "slices of one buffer", (*together.permute(2, 0, 3, 1, 4), *after)
-    yield "every other key", (q, draw.call(2, 3, 3, 70, 140, d)[1][:, :, ::2], v, *after)
-    yield "expanded keys", (q, k[:1].expand_as(k), v[:, :1].expand_as(v), *after)
-    yield "misaligned", (*(draw.shifted(t) for t in (q, k, v)), *after)
-    yield "last dimension not dense", (q.mT.contiguous().mT, k, v, *after)
-    yield "a mask", (q, k, v, draw.normal(70, 70), 0.0, False, None, False)
-    yield "three dimensions", (q[0], k[0], v[0], *after)
-    yield "another head size", (*draw.call(1, 2, 2, 33, 33, 40), *after)
-    yield "no queries", (*draw.call(1, 2, 2, 0, 0, d), *after)
+    yield "slices of one buffer", of(*together.permute(2, 0, 3, 1, 4))
+    yield "every other key", of(q, draw.call(2, 3, 3, 70, 140, d)[1][:, :, ::2], v)
+    yield "expanded keys", of(q, k[:1].expand_as(k), v[:, :1].expand_as(v))
+    yield "misaligned", of(*(draw.shifted(t) for t in (q, k, v)))
+    yield "last dimension not dense", of(q.mT.contiguous().mT, k, v)
+    mask, after = draw.mask(additive, 2, 1, 70, 70), (0.0, False, None, False)
+    yield "a mask in another memory order", (q, k, v, mask.mT.contiguous().mT, *after)
+    yield "a misaligned mask", (q, k, v, draw.shifted(mask), *after)
+    mask[:, :, ::3] = -torch.inf if additive else False
+    yield "queries that see no key", (q, k, v, mask, *after)
+    yield "another kind of mask", (q, k, v, draw.mask(not additive, 70, 70), *after)
+    yield "three dimensions", (q[0], k[0], v[0], None, 0.0, causal, None, False)
+    yield "another head size", of(*draw.call(1, 2, 2, 33, 33, 40))
+    yield "no queries", (*draw.call(1, 2, 2, 0, 0, d), None, *after)
 
 
 class _Draw:
@@ -344,6 +392,15 @@ class _Draw:
         q = self.normal(batch, heads, q_len, head_dim) * (1 + self.normal(batch, heads, 1, 1).abs())
         v = self.normal(batch, kv_heads, kv_len, head_dim) + self.normal(batch, kv_heads, 1, 1)
         return q, self.normal(batch, kv_heads, kv_len, head_dim), v
+
+    def mask(self, additive: bool, *shape: int) -> Tensor:
+        """Any half of the keys is seen, and the first by all queries."""
+        seen = self.normal(*shape) > 0
+        seen[..., 0] = True
+        return self.added(seen) if additive else seen
+
+    def added(self, seen: Tensor) -> Tensor:
+        return self.normal(*seen.shape).masked_fill(~seen, -torch.inf)
 
     def shifted(self, tensor: Tensor) -> Tensor:
         """The same values one element past an aligned address."""

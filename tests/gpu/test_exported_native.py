@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -10,16 +11,16 @@ import pytest
 import torch
 
 from tests.gpu.conftest import Launched, export
-from tests.runtime.conftest import own, theirs
+from tests.runtime.conftest import flash_attentions_rule, own, theirs
 
 pytestmark = pytest.mark.gpu
 
 WORKLOADS = {
     "layernorm": ("rows=64,cols=1024,dtype=float16", "rows=64,cols=1024,dtype=float32"),
-    "attention": (
-        "batch=2,heads=4,kv_heads=4,q_len=128,kv_len=128,head_dim=64,dtype=float16",
-        "batch=2,heads=4,kv_heads=4,q_len=128,kv_len=128,head_dim=64,dtype=float16,causal=true",
-    ),
+    "attention": [
+        f"batch=2,heads=4,kv_heads=4,q_len=128,kv_len=128,head_dim=64,dtype=float16{kind}"
+        for kind in ("", ",causal=true", ",attn_mask=true", ",attn_mask=true,additive=true")
+    ],
 }
 
 
@@ -135,3 +136,12 @@ def test_a_compiled_graph_holds_the_operator_and_replays(module: ModuleType) -> 
     compiled = torch.compile(lambda x, *rest: own(module)(x * 2, *rest), backend=backend, fullgraph=True)
     close(compiled(*args), theirs(module)(args[0] * 2, *args[1:]))
     assert module.frontend.NATIVE.operator in seen
+
+
+@pytest.mark.parametrize("loaded", ["attention"], indirect=True)
+@pytest.mark.parametrize("additive", [False, True])
+@pytest.mark.parametrize("shipped", [False, True])
+def test_errors_with_masks_follow_flash_attentions_rule(loaded: ModuleType, additive: bool, shipped: bool) -> None:
+    module = importlib.import_module("evo.ready.attention") if shipped else loaded
+    module.also_serve(measure=False, slower=True)
+    flash_attentions_rule(module, torch.float16, torch.device("cuda", 0), additive=additive)

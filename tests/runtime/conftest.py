@@ -58,6 +58,23 @@ def qkv(dim: int, length: int = 70) -> tuple[torch.Tensor, ...]:
     return tuple(torch.randn(2, 4, length, dim) for _ in range(3))
 
 
+def flash_attentions_rule(module: ModuleType, dtype: torch.dtype, place: torch.device, *, additive: bool) -> None:
+    """With masks, errors are at most twice those of PyTorch's plain operations in the same precision."""
+    draw = module.frontend._Draw(dtype, place, 0)
+    for group, q_len, kv_len in ((1, 256, 256), (4, 99, 515), (1, 130, 65), (4, 1, 1024)):
+        q, k, v = draw.call(2, 4, 4 // group, q_len, kv_len, 64)
+        for shape in ((2, 4, q_len, kv_len), (q_len, kv_len), (2, 1, 1, kv_len), (4, q_len, kv_len)):
+            mask = draw.mask(additive, *shape)
+            args = (q, k, v, mask, 0.0, False, None, group > 1)
+            if (way := module.explain(*args)).startswith("PyTorch"):
+                pytest.skip(way)
+            added = mask if additive else torch.where(mask, 0.0, -torch.inf).to(dtype)
+            keys, values = (t.repeat_interleave(group, 1) for t in (k, v))
+            plain, exact = (q / 8 @ keys.mT + added).softmax(-1) @ values, module.frontend.exact(*args)
+            error, its = (float((result - exact).abs().max()) for result in (module.frontend.SUBJECT(*args), plain))
+            assert error <= 2 * its, way
+
+
 def not_tuned(module: ModuleType, dim: int) -> str:
     """Why a call with such a head size is PyTorch's."""
     args = qkv(dim)
@@ -82,10 +99,12 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def exported_attention(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A package for this CPU: attention with one head size, without and with a causal mask in float32, and in bfloat16."""
+    """A package for this CPU: attention with one head size and every kind of mask, causal in float32 alone."""
     out = tmp_path_factory.mktemp("export") / "exported_attention"
     sizes = "batch=2,heads=4,kv_heads=4,q_len=128,kv_len=128,head_dim=64"
-    workloads = (f"{sizes},dtype=float32", f"{sizes},dtype=float32,causal=true", f"{sizes},dtype=bfloat16")
+    kinds = ["float32", "float32,causal=true", "bfloat16"]
+    kinds += [f"{dtype},attn_mask=true{more}" for dtype in ("float32", "bfloat16") for more in ("", ",additive=true")]
+    workloads = [f"{sizes},dtype={kind}" for kind in kinds]
     find_exporter("module").export(request_for("cpu", "native", out, *workloads, kernel="attention"))
     return out
 

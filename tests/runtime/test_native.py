@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tests.runtime.conftest import own, theirs
+from tests.runtime.conftest import flash_attentions_rule, own, theirs
 
 pytestmark = pytest.mark.slow
 
@@ -68,7 +68,8 @@ def qkv(length: int = 70, *, kv_heads: int = 4, kv_len: int = 0, dim: int = 64, 
 
 def plain(module: ModuleType) -> Args:
     """A call that a variant serves."""
-    return (rows(6, 96), (96,), rows(96)) if hasattr(module, "layer_norm") else qkv(grad=False)
+    is_attention = not hasattr(module, "layer_norm")
+    return (*qkv(grad=False), torch.randn(2, 1, 70, 70)) if is_attention else (rows(6, 96), (96,), rows(96))
 
 
 SERVED: list[tuple[str, Callable[[], Args], Options]] = [
@@ -84,6 +85,8 @@ SERVED: list[tuple[str, Callable[[], Args], Options]] = [
     ("attention", lambda: qkv(kv_heads=2), {"enable_gqa": True}),
     ("attention", lambda: tuple(t.transpose(1, 2).contiguous().transpose(1, 2).detach() for t in qkv()), {}),
     ("attention", lambda: qkv(dtype=torch.bfloat16), {"scale": 1}),
+    ("attention", lambda: (*qkv(33, kv_len=129), torch.rand(33, 129) < 0.7), {"scale": 0.3}),
+    ("attention", lambda: (*qkv(kv_heads=2), torch.randn(2, 1, 1, 70)), {"enable_gqa": True}),
 ]
 LEFT: list[tuple[str, Callable[[], Args], Options]] = [
     ("layernorm", lambda: (rows(5, 96, dtype=torch.float64, grad=True), (96,)), {}),
@@ -105,7 +108,7 @@ def close(a: torch.Tensor, b: torch.Tensor) -> None:
     torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
 
 
-@calls([SERVED[0], SERVED[4], SERVED[6], SERVED[9], *LEFT])
+@calls([SERVED[0], SERVED[4], SERVED[6], SERVED[9], SERVED[-1], *LEFT])
 def test_pytorch_finds_nothing_wrong_with_the_operator(
     module: ModuleType, make: Callable[[], Args], options: Options
 ) -> None:
@@ -183,6 +186,8 @@ def test_a_compiled_graph_has_pytorchs_operation_or_the_operator(module: ModuleT
         close(result, expected)
     (grad,) = torch.autograd.grad(result.sum(), args[2])
     close(grad, torch.autograd.grad((theirs(module)(args[0] * 2, *args[1:]) + 1).sum(), args[2])[0])
+    if len(args) > 3:  # the gradient of a mask is PyTorch's
+        assert operator not in graph_of(block, *args[:3], args[3].clone().requires_grad_(), dynamic=dynamic)[0]
     args = tuple(a.detach().double() if isinstance(a, torch.Tensor) else a for a in args)
     assert operator not in graph_of(block, *args, dynamic=dynamic)[0]  # nothing is tuned for it
 
@@ -244,10 +249,11 @@ def test_transforms_are_those_of_pytorchs_function(module: ModuleType) -> None:
             close(transform(lambda x, f=function: f(x, *rest), x), expected)
 
 
-def test_autocast_is_pytorchs(module: ModuleType) -> None:
+@pytest.mark.parametrize("count", [3, 4])  # attention without and with a mask
+def test_autocast_is_pytorchs(module: ModuleType, count: int) -> None:
     """Attention is served in the lower precision, and so are its gradients."""
     module.also_serve(gradients=True)
-    args = plain(module)
+    args = plain(module)[:count]
     args[0].requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):
         assert ("autocast" if hasattr(module, "layer_norm") else "bfloat16") in module.explain(*args)
@@ -271,7 +277,12 @@ def test_the_operator_takes_what_no_variant_does(module: ModuleType) -> None:
 
 
 REFUSED: list[tuple[str, Options, Options]] = [
-    ("there is a mask", {}, {"attn_mask": torch.zeros(70, 70)}),
+    ("exclude each other", {}, {"attn_mask": torch.zeros(70, 70), "is_causal": True}),
+    ("nor of the dtype of query", {"dtype": torch.bfloat16}, {"attn_mask": torch.zeros(70, 70)}),
+    ("gradients are being", {}, {"attn_mask": torch.zeros(70, 70, requires_grad=True)}),
+    ("subclass", {}, {"attn_mask": torch.zeros(70, 70).as_subclass(type("Own", (torch.Tensor,), {}))}),
+    ("shape of attn_mask", {}, {"attn_mask": torch.zeros(70)}),
+    ("shape of attn_mask", {}, {"attn_mask": torch.zeros(2, 3, 70, 70)}),
     ("not a bool", {}, {"is_causal": 1}),
     ("scale is not", {}, {"scale": 0.0}),
     ("scale is not", {}, {"scale": 10**400}),
@@ -280,30 +291,39 @@ REFUSED: list[tuple[str, Options, Options]] = [
 ]
 
 
-@of("attention")
-@pytest.mark.parametrize("launcher", ["native", "Python"])
-def test_a_back_end_that_was_chosen_is_pytorchs(
-    module: ModuleType, launcher: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if launcher == "Python":
-        monkeypatch.setattr(module.frontend, "_call", None)
-        monkeypatch.setattr(module.frontend.NATIVE, "explain", None)
+@pytest.fixture(params=["native", "Python"])
+def attention(request: pytest.FixtureRequest, native_attention: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    if request.param == "Python":
+        monkeypatch.setattr(native_attention.frontend, "_call", None)
+        monkeypatch.setattr(native_attention.frontend.NATIVE, "explain", None)
+    return native_attention
+
+
+def test_a_back_end_that_was_chosen_is_pytorchs(attention: ModuleType) -> None:
     backends, args = torch.nn.attention.SDPBackend, qkv(grad=False)
     for chosen in (backends.MATH, [backends.FLASH_ATTENTION, backends.EFFICIENT_ATTENTION]):
         with torch.nn.attention.sdpa_kernel(chosen):
-            assert "a back end was chosen" in module.explain(*args)
-            assert torch.equal(own(module)(*args), theirs(module)(*args))
+            assert "a back end was chosen" in attention.explain(*args)
+            assert torch.equal(own(attention)(*args), theirs(attention)(*args))
     with torch.nn.attention.sdpa_kernel([backends.MATH, backends.FLASH_ATTENTION]):  # what is left is still a choice
-        assert module.explain(*args).startswith("variant")
+        assert attention.explain(*args).startswith("variant")
 
 
-@of("attention")
+@pytest.mark.parametrize("index", range(3, 7))
+def test_variants_for_masks_pass_their_check_and_flash_attentions_rule(attention: ModuleType, index: int) -> None:
+    verdicts = list(importlib.import_module(f"{attention.__name__}.runtime.trial").verdicts(attention.frontend, index, 7))
+    assert [v for v in verdicts if v.reason] == []
+    assert sum(v.on_variant for v in verdicts) >= 20
+    dtype = torch.float32 if index < 5 else torch.bfloat16
+    flash_attentions_rule(attention, dtype, torch.device("cpu"), additive=index % 2 == 0)
+
+
 @pytest.mark.parametrize(("reason", "sizes", "options"), REFUSED)
-def test_attention_that_is_left_to_pytorch(module: ModuleType, reason: str, sizes: Options, options: Options) -> None:
-    args, function = qkv(**sizes, grad=False), module.scaled_dot_product_attention
-    assert reason in module.explain(*args, **options)
+def test_attention_that_is_left_to_pytorch(attention: ModuleType, reason: str, sizes: Options, options: Options) -> None:
+    args, function = qkv(**sizes, grad=False), attention.scaled_dot_product_attention
+    assert reason in attention.explain(*args, **options)
     try:
-        expected = theirs(module)(*args, **options)
+        expected = theirs(attention)(*args, **options)
     except Exception as error:
         with pytest.raises(type(error)):
             function(*args, **options)
