@@ -35,6 +35,7 @@ _GPU = re.compile(r"(sm|compute)_(\d+)([af]?)")
 _WITHIN_ELSEWHERE = 0.1
 """How much longer than the fastest one a variant may take that serves several workloads, where times are another
 architecture's."""
+_SLOWEST_ELSEWHERE = 1.5
 _SHARED = "a variant that serves several workloads is nearly as fast"
 _TRUE_ANYWHERE = ("run", "candidate", "order", "operator", "device", "created")
 _PSABI = {
@@ -208,11 +209,11 @@ class _Elsewhere:
         return point, [f"there is no {n}={v}" for n, v in unsaid.items()] or self.space.violations(point)
 
     def fast(self, item: ExportItem) -> Iterator[tuple[ExportItem, str]]:
-        """Of the item and its alternatives those that are legal there and nearly as fast as the best of them; and the digest
-        of each as it is there."""
+        """Of the item and its alternatives those that are legal there, but for the slowest; and the digest of each as it is
+        there."""
         least = math.inf
         for candidate in chain([item], item.alternatives):
-            if candidate.score > (1 + _WITHIN_ELSEWHERE) * least:
+            if candidate.score > _SLOWEST_ELSEWHERE * least:
                 break
             point, broken = self.point(candidate.genome)
             if not broken:

@@ -100,16 +100,20 @@ def make_package(*parts: ExportRequest) -> Contents:
     return manifest, files | {path.name: path.read_bytes() for path in own if path.is_file()}
 
 
+_ABLE = ("target", "arch", "measured_on")
 _SAME = ("target", "arch", "measured_on", "binary_sha256", "launch", "fixed", "standing")
 _OF_POINT = ("candidate", "workload", "timing", "record")
 
 
 def _merged(variants: Sequence[dict[str, Any]], files: dict[str, bytes]) -> list[dict[str, Any]]:
-    """Each code once, with the further problems that it was the winner of as its `points`. Files that are not needed any
-    more are taken out of `files`."""
+    """Each code once, with the further problems that it was the winner of as its `points`, and those that it could run where
+    their own winner was slower than PyTorch: that one is not kept. Files that are not needed any more are taken out of
+    `files`."""
     kept: list[dict[str, Any]] = []
-    for v in variants:
-        same = next((k for k in kept if all(k[name] == v[name] for name in _SAME)), None)
+    for v in sorted(variants, key=lambda v: bool(slower(v))):
+        names = _ABLE if slower(v) else _SAME
+        alike = (k for k in kept if all(k[name] == v[name] for name in names))
+        same = next((k for k in alike if _compiled_in(k) == _compiled_in(v)), None)
         if same is None:
             kept.append({**v, "points": []})
         else:
@@ -118,6 +122,11 @@ def _merged(variants: Sequence[dict[str, Any]], files: dict[str, bytes]) -> list
     for name in {name for v in variants for name in (v["source"], v["binary"])} - needed:
         del files[name]
     return kept
+
+
+def _compiled_in(variant: Mapping[str, Any]) -> tuple[Any, ...]:
+    workload = variant["workload"]
+    return workload["dtype"], *(workload["dims"][name] for name in variant["fixed"])
 
 
 def _importable_package(*parts: ExportRequest) -> Contents:

@@ -11,8 +11,8 @@ from evo.runtime.package import source_text
 
 _KEPT_OF_RECORD = ("run", "order", "operator", "device", "created")
 _OF_BINARY = ("binary", "binary_sha256", "same_code_as_measured")
-_MOST_EDITED = 100
-"""Up to so many lines and line numbers, a source is told by how it differs from one that is stored."""
+_MOST_EDITED = 130
+"""Up to so many lines and edits, a source is told by how it differs from one that is stored."""
 
 
 def _sources_of(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> Contents:
@@ -39,8 +39,8 @@ def _share_sources(texts: Mapping[str, str], records: Sequence[dict[str, Any]]) 
     for record in records:
         lines = texts[record["source"]].split("\n")
         known = ((_edits(others, lines), name) for name, others in stored.items())
-        edits, nearest = min(known, default=([], ""), key=lambda pair: sum(map(len, pair[0])))
-        if not nearest or sum(map(len, edits)) > _MOST_EDITED:
+        edits, nearest = min(known, default=([], ""), key=lambda pair: _size(pair[0]))
+        if not nearest or _size(edits) > _MOST_EDITED:
             stored[record["source"]] = lines
             continue
         record["source"] = nearest
@@ -53,7 +53,12 @@ def _share_sources(texts: Mapping[str, str], records: Sequence[dict[str, Any]]) 
 def _edits(before: list[str], after: list[str]) -> list[list[Any]]:
     """As `source_text` reads them."""
     changes = SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
-    return [[i, j - i, *after[k:m]] for what, i, j, k, m in reversed(changes) if what != "equal"]
+    found = [(i, j - i, after[k:m]) for what, i, j, k, m in reversed(changes) if what != "equal"]
+    return [[first, number, "\n".join(lines)] if lines else [first, number] for first, number, lines in found]
+
+
+def _size(edits: list[list[Any]]) -> int:
+    return sum(2 + sum(text.count("\n") + 1 for text in texts) for _, _, *texts in edits)
 
 
 EXPORTER = Exporter(

@@ -110,10 +110,10 @@ class Package:
 
 def source_text(text: str, record: Mapping[str, Any]) -> str:
     """A record's source, of the text in its file. Several that are almost the same share one; a record's `edits` then say
-    what stands instead of certain lines: [first, number, *lines], from the last to the first, counted from 0."""
+    what stands instead of certain lines: [first, number, *texts], from the last to the first, counted from 0."""
     lines = text.split("\n")
     for first, number, *instead in record.get("edits", ()):
-        lines[first : first + number] = instead
+        lines[first : first + number] = "\n".join(instead).split("\n") if instead else ()
     return "\n".join(lines)
 
 

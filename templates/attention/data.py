@@ -93,7 +93,7 @@ def draw(workload: Workload, data: str, generator: torch.Generator) -> Tensors:
         q = q * unit
         v = (2 * uniform(*v.shape) - 1) * (65000.0 if workload.dtype == "float16" else 1e38 / max(1, kv_len))
     elif data == "least":  # scores so near to each other that adding them to the lowest number loses nothing
-        q = q * unit * 0.1
+        q = q * unit * 1e-4
     elif data == "non_finite":
         q = q * unit / 2  # no weight underflows: 0 * Inf would be NaN
         _spoil(q, k, v, causal=bool(workload.option("causal")))

@@ -1,16 +1,16 @@
 // Attention forward, float16, head dimension 128: o = softmax(scale q k^T) v.
-// 32 rows a block of 4 heads that share keys, 128 keys a step; 2 x 4 warps.
-// Rendered for sm_90 from templates/attention/cuda.cu.j2, which explains every choice.
+// 16 rows a block of 4 heads that share keys, 64 keys a step; 1 x 2 warps.
+// Rendered for sm_89 from templates/attention/cuda.cu.j2, which explains every choice.
 #include "_shared/async_copy.cuh"
 #include "_shared/mma.cuh"
 #include "_shared/store.cuh"
 
 using i64 = long long;
 using T = f16;
-constexpr int D = 128, WARPS_M = 2, WARPS_N = 4, TILES = 1;
+constexpr int D = 128, WARPS_M = 1, WARPS_N = 2, TILES = 1;
 constexpr int WARPS = WARPS_M * WARPS_N, THREADS = 32 * WARPS;
-constexpr int ROWS = 16 * TILES, BM = ROWS * WARPS_M, BN = 128, KEYS = BN / WARPS_N;   // of a warp, a block; a block, a warp
-constexpr int K_STAGES = 3, V_STAGES = 3, AHEAD = 1;
+constexpr int ROWS = 16 * TILES, BM = ROWS * WARPS_M, BN = 64, KEYS = BN / WARPS_N;   // of a warp, a block; a block, a warp
+constexpr int K_STAGES = 2, V_STAGES = 2, AHEAD = 1;
 constexpr int V_AHEAD = V_STAGES - 1;
 constexpr bool CAUSAL = false;
 constexpr int PACK = 4;   // rows of a query, for heads that share keys
@@ -19,7 +19,7 @@ constexpr int TILE_BYTES = BN * Rows::PITCH;
 // Step i asks for k of step i + K_STAGES - 1 (one later if AHEAD), then for v of step i + V_AHEAD, a group of copies
 // each; with one stage of v for that first, and with one stage of k for the next k amid the step. Groups end in order. Those
 // that may still be in flight when a step begins, which needs its k and, unless V_LATE, its v; and before its v is used:
-constexpr bool V_LATE = false;
+constexpr bool V_LATE = true;
 __device__ constexpr int least(int a, int b) { return a < b ? a : b; }
 constexpr int IN_FLIGHT = K_STAGES == 1 || (V_STAGES == 1 && K_STAGES == 2) ? 0 : V_STAGES == 1 ? 1
     : V_LATE ? 2 * (K_STAGES - 2) + 1 : least(2 * (V_AHEAD - 1), 2 * (K_STAGES - 2) + 1);
@@ -32,8 +32,7 @@ constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 
 // A thread copies chunks of one column of a tile: every STEP-th row, in each of the GROUPS of COLUMNS 16-byte chunks.
 constexpr int COLUMNS = D * 2 % 128 == 0 ? 8 : 4, GROUPS = D / 8 / COLUMNS;
-// A column of warps copies the keys it multiplies.
-constexpr int KEY_THREADS = 32 * WARPS_M, KEY_ROWS = KEYS;
+constexpr int KEY_THREADS = THREADS, KEY_ROWS = BN;
 
 // Waits for COUNT threads, which name the same of the hardware's barriers; 0 is that of __syncthreads.
 template <int COUNT> __device__ __forceinline__ void barrier_of(int id) {
@@ -89,26 +88,8 @@ __device__ __forceinline__ void multiply_qk(float (&s)[TILES][KEYS / 8][4], cons
     }
 }
 
-// The same for the n-th 16 keys of the warp's alone.
-__device__ __forceinline__ void multiply_qk_part(float (&s)[TILES][KEYS / 8][4], const unsigned (&q)[TILES][D / 16][4], int n, unsigned k_at, unsigned k_turn) {
-    #pragma unroll
-    for (int m = 0; m < TILES; ++m)
-        #pragma unroll
-        for (int e = 0; e < 4; ++e) s[m][2 * n][e] = s[m][2 * n + 1][e] = 0.f;
-    #pragma unroll
-    for (int d = 0; d < D / 16; ++d) {
-        unsigned f[4];
-        load_tiles(f, k_at + n * 16 * Rows::PITCH + (k_turn ^ d * 32));
-        #pragma unroll
-        for (int m = 0; m < TILES; ++m) {
-            T::multiply_add(s[m][2 * n], q[m][d], f[0], f[1]);
-            T::multiply_add(s[m][2 * n + 1], q[m][d], f[2], f[3]);
-        }
-    }
-}
-
 // o += p v for the n-th 16 keys of the warp's, with p as A fragments.
-__device__ __forceinline__ void multiply_pv(float (&o)[TILES][D / 8][4], const unsigned (&weights)[TILES][KEYS / 16][4], int n, unsigned v_at, unsigned v_turn) {
+__device__ __forceinline__ void multiply_pv(float (&o)[TILES][D / 8][4], const unsigned (&weights)[TILES][KEYS / 16][4], int n, unsigned v_at, unsigned v_turn, float (&sum)[TILES][4]) {
     #pragma unroll
     for (int d = 0; d < D / 16; ++d) {
         unsigned f[4];
@@ -119,17 +100,20 @@ __device__ __forceinline__ void multiply_pv(float (&o)[TILES][D / 8][4], const u
             T::multiply_add(o[m][2 * d + 1], weights[m][n], f[2], f[3]);
         }
     }
+    #pragma unroll
+    for (int m = 0; m < TILES; ++m) T::multiply_add(sum[m], weights[m][n], T::ONES, T::ONES);
 }
 
 // Running maximum (of raw scores) and sum of a warp's rows: row 16 m + 8 h + lane / 4 in top[m][h].
 struct Running {
     float top[TILES][2];
-    float sum[TILES][2][2];   // the lane's own share: of its even keys and its odd ones
+    float sum[TILES][4];   // an accumulator: the whole row's in [m][2 h]
 };
 
 // The running maxima with those of a step's scores; `running` and `o` follow.
 __device__ __forceinline__ void raise(const float (&s)[TILES][KEYS / 8][4], Running& running, float (&o)[TILES][D / 8][4], float slope) {
     float top[TILES][2];
+    bool moved = false;
     #pragma unroll
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
@@ -140,7 +124,9 @@ __device__ __forceinline__ void raise(const float (&s)[TILES][KEYS / 8][4], Runn
             a = fmaxf(a, __shfl_xor_sync(~0u, a, 1));
             a = fmaxf(a, __shfl_xor_sync(~0u, a, 2));
             top[m][h] = fmaxf(a, running.top[m][h]);
+            moved |= (top[m][h] - running.top[m][h]) * slope > 8.f;   // weights stay below 2^8: safe in float16
         }
+    if (__any_sync(~0u, moved))
     {
         #pragma unroll
         for (int m = 0; m < TILES; ++m)
@@ -149,8 +135,7 @@ __device__ __forceinline__ void raise(const float (&s)[TILES][KEYS / 8][4], Runn
                 const float base = top[m][h] == NONE ? 0.f : top[m][h];
                 const float factor = exp2_fast((running.top[m][h] - base) * slope);
                 running.top[m][h] = top[m][h];
-                running.sum[m][h][0] *= factor;
-                running.sum[m][h][1] *= factor;
+                running.sum[m][2 * h] *= factor;
                 #pragma unroll
                 for (int d = 0; d < D / 8; ++d) {
                     o[m][d][2 * h] *= factor;
@@ -172,7 +157,6 @@ __device__ __forceinline__ void weigh(unsigned (&weights)[TILES][KEYS / 16][4], 
                 float& x = s[m][2 * n + e / 2][2 * h + e % 2];
                 x = fmaf(x, slope, -base);
                 x = exp2_fast(x);
-                running.sum[m][h][e % 2] += x;
 }
             weights[m][n][h] = T::pack(s[m][2 * n][2 * h], s[m][2 * n][2 * h + 1]);
             weights[m][n][h + 2] = T::pack(s[m][2 * n + 1][2 * h], s[m][2 * n + 1][2 * h + 1]);
@@ -184,10 +168,10 @@ struct Place {
     int batch, head, row;                // head: the first of the tile's; row: the first of BM
     int kv_head, heads;                  // heads: how many of the group are left from `head` on; a tile has rows for PACK
     __device__ __forceinline__ Place(int group, int first) {
-        int block = blockIdx.x;
-        kv_head = blockIdx.y, batch = blockIdx.z;
+        int block = blockIdx.z;
+        kv_head = blockIdx.x, batch = blockIdx.y;
         head = kv_head * group + first, heads = group - first;
-        if (CAUSAL) block = gridDim.x - 1 - block;   // the longest first
+        if (CAUSAL) block = gridDim.z - 1 - block;   // the longest first
         row = block * BM;
     }
 };
@@ -199,13 +183,14 @@ __device__ __forceinline__ i64 offset_of(int row, i64 head, i64 seq) { return he
 
 // heads / kv_heads, exactly: before it is truncated, the quotient is 0.5 / kv_heads off the integers.
 __device__ __forceinline__ int group_of(int heads, int kv_heads) { return __fdividef(heads + 0.5f, kv_heads); }
-extern "C" __global__ void __launch_bounds__(THREADS) attention(
+extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(
     const char* __restrict__ q, const char* __restrict__ k, const char* __restrict__ v, const char* __restrict__ attn_mask, char* __restrict__ o, float* __restrict__ lse,
     i64 batch, i64 heads, i64 kv_heads, i64 q_len, i64 kv_len, i64 head_dim, float scale,
     i64 q_batch, i64 q_head, i64 q_seq, i64 k_batch, i64 k_head, i64 k_seq,
     i64 v_batch, i64 v_head, i64 v_seq, i64 o_batch, i64 o_head, i64 o_seq, i64 mask_batch, i64 mask_head, i64 mask_query, i64 mask_key) {
     extern __shared__ __align__(128) char shared[];
     unsigned q_tile = shared_address(shared);
+    asm volatile("" : "+r"(q_tile));   // unknown to the compiler, so that it cannot look it up anew
     const int group = group_of(heads, kv_heads);
     for (int first = 0; first < group; first += PACK) {   // once, where a tile has rows for the whole group
     const Place place(group, first);
@@ -221,11 +206,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
     // Tiles come from the last to the first: the masked ones are then done before the long run of others.
     const int copy_row = threadIdx.x / COLUMNS, copy_byte = threadIdx.x % COLUMNS * 16;
     const unsigned copy_to = Rows::place(copy_row, threadIdx.x % COLUMNS);
-    const int key_row = threadIdx.x % KEY_THREADS / COLUMNS, last = (steps - 1) * BN + warp_n * KEYS;
-    const unsigned key_to = Rows::place(key_row, threadIdx.x % COLUMNS) + warp_n * KEYS * Rows::PITCH;
+    const int key_row = copy_row, last = (steps - 1) * BN;
+    const unsigned key_to = copy_to;
 
     const char* const q_from = q + (place.batch * q_batch + place.head * q_head) * 2 + copy_byte;
-    asm volatile("griddepcontrol.wait;" ::: "memory");   // for the kernel before this one, and for what it wrote
     if (steps > 0) {   // as load_rows, but rows of several heads have no pitch
         constexpr int STEP = THREADS / COLUMNS;
         #pragma unroll
@@ -278,7 +262,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
     for (int m = 0; m < TILES; ++m) {
         running.top[m][0] = running.top[m][1] = NONE;
         #pragma unroll
-        for (int e = 0; e < 4; ++e) running.sum[m][e / 2][e % 2] = 0.f;
+        for (int e = 0; e < 4; ++e) running.sum[m][e] = 0.f;
         #pragma unroll
         for (int d = 0; d < D / 8; ++d) acc[m][d][0] = acc[m][d][1] = acc[m][d][2] = acc[m][d][3] = 0.f;
     }
@@ -316,7 +300,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
 
     // For those whose keys are this warp's, too: what they have copied is there for all of them, and what they have read is free.
     auto wait_for_warps = [&]() {
-        barrier_of<KEY_THREADS>(1 + warp_n);
+        __syncthreads();
     };
     // s holds the scores of `step`; those of the next are multiplied beside its softmax.
     float even[TILES][KEYS / 8][4], odd[TILES][KEYS / 8][4];
@@ -330,19 +314,21 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
         ask(step);
         const unsigned v_at = v_lane + step % V_STAGES * TILE_BYTES;
         unsigned weights[TILES][KEYS / 16][4];
+        if (step + 1 < steps) multiply_qk(next, q_held, k_lane + (step + 1) % K_STAGES * TILE_BYTES, k_turn);
         mask(s, step);
         raise(s, running, acc, slope);
-        if (V_STAGES == 1 || V_LATE) {
-            wait_copies<V_IN_FLIGHT>();
-            wait_for_warps();
+        if (V_STAGES == 1 || V_LATE) wait_copies<V_IN_FLIGHT>();
+        if (K_STAGES == 1 || V_STAGES == 1 || V_LATE) wait_for_warps();
+        if (K_STAGES == 1) load_k(step + 1);
+        {
+            weigh(weights, s, 0, running, slope);
+            #pragma unroll
+            for (int n = 0; n < KEYS / 16; ++n) {
+                if (n + 1 < KEYS / 16) weigh(weights, s, n + 1, running, slope);
+                multiply_pv(acc, weights, n, v_at, v_turn, running.sum);
+            }
         }
-        const unsigned k_at = k_lane + (step + 1) % K_STAGES * TILE_BYTES;   // past the last step: of no use, and harmless
-        #pragma unroll
-        for (int n = 0; n < KEYS / 16; ++n) {
-            weigh(weights, s, n, running, slope);
-            multiply_qk_part(next, q_held, n, k_at, k_turn);
-            multiply_pv(acc, weights, n, v_at, v_turn);
-        }
+
     };
     for (int step = 0; step < steps; step += 2) {
         advance(even, odd, step);
@@ -354,9 +340,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            sum[m][h] = running.sum[m][h][0] + running.sum[m][h][1];
-            sum[m][h] += __shfl_xor_sync(~0u, sum[m][h], 1);
-            sum[m][h] += __shfl_xor_sync(~0u, sum[m][h], 2);
+            sum[m][h] = running.sum[m][2 * h];
         }
     wait_copies<0>();   // none may land in what follows
 
@@ -365,13 +349,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
     static_assert(D / 8 % WARPS_N == 0, "every one of them merges as much");
     // What the w-th partner further on has sent: a piece of its sums; its maximum and sum of weights.
     constexpr int PIECES = TILES * 2 * (D / 8);   // pairs of accumulators a lane
-    float2* const partial = (float2*)(shared);   // [WARPS_N][WARPS_M][PIECES][32]
+    float2* const partial = (float2*)(shared + BM * Rows::PITCH + (K_STAGES + V_STAGES) * TILE_BYTES);   // [WARPS_N][WARPS_M][PIECES][32]
     float2* const state = partial + WARPS_N * WARPS_M * PIECES * 32;               // [WARPS_N][WARPS_M][ROWS]: maximum, sum
     auto sums_of = [&](int w, int m, int h, int i) {
         return partial[(((warp_n + w) % WARPS_N * WARPS_M + warp_m) * PIECES + (m * 2 + h) * (D / 8) + warp_n * SHARE + i) * 32 + lane];
     };
     auto state_of = [&](int w, int m, int h) { return state[((warp_n + w) % WARPS_N * WARPS_M + warp_m) * ROWS + m * 16 + h * 8 + lane / 4]; };
-    __syncthreads();
     #pragma unroll
     for (int m = 0; m < TILES; ++m)
         #pragma unroll
@@ -382,7 +365,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
                 if (d / SHARE != warp_n)
                     partial[((warp_n * WARPS_M + warp_m) * PIECES + (m * 2 + h) * (D / 8) + d) * 32 + lane] = make_float2(acc[m][d][2 * h], acc[m][d][2 * h + 1]);
         }
-    __syncthreads();
+    barrier_of<32 * WARPS_N>(1 + warp_m);
     float factor[TILES][2][WARPS_N];   // of what was kept, then of what was sent
     #pragma unroll
     for (int m = 0; m < TILES; ++m)
