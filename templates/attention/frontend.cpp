@@ -119,8 +119,11 @@ Tensor run(Operator& op, const Arguments& a) {
     Tensor output = at::empty_like(*a.query);  // its axes in the order of the query's, as PyTorch has it
     const void *q = a.query->const_data_ptr(), *k = a.key->const_data_ptr(), *v = a.value->const_data_ptr();
     const void* mask = a.mask ? a.mask->const_data_ptr() : nullptr;
-    at::DimVector m(4, 0);  // strides of the mask, 0 where it is broadcast
-    if (a.mask) m = at::inferExpandGeometry_dimvector(a.mask->sizes(), a.mask->strides(), scores_of(a)).strides;
+    std::array<std::int64_t, 4> m{};  // strides of the mask, 0 where it is broadcast
+    if (a.mask) {
+        const auto whole = at::inferExpandGeometry_dimvector(a.mask->sizes(), a.mask->strides(), scores_of(a));
+        std::copy(whole.strides.begin(), whole.strides.end(), m.begin());
+    }
     void *o = output.mutable_data_ptr(), *lse = nullptr;
     const std::uintptr_t addresses = reinterpret_cast<std::uintptr_t>(q) | reinterpret_cast<std::uintptr_t>(k) |
         reinterpret_cast<std::uintptr_t>(v) | reinterpret_cast<std::uintptr_t>(mask) | reinterpret_cast<std::uintptr_t>(o);
