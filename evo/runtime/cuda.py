@@ -31,7 +31,7 @@ _WORDS = {"P": "Q", "q": "q", "d": "d", "i": "i4x", "f": "f4x"}
 
 # torch's public ways to ask these make objects first, which takes longer than the launch.
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
-_current_stream: Callable[[int], int] = getattr(
+current_stream: Callable[[int], int] = getattr(
     torch._C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream
 )
 
@@ -130,7 +130,7 @@ def refuse_while_capturing(index: int) -> None:
     if torch.version.cuda is None:
         raise Unavailable("this PyTorch is not built for CUDA")
     with torch.cuda.device(index):
-        if torch.cuda.is_current_stream_capturing():
+        if torch.cuda.iscurrent_stream_capturing():
             raise Busy("no such call was made before the capture of this CUDA graph began; call it once beforehand")
 
 
@@ -252,7 +252,7 @@ class CudaCall:
             how = (plan.smem_bytes, plan.cluster, plan.programmatic) if aligned else (0, 1, False)
             frame = Frame(self._blocks, plan.threads, *how, len(self._codes))
         self._pack(frame.words, 0, *values)
-        frame.config.stream = _current_stream(self._index)
+        frame.config.stream = current_stream(self._index)
         error = _NO_CONTEXT
         if _current_device() == self._index:
             error = self._launch(frame.address, handle, frame.arguments, None)
