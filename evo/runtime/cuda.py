@@ -130,7 +130,7 @@ def refuse_while_capturing(index: int) -> None:
     if torch.version.cuda is None:
         raise Unavailable("this PyTorch is not built for CUDA")
     with torch.cuda.device(index):
-        if torch.cuda.iscurrent_stream_capturing():
+        if torch.cuda.is_current_stream_capturing():
             raise Busy("no such call was made before the capture of this CUDA graph began; call it once beforehand")
 
 

@@ -282,7 +282,7 @@ def _hold_covering_finals(
 
 
 def choose(
-    times: Sequence[Mapping[str, float]], *, within: float = _WITHIN, most: int = _MOST_VARIANTS, preferred: Collection[str] = ()
+    times: Sequence[Mapping[str, float]], within: float = _WITHIN, most: int = _MOST_VARIANTS, preferred: Sequence[str] = ()
 ) -> list[str]:
     """The variants to keep, of those that have times at some points, one mapping a point. Choosing the fewest is set cover;
     the greedy choice is used, which is within a factor of ln(points) of that (Chvatal 1979).
