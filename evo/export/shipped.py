@@ -1,17 +1,16 @@
 """What lies in kernels/: of a package of `module`, the manifest and the sources. It is for this repository: `evo.ready`
 finds it there, takes the frontend and the headers from the templates, and has the sources compiled where they run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from difflib import SequenceMatcher
 from typing import Any
 
 from evo.export import Contents, Exporter
 from evo.export.module import make_package
-from evo.runtime.package import source_text
 
 _KEPT_OF_RECORD = ("run", "order", "operator", "device", "created")
 _OF_BINARY = ("binary", "binary_sha256", "same_code_as_measured")
-_MOST_EDITED = 130
+_MOST_EDITED = 100
 """Up to so many lines and edits, a source is told by how it differs from one that is stored."""
 
 
@@ -23,35 +22,31 @@ def _sources_of(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> Cont
         if "points" in v:
             kept["points"] = [p | _origin(p) for p in v["points"]]
         variants.append(kept)
-    records = [*variants, *manifest["general"]]
-    stored = _share_sources({r["source"]: files[r["source"]].decode() for r in records}, records)
-    return {**manifest, "variants": variants, "headers": {}}, {name: files[name] for name in stored}
+    names = dict.fromkeys(r["source"] for r in (*variants, *manifest["general"]))
+    edited = _told_by_edits({name: files[name].decode() for name in names})
+    told = {**manifest, "variants": variants, "headers": {}, "edited": edited}
+    return told, {name: files[name] for name in names if name not in edited}
 
 
 def _origin(record: Mapping[str, Any]) -> dict[str, Any]:
     return {"record": {name: record["record"][name] for name in _KEPT_OF_RECORD if name in record["record"]}}
 
 
-def _share_sources(texts: Mapping[str, str], records: Sequence[dict[str, Any]]) -> set[str]:
-    """Has records whose sources are almost the same name one of them, with the lines that differ as `edits`; the names of
-    those that are left."""
-    stored: dict[str, list[str]] = {}
-    for record in records:
-        lines = texts[record["source"]].split("\n")
-        known = ((_edits(others, lines), name) for name, others in stored.items())
-        edits, nearest = min(known, default=([], ""), key=lambda pair: _size(pair[0]))
-        if not nearest or _size(edits) > _MOST_EDITED:
-            stored[record["source"]] = lines
-            continue
-        record["source"] = nearest
-        if edits:
-            record["edits"] = edits
-        assert source_text("\n".join(stored[nearest]), record) == "\n".join(lines)
-    return set(stored)
+def _told_by_edits(texts: Mapping[str, str]) -> dict[str, list[Any]]:
+    """Of the sources that are much like an earlier one, by name, how they differ from it, as `Package.source` reads it."""
+    known: dict[str, list[str]] = {}
+    told: dict[str, list[Any]] = {}
+    for name, text in texts.items():
+        lines = text.split("\n")
+        others = ((_edits(before, lines), other) for other, before in known.items())
+        edits, nearest = min(others, default=([], ""), key=lambda pair: _size(pair[0]))
+        if nearest and _size(edits) <= _MOST_EDITED:
+            told[name] = [nearest, *edits]
+        known[name] = lines
+    return told
 
 
 def _edits(before: list[str], after: list[str]) -> list[list[Any]]:
-    """As `source_text` reads them."""
     changes = SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
     found = [(i, j - i, after[k:m]) for what, i, j, k, m in reversed(changes) if what != "equal"]
     return [[first, number, "\n".join(lines)] if lines else [first, number] for first, number, lines in found]

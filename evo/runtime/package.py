@@ -95,6 +95,18 @@ class Package:
             _check(name, data, sha256)
         return data
 
+    def source(self, name: str) -> str:
+        """A source that lies here, or is told by how it differs from another: `edited` of the manifest has by its name that
+        other's, and then [first, number, text] of what stands instead of certain lines (no text: nothing), from the last to
+        the first, counted from 0. Raises Unavailable."""
+        if name not in self.manifest.get("edited", ()):
+            return self.read(name).decode(errors="replace")
+        other, *edits = self.manifest["edited"][name]
+        lines = self.source(other).split("\n")
+        for first, number, *instead in edits:
+            lines[first : first + number] = instead
+        return "\n".join(lines)
+
     def headers(self, source: bytes) -> dict[str, bytes]:
         """What a source includes of the package's files, by the name it does so; what is shipped takes them from the
         templates. Raises Unavailable for one that is not as it was exported."""
@@ -106,15 +118,6 @@ class Package:
                     found[name] = self.read(name, self.manifest["headers"].get(name))
                     waiting.append(found[name])
         return found
-
-
-def source_text(text: str, record: Mapping[str, Any]) -> str:
-    """A record's source, of the text in its file. Several that are almost the same share one; a record's `edits` then say
-    what stands instead of certain lines: [first, number, *texts], from the last to the first, counted from 0."""
-    lines = text.split("\n")
-    for first, number, *instead in record.get("edits", ()):
-        lines[first : first + number] = "\n".join(instead).split("\n") if instead else ()
-    return "\n".join(lines)
 
 
 def _check(name: str, data: bytes, sha256: str) -> None:
@@ -216,7 +219,7 @@ class Variant:
     def source(self) -> bytes:
         """Raises Unavailable if it is not as it was exported."""
         name = self.record["source"]
-        text = source_text(self.package.read(name).decode(errors="replace"), self.record).encode()
+        text = self.package.source(name).encode()
         _check(name, text, self.record["source_sha256"])
         if self.size is None:
             return text
