@@ -46,7 +46,7 @@ def in_float64(inputs: Tensors) -> Tensors:
         ({"layout": "bdhs"}, "layout must be one of bhsd, bshd, packed, got 'bdhs'"),
         ({"scale": -1}, "scale must be 0 or more"),
         ({"precision": "double"}, "precision must be one of float, half, got 'double'"),
-        ({"precision": "half"}, "precision=half is for float16 without lse"),
+        ({"precision": "half"}, "precision=half is for float16 on CUDA, without lse"),
         ({"additive": True}, "there is none"),
         ({"causal": True, "attn_mask": True}, "causal and attn_mask exclude each other"),
         ({"attn_mask": True, "mask_axes": "kq"}, "mask_axes must be some of bhqk in this order, got 'kq'"),

@@ -2,7 +2,7 @@
 comes from.
 
 Every winner is built for the architecture it was measured on, and for the others that are asked for. There it is itself
-where it is legal and compiles, else the best candidate for its workload that does.
+where it is legal and compiles, else the best candidate for its workload that does; of a covering run one of few that do.
 """
 
 import math
@@ -98,7 +98,7 @@ def build_package(kernel: Kernel, parts: Sequence[ExportRequest]) -> tuple[dict[
         if arch == part.arch:
             built: _Built | None = _Built(item, item.genome, source, _compile(target, source, arch))
         else:
-            if part.few and (number, arch) not in few:
+            if part.few and (number, arch) not in few and arch.partition("_")[2] != part.arch.partition("_")[2]:
                 few[number, arch] = _few_elsewhere(kernel, target, part, arch)
             built, why = _build_elsewhere(kernel, target, item, arch, few.get((number, arch), ()))
         told = {"candidate": item.candidate, "reason": why}
@@ -180,7 +180,7 @@ def _few_elsewhere(kernel: Kernel, target: Target, part: ExportRequest, arch: st
     times = []
     for item in part.items:
         there = _Elsewhere(kernel, target, item.workload, arch)
-        times.append({variant: candidate.score for candidate, variant in there.fast(item)})
+        times.append({variant: candidate.score for candidate, variant in [*there.fast(item)][::-1]})  # the least of each
     return choose(times, within=_WITHIN_ELSEWHERE)
 
 
@@ -204,7 +204,8 @@ class _Elsewhere:
             if parameter.name in known and self.space.is_active(parameter, point):
                 point[parameter.name] = known[parameter.name]
         unsaid = {n: v for n, v in genome.parameters.items() if n not in point and self._stand_ins.get(n) != v}
-        if unsaid and self._plan(point) == replace(self._plan(genome.parameters), programmatic=False):
+        plan = self._plan(genome.parameters)
+        if len(unsaid) == 1 and self._plan(point) == replace(plan, programmatic=False) != plan:
             unsaid = {}  # but for an early start it is the same kernel
         return point, [f"there is no {n}={v}" for n, v in unsaid.items()] or self.space.violations(point)
 
@@ -216,7 +217,7 @@ class _Elsewhere:
             if candidate.score > _SLOWEST_ELSEWHERE * least:
                 break
             point, broken = self.point(candidate.genome)
-            if not broken:
+            if not broken and candidate.score < math.inf:
                 least = min(least, candidate.score)
                 yield candidate, Genome.of(point).digest
 
@@ -230,25 +231,27 @@ def _build_elsewhere(
     Raises DeviceError for an unknown architecture; TemplateError.
     """
     there = _Elsewhere(kernel, target, item.workload, arch)
-    preferred = (candidate for candidate, variant in there.fast(item) if variant in few) if few else ()
-    why, compilations = "", 0
+    preferred = [candidate for candidate, variant in there.fast(item) if variant in few] if few else []
+    why, compilations, tried = "; ".join(there.point(item.genome)[1]), 0, set[str]()
     for candidate in chain(preferred, [item], item.alternatives):
         point, broken = there.point(candidate.genome)
-        if broken:
-            why = "; ".join(broken) if candidate is item else why
+        if broken or candidate.candidate in tried:
             continue
+        tried.add(candidate.candidate)
         genome = Genome.of(point)
         source = render(kernel, target.name, genome, item.workload, there.arch)
         try:
             binary = _compile(target, source, arch)
         except CompileError as error:
-            why, compilations = why or f"it does not compile ({error_line(str(error))})", compilations + 1
+            why = why or (f"it does not compile ({error_line(str(error))})" if candidate is item else "")
+            compilations += 1
             if compilations == _MOST_COMPILATIONS:
                 break
             continue
         launch = kernel.launch(target.name, point, item.workload, there.limits)
         if target.occupancy(binary, launch, there.limits) == 0:
-            why = why or f"a block of {launch.block[0]} threads with {binary.registers} registers each does not fit"
+            if candidate is item:
+                why = f"a block of {launch.block[0]} threads with {binary.registers} registers each does not fit"
             continue
         return _Built(candidate, genome, source, binary), "" if candidate is item else why or _SHARED
     return None, why

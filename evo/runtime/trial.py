@@ -28,9 +28,9 @@ _FREE_SIZE = 64
 """What sizes that are not compiled in are at most in a trial."""
 
 _ROUNDS, _ROUNDS_ON_CPU = 3, 7
-"""Of which the shortest counts: what disturbs a call only adds to its time."""
-_LONGEST_RACE_S = 0.2
-"""On a CPU: what takes longer has one round."""
+"""Of which the shortest counts: what disturbs a call only adds to its time. On a CPU at least so many."""
+_WARM_S, _LONGEST_RACE_S = 0.05, 0.2
+"""On a CPU, whose threads wake slowly at first: rounds go on for so long at least, and none begins after so long."""
 _LEAD_CYCLES = 1 << 20
 """Of the GPU's clock, about half a millisecond: so long the GPU waits, while the CPU enqueues all rounds."""
 
@@ -137,14 +137,13 @@ def _times_on_gpu(calls: Sequence[Callable[[], object]], place: torch.device) ->
 
 def _times_on_cpu(calls: Sequence[Callable[[], object]]) -> list[float]:
     """Seconds."""
-    shortest, ends = [math.inf] * len(calls), time.perf_counter() + _LONGEST_RACE_S
-    for number in range(_ROUNDS_ON_CPU):
-        if number and time.perf_counter() > ends:
-            break
+    shortest, first, rounds, spent = [math.inf] * len(calls), time.perf_counter(), 0, 0.0
+    while spent < _WARM_S or (rounds < _ROUNDS_ON_CPU and spent < _LONGEST_RACE_S):
         for i, call in enumerate(calls):
             began = time.perf_counter()
             call()
             shortest[i] = min(shortest[i], time.perf_counter() - began)
+        rounds, spent = rounds + 1, time.perf_counter() - first
     return shortest
 
 

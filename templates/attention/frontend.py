@@ -402,7 +402,8 @@ class _Draw:
         return self.added(seen) if additive else seen
 
     def added(self, seen: Tensor) -> Tensor:
-        return self.normal(*seen.shape).masked_fill(~seen, -torch.inf)
+        """Values for the keys: a number for each pair would take more memory than the calls that masks are made for."""
+        return torch.where(seen, self.normal(seen.shape[-1]), -torch.inf)
 
     def shifted(self, tensor: Tensor) -> Tensor:
         """The same values one element past an aligned address."""

@@ -195,6 +195,8 @@ def _validate(problem: Workload) -> str:
     masked, axes = bool(problem.option("attn_mask")), str(problem.option("mask_axes"))
     if problem.option("additive") and not masked:
         return "additive says of attn_mask that it is added, and there is none"
+    if axes != OPTIONS["mask_axes"] and not masked:
+        return "mask_axes says of attn_mask which axes it has, and there is none"
     if problem.option("causal") and masked:
         return "causal and attn_mask exclude each other, as in PyTorch"
     if not axes or axes != "".join(axis for axis in "bhqk" if axis in axes):
@@ -202,7 +204,7 @@ def _validate(problem: Workload) -> str:
     if (precision := problem.option("precision")) not in ("float", "half"):
         return f"precision must be one of float, half, got {precision!r}"
     if precision == "half" and (problem.dtype != "float16" or problem.option("lse")):
-        return "precision=half is for float16 without lse"
+        return "precision=half is for float16 on CUDA, without lse"
     if problem.option("layout") not in LAYOUTS:
         return f"layout must be one of {', '.join(LAYOUTS)}, got {problem.option('layout')!r}"
     return ""
