@@ -99,7 +99,7 @@ def test_a_single_prefill_is_taken_in_its_memory_order(tmp_path: Path) -> None:
     write(tmp_path, PREFILL, {"qo_len": 100, "kv_len": 300}, inputs=SCALE)
     assert keys(tmp_path) == [
         "batch=1,heads=32,kv_heads=8,q_len=100,kv_len=300,head_dim=128,dtype=bfloat16,"
-        "causal=true,layout=bshd,lse=false,scale=0.125"
+        "additive=false,attn_mask=false,causal=true,layout=bshd,lse=false,mask_axes=qk,precision=float,scale=0.125"
     ]
 
 

@@ -42,7 +42,7 @@ def test_a_folder_holds_a_manifest_and_sources_and_all_are_as_they_were(package:
     del found["manifest.json"]
     assert {name: hashlib.sha256(data).hexdigest() for name, data in found.items()} == manifest["files"]
     records = [*manifest["variants"], *manifest["general"]]
-    assert {record["source"] for record in records} == set(found)
+    assert {record["source"] for record in records} == set(found) | set(manifest["edited"])
     for record in records:
         Variant(package, -1, record).source()  # raises for another one than was exported
 

@@ -144,6 +144,24 @@ def test_what_does_not_compile_elsewhere_gives_way_to_what_does(
     assert "error: " in variant["instead_of"]["reason"]
 
 
+def test_few_variants_of_a_covering_run_serve_other_architectures(hopper: ExportRequest, tmp_path: Path) -> None:
+    plain, clustered = hopper.items
+    chains = 1 if plain.genome.parameters["accumulators"] == 2 else 2
+    shared = changed(clustered, accumulators=chains, cluster=1, reduction="warp").genome
+    alike = [replace(item, genome=shared, score=1.05) for item in hopper.items]
+    own = replace(changed(clustered, cluster=1, reduction="warp", min_blocks=1), candidate="test/own", score=1.0)
+    items = (
+        replace(plain, score=1.0, alternatives=(replace(alike[0], candidate="test/shared"),)),
+        replace(clustered, score=0.9, alternatives=(own, replace(alike[1], candidate="test/shared too"))),
+    )
+    MODULE.export(replace(hopper, out=tmp_path / "one", items=items, few=True, builds=("sm_90", "sm_89")))
+    elsewhere = [v for v in manifest_of(tmp_path / "one")["variants"] if v["arch"] == "sm_89"]
+    assert [v["candidate"] for v in elsewhere] == ["test/shared", "test/shared too"]
+    assert elsewhere[0]["genome"] == elsewhere[1]["genome"]
+    assert "serves several" in elsewhere[0]["instead_of"]["reason"]
+    assert elsewhere[1]["instead_of"]["reason"] == "there is no cluster=2"
+
+
 def test_winners_of_several_runs_are_one_package(hopper: ExportRequest, tmp_path: Path) -> None:
     """Each was measured on its own architecture; what neither was measured on is compiled once."""
     ada = request_for("cuda", "sm_89", tmp_path / "one", TEXTS[0])
