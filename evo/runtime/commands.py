@@ -131,7 +131,7 @@ def _show(frontend: Any, options: argparse.Namespace) -> tuple[list[dict[str, An
             print(f"  found on {v['measured_arch']} and never timed on this architecture")
         for p in (v, *v["points"]):
             if r := p["recorded"]:
-                at = "" if p is v else f"serves {p['workload']}: "
+                at = "" if p is v else f"{'serves' if r['speedup_high'] >= 1 else 'leaves to PyTorch'} {p['workload']}: "
                 print(f"  {at}{r['how']} on {r['device']}: {r['own_us']:.2f} us, speed-up over PyTorch {_gain(r)}")
     return variants, 0
 
