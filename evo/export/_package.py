@@ -9,7 +9,7 @@ import math
 import platform
 import re
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from itertools import chain, combinations
@@ -91,16 +91,17 @@ def build_package(kernel: Kernel, parts: Sequence[ExportRequest]) -> tuple[dict[
     left_out: list[dict[str, str]] = []
     files: dict[str, bytes] = {}
     headers: dict[str, str] = {}
-    few: dict[tuple[int, str], list[str]] = {}
+    few: dict[tuple[int, str], Mapping[Workload, Sequence[ExportItem]]] = {}
     for number, item, arch in _wanted(parts):
         part, why = parts[number], ""
         target, source = find_target(part.target), _source_as_measured(kernel, part, item)
         if arch == part.arch:
             built: _Built | None = _Built(item, item.genome, source, _compile(target, source, arch))
         else:
-            if part.few and (number, arch) not in few and arch.partition("_")[2] != part.arch.partition("_")[2]:
-                few[number, arch] = _few_elsewhere(kernel, target, part, arch)
-            built, why = _build_elsewhere(kernel, target, item, arch, few.get((number, arch), ()))
+            there = (number, arch.partition("_")[2])  # PTX is as machine code of its number
+            if part.few and there not in few and there[1] != part.arch.partition("_")[2]:
+                few[there] = _few_elsewhere(kernel, target, part, arch)
+            built, why = _build_elsewhere(kernel, target, item, arch, few.get(there, {}).get(item.workload, ()))
         told = {"candidate": item.candidate, "reason": why}
         if built is None:
             left_out.append({**told, "workload": item.workload.key, "target": target.name, "arch": arch})
@@ -174,14 +175,15 @@ def _compile(target: Target, source: Source, arch: str) -> Binary:
         return target.compile(source, arch, Path(workdir))
 
 
-def _few_elsewhere(kernel: Kernel, target: Target, part: ExportRequest, arch: str) -> list[str]:
-    """Digests of the genomes that are to serve the workloads on an architecture where nothing was measured: few that were
-    fast where it was."""
-    times = []
-    for item in part.items:
-        there = _Elsewhere(kernel, target, item.workload, arch)
-        times.append({variant: candidate.score for candidate, variant in [*there.fast(item)][::-1]})  # the least of each
-    return choose(times, within=_WITHIN_ELSEWHERE)
+def _few_elsewhere(
+    kernel: Kernel, target: Target, part: ExportRequest, arch: str
+) -> dict[Workload, Sequence[ExportItem]]:
+    """The candidates, by workload, that are to serve it on an architecture where nothing was measured: of few genomes that
+    were fast where it was, the fastest first."""
+    fast = {i.workload: list(_Elsewhere(kernel, target, i.workload, arch).fast(i)) for i in part.items}
+    times = [{variant: c.score for c, variant in reversed(found)} for found in fast.values()]  # the least of each
+    chosen = choose(times, within=_WITHIN_ELSEWHERE)
+    return {workload: [c for c, variant in found if variant in chosen] for workload, found in fast.items()}
 
 
 class _Elsewhere:
@@ -223,15 +225,14 @@ class _Elsewhere:
 
 
 def _build_elsewhere(
-    kernel: Kernel, target: Target, item: ExportItem, arch: str, few: Collection[str]
+    kernel: Kernel, target: Target, item: ExportItem, arch: str, preferred: Sequence[ExportItem]
 ) -> tuple[_Built | None, str]:
-    """The item, or else the best of its alternatives, for an architecture it was not measured on; None if there is none.
-    And why it is not the item; empty if it is. few: the variants that are preferred.
+    """The first of the `preferred`, or else the item, or the best of its alternatives, for an architecture it was not
+    measured on; None if there is none. And why it is not the item; empty if it is.
 
     Raises DeviceError for an unknown architecture; TemplateError.
     """
     there = _Elsewhere(kernel, target, item.workload, arch)
-    preferred = [candidate for candidate, variant in there.fast(item) if variant in few] if few else []
     why, compilations, tried = "; ".join(there.point(item.genome)[1]), 0, set[str]()
     for candidate in chain(preferred, [item], item.alternatives):
         point, broken = there.point(candidate.genome)

@@ -17,8 +17,8 @@ import torch
 
 from .package import Busy, Unavailable, Variant
 
-_SMEM_WITHOUT_OPT_IN = 48 * 1024
-_PORTABLE_CLUSTER = 8
+SMEM_WITHOUT_OPT_IN = 48 * 1024
+PORTABLE_CLUSTER = 8
 _LARGEST_GRID, _LARGEST_AXIS = 2**31 - 1, 65_535
 _STATIC_SMEM, _REGISTERS, _DYNAMIC_SMEM, _LARGE_CLUSTER = 1, 4, 8, 14  # CUfunction_attribute
 _CLUSTER_DIMENSION, _PROGRAMMATIC = 4, 6  # CUlaunchAttributeID
@@ -175,10 +175,10 @@ def _load_functions(image: bytes, name: str, variant: Variant) -> tuple[int, int
     unaligned = look_up(f"{entry}_unaligned").value if plan.alignment > 1 else 0
     function = look_up(entry)
     _ask("cuFuncGetAttribute", fails, ctypes.byref(found), _STATIC_SMEM, function)
-    if plan.smem_bytes + found.value > _SMEM_WITHOUT_OPT_IN:
+    if plan.smem_bytes + found.value > SMEM_WITHOUT_OPT_IN:
         needed = f"{name} needs {plan.smem_bytes} bytes of shared memory a block"
         _ask("cuFuncSetAttribute", needed, function, _DYNAMIC_SMEM, plan.smem_bytes)
-    if plan.cluster > _PORTABLE_CLUSTER:
+    if plan.cluster > PORTABLE_CLUSTER:
         _ask("cuFuncSetAttribute", f"{name} needs clusters of {plan.cluster} blocks", function, _LARGE_CLUSTER, 1)
     assert function.value is not None
     assert unaligned is not None

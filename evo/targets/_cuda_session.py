@@ -21,7 +21,7 @@ from evo.errors import EngineError, LaunchError
 from evo.evaluation import Binary
 from evo.problem.kernel import Launch, Limits
 from evo.problem.render import Source
-from evo.runtime.cuda import Frame, current_stream, load_driver
+from evo.runtime.cuda import PORTABLE_CLUSTER, SMEM_WITHOUT_OPT_IN, Frame, current_stream, load_driver
 from evo.targets import EVICTION_MULTIPLE, DeviceInfo, Hazards, find_target
 from evo.targets.cuda import driver, driver_version, error_text, expect, nvrtc_version, pci_bus, ptx_advice
 
@@ -248,10 +248,6 @@ def _nvml() -> tuple[Any, Any]:
     return None, None
 
 
-_SMEM_WITHOUT_OPT_IN = 48 * 1024
-_PORTABLE_CLUSTER = 8
-
-
 class CudaLoaded:
     """A loaded entry point: packs arguments and launches on PyTorch's current stream."""
 
@@ -265,8 +261,8 @@ class CudaLoaded:
         smem = expect(self._driver.cuFuncGetAttribute(attribute, self._function), f"loading {entry!r}")
         self._smem_static_bytes = int(smem)
         self._sizes = self._parameter_sizes()
-        self._smem_allowed = _SMEM_WITHOUT_OPT_IN - self._smem_static_bytes
-        self._cluster_allowed = _PORTABLE_CLUSTER
+        self._smem_allowed = SMEM_WITHOUT_OPT_IN - self._smem_static_bytes
+        self._cluster_allowed = PORTABLE_CLUSTER
         self._frame: tuple[object, Frame | None] = (None, None)
         self._checked_form: str | None = None
 
@@ -374,7 +370,7 @@ class CudaLoaded:
             expect(result, f"raising the shared memory of {self._entry!r} to {launch.smem_bytes} bytes")
             self._smem_allowed = launch.smem_bytes
         if launch.cluster > self._cluster_allowed:
-            key = attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+            key = attribute.CU_FUNC_ATTRIBUTE_NONPORTABLE_CLUSTER_SIZE_ALLOWED
             result = self._driver.cuFuncSetAttribute(self._function, key, 1)
             expect(result, f"allowing clusters of {launch.cluster}")
             self._cluster_allowed = launch.cluster

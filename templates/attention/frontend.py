@@ -329,7 +329,8 @@ def timed(sizes: dict[str, int], dtype: torch.dtype, device: torch.device, seed:
     shape = (sizes["batch"], sizes["heads"], sizes["kv_heads"], sizes["q_len"], sizes["kv_len"], sizes["head_dim"])
     if sizes["attn_mask"]:
         seen = torch.ones(shape[3:5], dtype=torch.bool, device=device).tril(shape[4] - shape[3])
-        mask = draw.added(seen) if sizes["additive"] else seen
+        # One number a key: one for each pair would take more memory than the calls that masks are made for.
+        mask = torch.where(seen, draw.normal(shape[4]), -torch.inf) if sizes["additive"] else seen
     return (*draw.call(*shape), mask, 0.0, bool(sizes["causal"]), None, sizes["heads"] != sizes["kv_heads"])
 
 
@@ -399,11 +400,7 @@ class _Draw:
         """Any half of the keys is seen, and the first by all queries."""
         seen = self.normal(*shape) > 0
         seen[..., 0] = True
-        return self.added(seen) if additive else seen
-
-    def added(self, seen: Tensor) -> Tensor:
-        """Values for the keys: a number for each pair would take more memory than the calls that masks are made for."""
-        return torch.where(seen, self.normal(seen.shape[-1]), -torch.inf)
+        return self.normal(*shape).masked_fill(~seen, -torch.inf) if additive else seen
 
     def shifted(self, tensor: Tensor) -> Tensor:
         """The same values one element past an aligned address."""
