@@ -241,7 +241,7 @@ def new_sizes(package: Package, index: int, place: torch.device, vary: list[str]
         ways |= {"Python launcher": package.launched_from_python}
         for way, within in ways.items():
             with within():
-                own(*made[0])  # its code is there from here on
+                own(*written[0][0], **written[0][1])  # its code is there from here on
                 for turn in ("first", "second"):
                     host = [sample(lambda a=a, n=n: own(*a, **n), place)(1)[0] for a, n in written[1:]]
                     us[f"{way}, {turn} calls"] = 1e6 * median(host)

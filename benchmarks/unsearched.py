@@ -32,7 +32,7 @@ import torch
 from exported import Package, add_packages, load_all, machine
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-LEAD_CYCLES = 4 << 20
+LEAD_CYCLES = 32 << 20
 SLOWER = 1.03
 MOST_BYTES, MOST_FLOPS = 2 << 30, 2e12
 ADA = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]

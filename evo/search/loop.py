@@ -8,6 +8,7 @@ which then is in the state it was in.
 
 import queue
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -23,12 +24,16 @@ from evo.executors import Executor, InFlight
 from evo.lineage import Stage, StoredRun
 from evo.lineage.store import Store
 from evo.measure import Incumbent
+from evo.problem.genome import Genome
 from evo.problem.kernel import Launch
 from evo.problem.space import Space
 from evo.search.samplers import Exhausted, Sampler, find_sampler
 from evo.search.tasks import TaskExecutor, tasks_of
 
 _TICK_S = 0.2
+
+WITHIN = 0.03
+"""How much longer than the fastest variant that is known for a task one may take that serves many."""
 
 _FINALS_RESERVE = 0.15
 _FINALS_RESERVE_MAX_S = 20.0
@@ -129,8 +134,10 @@ class _Task:
     """Likewise, but the first that was told: this order does not depend on what finished first."""
     best_told: float | None = None
     incumbent: Incumbent | None = None
-    offers: dict[int, Proposal] = field(default_factory=dict)
-    """Where tasks exchange what works: by task, the latest best of another that this one has not tried."""
+    near: dict[Genome, tuple[float, int]] = field(default_factory=dict)
+    """Where tasks exchange what works: ratio and order of what is nearly as fast as this one's best, which is the first."""
+    offered: set[Genome] = field(default_factory=set)
+    """Likewise: of others, what this one has tried or cannot try."""
     idle: int = 0
     """Likewise: proposals since it last improved; an improvement halves it."""
 
@@ -237,7 +244,7 @@ class Search:
             number = min(self._open_tasks, key=lambda n: (self._tasks[n].idle, n))
         task = self._tasks[number]
         try:
-            proposal = self._adopted(task, order) or task.sampler.ask(order)
+            proposal = (self._adopted(number, order) if self._exchanging else None) or task.sampler.ask(order)
         except Exhausted:
             self._open_tasks.remove(number)
             return
@@ -251,11 +258,21 @@ class Search:
         future = task.executor.build(proposal.genome)
         self._when_done(future, lambda done: self._on_build(candidate, done.result()))
 
-    def _adopted(self, task: _Task, order: int) -> Proposal | None:
-        """What another task offers and this one takes; at most every second proposal."""
-        while task.offers and task.idle % 2:
-            migrant = task.offers.pop(next(iter(task.offers)))
-            if task.space.is_legal(migrant.genome.parameters) and task.sampler.adopt(order, migrant):
+    def _adopted(self, number: int, order: int) -> Proposal | None:
+        """Of what this task has not tried, that which serves most of the others, the nearest first; at most every second
+        proposal. What serves one alone is offered if it is the best there."""
+        task, serves, origins = self._tasks[number], Counter[Genome](), dict[Genome, int]()
+        for other in sorted(range(len(self._tasks)), key=lambda n: abs(n - number)) if task.idle % 2 else ():
+            for place, (genome, (_, origin)) in enumerate(self._tasks[other].near.items()):
+                if genome not in task.offered:
+                    serves[genome] += 1 if place else 2
+                    origins.setdefault(genome, origin)
+        for genome, count in serves.most_common():
+            if count < 2:
+                break
+            task.offered.add(genome)
+            migrant = Proposal(genome=genome, operator="migration", parents=(Parent(order=origins[genome]),))
+            if task.space.is_legal(genome.parameters) and task.sampler.adopt(order, migrant):
                 return migrant
         return None
 
@@ -272,13 +289,12 @@ class Search:
             task.best_told = ratio
             self._told_since_better = 0
             task.idle //= 2
-            genome, origin = candidate.proposal.genome, Parent(order=candidate.order)
-            migrant = Proposal(genome=genome, operator="migration", parents=(origin,))
-            for other in self._tasks if self._exchanging else ():
-                if other is not task:
-                    other.offers[candidate.task] = migrant
         else:
             self._told_since_better += 1
+        if self._exchanging and ratio is not None and not candidate.disturbed:
+            own = (candidate.proposal.genome, (ratio, candidate.order))
+            found = [own, *task.near.items()] if better else [*task.near.items(), own]
+            task.near = {g: (r, o) for g, (r, o) in found if r <= (1 + WITHIN) * found[0][1][0]}
         self._told += 1
 
     def _wait(self) -> None:

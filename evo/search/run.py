@@ -29,13 +29,11 @@ from evo.measure.clock import noise_floor
 from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel, Workload, load_kernel
 from evo.problem.space import Value
-from evo.search.loop import Budget, Observer, Search, StopReason, default_max_in_flight
+from evo.search.loop import WITHIN, Budget, Observer, Search, StopReason, default_max_in_flight
 from evo.search.tasks import TaskExecutor, tasks_of
 from evo.targets import Target, find_target
 
 _FINALS_BATCHES = 3
-_WITHIN = 0.03
-"""How much longer than the fastest variant that is known for a point the one that serves it may take."""
 _MOST_VARIANTS = 12
 """For one dtype."""
 _CONFIRMATIONS = 2
@@ -252,26 +250,24 @@ def _hold_covering_finals(
     count: int,
     begins: Callable[[Workload], None],
 ) -> tuple[Finals, ...]:
-    """Where few variants are to serve all tasks. Finalists of a task are its fastest, and what is the fastest of others; all
-    races are held before it is decided which variants are kept, and the fastest of these is confirmed for each task. A
-    variant is a genome, whatever is compiled in for a task."""
+    """Where few variants are to serve all tasks. A variant is a genome, whatever is compiled in for a task. Finalists of a
+    task are its fastest, and its fastest of those that would be kept by the search's own times; all races are held before it
+    is decided which are kept, and the fastest of these is confirmed for each task."""
     elites = [search.elites(number) for number in range(len(tasks))]
-    best = {found[0].proposal.genome for found in elites if found}
+    dtypes = [task.workload.dtype for task in tasks]
+    likely = _few(dtypes, [{c.proposal.genome.digest: c.ratio for c in found if c.ratio} for found in elites])
     races = []
     for task, found in zip(tasks, elites, strict=True):
         begins(task.workload)
         first = (count + 1) // 2
-        shared = [c for c in found[first:] if c.proposal.genome in best]
+        shared = [c for c in found[first:] if c.proposal.genome.digest in likely[task.workload.dtype]]
         races.append(hold_race(task, [*found[:first], *shared][:count]))
-    times: dict[str, list[dict[str, float]]] = {}
-    for task, (finalists, timings) in zip(tasks, races, strict=True):
+    times = []
+    for finalists, timings in races:
         ratios = {t.contender: t.ratio for t in timings if t.ratio is not None}
         raced = [f for f in finalists if f.passed and f.name in ratios]
-        own = {f.candidate.proposal.genome.digest: ratios[f.name] for f in raced}
-        times.setdefault(task.workload.dtype, []).append(own)
-    few: dict[str, list[str]] = {}
-    for dtype, points in times.items():
-        few[dtype] = choose(points, preferred=[v for chosen in few.values() for v in chosen])
+        times.append({f.candidate.proposal.genome.digest: ratios[f.name] for f in raced})
+    few = _few(dtypes, times)
     held = []
     for number, (task, race) in enumerate(zip(tasks, races, strict=True)):
         kept = few[task.workload.dtype]
@@ -281,8 +277,17 @@ def _hold_covering_finals(
     return tuple(held)
 
 
+def _few(dtypes: Sequence[str], times: Sequence[Mapping[str, float]]) -> dict[str, list[str]]:
+    """The variants to keep of each dtype, many of them those of another."""
+    few: dict[str, list[str]] = {}
+    for dtype in dict.fromkeys(dtypes):
+        own = [known for known, of in zip(times, dtypes, strict=True) if of == dtype]
+        few[dtype] = choose(own, preferred=[v for chosen in few.values() for v in chosen])
+    return few
+
+
 def choose(
-    times: Sequence[Mapping[str, float]], within: float = _WITHIN, most: int = _MOST_VARIANTS, preferred: Sequence[str] = ()
+    times: Sequence[Mapping[str, float]], within: float = WITHIN, most: int = _MOST_VARIANTS, preferred: Sequence[str] = ()
 ) -> list[str]:
     """The variants to keep, of those that have times at some points, one mapping a point. Choosing the fewest is set cover;
     the greedy choice is used, which is within a factor of ln(points) of that (Chvatal 1979).
@@ -307,7 +312,7 @@ def choose(
             waiting = {i for i in waiting if best not in excess[i] or excess[i][best] > within}
         if len(chosen) <= most or within > 1:
             return chosen[:most]
-        within *= 1.5
+        within *= 1.1
 
 
 def _store_finals(store: Store, run: StoredRun, task: int, finals: Finals, elapsed_s: float) -> None:

@@ -370,7 +370,7 @@ class CudaLoaded:
             expect(result, f"raising the shared memory of {self._entry!r} to {launch.smem_bytes} bytes")
             self._smem_allowed = launch.smem_bytes
         if launch.cluster > self._cluster_allowed:
-            key = attribute.CU_FUNC_ATTRIBUTE_NONPORTABLE_CLUSTER_SIZE_ALLOWED
+            key = attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
             result = self._driver.cuFuncSetAttribute(self._function, key, 1)
             expect(result, f"allowing clusters of {launch.cluster}")
             self._cluster_allowed = launch.cluster
