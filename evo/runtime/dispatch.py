@@ -19,6 +19,8 @@ from .trial import Call, Loaded, Table, race
 
 _RACING = 2
 """Variants that a race is between, beside PyTorch."""
+_GAIN = 1.03
+"""How many times PyTorch's speed wins a race: its few rounds are not surer than that."""
 _MOST_ENTRIES = 4096
 """That a table keeps; the oldest goes first."""
 
@@ -230,7 +232,7 @@ class Dispatch(Table):
             builds, where = [fastest.variant], "x".join(map(str, sizes.values()))
             if not disturbed:  # else the next process has another
                 keep(name, json.dumps([str(fastest.variant), ratio, where]).encode())
-        slower = faster_torch(where, "this machine", ratio) if ratio > 1 else ""
+        slower = faster_torch(where, "this machine", ratio) if ratio * _GAIN > 1 else ""
         return Member(builds, sizes, True, slower, f", raced here at {where}: {1 / ratio:.2f} times PyTorch's speed")
 
     def _race_file(self, bucket: tuple[Any, ...]) -> str:

@@ -246,8 +246,9 @@ def slower(record: Mapping[str, Any]) -> str:
 
 
 def faster_torch(sizes: str, where: str, ratio: float) -> str:
-    """ratio: a variant's time over PyTorch's."""
-    return f"measured to be faster at {sizes} on {where}, where a variant has {1 / ratio:.2f} times its speed"
+    """ratio: a variant's time over PyTorch's. Up to 1 it is said to be as fast."""
+    verdict = "faster" if ratio > 1 else "as fast"
+    return f"measured to be {verdict} at {sizes} on {where}, where a variant has {1 / ratio:.2f} times its speed"
 
 
 def cache_folder(create: bool = True) -> Path | None:

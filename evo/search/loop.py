@@ -136,8 +136,8 @@ class _Task:
     incumbent: Incumbent | None = None
     near: dict[Genome, tuple[float, int]] = field(default_factory=dict)
     """Where tasks exchange what works: ratio and order of what is nearly as fast as this one's best, which is the first."""
-    offered: set[Genome] = field(default_factory=set)
-    """Likewise: of others, what this one has tried or cannot try."""
+    tried: set[Genome] = field(default_factory=set)
+    """Likewise: what was proposed for this one, or is not legal for it."""
     idle: int = 0
     """Likewise: proposals since it last improved; an improvement halves it."""
 
@@ -249,6 +249,7 @@ class Search:
             self._open_tasks.remove(number)
             return
         task.idle += 1
+        task.tried.add(proposal.genome)
         candidate = Candidate(order=order, task=number, proposal=proposal)
         self._candidates.append(candidate)
         if order in self._recorded:
@@ -264,15 +265,16 @@ class Search:
         task, serves, origins = self._tasks[number], Counter[Genome](), dict[Genome, int]()
         for other in sorted(range(len(self._tasks)), key=lambda n: abs(n - number)) if task.idle % 2 else ():
             for place, (genome, (_, origin)) in enumerate(self._tasks[other].near.items()):
-                if genome not in task.offered:
+                if genome not in task.tried:
                     serves[genome] += 1 if place else 2
                     origins.setdefault(genome, origin)
         for genome, count in serves.most_common():
             if count < 2:
                 break
-            task.offered.add(genome)
-            migrant = Proposal(genome=genome, operator="migration", parents=(Parent(order=origins[genome]),))
-            if task.space.is_legal(genome.parameters) and task.sampler.adopt(order, migrant):
+            task.tried.add(genome)
+            if task.space.is_legal(genome.parameters):
+                migrant = Proposal(genome=genome, operator="migration", parents=(Parent(order=origins[genome]),))
+                task.sampler.adopt(order, migrant)
                 return migrant
         return None
 

@@ -51,9 +51,13 @@ def test_a_race_decides_for_all_problems_of_its_bucket_and_is_remembered(
     module.also_serve(measure=True)
     for rows, cols in ((300, 100), (301, 101), (64, 900)):
         raced = "64x900" if cols == 900 else "300x100"
-        assert f"raced here at {raced}: " in (found := way(module, rows, cols)) or f"faster at {raced} on this" in found
+        assert f" at {raced}" in way(module, rows, cols)
     assert len(list(cache.glob("race-*"))) == 2
-    for ratio, said in ((0.5, ", raced here at 300x100: 2.00 times PyTorch's speed, "), (2.0, "; also_serve(slower=True)")):
+    for ratio, said in (
+        (0.5, ", raced here at 300x100: 2.00 times PyTorch's speed, "),
+        (0.99, "PyTorch: measured to be as fast at 300x100 on this machine, where a variant has 1.01 times its speed; "),
+        (2.0, "; also_serve(slower=True)"),
+    ):
         decide(cache, "300x100", ratio)
         later = use(Path(shutil.copytree(copy_of, tmp_path / f"later_{ratio:.0f}")))  # as in another process
         later.also_serve(measure=True)

@@ -42,9 +42,8 @@ class Sampler(Protocol):
         """
         ...
 
-    def adopt(self, order: int, migrant: Proposal) -> bool:
-        """Takes a legal genome from elsewhere for a proposal of its own, to be known as `order`. False: it was proposed
-        before, and nothing has happened."""
+    def adopt(self, order: int, migrant: Proposal) -> None:
+        """Takes a legal genome from elsewhere, never proposed before, for a proposal of its own, to be known as `order`."""
         ...
 
     def tell(self, order: int, score: float | None, duplicate_of: int | None = None) -> None:

@@ -101,11 +101,10 @@ class EvolutionSampler:
         self._expect(order, proposal, seeding=seeding)
         return proposal
 
-    def adopt(self, order: int, migrant: Proposal) -> bool:
-        if new := migrant.genome in self._unseen:
-            seeding = self._told < self._config.seeding and self._seeder.adopt(order, migrant)
-            self._expect(order, migrant, seeding=seeding)
-        return new
+    def adopt(self, order: int, migrant: Proposal) -> None:
+        if seeding := self._told < self._config.seeding:
+            self._seeder.adopt(order, migrant)
+        self._expect(order, migrant, seeding=seeding)
 
     def _expect(self, order: int, proposal: Proposal, *, seeding: bool) -> None:
         self._unseen.remember(proposal.genome)

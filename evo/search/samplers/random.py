@@ -23,10 +23,8 @@ class RandomSampler:
         self._unseen.remember(proposal.genome)
         return proposal
 
-    def adopt(self, order: int, migrant: Proposal) -> bool:
-        if new := migrant.genome in self._unseen:
-            self._unseen.remember(migrant.genome)
-        return new
+    def adopt(self, order: int, migrant: Proposal) -> None:
+        self._unseen.remember(migrant.genome)
 
     def tell(self, order: int, score: float | None, duplicate_of: int | None = None) -> None:
         """Random search learns nothing."""

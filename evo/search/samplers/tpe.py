@@ -68,17 +68,14 @@ class TpeSampler:
 
     def ask(self, order: int) -> Proposal:
         proposal = self._propose()
-        self._unseen.remember(proposal.genome)
-        self._model.mark_pending(order, proposal.genome.parameters)
+        self.adopt(order, proposal)
         if proposal.operator == "start":
             self._given.add(order)
         return proposal
 
-    def adopt(self, order: int, migrant: Proposal) -> bool:
-        if new := migrant.genome in self._unseen:
-            self._unseen.remember(migrant.genome)
-            self._model.mark_pending(order, migrant.genome.parameters)
-        return new
+    def adopt(self, order: int, migrant: Proposal) -> None:
+        self._unseen.remember(migrant.genome)
+        self._model.mark_pending(order, migrant.genome.parameters)
 
     def tell(self, order: int, score: float | None, duplicate_of: int | None = None) -> None:
         self._told += order not in self._given
