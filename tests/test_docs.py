@@ -33,17 +33,15 @@ def test_the_reference_of_the_example_is_what_its_baseline_computes(kernel: Kern
     for data in kernel.data:
         drawn = kernel.inputs(workload, data, torch.Generator().manual_seed(1))
         wide = {name: tensor.double() for name, tensor in drawn.items()}
-        expected = kernel.reference(wide, workload)["y"]
-        assert torch.allclose(kernel.baseline("torch").call(wide, workload), expected)
-        assert expected.std() > 0.1
+        expected = kernel.reference(wide, workload)
+        assert torch.allclose(kernel.baseline("torch").call(wide, workload), expected, equal_nan=True)
+        assert data in ("tiny", "non_finite") or expected.std() > 0.1
 
 
 def test_every_point_of_the_example_compiles(kernel: Kernel, tmp_path: Path) -> None:
     target, workload = find_target("cuda"), kernel.workload("cuda", "rows=64,cols=100,dtype=float16")
     space = kernel.space("cuda", workload, target.limits(ARCH))
-    points = list(space.points())
-    assert {point["threads"] for point in points} == {32, 64}, "100 columns leave no use for more threads"
-    for point in points:
+    for point in space.points():
         source = render(kernel, "cuda", Genome.of(point), workload, ARCH)
         assert f"THREADS = {point['threads']}" in source.text
         assert target.compile(source, ARCH, tmp_path).code

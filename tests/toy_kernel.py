@@ -18,9 +18,7 @@ _KERNEL = '''
 import time
 from pathlib import Path
 
-from evo.problem.kernel import (
-    Argument, Baseline, Case, Cost, Dimension, Kernel, LaunchPlan, Tolerance, Workload,
-)
+from evo.problem.kernel import Argument, Case, Dimension, Kernel, LaunchPlan, Tolerance, Workload
 from evo.problem.space import Categorical, Constraint, Ordinal, Space
 
 MODES = {modes!r}
@@ -33,12 +31,6 @@ COMPILING = []
 def note(event):
     with LOG.open("a") as file:
         file.write(f"{{event}} {{time.monotonic():.6f}}\\n")
-
-
-def inputs(workload, data, generator):
-    import torch
-
-    return {{"x": torch.randn(workload.dim("n"), generator=generator, device=generator.device)}}
 
 
 def case(n):
@@ -66,25 +58,12 @@ KERNEL = Kernel(
     entry="twice",
     dimensions=(Dimension(name="n", low=0, high=1 << 20),),
     dtypes={{{target!r}: ("float32",)}},
-    options={{}},
-    compile_time_dims={{{target!r}: ()}},
-    arguments=(
-        Argument(name="x", kind="input"),
-        Argument(name="y", kind="output", shape=("n",)),
-        Argument(name="n", kind="scalar", dtype="int64"),
-    ),
+    arguments=(Argument(name="x", kind="input", shape=("n",)), Argument(name="y", kind="output", shape=("n",))),
     tolerance={{"float32": Tolerance(atol=1e-6, rtol=1e-6)}},
     reference=lambda inputs, workload: {{"y": 2 * inputs["x"]}},
-    inputs=inputs,
     data=("normal",),
     cases=lambda target, workload: [case(5), case(64), case(1001)],
-    neighbours=lambda target, workload: (),
-    cost=lambda workload: Cost(bytes=8 * workload.dim("n"), flops=workload.dim("n")),
-    baselines=(
-        Baseline(name="torch", role="reference", call=lambda inputs, workload: inputs["x"] * 2),
-        Baseline(name="copy", role="ceiling", call=lambda inputs, workload: inputs["x"].clone()),
-    ),
-    workloads={{{target!r}: (Workload.of({{"n": 4096}}, "float32"),)}},
+    workloads={{{target!r}: ("n=4096,dtype=float32",)}},
     space=lambda target, workload, limits: Space(
         parameters=(
             Categorical(name="mode", values=MODES, why="temper", structural=True),

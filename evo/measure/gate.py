@@ -315,7 +315,9 @@ def allocate_outputs(kernel: Kernel, workload: Workload, device: torch.device) -
 
 
 def as_outputs(kernel: Kernel, workload: Workload, result: object) -> dict[str, torch.Tensor]:
-    """A baseline's result, a tensor or a sequence of them, by output name. Some outputs may be missing."""
+    """A tensor, a sequence of them or a mapping, by output name. Some outputs may be missing."""
+    if isinstance(result, Mapping):
+        return dict(result)
     tensors = result if isinstance(result, tuple | list) else (result,)
     return dict(zip((a.name for a in kernel.outputs(workload)), tensors, strict=False))
 
@@ -323,7 +325,7 @@ def as_outputs(kernel: Kernel, workload: Workload, result: object) -> dict[str, 
 def expected_outputs(kernel: Kernel, inputs: Tensors, workload: Workload) -> tuple[Expected, ...]:
     """References and bounds for one set of inputs, on their device."""
     wide = {n: t.double() if t is not None and t.is_floating_point() else t for n, t in inputs.items()}
-    references = kernel.reference(wide, workload)
+    references = as_outputs(kernel, workload, kernel.reference(wide, workload))
     same_dtype = kernel.same_dtype or kernel.reference_baseline.call
     own = as_outputs(kernel, workload, same_dtype(inputs, workload))
     found = []

@@ -3,9 +3,7 @@
 `number` changes nothing but the source, so that there are as many different candidates as one likes.
 """
 
-import torch
-
-from evo.problem.kernel import Argument, Baseline, Case, Cost, Dimension, Kernel, LaunchPlan, Tolerance, Workload
+from evo.problem.kernel import Argument, Case, Dimension, Kernel, LaunchPlan, Tolerance, Workload
 from evo.problem.space import Categorical, Ordinal, Space
 
 BUILD_FAULTS = ("compile_error", "compile_bomb", "compile_memory")
@@ -59,10 +57,6 @@ def faults(target: str) -> tuple[str, ...]:
     return (*HARMLESS, *(f for f in BUILD_FAULTS if target == "cpu" or f != "compile_memory"), *own)
 
 
-def inputs(workload, data, generator):
-    return {"x": torch.randn(workload.dim("n"), generator=generator, device=generator.device)}
-
-
 def plan(target, point, workload):
     if target == "cpu":
         return LaunchPlan(threads=1)
@@ -81,24 +75,11 @@ KERNEL = Kernel(
     entry="twice",
     dimensions=(Dimension(name="n", low=0, high=1 << 24),),
     dtypes={"cpu": ("float32",), "cuda": ("float32",)},
-    options={},
-    compile_time_dims={"cpu": (), "cuda": ()},
-    arguments=(
-        Argument(name="x", kind="input"),
-        Argument(name="y", kind="output", shape=("n",)),
-        Argument(name="n", kind="scalar", dtype="int64"),
-    ),
+    arguments=(Argument(name="x", kind="input", shape=("n",)), Argument(name="y", kind="output", shape=("n",))),
     tolerance={"float32": Tolerance(atol=1e-6, rtol=1e-6)},
     reference=lambda inputs, workload: {"y": 2 * inputs["x"]},
-    inputs=inputs,
     data=("normal",),
     cases=lambda target, w: [Case(f"normal {n}", workload(n), "normal") for n in (5, 64, 1001)],
-    neighbours=lambda target, workload: (),
-    cost=lambda workload: Cost(bytes=8 * workload.dim("n"), flops=workload.dim("n")),
-    baselines=(
-        Baseline(name="torch", role="reference", call=lambda inputs, workload: inputs["x"] * 2),
-        Baseline(name="copy", role="ceiling", call=lambda inputs, workload: inputs["x"].clone()),
-    ),
     workloads={"cpu": (workload(1 << 16),), "cuda": (workload(1 << 20),)},
     space=lambda target, workload, limits: Space(
         parameters=(

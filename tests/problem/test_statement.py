@@ -1,0 +1,70 @@
+"""What a statement leaves out is derived, and refuses what a hand-written gate would."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from evo.errors import KernelError
+from evo.measure.gate import Gate
+from evo.problem.genome import Genome
+from evo.problem.kernel import Cost, load_kernel
+from evo.problem.render import render
+from evo.targets import find_target
+
+STATEMENT = """
+from evo.problem.kernel import Argument, Kernel, LaunchPlan
+from evo.problem.space import Ordinal, Space
+
+KERNEL = Kernel(
+    name="scaled",
+    dtypes={"cpu": ("float32",)},
+    options={"bias": True, "eps": 1e-6},
+    arguments=(
+        Argument(name="x", kind="input", shape=("rows", "cols")),
+        Argument(name="bias", kind="input", shape=("cols",), optional=True),
+        Argument(name="y", kind="output", shape=("rows", "cols")),
+    ),
+    reference=lambda i, w: i["x"] / (i["x"].abs().amax(1, True) + w.option("eps")) + (0 if i["bias"] is None else i["bias"]),
+    workloads={"cpu": ("rows=300,cols=1000,dtype=float32",)},
+    space=Space(parameters=(Ordinal(name="unroll", values=(1, 2)),), default={"unroll": 1}),
+    plan=lambda target, point, workload: LaunchPlan(threads=1),
+)
+"""
+SOURCE = """
+#include <cmath>
+extern "C" void scaled(const float* x, const float* bias, float* y, long long rows, long long cols, float eps) {
+    for (long long r = 0; r < rows; ++r) {
+        float most = 0;
+        for (long long c = 0; c < cols; ++c)
+            if (!(std::fabs(x[r * cols + c]) <= most) && most == most) most = std::fabs(x[r * cols + c]);
+        for (long long c = 0; c < cols; ++c) y[r * cols + c] = x[r * cols + c] / (most + eps) + (bias ? bias[c] : 0);
+    }
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [("", ""), ("+ eps", "+ 1e-6f"), ("r < rows", "r < rows / 2 * 2"), ("? bias[c] : 0", "? bias[c] : 1"), ("bias[c]", "1"),
+     ("c < cols; ++c) y", "c < cols / 4 * 4; ++c) y"), (" && most == most", ""), ("most = 0", "most = 9")],
+)  # fmt: skip
+def test_the_derived_gate_passes_what_is_right_alone(tmp_path: Path, right: str, wrong: str) -> None:
+    (tmp_path / "kernel.py").write_text(STATEMENT)
+    (tmp_path / "cpu.cpp.j2").write_text(SOURCE.replace(right, wrong) if right else SOURCE)
+    kernel, target = load_kernel(str(tmp_path)), find_target("cpu")
+    workload, session = kernel.example("cpu"), target.open()
+    assert kernel.cost(workload) == Cost(bytes=4 * (2 * 300 * 1000 + 1000), flops=0)
+    source = render(kernel, "cpu", Genome.of({"unroll": 1}), workload, "native")
+    loaded = session.load(target.compile(source, "native", tmp_path), "scaled")
+    cases = [(c, kernel.launch("cpu", {"unroll": 1}, c.workload, session.limits)) for c in kernel.cases("cpu", workload)]
+    assert {"normal rows=0", "normal bias=False", "tiny eps=4e-06", "normal offset=1"} < {case.name for case, _ in cases}
+    checks = Gate(kernel, "cpu", session, seed=3).run(loaded, cases)
+    assert all(check.passed for check in checks) == (not right), checks
+
+
+def test_an_input_without_a_shape_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "kernel.py").write_text(STATEMENT.replace('kind="input", shape=("cols",)', 'kind="input"'))
+    with pytest.raises(KernelError, match="input 'bias' has no shape; give it one, or the kernel its own"):
+        load_kernel(str(tmp_path))
