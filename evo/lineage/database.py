@@ -15,15 +15,7 @@ from functools import partial
 from glob import escape
 from pathlib import Path
 
-from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event, make_url
-from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import (
-    ArgumentError,
-    DBAPIError,
-    NoSuchModuleError,
-    SQLAlchemyError,
-    StatementError,
-)
+from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event, exc, make_url
 
 from evo.errors import EngineError, StoreError
 
@@ -65,7 +57,7 @@ def locate(where: str | Path) -> Location:
         if "@" in (url.host or ""):  # of a password that should have been escaped
             raise ValueError("@")
         backend, driver = url.get_backend_name(), url.get_driver_name()
-    except (ArgumentError, NoSuchModuleError, ValueError):  # whose words may hold a part of a password
+    except (exc.ArgumentError, exc.NoSuchModuleError, ValueError):  # whose words may hold a part of a password
         raise StoreError(
             f"{_hidden(where)!r} is not a database URL; {_EXAMPLES}, with special characters of a name or password as"
             " %40 for '@'"
@@ -93,7 +85,7 @@ def shown(where: str | Path | URL) -> str:
     try:
         url = make_url(where)
         return _hidden(where) if "@" in (url.host or "") else _render(url)
-    except (ArgumentError, ValueError):
+    except (exc.ArgumentError, ValueError):
         return _hidden(where)
 
 
@@ -158,8 +150,10 @@ def connect(location: Location, *, write: bool) -> Engine:
 
 
 def _connect_server(location: Location, *, write: bool) -> Engine:
-    # A host that drops packets would keep a command waiting for minutes.
-    options = {} if "connect_timeout" in location.url.query else {"connect_timeout": _CONNECT_TIMEOUT_S}
+    # A host that drops packets would keep a command waiting for minutes, and compiling one of evo's queries (JIT) takes
+    # longer than the query.
+    usual = {"connect_timeout": _CONNECT_TIMEOUT_S, "options": "-c jit=off"}
+    options = {name: value for name, value in usual.items() if name not in location.url.query}
     try:
         engine = create_engine(
             location.url, json_serializer=_write_json, pool_pre_ping=True, connect_args=options, hide_parameters=True
@@ -169,15 +163,8 @@ def _connect_server(location: Location, *, write: bool) -> Engine:
             f"{location} needs the Python package 'psycopg' with the library libpq ({first_line(error)}); install them with:"
             " pip install 'evo-kernels[postgres]'"
         ) from error
-    except (ArgumentError, TypeError) as error:  # a driver's word on the URL's options
+    except (exc.ArgumentError, TypeError) as error:  # a driver's word on the URL's options
         raise StoreError(f"{location} cannot be opened: {first_line(error)}") from error
-
-    @event.listens_for(engine, "connect")
-    def configure(connection: DBAPIConnection, record: object) -> None:
-        # A server that compiles queries (JIT) takes longer for that than for any of evo's. Not all know the setting.
-        with closing(connection.cursor()) as cursor:
-            cursor.execute("SELECT set_config(name, 'off', false) FROM pg_settings WHERE name = 'jit'")
-        connection.commit()
 
     if write:
         return engine
@@ -210,13 +197,13 @@ def translated(place: Location) -> Iterator[None]:
     only evo itself can be at fault."""
     try:
         yield
-    except DBAPIError as error:
+    except exc.DBAPIError as error:
         raise _explain(place, error.orig or error, connected=error.statement is not None) from error
     except sqlite3.Error as error:
         raise _explain(place, error, connected=True) from error
-    except (StatementError, ValueError, OverflowError) as error:  # a value was refused before it reached the database
+    except (exc.StatementError, ValueError, OverflowError) as error:  # a value was refused before it reached the database
         raise EngineError(f"a record cannot be stored: {first_line(getattr(error, 'orig', None) or error)}") from error
-    except SQLAlchemyError as error:
+    except exc.SQLAlchemyError as error:
         raise StoreError(f"{place} cannot be used: {first_line(error)}") from error
 
 

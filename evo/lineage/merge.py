@@ -152,11 +152,11 @@ class _Merging:
         wanted = {digest for digest in referred if digest is not None}
         lacking = wanted - known_artefacts(self._ours, wanted)
         artefacts = [dict(row._mapping) for row in rows_of(self._theirs, select(_ARTEFACT), lacking, _ARTEFACT.c.sha256)]
-        insert_rows(self._ours, _ARTEFACT, artefacts)
+        insert_rows(self._ours, "artefact", artefacts)
         self.report.artefacts += len(artefacts)
         for row in rows:
             row |= {name: row[name] + shift for name in _KEYS[table.name] if row[name] is not None}
-        insert_rows(self._ours, table, rows)
+        insert_rows(self._ours, table.name, rows)
 
     def _chunks(self, query: Any) -> Iterator[list[Row]]:
         options: Any = {"yield_per": _ROWS_AT_ONCE}

@@ -1,9 +1,7 @@
 """Rows back into records: runs by their names, and a whole run's candidates in a few sorted passes."""
 
-import gc
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import fields
 from datetime import UTC, datetime
 from itertools import islice
@@ -119,36 +117,35 @@ def read_evaluations(connection: Connection, run: StoredRun) -> list[StoredEvalu
     """Every candidate of the run as it was added, by order, but without source text and binary code."""
     c, p, b = m.Candidate, m.Parentage, m.Build
     first, last = m.key_range(run.id)
-    with _uncollected():
-        parents: dict[int, list[Parent]] = defaultdict(list)
-        edges = select(p.child_id, p.parent_id, p.role).where(p.child_id.between(first, last))
-        for child, parent, role in connection.execute(edges.order_by(p.child_id, p.position)):
-            parents[child].append(Parent(parent % m.ORDERS_PER_RUN, role))
-        k, t = m.Check, m.Timing
-        query = select(*(getattr(k, name) for name in CHECK_NAMES), k.candidate_id)
-        query = query.where(k.candidate_id.between(first, last), k.round == 0)
-        checks = _by_candidate(connection, query.order_by(k.candidate_id, k.position), Check, CHECK_NAMES)
-        query = select(*(getattr(t, name) for name in TIMING_NAMES), t.candidate_id)
-        query = query.where(t.run_id == run.id, t.candidate_id.between(first, last), t.round == 0)
-        timings = _by_candidate(connection, query.order_by(t.candidate_id, t.id), Timing, TIMING_NAMES)
-        rows = connection.execute(select(b.__table__).where(b.candidate_id.between(first, last)))
-        builds = {row.candidate_id: _build(row) for row in rows}
-        found = []
-        for row in connection.execute(select(c.__table__).where(c.id.between(first, last)).order_by(c.id)):
-            made_from = tuple(parents.get(row.id, ()))
-            proposal = Proposal(genome=Genome.from_json(row.genome), operator=row.operator, parents=made_from)
-            evaluation = record_of(
-                Evaluation,
-                row,
-                status=Status(row.status),
-                build=builds.get(row.id),
-                checks=tuple(checks.get(row.id, ())),
-                timings=tuple(timings.get(row.id, ())),
-                same_code_as=None if row.same_code_as_id is None else row.same_code_as_id % m.ORDERS_PER_RUN,
-            )
-            candidate = Candidate(order=row.order, task=row.task, proposal=proposal)
-            found.append(record_of(StoredEvaluation, row, candidate=candidate, evaluation=evaluation))
-        return found
+    parents: dict[int, list[Parent]] = defaultdict(list)
+    edges = select(p.child_id, p.parent_id, p.role).where(p.child_id.between(first, last))
+    for child, parent, role in connection.execute(edges.order_by(p.child_id, p.position)):
+        parents[child].append(Parent(parent % m.ORDERS_PER_RUN, role))
+    k, t = m.Check, m.Timing
+    query = select(*(getattr(k, name) for name in CHECK_NAMES), k.candidate_id)
+    query = query.where(k.candidate_id.between(first, last), k.round == 0)
+    checks = _by_candidate(connection, query.order_by(k.candidate_id, k.position), Check, CHECK_NAMES)
+    query = select(*(getattr(t, name) for name in TIMING_NAMES), t.candidate_id)
+    query = query.where(t.run_id == run.id, t.candidate_id.between(first, last), t.round == 0)
+    timings = _by_candidate(connection, query.order_by(t.candidate_id, t.id), Timing, TIMING_NAMES)
+    rows = connection.execute(select(b.__table__).where(b.candidate_id.between(first, last)))
+    builds = {row.candidate_id: _build(row) for row in rows}
+    found = []
+    for row in connection.execute(select(c.__table__).where(c.id.between(first, last)).order_by(c.id)):
+        made_from = tuple(parents.get(row.id, ()))
+        proposal = Proposal(genome=Genome.from_json(row.genome), operator=row.operator, parents=made_from)
+        evaluation = record_of(
+            Evaluation,
+            row,
+            status=Status(row.status),
+            build=builds.get(row.id),
+            checks=tuple(checks.get(row.id, ())),
+            timings=tuple(timings.get(row.id, ())),
+            same_code_as=None if row.same_code_as_id is None else row.same_code_as_id % m.ORDERS_PER_RUN,
+        )
+        candidate = Candidate(order=row.order, task=row.task, proposal=proposal)
+        found.append(record_of(StoredEvaluation, row, candidate=candidate, evaluation=evaluation))
+    return found
 
 
 def _by_candidate(
@@ -159,15 +156,3 @@ def _by_candidate(
     for row in connection.execute(query):
         found[row[-1]].append(record(**dict(zip(names, row, strict=False))))
     return found
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """No garbage collection inside: it walks millions of new objects again and again, half of the time."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()

@@ -18,10 +18,7 @@ from evo.lineage.database import Location, command_line, connect, locate, transl
 from evo.lineage.liveness import Claims, WriterLock, release_dead_runs
 from evo.lineage.read import read_evaluations, read_run, resolve_run
 from evo.lineage.schema import prepare, schema_of
-from evo.lineage.write import Batch, check_rows, clean_text, final_row, insert_rows, insert_run, timing_rows
-
-_BATCH_SIZE = 500  # candidates of one transaction that wait in memory
-_FINAL, _CHECK, _TIMING = (m.Base.metadata.tables[name] for name in ("final", "check", "timing"))
+from evo.lineage.write import clean_text, insert_candidate, insert_final, insert_run, insert_timings
 
 
 class Store:
@@ -35,7 +32,6 @@ class Store:
         self._engine, self._location, self._closing = engine, location, closing
         self.path, self.writes = location.path, write
         self._open: Connection | None = None
-        self._batch = Batch()
         self._claims = Claims(engine)
         closing.callback(self._claims.release)
 
@@ -116,7 +112,6 @@ class Store:
     def reading(self) -> Iterator[Connection]:
         """A connection for queries that see one state of the database, and everything recorded so far."""
         if self._open is not None:  # what goes wrong here is explained where the transaction ends
-            self._batch.flush(self._open)
             yield self._open
             return
         with translated(self._location), self._engine.connect() as connection:
@@ -125,10 +120,7 @@ class Store:
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
         """A connection that writes. Everything recorded inside is one transaction: all of it or, if anything fails, nothing;
-        inside another it is a part of that.
-
-        Many candidates in one are recorded many times faster. What is wrong with a candidate may only be said at the end.
-        """
+        inside another it is a part of that."""
         if self._open is not None:
             yield self._open
             return
@@ -138,9 +130,8 @@ class Store:
             with translated(self._location), self._engine.begin() as connection:
                 self._open = connection
                 yield connection
-                self._batch.flush(connection)
         finally:
-            self._open, self._batch = None, Batch()
+            self._open = None
 
     def create_run(self, spec: RunSpec, environment: Environment) -> StoredRun:
         """Raises StoreError for a name that is taken or not legal."""
@@ -162,9 +153,8 @@ class Store:
         Raises EngineError for a second candidate of the same order, or one that refers to an unknown one.
         """
         with self.transaction() as connection:
-            self._batch.add(run, candidate, evaluation, elapsed_s=elapsed_s)
-            if len(self._batch) >= _BATCH_SIZE:
-                self._batch.flush(connection)
+            insert_candidate(connection, run, candidate, evaluation, elapsed_s=elapsed_s)
+            self._touch(connection, run, elapsed_s=elapsed_s)
 
     def add_baselines(
         self, run: StoredRun, task: int, timings: Sequence[Timing], *, stage: Stage = Stage.SEARCH
@@ -172,7 +162,7 @@ class Store:
         """Records times of baselines that were not taken beside a candidate."""
         if timings:
             with self.transaction() as connection:
-                insert_rows(connection, _TIMING, timing_rows(run, task, None, timings, stage, 0))
+                insert_timings(connection, run, task, None, timings, stage, 0)
 
     def add_final(self, run: StoredRun, order: int, measurement: Evaluation, *, elapsed_s: float) -> None:
         """Records a finalist's re-timing. A candidate may have several; the last counts.
@@ -181,11 +171,7 @@ class Store:
         """
         with self.transaction() as connection:
             key, task = self._find(connection, run, order)
-            past = connection.scalar(select(func.max(m.Final.round)).where(m.Final.candidate_id == key))
-            round_ = (past or 0) + 1
-            insert_rows(connection, _FINAL, [final_row(key, measurement, round_)])
-            insert_rows(connection, _CHECK, check_rows(key, measurement.checks, Stage.FINAL, round_))
-            insert_rows(connection, _TIMING, timing_rows(run, task, key, measurement.timings, Stage.FINAL, round_))
+            insert_final(connection, run, task, key, measurement)
             self._touch(connection, run, elapsed_s=elapsed_s)
 
     def claim(self, run: StoredRun) -> None:
@@ -220,7 +206,6 @@ class Store:
         with self.transaction() as connection:
             if status is RunStatus.RUNNING:
                 self._claims.take(run)
-            self._batch.flush(connection)
             self._touch(connection, run, elapsed_s=elapsed_s, **state)
 
     def evaluations(self, run: StoredRun) -> list[StoredEvaluation]:
@@ -229,8 +214,7 @@ class Store:
             return read_evaluations(connection, run)
 
     def _find(self, connection: Connection, run: StoredRun, order: int) -> tuple[int, int]:
-        """Key and task of a candidate, among those still waiting to be inserted too."""
-        self._batch.flush(connection)
+        """Key and task of a candidate."""
         key = m.candidate_key(run.id, order)
         task = connection.scalar(select(m.Candidate.task).where(m.Candidate.id == key))
         if task is None:

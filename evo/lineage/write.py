@@ -1,4 +1,4 @@
-"""Records into rows: gathered for one or many candidates, and inserted table by table."""
+"""Records into rows, inserted table by table."""
 
 import hashlib
 import json
@@ -6,15 +6,13 @@ import math
 import re
 import secrets
 import zlib
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import PurePath
 from typing import Any
 
-from sqlalchemy import Connection, Dialect, Table, insert, select, update
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import Connection, func, insert, select
 
 from evo.errors import EngineError, StoreError
 from evo.evaluation import Candidate, Check, Evaluation, Timing
@@ -28,12 +26,6 @@ Row = dict[str, Any]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _COMPRESSION = 6
-_TABLES = m.Base.metadata.tables
-_CANDIDATE, _PARENTAGE, _BUILD, _CHECK, _TIMING = _INSERTED = tuple(
-    _TABLES[name] for name in ("candidate", "parentage", "build", "check", "timing")
-)
-"""Parents before children: the order in which rows satisfy the foreign keys."""
-_RUN, _ARTEFACT = _TABLES["run"], _TABLES["artefact"]
 
 
 def clean_text(text: str) -> str:
@@ -59,87 +51,65 @@ def _fields(record: Any, names: Iterable[str]) -> Row:
     return {name: _stored(getattr(record, name)) for name in names}
 
 
-def check_rows(candidate_id: int, checks: Sequence[Check], stage: Stage, round_: int) -> list[Row]:
-    return [
-        {"candidate_id": candidate_id, "round": round_, "position": i, "stage": stage.value, **_fields(check, CHECK_NAMES)}
-        for i, check in enumerate(checks)
-    ]
+def insert_timings(
+    connection: Connection, run: StoredRun, task: int, key: int | None, timings: Sequence[Timing], stage: Stage, round_: int
+) -> None:
+    """key: of the candidate that was timed, None for baselines. round_: 0 of the search, else the final's."""
+    place = {"run_id": run.id, "task": task, "candidate_id": key, "round": round_, "stage": stage.value}
+    insert_rows(connection, "timing", [{**place, **_fields(timing, TIMING_NAMES)} for timing in timings])
 
 
-def timing_rows(
-    run: StoredRun, task: int, candidate_id: int | None, timings: Sequence[Timing], stage: Stage, round_: int
-) -> list[Row]:
-    place = {"run_id": run.id, "task": task, "candidate_id": candidate_id, "round": round_, "stage": stage.value}
-    return [{**place, **_fields(timing, TIMING_NAMES)} for timing in timings]
+def _insert_checks(connection: Connection, key: int, checks: Sequence[Check], stage: Stage, round_: int) -> None:
+    place = {"candidate_id": key, "round": round_, "stage": stage.value}
+    rows = [{**place, "position": i, **_fields(check, CHECK_NAMES)} for i, check in enumerate(checks)]
+    insert_rows(connection, "check", rows)
 
 
-def final_row(candidate_id: int, measurement: Evaluation, round_: int) -> Row:
+def insert_final(connection: Connection, run: StoredRun, task: int, key: int, measurement: Evaluation) -> None:
+    """A finalist's re-timing, as the next round of the candidate's."""
+    round_ = 1 + (connection.scalar(select(func.max(m.Final.round)).where(m.Final.candidate_id == key)) or 0)
     outcome = _fields(measurement, ("status", "log", "seconds", "gate_seconds", "timing_seconds"))
-    return {"candidate_id": candidate_id, "round": round_, **outcome, "created": datetime.now(UTC)}
+    row = {"candidate_id": key, "round": round_, **outcome, "created": datetime.now(UTC)}
+    insert_rows(connection, "final", [row])
+    _insert_checks(connection, key, measurement.checks, Stage.FINAL, round_)
+    insert_timings(connection, run, task, key, measurement.timings, Stage.FINAL, round_)
 
 
-class Batch:
-    """Candidates that are gathered, and inserted together by `flush`."""
+def insert_candidate(
+    connection: Connection, run: StoredRun, candidate: Candidate, evaluation: Evaluation, *, elapsed_s: float
+) -> None:
+    """Raises EngineError for a candidate that contradicts its run. What the tables refuse is an IntegrityError."""
+    row, parentage = _candidate_row(run, candidate, evaluation), _parentage_rows(run, candidate)
+    row |= {"source_sha": None, "elapsed_s": elapsed_s, "created": datetime.now(UTC)}
+    key, builds, artefacts = row["id"], [], dict[str, Row]()
 
-    def __init__(self) -> None:
-        self._rows: dict[Table, list[Row]] = defaultdict(list)
-        self._artefacts: dict[str, tuple[str, bytes]] = {}
-        self._progress: dict[int, tuple[float, datetime]] = {}
-
-    def __len__(self) -> int:
-        """Candidates gathered."""
-        return len(self._rows[_CANDIDATE])
-
-    def add(self, run: StoredRun, candidate: Candidate, evaluation: Evaluation, *, elapsed_s: float) -> None:
-        """Raises EngineError for a candidate that contradicts its run."""
-        now = datetime.now(UTC)
-        row, parentage = _candidate_row(run, candidate, evaluation), _parentage_rows(run, candidate)
-        row |= {"source_sha": None, "elapsed_s": elapsed_s, "created": now}
-        key = row["id"]
-        if (build := evaluation.build) is not None:
-            built = {"candidate_id": key, **_fields(build, BUILD_NAMES)}
-            built |= {"binary_log": None, **{name: getattr(build.binary, name, None) for name in BINARY_NAMES}}
-            built["binary_sha"] = None
-            if build.source:
-                row["source_sha"] = self._keep("source", build.source.encode("utf-8", "surrogatepass"))
-            if (binary := build.binary) is not None:
-                remarks = clean_text(binary.log)
-                built["binary_log"] = None if remarks == built["log"] else remarks
-                if binary.code:
-                    kind = "ptx" if build.arch.startswith("compute_") else "binary"
-                    built["binary_sha"] = self._keep(kind, binary.code)
-            self._rows[_BUILD].append(built)
-        self._rows[_CANDIDATE].append(row)
-        self._rows[_PARENTAGE] += parentage
-        self._rows[_CHECK] += check_rows(key, evaluation.checks, Stage.SEARCH, 0)
-        self._rows[_TIMING] += timing_rows(run, candidate.task, key, evaluation.timings, Stage.SEARCH, 0)
-        self._progress[run.id] = (elapsed_s, now)
-
-    def _keep(self, kind: str, content: bytes) -> str:
+    def keep(kind: str, content: bytes) -> str:
         digest = hashlib.sha256(content).hexdigest()
-        self._artefacts[digest] = (kind, content)
+        data = zlib.compress(content, _COMPRESSION)
+        artefacts[digest] = {"sha256": digest, "kind": kind, "size": len(content), "data": data}
         return digest
 
-    def flush(self, connection: Connection) -> None:
-        """Inserts everything and forgets it. What the tables refuse is an IntegrityError."""
-        if not self._rows[_CANDIDATE]:
-            return
-        if self._artefacts:
-            write_alone(connection)
-            known = known_artefacts(connection, self._artefacts)
-            rows = [
-                {"sha256": digest, "kind": kind, "size": len(content), "data": zlib.compress(content, _COMPRESSION)}
-                for digest, (kind, content) in self._artefacts.items()
-                if digest not in known
-            ]
-            insert_rows(connection, _ARTEFACT, rows)
-        for table in _INSERTED:
-            insert_rows(connection, table, self._rows[table])
-        for run_id, (elapsed_s, now) in self._progress.items():
-            connection.execute(update(_RUN).where(_RUN.c.id == run_id), {"elapsed_s": elapsed_s, "updated": now})
-        self._rows.clear()
-        self._artefacts.clear()
-        self._progress.clear()
+    if (build := evaluation.build) is not None:
+        built = {"candidate_id": key, **_fields(build, BUILD_NAMES)}
+        built |= {"binary_log": None, **{name: getattr(build.binary, name, None) for name in BINARY_NAMES}}
+        built["binary_sha"] = None
+        if build.source:
+            row["source_sha"] = keep("source", build.source.encode("utf-8", "surrogatepass"))
+        if (binary := build.binary) is not None:
+            remarks = clean_text(binary.log)
+            built["binary_log"] = None if remarks == built["log"] else remarks
+            if binary.code:
+                built["binary_sha"] = keep("ptx" if build.arch.startswith("compute_") else "binary", binary.code)
+        builds.append(built)
+    if artefacts:
+        write_alone(connection)
+    known = known_artefacts(connection, artefacts)
+    insert_rows(connection, "artefact", [artefact for digest, artefact in artefacts.items() if digest not in known])
+    insert_rows(connection, "candidate", [row])
+    insert_rows(connection, "parentage", parentage)
+    insert_rows(connection, "build", builds)
+    _insert_checks(connection, key, evaluation.checks, Stage.SEARCH, 0)
+    insert_timings(connection, run, candidate.task, key, evaluation.timings, Stage.SEARCH, 0)
 
 
 def _candidate_row(run: StoredRun, candidate: Candidate, evaluation: Evaluation) -> Row:
@@ -175,50 +145,14 @@ def _parentage_rows(run: StoredRun, candidate: Candidate) -> list[Row]:
 
 def known_artefacts(connection: Connection, digests: Collection[str]) -> set[str]:
     """Those that are stored."""
-    query = select(_ARTEFACT.c.sha256)
-    return {row.sha256 for row in rows_of(connection, query, digests, _ARTEFACT.c.sha256)}
+    sha256 = m.Artefact.sha256
+    return {row.sha256 for row in rows_of(connection, select(sha256), digests, sha256)}
 
 
-def insert_rows(connection: Connection, table: Table, rows: Sequence[Row]) -> None:
-    """Inserts rows that all have the same keys in the same order, past the statement compiler: several times faster than
-    an ordinary insert. What a table refuses is an IntegrityError."""
-    if not rows:
-        return
-    columns = tuple(rows[0])
-    values = [tuple(row.values()) for row in rows]
-    _convert(values, table, columns, connection.dialect)
-    quote = connection.dialect.identifier_preparer.quote
-    place, names = quote(table.name), ", ".join(quote(c) for c in columns)
-    if connection.dialect.name == "postgresql":
-        _copy(connection, f"COPY {place} ({names}) FROM STDIN", values)
-    else:
-        marks = ", ".join("?" * len(columns))
-        connection.exec_driver_sql(f"INSERT INTO {place} ({names}) VALUES ({marks})", values)
-
-
-def _convert(values: list[tuple[Any, ...]], table: Table, columns: tuple[str, ...], dialect: Dialect) -> None:
-    """Turns the values of those columns that need it, such as JSON, into what the driver takes."""
-    processors = [table.c[name].type.dialect_impl(dialect).bind_processor(dialect) for name in columns]
-    active = [(i, process) for i, process in enumerate(processors) if process is not None]
-    if not active:
-        return
-    for number, row in enumerate(values):
-        changed = list(row)
-        for i, process in active:
-            changed[i] = process(row[i])
-        values[number] = tuple(changed)
-
-
-def _copy(connection: Connection, statement: str, values: Sequence[tuple[Any, ...]]) -> None:
-    """PostgreSQL's COPY, which SQLAlchemy has no word for; its errors are raised as SQLAlchemy's own."""
-    driver: Any = connection.connection.driver_connection
-    dbapi: Any = connection.dialect.loaded_dbapi
-    try:
-        with driver.cursor() as cursor, cursor.copy(statement) as copy:
-            for row in values:
-                copy.write_row(row)
-    except dbapi.Error as error:
-        raise DBAPIError.instance(statement, None, error, dbapi.Error, dialect=connection.dialect) from error
+def insert_rows(connection: Connection, table: str, rows: Sequence[Row]) -> None:
+    """Inserts rows that all have the same keys, of which there may be none. What a table refuses is an IntegrityError."""
+    if rows:
+        connection.execute(insert(m.Base.metadata.tables[table]), rows)
 
 
 def insert_run(connection: Connection, spec: RunSpec, environment: Environment) -> int:
