@@ -5,8 +5,6 @@ the best known one and the default in a race with the baselines.
 """
 
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -371,7 +369,7 @@ _ARITHMETIC = 16
 
 
 def bench(
-    kernel: Annotated[str, typer.Argument(help="A kernel's name or folder, or an exported module's folder.")],
+    kernel: Annotated[str, typer.Argument(help="A kernel's name or folder.")],
     target: TargetName = None,
     workload: Annotated[list[str] | None, typer.Option(help="Repeat for more; the kernel's own if left out.")] = None,
     arch: Annotated[
@@ -388,12 +386,6 @@ def bench(
     json: Json = False,
 ) -> None:
     """Time the best known candidate and the kernel's default against its baselines, interleaved in one race."""
-    if (Path(kernel) / "manifest.json").is_file():
-        given = {"target": target, "workload": workload, "against": against, "seed": seed, "arch": arch, "genome": genome}
-        for option, value in given.items():
-            if value not in (None, []):
-                raise UsageError(f"{kernel} is an exported module, which times its own variants: leave out --{option}")
-        raise typer.Exit(_bench_module(Path(kernel), json))
     problem, chosen, first = load_context(kernel, target, arch[0] if arch else None)
     archs = [first, *(choose_arch(chosen, a) for a in (arch or [])[1:])]
     for a in archs:
@@ -491,11 +483,3 @@ def _print_race(console: Terminal, task: TaskExecutor, result: RaceResult) -> No
     console.say_disturbed(*(t.disturbed for t in timings))
     for name, reason in result.refused:
         console.say(f"{name} was left out: {reason}", "yellow")
-
-
-def _bench_module(folder: Path, json: bool) -> int:
-    """An exported module measures itself, in a process of its own that does not import evo."""
-    if not (folder / "__main__.py").is_file():
-        raise UsageError(f"{folder} has a manifest.json but no __main__.py: it is not an exported module")
-    command = [sys.executable, "-m", folder.resolve().name, "bench", *(["--json"] if json else [])]
-    return subprocess.run(command, cwd=folder.resolve().parent, check=False).returncode

@@ -9,29 +9,7 @@ import hashlib
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
-from sqlalchemy import (
-    DDL,
-    JSON,
-    BigInteger,
-    CheckConstraint,
-    ColumnElement,
-    DateTime,
-    Dialect,
-    Double,
-    ForeignKey,
-    ForeignKeyConstraint,
-    Index,
-    Integer,
-    LargeBinary,
-    MetaData,
-    String,
-    Text,
-    TypeDecorator,
-    and_,
-    event,
-    func,
-    select,
-)
+import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, aliased, mapped_column
 
 from evo.errors import EngineError
@@ -59,44 +37,42 @@ def public_id(run_uid: str, order: int) -> str:
     return hashlib.sha256(f"{run_uid}:{order}".encode()).hexdigest()[:PUBLIC_ID_DIGITS]
 
 
-class UtcDateTime(TypeDecorator[datetime]):
+class UtcDateTime(sa.TypeDecorator[datetime]):
     """An aware time, kept as UTC; SQLite, which has no time zones, gets it without one."""
 
-    impl = DateTime(timezone=True)
+    impl = sa.DateTime(timezone=True)
     cache_ok = True
 
-    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+    def process_bind_param(self, value: datetime | None, dialect: sa.Dialect) -> datetime | None:
         if value is None:
             return None
-        if value.tzinfo is None:
-            raise EngineError(f"the time {value.isoformat()} has no time zone; record aware times only")
         value = value.astimezone(UTC)
         return value.replace(tzinfo=None) if dialect.name == "sqlite" else value
 
-    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+    def process_result_value(self, value: datetime | None, dialect: sa.Dialect) -> datetime | None:
         if value is None:
             return None
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
-class Numbers(TypeDecorator[tuple[float, ...]]):
+class Numbers(sa.TypeDecorator[tuple[float, ...]]):
     """Several numbers as a JSON array."""
 
-    impl = JSON
+    impl = sa.JSON
     cache_ok = True
 
-    def process_result_value(self, value: list[float] | None, dialect: Dialect) -> tuple[float, ...] | None:
+    def process_result_value(self, value: list[float] | None, dialect: sa.Dialect) -> tuple[float, ...] | None:
         return None if value is None else tuple(value)
 
 
 # SQLite makes a column its row id, which needs no index of its own, only if the type reads INTEGER.
-Key = BigInteger().with_variant(Integer, "sqlite")
-Digest = String(64)
+Key = sa.BigInteger().with_variant(sa.Integer, "sqlite")
+Digest = sa.String(64)
 JsonObject = dict[str, Any]
 
 
 class Base(DeclarativeBase):
-    metadata = MetaData(
+    metadata = sa.MetaData(
         naming_convention={
             "ix": "ix_%(table_name)s_%(column_0_N_name)s",
             "uq": "uq_%(table_name)s_%(column_0_N_name)s",
@@ -107,9 +83,9 @@ class Base(DeclarativeBase):
     )
     type_annotation_map: ClassVar[dict[Any, Any]] = {
         datetime: UtcDateTime(),
-        float: Double(),
-        str: Text(),
-        JsonObject: JSON(),
+        float: sa.Double(),
+        str: sa.Text(),
+        JsonObject: sa.JSON(),
         tuple[float, ...]: Numbers(),
     }
 
@@ -119,7 +95,7 @@ class Environment(Base):
 
     __tablename__ = "environment"
 
-    id: Mapped[int] = mapped_column(Integer, primary_key=True)
+    id: Mapped[int] = mapped_column(sa.Integer, primary_key=True)
     digest: Mapped[str] = mapped_column(Digest, unique=True)
     device: Mapped[str]
     arch: Mapped[str]
@@ -137,9 +113,9 @@ class Run(Base):
     """One search: how it was set up, how far it came, why it stopped."""
 
     __tablename__ = "run"
-    __table_args__ = (CheckConstraint("status IN ('running', 'interrupted', 'finished', 'failed')", name="status"),)
+    __table_args__ = (sa.CheckConstraint("status IN ('running', 'interrupted', 'finished', 'failed')", name="status"),)
 
-    id: Mapped[int] = mapped_column(Integer, primary_key=True)
+    id: Mapped[int] = mapped_column(sa.Integer, primary_key=True)
     uid: Mapped[str] = mapped_column(unique=True)
     name: Mapped[str] = mapped_column(unique=True)
     kernel: Mapped[str] = mapped_column(index=True)
@@ -147,7 +123,7 @@ class Run(Base):
     target: Mapped[str]
     arch: Mapped[str]
     sampler: Mapped[str]
-    seed: Mapped[int] = mapped_column(BigInteger)
+    seed: Mapped[int] = mapped_column(sa.BigInteger)
     max_in_flight: Mapped[int]
     options: Mapped[JsonObject]
     budget: Mapped[JsonObject]
@@ -157,7 +133,7 @@ class Run(Base):
     updated: Mapped[datetime]
     finished: Mapped[datetime | None]
     elapsed_s: Mapped[float]
-    environment_id: Mapped[int] = mapped_column(ForeignKey("environment.id"))
+    environment_id: Mapped[int] = mapped_column(sa.ForeignKey("environment.id"))
 
 
 class Task(Base):
@@ -168,7 +144,7 @@ class Task(Base):
 
     __tablename__ = "task"
 
-    run_id: Mapped[int] = mapped_column(ForeignKey("run.id"), primary_key=True)
+    run_id: Mapped[int] = mapped_column(sa.ForeignKey("run.id"), primary_key=True)
     number: Mapped[int] = mapped_column(primary_key=True)
     workload: Mapped[str] = mapped_column(index=True)
     dims: Mapped[JsonObject]
@@ -181,12 +157,12 @@ class Artefact(Base):
     """Text or code by the sha256 of its bytes, stored once, compressed with zlib. `size` is that before."""
 
     __tablename__ = "artefact"
-    __table_args__ = (CheckConstraint("kind IN ('source', 'binary', 'ptx')", name="kind"),)
+    __table_args__ = (sa.CheckConstraint("kind IN ('source', 'binary', 'ptx')", name="kind"),)
 
     sha256: Mapped[str] = mapped_column(Digest, primary_key=True)
     kind: Mapped[str]
-    size: Mapped[int] = mapped_column(BigInteger)
-    data: Mapped[bytes] = mapped_column(LargeBinary)
+    size: Mapped[int] = mapped_column(sa.BigInteger)
+    data: Mapped[bytes] = mapped_column(sa.LargeBinary)
 
 
 class Candidate(Base):
@@ -198,26 +174,26 @@ class Candidate(Base):
 
     __tablename__ = "candidate"
     __table_args__ = (
-        ForeignKeyConstraint(["run_id", "task"], ["task.run_id", "task.number"]),
-        CheckConstraint(f'id = run_id * {ORDERS_PER_RUN} + "order"', name="key"),
-        Index(None, "run_id", "status"),
-        Index(None, "run_id", "task", "score"),
+        sa.ForeignKeyConstraint(["run_id", "task"], ["task.run_id", "task.number"]),
+        sa.CheckConstraint(f'id = run_id * {ORDERS_PER_RUN} + "order"', name="key"),
+        sa.Index(None, "run_id", "status"),
+        sa.Index(None, "run_id", "task", "score"),
     )
 
     id: Mapped[int] = mapped_column(Key, primary_key=True, autoincrement=False)
-    run_id: Mapped[int] = mapped_column(BigInteger)
-    order: Mapped[int] = mapped_column(BigInteger)
+    run_id: Mapped[int] = mapped_column(sa.BigInteger)
+    order: Mapped[int] = mapped_column(sa.BigInteger)
     task: Mapped[int]
-    public_id: Mapped[str] = mapped_column(String(PUBLIC_ID_DIGITS), unique=True)
+    public_id: Mapped[str] = mapped_column(sa.String(PUBLIC_ID_DIGITS), unique=True)
     genome: Mapped[str]
     genome_digest: Mapped[str] = mapped_column(Digest)
     # The index finds the candidates that refer to an artefact, before it is dropped.
-    source_sha: Mapped[str | None] = mapped_column(Digest, ForeignKey("artefact.sha256"), index=True)
+    source_sha: Mapped[str | None] = mapped_column(Digest, sa.ForeignKey("artefact.sha256"), index=True)
     operator: Mapped[str]
     status: Mapped[str]
     score: Mapped[float | None]
     log: Mapped[str]
-    same_code_as_id: Mapped[int | None] = mapped_column(Key, ForeignKey("candidate.id"))
+    same_code_as_id: Mapped[int | None] = mapped_column(Key, sa.ForeignKey("candidate.id"))
     seconds: Mapped[float]
     gate_seconds: Mapped[float]
     timing_seconds: Mapped[float]
@@ -231,9 +207,9 @@ class Parentage(Base):
     __tablename__ = "parentage"
     __table_args__ = ({"sqlite_with_rowid": False},)
 
-    child_id: Mapped[int] = mapped_column(Key, ForeignKey("candidate.id"), primary_key=True, autoincrement=False)
+    child_id: Mapped[int] = mapped_column(Key, sa.ForeignKey("candidate.id"), primary_key=True, autoincrement=False)
     position: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    parent_id: Mapped[int] = mapped_column(Key, ForeignKey("candidate.id"), index=True)
+    parent_id: Mapped[int] = mapped_column(Key, sa.ForeignKey("candidate.id"), index=True)
     role: Mapped[str]
 
 
@@ -242,7 +218,7 @@ class Build(Base):
 
     __tablename__ = "build"
 
-    candidate_id: Mapped[int] = mapped_column(Key, ForeignKey("candidate.id"), primary_key=True, autoincrement=False)
+    candidate_id: Mapped[int] = mapped_column(Key, sa.ForeignKey("candidate.id"), primary_key=True, autoincrement=False)
     arch: Mapped[str]
     compiler: Mapped[str]
     status: Mapped[str]
@@ -258,7 +234,7 @@ class Build(Base):
     stack_bytes: Mapped[int | None]
     occupancy: Mapped[float | None]
     code_hash: Mapped[str | None] = mapped_column(Digest)
-    binary_sha: Mapped[str | None] = mapped_column(Digest, ForeignKey("artefact.sha256"), index=True)
+    binary_sha: Mapped[str | None] = mapped_column(Digest, sa.ForeignKey("artefact.sha256"), index=True)
 
 
 class Final(Base):
@@ -266,7 +242,7 @@ class Final(Base):
 
     __tablename__ = "final"
 
-    candidate_id: Mapped[int] = mapped_column(Key, ForeignKey("candidate.id"), primary_key=True, autoincrement=False)
+    candidate_id: Mapped[int] = mapped_column(Key, sa.ForeignKey("candidate.id"), primary_key=True, autoincrement=False)
     round: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     status: Mapped[str]
     log: Mapped[str]
@@ -281,11 +257,11 @@ class Check(Base):
 
     __tablename__ = "check"
     __table_args__ = (
-        CheckConstraint("stage IN ('search', 'final')", name="stage"),
+        sa.CheckConstraint("stage IN ('search', 'final')", name="stage"),
         {"sqlite_with_rowid": False},
     )
 
-    candidate_id: Mapped[int] = mapped_column(Key, ForeignKey("candidate.id"), primary_key=True, autoincrement=False)
+    candidate_id: Mapped[int] = mapped_column(Key, sa.ForeignKey("candidate.id"), primary_key=True, autoincrement=False)
     round: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     position: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     stage: Mapped[str]
@@ -295,7 +271,7 @@ class Check(Base):
     allowed: Mapped[float | None]
     torch_error: Mapped[float | None]
     reason: Mapped[str]
-    seed: Mapped[int] = mapped_column(BigInteger)
+    seed: Mapped[int] = mapped_column(sa.BigInteger)
 
 
 class Timing(Base):
@@ -303,15 +279,15 @@ class Timing(Base):
 
     __tablename__ = "timing"
     __table_args__ = (
-        ForeignKeyConstraint(["run_id", "task"], ["task.run_id", "task.number"]),
-        CheckConstraint("stage IN ('search', 'final')", name="stage"),
-        Index(None, "run_id", "candidate_id"),
+        sa.ForeignKeyConstraint(["run_id", "task"], ["task.run_id", "task.number"]),
+        sa.CheckConstraint("stage IN ('search', 'final')", name="stage"),
+        sa.Index(None, "run_id", "candidate_id"),
     )
 
     id: Mapped[int] = mapped_column(Key, primary_key=True)
     run_id: Mapped[int]
     task: Mapped[int]
-    candidate_id: Mapped[int | None] = mapped_column(Key, ForeignKey("candidate.id"))
+    candidate_id: Mapped[int | None] = mapped_column(Key, sa.ForeignKey("candidate.id"))
     round: Mapped[int]
     stage: Mapped[str]
     contender: Mapped[str]
@@ -329,31 +305,31 @@ class Timing(Base):
     clocks: Mapped[JsonObject]
 
 
-def last_refusals(key: Any = Final.candidate_id) -> ColumnElement[bool]:
+def last_refusals(key: Any = Final.candidate_id) -> sa.ColumnElement[bool]:
     """Of `Final`: it is the last one of its candidate, and refused it. key: the column that the candidate is known by."""
     last = aliased(Final)
-    newest = select(func.max(last.round)).where(last.candidate_id == key).correlate_except(last).scalar_subquery()
-    return and_(Final.status.not_in(PASSED), Final.round == newest)
+    newest = sa.select(sa.func.max(last.round)).where(last.candidate_id == key).correlate_except(last).scalar_subquery()
+    return sa.and_(Final.status.not_in(PASSED), Final.round == newest)
 
 
-def unrefused() -> ColumnElement[bool]:
+def unrefused() -> sa.ColumnElement[bool]:
     """Of `Candidate`: no final has refused it. Asked of one candidate after the other: few finals are looked at where few
     candidates are, and all of them never."""
-    refused = select(Final.candidate_id).where(Final.candidate_id == Candidate.id, last_refusals(Candidate.id))
+    refused = sa.select(Final.candidate_id).where(Final.candidate_id == Candidate.id, last_refusals(Candidate.id))
     return ~refused.correlate(Candidate).exists()
 
 
-def leader_key() -> ColumnElement[int | None]:
+def leader_key() -> sa.ColumnElement[int | None]:
     """Key of a task's winner, or else of its candidate with the lowest score that no final has refused."""
     lowest = (
-        select(Candidate.id)
+        sa.select(Candidate.id)
         .where(Candidate.run_id == Task.run_id, Candidate.task == Task.number, Candidate.score.is_not(None), unrefused())
         .order_by(Candidate.score, Candidate.id)
         .limit(1)
         .correlate(Task)
         .scalar_subquery()
     )
-    return func.coalesce(Task.winner_id, lowest)
+    return sa.func.coalesce(Task.winner_id, lowest)
 
 
 # The views: what a database shows to other programs that open it. Their names and columns are stable: columns
@@ -361,7 +337,7 @@ def leader_key() -> ColumnElement[int | None]:
 # change here needs one, if without statements. `docs/database.md` describes them; the SQL is understood by SQLite,
 # PostgreSQL and DuckDB alike.
 
-_LED = select(Task.__table__, leader_key().label("leader_id")).compile(compile_kwargs={"literal_binds": True})
+_LED = sa.select(Task.__table__, leader_key().label("leader_id")).compile(compile_kwargs={"literal_binds": True})
 
 # CROSS JOIN: SQLite then keeps to this order, and does not begin with every timing there is.
 VIEWS = {}
@@ -431,4 +407,4 @@ LEFT JOIN candidate c ON c.id = t.candidate_id
 """
 
 for _statement in VIEWS.values():
-    event.listen(Base.metadata, "after_create", DDL(_statement))  # type: ignore[no-untyped-call]
+    sa.event.listen(Base.metadata, "after_create", sa.DDL(_statement))  # type: ignore[no-untyped-call]
