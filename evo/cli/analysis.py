@@ -35,7 +35,7 @@ from evo.cli.options import (
     print_json,
 )
 from evo.cli.recorded import find_candidate, task_of, workload_of
-from evo.cli.tables import Terminal, change_text, factor, figure, interval, marked, share, speedup
+from evo.cli.tables import Terminal, change_text, factor, figure, interval, marked, share, short_workload, speedup
 from evo.errors import UsageError
 from evo.lineage import LATEST
 from evo.lineage.store import Store
@@ -74,8 +74,8 @@ def _print_family(console: Terminal, record: CandidateRecord, found: Family, dif
     above, below = (sum(m.relation == of for m in found.members) for of in ("ancestor", "descendant"))
     first = "the first " if found.cut else ""
     console.say(
-        f"{record.kernel}, {record.workload} on {record.device}: {short(record.id)} with {counted(above, 'ancestor')}"
-        f" above it and {first}{counted(below, 'descendant')} below",
+        f"{record.kernel}, {short_workload(record.workload, record.kernel)} on {record.device}: {short(record.id)} with"
+        f" {counted(above, 'ancestor')} above it and {first}{counted(below, 'descendant')} below",
     )
     rows = [
         {
@@ -211,8 +211,8 @@ def explain(
         return
     console = make_console()
     console.say(
-        f"{short(found.id)} ({found.kernel}, {found.workload} on {found.device}): {figure(found.median_us)} us in the"
-        f" search, {factor(1 / found.ratio)} over the reference",
+        f"{short(found.id)} ({found.kernel}, {short_workload(found.workload, found.kernel)} on {found.device}):"
+        f" {figure(found.median_us)} us in the search, {factor(1 / found.ratio)} over the reference",
         "bold",
     )
     if ablation:

@@ -18,7 +18,7 @@ from evo.cli.options import DEFAULT_DB, Db, Json, answer, command_line, make_con
 from evo.cli.recorded import find_candidate, find_named
 from evo.cli.tables import Terminal, factor, figure, interval, marked, share, short_workload, speedup, time_cells
 from evo.errors import UnknownNameError, UsageError
-from evo.evaluation import AA_CONTROL, FINALIST, Timing
+from evo.evaluation import FINALIST, Timing
 from evo.lineage import RunStatus
 from evo.lineage.store import Store
 from evo.report.text import counted, duration, short, visible
@@ -143,7 +143,8 @@ def _print_comparison(console: Terminal, found: Comparison, names: Sequence[str]
     for workload, group in groupby(found.rows, lambda row: row.workload):
         rows = list(group)
         devices = {row.device for row in rows}
-        console.say(f"{workload} on {rows[0].device}" if len(devices) == 1 else workload, "bold")
+        name = short_workload(workload, rows[0].kernel)
+        console.say(f"{name} on {rows[0].device}" if len(devices) == 1 else name, "bold")
         console.print_rows([_speed_cells(r, devices) for r in rows])
         console.print_rows([_effort_cells(r) for r in rows])
     console.say(
@@ -231,7 +232,7 @@ def _print_candidate(console: Terminal, record: CandidateRecord, db: str) -> Non
     rows = {
         "candidate": f"{record.id}{'  (winner of its run)' if record.winner else ''}",
         "run": f"{record.run}, candidate {record.order}, {record.elapsed_s:.1f} s into the search",
-        "kernel": f"{record.kernel}, {record.workload}",
+        "kernel": f"{record.kernel}, {short_workload(record.workload, record.kernel)}",
         "device": f"{record.device} ({record.arch})",
         "status": status + (f" in the search, refused by the finals: {record.refusal}" if record.refusal else ""),
         "made by": record.operator + (f" of {parents}" if parents else ""),
@@ -266,17 +267,14 @@ def _print_timings(console: Terminal, record: CandidateRecord) -> None:
     timings = [*record.timings, *(t for race in record.final_races for t in race.timings)]
     if not timings:
         return
-    noise, timed_in = record.noise_floor, {str(row["timed in"]).partition(", ")[2] for row in rows}
-    notes = ["speed-up: over the reference baseline, in the same race"]
-    if noise is not None:
-        notes.append(f"a tie within ±{noise:.2%}, the noise floor")
-    if any(t.contender == AA_CONTROL for t in timings):
-        notes.append("twin: a second copy of the winner")
-    if timed_in - {""}:
-        notes.append("all finalists: the race that chose the winner, which then ran once more; that is the figure to quote")
-    if "winner's race" in timed_in:
-        notes.append("winner's race: the winner ran once more, without this candidate; the baselines are of that race")
-    console.say("; ".join(notes), "dim")
+    note = "speed-up: over the reference baseline, in the same race"
+    if record.noise_floor is not None:
+        note += (
+            f"; a tie within ±{record.noise_floor:.2%}, the noise floor; twin: a second copy of the winner; all finalists:"
+            " the race that chose the winner, which then ran once more (without those that lost: winner's race); that is"
+            " the figure to quote"
+        )
+    console.say(note, "dim")
     console.say_disturbed(*(t.disturbed for t in timings))
 
 
@@ -314,12 +312,12 @@ def _print_run(console: Terminal, run: RunFinals, db: str) -> None:
 def print_finals(console: Terminal, run: RunFinals, db: str, *, all_finalists: bool = True) -> None:
     """By workload: the finalists, the winner beside the baselines, what was refused. all_finalists: also those that lost."""
     if run.cover is not None:
-        _print_cover(console, run.cover)
+        _print_cover(console, run.cover, run.kernel)
     for held in run.finals:
         refused = [f for f in run.refused_in_finals if f.task == held.task]
         if run.cover is not None and held.winner is not None and not all_finalists:
             continue
-        console.say(held.workload, "bold")
+        console.say(short_workload(held.workload, run.kernel), "bold")
         if all_finalists:
             styles = ["bold" if f.winner else "" for f in held.finalists]
             console.print_rows((_finalist_cells(f, held.noise_floor) for f in held.finalists), styles)
@@ -339,11 +337,11 @@ def print_finals(console: Terminal, run: RunFinals, db: str, *, all_finalists: b
     console.say_disturbed(*(t.disturbed for t in timed))
 
 
-def _print_cover(console: Terminal, cover: Cover) -> None:
+def _print_cover(console: Terminal, cover: Cover, kernel: str) -> None:
     console.print_rows(
         {
             ">variant": p.variant,
-            "serves": p.workload,
+            "serves": short_workload(p.workload, kernel),
             "candidate": short(p.winner),
             ">speed-up": speedup(1 / p.speedup),
             ">off the best": f"{p.distance:.1%}",

@@ -230,7 +230,7 @@ def test_a_winner_is_shown_in_both_of_its_races_and_a_finalist_beside_the_second
     other = recorded.ask("show", last).out
     assert "final 2, all finalists  cold   candidate" in other
     assert "final 2, winner's race  cold   twin" in other
-    assert "the winner ran once more, without this candidate" in other
+    assert "which then ran once more (without those that lost: winner's race)" in other
     beside = [recorded.document("show", name)["final_races"][-1]["beside"] for name in (winner, last)]
     assert beside == [True, False]
 

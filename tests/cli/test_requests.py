@@ -192,15 +192,6 @@ def test_an_option_at_its_least_is_accepted() -> None:
     assert load_kernel("layernorm").workload("cpu", f"{SMALL},eps=0").option("eps") == 0.0
 
 
-@pytest.mark.parametrize("more", [["--workload", SMALL], ["--against", "torch"], ["--seed", "0"], ["--target", "cpu"]])
-def test_options_that_an_exported_module_would_ignore(here: Any, tmp_path: Path, more: list[str]) -> None:
-    (tmp_path / "manifest.json").write_text("{}")
-    (tmp_path / "__main__.py").write_text("raise SystemExit('it ran')")
-    ended = here("bench", ".", *more)
-    assert ended.code == 2
-    assert ended.sentence.endswith(f"leave out {more[0]}")
-
-
 @pytest.mark.parametrize("words", [("search", "layernorm", "--target", "cpu", "--budget", "10h"), ("resume", "mine")])
 def test_an_export_folder_in_use_is_refused_before_anything_is_searched(
     here: Any, tmp_path: Path, words: tuple[str, ...]
