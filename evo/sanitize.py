@@ -363,7 +363,8 @@ def _load_on_gpu(folder: Path, target: str, entry: str) -> _MakeCall:
     return make_call
 
 
-_C_TYPES: dict[type, Any] = {int: ctypes.c_int64, float: ctypes.c_float, type(None): ctypes.c_void_p}
+_C_TYPES: dict[str, Any] = {"int": ctypes.c_int64, "int32": ctypes.c_int32, "float": ctypes.c_float}
+"""Of numbers, by the names of their types."""
 
 
 def _load_on_cpu(folder: Path, entry: str) -> _MakeCall:
@@ -384,7 +385,7 @@ def _load_on_cpu(folder: Path, entry: str) -> _MakeCall:
                 ctypes.memmove(held[place][0], content, len(content))
                 arguments.append(ctypes.c_void_p(held[place][0] + value.lead_bytes))
             else:
-                arguments.append(_C_TYPES[type(value)](value))
+                arguments.append(value if value is None else _C_TYPES[type(value).__name__](value))
         function(*arguments)
         return {place: ctypes.string_at(address, size) for place, (address, size) in held.items()}
 

@@ -24,6 +24,7 @@ _COMMANDS = {
     "check": ("bench", "check", "sanitize"),
     "maintain": ("prune", "vacuum", "merge", "backup"),
     "doctor": ("doctor",),
+    "new": ("new",),
 }
 """The commands of each module, in the order of `evo --help`. Only the module of the command that runs is imported."""
 

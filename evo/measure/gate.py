@@ -20,6 +20,7 @@ from dataclasses import astuple, dataclass, replace
 from functools import partial
 from itertools import cycle
 
+import numpy as np
 import torch
 
 from evo.errors import LaunchError
@@ -297,8 +298,8 @@ def argument_values(
             tensor = tensors[a.stride_of[0]]
             values.append(0 if tensor is None else tensor.stride(a.stride_of[1]))
         else:
-            number = sizes[a.name]
-            values.append(float(number) if a.dtype.startswith("float") else int(number))
+            kind = float if a.dtype.startswith("float") else np.int32 if a.dtype == "int32" else int
+            values.append(kind(sizes[a.name]))
     return tuple(values)
 
 

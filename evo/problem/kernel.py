@@ -29,6 +29,9 @@ DATA = ("normal", "large_mean", "constant", "outlier", "first_outlier", "huge", 
 
 _V = TypeVar("_V", bound=Value)
 
+UNFILLED = "# FILL IN: "
+"""In a kernel.py that `evo new` has written, before what only its user knows."""
+
 FRONTEND_FILE = "frontend.py"
 """What an exported module offers; copied into it."""
 
@@ -137,7 +140,7 @@ class Argument:
     name: str
     kind: Literal["input", "output", "scalar"]
     dtype: str = "problem"
-    """"problem" (the workload's dtype), or a fixed one: float32, int64."""
+    """"problem" (the workload's dtype), or a fixed one; of a scalar float32, int32 or int64."""
     shape: tuple[str, ...] = ()
     optional: bool = False
     stride_of: tuple[str, int] | None = None
@@ -559,10 +562,11 @@ def _copy(kernel: Kernel, inputs: Tensors, workload: Workload) -> torch.Tensor:
 def kernel_digest(folder: Path) -> str:
     """sha256 over what decides a search: the folder's Python files and templates, but for the export's frontend, and the
     device headers that kernels share. The kernel need not be loaded for that, and may lie anywhere."""
-    kept = {".py", ".j2", ".cuh", ".h"}
+    kept = {".py", ".j2", ".cu", ".cpp", ".cuh", ".h"}
     files = [*folder.rglob("*"), *(template_root() / "_shared").rglob("*")]
     digest = hashlib.sha256()
-    for name, content in sorted((p.name, p.read_bytes()) for p in files if p.suffix in kept and p.name != FRONTEND_FILE):
+    files = [p for p in files if p.suffix in kept and p.stem != Path(FRONTEND_FILE).stem]
+    for name, content in sorted((p.name, p.read_bytes()) for p in files):
         digest.update(name.encode() + b"\0" + content + b"\0")
     return digest.hexdigest()
 
@@ -610,6 +614,12 @@ def find_kernel(name: str) -> Path:
     raise UnknownNameError("kernel", name, kernel_names())
 
 
+def unfilled(path: Path) -> list[tuple[int, str]]:
+    """(line, what) of all that a kernel.py still lacks."""
+    lines = enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1)
+    return [(number, line.partition(UNFILLED)[2].strip()) for number, line in lines if UNFILLED in line]
+
+
 _loaded: dict[Path, Kernel] = {}
 
 
@@ -622,6 +632,9 @@ def load_kernel(name: str) -> Kernel:
     if folder in _loaded:
         return _loaded[folder]
     path = folder / "kernel.py"
+    if missing := unfilled(path):
+        places = "; ".join(f"line {line}, {what}" for line, what in missing)
+        raise KernelError(f"{path} is not complete: {places} (write each, and delete its comment {UNFILLED.strip()!r})")
     # The folder is imported as a package of a private name, so that kernel.py can be split: from .space import ...
     package = f"_evo_kernel_{folder.name}_{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(package, path, submodule_search_locations=[str(folder)])

@@ -1,7 +1,10 @@
-"""Jinja template + genome + workload = source. Sandboxed, and strict about undefined names."""
+"""Template + genome + workload = source. A template is Jinja, sandboxed and strict about undefined names, or a plain source
+whose parameters are macros."""
 
 import hashlib
 import re
+from collections import UserDict
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -14,6 +17,7 @@ from jinja2.sandbox import SandboxedEnvironment
 from evo.errors import TemplateError
 from evo.problem.genome import Genome
 from evo.problem.kernel import Kernel, Workload, template_root
+from evo.problem.space import Value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,12 +72,46 @@ def render(kernel: Kernel, target: str, genome: Genome, workload: Workload, arch
     """The source of one candidate.
 
     Template variables: `p` (the genome's parameters), `dtype`, `dims` and `options` (those that are compiled in), `arch`.
+    In a plain source, parameters, dimensions and options are macros.
     Raises TemplateError with the file, the line and what is wrong.
     """
-    file, binding = _template_file(kernel, target), kernel.binding(target, workload)
+    file, binding, point = _template_file(kernel, target), kernel.binding(target, workload), _Asked(genome.parameters)
+    flags = tuple(kernel.compile_flags(target, point))
+    values = {**kernel.inactive.get(target, {}), **genome.parameters}
+    if file.suffix == ".j2":
+        text = _fill(kernel, file.name, SimpleNamespace(**values), binding, arch)
+    else:
+        kernel.plan(target, point, workload)
+        sizes = {**dict(binding.dims), **dict(binding.options)}
+        text = define_macros(file, kernel.entry, {**sizes, **values}, genome.parameters.keys() - point.asked)
+    return Source(
+        text=text,
+        target=target,
+        entry=kernel.entry,
+        flags=flags,
+        include_dirs=(str(kernel.folder), str(template_root())),
+    )
+
+
+def _template_file(kernel: Kernel, target: str) -> Path:
+    """A kernel's one template for a target: named after it and its language, and j2 if it is Jinja. Raises TemplateError."""
+    found = sorted(p for p in kernel.folder.glob(f"{target}.*") if p.suffix == ".j2" or p.suffix in _PLAIN)
+    if len(found) != 1:
+        raise TemplateError(
+            f"kernel {kernel.name!r} needs one template for target {target} in {kernel.folder}, {target}.LANGUAGE.j2, such"
+            " as cuda.cu.j2 or cpu.cpp.j2, or a source whose parameters are macros, cuda.cu or cpu.cpp; it has"
+            f" {', '.join(p.name for p in found) or 'none'}"
+        )
+    return found[0]
+
+
+# -- a template in Jinja ------------------------------------------------------------------------------------------
+
+
+def _fill(kernel: Kernel, file: str, point: SimpleNamespace, binding: Workload, arch: str) -> str:
     try:
-        text = template_environment(kernel.folder, template_root()).get_template(file).render(
-            p=SimpleNamespace(**{**kernel.inactive.get(target, {}), **genome.parameters}),
+        return template_environment(kernel.folder, template_root()).get_template(file).render(
+            p=point,
             dtype=binding.dtype,
             dims=SimpleNamespace(**dict(binding.dims)),
             options=SimpleNamespace(**dict(binding.options)),
@@ -83,27 +121,9 @@ def render(kernel: Kernel, target: str, genome: Genome, workload: Workload, arch
         raise TemplateError(f"{kernel.folder / (error.name or file)}, line {error.lineno}: {error.message}") from error
     except jinja2.UndefinedError as error:
         place = _place(error, kernel.folder / file)
-        raise TemplateError(f"{place}: {error.message}; parameters here: {', '.join(genome.parameters)}") from error
+        raise TemplateError(f"{place}: {error.message}; parameters here: {', '.join(vars(point))}") from error
     except Exception as error:  # a filter or an expression in the template failed
         raise TemplateError(f"{_place(error, kernel.folder / file)}: {error}") from error
-    return Source(
-        text=text,
-        target=target,
-        entry=kernel.entry,
-        flags=tuple(kernel.compile_flags(target, genome.parameters)),
-        include_dirs=(str(kernel.folder), str(template_root())),
-    )
-
-
-def _template_file(kernel: Kernel, target: str) -> str:
-    """Name of the kernel's one template for a target: the target's, the language's, and j2. Raises TemplateError."""
-    found = sorted(path.name for path in kernel.folder.glob(f"{target}.*.j2"))
-    if len(found) != 1:
-        raise TemplateError(
-            f"kernel {kernel.name!r} needs one template for target {target} in {kernel.folder}, {target}.LANGUAGE.j2, such"
-            f" as cuda.cu.j2 or cpu.cpp.j2; it has {', '.join(found) or 'none'}"
-        )
-    return found[0]
 
 
 def _place(error: BaseException, file: Path) -> str:
@@ -111,3 +131,81 @@ def _place(error: BaseException, file: Path) -> str:
     carries the template's own file and line."""
     frames = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
     return next((f"{name}, line {line}" for name, line in reversed(frames) if name.endswith(".j2")), str(file))
+
+
+# -- a template without Jinja -------------------------------------------------------------------------------------
+
+_PLAIN = (".cu", ".cpp")
+_SKIPPED = re.compile(r'//[^\n]*|/\*.*?\*/|(?!"C")"(?:\\.|[^"\\\n])*"', re.DOTALL)
+_NAME = re.compile(r"\b[A-Za-z_]\w*")
+ENTRY_POINT = re.compile(
+    r'(?P<linkage>extern\s*"C"\s*)?__global__(?:[^;{}()]|\([^;{}]*?\))*?\b(?!__\w+__)(?P<name>\w+)\s*\('
+)
+"""A CUDA kernel in the code of a source, up to its parameters; linkage: if it is stated to be C's."""
+_DEFINITION = re.compile(
+    r"^[ \t]*(?:#[ \t]*define[ \t]+(\w+)(?![\w(])((?:\\\n|[^\n])*)"
+    r"|(?:static[ \t]+)?const(?:expr)?[ \t]+[\w \t]+?\b(\w+)[ \t]*=[ \t]*(\d+)[uUlL]*[ \t]*;)",
+    re.MULTILINE,
+)
+"""Of a macro, or of a constant that is a whole number: (name, text, None, None) or (None, None, name, number)."""
+
+
+class _Asked(UserDict[str, Value]):
+    """A point that notes which of its parameters were read."""
+
+    def __init__(self, point: Mapping[str, Value]) -> None:
+        self.asked: set[str] = set()
+        super().__init__(point)
+
+    def __getitem__(self, name: str) -> Value:
+        self.asked.add(name)
+        return super().__getitem__(name)
+
+
+def code_of(text: str) -> str:
+    """C++ without comments and strings: blanks stand for them, so that every place stays where it is."""
+    return _SKIPPED.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), text)
+
+
+def definitions(code: str) -> Iterator[tuple[str, str, tuple[int, int]]]:
+    """(name, value, place) of each macro and each constant that is a whole number."""
+    for found in _DEFINITION.finditer(code):
+        end = found.start() + len(found[0].rstrip())
+        yield found[1] or found[3], (found[2] or found[4] or "").strip(), (found.start(), end)
+
+
+def define_macros(file: Path, entry: str, values: Mapping[str, Value], needed: Collection[str]) -> str:
+    """The source behind a `#define` of each value that it uses, less its own definitions of these names.
+
+    needed: what has no effect but by a macro. Raises TemplateError for one that the source does not use, for a source
+    without the entry point, and for blocks of several axes.
+    """
+    text = file.read_text(encoding="utf-8")
+    code = code_of(text)
+    if axis := re.search(r"\bthreadIdx\s*\.\s*[yz]\b", code):
+        raise TemplateError(
+            f"{file}, line {code.count(chr(10), 0, axis.start()) + 1}: {axis[0]} is always 0, because a block has one axis:"
+            " use threadIdx.x % WIDTH and threadIdx.x / WIDTH, and LaunchPlan(threads=WIDTH * HEIGHT, ...) in kernel.py"
+        )
+    used, own, macros = set(_NAME.findall(code)), {name for name, _, _ in definitions(code)}, dict[str, str]()
+    for name, value in values.items():
+        spelled = [s for s in (name, name.upper(), name.lower()) if s in used]
+        if spelled:
+            macros[min(spelled, key=lambda s: s not in own)] = str(int(value) if isinstance(value, bool) else value)
+        elif name in needed:
+            raise TemplateError(
+                f"parameter {name!r} of the space is no macro of {file}: use {name} in the source where its value"
+                " belongs, or take it out of the space in kernel.py"
+            )
+    edits = [(*place, "\n" * code.count("\n", *place)) for name, _, place in definitions(code) if name in macros]
+    entries = list(ENTRY_POINT.finditer(code))
+    if entry not in ({e["name"] for e in entries} if file.suffix == ".cu" else used):
+        known = ", ".join(dict.fromkeys(e["name"] for e in entries)) or "none"
+        raise TemplateError(
+            f"{file} has no entry point {entry!r}, it has {known}: give kernel.py the function's name as `entry`"
+        )
+    # The name by which the driver finds it must be the one in the source.
+    edits += [(e.start(), e.start(), 'extern "C" ') for e in entries if e["name"] == entry and not e["linkage"]]
+    for begin, end, instead in sorted(edits, reverse=True):
+        text = text[:begin] + instead + text[end:]
+    return "".join(f"#define {name} {value}\n" for name, value in macros.items()) + f'#line 1 "{file.name}"\n' + text

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+import numpy as np
 import psutil
 import torch
 
@@ -21,7 +22,7 @@ from evo.targets import EVICTION_MULTIPLE, DeviceInfo, Hazards
 
 
 class CpuLoaded:
-    """An entry point of a library: extern "C", void, of pointers, int64 and float arguments."""
+    """An entry point of a library: extern "C", void, of pointers, int64, int32 and float arguments."""
 
     def __init__(self, path: str, entry: str) -> None:
         """Raises LaunchError."""
@@ -57,7 +58,7 @@ class CpuLoaded:
                 types.append(ctypes.c_float)
             else:
                 words.append(operator.index(value))  # type: ignore[arg-type]
-                types.append(ctypes.c_int64)
+                types.append(ctypes.c_int32 if isinstance(value, np.int32) else ctypes.c_int64)
         if (found := tuple(types)) != self._types:
             self._function.argtypes = self._types = found
         self._function(*words)

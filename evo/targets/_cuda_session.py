@@ -14,6 +14,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
 
@@ -318,8 +319,8 @@ class CudaLoaded:
             return None
 
     def _read(self, values: Sequence[object]) -> tuple[str, list[float], int]:
-        """How struct packs the arguments, 8 bytes apart (addresses and integers as 64 bits, floats as 32), these, and the
-        bitwise or of all addresses, from which their common alignment follows."""
+        """How struct packs the arguments, 8 bytes apart (addresses, integers as 64 bits, floats and int32 as 32), these, and
+        the bitwise or of all addresses, from which their common alignment follows."""
         codes, words, addresses = [], list[float](), 0
         for value in values:
             if isinstance(value, torch.Tensor):
@@ -335,7 +336,7 @@ class CudaLoaded:
                 codes.append("f4x")
                 words.append(value)
             else:
-                codes.append("q")
+                codes.append("i4x" if isinstance(value, np.int32) else "q")
                 words.append(operator.index(value))  # type: ignore[arg-type]
         form = "=" + "".join(codes)
         if form != self._checked_form:
@@ -350,9 +351,9 @@ class CudaLoaded:
         if len(codes) != len(self._sizes):
             raise LaunchError(f"{self._entry!r} takes {len(self._sizes)} arguments, got {len(codes)}")
         for i, (code, size) in enumerate(zip(codes, self._sizes, strict=True)):
-            passed = 4 if code == "f4x" else 8
+            passed = 4 if code.endswith("4x") else 8
             if passed != size:
-                kind = {"Q": "an address", "q": "an integer", "f4x": "a float"}[code]
+                kind = {"Q": "an address", "q": "an integer", "i4x": "an int32", "f4x": "a float"}[code]
                 raise LaunchError(f"parameter {i} of {self._entry!r} has {size} bytes; {kind} is passed as {passed}")
 
     def _opt_in(self, launch: Launch) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from evo.errors import TemplateError
+from evo.errors import CompileError, TemplateError
 from evo.problem.genome import Genome
-from evo.problem.kernel import Kernel, load_kernel
+from evo.problem.kernel import Kernel, LaunchPlan, load_kernel
 from evo.problem.render import Source, render
+from evo.targets import find_target
 from tests.toy_kernel import write_kernel
 
 
@@ -52,3 +54,49 @@ def test_what_is_wrong_in_an_included_file_is_said_with_its_name(kernel: Kernel,
     template.write_text('{% include "part.j2" %}\n' + template.read_text())
     with pytest.raises(TemplateError, match=rf"toy/part\.j2, line {line}: .*{words}"):
         rendered(kernel)
+
+
+# -- a source whose parameters are macros -------------------------------------------------------------------------
+
+PLAIN = """// MODE is a macro only below
+#ifndef UNROLL
+#define UNROLL 4 /* two
+                    lines */
+#endif
+#define mode other
+extern "C" void twice(const float* x, float* y, long long n) {
+    for (long long i = 0; i < n; i += UNROLL) y[i] = mode(x[i]);
+}
+"""
+
+
+def plain(kernel: Kernel, text: str = PLAIN) -> Source:
+    (kernel.folder / "cpu.cpp.j2").unlink(missing_ok=True)
+    (kernel.folder / "cpu.cpp").write_text(text)
+    return rendered(kernel)
+
+
+def test_a_plain_source_gets_a_macro_for_each_parameter_instead_of_its_own_and_keeps_its_lines(kernel: Kernel) -> None:
+    given, digest = plain(kernel).text.splitlines(), kernel.digest
+    assert given[:3] == ["#define mode honest", "#define UNROLL 4", '#line 1 "cpu.cpp"']
+    own = PLAIN.splitlines()
+    assert [after for before, after in zip(own, given[3:], strict=True) if before != after] == [" /* two", ""]
+    assert "#define UNROLL 4" not in given[3:]
+    plain(kernel, PLAIN + "\n")
+    assert kernel.digest != digest
+
+
+def test_an_error_in_a_plain_source_is_said_with_its_own_line(kernel: Kernel, tmp_path: Path) -> None:
+    with pytest.raises(CompileError, match=r"cpu\.cpp:8:\d+: error: .*nothing"):
+        find_target("cpu").compile(plain(kernel, PLAIN.replace("mode(", "nothing(")), "native", tmp_path)
+
+
+def test_a_parameter_that_a_plain_source_does_not_use_and_a_missing_entry_point_are_refused(kernel: Kernel) -> None:
+    unused = r"parameter 'unroll' of the space is no macro of .*cpu\.cpp: use unroll in the source where .*, or take it out"
+    with pytest.raises(TemplateError, match=unused):
+        plain(kernel, PLAIN.replace("UNROLL", "STEP"))
+    read = replace(kernel, plan=lambda target, point, workload: LaunchPlan(threads=point["unroll"]))
+    object.__setattr__(read, "folder", kernel.folder)
+    assert "unroll" not in rendered(read).text.lower(), "what the launch depends on need not be a macro"
+    with pytest.raises(TemplateError, match=r"cpu\.cpp has no entry point 'twice', it has none: give kernel\.py the"):
+        plain(kernel, PLAIN.replace("twice", "thrice"))
