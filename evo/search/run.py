@@ -13,6 +13,7 @@ Finalists are compared with each other by the race that all of them ran in; the 
 import os
 import platform
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
@@ -36,6 +37,7 @@ from evo.targets import Target, find_target
 _FINALS_BATCHES = 3
 _MOST_VARIANTS = 12
 """For one dtype."""
+Building = list[tuple[Candidate, list[tuple[TaskExecutor, Future[Build]]]]]
 _CONFIRMATIONS = 2
 """How often a race is held that died without naming a contender, before its contender counts as refused."""
 
@@ -227,14 +229,15 @@ def hold_all_finals(
     if run.spec.options.get("cover"):
         return _hold_covering_finals(search, run, store, tasks, count, begins)
     held = []
-    for number, task in enumerate(tasks):
+    first = [build_all(task, search.elites(number)[:count]) for number, task in enumerate(tasks)]
+    for number, (task, building) in enumerate(zip(tasks, first, strict=True)):
         begins(task.workload)
-        elites = search.elites(number)
         for batch in range(_FINALS_BATCHES):
-            tried, elites = elites[:count], elites[count:]
-            if batch and not tried:
-                break  # no candidate is left
-            finals = end_finals(task, *hold_race(task, tried))
+            if batch:
+                building = build_all(task, search.elites(number)[batch * count :][:count])
+                if not building:
+                    break  # no candidate is left
+            finals = end_finals(task, *hold_race(task, building))
             _store_finals(store, run, number, finals, search.elapsed_s)
             if finals.winner or not finals.finalists:
                 break  # else all of these were refused, and the next best have their turn
@@ -256,13 +259,13 @@ def _hold_covering_finals(
     elites = [search.elites(number) for number in range(len(tasks))]
     dtypes = [task.workload.dtype for task in tasks]
     likely = _few(dtypes, [{c.proposal.genome.digest: c.ratio for c in found if c.ratio} for found in elites])
-    races = []
+    first, started, races, times = (count + 1) // 2, [], [], []
     for task, found in zip(tasks, elites, strict=True):
-        begins(task.workload)
-        first = (count + 1) // 2
         shared = [c for c in found[first:] if c.proposal.genome.digest in likely[task.workload.dtype]]
-        races.append(hold_race(task, [*found[:first], *shared][:count]))
-    times = []
+        started.append(build_all(task, [*found[:first], *shared][:count]))
+    for task, building in zip(tasks, started, strict=True):
+        begins(task.workload)
+        races.append(hold_race(task, building))
     for finalists, timings in races:
         ratios = {t.contender: t.ratio for t in timings if t.ratio is not None}
         raced = [f for f in finalists if f.passed and f.name in ratios]
@@ -327,13 +330,22 @@ def _store_finals(store: Store, run: StoredRun, task: int, finals: Finals, elaps
 # -- the finals of one task --------------------------------------------------------------------------------------
 
 
-def hold_race(task: TaskExecutor, elites: list[Candidate]) -> tuple[list[Finalist], tuple[Timing, ...]]:
+def build_all(task: TaskExecutor, elites: Sequence[Candidate]) -> Building:
+    """Begins to build each for the workload and its neighbours. Nothing waits: the next task's are built meanwhile."""
+    return [(c, [(t, t.build(c.proposal.genome)) for t in task.with_neighbours(c.proposal.genome)]) for c in elites]
+
+
+def hold_race(task: TaskExecutor, building: Building) -> tuple[list[Finalist], tuple[Timing, ...]]:
     """Gates and races the elites of one task: no timings where none passes. The device process must be fresh
     (`Executor.renew_device`).
 
     Raises EvoError if the race itself cannot be held.
     """
-    finalists = _gate_all(task, elites)
+    finalists = []
+    for candidate, futures in building:
+        builds = [(t, future.result()) for t, future in futures]
+        verdict = _gate(candidate.proposal.genome, builds)
+        finalists.append(Finalist(candidate=candidate, build=builds[0][1], measurement=verdict))
     passed = [f for f in finalists if f.passed]
     return finalists, _race(task, passed) if passed else ()
 
@@ -356,17 +368,6 @@ def end_finals(
         baselines=tuple(t for t in timings if t.contender not in names),
         winner=winner,
     )
-
-
-def _gate_all(task: TaskExecutor, elites: list[Candidate]) -> list[Finalist]:
-    """Each for the workload and its neighbours; all are built at once."""
-    building = [(c, [(t, t.build(c.proposal.genome)) for t in task.with_neighbours(c.proposal.genome)]) for c in elites]
-    found = []
-    for candidate, futures in building:
-        builds = [(t, future.result()) for t, future in futures]
-        verdict = _gate(candidate.proposal.genome, builds)
-        found.append(Finalist(candidate=candidate, build=builds[0][1], measurement=verdict))
-    return found
 
 
 def _gate(genome: Genome, builds: list[tuple[TaskExecutor, Build]]) -> Evaluation:

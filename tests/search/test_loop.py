@@ -22,7 +22,7 @@ from evo.lineage.store import Store
 from evo.measure import RaceRequest, RaceResult, Request
 from evo.problem.kernel import load_kernel
 from evo.search.loop import Budget, Progress, Search, StopReason
-from evo.search.run import Finals, check_workloads, end_finals, hold_all_finals, hold_race, plan_run
+from evo.search.run import Finals, build_all, check_workloads, end_finals, hold_all_finals, hold_race, plan_run
 from evo.search.samplers import find_sampler
 from evo.search.tasks import TaskExecutor
 from evo.targets import find_target
@@ -255,7 +255,7 @@ def _finals_of(executor: LandscapeExecutor, store: Store) -> tuple[Finals, list[
     task = TaskExecutor(
         executor=executor, kernel="layernorm", target="cpu", arch="native", workload=run.spec.workloads[0], seed=5
     )
-    finals = end_finals(task, *hold_race(task, elites))
+    finals = end_finals(task, *hold_race(task, build_all(task, elites)))
     executor.close()
     return finals, elites
 
