@@ -203,8 +203,8 @@ def test_finalists_that_were_refused_are_no_longer_counted_as_right(
     late = "y[i] = n == {{ 7 if p.mode == 'late' else -1 }} ? 0 : factor * x[i];"
     folder = write_kernel(tmp_path / "toy", modes, template=TEMPLATE.replace("y[i] = factor * x[i];", late))
     code = (folder / "kernel.py").read_text()
-    near = "neighbours=lambda target, workload: (Workload.of({'n': 7}, 'float32'),),"
-    code = code.replace("neighbours=lambda target, workload: (),", near)
+    near = "    neighbours=lambda target, workload: (Workload.of({'n': 7}, 'float32'),),\n    workloads="
+    code = code.replace("    workloads=", near)
     (folder / "kernel.py").write_text(code.replace("[case(5),", "[case(workload.dim('n')), case(5),"))
     words = ("search", "./toy", "--target", "cpu", "--evaluations", "8", "--sampler", "random", "--name", "mine")
     ended = here(*words, "--db", "else/where.db")
