@@ -35,9 +35,9 @@ import torch
 
 from evo.evaluation import Binary
 from evo.measure.clock import Protocol
-from evo.measure.harness import TimingHarness
+from evo.measure.harness import Contender, TimingHarness
 from evo.problem.genome import Genome
-from evo.problem.kernel import Launch, Workload, load_kernel
+from evo.problem.kernel import LaunchSequence, Workload, load_kernel
 from evo.problem.render import Source, render
 from evo.targets import Session, find_target
 
@@ -69,18 +69,19 @@ class Case:
         with tempfile.TemporaryDirectory() as folder:
             self.binary: Binary = target.compile(source, arch, Path(folder))
             self.empty = target.compile(Source(text=EMPTY, target="cuda", entry="empty"), arch, Path(folder))
-        self.launch: Launch = self.kernel.launch("cuda", point, self.workload, self.session.limits)
+        self.sequence: LaunchSequence = self.kernel.sequence("cuda", point, self.workload, self.session.limits)
 
-    def calls(self) -> list[Callable[[], object]]:
+    def contender(self) -> Contender:
         loaded = self.session.load(self.binary, self.kernel.entry)
-        return list(self.bench.candidate(loaded, self.launch))
+        return self.bench.candidate(loaded, self.sequence)
 
 
 def times(name: str, text: str) -> dict[str, Any]:
     case = Case(name, text)
-    own = case.calls()
-    plain = replace(case.launch, alignment=1, programmatic=False, smem_bytes=0)
-    nothing = case.bench.candidate(case.session.load(case.empty, "empty"), plain)
+    own = case.contender()
+    plain = replace(case.sequence.launches[0], alignment=1, programmatic=False, smem_bytes=0, entry="")
+    empty = replace(case.sequence, launches=(plain,))
+    nothing = case.bench.candidate(case.session.load(case.empty, "empty"), empty)
     reference = case.kernel.reference_baseline
     found: dict[str, Any] = {"workload": case.workload.key}
     for protocol in (PROTOCOL, replace(PROTOCOL, name="hot", cold=False)):
@@ -88,7 +89,7 @@ def times(name: str, text: str) -> dict[str, Any]:
         timed, _ = case.bench.time(entries, protocol, reference.name)
         found["evo" if protocol.cold else "hot"] = timed[0].median_us
         found["empty"] = timed[1].median_us
-    found["do_bench"], found["single"] = _do_bench(case, own)
+    found["do_bench"], found["single"] = _do_bench(case, own.calls)
     found["ncu"] = _ncu(name, text, case.kernel.entry, "none")
     found["flushed"] = _ncu(name, text, case.kernel.entry, "all")
     return found
@@ -142,7 +143,7 @@ def main() -> None:
     torch.set_grad_enabled(False)
     if options.only_launch:
         case = Case(options.kernel, options.workload[0])
-        calls = case.calls()
+        calls = case.contender().calls
         case.session.evict()
         for i in range(NCU_LAUNCHES + 10):
             calls[i % len(calls)]()

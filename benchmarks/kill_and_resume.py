@@ -120,8 +120,8 @@ def _replay(spec: RunSpec, evaluations: list[StoredEvaluation]) -> int:
         nonlocal best
         order, first = e.candidate.order, e.candidate.order
         if e.evaluation.build is not None and e.evaluation.build.binary is not None:
-            launch = kernel.launch(spec.target, e.candidate.proposal.genome.parameters, workload, limits)
-            first = first_of_code.setdefault((e.evaluation.build.binary.code_hash, launch), order)
+            sequence = kernel.sequence(spec.target, e.candidate.proposal.genome.parameters, workload, limits)
+            first = first_of_code.setdefault((e.evaluation.build.binary.code_hash, sequence), order)
         timing = timings[order if e.evaluation.same_code_as is None else e.evaluation.same_code_as]
         score = timing.ratio if timing is not None else None
         if timing is not None and score is not None and (best is None or score < best):

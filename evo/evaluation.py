@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from evo.errors import EngineError
 from evo.problem.genome import Genome
-from evo.problem.kernel import Launch
+from evo.problem.kernel import LaunchSequence
 
 
 class Status(StrEnum):
@@ -88,7 +88,7 @@ class Candidate:
     proposal: Proposal
     build: Build | None = field(default=None, compare=False)
     """While it is in flight; the binary of a finished candidate is not kept."""
-    code: tuple[str, Launch] | None = field(default=None, compare=False)
+    code: tuple[str, LaunchSequence] | None = field(default=None, compare=False)
     """Hash of the machine code, and how it is launched: equal code launched differently is not a duplicate."""
     duplicates: list[Candidate] = field(default_factory=list, compare=False, repr=False)
     """Later candidates with equal code, which wait for this one's result."""

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 from evo.errors import CompileError, DeviceError, EvoError, UnknownNameError
 from evo.evaluation import Binary
 from evo.measure import Request
-from evo.problem.kernel import Kernel, Launch, load_kernel
+from evo.problem.kernel import Kernel, Launch, LaunchSequence, load_kernel
 from evo.problem.render import Source, render
 from evo.targets import Session, Target, find_target
 from evo.targets.cpu import CpuTarget, compiler_path
@@ -151,11 +151,12 @@ class _Memory:
 
     data: bytes
     lead_bytes: int
-    is_output: bool
+    starts_unset: bool
+    """True of an output, and of workspace that is not zeroed."""
 
     def content(self, filled: bool) -> bytes:
-        """What is written to it; outputs that are not filled keep what they are allocated with."""
-        return self.data if filled or not self.is_output else self.data[: self.lead_bytes]
+        """What is written to it; what starts unset and is not filled keeps what it is allocated with."""
+        return self.data if filled or not self.starts_unset else self.data[: self.lead_bytes]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +165,7 @@ class _Call:
     allocations hold afterwards, by place among the arguments; empty if it does not."""
 
     name: str
-    launch: Launch
+    launches: tuple[Launch, ...]
     values: tuple[object, ...]
     judge: Callable[[dict[int, bytes]], str]
 
@@ -175,7 +176,7 @@ def _draw_calls(kernel: Kernel, request: Request, session: Session, seed: int) -
     multiprocessor, where every block has to loop over more work."""
     import torch
 
-    from evo.measure.gate import Gate, argument_values
+    from evo.measure.gate import Gate, Invocation
 
     gate = Gate(kernel, request.target, session, seed)
     cases = [c for c in kernel.cases(request.target, request.workload) if all(size for _, size in c.workload.dims)]
@@ -187,30 +188,33 @@ def _draw_calls(kernel: Kernel, request: Request, session: Session, seed: int) -
         prepared = gate.prepare(case)
         memory, image = prepared.trials[0].memory, prepared.trials[0].image
         memory.bytes.copy_(image.bytes)
-        values = list(argument_values(kernel, case.workload, memory.inputs, memory.outputs))
+        own, few = (
+            kernel.sequence(request.target, request.genome.parameters, case.workload, limits)
+            for limits in (session.limits, replace(session.limits, multiprocessors=1))
+        )
+        invocation = Invocation(kernel, lambda values, launch: None, own, session)
+        values = list(invocation.values(case.workload, memory))
+        invocation(values)  # zeroes workspace
         for place, (argument, value) in enumerate(zip(kernel.arguments, values, strict=True)):
             if isinstance(value, torch.Tensor):
                 data = _bytes_of(value).cpu().numpy().tobytes()
-                values[place] = _Memory(data, value.data_ptr() % _ALIGNMENT, argument.kind == "output")
-
-        own, few = (
-            kernel.launch(request.target, request.genome.parameters, case.workload, limits)
-            for limits in (session.limits, replace(session.limits, multiprocessors=1))
-        )
+                starts_unset = argument.kind != "input" and not argument.zeroed
+                values[place] = _Memory(data, value.data_ptr() % _ALIGNMENT, starts_unset)
         names = {own: case.name}
         names.setdefault(few, f"{case.name}, few blocks")
-        for launch, name in names.items():
-            yield _Call(name=name, launch=launch, values=tuple(values), judge=partial(_judge, gate, launch, prepared))
+        for sequence, name in names.items():
+            judge = partial(_judge, gate, sequence, prepared)
+            yield _Call(name=name, launches=sequence.launches, values=tuple(values), judge=judge)
 
 
-def _judge(gate: Gate, launch: Launch, prepared: PreparedCase, held: dict[int, bytes]) -> str:
+def _judge(gate: Gate, sequence: LaunchSequence, prepared: PreparedCase, held: dict[int, bytes]) -> str:
     import torch
 
     def replay(values: Sequence[object], launch: Launch) -> None:
         for place, data in held.items():
             _bytes_of(values[place]).copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
 
-    return gate.check(replay, launch, prepared).reason
+    return gate.check(replay, sequence, prepared).reason
 
 
 def _bytes_of(tensor: Any) -> torch.Tensor:
@@ -260,7 +264,7 @@ class _Job:
         started = time.perf_counter()
         with tempfile.TemporaryDirectory(prefix="evo-sanitize-") as name:
             folder = Path(name)
-            calls = [(c.launch, c.values) for c in self.calls]
+            calls = [(c.launches, c.values) for c in self.calls]
             (folder / "candidate").write_bytes(code)
             (folder / "calls").write_bytes(pickle.dumps((self.request.target, self.kernel.entry, filled, calls)))
             child = "import evo.sanitize, sys; evo.sanitize.make_calls(sys.argv[1])"
@@ -325,8 +329,8 @@ class _Job:
         return f"{message} | {lines[number - 1].strip()}" if 0 < number <= len(lines) else message
 
 
-_MakeCall = Callable[[Launch, Sequence[object], bool], dict[int, bytes]]
-"""Of a launch, arguments and whether outputs are filled: what the allocations hold afterwards."""
+_MakeCall = Callable[[Sequence[Launch], Sequence[object], bool], dict[int, bytes]]
+"""Of launches, arguments and whether outputs are filled: what the allocations hold afterwards."""
 
 
 def make_calls(name: str) -> None:
@@ -335,9 +339,9 @@ def make_calls(name: str) -> None:
     something."""
     folder = Path(name)
     target, entry, filled, calls = pickle.loads((folder / "calls").read_bytes())
-    make_call = _load_on_cpu(folder, entry) if target == "cpu" else _load_on_gpu(folder, target, entry)
-    for number, (launch, values) in enumerate(calls):
-        (folder / str(number)).write_bytes(pickle.dumps(make_call(launch, values, filled)))
+    make_call = _load_on_cpu(folder) if target == "cpu" else _load_on_gpu(folder, target, entry)
+    for number, (launches, values) in enumerate(calls):
+        (folder / str(number)).write_bytes(pickle.dumps(make_call(launches, values, filled)))
 
 
 def _load_on_gpu(folder: Path, target: str, entry: str) -> _MakeCall:
@@ -346,7 +350,7 @@ def _load_on_gpu(folder: Path, target: str, entry: str) -> _MakeCall:
     session = find_target(target).open()
     loaded = session.load(Binary(code=(folder / "candidate").read_bytes(), code_hash=""), entry)
 
-    def make_call(launch: Launch, values: Sequence[object], filled: bool) -> dict[int, bytes]:
+    def make_call(launches: Sequence[Launch], values: Sequence[object], filled: bool) -> dict[int, bytes]:
         held: dict[int, torch.Tensor] = {}
         arguments = list(values)
         for place, memory in enumerate(values):
@@ -356,7 +360,8 @@ def _load_on_gpu(folder: Path, target: str, entry: str) -> _MakeCall:
                 arguments[place] = held[place][memory.lead_bytes :]
                 if content:  # copied from the host: fill_ would run a kernel of PyTorch's
                     held[place][: len(content)].copy_(torch.frombuffer(content, dtype=torch.uint8))
-        loaded(arguments, replace(launch, programmatic=False))
+        for launch in launches:
+            loaded(arguments, replace(launch, programmatic=False))
         session.synchronize()
         return {place: tensor.cpu().numpy().tobytes() for place, tensor in held.items()}
 
@@ -367,15 +372,14 @@ _C_TYPES: dict[str, Any] = {"int": ctypes.c_int64, "int32": ctypes.c_int32, "flo
 """Of numbers, by the names of their types."""
 
 
-def _load_on_cpu(folder: Path, entry: str) -> _MakeCall:
+def _load_on_cpu(folder: Path) -> _MakeCall:
     """The file stays where it is: the sanitizer finds names and lines in it."""
     ctypes.CDLL("libgomp.so.1", mode=os.RTLD_GLOBAL)
-    function = ctypes.CDLL(str(folder / "candidate"), mode=os.RTLD_LOCAL | os.RTLD_NOW)[entry]
-    function.restype = None
+    library = ctypes.CDLL(str(folder / "candidate"), mode=os.RTLD_LOCAL | os.RTLD_NOW)
     allocate = ctypes.CDLL(None).memalign
     allocate.argtypes, allocate.restype = (ctypes.c_size_t, ctypes.c_size_t), ctypes.c_void_p
 
-    def make_call(launch: Launch, values: Sequence[object], filled: bool) -> dict[int, bytes]:
+    def make_call(launches: Sequence[Launch], values: Sequence[object], filled: bool) -> dict[int, bytes]:
         held: dict[int, tuple[int, int]] = {}
         arguments: list[object] = []
         for place, value in enumerate(values):
@@ -386,7 +390,8 @@ def _load_on_cpu(folder: Path, entry: str) -> _MakeCall:
                 arguments.append(ctypes.c_void_p(held[place][0] + value.lead_bytes))
             else:
                 arguments.append(value if value is None else _C_TYPES[type(value).__name__](value))
-        function(*arguments)
+        for launch in launches:
+            library[launch.entry](*arguments)
         return {place: ctypes.string_at(address, size) for place, (address, size) in held.items()}
 
     return make_call
@@ -480,7 +485,7 @@ def _compare_fills(job: _Job) -> tuple[list[_Process], list[str]]:
         " memory does"
         for call, zero, pattern, again in zip(job.calls, *(p.results for p in processes), strict=False)
         for place, value in enumerate(call.values)
-        if isinstance(value, _Memory) and value.is_output
+        if isinstance(value, _Memory) and job.kernel.arguments[place].kind == "output"
         if zero[place] == again[place] != pattern[place]
     ]
     return processes, found

@@ -138,14 +138,14 @@ def refused(
     point: Point, problem: Workload, folder: Path, arch: str = "native", mistake: tuple[str, str] = ("", "")
 ) -> list[str]:
     """What the gate says against a point, built for `arch`. mistake: a part of the source, and what stands for it."""
-    launch = KERNEL.launch("cpu", point, problem, SESSION.limits)
+    sequence = KERNEL.sequence("cpu", point, problem, SESSION.limits)
     source = render(KERNEL, "cpu", Genome.of(point), problem, arch)
     assert mistake[0] in source.text
     source = replace(source, text=source.text.replace(*mistake, 1))
     folder.mkdir(parents=True, exist_ok=True)
     loaded = SESSION.load(TARGET.compile(source, arch, folder), KERNEL.entry)
     try:
-        checks = gate_for(problem.dtype).run(loaded, [(case, launch) for case in KERNEL.cases("cpu", problem)])
+        checks = gate_for(problem.dtype).run(loaded, [(case, sequence) for case in KERNEL.cases("cpu", problem)])
     finally:
         loaded.close()
     return [f"{check.case}: {check.reason}" for check in checks if not check.passed]
@@ -299,7 +299,7 @@ def test_blocks_that_share_keys_and_warps_out_of_step_compile(arch: str, workloa
     assert chosen.items() <= point.items()
     source = render(KERNEL, "cuda", Genome.of(point), problem, arch)
     assert CUDA.compile(source, arch, Path()).spill_bytes == 0
-    launch = KERNEL.launch("cuda", point, problem, limits)
+    (launch,) = KERNEL.sequence("cuda", point, problem, limits).launches
     assert launch.cluster == chosen.get("split_kv", 1)
     assert launch.grid[0] % launch.cluster == 0
     assert "heads_a_tile" not in chosen or launch.grid[1:] == (problem.dim("kv_heads"), problem.dim("batch"))
@@ -317,7 +317,7 @@ def test_a_mask_may_keep_blocks_from_tiles_of_keys(chosen: dict[str, Value], mas
     rendered = [render(KERNEL, "cuda", Genome.of(point), problem, "sm_90") for point in visits]
     assert ["seen_tiles[" in source.text for source in rendered] == [False, True]
     assert all(CUDA.compile(source, "sm_90", Path()).spill_bytes == 0 for source in rendered)
-    bytes_of = [KERNEL.launch("cuda", point, problem, limits).smem_bytes for point in visits]
+    bytes_of = [KERNEL.sequence("cuda", point, problem, limits).launches[0].smem_bytes for point in visits]
     assert bytes_of[1] - bytes_of[0] == 1024 // 8 + 1024 * 2  # a bit and a number for so many tiles
 
 

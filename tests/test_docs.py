@@ -57,7 +57,7 @@ def test_every_point_of_the_example_passes_its_gate(kernel: Kernel, tmp_path: Pa
         source = render(kernel, "cuda", Genome.of(point), workload, arch)
         loaded = session.load(target.compile(source, arch, tmp_path), kernel.entry)
         cases = [
-            (case, kernel.launch("cuda", point, case.workload, session.limits))
+            (case, kernel.sequence("cuda", point, case.workload, session.limits))
             for case in kernel.cases("cuda", workload)
         ]
         checks = gate.run(loaded, cases)

@@ -272,10 +272,11 @@ def build(request: Request, cache_dir: str) -> Build:
     started = time.perf_counter()
     try:
         binary, seconds, cached = cached_build(Path(cache_dir), target, source, request.arch)
+        limits = target.limits(request.arch)
+        launches = kernel.sequence(request.target, request.genome.parameters, request.workload, limits).launches
+        occupancies = [target.occupancy(binary, launch, limits) for launch in launches]
     except CompileError as error:
         return replace(built, seconds=time.perf_counter() - started, log=str(error))
-    limits = target.limits(request.arch)
-    launch = kernel.launch(request.target, request.genome.parameters, request.workload, limits)
     return replace(
         built,
         status=Status.OK,
@@ -283,8 +284,8 @@ def build(request: Request, cache_dir: str) -> Build:
         cached=cached,
         log=binary.log,
         binary=binary,
-        smem_dynamic_bytes=launch.smem_bytes,
-        occupancy=target.occupancy(binary, launch, limits),
+        smem_dynamic_bytes=max(launch.smem_bytes for launch in launches),
+        occupancy=min((share for share in occupancies if share is not None), default=None),
     )
 
 

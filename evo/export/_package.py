@@ -85,8 +85,9 @@ def build_package(kernel: Kernel, parts: Sequence[ExportRequest]) -> tuple[dict[
     for (*one, first), (*other, second) in combinations(given, 2):
         if one == other:
             raise UsageError(f"{first} and {second} are both for {one[0]}: export one of them")
-    for item in (item for part in parts for item in part.items):
+    for target_name, item in ((part.target, item) for part in parts for item in part.items):
         check_fit(all_tables(kernel).get("module", {}), "module", item.candidate, item.workload)
+        plan_record(kernel, target_name, item.genome, item.workload)
     variants: list[dict[str, Any]] = []
     left_out: list[dict[str, str]] = []
     files: dict[str, bytes] = {}
@@ -195,7 +196,7 @@ class _Elsewhere:
         self.limits = target.limits(self.arch)  # of PTX: what every GPU has that may compile it
         self.space = kernel.space(target.name, workload, self.limits)
         self._stand_ins = kernel.inactive.get(target.name, {})
-        self._plan: Callable[[Point], LaunchPlan] = lambda point: kernel.plan(target.name, point, workload)
+        self._plan: Callable[[Point], LaunchPlan] = lambda point: kernel.plans(target.name, point, workload)[0]
 
     def point(self, genome: Genome) -> tuple[Point, list[str]]:
         """The same kernel as a point of the space there, and what of it cannot be said there or is not legal. A parameter
@@ -249,7 +250,7 @@ def _build_elsewhere(
             if compilations == _MOST_COMPILATIONS:
                 break
             continue
-        launch = kernel.launch(target.name, point, item.workload, there.limits)
+        launch = kernel.sequence(target.name, point, item.workload, there.limits).launches[0]
         if target.occupancy(binary, launch, there.limits) == 0:
             if candidate is item:
                 why = f"a block of {launch.block[0]} threads with {binary.registers} registers each does not fit"
@@ -302,7 +303,7 @@ def _variant_record(
         "registers": binary.registers,
         "spill_bytes": binary.spill_bytes,
         "smem_static_bytes": binary.smem_static_bytes,
-        "launch": asdict(kernel.plan(target.name, built.genome.parameters, workload)),
+        "launch": plan_record(kernel, target.name, built.genome, workload),
         "timing": timing_of(item.record) if measured else None,
         "record": dict(item.record),
     }
@@ -312,6 +313,17 @@ def _variant_record(
     if target.name == "cpu":
         record["needs"] = {"machine": cpu.machine(), "features": _needed_features(arch, source.flags)}
     return record
+
+
+def plan_record(kernel: Kernel, target: str, genome: Genome, workload: Workload) -> dict[str, Any]:
+    """The launch plan for the manifest. Raises UsageError for what packages cannot launch."""
+    plan, *more = kernel.plans(target, genome.parameters, workload)
+    if more or plan.entry != kernel.entry or any(a.kind == "workspace" for a in kernel.arguments):
+        raise UsageError(
+            f"kernel {kernel.name!r} cannot be exported for {workload.key}: what is exported makes one launch, of its entry"
+            f" point {kernel.entry!r}, and has no workspace"
+        )
+    return {name: value for name, value in asdict(plan).items() if name != "entry"}
 
 
 def timing_of(record: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -19,7 +19,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ import jinja2
 from evo import __version__, runtime
 from evo.errors import KernelError, SpaceError, TemplateError, UsageError
 from evo.export import Contents, Exporter, ExportRequest, read_manifest, sha256_of
-from evo.export._package import build_package, recipe
+from evo.export._package import build_package, plan_record, recipe
 from evo.problem.formats import all_tables
 from evo.problem.genome import Genome
 from evo.problem.kernel import FRONTEND_FILE, Dimension, Kernel, Workload, load_kernel
@@ -216,7 +216,7 @@ class _Form:
         space = _space_of(self.kernel, self.target, workload, self.arch)
         if space is None or not space.is_legal(self.genome.parameters):
             return None
-        return asdict(self.kernel.plan(self.target.name, self.genome.parameters, workload))
+        return plan_record(self.kernel, self.target.name, self.genome, workload)
 
     def around(self) -> Iterator[int]:
         """Sizes not far from its own: all, or where there are too many, the multiples of a power of two."""

@@ -6,13 +6,15 @@ or a huge number.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import psutil
 import torch
 
-from evo.problem.kernel import Tensors
+from evo.errors import LaunchError
+from evo.problem.kernel import Kernel, Tensors
 
 _GUARD_BYTES = 16 << 10
 """On either side of every tensor: as much as a block of 1024 threads reads in vectors of 16 bytes."""
@@ -62,8 +64,11 @@ class Layout:
     its elements are guards too.
     """
 
-    def __init__(self, inputs: Tensors, outputs: Mapping[str, torch.Tensor], offset: int = 0) -> None:
-        spans, at = [], 0
+    def __init__(
+        self, inputs: Tensors, outputs: Mapping[str, torch.Tensor], offset: int = 0, *, kind: str = "output"
+    ) -> None:
+        """kind: what messages call the outputs."""
+        spans, at, self._kind = [], 0, kind
         for is_output, tensors in ((False, inputs), (True, outputs)):
             for name, t in tensors.items():
                 if t is None:
@@ -85,7 +90,7 @@ class Layout:
     def _pieces(self) -> Iterator[_Piece]:
         at, before = 0, ""
         for s in self.spans:
-            name, middle = f"{'output' if s.is_output else 'input'} {s.name}", at
+            name, middle = f"{self._kind if s.is_output else 'input'} {s.name}", at
             if before:  # half of the guard between two tensors belongs to each
                 middle = (at + s.start) // 2 // 8 * 8
                 yield _Piece(start=at, end=middle, is_guard=True, tensor=before)
@@ -162,6 +167,69 @@ class Arena:
                 words = words_of(self.bytes[first:last], s.start, s.end)
                 pattern = bytes([byte]) * words.element_size()
                 words.fill_(int.from_bytes(pattern, "little", signed=words.element_size() > 1))
+
+
+class Workspace:
+    """Memory for what the launches of a call pass on, between guards: `tensors`, of one dimension, by name. All calls of a
+    candidate share it, as the temporaries of successive calls of PyTorch's do."""
+
+    def __init__(self, kernel: Kernel, sizes: Sequence[tuple[str, int]], device: torch.device) -> None:
+        """sizes: elements by name. Raises LaunchError for what there is no memory for."""
+        arguments = {a.name: a for a in kernel.arguments}
+        free, like = free_bytes(device), {}
+        for name, size in sizes:
+            dtype = getattr(torch, arguments[name].dtype)
+            if size < 0:
+                raise LaunchError(f"workspace {name} cannot have {size:,} elements: correct its `size` in kernel.py")
+            if size * dtype.itemsize > free:
+                raise _too_large(name, size * dtype.itemsize, free)
+            like[name] = torch.empty(size, dtype=dtype, device="meta")
+        layout = Layout({}, like, kind="workspace")
+        try:
+            memory = Memory(layout, device)
+        except RuntimeError as error:
+            raise _too_large(", ".join(like), layout.size, free) from error
+        self.tensors = memory.outputs
+        self.bytes = memory.bytes if like else memory.bytes[:0]
+        """With the guards; none where there is no workspace."""
+        self._guards = layout.pieces if like else ()
+        self._zeroed = [t for name, t in self.tensors.items() if arguments[name].zeroed]
+        self.fill(NAN)
+
+    def fill(self, byte: int) -> None:
+        """Writes that byte everywhere."""
+        self._byte = byte
+        self.bytes.fill_(byte)
+
+    def poison(self, byte: int) -> None:
+        """Writes that byte to the tensors."""
+        for t in self.tensors.values():
+            t.view(torch.uint8).fill_(byte)
+
+    def zero(self) -> None:
+        """What a call begins with."""
+        for t in self._zeroed:
+            t.zero_()
+
+    def changes(self) -> list[torch.Tensor]:
+        """For each guard, whether it is not as it was filled: 0 or 1 in float64, on the device."""
+        return [(self.bytes[g.start : g.end] != self._byte).any().double() for g in self._guards]
+
+    def changed(self) -> str:
+        """Beside which tensors was written, in words; empty if nowhere."""
+        return _complaint(g for g, differs in zip(self._guards, self.changes(), strict=True) if differs)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that can still be allocated."""
+    if device.type != "cuda":
+        return int(psutil.virtual_memory().available)
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.mem_get_info(device)[0]) + kept
+
+
+def _too_large(name: str, size: int, free: int) -> LaunchError:
+    return LaunchError(f"workspace {name} of {size:,} bytes does not fit: out of memory, with {free:,} bytes free")
 
 
 def _complaint(changed: Iterable[_Piece]) -> str:

@@ -25,8 +25,8 @@ import torch
 
 from evo.errors import LaunchError
 from evo.evaluation import Check
-from evo.measure.buffers import HUGE, NAN, ZERO, Layout, Memory, bits, same, sum_of
-from evo.problem.kernel import Case, Kernel, Launch, Tensors, Workload
+from evo.measure.buffers import HUGE, NAN, ZERO, Layout, Memory, Workspace, bits, same, sum_of
+from evo.problem.kernel import Case, Kernel, Launch, LaunchSequence, Tensors, Workload
 from evo.runtime.tolerance import Expected, compare, expected, findings, verdict
 from evo.targets import Session
 
@@ -37,9 +37,31 @@ Call = Callable[[Sequence[object], Launch], None]
 """One launch of an entry point: `evo.targets.Loaded`, without its end."""
 
 
+class Invocation:
+    """How loaded code is called at one problem: its launches in order, over a workspace of its own."""
+
+    def __init__(self, kernel: Kernel, call: Call, sequence: LaunchSequence, session: Session) -> None:
+        """Raises LaunchError if there is no room for the workspace."""
+        self.workspace = Workspace(kernel, sequence.workspace, session.device)
+        self.launches = sequence.launches
+        self._kernel, self._call = kernel, call
+
+    def values(self, workload: Workload, memory: Memory) -> tuple[object, ...]:
+        """The arguments in order: tensors, None, numbers."""
+        own = {name: t if t.numel() else None for name, t in self.workspace.tensors.items()}
+        return argument_values(self._kernel, workload, {**memory.inputs, **own}, memory.outputs)
+
+    def __call__(self, values: Sequence[object], first: int = 0, last: int | None = None) -> None:
+        """Makes its launches, or some of them. Raises LaunchError."""
+        if not first:
+            self.workspace.zero()
+        for launch in self.launches[first:last]:
+            self._call(values, launch)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Trial:
-    """One launch: its memory, what it holds before (`image`), and what its outputs should be."""
+    """One call: its memory, what it holds before (`image`), and what its outputs should be."""
 
     memory: Memory
     image: Memory
@@ -47,6 +69,8 @@ class _Trial:
     expected: tuple[Expected, ...]
     repeats: bool = False
     """Whether the outputs must equal the first launch's, bit for bit."""
+    scratch: int | None = NAN
+    """What the workspace is filled with before; None: as the launch before it left it."""
     where: str = ""
     """What is different from the first launch."""
 
@@ -103,11 +127,12 @@ class Gate:
                 stale.outputs[e.name].copy_(e.reference)
             new, changed = image(other, wanted, HUGE), "on other data in the same memory"
             over = "over the result of other data"
+            again = _Trial(memory=there, image=odd, inputs=data, expected=expected, repeats=True, scratch=HUGE)
             trials += [
-                _Trial(memory=there, image=odd, inputs=data, expected=expected, repeats=True, where="in other memory"),
-                _Trial(memory=here, image=new, inputs=other, expected=wanted, where=changed),
-                _Trial(memory=there, image=plain, inputs=data, expected=expected, repeats=True, where="once more"),
-                _Trial(memory=here, image=stale, inputs=data, expected=expected, repeats=True, where=over),
+                replace(again, where="in other memory"),
+                _Trial(memory=here, image=new, inputs=other, expected=wanted, scratch=None, where=changed),
+                replace(again, image=plain, scratch=None, where="once more"),
+                replace(again, memory=here, image=stale, where=over),
             ]
         prepared = PreparedCase(case=case, seed=seed, trials=tuple(trials))
         self._prepared[case, repeated] = prepared
@@ -120,12 +145,13 @@ class Gate:
         PyTorch loads a GPU kernel when it is first called, tens of milliseconds each: a gate of three milliseconds takes
         half a second in a new process. Limits of time would have to allow for that.
         """
-        launch = Launch(grid=(1, 1, 1), block=(1, 1, 1))
+        workspace = tuple((a.name, 1) for a in self._kernel.arguments if a.kind == "workspace")
+        once = LaunchSequence(launches=(Launch(grid=(1, 1, 1), block=(1, 1, 1)),), workspace=workspace)
         for number, case in enumerate(self._kernel.cases(self._target, workload)):
             prepared = self.prepare(case, repeated=number == 0)
-            self.check(partial(_write_reference, cycle(prepared.trials)), launch, prepared)
+            self.check(partial(_write_reference, cycle(prepared.trials)), once, prepared)
             if number == 0:
-                self.check(lambda values, launch: None, launch, prepared)
+                self.check(lambda values, launch: None, once, prepared)
 
     def _hold(self, prepared: PreparedCase) -> None:
         held = [t.image.bytes for t in prepared.trials]
@@ -135,23 +161,24 @@ class Gate:
         self._held += new
         self._sum = (self._sum + sum_of(new)) % (1 << 64)
 
-    def check(self, call: Call, launch: Launch, prepared: PreparedCase) -> Check:
+    def check(self, call: Call, sequence: LaunchSequence, prepared: PreparedCase) -> Check:
         """Runs one case. A launch that fails raises LaunchError: it may have broken the device."""
+        invocation = Invocation(self._kernel, call, sequence, self._session)
         first: dict[str, torch.Tensor] = {}
         for number, trial in enumerate(prepared.trials, 1):
-            found, of, reason = self._try(call, launch, prepared.case, trial, first)
+            found, of, reason = self._try(invocation, prepared.case, trial, first)
             if number == 1 or reason:  # the three figures are of one launch
                 error, judged = found, of
             if reason:
                 wrong_result = reason.startswith(f"{judged.name}: ")
                 reason += f" (launch {number}, {trial.where})" if trial.where else ""
-                if wrong_result and (cause := self._cause(call, launch, prepared.case, trial)):
+                if wrong_result and (cause := self._cause(invocation, prepared.case, trial)):
                     reason += f"; {cause}"
                 break
             if number == 1 and len(prepared.trials) > 1:
                 first = {n: o.clone() for n, o in trial.memory.outputs.items()}
-        if not reason and launch.programmatic and len(prepared.trials) > 1:
-            reason = self._try_late(call, launch, prepared)
+        if not reason and len(prepared.trials) > 1:
+            reason = self._try_late(invocation, prepared)
         return Check(
             case=prepared.case.name,
             passed=not reason,
@@ -162,13 +189,13 @@ class Gate:
             seed=prepared.seed,
         )
 
-    def run(self, call: Call, cases: Sequence[tuple[Case, Launch]]) -> tuple[Check, ...]:
+    def run(self, call: Call, cases: Sequence[tuple[Case, LaunchSequence]]) -> tuple[Check, ...]:
         """Checks in order, up to and including the first that fails. Raises LaunchError."""
         checks: list[Check] = []
-        for case, launch in cases:
+        for case, sequence in cases:
             prepared = self.prepare(case, repeated=not checks)
             try:
-                checks.append(self.check(call, launch, prepared))
+                checks.append(self.check(call, sequence, prepared))
             except LaunchError as error:
                 raise LaunchError(f"case {case.name}: {error}") from error
             if not checks[-1].passed:
@@ -179,24 +206,25 @@ class Gate:
             checks[-1] = replace(checks[-1], passed=False, reason=reason)
         return tuple(checks)
 
-    def _launch(
-        self, call: Call, launch: Launch, case: Case, memory: Memory, image: Memory, shared: int = NAN
-    ) -> None:
-        """One launch on what `image` holds. Raises LaunchError."""
-        memory.bytes.copy_(image.bytes)
+    def _launch(self, invocation: Invocation, case: Case, trial: _Trial, shared: int = NAN) -> None:
+        """One call on what the trial's image holds. Raises LaunchError."""
+        memory = trial.memory
+        memory.bytes.copy_(trial.image.bytes)
+        if trial.scratch is not None:
+            invocation.workspace.fill(trial.scratch)
         if self._hazards is not None:
             self._hazards.scrub(shared)
         if all(o.numel() for o in memory.outputs.values()):
-            call(argument_values(self._kernel, case.workload, memory.inputs, memory.outputs), launch)
+            invocation(invocation.values(case.workload, memory))
             self._session.synchronize()
 
     def _try(
-        self, call: Call, launch: Launch, case: Case, trial: _Trial, first: dict[str, torch.Tensor]
+        self, invocation: Invocation, case: Case, trial: _Trial, first: dict[str, torch.Tensor]
     ) -> tuple[float | None, Expected, str]:
         """(largest error, the output it is of, reason for refusal or "")."""
         memory = trial.memory
-        self._launch(call, launch, case, memory, trial.image)
-        flags = memory.changes(trial.image)
+        self._launch(invocation, case, trial)
+        flags = memory.changes(trial.image) + invocation.workspace.changes()
         judged = [e for e in trial.expected if memory.outputs[e.name].numel()]
         for e in judged:
             output = memory.outputs[e.name]
@@ -216,61 +244,74 @@ class Gate:
                 reason = f"{e.name}: {reason}"
                 break
         if any(values[: len(values) - len(outcome)]):
-            reason = memory.changed(trial.image)
+            reason = memory.changed(trial.image) or invocation.workspace.changed()
         return error, last, reason
 
-    def _try_late(self, call: Call, launch: Launch, prepared: PreparedCase) -> str:
+    def _try_late(self, invocation: Invocation, prepared: PreparedCase) -> str:
         """The first case once more, behind a kernel that writes its inputs late."""
         trial = prepared.trials[0]
         memory = trial.memory
         if not all(o.numel() for o in memory.outputs.values()):
             return ""
         memory.bytes.copy_(trial.image.bytes)
-        values = argument_values(self._kernel, prepared.case.workload, memory.inputs, memory.outputs)
-        return reads_early(self._session, memory, prepared.trials[2].inputs, partial(call, values, launch))
+        values = invocation.values(prepared.case.workload, memory)
+        return reads_early(self._session, memory, prepared.trials[2].inputs, invocation, values)
 
-    def _cause(self, call: Call, launch: Launch, case: Case, trial: _Trial) -> str:
+    def _cause(self, invocation: Invocation, case: Case, trial: _Trial) -> str:
         """What a wrong result depends on, found by launching again with one thing changed; "" if it is simply wrong."""
         wrong = {n: o.clone() for n, o in trial.memory.outputs.items()}
 
-        def differs(image: Memory, shared: int = NAN) -> bool:
-            self._launch(call, launch, case, trial.memory, image, shared)
+        def differs(trial: _Trial, shared: int = NAN) -> bool:
+            self._launch(invocation, case, trial, shared)
             return not all(same(trial.memory.outputs[n], o) for n, o in wrong.items())
 
-        if differs(trial.image):
+        if differs(trial):
             wrong_again = any(compare(trial.memory.outputs[e.name], e)[1] for e in trial.expected)
             return "another result when launched again" if wrong_again or trial.repeats else "right when launched again"
         quiet = Memory(trial.memory.layout, self._session.device)
         quiet.fill(trial.inputs, ZERO)
         for e in trial.expected:
             quiet.outputs[e.name].copy_(trial.image.outputs[e.name])
-        if differs(quiet):
+        if differs(replace(trial, image=quiet)):
             return "it depends on memory outside its inputs"
-        if self._hazards is not None and differs(trial.image, ZERO):
+        if self._hazards is not None and differs(trial, ZERO):
             return "it depends on shared memory that it has not written"
+        if differs(replace(trial, scratch=ZERO)):
+            return "it depends on workspace that it has not written"
         return ""
 
 
-def reads_early(session: Session, memory: Memory, others: Tensors, call: Callable[[], object]) -> str:
-    """Why a launch that may begin early is refused: it is made behind a kernel that writes its inputs late, where others
-    are until then. Empty if it waits for them, or if the device has no such hazard. Raises LaunchError. memory: holds the
-    inputs, and does so afterwards."""
-    hazards = session.hazards
-    if hazards is None:
+def reads_early(
+    session: Session, memory: Memory, others: Tensors, invocation: Invocation, values: Sequence[object]
+) -> str:
+    """Why a launch that may begin early is refused: it is made behind a kernel that writes late what it reads. Of the first
+    launch these are the inputs, where others are until then; of a later one what the launches before it have written.
+    Empty if all wait, or if the device has no such hazard. Raises LaunchError. memory: holds the inputs, and does so
+    afterwards."""
+    early = [number for number, launch in enumerate(invocation.launches) if launch.programmatic]
+    if not early or (hazards := session.hazards) is None:
         return ""
-    call()
+    invocation(values)
     session.synchronize()
     right = {n: o.clone() for n, o in memory.outputs.items()}
-    image = memory.before_outputs.clone()
-    memory.write(others)
-    for output in memory.outputs.values():
-        output.zero_()
-    with hazards.write_late(memory.before_outputs, image):
-        call()
-    session.synchronize()
-    if all(same(memory.outputs[n], o) for n, o in right.items()):
-        return ""
-    return "read an input before the kernel that writes it had ended"
+    for number in early:
+        if number:
+            invocation(values, 0, number)
+            late = invocation.workspace.bytes if invocation.workspace.tensors else memory.bytes
+            image = late.clone()
+            late.fill_(HUGE)
+        else:
+            late, image = memory.before_outputs, memory.before_outputs.clone()
+            memory.write(others)
+            for output in memory.outputs.values():
+                output.zero_()
+        with hazards.write_late(late, image):
+            invocation(values, number)
+        session.synchronize()
+        if not all(same(memory.outputs[n], o) for n, o in right.items()):
+            what = f"what launch {number} of a call writes" if number else "an input"
+            return f"read {what} before the kernel that writes it had ended"
+    return ""
 
 
 def _write_reference(trials: Iterator[_Trial], values: Sequence[object], launch: Launch) -> None:

@@ -12,22 +12,28 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from math import prod
 
-import psutil
 import torch
 
 from evo.errors import LaunchError, UsageError
 from evo.evaluation import BOOTSTRAP_SAMPLES, Build, Check, Evaluation, Status, Timing
 from evo.measure import RaceRequest, RaceResult, Request
-from evo.measure.buffers import HUGE, NAN, Arena, Layout
+from evo.measure.buffers import HUGE, NAN, Arena, Layout, Workspace, free_bytes
 from evo.measure.clock import CLOSE, Protocol, calls_for, race, sets_for, summarise
-from evo.measure.gate import Gate, allocate_outputs, argument_values, as_outputs, expected_outputs, reads_early
+from evo.measure.gate import Gate, Invocation, allocate_outputs, as_outputs, expected_outputs, reads_early
 from evo.problem.genome import Genome
-from evo.problem.kernel import Baseline, Cost, Kernel, Launch, Tensors, Workload
+from evo.problem.kernel import Baseline, Cost, Kernel, LaunchSequence, Tensors, Workload
 from evo.runtime.tolerance import Expected, compare, findings, verdict
 from evo.targets import Loaded, Replay, Session, classify, find_target
 
-Calls = Sequence[Callable[[], object]]
-"""What a contender of a race does: a call for each buffer set."""
+
+@dataclass(frozen=True, kw_only=True)
+class Contender:
+    """What is raced: a call for each buffer set. A baseline has no invocation."""
+
+    calls: Sequence[Callable[[], object]]
+    invocation: Invocation | None = None
+    values: Sequence[object] = ()
+    """Of the first call."""
 
 
 _PROTOCOLS = {
@@ -159,6 +165,7 @@ class _Progress:
 
     sets: int
     """How many of the sets its samples call."""
+    workspace: Workspace | None
     samples: int = 0
     sums: dict[bool | None, torch.Tensor] = field(default_factory=dict)
     """Of the reference buffer's outputs, by the state of its inputs; and of the sets behind it."""
@@ -170,18 +177,18 @@ class RaceCheck:
     """Checks contenders while they race, between their samples and untimed: after the warm-up, and after the second sample
     of each pair.
 
-    Before such a sample the outputs are poisoned, with NaN or with a huge number, and every other time the inputs of the
-    reference buffer are exchanged. Afterwards the outputs must have, bit for bit, the same sums as the first time on the
-    same inputs, and those of the reference buffer must be right in float64. In the end the inputs and guards of all sets
+    Before such a sample outputs and workspace are poisoned, with NaN or with a huge number, and every other time the inputs
+    of the reference buffer are exchanged. Afterwards the outputs must have, bit for bit, the same sums as the first time on
+    the same inputs, and those of the reference buffer must be right in float64. In the end the inputs and guards of all sets
     must be as they were.
     """
 
-    def __init__(self, data: TimedData, sets: Mapping[str, int]) -> None:
-        """sets: by contender to be checked, how many of the sets a sample of it calls."""
+    def __init__(self, data: TimedData, checked: Mapping[str, tuple[int, Workspace | None]]) -> None:
+        """checked: by contender, how many of the sets a sample of it calls, and its workspace."""
         self._data = data
         self.data_changed = False
         """Inputs or guards are not as they were; of which contender's doing is not told."""
-        self._progress = {name: _Progress(sets=count) for name, count in sets.items()}
+        self._progress = {name: _Progress(sets=sets, workspace=own) for name, (sets, own) in checked.items()}
 
     def before(self, name: str) -> None:
         """Before a sample of a contender."""
@@ -191,7 +198,10 @@ class RaceCheck:
         number = p.samples // 2
         if exchanged := bool(number % 2):
             self._data.exchange_inputs(exchanged)
-        self._data.arena.poison(0, p.sets, HUGE if number % 3 else NAN)
+        poison = HUGE if number % 3 else NAN
+        self._data.arena.poison(0, p.sets, poison)
+        if p.workspace is not None:
+            p.workspace.poison(poison)
 
     def after(self, name: str) -> None:
         """After it. Leaves the inputs as they were before."""
@@ -216,6 +226,8 @@ class RaceCheck:
         check = Check(case="timed", passed=True)
         if reason := self._data.changed():
             self.data_changed = True
+            return replace(check, passed=False, reason=f"{reason} (in a timed call)")
+        if p.workspace is not None and (reason := p.workspace.changed()):
             return replace(check, passed=False, reason=f"{reason} (in a timed call)")
         for number, (e, found) in enumerate(p.findings):
             error, reason = verdict(tuple(found.tolist()), None, e)
@@ -245,10 +257,9 @@ class TimingHarness:
     def set_count(self) -> int:
         """Raises UsageError if two sets, and the reference of one, do not fit the memory that is free."""
         set_bytes = self.kernel.cost(self._workload).bytes
+        memory = free = free_bytes(self._session.device)
         if self._session.device.type == "cuda":
-            free, memory = torch.cuda.mem_get_info(self._session.device)
-        else:
-            free = memory = psutil.virtual_memory().available
+            memory = torch.cuda.mem_get_info(self._session.device)[1]
         elements = sum(prod(self._workload.dim(d) for d in a.shape) for a in self.kernel.outputs(self._workload))
         needed = 3 * set_bytes + _REFERENCE_BYTES * elements
         if needed > free:
@@ -268,26 +279,22 @@ class TimingHarness:
         assert self.data.arena.sets
         roofline_of(self._session)
 
-    def launch(self, genome: Genome, workload: Workload | None = None) -> Launch:
+    def sequence(self, genome: Genome, workload: Workload | None = None) -> LaunchSequence:
         """For the workload that is timed, or for another."""
-        return self.kernel.launch(self._target, genome.parameters, workload or self._workload, self._session.limits)
+        return self.kernel.sequence(self._target, genome.parameters, workload or self._workload, self._session.limits)
 
-    def candidate(self, loaded: Loaded, launch: Launch) -> Calls:
-        sets = self.data.arena.sets
+    def candidate(self, loaded: Loaded, sequence: LaunchSequence) -> Contender:
+        """Raises LaunchError if there is no room for its workspace."""
+        invocation = Invocation(self.kernel, loaded, sequence, self._session)
+        values = [invocation.values(self._workload, memory) for memory in self.data.arena.sets]
+        return Contender(calls=[partial(invocation, v) for v in values], invocation=invocation, values=values[0])
 
-        def bind(i: int) -> Callable[[], object]:
-            values = argument_values(self.kernel, self._workload, sets[i].inputs, sets[i].outputs)
-            return lambda: loaded(values, launch)
-
-        return [bind(i) for i in range(self.set_count)]
-
-    def baseline(self, baseline: Baseline) -> Calls:
-        sets = self.data.arena.sets
-        return [partial(baseline.call, sets[i].inputs, self._workload) for i in range(self.set_count)]
+    def baseline(self, baseline: Baseline) -> Contender:
+        return Contender(calls=[partial(baseline.call, m.inputs, self._workload) for m in self.data.arena.sets])
 
     def time(
         self,
-        entries: Mapping[str, Calls],
+        entries: Mapping[str, Contender],
         protocol: Protocol,
         reference: str,
         *,
@@ -296,12 +303,15 @@ class TimingHarness:
     ) -> tuple[tuple[Timing, ...], dict[str, Check]]:
         """Races the entries over the buffer sets: all of them (cold), or one (hot). Also whether those named in `checked`
         did their work in it. `incumbent`: see `clock.race`."""
-        entries = {name: calls if protocol.cold else calls[:1] for name, calls in entries.items()}
+        all_calls = {name: e.calls if protocol.cold else e.calls[:1] for name, e in entries.items()}
         replays: dict[str, Replay] = {}
         try:
-            for name, calls in entries.items():
+            for name, calls in all_calls.items():
                 replays[name] = self._replay(calls, protocol, kept=name == reference)
-            race_check = RaceCheck(self.data, {n: min(len(entries[n]), replays[n].calls) for n in checked})
+            invocations = {n: entries[n].invocation for n in checked}
+            workspaces = {n: i.workspace if i is not None else None for n, i in invocations.items()}
+            sets = {n: min(len(all_calls[n]), replays[n].calls) for n in checked}
+            race_check = RaceCheck(self.data, {n: (sets[n], workspaces[n]) for n in checked})
             samples = race(
                 self._session,
                 replays,
@@ -324,7 +334,7 @@ class TimingHarness:
                     sets=len(calls),
                     clocks=clocks,
                 )
-                for name, calls in entries.items()
+                for name, calls in all_calls.items()
             )
         finally:
             for name, replay in replays.items():
@@ -339,12 +349,14 @@ class TimingHarness:
         """Whether no other candidate can be judged here any more."""
         return self.gate.data_changed or self._timed_data_changed
 
-    def reads_early(self, calls: Calls, *, programmatic: bool) -> str:
+    def reads_early(self, candidate: Contender) -> str:
         """Whether a contender that may begin early waits for its inputs at this size, too. Empty if it does; raises
         LaunchError."""
-        if not programmatic:
-            return ""
-        reason = reads_early(self._session, self.data.arena.sets[0], self.data.inputs[True], calls[0])
+        assert candidate.invocation is not None
+        data = self.data
+        reason = reads_early(
+            self._session, data.arena.sets[0], data.inputs[True], candidate.invocation, candidate.values
+        )
         return reason and f"{reason} (at the size that is timed)"
 
     def impossible(self, timings: Sequence[Timing], contender: str) -> str:
@@ -371,7 +383,7 @@ class TimingHarness:
                 return reason
         return ""
 
-    def _replay(self, calls: Calls, protocol: Protocol, *, kept: bool) -> Replay:
+    def _replay(self, calls: Sequence[Callable[[], object]], protocol: Protocol, *, kept: bool) -> Replay:
         """Its calls, one after another over the sets. kept: for the next race, too."""
         key = (protocol, len(calls))
         if kept and key in self._replays:
@@ -428,7 +440,7 @@ class TimingHarness:
         """Raises LaunchError."""
         started = time.perf_counter()
         cases = [
-            (case, self.launch(request.genome, case.workload))
+            (case, self.sequence(request.genome, case.workload))
             for case in self.kernel.cases(request.target, request.workload)
         ]
         checks = self.gate.run(loaded, cases)
@@ -438,18 +450,17 @@ class TimingHarness:
     def _clock(self, request: Request, loaded: Loaded, found: Evaluation) -> Evaluation:
         """Raises LaunchError."""
         started = time.perf_counter()
-        launch = self.launch(request.genome)
-        candidate = self.candidate(loaded, launch)
+        candidate = self.candidate(loaded, self.sequence(request.genome))
         timings, check = self._time_candidate(request, candidate)
         status = Status.WRONG
-        if check.passed and (reason := self.reads_early(candidate, programmatic=launch.programmatic)):
+        if check.passed and (reason := self.reads_early(candidate)):
             check = replace(check, passed=False, reason=reason)
         if check.passed and (reason := self.impossible(timings, "candidate")):
             check, status = replace(check, passed=False, reason=reason), Status.IMPOSSIBLE
         found = replace(found, checks=(*found.checks, check), timing_seconds=time.perf_counter() - started)
         return replace(found, timings=timings) if check.passed else _refused(found, status)
 
-    def _time_candidate(self, request: Request, candidate: Calls) -> tuple[tuple[Timing, ...], Check]:
+    def _time_candidate(self, request: Request, candidate: Contender) -> tuple[tuple[Timing, ...], Check]:
         """Beside the reference; and again beside the incumbent too, if the candidate comes close to that."""
         reference = self.kernel.reference_baseline
         entries = {"candidate": candidate, reference.name: self.baseline(reference)}
@@ -467,7 +478,7 @@ class TimingHarness:
                 return timings, checks["candidate"]
             raise
         try:
-            other = self.candidate(loaded, self.launch(incumbent.genome))
+            other = self.candidate(loaded, self.sequence(incumbent.genome))
             timings, checks = race({"candidate": candidate, "incumbent": other, **entries})
         finally:
             loaded.close()
@@ -478,8 +489,8 @@ class TimingHarness:
         started = time.perf_counter()
         reference = self.kernel.reference_baseline
         refused: dict[str, str] = {}
-        contenders: dict[str, Calls] = {}
-        baselines: dict[str, Calls] = {}
+        contenders: dict[str, Contender] = {}
+        baselines: dict[str, Contender] = {}
         loaded_all: list[Loaded] = []
 
         def result(timings: Sequence[Timing] = (), log: str = "", *, lost: bool = False) -> RaceResult:
@@ -499,14 +510,13 @@ class TimingHarness:
 
         try:
             for name, genome, built in request.contenders:
-                launch = self.launch(genome)
                 try:
                     loaded_all.append(self._load(built))
-                    calls = self.candidate(loaded_all[-1], launch)
-                    if reason := self.reads_early(calls, programmatic=launch.programmatic):
+                    candidate = self.candidate(loaded_all[-1], self.sequence(genome))
+                    if reason := self.reads_early(candidate):
                         refused[name] = reason
                     else:
-                        contenders[name] = calls
+                        contenders[name] = candidate
                 except LaunchError as error:
                     refused[name] = str(error)
                     if not self._answers():

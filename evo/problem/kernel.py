@@ -9,7 +9,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -89,6 +89,17 @@ class Launch:
     cluster: int = 1
     alignment: int = 1
     programmatic: bool = False
+    entry: str = ""
+    """Empty: what the code was loaded with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchSequence:
+    """What one call of a candidate does: launches, in order on one stream."""
+
+    launches: tuple[Launch, ...]
+    workspace: tuple[tuple[str, int], ...] = ()
+    """Elements, by the name of the argument."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,17 +145,21 @@ class Argument:
 
     `shape` names dimensions: of an output, which the engine allocates, and of an input whose data are derived. A scalar's
     value comes from the dimension or option of the same name, or is a stride of a tensor argument. An optional tensor is
-    there where the option of its name is on; the entry point gets a null address where it is not.
+    there where the option of its name is on; the entry point gets a null address where it is not. Workspace is memory for
+    the launches of one call, of `size(target, point, workload)` elements (none: a null address) from a multiple of 64 bytes
+    on; before a call it holds anything or, if `zeroed`, zeros, which are written as a part of the call.
     """
 
     name: str
-    kind: Literal["input", "output", "scalar"]
+    kind: Literal["input", "output", "scalar", "workspace"]
     dtype: str = "problem"
-    """"problem" (the workload's dtype), or a fixed one; of a scalar float32, int32 or int64."""
+    """"problem" (the workload's dtype), or a fixed one; of a scalar float32, int32 or int64. Of workspace a fixed one."""
     shape: tuple[str, ...] = ()
     optional: bool = False
     stride_of: tuple[str, int] | None = None
     """(tensor argument, axis) of which a scalar is the stride, in elements."""
+    size: Callable[[str, Mapping[str, Value], Workload], int] | None = None
+    zeroed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,8 +228,9 @@ class Kernel:
     """By target: what a search runs when none is named."""
     space: Callable[[str, Workload, Limits], Space]
     """(target, workload, limits): with a legal default."""
-    plan: Callable[[str, Mapping[str, Value], Workload], LaunchPlan]
-    """(target, point, workload): launch geometry, for any value of the dimensions that are not compiled in."""
+    plan: Callable[[str, Mapping[str, Value], Workload], LaunchPlan | tuple[LaunchPlan, ...]]
+    """(target, point, workload): launch geometry, for any value of the dimensions that are not compiled in. A tuple:
+    launches that follow one another. All their entry points take the same arguments; `entry` is one in every source."""
     title: str = ""
     """Left out: the name, as are the entry point's."""
     entry: str = ""
@@ -300,7 +316,7 @@ class Kernel:
 
     def _faults(self) -> Iterator[str]:
         names = {d.name for d in self.dimensions} | set(self.options)
-        tensors = {a.name for a in self.arguments if a.kind != "scalar"}
+        tensors = {a.name for a in self.arguments if a.kind in ("input", "output")}
         for a in self.arguments:
             if a.stride_of is not None and a.stride_of[0] not in tensors:
                 yield f": scalar argument {a.name!r} is a stride of {a.stride_of[0]!r}, which is no tensor argument"
@@ -308,6 +324,10 @@ class Kernel:
                 yield f": scalar argument {a.name!r} is neither a dimension nor an option"
             if a.kind == "output" and a.optional and a.name not in self.options:
                 yield f": no option {a.name!r} asks for the optional output of that name"
+            if (a.kind == "workspace") != (a.size is not None) or (a.kind == "workspace") < a.zeroed:
+                yield f": argument {a.name!r}: every workspace, and nothing else, has a `size`, and may be `zeroed`"
+            if a.kind == "workspace" and a.dtype not in {*DTYPE_BYTES, "int32", "int64"}:
+                yield f": workspace {a.name!r} has no fixed dtype such as float32 or int32, but {a.dtype!r}"
             for unknown in set(a.shape) - names:
                 yield f": argument {a.name!r} has an unknown dimension {unknown!r}"
         for name in set(self.option_min) - set(self.options):
@@ -383,16 +403,29 @@ class Kernel:
             options=tuple((k, v) for k, v in workload.options if k in fixed),
         )
 
-    def launch(self, target: str, point: Mapping[str, Value], workload: Workload, limits: Limits) -> Launch:
-        plan = self.plan(target, point, workload)
-        return Launch(
-            grid=plan.grid(dict(workload.dims), limits.multiprocessors),
-            block=(plan.threads, 1, 1),
-            smem_bytes=plan.smem_bytes,
-            cluster=plan.cluster,
-            alignment=plan.alignment,
-            programmatic=plan.programmatic,
+    def plans(self, target: str, point: Mapping[str, Value], workload: Workload) -> tuple[LaunchPlan, ...]:
+        """Of all launches, in order; each names its entry point. Raises KernelError if there is none."""
+        found = self.plan(target, point, workload)
+        plans = (found,) if isinstance(found, LaunchPlan) else found
+        if not plans:
+            raise KernelError(f"kernel {self.name!r}: `plan` gives no launch at {dict(point)}")
+        return tuple(replace(plan, entry=plan.entry or self.entry) for plan in plans)
+
+    def sequence(self, target: str, point: Mapping[str, Value], workload: Workload, limits: Limits) -> LaunchSequence:
+        launches = (
+            Launch(
+                grid=plan.grid(dict(workload.dims), limits.multiprocessors),
+                block=(plan.threads, 1, 1),
+                smem_bytes=plan.smem_bytes,
+                cluster=plan.cluster,
+                alignment=plan.alignment,
+                programmatic=plan.programmatic,
+                entry=plan.entry,
+            )
+            for plan in self.plans(target, point, workload)
         )
+        sizes = ((a.name, a.size(target, point, workload)) for a in self.arguments if a.size is not None)
+        return LaunchSequence(launches=tuple(launches), workspace=tuple(sizes))
 
     @property
     def reference_baseline(self) -> Baseline:

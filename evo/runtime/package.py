@@ -139,6 +139,7 @@ class LaunchPlan:
     programmatic: programmatic dependent launch (sm_90 on): blocks may start while the kernel before in the stream still
     runs. The source has to wait for it (griddepcontrol.wait) before it reads or writes global memory. CUDA C++
     Programming Guide, "Programmatic Dependent Launch and Synchronization".
+    entry: of the source; empty: the kernel's own.
     """
 
     threads: int
@@ -150,6 +151,7 @@ class LaunchPlan:
     alignment: int = 1
     programmatic: bool = False
     axes: bool = False
+    entry: str = ""
 
     def __post_init__(self) -> None:
         if self.axes and (len(self.tiles) > 3 or self.blocks_per_multiprocessor is not None):

@@ -25,7 +25,7 @@ from evo.lineage import Stage, StoredRun
 from evo.lineage.store import Store
 from evo.measure import Incumbent
 from evo.problem.genome import Genome
-from evo.problem.kernel import Launch
+from evo.problem.kernel import LaunchSequence
 from evo.problem.space import Space
 from evo.search.samplers import Exhausted, Sampler, find_sampler
 from evo.search.tasks import TaskExecutor, tasks_of
@@ -128,9 +128,9 @@ class _Task:
     executor: TaskExecutor
     space: Space
     sampler: Sampler
-    by_code: dict[tuple[str, Launch], Candidate] = field(default_factory=dict)
+    by_code: dict[tuple[str, LaunchSequence], Candidate] = field(default_factory=dict)
     """The first candidate that was built with this code: the others are its duplicates."""
-    told_by_code: dict[tuple[str, Launch], int] = field(default_factory=dict)
+    told_by_code: dict[tuple[str, LaunchSequence], int] = field(default_factory=dict)
     """Likewise, but the first that was told: this order does not depend on what finished first."""
     best_told: float | None = None
     incumbent: Incumbent | None = None
@@ -389,7 +389,7 @@ class Search:
             status=Status.SAME_CODE if original.status.passed else original.status,
             build=candidate.build,
             same_code_as=original.order,
-            log=f"machine code and launch equal those of candidate {original.order}",
+            log=f"machine code and launches equal those of candidate {original.order}",
         )
         self._finish(candidate, evaluation)
 
@@ -441,9 +441,9 @@ class Search:
         self._remember(candidate, evaluation, record.elapsed_s)
         self.progress.replayed += 1
 
-    def _code(self, candidate: Candidate, code_hash: str) -> tuple[str, Launch]:
+    def _code(self, candidate: Candidate, code_hash: str) -> tuple[str, LaunchSequence]:
         task, point = self._tasks[candidate.task].executor, candidate.proposal.genome.parameters
-        return code_hash, task.problem.launch(task.target, point, task.workload, task.limits)
+        return code_hash, task.problem.sequence(task.target, point, task.workload, task.limits)
 
 
 def _before_finals(budget: Budget, tasks: int) -> Budget:

@@ -68,10 +68,11 @@ class Replay(Protocol):
 
 
 class Loaded(Protocol):
-    """A loaded entry point. `values` are the arguments in the kernel's order: tensors, None, numbers."""
+    """Loaded code, with an entry point for launches that name none. `values` are the arguments in the kernel's order:
+    tensors, None, numbers."""
 
     def __call__(self, values: Sequence[object], launch: Launch) -> None:
-        """Enqueues one call on the session's current stream. Raises LaunchError if it cannot."""
+        """Enqueues one launch on the session's current stream. Raises LaunchError if it cannot."""
         ...
 
     def close(self) -> None: ...
@@ -165,7 +166,8 @@ class Target(Protocol):
         ...
 
     def occupancy(self, binary: Binary, launch: Launch, limits: Limits) -> float | None:
-        """Predicted resident threads over the multiprocessor's limit; None where there is no such limit."""
+        """Predicted resident threads over the multiprocessor's limit; None where there is no such limit. Raises CompileError
+        where it shows that the code has no such entry point."""
         ...
 
     def open(self) -> Session:

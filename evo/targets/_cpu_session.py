@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import psutil
@@ -22,7 +23,7 @@ from evo.targets import EVICTION_MULTIPLE, DeviceInfo, Hazards
 
 
 class CpuLoaded:
-    """An entry point of a library: extern "C", void, of pointers, int64, int32 and float arguments."""
+    """A library, and an entry point of it: extern "C", void, of pointers, int64, int32 and float arguments."""
 
     def __init__(self, path: str, entry: str) -> None:
         """Raises LaunchError."""
@@ -32,16 +33,24 @@ class CpuLoaded:
             self._library: ctypes.CDLL | None = ctypes.CDLL(path, mode=os.RTLD_LOCAL | os.RTLD_NOW)
         except OSError as error:
             raise LaunchError(f"{entry!r} does not load: {error}") from error
+        self._functions: dict[str, Any] = {}
         try:
-            self._function = self._library[entry]
-        except AttributeError as error:
+            self._functions[""] = self._find(entry)
+        except LaunchError:
             self.close()
+            raise
+
+    def _find(self, entry: str) -> Any:
+        try:
+            function = self._library[entry]  # type: ignore[index]
+        except AttributeError as error:
             raise LaunchError(f'no symbol {entry!r}: declare extern "C" void {entry}(...)') from error
-        self._function.restype = None
-        self._types: tuple[type, ...] | None = None
+        function.restype = None
+        self._functions[entry] = function
+        return function
 
     def __call__(self, values: Sequence[object], launch: Launch) -> None:
-        """`launch` means nothing here. Returns when the call is done."""
+        """Of `launch` only the entry point counts here. Returns when the call is done."""
         words: list[object] = []
         types: list[type] = []
         for value in values:
@@ -59,12 +68,13 @@ class CpuLoaded:
             else:
                 words.append(operator.index(value))  # type: ignore[arg-type]
                 types.append(ctypes.c_int32 if isinstance(value, np.int32) else ctypes.c_int64)
-        if (found := tuple(types)) != self._types:
-            self._function.argtypes = self._types = found
-        self._function(*words)
+        function = self._functions.get(launch.entry) or self._find(launch.entry)
+        if function.argtypes != (found := tuple(types)):
+            function.argtypes = found
+        function(*words)
 
     def close(self) -> None:
-        """Unloads the library; the entry point must not be called again."""
+        """Unloads the library; its entry points must not be called again."""
         if self._library is not None:
             _ctypes.dlclose(self._library._handle)
             self._library = None

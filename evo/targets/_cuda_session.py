@@ -250,13 +250,15 @@ def _nvml() -> tuple[Any, Any]:
 
 
 class CudaLoaded:
-    """A loaded entry point: packs arguments and launches on PyTorch's current stream."""
+    """A loaded entry point: packs arguments and launches on PyTorch's current stream. A launch that names another one of the
+    same source is passed on to that."""
 
     def __init__(self, module: Any, entry: str, limits: Limits) -> None:
         self._driver = driver()
         self._module, self._entry, self._limits = module, entry, limits
         self._function = expect(self._driver.cuModuleGetFunction(module, entry.encode()), f"looking up {entry!r}")
         self._unaligned: Any = None
+        self._others: dict[str, CudaLoaded] = {}
         # Reading an attribute makes a lazily loading driver load the code now, and not during a graph's capture.
         attribute = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
         smem = expect(self._driver.cuFuncGetAttribute(attribute, self._function), f"loading {entry!r}")
@@ -268,6 +270,11 @@ class CudaLoaded:
         self._checked_form: str | None = None
 
     def __call__(self, values: Sequence[object], launch: Launch) -> None:
+        if launch.entry not in ("", self._entry):
+            if launch.entry not in self._others:
+                self._others[launch.entry] = CudaLoaded(self._module, launch.entry, self._limits)
+            self._others[launch.entry](values, launch)
+            return
         form, words, addresses = self._read(values)
         function, entry = self._function, self._entry
         if addresses & (launch.alignment - 1):

@@ -84,9 +84,7 @@ class CudaTarget:
         code, log = run_nvrtc(source.text, arch, source.flags, source.include_dirs)
         figures = ptxas_figures(log, source.entry)
         if f".entry {source.entry}(".encode() not in code if is_ptx else figures is None:
-            raise CompileError(
-                f'the source has no entry point {source.entry!r}: declare extern "C" __global__ void {source.entry}(...)'
-            )
+            raise _no_entry(source.entry)
         return Binary(
             code=code,
             code_hash=code_hash(code),
@@ -96,12 +94,15 @@ class CudaTarget:
         )
 
     def occupancy(self, binary: Binary, launch: Launch, limits: Limits) -> float | None:
-        """None while registers are unknown (PTX)."""
+        """None while registers are unknown (PTX). Raises CompileError if there is no such entry point."""
         if binary.registers is None:
             return None
+        own = ptxas_figures(binary.log, launch.entry) if launch.entry else vars(binary)
+        if own is None:
+            raise _no_entry(launch.entry)
         # bar.sync with a number that the compiler does not know reserves all 16 barriers: on 9.0 that allows four blocks.
         barriers = max((int(n) for n in re.findall(r"used (\d+) barriers", binary.log)), default=0)
-        blocks = resident_blocks(binary.registers, binary.smem_static_bytes or 0, launch, limits, barriers)
+        blocks = resident_blocks(own["registers"], own["smem_static_bytes"] or 0, launch, limits, barriers)
         return blocks * prod(launch.block) / limits.threads_per_multiprocessor
 
     def open(self) -> Session:
@@ -110,6 +111,10 @@ class CudaTarget:
         from evo.targets._cuda_session import CudaSession
 
         return CudaSession(info, device_limits(info.arch))
+
+
+def _no_entry(entry: str) -> CompileError:
+    return CompileError(f'the source has no entry point {entry!r}: declare extern "C" __global__ void {entry}(...)')
 
 
 # The driver's answers. Nothing here creates a context, so that a query costs no device memory. But a process that has

@@ -110,6 +110,6 @@ HONEST = (
 ALL = (*HONEST, *CHEATS)
 
 
-def names_for(target: str, capability: int) -> tuple[Cheat, ...]:
+def names_for(target: str, capability: int, cheats: tuple[Cheat, ...] = ALL) -> tuple[Cheat, ...]:
     """What can be tried on a target; `capability` is 0 where it is no GPU."""
-    return tuple(c for c in ALL if target in c.targets and (target != "cuda" or capability >= c.capability))
+    return tuple(c for c in cheats if target in c.targets and (target != "cuda" or capability >= c.capability))

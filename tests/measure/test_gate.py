@@ -91,7 +91,7 @@ def judge(session: Session, gate: Gate) -> Judge:
         loaded: Loaded, workload: Workload = WORKLOAD, cases: Sequence[Case] | None = None, by: Gate = gate
     ) -> tuple[Check, ...]:
         tried = KERNEL.cases("cpu", workload) if cases is None else cases
-        return by.run(loaded, [(c, KERNEL.launch("cpu", {}, c.workload, session.limits)) for c in tried])
+        return by.run(loaded, [(c, KERNEL.sequence("cpu", {}, c.workload, session.limits)) for c in tried])
 
     return run
 

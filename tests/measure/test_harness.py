@@ -12,13 +12,14 @@ import torch
 from evo.evaluation import Check
 from evo.measure import harness
 from evo.measure.clock import Protocol
-from evo.measure.harness import Calls, TimingHarness
-from evo.problem.kernel import Launch, load_kernel
+from evo.measure.harness import Contender, TimingHarness
+from evo.problem.kernel import Launch, LaunchSequence, load_kernel
 from evo.targets import find_target
 
 KERNEL = load_kernel("layernorm")
 WORKLOAD = KERNEL.workload("cpu", "rows=64,cols=256,dtype=float32")
 LAUNCH = Launch(grid=(1, 1, 1), block=(1, 1, 1))
+ONE = LaunchSequence(launches=(LAUNCH,))
 COLD = Protocol(name="cold", min_rounds=4, max_rounds=4, sample_us=1.0, precision=1.0, limit_s=600.0)
 HOT = replace(COLD, name="hot", cold=False)
 
@@ -120,9 +121,9 @@ def bench() -> Iterator[TimingHarness]:
         yield made
 
 
-def against_torch(bench: TimingHarness, mistake: Mistake) -> dict[str, Calls]:
+def against_torch(bench: TimingHarness, mistake: Mistake) -> dict[str, Contender]:
     return {
-        "candidate": bench.candidate(Candidate(mistake), LAUNCH),
+        "candidate": bench.candidate(Candidate(mistake), ONE),
         "torch": bench.baseline(KERNEL.reference_baseline),
     }
 
@@ -139,8 +140,8 @@ IN_RACES = [(mistake, COLD) for mistake in MISTAKES] + [(m, HOT) for m in MISTAK
 def test_a_race_refuses_a_candidate_that(bench: TimingHarness, mistake: str, protocol: Protocol) -> None:
     make, reason = MISTAKES[mistake]
     entries = {
-        "candidate": bench.candidate(Candidate(make()), LAUNCH),
-        "incumbent": bench.candidate(Candidate(right), LAUNCH),  # whose right results are in the same outputs
+        "candidate": bench.candidate(Candidate(make()), ONE),
+        "incumbent": bench.candidate(Candidate(right), ONE),  # whose right results are in the same outputs
         "torch": bench.baseline(KERNEL.reference_baseline),
     }
     _, checks = bench.time(entries, protocol, "torch", checked=("candidate", "incumbent"))
@@ -235,10 +236,11 @@ def test_a_candidate_that_may_begin_early_has_to_wait_for_its_inputs_at_the_time
         if waits:
             work()
 
-    calls = bench.candidate(Candidate(begins_early), LAUNCH)
-    assert ("read an input before" in bench.reads_early(calls, programmatic=True)) == (not waits)
+    early = LaunchSequence(launches=(replace(LAUNCH, programmatic=True),))
+    found = bench.reads_early(bench.candidate(Candidate(begins_early), early))
+    assert ("read an input before" in found) == (not waits)
     assert bench.data.changed() == ""
-    assert bench.reads_early(calls, programmatic=False) == ""
+    assert bench.reads_early(bench.candidate(Candidate(begins_early), ONE)) == ""
 
 
 def test_every_set_has_other_inputs(bench: TimingHarness) -> None:

@@ -58,7 +58,7 @@ def test_the_derived_gate_passes_what_is_right_alone(tmp_path: Path, right: str,
     assert kernel.cost(workload) == Cost(bytes=4 * (2 * 300 * 1000 + 1000), flops=0)
     source = render(kernel, "cpu", Genome.of({"unroll": 1}), workload, "native")
     loaded = session.load(target.compile(source, "native", tmp_path), "scaled")
-    cases = [(c, kernel.launch("cpu", {"unroll": 1}, c.workload, session.limits)) for c in kernel.cases("cpu", workload)]
+    cases = [(c, kernel.sequence("cpu", {"unroll": 1}, c.workload, session.limits)) for c in kernel.cases("cpu", workload)]
     assert {"normal rows=0", "normal bias=False", "tiny eps=4e-06", "normal offset=1"} < {case.name for case, _ in cases}
     checks = Gate(kernel, "cpu", session, seed=3).run(loaded, cases)
     assert all(check.passed for check in checks) == (not right), checks
