@@ -94,7 +94,7 @@ def test_a_source_of_ones_own_needs_what_only_its_user_knows(here: Any, tmp_path
     assert "1 of 1 branches compiled" in here("check", "t", "--arch", "sm_89", "--compile-only").out
     kernel, target = load_kernel("t"), find_target("cuda")
     limits, workload = target.limits("sm_89"), kernel.workload("cuda", "rows=100,cols=33,dtype=float32")
-    launch = kernel.launch("cuda", {"TILE": 8, "PAD": 2}, workload, limits)
+    (launch,) = kernel.sequence("cuda", {"TILE": 8, "PAD": 2}, workload, limits).launches
     assert (launch.grid, launch.block) == ((5, 13, 1), (64, 1, 1))
     source = render(kernel, "cuda", Genome.of({"TILE": 8, "PAD": 4}), workload, "sm_89")
     assert target.compile(source, "sm_89", tmp_path).smem_static_bytes == 8 * 12 * 4
