@@ -594,9 +594,10 @@ def _copy(kernel: Kernel, inputs: Tensors, workload: Workload) -> torch.Tensor:
 
 def kernel_digest(folder: Path) -> str:
     """sha256 over what decides a search: the folder's Python files and templates, but for the export's frontend, and the
-    device headers that kernels share. The kernel need not be loaded for that, and may lie anywhere."""
+    folders that kernels share, whose names start with an underscore. The kernel need not be loaded for that, and may lie
+    anywhere."""
     kept = {".py", ".j2", ".cu", ".cpp", ".cuh", ".h"}
-    files = [*folder.rglob("*"), *(template_root() / "_shared").rglob("*")]
+    files = [*folder.rglob("*"), *template_root().glob("_*/**/*")]
     digest = hashlib.sha256()
     files = [p for p in files if p.suffix in kept and p.stem != Path(FRONTEND_FILE).stem]
     for name, content in sorted((p.name, p.read_bytes()) for p in files):
@@ -669,8 +670,10 @@ def load_kernel(name: str) -> Kernel:
         places = "; ".join(f"line {line}, {what}" for line, what in missing)
         raise KernelError(f"{path} is not complete: {places} (write each, and delete its comment {UNFILLED.strip()!r})")
     # The folder is imported as a package of a private name, so that kernel.py can be split: from .space import ...
+    # It holds the folders that kernels of a family share, too: from ._norm import ...
     package = f"_evo_kernel_{folder.name}_{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}"
-    spec = importlib.util.spec_from_file_location(package, path, submodule_search_locations=[str(folder)])
+    places_of_modules = [str(folder), str(template_root())]
+    spec = importlib.util.spec_from_file_location(package, path, submodule_search_locations=places_of_modules)
     if spec is None or spec.loader is None:
         raise KernelError(f"{path} cannot be imported")
     module = importlib.util.module_from_spec(spec)
