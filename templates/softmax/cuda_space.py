@@ -59,7 +59,9 @@ _PARAMETERS: tuple[Parameter, ...] = (
         values=("default", "nc", "no_allocate", "cs", "lu", "evict_first"),
         why="data used once need not displace what is used again",
     ),
-    Categorical(name="y_store", values=("default", "cg", "cs", "wt", "no_allocate", "evict_first"), why="as for x_load"),
+    Categorical(
+        name="y_store", values=("default", "cg", "cs", "wt", "no_allocate", "evict_first"), why="as for x_load"
+    ),
     Ordinal(
         name="unroll",
         values=(1, 2, 4, 8),
@@ -150,6 +152,11 @@ def _constraints(dtype: str, columns: int, limits: Limits) -> tuple[Constraint, 
         ),
         rule("passes_are_short", lambda p, s: s.iterations <= 2048, "at most 2048 vectors a thread"),
         rule(
+            "sums_are_short",
+            lambda p, s: dtype != "float32" or s.iterations <= (128 if p["algorithm"] == "two_pass" else 16),
+            "float32 results show what long running sums lose, and the exponentials that scale them",
+        ),
+        rule(
             "shared_memory",
             lambda p, s: s.smem_bytes + _REDUCTION_BYTES <= limits.smem_bytes_per_block,
             "rows must fit the shared memory of a block",
@@ -179,8 +186,9 @@ def space(workload: Workload, limits: Limits) -> Space:
     if columns * element // vector > 16 * 1024:  # odd and long: wide vectors that cross the edges of rows
         vector = 8
     packets = -(-columns * element // vector) + 1
-    threads = next((t for t in (32, 64, 128, 256, 512) if packets * vector <= t * 32 * element and packets <= 16 * t), 1024)
-    fits = packets <= 16 * threads and packets * vector // element <= 64 * threads and threads < 1024
+    widths = (t for t in (32, 64, 128, 256, 512) if packets * vector <= t * 32 * element and packets <= 16 * t)
+    threads = next(widths, 1024)
+    fits = threads < 1024
     default: dict[str, Value] = {
         "vector_bytes": vector,
         "threads_per_row": threads if fits else 512,
