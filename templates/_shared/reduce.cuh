@@ -37,7 +37,7 @@ template <bool EQUAL> struct moments {
 // A maximum, and a maximum with the sum of exponentials less it (Milakov & Gimelshein 2018, arXiv:1805.02867, eq. 4). They
 // start at a finite number, so that -Inf less the maximum is -Inf, and not NaN; NaN shows in the sum alone. BASE_2: the
 // maximum is in units of log 2.
-constexpr float LOWEST = -3.4e38f;
+constexpr float LOWEST = -3.402823466e38f;
 __device__ __forceinline__ float exp2_approx(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 struct max1 {
     static constexpr int WORDS = 1;
