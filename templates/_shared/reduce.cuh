@@ -34,9 +34,36 @@ template <bool EQUAL> struct moments {
         return {count, f.x, f.y};
     }
 };
+// A maximum, and a maximum with the sum of exponentials less it (Milakov & Gimelshein 2018, arXiv:1805.02867, eq. 4). They
+// start at a finite number, so that -Inf less the maximum is -Inf, and not NaN; NaN shows in the sum alone. BASE_2: the
+// maximum is in units of log 2.
+constexpr float LOWEST = -3.402823466e38f;
+__device__ __forceinline__ float exp2_approx(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+struct max1 {
+    static constexpr int WORDS = 1;
+    float a;
+    __device__ __forceinline__ static max1 nothing() { return {LOWEST}; }
+    __device__ __forceinline__ void put(float* p) const { p[0] = a; }
+    __device__ __forceinline__ max1 get(const float* p) const { return {p[0]}; }
+};
+template <bool BASE_2> struct max_sum {
+    static constexpr int WORDS = 2;
+    float max, sum;
+    __device__ __forceinline__ static max_sum nothing() { return {LOWEST, 0.f}; }
+    __device__ __forceinline__ void put(float* p) const { *reinterpret_cast<float2*>(p) = {max, sum}; }
+    __device__ __forceinline__ max_sum get(const float* p) const { const float2 f = *reinterpret_cast<const float2*>(p); return {f.x, f.y}; }
+    // The same sum, less another maximum.
+    __device__ __forceinline__ float less(float other) const { return sum * exp2_approx((max - other) * (BASE_2 ? 1.f : 1.44269504f)); }
+};
 
 __device__ __forceinline__ sum1 merge(const sum1& p, const sum1& q) { return {p.a + q.a}; }
 __device__ __forceinline__ sum2 merge(const sum2& p, const sum2& q) { return {p.a + q.a, p.b + q.b}; }
+__device__ __forceinline__ max1 merge(const max1& p, const max1& q) { return {fmaxf(p.a, q.a)}; }
+template <bool BASE_2>
+__device__ __forceinline__ max_sum<BASE_2> merge(const max_sum<BASE_2>& p, const max_sum<BASE_2>& q) {
+    const float max = fmaxf(p.max, q.max);
+    return {max, p.less(max) + q.less(max)};
+}
 // Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances" (1979), eq. 2.1.
 // The mean moves by delta * share, so equal means stay equal exactly: a constant row keeps variance 0.
 template <bool EQUAL>
@@ -49,6 +76,10 @@ __device__ __forceinline__ moments<EQUAL> merge(const moments<EQUAL>& p, const m
 __device__ __forceinline__ sum1 exchange(const sum1& p, int d, unsigned mask) { return {__shfl_xor_sync(mask, p.a, d)}; }
 __device__ __forceinline__ sum2 exchange(const sum2& p, int d, unsigned mask) {
     return {__shfl_xor_sync(mask, p.a, d), __shfl_xor_sync(mask, p.b, d)};
+}
+__device__ __forceinline__ max1 exchange(const max1& p, int d, unsigned mask) { return {__shfl_xor_sync(mask, p.a, d)}; }
+template <bool BASE_2> __device__ __forceinline__ max_sum<BASE_2> exchange(const max_sum<BASE_2>& p, int d, unsigned mask) {
+    return {__shfl_xor_sync(mask, p.max, d), __shfl_xor_sync(mask, p.sum, d)};
 }
 template <bool EQUAL>
 __device__ __forceinline__ moments<EQUAL> exchange(const moments<EQUAL>& p, int d, unsigned mask) {
