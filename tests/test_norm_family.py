@@ -115,9 +115,9 @@ def test_points_drawn_at_random_compile_for_gpus(options: str, arch: str) -> Non
 
 def test_layernorm_has_no_trace_of_rmsnorms_options() -> None:
     layernorm = load_kernel("layernorm")
-    for target in ("cpu", "cuda"):
+    for target, arch in (("cpu", "native"), ("cuda", "sm_89")):
         problem = layernorm.example(target)
-        point = layernorm.space(target, problem, find_target(target).limits({"cpu": "native", "cuda": "sm_89"}[target])).default
-        text = render(layernorm, target, Genome.of(point), problem, "native").text
+        point = layernorm.space(target, problem, find_target(target).limits(arch)).default
+        text = render(layernorm, target, Genome.of(point), problem, arch).text
         assert "residual" not in text
         assert "saved" not in text
