@@ -256,7 +256,8 @@ class Kernel:
     dimension, all data, each option off, a misaligned address."""
     neighbours: Callable[[str, Workload], Sequence[Workload]] = _derived
     """(target, workload): workloads with other compile-time dimensions, for which a finalist's genome is compiled and gated,
-    too. Left out: each one less, one more, twice as large and 769."""
+    too. Left out: each one less, one more, twice as large and 769; the compiled-in options that are on or off the other way,
+    each and all."""
     cost: Callable[[Workload], Cost] = _derived
     """Left out: every tensor once, and no operations."""
     baselines: tuple[Baseline, ...] = ()
@@ -564,13 +565,17 @@ def _neighbours(kernel: Kernel, target: str, workload: Workload) -> list[Workloa
     compiled_in = [d for d in kernel.dimensions if d.name in kernel.compile_time_dims[target]]
     own = dict(workload.dims)
     few = {d.name: min(own[d.name], max(d.low, 67)) for d in kernel.dimensions if d not in compiled_in}
+    options = dict(workload.options)
+    others = {n: not v for n, v in workload.options if isinstance(v, bool) and n in kernel.compile_time_dims[target]}
     near = [
-        Workload.of({**own, **few, d.name: size}, workload.dtype, dict(workload.options))
+        Workload.of({**own, **few, d.name: size}, workload.dtype, options)
         for d in compiled_in
         for size in dict.fromkeys((own[d.name] - 1, own[d.name] + 1, own[d.name] + 8, 2 * own[d.name], 769))
         if d.low <= size <= d.high and size != own[d.name]
     ]
-    return [w for w in near if not kernel.validate(w)]
+    switched = [others, *({n: v} for n, v in others.items())] if others else []
+    near += [Workload.of({**own, **few}, workload.dtype, {**options, **other}) for other in switched]
+    return [w for w in dict.fromkeys(near) if not kernel.validate(w)]
 
 
 def _cost(kernel: Kernel, workload: Workload) -> Cost:

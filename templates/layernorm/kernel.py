@@ -7,52 +7,40 @@ Statistics are float32. The CUDA template is specialised for the number of colum
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from evo.problem.kernel import (
-    DATA,
-    Argument,
-    Baseline,
-    Case,
-    Dimension,
-    Kernel,
-    LaunchPlan,
-    Limits,
-    Tensors,
-    Workload,
-)
-from evo.problem.space import Space, Value
+from evo.problem.kernel import DATA, Argument, Baseline, Case, Dimension, Kernel, Tensors, Workload
+from evo.problem.space import Value
 
-from . import cpu_space, cuda_shape, cuda_space
+from ._norm import INACTIVE, MAX_COLS, compile_flags, plan, required, space
 
 if TYPE_CHECKING:
     import torch
 
 _OPTIONS: dict[str, Value] = {"weight": True, "bias": True, "eps": 1e-5}
-_MAX_COLS = 65_536
 
 
 def _torch_layer_norm(inputs: Tensors, workload: Workload) -> torch.Tensor:
     import torch.nn.functional as functional
 
-    x = _required(inputs, "x")
+    x = required(inputs, "x")
     return functional.layer_norm(
         x, (workload.dim("cols"),), inputs["weight"], inputs["bias"], float(workload.option("eps"))
     )
 
 
 def _copy(inputs: Tensors, workload: Workload) -> torch.Tensor:
-    return _required(inputs, "x").clone()
+    return required(inputs, "x").clone()
 
 
 def _negate(inputs: Tensors, workload: Workload) -> torch.Tensor:
     """As many bytes as a copy through an elementwise kernel: on some GPUs faster than the driver's own copy."""
-    return -_required(inputs, "x")
+    return -required(inputs, "x")
 
 
 def _reference(inputs: Tensors, workload: Workload) -> dict[str, torch.Tensor]:
-    x = _required(inputs, "x")
+    x = required(inputs, "x")
     mean = x.mean(dim=1, keepdim=True)
     centred = x - mean
     variance = centred.square().mean(dim=1, keepdim=True)
@@ -114,27 +102,8 @@ def _neighbours(target: str, workload: Workload) -> Sequence[Workload]:
     return [
         Workload.of({"rows": 67, "cols": c}, workload.dtype, _OPTIONS)
         for c in dict.fromkeys(near)
-        if 1 <= c <= _MAX_COLS and c != cols
+        if 1 <= c <= MAX_COLS and c != cols
     ]
-
-
-def _space(target: str, workload: Workload, limits: Limits) -> Space:
-    return (cuda_space if target == "cuda" else cpu_space).space(workload, limits)
-
-
-def _plan(target: str, point: Mapping[str, Value], workload: Workload) -> LaunchPlan:
-    return cuda_shape.plan(point, workload) if target == "cuda" else LaunchPlan(threads=1)
-
-
-def _compile_flags(target: str, point: Mapping[str, Value]) -> tuple[str, ...]:
-    """The CPU template spells its vectors out: what the compiler adds costs compile time and registers."""
-    return ("-fno-tree-vectorize", "-fno-tree-slp-vectorize") if target == "cpu" else ()
-
-
-def _required(inputs: Tensors, name: str) -> torch.Tensor:
-    tensor = inputs[name]
-    assert tensor is not None
-    return tensor
 
 
 def _workloads(*shapes: tuple[int, int, str]) -> tuple[Workload, ...]:
@@ -144,7 +113,7 @@ def _workloads(*shapes: tuple[int, int, str]) -> tuple[Workload, ...]:
 KERNEL = Kernel(
     name="layernorm",
     title="LayerNorm forward",
-    dimensions=(Dimension(name="rows", low=0, high=2**31 - 1), Dimension(name="cols", low=1, high=_MAX_COLS)),
+    dimensions=(Dimension(name="rows", low=0, high=2**31 - 1), Dimension(name="cols", low=1, high=MAX_COLS)),
     dtypes={"cuda": ("float16", "bfloat16", "float32"), "cpu": ("float32", "bfloat16")},
     options=_OPTIONS,
     option_min={"eps": 0.0},
@@ -168,9 +137,9 @@ KERNEL = Kernel(
         "cuda": _workloads((4096, 4096, "float16")),
         "cpu": _workloads((4096, 1024, "float32"), (4096, 1024, "bfloat16")),
     },
-    space=_space,
-    plan=_plan,
-    inactive={"cuda": cuda_shape.INACTIVE, "cpu": cpu_space.INACTIVE},
-    compile_flags=_compile_flags,
+    space=space,
+    plan=plan,
+    inactive=INACTIVE,
+    compile_flags=compile_flags,
     replaces="torch.nn.functional.layer_norm",
 )

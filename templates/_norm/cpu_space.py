@@ -1,4 +1,4 @@
-"""The search space of cpu.cpp.j2: parameters, constraints and default."""
+"""The search space of forward.cpp.j2: parameters, constraints and default."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INACTIVE: dict[str, Value] = {
 }
 
 
-def _parameters(dtype: str, cores: int) -> tuple[Parameter, ...]:
+def _parameters(dtype: str, cores: int, statistics: tuple[Value, ...]) -> tuple[Parameter, ...]:
     parallel = When(parameter="threads", values=tuple(t for t in (1, cores) if t > 1))
     found: list[Parameter] = [
         # One thread or all: libgomp ends and restarts its workers when the size of a team changes between calls.
@@ -48,7 +48,7 @@ def _parameters(dtype: str, cores: int) -> tuple[Parameter, ...]:
         Ordinal(name="unroll", values=(1, 2, 4, 8), why="independent accumulators within a row"),
         Categorical(
             name="statistics",
-            values=("two_pass", "shifted", "chan"),
+            values=statistics,
             structural=True,
             why="one pass over the row instead of two, at the price of more arithmetic",
         ),
@@ -125,12 +125,13 @@ def _constraints(dtype: str) -> tuple[Constraint, ...]:
 
 
 def space(workload: Workload, limits: Limits) -> Space:
+    statistics: tuple[Value, ...] = ("two_pass", "shifted", "chan") if "bias" in dict(workload.options) else ("squares",)
     default: Point = {
         "threads": limits.multiprocessors,
         "simd_bits": 256,
         "rows_in_flight": 1,
         "unroll": 4,
-        "statistics": "two_pass",
+        "statistics": statistics[0],
         "row": "reread",
         "stores": "normal",
         "prefetch_bytes": 0,
@@ -141,7 +142,7 @@ def space(workload: Workload, limits: Limits) -> Space:
     if workload.dtype == "bfloat16":
         default |= {"unpack": "widen", "rounding": "integer"}
     return Space(
-        parameters=_parameters(workload.dtype, limits.multiprocessors),
+        parameters=_parameters(workload.dtype, limits.multiprocessors, statistics),
         constraints=_constraints(workload.dtype),
         default=default,
     )

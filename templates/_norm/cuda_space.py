@@ -1,4 +1,4 @@
-"""The search space of cuda.cu.j2: parameters, constraints and default."""
+"""The search space of forward.cu.j2: parameters, constraints and default."""
 
 from __future__ import annotations
 
@@ -10,15 +10,19 @@ from .cuda_shape import INACTIVE, power_dividing, shape_of
 __all__ = ["space"]
 
 _ARCH_HAS_CLUSTERS = 90
+_CENTRED: tuple[Value, ...] = ("two_pass", "chan", "welford", "shifted", "sums")
+"""Statistics of a mean and a variance."""
+
 _SMEM_STATIC_BYTES = 4096
 """Room left for the static shared memory of the reductions."""
 
 
-def _parameters(limits: Limits) -> tuple[Parameter, ...]:
+def _parameters(limits: Limits, statistics: tuple[Value, ...], residual: bool) -> tuple[Parameter, ...]:
     hopper = limits.capability >= _ARCH_HAS_CLUSTERS
     persistent = When(parameter="grid", values=("persistent",))
     direct = When(parameter="load_path", values=("direct",))
     paths: tuple[Value, ...] = ("direct", "cp_async", "bulk") if hopper else ("direct", "cp_async")
+    paths = paths[:1] if residual else paths  # what is added arrives in registers
     found: list[Parameter] = [
         Ordinal(name="vector_bytes", values=(2, 4, 8, 16), why="wider accesses need fewer instructions"),
         Ordinal(
@@ -58,14 +62,14 @@ def _parameters(limits: Limits) -> tuple[Parameter, ...]:
         ),
         Categorical(
             name="statistics",
-            values=("two_pass", "chan", "welford", "shifted", "sums"),
+            values=statistics,
             structural=True,
             why="one reduction instead of two, at the price of more arithmetic or of a check",
         ),
         Ordinal(
             name="accumulators",
             values=(1, 2, 4),
-            when=(When(parameter="statistics", values=("two_pass", "chan", "shifted", "sums")),),
+            when=(When(parameter="statistics", values=tuple(s for s in statistics if s != "welford")),),
             why="independent sums shorten the chain of additions",
         ),
         Categorical(
@@ -344,12 +348,15 @@ def _default_threads(packets: int, vectors_a_thread: float) -> int:
 
 
 def space(workload: Workload, limits: Limits) -> Space:
-    columns = workload.dim("cols")
+    columns, options = workload.dim("cols"), dict(workload.options)
+    statistics = _CENTRED if "bias" in options else ("squares",)
     default = _default(workload.dtype, columns)
+    if default["statistics"] not in statistics:
+        default["statistics"] = statistics[0]
     if limits.capability >= _ARCH_HAS_CLUSTERS:
         default |= {"cluster": 1, "launch": "plain"}
     return Space(
-        parameters=_parameters(limits),
+        parameters=_parameters(limits, statistics, residual=bool(options.get("residual"))),
         constraints=_constraints(workload.dtype, columns, limits),
         default=default,
     )

@@ -55,12 +55,13 @@ def shape_of(point: Mapping[str, Value], dtype: str, columns: int) -> Shape:
     packets = -(-(columns + shift) // lanes)
     iterations = -(-packets // (p["threads_per_row"] * p["cluster"]))
     staged = p["load_path"] != "direct"
+    vectors = 1 if p["statistics"] == "squares" else 2  # weight, and bias where there is a mean
     smem, slot_bytes = 0, max(4, p["vector_bytes"])  # a vector takes at least a bank of shared memory
     if staged or p["row_store"] == "shared":
         stages = p["stages"] if staged else 1
         smem += p["rows_per_block"] * stages * iterations * p["threads_per_row"] * slot_bytes
     if p["affine_load"] == "shared":
-        smem += 2 * packets * slot_bytes
+        smem += vectors * packets * slot_bytes
     packed = iterations * max(1, p["vector_bytes"] // 4)
     registers = 24 + (2 * lanes if p["statistics"] == "welford" else 0)
     if p["row_store"] in ("registers", "registers_f32"):
@@ -68,7 +69,7 @@ def shape_of(point: Mapping[str, Value], dtype: str, columns: int) -> Shape:
         if p["row_store"] == "registers_f32":
             registers += iterations * lanes - (0 if p["prefetch"] else packed)
     if p["affine_load"] in ("early", "late", "kept"):
-        registers += 2 * -(-packed // p["row_split"])
+        registers += vectors * -(-packed // p["row_split"])
     return Shape(
         element_bytes=element_bytes,
         lanes=lanes,
