@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from evo.problem.kernel import DTYPE_BYTES, LaunchPlan, Limits, Workload
@@ -87,7 +88,11 @@ def _parameters(workload: Workload, limits: Limits) -> tuple[Parameter, ...]:
     launches = When(parameter="finish", values=_IN_LAUNCH)
     found: list[Parameter] = [
         Ordinal(name="vector_bytes", values=(2, 4, 8, 16), why="wider accesses need fewer instructions"),
-        Ordinal(name="threads_per_row", values=_THREADS, why="more threads hold fewer sums each, and wait longer for each other"),
+        Ordinal(
+            name="threads_per_row",
+            values=_THREADS,
+            why="more threads hold fewer sums each, and wait longer for each other",
+        ),
         Ordinal(name="rows_per_block", values=(1, 2, 4, 8, 16), why="fills a block where rows are short"),
         Ordinal(
             name="blocks",
@@ -108,7 +113,10 @@ def _parameters(workload: Workload, limits: Limits) -> tuple[Parameter, ...]:
             why="the next row travels while this one is reduced",
         ),
         Categorical(
-            name="weight_load", values=("kept", "stream"), structural=True, why="registers, or a read in each pass of each row"
+            name="weight_load",
+            values=("kept", "stream"),
+            structural=True,
+            why="registers, or a read in each pass of each row",
         ),
         Categorical(
             name="reduction",
@@ -130,11 +138,19 @@ def _parameters(workload: Workload, limits: Limits) -> tuple[Parameter, ...]:
                 name="finish",
                 values=("launch", "early_launch", "last_block") if early else ("launch", "last_block"),
                 structural=True,
-                why="a second launch adds the slices on all SMs; the last block to end does it alone, and no launch is paid",
+                why="a second launch adds the slices on all SMs; the last block does it alone, and no launch is paid",
             ),
-            Ordinal(name="finish_cols", values=(32, 64, 128), when=(launches,), why="columns of a block of the second launch"),
             Ordinal(
-                name="finish_splits", values=(1, 2, 4, 8, 16), when=(launches,), why="threads that share a column's slices"
+                name="finish_cols",
+                values=(32, 64, 128),
+                when=(launches,),
+                why="columns of a block of the second launch: wide reads against blocks for all SMs",
+            ),
+            Ordinal(
+                name="finish_splits",
+                values=(1, 2, 4, 8, 16),
+                when=(launches,),
+                why="threads that share a column's slices: reads in flight",
             ),
         ]
     return tuple(found)
@@ -161,7 +177,11 @@ def _constraints(workload: Workload, limits: Limits) -> tuple[Constraint, ...]:
             lambda p, s: s.registers <= min(255, registers_per_sm // (s.threads * max(1, p["min_blocks"]))),
             "what is held in registers must fit those of a thread",
         ),
-        rule("unrolled_loops_are_short", lambda p, s: s.iterations <= 32, "loops are unrolled whole: at most 32 vectors a thread"),
+        rule(
+            "unrolled_loops_are_short",
+            lambda p, s: s.iterations <= 32,
+            "loops are unrolled whole: at most 32 vectors a thread",
+        ),
         rule(
             "shared_memory",
             lambda p, s: s.smem_bytes <= limits.smem_bytes_per_block - 4096,
@@ -192,31 +212,29 @@ def _default(workload: Workload, limits: Limits, constraints: tuple[Constraint, 
     while vector < 16 and cols * element_bytes % (2 * vector) == 0:
         vector *= 2
     vectors = [v for v in (16, 8, 4, 2) if element_bytes <= v <= vector]
-    aims = (16, 8)  # elements a thread
     storages = (("registers", 1, "kept"), ("registers", 0, "kept"), ("registers", 0, "stream"), ("reread", None, "stream"))
-    for store, prefetch, weight in storages:
-        for aim in aims:
-            for v in vectors:
-                packets = cols * element_bytes // v
-                threads = next((t for t in _THREADS if t * aim >= cols), 1024)
-                threads = max(t for t in _THREADS if t <= max(32, min(threads, packets)))
-                rows_per_block = max(1, 128 // threads)
-                point: Point = {
-                    "vector_bytes": v,
-                    "threads_per_row": threads,
-                    "rows_per_block": rows_per_block,
-                    "blocks": limits.multiprocessors * max(n for n in (1, 2, 4, 8) if n * threads * rows_per_block <= 1024),
-                    "row_store": store,
-                    **({} if prefetch is None else {"prefetch": prefetch}),
-                    "weight_load": weight if workload.option("weight") else "stream",
-                    "reduction": "warp" if threads == 32 else "shuffle",
-                    "load": "default" if store == "reread" else "nc",
-                    "store": "default",
-                    "min_blocks": 0,
-                    **({"finish": "launch", "finish_cols": 32, "finish_splits": 8} if sums(workload) else {}),
-                }
-                if all(c.holds(point) for c in constraints):
-                    return point
+    for (store, prefetch, weight), elements, v in product(storages, (16, 8), vectors):
+        packets = cols * element_bytes // v
+        most = max(32, min(packets, next((t for t in _THREADS if t * elements >= cols), 1024)))
+        threads = max(t for t in _THREADS if t <= most)
+        rows_per_block = max(1, 128 // threads)
+        resident = max(n for n in (1, 2, 4, 8) if n * threads * rows_per_block <= 1024)
+        point: Point = {
+            "vector_bytes": v,
+            "threads_per_row": threads,
+            "rows_per_block": rows_per_block,
+            "blocks": limits.multiprocessors * resident,
+            "row_store": store,
+            **({} if prefetch is None else {"prefetch": prefetch}),
+            "weight_load": weight if workload.option("weight") else "stream",
+            "reduction": "warp" if threads == 32 else "shuffle",
+            "load": "default" if store == "reread" else "nc",
+            "store": "default",
+            "min_blocks": 0,
+            **({"finish": "launch", "finish_cols": 32, "finish_splits": 8} if sums(workload) else {}),
+        }
+        if all(c.holds(point) for c in constraints):
+            return point
     raise AssertionError(workload.key)
 
 

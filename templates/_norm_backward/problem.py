@@ -3,9 +3,9 @@
 With xhat = (x - mean) * rstd and g = dy * weight, per row (RMSNorm: mean = 0, and no mean of g):
 dx = rstd * (g - mean(g) - xhat * mean(g * xhat)); over the rows, dweight = sum of dy * xhat, dbias = sum of dy.
 
-Layout: dy, x, dx and dresidual are rows x cols, contiguous, of one dtype with weight, dweight and dbias (cols each); mean and
-rstd are float32, one a row. dresidual is the gradient that x got elsewhere (a residual sum); dx has it added. The CUDA template
-is specialised for the number of columns and the options, the CPU template is not.
+Layout: dy, x, dx and dresidual are rows x cols, contiguous, of one dtype with weight, dweight and dbias (cols each);
+mean and rstd are float32, one a row. dresidual is the gradient that x got elsewhere (a residual sum); it is added to dx.
+The CUDA template is specialised for the number of columns and the options, the CPU template is not.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MAX_COLS = 16_384
 """A block of 1024 threads holds the sums of so many columns in registers."""
 
 _TOLERANCE_OF_SUMS = Tolerance(atol=5e-5, rtol=1e-5, torch_factor=4.0)
-"""float32 shows every rounding of a sum over rows: one order of summation may be lucky where another of equal merit is not."""
+"""float32 shows every rounding of a sum over rows: one order may be lucky where another of equal merit is not."""
 
 
 def norm_backward(name: str, title: str, *, centred: bool) -> Kernel:
@@ -98,7 +98,9 @@ def norm_backward(name: str, title: str, *, centred: bool) -> Kernel:
 
 def _reference(inputs: Tensors, workload: Workload) -> dict[str, torch.Tensor]:
     dy, x, weight, mean, rstd = (inputs.get(n) for n in ("dy", "x", "weight", "mean", "rstd"))
-    assert dy is not None and x is not None and rstd is not None
+    assert dy is not None
+    assert x is not None
+    assert rstd is not None
     xhat = (x if mean is None else x - mean[:, None]) * rstd[:, None]
     g = dy if weight is None else dy * weight
     dx = g - xhat * (g * xhat).mean(1, keepdim=True)
@@ -116,29 +118,38 @@ def _layer_norm(inputs: Tensors, workload: Workload) -> dict[str, torch.Tensor]:
     """What PyTorch's autograd calls."""
     import torch
 
-    weight, cols = inputs["weight"], workload.dim("cols")
-    asked = [True, bool(workload.option("dweight")), bool(workload.option("dbias"))]
-    call, statistics = torch.ops.aten.native_layer_norm_backward, (inputs["mean"], inputs["rstd"])
-    dy = inputs["dy"]
+    dy, x = inputs["dy"], inputs["x"]
     assert dy is not None
+    assert x is not None
+    if not x.is_cuda and workload.dtype != "float32":  # there it wants the statistics in the dtype of x
+        return _from_float32(inputs, workload)
     bias = dy[0]  # PyTorch asks whether there is one, and does not read it
-    found = call(dy, inputs["x"], [cols], *statistics, weight, bias, asked)
-    return _found(*found, inputs)
+    asked = [True, bool(workload.option("dweight")), bool(workload.option("dbias"))]
+    statistics = inputs["mean"], inputs["rstd"]
+    call = torch.ops.aten.native_layer_norm_backward
+    return _found(*call(dy, x, [workload.dim("cols")], *statistics, inputs["weight"], bias, asked), inputs)
 
 
 def _rms_norm(inputs: Tensors, workload: Workload) -> dict[str, torch.Tensor]:
-    """What PyTorch's autograd calls, where it has one operator for it; else the definition in the dtype of the workload, from
-    float32."""
+    """What PyTorch's autograd calls, where it has one operator for it."""
     import torch
 
-    dy, x, weight, rstd = (inputs[n] for n in ("dy", "x", "weight", "rstd"))
-    assert dy is not None and x is not None and rstd is not None
-    if x.is_cuda and hasattr(torch.ops.aten, "_fused_rms_norm_backward"):
-        asked = [True, bool(workload.option("dweight"))]
-        dx, dweight = torch.ops.aten._fused_rms_norm_backward(dy, x, [workload.dim("cols")], rstd[:, None], weight, asked)
-        return _found(dx, dweight, dweight, inputs)
+    dy, x, rstd = inputs["dy"], inputs["x"], inputs["rstd"]
+    assert x is not None
+    assert rstd is not None
+    if not x.is_cuda or not hasattr(torch.ops.aten, "_fused_rms_norm_backward"):
+        return _from_float32(inputs, workload)
+    asked = [True, bool(workload.option("dweight"))]
+    call = torch.ops.aten._fused_rms_norm_backward
+    dx, dweight = call(dy, x, [workload.dim("cols")], rstd[:, None], inputs["weight"], asked)
+    return _found(dx, dweight, dweight, inputs)
+
+
+def _from_float32(inputs: Tensors, workload: Workload) -> dict[str, torch.Tensor]:
+    import torch
+
     wide = {n: None if t is None else t.float() for n, t in inputs.items()}
-    return {n: t.to(x.dtype) for n, t in _reference(wide, workload).items() if t is not None}
+    return {n: t.to(getattr(torch, workload.dtype)) for n, t in _reference(wide, workload).items()}
 
 
 def _inputs(centred: bool) -> Callable[[Workload, str, torch.Generator], Tensors]:
