@@ -68,7 +68,7 @@ def _shape(point: Mapping[str, Value], workload: Workload) -> _Shape:
     packets = -(-cols // lanes)
     iterations = -(-packets // p["threads_per_row"])
     packed = iterations * max(1, p["vector_bytes"] // 4)
-    registers = 24 + 3 * lanes + sums(workload) * iterations * lanes
+    registers = 26 + sums(workload) * iterations * lanes
     if p["row_store"] == "registers":
         registers += packed * (4 if p["prefetch"] else 2) + (packed if options["dresidual"] else 0)
     if p["weight_load"] == "kept":
@@ -213,7 +213,7 @@ def _default(workload: Workload, limits: Limits, constraints: tuple[Constraint, 
         vector *= 2
     vectors = [v for v in (16, 8, 4, 2) if element_bytes <= v <= vector]
     storages = (("registers", 1, "kept"), ("registers", 0, "kept"), ("registers", 0, "stream"), ("reread", None, "stream"))
-    for (store, prefetch, weight), elements, v in product(storages, (16, 8), vectors):
+    for (store, prefetch, weight), elements, v in product(storages, (16, 8, 32), vectors):
         packets = cols * element_bytes // v
         most = max(32, min(packets, next((t for t in _THREADS if t * elements >= cols), 1024)))
         threads = max(t for t in _THREADS if t <= most)
