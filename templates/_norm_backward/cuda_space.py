@@ -163,6 +163,11 @@ def _constraints(workload: Workload, limits: Limits) -> tuple[Constraint, ...]:
         rule("whole_vectors", lambda p, s: s.whole, "a vector holds an element, and a row whole vectors"),
         rule("block_threads", lambda p, s: s.threads <= 1024, "a block has at most 1024 threads"),
         rule(
+            "named_barriers",
+            lambda p, s: p["threads_per_row"] == 32 or p["rows_per_block"] <= 8,
+            "a block has 16 hardware barriers: one a row, and one of all its rows",
+        ),
+        rule(
             "threads_have_work",
             lambda p, s: p["threads_per_row"] <= max(32, s.packets),
             "beyond one warp, no more threads than vectors in a row",
@@ -206,14 +211,15 @@ def _constraints(workload: Workload, limits: Limits) -> tuple[Constraint, ...]:
 
 
 def _default(workload: Workload, limits: Limits, constraints: tuple[Constraint, ...]) -> Point:
-    """Few elements a thread, so that all it needs stays in registers; the first of these that is legal."""
+    """Few elements a thread, so that all it needs stays in registers: the first legal one of what is tried in this order."""
     cols, element_bytes = workload.dim("cols"), DTYPE_BYTES[workload.dtype]
     vector = element_bytes
     while vector < 16 and cols * element_bytes % (2 * vector) == 0:
         vector *= 2
     vectors = [v for v in (16, 8, 4, 2) if element_bytes <= v <= vector]
-    storages = (("registers", 1, "kept"), ("registers", 0, "kept"), ("registers", 0, "stream"), ("reread", None, "stream"))
-    for (store, prefetch, weight), elements, v in product(storages, (16, 8, 32), vectors):
+    stored = (("registers", 1, "kept"), ("registers", 0, "kept"), ("registers", 0, "stream"))
+    choices = [*product((16, 8, 32), stored), *product((32, 16, 8), (("reread", None, "stream"),))]
+    for (elements, (store, prefetch, weight)), v in product(choices, vectors):
         packets = cols * element_bytes // v
         most = max(32, min(packets, next((t for t in _THREADS if t * elements >= cols), 1024)))
         threads = max(t for t in _THREADS if t <= most)
