@@ -7,7 +7,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 release=${1:?which release of NVRTC? e.g. 13.0}
 shift
-[ $# -gt 0 ] || set -- attention layernorm rmsnorm softmax
+[ $# -gt 0 ] || set -- attention layernorm layernorm_backward rmsnorm rmsnorm_backward softmax
 if [ "${release%%.*}" != 13 ]; then
     echo "other_nvrtc.sh: release $release is not of CUDA 13; for CUDA 12 make an environment with it: make env CUDA=cu12" >&2
     exit 2
