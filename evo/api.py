@@ -81,6 +81,7 @@ def search(
     interrupts. Raises UsageError, which names the command's option, for what cannot be searched; EvoError where the work
     failed.
     """
+    job: dict[str, Any] = dict(locals())  # by the parameters' names, which are the command's
     if isinstance(kernel, Kernel):
         if kernel.folder == Path():
             raise UsageError(
@@ -95,22 +96,12 @@ def search(
         if number is not None and number < 1:
             raise UsageError(f"{option} must be at least 1, got {number}")
     db = os.fspath(db)
-    job: dict[str, Any] = {
+    job |= {
         "kernel": os.fspath(kernel),
-        "workloads": workloads,
-        "cover": cover,
-        "target": target,
-        "arch": arch,
         "budget": None if budget is None else str(budget),
-        "evaluations": evaluations,
-        "patience": patience,
-        "sampler": sampler,
         "sampler_options": dict(sampler_options or {}),
         "seed": check_seed(seed),
         "fix": [f"{parameter}={value}" for parameter, value in (fix or {}).items()],
-        "start": start,
-        "builders": builders,
-        "name": name,
     }
     spec = configure(job, db)
     with open_workers(spec.target, db, builders) as executor, Store.open(db, write=True) as store:

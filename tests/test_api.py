@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -58,24 +59,26 @@ def test_a_finished_run_is_not_resumed_without_a_larger_budget(searched: Run) ->
 
 
 @pytest.mark.slow
-def test_a_winner_is_exported_as_a_package_that_computes(tmp_path: Path) -> None:
-    """Called from a script without a guard, which workers do not run again."""
+def test_the_documented_script_searches_and_exports_a_package_that_computes(tmp_path: Path) -> None:
+    """It has no guard, and workers do not run it again."""
+    text = (Path(__file__).parent.parent / "docs" / "lineage.md").read_text()
+    (example,) = re.findall(r"^```python\n(import evo\n\nrun = .*?)^```$", text, re.DOTALL | re.MULTILINE)
+    assert 'budget="60s"' in example
     script = tmp_path / "script.py"
     script.write_text(
-        "print('begun')\n"
-        "import evo, sys, torch\n"
-        "run = evo.search('layernorm', workloads=['rows=16,cols=96,dtype=float32'], target='cpu', evaluations=2,\n"
-        "                 finalists=1, builders=1, progress=False)\n"
-        "run.export('exported/normed')\n"
-        "sys.path.insert(0, 'exported')\n"
-        "import normed\n"
-        "x = torch.randn(16, 96)\n"
-        "print(torch.allclose(normed.layer_norm(x, (96,)), torch.nn.functional.layer_norm(x, (96,)), atol=1e-4))\n"
         "open('ran', 'a').write('.')\n"
+        + example.replace('budget="60s"', "evaluations=2, finalists=1, builders=1, progress=False")
+        + "import sys, torch\n"
+        "sys.path.insert(0, 'exported')\n"
+        "import layernorm\n"
+        "x = torch.randn(64, 512)\n"
+        "print(torch.allclose(layernorm.layer_norm(x, (512,)), torch.nn.functional.layer_norm(x, (512,)), atol=1e-4))\n"
     )
     done = run_python(tmp_path, str(script))
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["begun", "True"]
+    told, right = done.stdout.splitlines()
+    assert told.startswith("rows=64,cols=512,dtype=float32 ")
+    assert right == "True"
     assert (tmp_path / "ran").read_text() == "."
 
 
