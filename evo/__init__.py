@@ -1,18 +1,29 @@
 """evo: a search engine for compute kernels that needs no language model."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from evo.analysis.lineage import Lineage
+    from evo.api import resume, search
+    from evo.problem.kernel import Kernel
+    from evo.problem.space import Space
 
 __version__ = "0.1.0"
-__all__ = ["Lineage", "__version__"]
+__all__ = ["Kernel", "Lineage", "Space", "__version__", "resume", "search"]
+
+_PLACES = {
+    "Kernel": "evo.problem.kernel",
+    "Lineage": "evo.analysis.lineage",
+    "Space": "evo.problem.space",
+    "resume": "evo.api",
+}
 
 
 def __getattr__(name: str) -> object:
-    """`evo.Lineage`, which brings a database library along, when it is first asked for."""
-    if name == "Lineage":
-        from evo.analysis.lineage import Lineage
-
-        return Lineage
+    """What brings libraries along, when it is first asked for. `evo.search` is a package that can be called."""
+    if name == "search":
+        return import_module("evo.search")
+    if name in _PLACES:
+        return getattr(import_module(_PLACES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

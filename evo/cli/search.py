@@ -1,7 +1,8 @@
-"""evo search, evo resume; and what other commands that build and run candidates begin with."""
+"""evo search, evo resume, which `evo.api` shares; and what other commands that build and run candidates begin with."""
 
 import re
 import signal
+import threading
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -33,6 +34,7 @@ from evo.cli.options import (
 )
 from evo.cli.recorded import find_winners, is_of
 from evo.cli.screen import LiveScreen, PlainLines, outcome_record, print_outcome
+from evo.cli.tables import Terminal
 from evo.errors import DeviceError, StoreError, UsageError
 from evo.executors import Executor
 from evo.export import check_replaceable
@@ -43,6 +45,7 @@ from evo.problem.space import Space
 from evo.report.text import counted, duration
 from evo.search.loop import Budget, Search, StopReason
 from evo.search.run import (
+    Outcome,
     check_default,
     check_workloads,
     describe_environment,
@@ -54,7 +57,7 @@ from evo.search.samplers import find_sampler
 from evo.targets import find_target, target_names
 
 _DEFAULT_BUDGET = "60s"
-_FINALISTS = 8
+FINALISTS = 8
 _CUDA_ARCH = re.compile(r"(sm|compute)_")
 
 
@@ -138,14 +141,12 @@ def search(
         sampler_options = [*(job["sampler_options"] or ()), *(sampler_options or ())]
     job |= {name: value for name, value in context.params.items() if name != "kernel" and value not in (None, ())}
     job["sampler_options"] = _parse_sampler_options(sampler_options or ())
-    spec = _configure(job, db)
+    spec = configure(job, db)
     if export is not None:
         check_replaceable(export, "module")  # before the budget is spent
     with open_workers(spec.target, db, job.get("builders")) as executor, Store.open(db, write=True) as store:
-        environment = describe_environment(find_target(spec.target))
-        check_default(executor, spec)
-        run = store.create_run(spec, environment)
-        _carry_out(store, run, executor, job.get("finalists") or _FINALISTS, json=json, export=export, db=db)
+        run = create_run(store, spec, executor)
+        _carry_out(store, run, executor, job.get("finalists") or FINALISTS, json=json, export=export, db=db)
 
 
 def resume(
@@ -160,26 +161,42 @@ def resume(
     if export is not None:
         check_replaceable(export, "module")  # before the budget is spent
     with Store.open(db, write=True) as store:
-        stored = store.run(run)
-        seconds, limit = parse_duration(budget) if budget is not None else None, None
-        if seconds is not None or evaluations is not None:
-            limit = Budget(seconds=seconds, evaluations=evaluations)
-        elif stored.status is RunStatus.FINISHED:
-            raise StoreError(
-                f"run {stored.name!r} is finished ({stored.stop_reason}); to search on, give it a larger --budget or"
-                " --evaluations"
-            )
-        if seconds is not None and seconds <= stored.elapsed_s:
-            raise UsageError(
-                f"run {stored.name!r} has used {stored.elapsed_s:.2f} s of searching already, and --budget is for the run as"
-                " a whole; give a larger one"
-            )
-        _check_same_machine(stored)
-        if limit is not None:
-            store.set_budget(stored, asdict(limit))
-            stored = store.run(stored.name)
+        stored = prolong(store, run, budget, evaluations)
         with open_workers(stored.spec.target, db) as executor:
-            _carry_out(store, stored, executor, _FINALISTS, json=json, export=export, db=db, resumed=True)
+            _carry_out(store, stored, executor, FINALISTS, json=json, export=export, db=db, resumed=True)
+
+
+def create_run(store: Store, spec: RunSpec, executor: Executor) -> StoredRun:
+    """Raises what `check_default` raises, and StoreError for a name that is taken."""
+    environment = describe_environment(find_target(spec.target))
+    check_default(executor, spec)
+    return store.create_run(spec, environment)
+
+
+def prolong(store: Store, run: str, budget: str | None, evaluations: int | None) -> StoredRun:
+    """The run of that name as it is to be continued, with the new budget if one is given, for the run as a whole.
+
+    Raises UsageError for a budget that is used up, StoreError for a run that is finished or was measured elsewhere.
+    """
+    stored = store.run(run)
+    seconds, limit = parse_duration(budget) if budget is not None else None, None
+    if seconds is not None or evaluations is not None:
+        limit = Budget(seconds=seconds, evaluations=evaluations)
+    elif stored.status is RunStatus.FINISHED:
+        raise StoreError(
+            f"run {stored.name!r} is finished ({stored.stop_reason}); to search on, give it a larger --budget or"
+            " --evaluations"
+        )
+    if seconds is not None and seconds <= stored.elapsed_s:
+        raise UsageError(
+            f"run {stored.name!r} has used {stored.elapsed_s:.2f} s of searching already, and --budget is for the run as"
+            " a whole; give a larger one"
+        )
+    _check_same_machine(stored)
+    if limit is not None:
+        store.set_budget(stored, asdict(limit))
+        stored = store.run(stored.name)
+    return stored
 
 
 def _check_same_machine(run: StoredRun) -> None:
@@ -194,8 +211,11 @@ def _check_same_machine(run: StoredRun) -> None:
             )
 
 
-def _configure(job: dict[str, Any], db: str) -> RunSpec:
-    """The run that the parameters of `evo search` describe. Raises UsageError for what cannot be searched."""
+def configure(job: dict[str, Any], db: str) -> RunSpec:
+    """The run that the parameters of `evo search` describe. Raises UsageError for what cannot be searched.
+
+    job: by the parameters' names; sampler_options: values by name.
+    """
     kernel, target, arch = load_context(job["kernel"], job.get("target"), job.get("arch"))
     workloads = check_workloads(kernel, target, job.get("workloads") or (), job.get("cover") or ())
     if reason := find_target(target).runs(arch):
@@ -337,30 +357,8 @@ def _carry_out(
     console = make_console()
     console.quiet = json
     kept = find_run(store, run.name).evaluations
-    if resumed:
-        searched = duration(run.elapsed_s)
-        console.say(f"run {run.name} is resumed: {counted(kept, 'candidate')} and {searched} of searching are kept")
-    screen: PlainLines | LiveScreen = PlainLines(console, run.spec.workloads)
-    if console.is_terminal and not json:
-        title = f"evo search {run.spec.kernel} · {run.environment.device} · {run.name}"
-        screen = LiveScreen(console, title, run.spec.workloads, Budget(**run.spec.budget))
-    with screen:
-        screen.say(f"run {run.name}: {run.spec.kernel} on {run.environment.device}, seed {run.spec.seed}; starting …")
-        try:
-            with _signals() as searching:
-
-                def finals(workload: Workload) -> None:
-                    searching.clear()
-                    screen.say(f"finals of {workload} …")
-
-                outcome = execute(
-                    run, store, executor, screen.update,
-                    finalists=finalists, on_search=searching.append, on_finals=finals,
-                )  # fmt: skip
-            interrupted = outcome.reason is StopReason.INTERRUPTED
-        except KeyboardInterrupt:
-            interrupted = True
-    if interrupted:
+    outcome = follow(store, run, executor, finalists, console, resumed=resumed)
+    if outcome is None:
         command = command_line(db, "resume", run.name)
         typer.echo(f"evo: interrupted; everything finished is stored. Continue with: {command}", err=True)
         raise typer.Exit(130)
@@ -380,10 +378,48 @@ def _carry_out(
         raise typer.Exit(1)
 
 
+def follow(
+    store: Store,
+    run: StoredRun,
+    executor: Executor,
+    finalists: int,
+    console: Terminal,
+    *,
+    resumed: bool = False,
+    ending: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM),
+) -> Outcome | None:
+    """Carries a run to its end and shows how it goes, unless the console is quiet. None: a signal has ended it in order, and
+    everything finished is stored. resumed: the run had begun before; ending: the signals that do so."""
+    if resumed:
+        kept = find_run(store, run.name).evaluations
+        searched = duration(run.elapsed_s)
+        console.say(f"run {run.name} is resumed: {counted(kept, 'candidate')} and {searched} of searching are kept")
+    screen: PlainLines | LiveScreen = PlainLines(console, run.spec.workloads)
+    if console.is_terminal and not console.quiet:
+        title = f"evo search {run.spec.kernel} · {run.environment.device} · {run.name}"
+        screen = LiveScreen(console, title, run.spec.workloads, Budget(**run.spec.budget))
+    with screen:
+        screen.say(f"run {run.name}: {run.spec.kernel} on {run.environment.device}, seed {run.spec.seed}; starting …")
+        try:
+            with _signals(ending) as searching:
+
+                def finals(workload: Workload) -> None:
+                    searching.clear()
+                    screen.say(f"finals of {workload} …")
+
+                outcome = execute(
+                    run, store, executor, screen.update,
+                    finalists=finalists, on_search=searching.append, on_finals=finals,
+                )  # fmt: skip
+        except KeyboardInterrupt:
+            return None
+    return None if outcome.reason is StopReason.INTERRUPTED else outcome
+
+
 @contextmanager
-def _signals() -> Iterator[list[Search]]:
-    """A list for the search that the next SIGINT or SIGTERM ends in order. While none is in it, they raise
-    KeyboardInterrupt."""
+def _signals(ending: Sequence[signal.Signals]) -> Iterator[list[Search]]:
+    """A list for the search that the next of these signals ends in order. While none is in it, they raise
+    KeyboardInterrupt. Outside of the main thread, where no handler can be installed, signals are left alone."""
     searching: list[Search] = []
 
     def stop(number: int, frame: object) -> None:
@@ -391,7 +427,9 @@ def _signals() -> Iterator[list[Search]]:
             raise KeyboardInterrupt
         searching.pop().interrupt()
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    if threading.current_thread() is not threading.main_thread():
+        ending = ()
+    before = {number: signal.signal(number, stop) for number in ending}
     try:
         yield searching
     finally:

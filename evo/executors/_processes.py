@@ -26,7 +26,7 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import forkserver, resource_tracker, spawn
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,9 @@ _IMPORTED = [
 WORKERS = multiprocessing.get_context("forkserver")
 """What workers are started by."""
 WORKERS.set_forkserver_preload(_IMPORTED)
+
+WORKER = "evo-worker"
+"""How their processes are called."""
 
 STARTING = threading.Lock()
 """Held while a worker starts, or its end is taken note of: between the two it is in `known_workers`."""
@@ -88,6 +91,7 @@ def _become_server() -> None:
     write_output_to(Path(os.devnull))
     # A baseline that PyTorch compiles is compiled in its own process: others would be taken for a candidate's.
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    _leave_main_out()
     warnings.filterwarnings("ignore", message="forkserver: waitpid returned unexpected pid")  # an orphan has ended
     adopt_orphans()
 
@@ -98,6 +102,17 @@ def _become_server() -> None:
                 shutil.rmtree(folder, ignore_errors=True)
 
     atexit.register(end)
+
+
+def _leave_main_out() -> None:
+    """Workers need nothing of the program that searches, and must not run it again: it may be a script without a guard."""
+    prepare: Any = spawn.prepare
+
+    def prepare_without(data: dict[str, Any]) -> None:
+        own = data["name"] == WORKER
+        prepare({k: v for k, v in data.items() if not (own and k.startswith("init_main_from_"))})
+
+    setattr(spawn, "prepare", prepare_without)  # noqa: B010
 
 
 def leave_server() -> None:

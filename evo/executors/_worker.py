@@ -27,6 +27,7 @@ from evo.errors import DeviceError, EngineError, EvoError
 from evo.evaluation import Status
 from evo.executors._processes import (
     STARTING,
+    WORKER,
     WORKERS,
     end_strays,
     end_tree,
@@ -116,7 +117,7 @@ class Worker:
             self._process = WORKERS.Process(
                 target=_serve,
                 args=(theirs, self._output, prepare, arguments, candidates),
-                name="evo-worker",
+                name=WORKER,
                 daemon=True,
             )
             self._process.start()

@@ -1,1 +1,17 @@
-"""What to try next, and which candidate won: the loop, its samplers and operators, the finals."""
+"""What to try next, and which candidate won: the loop, its samplers and operators, the finals. Called, it searches: see
+`evo.api.search`."""
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+
+class _Search(ModuleType):
+    """The package and the function have one name: `evo.search` is either, in whatever order modules are imported."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return import_module("evo.api").search(*arguments, **options)
+
+
+sys.modules[__name__].__class__ = _Search

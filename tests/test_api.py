@@ -1,0 +1,162 @@
+"""Searching from Python: what `evo.search` returns and refuses, and that it searches as the command does."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from dataclasses import FrozenInstanceError, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import evo
+import evo.search.loop  # the package's name is the function's
+from evo.api import Run
+from evo.cli import run as run_command
+from evo.errors import StoreError, UsageError
+from evo.problem.kernel import load_kernel
+from tests.ended import run_python
+from tests.toy_kernel import write_kernel
+
+PATIENCE_S = 200.0
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_kernel(tmp_path_factory.mktemp("api") / "toy", ("honest", *(f"like_honest_{i}" for i in range(20))))
+
+
+@pytest.fixture(scope="module")
+def searched(toy: Path) -> Run:
+    where = toy.parent / "lineage.db"
+    return evo.search(
+        load_kernel(str(toy)), target="cpu", evaluations=6, seed=3, finalists=1, name="mine", db=where, progress=False
+    )
+
+
+@pytest.mark.slow
+def test_a_search_returns_its_run_with_the_winner(searched: Run) -> None:
+    assert not searched.interrupted
+    (best,) = searched.best()
+    assert (best.run, best.finals) == ("mine", "confirmed")
+    assert best.ratio_low is not None
+    assert best.ratio_low <= best.ratio
+    with pytest.raises(FrozenInstanceError):
+        searched.name = "other"  # type: ignore[misc]
+
+
+@pytest.mark.slow
+def test_a_finished_run_is_not_resumed_without_a_larger_budget(searched: Run) -> None:
+    with pytest.raises(StoreError, match=r"run 'mine' is finished .*; to search on, give it a larger"):
+        searched.resume()
+    with pytest.raises(UsageError, match="did you mean mine"):
+        evo.resume("mime", db=searched.db)
+
+
+@pytest.mark.slow
+def test_the_documented_script_searches_and_exports_a_package_that_computes(tmp_path: Path) -> None:
+    """It has no guard, and workers do not run it again."""
+    text = (Path(__file__).parent.parent / "docs" / "lineage.md").read_text()
+    (example,) = re.findall(r"^```python\n(import evo\n\nrun = .*?)^```$", text, re.DOTALL | re.MULTILINE)
+    assert 'budget="60s"' in example
+    script = tmp_path / "script.py"
+    script.write_text(
+        "open('ran', 'a').write('.')\n"
+        + example.replace('budget="60s"', "evaluations=2, finalists=1, builders=1, progress=False")
+        + "import sys, torch\n"
+        "sys.path.insert(0, 'exported')\n"
+        "import layernorm\n"
+        "x = torch.randn(64, 512)\n"
+        "print(torch.allclose(layernorm.layer_norm(x, (512,)), torch.nn.functional.layer_norm(x, (512,)), atol=1e-4))\n"
+    )
+    done = run_python(tmp_path, str(script))
+    assert done.returncode == 0, done.stderr
+    told, right = done.stdout.splitlines()
+    assert told.startswith("rows=64,cols=512,dtype=float32 ")
+    assert right == "True"
+    assert (tmp_path / "ran").read_text() == "."
+
+
+@pytest.mark.slow
+def test_the_command_and_python_make_the_same_proposals(searched: Run, toy: Path, tmp_path: Path) -> None:
+    db = str(tmp_path / "lineage.db")
+    words = ("--target", "cpu", "--evaluations", "6", "--seed", "3", "--finalists", "1", "--name", "mine", "--db", db)
+    assert run_command(["search", str(toy), *words, "--json"]) == 0
+    with evo.Lineage(db) as one, evo.Lineage(searched.db) as other:
+        ((theirs,), (own,)) = one.runs(), other.runs()
+        assert theirs.options.keys() == own.options.keys()
+        first = [one.candidate(p.id).parameters for p in one.history("mine")][:4]
+        assert first == [other.candidate(p.id).parameters for p in other.history("mine")][:4]
+
+
+@pytest.mark.slow
+def test_an_interrupt_ends_a_search_in_order_and_the_run_goes_on(toy: Path, tmp_path: Path) -> None:
+    db = str(tmp_path / "lineage.db")
+
+    def interrupt() -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            if Path(db).exists():
+                try:
+                    with evo.Lineage(db) as lineage:
+                        if len(lineage.history("long")) >= 2:
+                            break
+                except UsageError:  # the run is not there yet
+                    pass
+            time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    waiting = threading.Thread(target=interrupt)
+    waiting.start()
+    run = evo.search(toy, target="cpu", budget=PATIENCE_S, finalists=1, name="long", db=db, progress=False)
+    waiting.join()
+    assert run.interrupted
+    assert signal.getsignal(signal.SIGINT) is before
+    with evo.Lineage(db) as lineage:
+        kept = len(lineage.history("long"))
+    assert kept >= 2
+    again: list[Run] = []
+    elsewhere = threading.Thread(target=lambda: again.append(run.resume(evaluations=kept + 1, progress=False)))
+    elsewhere.start()  # not the main thread: no signal handler
+    elsewhere.join()
+    assert again == [replace(run, interrupted=False)]
+
+
+def test_what_cannot_be_searched_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    db = tmp_path / "lineage.db"
+    toy = load_kernel(str(write_kernel(tmp_path / "toy")))
+    stated = replace(toy)
+    object.__setattr__(stated, "folder", Path())
+    refused: list[tuple[Any, dict[str, Any], str]] = [
+        ("layernrm", {}, "did you mean layernorm"),
+        (stated, {}, "was not loaded from a folder"),
+        (toy, {"workloads": "n=5,dtype=float32"}, "workloads must be a list"),
+        (toy, {"budget": "soon"}, "is not a duration"),
+        (toy, {"evaluations": 0}, "leaves nothing to do"),
+        (toy, {"builders": 0}, "builders must be at least 1"),
+        (toy, {"seed": -1}, "--seed must be"),
+        (toy, {"fix": {"unrol": 4}}, "did you mean unroll"),
+        (toy, {"target": "tpu"}, "unknown target"),
+    ]
+    for kernel, options, said in refused:
+        with pytest.raises(UsageError, match=said) as raised:
+            evo.search(kernel, db=db, **{"target": "cpu", **options})
+        assert "\n" not in str(raised.value)
+    assert not db.exists()
+
+
+def test_the_names_for_stating_a_problem_are_there() -> None:
+    from evo.problem.kernel import Kernel
+    from evo.problem.space import Space
+
+    assert (evo.Kernel, evo.Space) == (Kernel, Space)
+    assert callable(evo.search)
+    assert "evo.search.loop" in sys.modules
+    with pytest.raises(AttributeError, match="no attribute 'Kernels'"):
+        evo.Kernels  # noqa: B018
