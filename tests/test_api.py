@@ -77,7 +77,7 @@ def test_the_documented_script_searches_and_exports_a_package_that_computes(tmp_
     done = run_python(tmp_path, str(script))
     assert done.returncode == 0, done.stderr
     told, right = done.stdout.splitlines()
-    assert told.startswith("rows=64,cols=512,dtype=float32 ")
+    assert told.startswith("rows=64,cols=512,dtype=float32,")
     assert right == "True"
     assert (tmp_path / "ran").read_text() == "."
 
