@@ -18,7 +18,7 @@ import torch
 from evo.errors import KernelError
 from evo.export import ExportRequest, find_exporter
 from evo.problem.genome import Genome
-from evo.problem.kernel import load_kernel
+from evo.problem.kernel import load_kernel, template_root
 from evo.problem.render import render
 from evo.targets import find_target
 from evo.targets._machine_code import code_hash
@@ -140,9 +140,10 @@ def own(tmp_path: Path) -> tuple[Path, ExportRequest]:
 
 def test_a_size_that_the_template_computes_with_is_not_exchanged(own: tuple[Path, ExportRequest]) -> None:
     kernel, request = own
-    text = (kernel / "cuda.cu.j2").read_text()
+    text = (template_root() / "_norm" / "forward.cu.j2").read_text()
     assert "COLS = {{ dims.cols }}" in text
-    (kernel / "cuda.cu.j2").write_text(text.replace("COLS = {{ dims.cols }}", "COLS = {{ dims.cols * 1 }}"))
+    (kernel / "_norm").mkdir()  # what lies in the kernel's folder comes first
+    (kernel / "_norm" / "forward.cu.j2").write_text(text.replace("COLS = {{ dims.cols }}", "COLS = {{ dims.cols * 1 }}"))
     with pytest.raises(KernelError, match="depends on it in another way"):
         find_exporter("module").export(request)
     (kernel / "formats.toml").unlink()
