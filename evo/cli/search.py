@@ -356,13 +356,12 @@ def _carry_out(
     """Searches, shows how it goes and what was found, and exports the winners. resumed: the run had begun before."""
     console = make_console()
     console.quiet = json
-    kept = find_run(store, run.name).evaluations
+    before = {"candidates": find_run(store, run.name).evaluations, "search_s": round(run.elapsed_s, 2)} if resumed else None
     outcome = follow(store, run, executor, finalists, console, resumed=resumed)
     if outcome is None:
         command = command_line(db, "resume", run.name)
         typer.echo(f"evo: interrupted; everything finished is stored. Continue with: {command}", err=True)
         raise typer.Exit(130)
-    before = {"candidates": kept, "search_s": round(run.elapsed_s, 2)} if resumed else None
     found = read_run_finals(store, run.name, load_kernel(run.spec.kernel).ceilings)
     started = float(psutil.Process().create_time())  # a user waits for the imports, too
     record = outcome_record(outcome, found, started, store, before)

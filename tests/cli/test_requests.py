@@ -21,7 +21,7 @@ from tests.toy_kernel import write_kernel
 SMALL = "rows=64,cols=256,dtype=float32"
 
 BAD = {
-    "kernel": (["search", "layernrm"], "unknown kernel 'layernrm'; did you mean layernorm"),
+    "kernel": (["search", "layernrm"], "unknown kernel 'layernrm'; did you mean layernorm or layernorm_backward?"),
     "target": (["search", "layernorm", "--target", "cpx"], "unknown target 'cpx'"),
     "arch": (["search", "layernorm", "--target", "cpu", "--arch", "z80"], "knows no CPU architecture 'z80'"),
     "sampler": (["search", "layernorm", "--sampler", "luck"], "unknown sampler 'luck'; known: evolution, random, tpe"),
@@ -56,7 +56,10 @@ BAD = {
     "evaluations": (["search", "layernorm", "--evaluations", "0"], "a budget of 0 evaluations leaves nothing to do"),
     "builders": (["search", "layernorm", "--builders", "0"], "'--builders'"),
     "job": (["search", "missing.toml"], "job file missing.toml does not exist"),
-    "check": (["check", "layernrm"], "unknown kernel or candidate 'layernrm'; did you mean layernorm"),
+    "check": (
+        ["check", "layernrm"],
+        "unknown kernel or candidate 'layernrm'; did you mean layernorm or layernorm_backward?",
+    ),
     "run": (["resume", "nobody"], "nobody"),
     "candidate": (["show", "abcdef"], ""),
     "format": (["export", "x", "--format", "fortran", "--out", "x"], "unknown export format 'fortran'"),
