@@ -27,7 +27,7 @@ Table = dict[tuple[Any, ...], Call | str]
 _FREE_SIZE = 64
 """What sizes that are not compiled in are at most in a trial."""
 
-_ROUNDS, _ROUNDS_ON_CPU = 3, 7
+_ROUNDS, _ROUNDS_ON_CPU = 5, 7
 """Of which the shortest counts: what disturbs a call only adds to its time. On a CPU at least so many."""
 _WARM_S, _LONGEST_RACE_S = 0.05, 0.2
 """On a CPU, whose threads wake slowly at first: rounds go on for so long at least, and none begins after so long."""
