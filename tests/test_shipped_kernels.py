@@ -73,9 +73,10 @@ def test_every_source_compiles_to_the_code_that_was_measured(package: Package) -
 def test_the_launch_of_every_build_fits_its_architecture(package: Package) -> None:
     for variant in package.variants:
         limits = find_target("cuda").limits(variant.arch)
-        assert variant.plan.threads <= limits.threads_per_block
-        assert variant.plan.smem_bytes + variant.record["smem_static_bytes"] <= limits.smem_bytes_per_block
-        assert (variant.plan.cluster == 1 and not variant.plan.programmatic) or limits.capability >= 90
+        for plan in variant.plans:
+            assert plan.threads <= limits.threads_per_block
+            assert plan.smem_bytes + variant.record["smem_static_bytes"] <= limits.smem_bytes_per_block
+            assert (plan.cluster == 1 and not plan.programmatic) or limits.capability >= 90
 
 
 def test_the_kernel_it_was_found_for_is_still_here(package: Package) -> None:

@@ -21,7 +21,7 @@ from evo.evaluation import Binary
 from evo.export import ExportItem, ExportRequest, sha256_of
 from evo.problem.formats import all_tables, check_fit
 from evo.problem.genome import Genome
-from evo.problem.kernel import Kernel, LaunchPlan, Workload
+from evo.problem.kernel import DTYPE_BYTES, Kernel, LaunchPlan, Workload
 from evo.problem.render import Source, render
 from evo.problem.space import Point
 from evo.runtime import cpu
@@ -37,6 +37,7 @@ _WITHIN_ELSEWHERE = 0.1
 architecture's."""
 _SLOWEST_ELSEWHERE = 1.5
 _SHARED = "a variant that serves several workloads is nearly as fast"
+_BYTES = {**DTYPE_BYTES, "int32": 4, "int64": 8}
 _TRUE_ANYWHERE = ("run", "candidate", "order", "operator", "device", "created")
 _PSABI = {
     "x86-64": "sse sse2",
@@ -85,9 +86,8 @@ def build_package(kernel: Kernel, parts: Sequence[ExportRequest]) -> tuple[dict[
     for (*one, first), (*other, second) in combinations(given, 2):
         if one == other:
             raise UsageError(f"{first} and {second} are both for {one[0]}: export one of them")
-    for target_name, item in ((part.target, item) for part in parts for item in part.items):
+    for item in (item for part in parts for item in part.items):
         check_fit(all_tables(kernel).get("module", {}), "module", item.candidate, item.workload)
-        plan_record(kernel, target_name, item.genome, item.workload)
     variants: list[dict[str, Any]] = []
     left_out: list[dict[str, str]] = []
     files: dict[str, bytes] = {}
@@ -196,7 +196,7 @@ class _Elsewhere:
         self.limits = target.limits(self.arch)  # of PTX: what every GPU has that may compile it
         self.space = kernel.space(target.name, workload, self.limits)
         self._stand_ins = kernel.inactive.get(target.name, {})
-        self._plan: Callable[[Point], LaunchPlan] = lambda point: kernel.plans(target.name, point, workload)[0]
+        self._plans: Callable[[Point], tuple[LaunchPlan, ...]] = lambda point: kernel.plans(target.name, point, workload)
 
     def point(self, genome: Genome) -> tuple[Point, list[str]]:
         """The same kernel as a point of the space there, and what of it cannot be said there or is not legal. A parameter
@@ -207,8 +207,9 @@ class _Elsewhere:
             if parameter.name in known and self.space.is_active(parameter, point):
                 point[parameter.name] = known[parameter.name]
         unsaid = {n: v for n, v in genome.parameters.items() if n not in point and self._stand_ins.get(n) != v}
-        plan = self._plan(genome.parameters)
-        if len(unsaid) == 1 and self._plan(point) == replace(plan, programmatic=False) != plan:
+        plans = self._plans(genome.parameters)
+        later = tuple(replace(plan, programmatic=False) for plan in plans)
+        if len(unsaid) == 1 and self._plans(point) == later != plans:
             unsaid = {}  # but for an early start it is the same kernel
         return point, [f"there is no {n}={v}" for n, v in unsaid.items()] or self.space.violations(point)
 
@@ -250,10 +251,10 @@ def _build_elsewhere(
             if compilations == _MOST_COMPILATIONS:
                 break
             continue
-        launch = kernel.sequence(target.name, point, item.workload, there.limits).launches[0]
-        if target.occupancy(binary, launch, there.limits) == 0:
+        launches = kernel.sequence(target.name, point, item.workload, there.limits).launches
+        if unfit := [launch for launch in launches if target.occupancy(binary, launch, there.limits) == 0]:
             if candidate is item:
-                why = f"a block of {launch.block[0]} threads with {binary.registers} registers each does not fit"
+                why = f"a block of {unfit[0].block[0]} threads with {binary.registers} registers each does not fit"
             continue
         return _Built(candidate, genome, source, binary), "" if candidate is item else why or _SHARED
     return None, why
@@ -316,14 +317,17 @@ def _variant_record(
 
 
 def plan_record(kernel: Kernel, target: str, genome: Genome, workload: Workload) -> dict[str, Any]:
-    """The launch plan for the manifest. Raises UsageError for what packages cannot launch."""
-    plan, *more = kernel.plans(target, genome.parameters, workload)
-    if more or plan.entry != kernel.entry or any(a.kind == "workspace" for a in kernel.arguments):
-        raise UsageError(
-            f"kernel {kernel.name!r} cannot be exported for {workload.key}: what is exported makes one launch, of its entry"
-            f" point {kernel.entry!r}, and has no workspace"
-        )
-    return {name: value for name, value in asdict(plan).items() if name != "entry"}
+    """The launches for the manifest, as `Variant` of evo/runtime/package.py reads them."""
+    first, *then = (asdict(plan) for plan in kernel.plans(target, genome.parameters, workload))
+    if first["entry"] == kernel.entry:
+        del first["entry"]
+    workspace = []
+    for a in kernel.arguments:
+        if a.size is not None:
+            factors = a.size(target, genome.parameters, workload)
+            size = math.prod(f for f in factors if isinstance(f, int)) * _BYTES[a.dtype]
+            workspace.append((size, [f for f in factors if isinstance(f, str)], a.zeroed))
+    return first | ({"then": then} if then else {}) | ({"workspace": workspace} if workspace else {})
 
 
 def timing_of(record: Mapping[str, Any]) -> dict[str, Any] | None:

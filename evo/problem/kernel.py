@@ -147,7 +147,8 @@ class Argument:
     value comes from the dimension or option of the same name, or is a stride of a tensor argument. An optional tensor is
     there where the option of its name is on; the entry point gets a null address where it is not. Workspace is memory for
     the launches of one call, of `size(target, point, workload)` elements (none: a null address) from a multiple of 64 bytes
-    on; before a call it holds anything or, if `zeroed`, zeros, which are written as a part of the call.
+    on; before a call it holds anything or, if `zeroed`, zeros, which are written as a part of the call. `size` gives
+    factors, in which dimensions that are not compiled in are named: (4 * point["blocks"], "cols").
     """
 
     name: str
@@ -158,7 +159,7 @@ class Argument:
     optional: bool = False
     stride_of: tuple[str, int] | None = None
     """(tensor argument, axis) of which a scalar is the stride, in elements."""
-    size: Callable[[str, Mapping[str, Value], Workload], int] | None = None
+    size: Callable[[str, Mapping[str, Value], Workload], tuple[int | str, ...]] | None = None
     zeroed: bool = False
 
 
@@ -426,7 +427,9 @@ class Kernel:
             for plan in self.plans(target, point, workload)
         )
         sizes = ((a.name, a.size(target, point, workload)) for a in self.arguments if a.size is not None)
-        return LaunchSequence(launches=tuple(launches), workspace=tuple(sizes))
+        dims = dict(workload.dims)
+        elements = tuple((n, math.prod(dims[f] if isinstance(f, str) else f for f in factors)) for n, factors in sizes)
+        return LaunchSequence(launches=tuple(launches), workspace=elements)
 
     @property
     def reference_baseline(self) -> Baseline:

@@ -15,6 +15,7 @@ it. A kernel's frontend.py, the function with PyTorch's signature, is written ag
     NATIVE = Native(DISPATCH, name, fake, use)  the launcher in C++, frontend.cpp, once it is built
     Patch                                     puts functions in the place of PyTorch's, and takes them away again
     addresses(*tensors) -> tuple | str        where they lie, 0 for None; or why they must be left to PyTorch
+    workspace(found, tensor) -> list          memory for the Call's workspace arguments, on the device of the tensor
 
 What a frontend passes must be memory of that device and dtype, laid out as the kernel expects. Beside its public names
 (__all__), a frontend defines, for `python -m PACKAGE check` and `bench`, and to try code that was compiled on this machine:
@@ -40,6 +41,7 @@ _PROVIDERS = {
     "Table": "trial",
     "addresses": "frontend",
     "main": "commands",
+    "workspace": "frontend",
 }
 
 

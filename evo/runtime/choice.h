@@ -15,10 +15,45 @@ namespace {
 
 constexpr size_t MOST_SIZES = 10;
 
+// A launch, less its grid, and what that is at any size: LaunchPlan of package.py.
+struct Step {
+    Launch launch;
+    std::vector<std::pair<size_t, std::int64_t>> tiles;
+    std::int64_t blocks_per_tile = 1, most_blocks = 0;
+    bool axes = false;
+
+    // (x, y, z) as LaunchPlan.grid has it; false for one that the driver does not take.
+    bool grid(const std::int64_t* sizes, unsigned* found) const {
+        double blocks[3] = {1, 1, 1};  // exact as long as the driver takes them
+        size_t axis = 0;
+        for (const auto& [dimension, size] : tiles) blocks[axes ? axis++ : 0] *= (sizes[dimension] + size - 1) / size;
+        blocks[0] *= blocks_per_tile;
+        if (most_blocks) blocks[0] = std::min(blocks[0], static_cast<double>(most_blocks));
+        blocks[0] *= launch.cluster;
+        for (int i = 0; i < 3; ++i) {
+            if (blocks[i] > (i ? 65535.0 : 2147483647.0)) return false;
+            found[i] = static_cast<unsigned>(blocks[i]);
+        }
+        return true;
+    }
+};
+
+// What a call has beside its first launch: those that follow it, and its workspace arguments.
+struct More {
+    struct Piece {
+        std::int64_t bytes;  // for one element of each of the dimensions
+        std::vector<size_t> dimensions;
+        bool zeroed;
+    };
+    std::vector<Step> steps;
+    std::vector<Piece> workspace;
+};
+
 using Text = std::shared_ptr<const std::string>;  // for people; shared, as every call has one
 // How a problem is served. `text`: the variant, or why there is none; null: that has to be asked. `how`: it was chosen.
 struct Answer {
     Launch launch;
+    std::shared_ptr<const More> more;  // of a call that makes several launches; null: that is all
     int variant = -1;
     Text text;
     const char* how = "";
@@ -44,27 +79,10 @@ struct Member {
     Text text;
     int variant = -1;
     bool measured = false;
-    Launch launch;  // less its grid
-    std::vector<std::pair<size_t, std::int64_t>> tiles;
-    std::int64_t blocks_per_tile = 1, most_blocks = 0;
-    bool axes = false;
+    Step first;
+    std::shared_ptr<const More> more;
 
     static double log_of(std::int64_t size) { return std::log2(static_cast<double>(std::max<std::int64_t>(size, 1))); }
-
-    // (x, y, z) as LaunchPlan.grid has it; false for one that the driver does not take.
-    bool grid(const std::int64_t* sizes, unsigned* found) const {
-        double blocks[3] = {1, 1, 1};  // exact as long as the driver takes them
-        size_t axis = 0;
-        for (const auto& [dimension, size] : tiles) blocks[axes ? axis++ : 0] *= (sizes[dimension] + size - 1) / size;
-        blocks[0] *= blocks_per_tile;
-        if (most_blocks) blocks[0] = std::min(blocks[0], static_cast<double>(most_blocks));
-        blocks[0] *= launch.cluster;
-        for (int i = 0; i < 3; ++i) {
-            if (blocks[i] > (i ? 65535.0 : 2147483647.0)) return false;
-            found[i] = static_cast<unsigned>(blocks[i]);
-        }
-        return true;
-    }
 
     Answer answer(const std::int64_t* sizes) const {
         Answer found;
@@ -73,8 +91,8 @@ struct Member {
         } else if (variant < 0) {
             found.text = text;
         } else {
-            found.launch = launch;
-            if (grid(sizes, found.launch.grid)) found.variant = variant, found.text = text;
+            found.launch = first.launch, found.more = more;
+            if (first.grid(sizes, found.launch.grid)) found.variant = variant, found.text = text;
         }
         return found;
     }

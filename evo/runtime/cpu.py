@@ -127,23 +127,27 @@ def keep_freed_memory() -> None:
 
 @dataclass(frozen=True, eq=False)
 class Library:
-    """A variant's entry point, loaded, which is done when it returns. May be called by several threads at once."""
+    """A variant's entry points, loaded, one a launch; each is done when it returns. May be called by several threads at
+    once."""
 
     variant: Variant
-    function: Any
+    functions: tuple[Any, ...]
     sizes: tuple[int, ...] = ()
     how: str = ""
+    workspace: tuple[tuple[int, bool], ...] = ()
 
     def call(self, sizes: Mapping[str, int], retire: object, how: str = "") -> Library:
         """As Function.call; no call of it fails."""
-        return replace(self, sizes=tuple(sizes.values()), how=how)
+        return replace(self, sizes=tuple(sizes.values()), how=how, workspace=self.variant.workspace(sizes))
 
     def described(self) -> tuple[Any, ...]:
         """As Function.described; without a context."""
-        return ctypes.cast(self.function, ctypes.c_void_p).value or 0, 0, 0, 1, 0, 1, False, 1, (), 1, 0, False
+        addresses = [ctypes.cast(function, ctypes.c_void_p).value or 0 for function in self.functions]
+        return 0, self.variant.described_workspace(), tuple((a, 0, 1, 0, 1, False, 1, (), 1, 0, False) for a in addresses)
 
     def __call__(self, *values: float) -> bool:
-        self.function(*values)
+        for function in self.functions:
+            function(*values)
         return True
 
 
@@ -173,12 +177,14 @@ def _open_library(path: Path, variant: Variant) -> Library:
     try:
         share_openmp_runtime()
         # RTLD_LOCAL: variants share symbol names. RTLD_NOW: an undefined symbol shows here, not in a call.
-        function = ctypes.CDLL(str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)[variant.package.kernel["entry"]]
+        library = ctypes.CDLL(str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
+        functions = tuple(library[variant.entry(plan)] for plan in variant.plans)
     except (OSError, AttributeError) as error:
         raise Unavailable(f"{path.name} does not load ({error})") from error
-    function.restype = None
-    function.argtypes = [_TYPES[code] for code in variant.package.arguments]
-    return Library(variant, function)
+    for function in functions:
+        function.restype = None
+        function.argtypes = [_TYPES[code] for code in variant.package.arguments]
+    return Library(variant, functions)
 
 
 def compiler() -> tuple[list[str], str]:

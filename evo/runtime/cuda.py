@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from .package import Busy, Unavailable, Variant
+from .package import Busy, LaunchPlan, Unavailable, Variant
 
 SMEM_WITHOUT_OPT_IN = 48 * 1024
 PORTABLE_CLUSTER = 8
@@ -88,26 +88,28 @@ def driver_version() -> int:
 
 @dataclass(frozen=True, eq=False)
 class Function:
-    """A variant's entry point loaded into the primary context of one GPU, the one that PyTorch uses.
+    """A variant loaded into the primary context of one GPU, the one that PyTorch uses.
 
-    `unaligned`: the one for addresses that are no multiples of the launch's alignment; 0 where that is 1.
+    `handles`: for each launch the entry point, and the one for addresses that are no multiples of the launch's alignment; 0
+    where that is 1.
     """
 
     variant: Variant
-    handle: int
-    unaligned: int
+    handles: tuple[tuple[int, int], ...]
     context: int
     index: int
     multiprocessors: int
 
     def described(self) -> tuple[Any, ...]:
-        """For the native launcher: entry points, context, and how to launch them at any size: dimensions that are cut, by
-        their number, and the size of a piece; most blocks (0: any)."""
-        plan, names = self.variant.plan, [d["name"] for d in self.variant.package.dimensions]
-        tiles = tuple((names.index(name), size) for name, size in plan.tiles)
-        most = plan.most_blocks(self.multiprocessors) or 0
-        numbers = plan.threads, plan.smem_bytes, plan.cluster, plan.programmatic, plan.alignment
-        return self.handle, self.unaligned, self.context, *numbers, tiles, plan.blocks_per_tile, most, plan.axes
+        """For the native launcher: context, workspace, and of each launch the entry points and how to launch them at any
+        size: dimensions that are cut, by their number, and the size of a piece; most blocks (0: any)."""
+        names, launches = [d["name"] for d in self.variant.package.dimensions], []
+        for plan, handles in zip(self.variant.plans, self.handles, strict=True):
+            tiles = tuple((names.index(name), size) for name, size in plan.tiles)
+            most = plan.most_blocks(self.multiprocessors) or 0
+            numbers = plan.threads, plan.smem_bytes, plan.cluster, plan.programmatic, plan.alignment
+            launches.append((*handles, *numbers, tiles, plan.blocks_per_tile, most, plan.axes))
+        return self.context, self.variant.described_workspace(), tuple(launches)
 
     def call(self, sizes: Mapping[str, int], retire: Callable[[int, int, str], None], how: str = "") -> CudaCall:
         """retire(index of the variant, GPU, reason): told of a launch that fails. how: the variant was chosen, in words.
@@ -153,14 +155,13 @@ def load_image(variant: Variant, name: str, image: bytes, index: int) -> Functio
     _ask("cuDevicePrimaryCtxRetain", "the GPU's context cannot be had", ctypes.byref(context), device)
     assert context.value is not None
     with beside_captures(), _context(context.value):
-        handle, unaligned = _load_functions(image, name, variant)
+        handles = _load_functions(image, name, variant)
     properties = torch.cuda.get_device_properties(index)
-    return Function(variant, handle, unaligned, context.value, index, properties.multi_processor_count)
+    return Function(variant, handles, context.value, index, properties.multi_processor_count)
 
 
-def _load_functions(image: bytes, name: str, variant: Variant) -> tuple[int, int]:
-    module, entry, plan = ctypes.c_void_p(), variant.package.kernel["entry"], variant.plan
-    fails, found = f"{name} does not load", ctypes.c_int()
+def _load_functions(image: bytes, name: str, variant: Variant) -> tuple[tuple[int, int], ...]:
+    module, fails, found = ctypes.c_void_p(), f"{name} does not load", ctypes.c_int()
     # The terminating NUL that ctypes sees to is what PTX needs; a cubin knows its own length.
     _ask("cuModuleLoadData", fails, ctypes.byref(module), image)
 
@@ -172,17 +173,21 @@ def _load_functions(image: bytes, name: str, variant: Variant) -> tuple[int, int
         _ask("cuFuncGetAttribute", fails, ctypes.byref(found), _REGISTERS, function)
         return function
 
-    unaligned = look_up(f"{entry}_unaligned").value if plan.alignment > 1 else 0
-    function = look_up(entry)
-    _ask("cuFuncGetAttribute", fails, ctypes.byref(found), _STATIC_SMEM, function)
-    if plan.smem_bytes + found.value > SMEM_WITHOUT_OPT_IN:
-        needed = f"{name} needs {plan.smem_bytes} bytes of shared memory a block"
-        _ask("cuFuncSetAttribute", needed, function, _DYNAMIC_SMEM, plan.smem_bytes)
-    if plan.cluster > PORTABLE_CLUSTER:
-        _ask("cuFuncSetAttribute", f"{name} needs clusters of {plan.cluster} blocks", function, _LARGE_CLUSTER, 1)
-    assert function.value is not None
-    assert unaligned is not None
-    return function.value, unaligned
+    def prepared(plan: LaunchPlan) -> tuple[int, int]:
+        entry = variant.entry(plan)
+        unaligned = look_up(f"{entry}_unaligned").value if plan.alignment > 1 else 0
+        function = look_up(entry)
+        _ask("cuFuncGetAttribute", fails, ctypes.byref(found), _STATIC_SMEM, function)
+        if plan.smem_bytes + found.value > SMEM_WITHOUT_OPT_IN:
+            needed = f"{name} needs {plan.smem_bytes} bytes of shared memory a block"
+            _ask("cuFuncSetAttribute", needed, function, _DYNAMIC_SMEM, plan.smem_bytes)
+        if plan.cluster > PORTABLE_CLUSTER:
+            _ask("cuFuncSetAttribute", f"{name} needs clusters of {plan.cluster} blocks", function, _LARGE_CLUSTER, 1)
+        assert function.value is not None
+        assert unaligned is not None
+        return function.value, unaligned
+
+    return tuple(map(prepared, variant.plans))
 
 
 class Frame:
@@ -215,7 +220,7 @@ class Frame:
 
 
 class CudaCall:
-    """A function with its launch geometry. May be called by several threads at once."""
+    """A loaded variant with the geometry of its launches, in order. May be called by several threads at once."""
 
     def __init__(
         self, function: Function, sizes: Mapping[str, int], retire: Callable[[int, int, str], None], how: str
@@ -223,45 +228,57 @@ class CudaCall:
         variant = self.variant = function.variant
         self.how = how
         self.sizes = tuple(sizes.values())
-        x, y, z = self._blocks = variant.plan.grid(sizes, function.multiprocessors)
-        if x > _LARGEST_GRID or max(y, z) > _LARGEST_AXIS:
-            raise Unavailable(f"it would need a grid of {x} x {y} x {z} blocks")
-        self._codes = variant.package.arguments
-        self._pack = struct.Struct("=" + "".join(_WORDS[code] for code in self._codes)).pack_into
-        self._addresses = [i for i, code in enumerate(self._codes) if code == "P"]
-        self._misaligned = variant.plan.alignment - 1
-        self._aligned_frames: list[Frame] = []  # list.append and list.pop are atomic
-        self._unaligned_frames: list[Frame] = []
+        self.workspace = variant.workspace(sizes)
+        codes = variant.package.arguments
+        self._pack = struct.Struct("=" + "".join(_WORDS[code] for code in codes)).pack_into
+        self._addresses = [i for i, code in enumerate(codes) if code == "P"]
+        pairs = zip(variant.plans, function.handles, strict=True)
+        self._steps = [_Step(plan, handles, sizes, function.multiprocessors, len(codes)) for plan, handles in pairs]
         self._driver, self._function, self._retire = load_driver(), function, retire
         self._launch, self._index = self._driver.cuLaunchKernelEx, function.index
-        self._handle, self._unaligned = ctypes.c_void_p(function.handle), ctypes.c_void_p(function.unaligned)
 
     def __call__(self, *values: float) -> bool:
         bits = 0
         for i in self._addresses:
             bits |= values[i]  # type: ignore[operator]
-        if bits & self._misaligned:
-            return self._run(values, self._unaligned, self._unaligned_frames)
-        return self._run(values, self._handle, self._aligned_frames)
-
-    def _run(self, values: tuple[float, ...], handle: ctypes.c_void_p, frames: list[Frame]) -> bool:
-        try:
-            frame = frames.pop()
-        except IndexError:
-            plan, aligned = self.variant.plan, frames is self._aligned_frames
-            how = (plan.smem_bytes, plan.cluster, plan.programmatic) if aligned else (0, 1, False)
-            frame = Frame(self._blocks, plan.threads, *how, len(self._codes))
-        self._pack(frame.words, 0, *values)
-        frame.config.stream = current_stream(self._index)
-        error = _NO_CONTEXT
-        if _current_device() == self._index:
-            error = self._launch(frame.address, handle, frame.arguments, None)
-        if error == _NO_CONTEXT:  # another GPU is the current one, or this thread has not used CUDA yet
-            with suppress(Unavailable), _context(self._function.context):
+        for step in self._steps:
+            handle, frames = step.unaligned if bits & step.misaligned else step.aligned
+            try:
+                frame = frames.pop()
+            except IndexError:
+                frame = step.frame(frames)
+            self._pack(frame.words, 0, *values)
+            frame.config.stream = current_stream(self._index)
+            error = _NO_CONTEXT
+            if _current_device() == self._index:
                 error = self._launch(frame.address, handle, frame.arguments, None)
-        frames.append(frame)
-        if not error:
-            return True
-        if error not in _CAPTURE_ERRORS:
-            self._retire(self.variant.index, self._index, f"a launch failed: {_error_text(self._driver, error)}")
-        return False
+            if error == _NO_CONTEXT:  # another GPU is the current one, or this thread has not used CUDA yet
+                with suppress(Unavailable), _context(self._function.context):
+                    error = self._launch(frame.address, handle, frame.arguments, None)
+            frames.append(frame)
+            if error:
+                if error not in _CAPTURE_ERRORS:
+                    self._retire(self.variant.index, self._index, f"a launch failed: {_error_text(self._driver, error)}")
+                return False
+        return True
+
+
+class _Step:
+    """One launch: for addresses that are `aligned` and that are not the function, and frames that no thread is using."""
+
+    def __init__(
+        self, plan: LaunchPlan, handles: tuple[int, int], sizes: Mapping[str, int], multiprocessors: int, arguments: int
+    ) -> None:
+        """Raises Unavailable."""
+        x, y, z = self._blocks = plan.grid(sizes, multiprocessors)
+        if x > _LARGEST_GRID or max(y, z) > _LARGEST_AXIS:
+            raise Unavailable(f"it would need a grid of {x} x {y} x {z} blocks")
+        self._plan, self._arguments, self.misaligned = plan, arguments, plan.alignment - 1
+        frames: tuple[list[Frame], list[Frame]] = [], []  # list.append and list.pop are atomic
+        self.aligned, self.unaligned = zip(map(ctypes.c_void_p, handles), frames, strict=True)
+
+    def frame(self, frames: list[Frame]) -> Frame:
+        """One more."""
+        plan, aligned = self._plan, frames is self.aligned[1]
+        how = (plan.smem_bytes, plan.cluster, plan.programmatic) if aligned else (0, 1, False)
+        return Frame(self._blocks, plan.threads, *how, self._arguments)

@@ -68,6 +68,13 @@ def addresses(*tensors: torch.Tensor | None) -> tuple[int, ...] | str:
     return tuple(found)
 
 
+def workspace(call: Any, like: torch.Tensor) -> list[torch.Tensor]:
+    """Memory for what the launches of a Call pass on: a tensor for each of its workspace arguments, in order, on the device
+    of `like`. It is to live until the call returns."""
+    made = ((like.new_zeros if zeroed else like.new_empty, size) for size, zeroed in call.workspace)
+    return [new(size, dtype=torch.uint8) for new, size in made]
+
+
 class Patch(ExitStack):
     """In force from the moment it is made until `undo`, or until the end of the block that it opens with `with`.
 

@@ -96,7 +96,7 @@ class Jit:
             loaded = cuda.load_image(variant, name, code, device)
         if before is None:
             try_out(self._frontend, loaded, place)
-            if isinstance(loaded, cuda.Function) and loaded.variant.plan.blocks_per_multiprocessor is not None:
+            if isinstance(loaded, cuda.Function) and any(p.blocks_per_multiprocessor for p in variant.plans):
                 # A persistent grid also with so few blocks that each takes many turns.
                 try_out(self._frontend, replace(loaded, multiprocessors=1), place)
             keep(name, code)

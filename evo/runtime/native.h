@@ -222,19 +222,30 @@ class Table {
         m.slower = told(sizes), m.text = told(sizes + 1);
         m.variant = record[sizes + 2].cast<int>(), m.measured = record[sizes + 4].cast<bool>();
         if (record[sizes + 3].is_none()) return m;
-        const auto code = record[sizes + 3].cast<py::tuple>();
-        const auto pointer = [&](size_t i) { return reinterpret_cast<void*>(code[i].cast<std::uintptr_t>()); };
-        Launch& l = m.launch;
-        l.function = pointer(0), l.unaligned = pointer(1), l.context = pointer(2);
-        l.threads = code[3].cast<unsigned>(), l.smem_bytes = code[4].cast<unsigned>(), l.cluster = code[5].cast<unsigned>();
-        l.programmatic = code[6].cast<bool>(), l.misaligned = code[7].cast<std::uintptr_t>() - 1;
-        for (const py::handle tile : code[8]) {
-            const auto pair = tile.cast<py::tuple>();
-            m.tiles.emplace_back(pair[0].cast<size_t>(), pair[1].cast<std::int64_t>());
-        }
-        m.blocks_per_tile = code[9].cast<std::int64_t>(), m.most_blocks = code[10].cast<std::int64_t>();
-        m.axes = code[11].cast<bool>();
+        const auto code = record[sizes + 3].cast<py::tuple>();  // Function.described
+        const auto context = reinterpret_cast<void*>(code[0].cast<std::uintptr_t>());
+        const auto launches = code[2].cast<py::tuple>();
+        m.first = step(context, launches[0].cast<py::tuple>());
+        auto more = std::make_shared<More>();
+        for (size_t i = 1; i < launches.size(); ++i) more->steps.push_back(step(context, launches[i].cast<py::tuple>()));
+        using Piece = std::tuple<std::int64_t, std::vector<size_t>, bool>;
+        for (const auto& [bytes, dimensions, zeroed] : code[1].cast<std::vector<Piece>>())
+            more->workspace.push_back({bytes, dimensions, zeroed});
+        if (!more->steps.empty() || !more->workspace.empty()) m.more = more;
         return m;
+    }
+
+    static Step step(void* context, const py::tuple& code) {
+        const auto pointer = [&](size_t i) { return reinterpret_cast<void*>(code[i].cast<std::uintptr_t>()); };
+        Step s;
+        Launch& l = s.launch;
+        l.function = pointer(0), l.unaligned = pointer(1), l.context = context;
+        l.threads = code[2].cast<unsigned>(), l.smem_bytes = code[3].cast<unsigned>(), l.cluster = code[4].cast<unsigned>();
+        l.programmatic = code[5].cast<bool>(), l.misaligned = code[6].cast<std::uintptr_t>() - 1;
+        s.tiles = code[7].cast<std::vector<std::pair<size_t, std::int64_t>>>();
+        s.blocks_per_tile = code[8].cast<std::int64_t>(), s.most_blocks = code[9].cast<std::int64_t>();
+        s.axes = code[10].cast<bool>();
+        return s;
     }
 
     py::object describe_, retire_;
@@ -346,20 +357,55 @@ struct Operator {
         add_kernels(*this, definitions);
     }
 
-    // Runs a variant: done (CPU) or enqueued (CUDA) if true; nothing ran if false. One address an argument.
+    // Runs a variant: done (CPU) or enqueued (CUDA) if true; to be done by PyTorch if false. The entry points' arguments in
+    // order, addresses as void* or const void*.
     template <class... Arguments>
-    bool run(const Answer& answer, int device, std::uintptr_t addresses, Arguments... arguments) {
-        if (answer.launch.on_cpu()) {
-            reinterpret_cast<void (*)(Arguments...)>(answer.launch.function)(arguments...);
-            return true;
-        }
-        const Driver* driver = Driver::get();
+    bool run(const Answer& answer, const Problem& problem, Arguments... arguments) {
+        const std::uintptr_t addresses = (address(arguments) | ...);
         void* pointers[] = {&arguments...};
-        const int error = driver ? driver->launch(answer.launch, device, addresses, pointers) : -1;
-        if (error && !Driver::is_of_capture(error))
-            table.retire(answer, device, driver ? "a launch failed: " + driver->name_of(error) : "no CUDA driver answers");
-        return !error;
+        const auto made = [&](const Launch& launch) {
+            if (launch.on_cpu()) {
+                reinterpret_cast<void (*)(Arguments...)>(launch.function)(arguments...);
+                return true;
+            }
+            const Driver* driver = Driver::get();
+            const int error = driver ? driver->launch(launch, problem.device(), addresses, pointers) : -1;
+            if (error && !Driver::is_of_capture(error))
+                table.retire(
+                    answer, problem.device(), driver ? "a launch failed: " + driver->name_of(error) : "no CUDA driver answers");
+            return !error;
+        };
+        if (!made(answer.launch)) return false;
+        if (!answer.more) return true;
+        for (const Step& step : answer.more->steps) {
+            Launch next = step.launch;
+            if (!step.grid(problem.sizes(), next.grid) || !made(next)) return false;
+        }
+        return true;
     }
+
+  private:
+    static std::uintptr_t address(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
+    template <class Number>
+    static std::enable_if_t<!std::is_pointer_v<Number>, std::uintptr_t> address(Number) { return 0; }
+};
+
+// Memory for a call's workspace arguments, in order. It is to live until the call was made.
+class Workspace {
+  public:
+    Workspace(const Answer& answer, const Problem& problem, const at::TensorOptions& like) {
+        if (!answer.more) return;
+        for (const More::Piece& piece : answer.more->workspace) {
+            std::int64_t bytes = piece.bytes;
+            for (const size_t dimension : piece.dimensions) bytes *= problem.sizes()[dimension];
+            const at::TensorOptions options = like.dtype(at::kByte);
+            tensors_.push_back(piece.zeroed ? at::zeros({bytes}, options) : at::empty({bytes}, options));
+        }
+    }
+    void* operator[](size_t i) const { return i < tensors_.size() ? tensors_[i].mutable_data_ptr() : nullptr; }
+
+  private:
+    std::vector<at::Tensor> tensors_;
 };
 
 template <class Signature>

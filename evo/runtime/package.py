@@ -131,8 +131,8 @@ class LaunchPlan:
 
     One block (of `threads`) a tile, where the tiles cut the named dimensions; `blocks_per_tile` of them if several
     share one. The grid is a line of all tiles or, with `axes`, has an axis for each of at most three cut dimensions, the
-    first of which varies fastest (CUDA allows 65,535 blocks along the others). A persistent grid has at most
-    `blocks_per_multiprocessor` blocks for each SM. A cluster is `cluster` blocks where others have one.
+    first of which varies fastest (CUDA allows 65,535 blocks along the others). A persistent grid has at most `blocks`
+    blocks, or `blocks_per_multiprocessor` for each SM. A cluster is `cluster` blocks where others have one.
 
     alignment: bytes, a power of two, that every address passed must be a multiple of. Where one is not, the entry point
     NAME_unaligned of the same source is launched instead: same grid and block, no dynamic shared memory, no cluster.
@@ -151,10 +151,11 @@ class LaunchPlan:
     alignment: int = 1
     programmatic: bool = False
     axes: bool = False
+    blocks: int | None = None
     entry: str = ""
 
     def __post_init__(self) -> None:
-        if self.axes and (len(self.tiles) > 3 or self.blocks_per_multiprocessor is not None):
+        if self.axes and (len(self.tiles) > 3 or self.most_blocks(1) is not None):
             raise ValueError("a launch plan with axes cuts at most three dimensions, and its grid is not persistent")
 
     def grid(self, sizes: Mapping[str, int], multiprocessors: int) -> tuple[int, int, int]:
@@ -168,7 +169,7 @@ class LaunchPlan:
     def most_blocks(self, multiprocessors: int) -> int | None:
         """Of a persistent grid, in clusters."""
         if self.blocks_per_multiprocessor is None:
-            return None
+            return self.blocks
         return max(1, multiprocessors * self.blocks_per_multiprocessor // self.cluster)
 
 
@@ -187,7 +188,7 @@ class Variant:
         self.fixed = frozenset(record["fixed"])
         self.points: tuple[Mapping[str, Any], ...] = (record, *record.get("points", ()))
         """The problems that it was the winner of, the first of which it was tuned for."""
-        self.plan = LaunchPlan(**record["launch"])
+        self._read_launch(record["launch"])
         self.binary: str | None = record.get("binary")
         self.size: int | None = None
         """The one that is compiled in, where it is not that of its record (`at`)."""
@@ -204,6 +205,25 @@ class Variant:
     def __str__(self) -> str:
         return self._name
 
+    def _read_launch(self, record: Mapping[str, Any]) -> None:
+        """record: of the first launch; under `then` those that follow it, and under `workspace`, for each such argument, its
+        bytes for one element of each of the dimensions named, and whether it is zeroed."""
+        first = {name: value for name, value in record.items() if name not in ("then", "workspace")}
+        self.plans = tuple(LaunchPlan(**plan) for plan in (first, *record.get("then", ())))
+        self._workspace: Sequence[tuple[int, Sequence[str], bool]] = record.get("workspace", ())
+
+    def workspace(self, sizes: Mapping[str, int]) -> tuple[tuple[int, bool], ...]:
+        """Bytes of each workspace argument of a call of these sizes, and whether it is zeroed."""
+        return tuple((number * math.prod(sizes[n] for n in names), zeroed) for number, names, zeroed in self._workspace)
+
+    def described_workspace(self) -> tuple[tuple[int, tuple[int, ...], bool], ...]:
+        """For the native launcher: as in the record, with dimensions by their number."""
+        order = [d["name"] for d in self.package.dimensions]
+        return tuple((number, tuple(map(order.index, names)), zeroed) for number, names, zeroed in self._workspace)
+
+    def entry(self, plan: LaunchPlan) -> str:
+        return plan.entry or str(self.package.kernel["entry"])
+
     def at(self, size: int) -> Variant | None:
         """What can be made of its source for another size of the dimension that is compiled in: with another number where
         its own stands. None where it is not for that."""
@@ -213,7 +233,7 @@ class Variant:
                 found = copy(self)
                 found.index, found.size, found.binary = -1, size, None
                 found.sizes = {**self.sizes, jit["dimension"]: size}
-                found.plan = LaunchPlan(**{**self.record["launch"], **listed["launch"]})
+                found._read_launch({**self.record["launch"], **listed["launch"]})
                 found._name = f"{self}, compiled here for {jit['dimension']}={size}"
                 return found
         return None

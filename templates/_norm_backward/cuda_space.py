@@ -10,12 +10,13 @@ from typing import Any
 from evo.problem.kernel import DTYPE_BYTES, LaunchPlan, Limits, Workload
 from evo.problem.space import Categorical, Constraint, Derivation, Ordinal, Parameter, Point, Space, Value, When
 
-__all__ = ["INACTIVE", "plan", "slices", "space", "sums"]
+__all__ = ["INACTIVE", "plan", "space", "sums"]
 
-INACTIVE: dict[str, Value] = {"prefetch": 0, "finish": "none", "finish_cols": 32, "finish_splits": 1}
+INACTIVE: dict[str, Value] = {
+    "prefetch": 0, "finish": "none", "launch": "plain", "finish_cols": 32, "finish_splits": 1,
+}  # fmt: skip
 
 _ARCH_HAS_EARLY_LAUNCHES = 90
-_IN_LAUNCH = ("launch", "early_launch")
 _THREADS = (32, 64, 128, 192, 256, 384, 512, 768, 1024)
 
 
@@ -35,27 +36,23 @@ def sums(workload: Workload) -> int:
     return int(bool(asked["dweight"])) + int(bool(asked.get("dbias")))
 
 
-def slices(point: Mapping[str, Value], workload: Workload) -> int:
-    """Blocks of the first launch, each of which writes its own sums."""
-    return min(int(point["blocks"]), -(-workload.dim("rows") // int(point["rows_per_block"])))
-
-
 def plan(point: Mapping[str, Value], workload: Workload, finish: str) -> tuple[LaunchPlan, ...]:
     p: dict[str, Any] = {**INACTIVE, **point}
     shape = _shape(point, workload)
     rows = LaunchPlan(
         threads=shape.threads,
-        blocks_per_tile=slices(point, workload),
+        tiles=(("rows", p["rows_per_block"]),),
+        blocks=p["blocks"],
         smem_bytes=shape.smem_bytes,
         alignment=p["vector_bytes"] if p["vector_bytes"] > DTYPE_BYTES[workload.dtype] else 1,
     )
-    if p["finish"] not in _IN_LAUNCH:
+    if p["finish"] != "launch":
         return (rows,)
     cols = LaunchPlan(
         threads=p["finish_cols"] * p["finish_splits"],
         tiles=(("cols", p["finish_cols"]),),
         blocks_per_tile=sums(workload),
-        programmatic=p["finish"] == "early_launch",
+        programmatic=p["launch"] == "programmatic",
         entry=finish,
     )
     return rows, cols
@@ -85,7 +82,7 @@ def _shape(point: Mapping[str, Value], workload: Workload) -> _Shape:
 
 def _parameters(workload: Workload, limits: Limits) -> tuple[Parameter, ...]:
     early = limits.capability >= _ARCH_HAS_EARLY_LAUNCHES
-    launches = When(parameter="finish", values=_IN_LAUNCH)
+    launches = When(parameter="finish", values=("launch",))
     found: list[Parameter] = [
         Ordinal(name="vector_bytes", values=(2, 4, 8, 16), why="wider accesses need fewer instructions"),
         Ordinal(
@@ -136,7 +133,7 @@ def _parameters(workload: Workload, limits: Limits) -> tuple[Parameter, ...]:
         found += [
             Categorical(
                 name="finish",
-                values=("launch", "early_launch", "last_block") if early else ("launch", "last_block"),
+                values=("launch", "last_block"),
                 structural=True,
                 why="a second launch adds the slices on all SMs; the last block does it alone, and no launch is paid",
             ),
@@ -153,6 +150,16 @@ def _parameters(workload: Workload, limits: Limits) -> tuple[Parameter, ...]:
                 why="threads that share a column's slices: reads in flight",
             ),
         ]
+        if early:
+            found.append(
+                Categorical(
+                    name="launch",
+                    values=("plain", "programmatic"),
+                    structural=True,
+                    when=(launches,),
+                    why="the second launch may start while the first ends",
+                )
+            )
     return tuple(found)
 
 
@@ -238,6 +245,7 @@ def _default(workload: Workload, limits: Limits, constraints: tuple[Constraint, 
             "store": "default",
             "min_blocks": 0,
             **({"finish": "launch", "finish_cols": 32, "finish_splits": 8} if sums(workload) else {}),
+            **({"launch": "plain"} if sums(workload) and limits.capability >= _ARCH_HAS_EARLY_LAUNCHES else {}),
         }
         if all(c.holds(point) for c in constraints):
             return point

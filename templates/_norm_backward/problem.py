@@ -48,17 +48,18 @@ def norm_backward(name: str, title: str, *, centred: bool) -> Kernel:
 
     def plan(target: str, point: Mapping[str, Value], workload: Workload) -> tuple[LaunchPlan, ...]:
         finish = f"{name}_finish"
-        return cuda_space.plan(point, workload, finish) if target == "cuda" else cpu_space.plan(workload, finish)
+        return cuda_space.plan(point, workload, finish) if target == "cuda" else cpu_space.plan(finish)
 
     def space(target: str, workload: Workload, limits: Limits) -> Space:
         return (cuda_space if target == "cuda" else cpu_space).space(workload, limits)
 
-    def partial(target: str, point: Mapping[str, Value], workload: Workload) -> int:
-        found = cuda_space.slices(point, workload) if target == "cuda" else int(point["chunks"])
-        return found * cuda_space.sums(workload) * workload.dim("cols")
+    def partial(target: str, point: Mapping[str, Value], workload: Workload) -> tuple[int | str, ...]:
+        if target == "cuda":  # one slice a block
+            return int(point["blocks"]), cuda_space.sums(workload), "cols"
+        return int(point["chunks"]), len(sums), "cols"
 
-    def arrivals(target: str, point: Mapping[str, Value], workload: Workload) -> int:
-        return int(point.get("finish") == "last_block")
+    def arrivals(target: str, point: Mapping[str, Value], workload: Workload) -> tuple[int, ...]:
+        return (int(point.get("finish") == "last_block"),)
 
     return Kernel(
         name=name,

@@ -70,10 +70,8 @@ Tensor run(Operator& op, const Arguments& a) {
     const void* w = a.weight ? a.weight->const_data_ptr() : nullptr;
     const void* b = a.bias ? a.bias->const_data_ptr() : nullptr;
     void* y = output.mutable_data_ptr();
-    const std::uintptr_t addresses = reinterpret_cast<std::uintptr_t>(x) | reinterpret_cast<std::uintptr_t>(w) |
-        reinterpret_cast<std::uintptr_t>(b) | reinterpret_cast<std::uintptr_t>(y);
     const std::int64_t rows = problem.words[2], cols = problem.words[3];
-    if (!op.run(answer, problem.device(), addresses, x, w, b, y, rows, cols, static_cast<float>(a.eps))) return {};
+    if (!op.run(answer, problem, x, w, b, y, rows, cols, static_cast<float>(a.eps))) return {};
     return output;
 }
 

@@ -182,7 +182,7 @@ def test_a_damaged_binary_leaves_the_call_to_pytorch(fresh: ModuleType, claimed:
 
 def test_a_launch_that_fails_leaves_this_call_and_the_next_to_pytorch(fresh: ModuleType) -> None:
     variant = fresh.frontend.DISPATCH._variants[0]
-    variant.plan = replace(variant.plan, threads=4096)
+    variant.plans = (replace(variant.plans[0], threads=4096),)
     args = arguments()
     assert torch.equal(fresh.layer_norm(*args), functional.layer_norm(*args))
     assert "a launch failed: CUDA_ERROR_INVALID_VALUE" in fresh.explain(*args)

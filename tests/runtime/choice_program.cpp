@@ -13,11 +13,11 @@ int main() {
         std::int64_t size;
         for (size_t d = 0; d < sizes; ++d) std::cin >> size, m.logs.push_back(Member::log_of(size));
         bool slower;
-        std::cin >> slower >> m.measured >> m.blocks_per_tile >> m.most_blocks >> m.axes >> m.launch.cluster >> tiles;
+        std::cin >> slower >> m.measured >> m.first.blocks_per_tile >> m.first.most_blocks >> m.first.axes >> m.first.launch.cluster >> tiles;
         for (size_t t = 0; t < tiles; ++t) {
             std::pair<size_t, std::int64_t> tile;
             std::cin >> tile.first >> tile.second;
-            m.tiles.push_back(tile);
+            m.first.tiles.push_back(tile);
         }
         if (slower) m.slower = std::make_shared<const std::string>("slower");
         m.text = std::make_shared<const std::string>("serves"), m.variant = static_cast<int>(i);

@@ -65,13 +65,13 @@ def _plan(target: str, point: Point, workload: Workload) -> tuple[LaunchPlan, ..
     )
 
 
-def _partial_size(target: str, point: Point, workload: Workload) -> int:
+def _partial_size(target: str, point: Point, workload: Workload) -> tuple[int | str, ...]:
     wrong = {"asks_for_too_much": 1 << 50, "asks_for_less_than_nothing": -1}
-    return wrong.get(str(point["cheat"]), int(point.get("blocks", 4)) * workload.dim("cols"))
+    return (wrong[cheat],) if (cheat := str(point["cheat"])) in wrong else (int(point.get("blocks", 4)), "cols")
 
 
-def _total_size(target: str, point: Point, workload: Workload) -> int:
-    return int(point.get("blocks", 4)) * workload.dim("cols") if point["cheat"] == "honest_in_zeros" else 0
+def _total_size(target: str, point: Point, workload: Workload) -> tuple[int | str, ...]:
+    return (int(point.get("blocks", 4)) if point["cheat"] == "honest_in_zeros" else 0, "cols")
 
 
 KERNEL = Kernel(
