@@ -26,7 +26,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from evo.runtime.package import INIT, MAIN, MANIFEST, slower
+from evo.runtime.package import BACKWARD, INIT, MAIN, MANIFEST, slower
 
 __all__ = ["ReadyKernel", "ReadyVariant", "kernels"]
 
@@ -153,10 +153,11 @@ class _Shipped(MetaPathFinder, InspectLoader):
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         package = fullname.removesuffix(".__main__")
-        parent, _, name = package.rpartition(".")
-        folder = _folders().get(name) if parent == _NAME else None
-        if folder is None:
+        name, _, within = package.removeprefix(f"{_NAME}.").partition(".")
+        folder = _folders().get(name) if package.startswith(f"{_NAME}.") and within in ("", BACKWARD) else None
+        if folder is None or not (folder / within / MANIFEST).is_file():
             return None
+        folder /= within
         spec = ModuleSpec(fullname, self, origin=str(folder), is_package=package == fullname)
         if package == fullname:
             spec.submodule_search_locations = [str(p) for p in (folder, _template(folder), _assets("templates"))]

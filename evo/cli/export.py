@@ -133,9 +133,10 @@ def export_winners(
     """The files written, and a sentence for each thing that is missing in them or was replaced.
 
     archs: what to build for beside PTX; none: what each was measured on. Raises UsageError for candidates of several
-    kernels, or of several targets or architectures where the format has no place for them; what the exporter raises.
+    kernels that are not a forward and its backward, or of several targets or architectures where the format has no place
+    for them; what the exporter raises.
     """
-    _check_alike(chosen, across_targets=exporter.holds == "several")
+    _check_alike(chosen, several=exporter.holds == "several")
     runs = dict.fromkeys(c.run for c in chosen)
     parts = [_request(store, run, [c for c in chosen if c.run == run], out) for run in runs]
     if exporter.holds != "several":
@@ -149,11 +150,14 @@ def export_winners(
     return exporter.export(*built), remarks_of(out)
 
 
-def _check_alike(chosen: Sequence[CandidateRecord], *, across_targets: bool) -> None:
+def _check_alike(chosen: Sequence[CandidateRecord], *, several: bool) -> None:
     first = chosen[0]
     for record in chosen:
-        alike = across_targets or (record.target, record.arch) == (first.target, first.arch)
-        if record.kernel != first.kernel or not alike:
+        alike = several or (record.target, record.arch) == (first.target, first.arch)
+        if record.kernel != first.kernel:
+            one, other = load_kernel(first.kernel), load_kernel(record.kernel)
+            alike = several and (one.backward_of == other.name or other.backward_of == one.name)
+        if not alike:
             raise UsageError(
                 f"{record.id} is for {record.kernel} on {record.target} {record.arch}, {first.id} for {first.kernel} on"
                 f" {first.target} {first.arch}: export them to folders of their own"

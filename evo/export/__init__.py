@@ -68,9 +68,10 @@ Contents = tuple[Mapping[str, Any], dict[str, bytes]]
 class Exporter:
     """A format. advice: how to use what was written, in lines for the terminal.
 
-    contents: of one request; where the format holds "several", of requests for one kernel that differ in target,
-    architecture or environment; where it holds a "run", of the run and the evaluations of all its candidates. Raises
-    UsageError for what the format has no place for; TemplateError and CompileError if a source no longer compiles.
+    contents: of one request; where the format holds "several", of requests for one kernel, or it and its backward, that
+    differ in target, architecture or environment; where it holds a "run", of the run and the evaluations of all its
+    candidates. Raises UsageError for what the format has no place for; TemplateError and CompileError if a source no
+    longer compiles.
     """
 
     name: str

@@ -18,7 +18,7 @@ import keyword
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,14 +27,14 @@ import jinja2
 
 from evo import __version__, runtime
 from evo.errors import KernelError, SpaceError, TemplateError, UsageError
-from evo.export import Contents, Exporter, ExportRequest, read_manifest, sha256_of
+from evo.export import Contents, Exporter, ExportRequest, read_manifest, sha256_of, with_manifest
 from evo.export._package import build_package, plan_record, recipe
 from evo.problem.formats import all_tables
 from evo.problem.genome import Genome
 from evo.problem.kernel import FRONTEND_FILE, Dimension, Kernel, Workload, load_kernel
 from evo.problem.render import Source, render
 from evo.problem.space import Space
-from evo.runtime.package import INIT, MAIN, slower
+from evo.runtime.package import BACKWARD, INIT, MAIN, NESTED, slower
 from evo.targets import Target, find_target
 
 _RUNTIME = Path(runtime.__file__).parent
@@ -98,6 +98,40 @@ def make_package(*parts: ExportRequest) -> Contents:
     files |= {f"runtime/{path.name}": path.read_bytes() for path in _RUNTIME.iterdir() if path.suffix in (".py", ".h")}
     own = (frontend, frontend.with_name(_NATIVE_FRONTEND))
     return manifest, files | {path.name: path.read_bytes() for path in own if path.is_file()}
+
+
+def with_backward(format: str, make: Callable[..., Contents]) -> Callable[..., Contents]:
+    """As `make`, also for requests of two kernels, one of which is the other's backward: a package within the package.
+    Raises UsageError for a backward whose forward does not give what it takes."""
+
+    def contents(*parts: ExportRequest) -> Contents:
+        kernels = {part.kernel: load_kernel(part.kernel) for part in parts}
+        names = {kernel.name for kernel in kernels.values()}
+        backward = [part for part in parts if kernels[part.kernel].backward_of in names]
+        forward = [part for part in parts if part not in backward]
+        manifest, files = make(*forward)
+        if backward:
+            _check_given(kernels[backward[0].kernel], kernels[forward[0].kernel], forward)
+            nested = with_manifest(format, *make(*backward))
+            if "__init__.py" in nested:
+                introduction, _, init = nested["__init__.py"].partition(INIT.encode())
+                nested["__init__.py"] = b"".join([introduction, NESTED.encode(), INIT.encode(), init])
+            files |= {f"{BACKWARD}/{n}": data for n, data in nested.items() if not n.startswith("runtime/")}
+        return manifest, files
+
+    return contents
+
+
+def _check_given(backward: Kernel, forward: Kernel, parts: Sequence[ExportRequest]) -> None:
+    """Raises UsageError if no winner gives the outputs of the forward that the backward takes."""
+    taken = {a.name for a in backward.arguments if a.kind == "input"}
+    wanted = [a.name for a in forward.arguments if a.kind == "output" and a.optional and a.name in taken]
+    items = [item for part in parts for item in part.items]
+    if missing := [name for name in wanted if not any(item.workload.option(name) for item in items)]:
+        raise UsageError(
+            f"{backward.name} takes {' and '.join(missing)}, which none of these winners of {forward.name} gives: search"
+            f" {forward.name} for a workload with {','.join(f'{name}=true' for name in missing)}, too"
+        )
 
 
 _ABLE = ("target", "arch", "measured_on")
@@ -348,4 +382,4 @@ def _as_ranges(changes: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]
     return found
 
 
-EXPORTER = Exporter(name="module", contents=_importable_package, advice=_advice, holds="several")
+EXPORTER = Exporter(name="module", contents=with_backward("module", _importable_package), advice=_advice, holds="several")

@@ -6,7 +6,7 @@ from difflib import SequenceMatcher
 from typing import Any
 
 from evo.export import Contents, Exporter
-from evo.export.module import make_package
+from evo.export.module import make_package, with_backward
 
 _KEPT_OF_RECORD = ("run", "order", "operator", "device", "created")
 _OF_BINARY = ("binary", "binary_sha256", "same_code_as_measured")
@@ -58,7 +58,7 @@ def _size(edits: list[list[Any]]) -> int:
 
 EXPORTER = Exporter(
     name="shipped",
-    contents=lambda *parts: _sources_of(*make_package(*parts)),
+    contents=with_backward("shipped", lambda *parts: _sources_of(*make_package(*parts))),
     advice=lambda out: [f"once it lies in kernels/, try it:  python -m evo.ready.{out.name} check"],
     holds="several",
 )

@@ -276,6 +276,9 @@ class Kernel:
     """What is wrong with sizes that are each in range, such as a number that has to divide another; empty if nothing is."""
     replaces: str = ""
     """The PyTorch function whose signature an export has, e.g. torch.nn.functional.layer_norm."""
+    backward_of: str = ""
+    """The kernel whose gradients it computes, with which it is exported. Inputs that are no outputs' gradients and no inputs
+    of that one are its optional outputs of these names."""
     folder: Path = field(default=Path(), compare=False)
 
     def __post_init__(self) -> None:

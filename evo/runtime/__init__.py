@@ -21,9 +21,11 @@ What a frontend passes must be memory of that device and dtype, laid out as the 
 (__all__), a frontend defines, for `python -m PACKAGE check` and `bench`, and to try code that was compiled on this machine:
 
     SUBJECT, ORIGINAL                         the function of this package, and PyTorch's that it stands in for
-    served(table, *args)                      the result of what `table` has for a call; None: left to PyTorch
+    served(table, *args)                      the result of what `table` has for a call; None: left to PyTorch. A result
+                                              is a tensor, or a tuple of tensors and None
     explain(*args)                            the way a call takes: starts with "variant" or "PyTorch"
     exact(*args)                              the result in float64
+    comparable(*args)                         if not ORIGINAL's: the result whose error ours may be twice
     cases(sizes, dtype, device, seed)         yields (name, args): random and edge-case calls around a variant's sizes
     timed(sizes, dtype, device, seed)         args of a call of exactly these sizes
     NATIVE, build()                           where there is a frontend.cpp

@@ -111,6 +111,32 @@ class Table {
     // Whoever held the lock, and was perhaps changing the families, is not in this process.
     void after_fork() { state_ = new State; }
 
+    // Runs a variant: done (CPU) or enqueued (CUDA) if true; to be done by PyTorch if false. The entry points' arguments in
+    // order, addresses as void* or const void*.
+    template <class... Arguments>
+    bool run(const Answer& answer, const Problem& problem, Arguments... arguments) {
+        const std::uintptr_t addresses = (address(arguments) | ...);
+        void* pointers[] = {&arguments...};
+        const auto made = [&](const Launch& launch) {
+            if (launch.on_cpu()) {
+                reinterpret_cast<void (*)(Arguments...)>(launch.function)(arguments...);
+                return true;
+            }
+            const Driver* driver = Driver::get();
+            const int error = driver ? driver->launch(launch, problem.device(), addresses, pointers) : -1;
+            if (error && !Driver::is_of_capture(error))
+                retire(answer, problem.device(), driver ? "a launch failed: " + driver->name_of(error) : "no CUDA driver answers");
+            return !error;
+        };
+        if (!made(answer.launch)) return false;
+        if (!answer.more) return true;
+        for (const Step& step : answer.more->steps) {
+            Launch next = step.launch;
+            if (!step.grid(problem.sizes(), next.grid) || !made(next)) return false;
+        }
+        return true;
+    }
+
     // A variant whose launch failed is not tried again.
     void retire(const Answer& answer, int device, const std::string& reason) {
         const py::gil_scoped_acquire gil;
@@ -122,6 +148,10 @@ class Table {
     }
 
   private:
+    static std::uintptr_t address(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
+    template <class Number>
+    static std::enable_if_t<!std::is_pointer_v<Number>, std::uintptr_t> address(Number) { return 0; }
+
     using Known = std::shared_ptr<const Family>;
     using Winner = std::shared_ptr<const Member>;
     static constexpr size_t MOST_RACED = 4096;
@@ -341,6 +371,7 @@ PyObject* explain(Operator&, PyObject* const*);
 // Of one package. Never destroyed: the dispatcher refers to it.
 struct Operator {
     Table table;
+    std::unique_ptr<Table> backward;  // of the package within this one that computes gradients; null: there is none
     std::atomic<bool> gradients{false};  // whether calls that record gradients are served, too
     torch::Library definitions;
     std::string name;
@@ -356,38 +387,6 @@ struct Operator {
         handle = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), "");
         add_kernels(*this, definitions);
     }
-
-    // Runs a variant: done (CPU) or enqueued (CUDA) if true; to be done by PyTorch if false. The entry points' arguments in
-    // order, addresses as void* or const void*.
-    template <class... Arguments>
-    bool run(const Answer& answer, const Problem& problem, Arguments... arguments) {
-        const std::uintptr_t addresses = (address(arguments) | ...);
-        void* pointers[] = {&arguments...};
-        const auto made = [&](const Launch& launch) {
-            if (launch.on_cpu()) {
-                reinterpret_cast<void (*)(Arguments...)>(launch.function)(arguments...);
-                return true;
-            }
-            const Driver* driver = Driver::get();
-            const int error = driver ? driver->launch(launch, problem.device(), addresses, pointers) : -1;
-            if (error && !Driver::is_of_capture(error))
-                table.retire(
-                    answer, problem.device(), driver ? "a launch failed: " + driver->name_of(error) : "no CUDA driver answers");
-            return !error;
-        };
-        if (!made(answer.launch)) return false;
-        if (!answer.more) return true;
-        for (const Step& step : answer.more->steps) {
-            Launch next = step.launch;
-            if (!step.grid(problem.sizes(), next.grid) || !made(next)) return false;
-        }
-        return true;
-    }
-
-  private:
-    static std::uintptr_t address(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
-    template <class Number>
-    static std::enable_if_t<!std::is_pointer_v<Number>, std::uintptr_t> address(Number) { return 0; }
 };
 
 // Memory for a call's workspace arguments, in order. It is to live until the call was made.
@@ -407,6 +406,11 @@ class Workspace {
   private:
     std::vector<at::Tensor> tensors_;
 };
+
+inline void each(Operator& op, void (Table::*change)()) {
+    (op.table.*change)();
+    if (op.backward) ((*op.backward).*change)();
+}
 
 template <class Signature>
 c10::TypedOperatorHandle<Signature> dispatched(const Operator& op) {
@@ -459,7 +463,12 @@ PYBIND11_MODULE(evo_native, module) {
         .def(py::init<std::string, py::object, py::object, py::list>())
         .def_property_readonly("call", &bound<call>)
         .def_property_readonly("explain", &bound<explain>)
-        .def("clear", [](Operator& op) { op.table.clear(); })
-        .def("after_fork", [](Operator& op) { op.table.after_fork(); })
+        .def("clear", [](Operator& op) { each(op, &Table::clear); })
+        .def("after_fork", [](Operator& op) { each(op, &Table::after_fork); })
+        .def(
+            "use_backward",
+            [](Operator& op, py::object describe, py::object retire, const py::list& dimensions) {
+                op.backward = std::make_unique<Table>(std::move(describe), std::move(retire), dimensions);
+            })
         .def("serve_gradients", [](Operator& op, bool wanted) { op.gradients = wanted; });
 }

@@ -38,11 +38,17 @@ class Native:
     """The native launcher of one package.
 
     operator: its name among torch.ops. fake: what the operator gives for tensors without data. use(call): told the
-    function to call, once there is one: the arguments by position; None: leave it to PyTorch.
+    function to call, once there is one: the arguments by position; None: leave it to PyTorch. backward: of the package
+    within this one that computes gradients.
     """
 
     def __init__(
-        self, dispatch: Dispatch, operator: str, fake: Callable[..., Any], use: Callable[[Native], None]
+        self,
+        dispatch: Dispatch,
+        operator: str,
+        fake: Callable[..., Any],
+        use: Callable[[Native], None],
+        backward: Dispatch | None = None,
     ) -> None:
         self.call: Callable[..., Any] | None = None
         self.explain: Callable[..., str] | None = None
@@ -50,6 +56,7 @@ class Native:
         self.reason = ""
         """Why there is none; empty if there is one."""
         self._dispatch, self._package, self._name, self._fake, self._use = dispatch, dispatch.package, operator, fake, use
+        self._backward = backward
         self._extension: Any = None
         try:
             library = self._library(create=False)
@@ -97,15 +104,16 @@ class Native:
         """Raises Unavailable."""
         name = f"{library.stem}.{_MODULE}"  # pybind11 keeps one module for each name
         loader = importlib.machinery.ExtensionFileLoader(name, str(library))
-        package, space = self._package, "evo_" + self._package.name.replace(".", "_")
-        fixed = zip(package.dimensions, package.fixed["cpu"], package.fixed["cuda"], strict=True)
-        dimensions = [(d["low"], d["high"], *on_both) for d, *on_both in fixed]  # Dimension of choice.h
+        space = "evo_" + self._package.name.replace(".", "_")
         try:
             spec = importlib.util.spec_from_loader(name, loader)
             assert spec is not None
             module = importlib.util.module_from_spec(spec)
             loader.exec_module(module)
-            self._extension = module.Operator(space, self._dispatch.family, self._dispatch.retire, dimensions)
+            self._extension = module.Operator(space, *_table(self._dispatch))
+            if self._backward is not None:
+                self._extension.use_backward(*_table(self._backward))
+                self._backward.native = self._extension
         except (ImportError, OSError, RuntimeError) as error:
             raise Unavailable(f"{library} does not load ({str(error).partition(chr(10))[0]})") from error
         torch.library.register_fake(f"{space}::{self._name}", self._fake)
@@ -113,6 +121,15 @@ class Native:
         self._dispatch.native = self._extension
         self.call, self.explain, self.reason = self._extension.call, self._extension.explain, ""
         self._use(self)
+
+
+def _table(dispatch: Dispatch) -> tuple[Any, ...]:
+    """What a Table of native.h is made of."""
+    package = dispatch.package
+    fixed = zip(package.dimensions, package.fixed["cpu"], package.fixed["cuda"], strict=True)
+    dimensions = [(d["low"], d["high"], *on_both) for d, *on_both in fixed]  # Dimension of choice.h
+    return dispatch.family, dispatch.retire, dimensions
+
 
 def _build(library: Path, source: Path) -> None:
     """Raises Unavailable."""

@@ -28,6 +28,19 @@ from .frontend import __all__
 """
 """__init__.py of a package, less its docstring."""
 
+NESTED = """\
+import sys
+
+from .. import runtime
+
+sys.modules[f"{__name__}.runtime"] = runtime
+
+"""
+"""What comes before INIT in a package within another one, whose run time it shares."""
+
+BACKWARD = "backward"
+"""The package within another one that computes its gradients."""
+
 MAIN = """\
 import sys
 

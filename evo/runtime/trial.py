@@ -86,7 +86,7 @@ def try_out(frontend: Any, loaded: Loaded, place: torch.device) -> None:
         own = frontend.served(table, *args)
         if own is not None:
             tried = True
-            reason = compare(own, frontend.ORIGINAL(*args), frontend.exact(*args), variant.package)[2]
+            reason = _judged(frontend, own, args, variant.package)[2]
             if reason:
                 raise Unavailable(f"its results are not PyTorch's ({name}: {reason})")
     if not tried:
@@ -169,8 +169,17 @@ def verdicts(frontend: Any, index: int, seed: int) -> Iterator[Verdict]:
     place = torch.device(variant.target, 0)
     with dispatch.only(index), torch.no_grad():
         for name, args in frontend.cases(dict(variant.sizes), getattr(torch, variant.dtype), place, seed):
-            own, original, exact = frontend.SUBJECT(*args), frontend.ORIGINAL(*args), frontend.exact(*args)
-            yield Verdict(name, frontend.explain(*args), *compare(own, original, exact, dispatch.package))
+            own = frontend.SUBJECT(*args)
+            yield Verdict(name, frontend.explain(*args), *_judged(frontend, own, args, dispatch.package))
+
+
+def _judged(frontend: Any, own: Any, args: tuple[Any, ...], package: Package) -> tuple[float, float, str]:
+    """(largest error, PyTorch's largest error, why results are refused), of a tensor or of all of a tuple."""
+    original, exact = getattr(frontend, "comparable", frontend.ORIGINAL)(*args), frontend.exact(*args)
+    results = zip(*(t if isinstance(t, tuple) else (t,) for t in (own, original, exact)), strict=True)
+    found = [compare(*each, package) for each in results if any(t is not None for t in each)]
+    errors, of_torch, reasons = zip(*found, strict=True)
+    return max(errors), max(of_torch), next(filter(None, reasons), "")
 
 
 def compare(

@@ -89,6 +89,8 @@ def norm_backward(name: str, title: str, *, centred: bool) -> Kernel:
         space=space,
         plan=plan,
         inactive={"cuda": cuda_space.INACTIVE, "cpu": {}},
+        replaces=f"torch.ops.aten.{'native_layer_norm' if centred else '_fused_rms_norm'}_backward",
+        backward_of=name.removesuffix("_backward"),
         validate=lambda w: "" if w.option("weight") or not w.option("dweight") else "dweight=true needs weight=true",
     )
 

@@ -129,7 +129,7 @@ Tensor run(Operator& op, const Arguments& a) {
     void *o = output.mutable_data_ptr(), *lse = nullptr;
     const auto& n = problem.words;  // after device and dtype: the sizes
     const c10::IntArrayRef sq = a.query->strides(), sk = a.key->strides(), sv = a.value->strides(), so = output.strides();
-    const bool done = op.run(
+    const bool done = op.table.run(
         answer, problem, q, k, v, mask, o, lse, n[2], n[3], n[4], n[5], n[6], n[7],
         static_cast<float>(a.scale.value_or(0.0)), sq[0], sq[1], sq[2], sk[0], sk[1], sk[2], sv[0], sv[1], sv[2], so[0],
         so[1], so[2], m[0], m[1], m[2], m[3]);

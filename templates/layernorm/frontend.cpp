@@ -71,7 +71,7 @@ Tensor run(Operator& op, const Arguments& a) {
     const void* b = a.bias ? a.bias->const_data_ptr() : nullptr;
     void* y = output.mutable_data_ptr();
     const std::int64_t rows = problem.words[2], cols = problem.words[3];
-    if (!op.run(answer, problem, x, w, b, y, rows, cols, static_cast<float>(a.eps))) return {};
+    if (!op.table.run(answer, problem, x, w, b, y, rows, cols, static_cast<float>(a.eps))) return {};
     return output;
 }
 
