@@ -177,7 +177,7 @@ def _judged(frontend: Any, own: Any, args: tuple[Any, ...], package: Package) ->
     """(largest error, PyTorch's largest error, why results are refused), of a tensor or of all of a tuple."""
     original, exact = getattr(frontend, "comparable", frontend.ORIGINAL)(*args), frontend.exact(*args)
     results = zip(*(t if isinstance(t, tuple) else (t,) for t in (own, original, exact)), strict=True)
-    found = [compare(*each, package) for each in results if any(t is not None for t in each)]
+    found = [compare(o, t, e, package) for o, t, e in results if e is not None]
     errors, of_torch, reasons = zip(*found, strict=True)
     return max(errors), max(of_torch), next(filter(None, reasons), "")
 
