@@ -1,9 +1,9 @@
 """A Python package that stands alone: PyTorch's function, with tuned variants behind it where they apply.
 
-What lies in it: __init__.py with the public names of the kernel's frontend.py; the frontend; the run time (evo/runtime, as
-it is); where the kernel has it, the source of the native launcher, frontend.cpp; manifest.json, the provenance; for each
-variant, a winner built for one architecture, its readable source and its binary; sources for sizes that nothing was tuned
-for; the local headers that the sources include.
+What lies in it: __init__.py with the public names of the kernel's frontend.py; the frontend, and what it shares with
+others (_shared/); the run time (evo/runtime, as it is); where the kernel has it, the source of the native launcher,
+frontend.cpp; manifest.json, the provenance; for each variant, a winner built for one architecture, its readable source
+and its binary; sources for sizes that nothing was tuned for; the local headers that the sources include.
 
 A source is rendered for the sizes that are compiled in. Where one of them stands in it as a number and decides nothing
 else of its text, another number there is another size's source: byte for byte the one that would be rendered for that.
@@ -31,7 +31,7 @@ from evo.export import Contents, Exporter, ExportRequest, read_manifest, sha256_
 from evo.export._package import build_package, plan_record, recipe
 from evo.problem.formats import all_tables
 from evo.problem.genome import Genome
-from evo.problem.kernel import FRONTEND_FILE, Dimension, Kernel, Workload, load_kernel
+from evo.problem.kernel import FRONTEND_FILE, Dimension, Kernel, Workload, load_kernel, template_root
 from evo.problem.render import Source, render
 from evo.problem.space import Space
 from evo.runtime.package import BACKWARD, INIT, MAIN, NESTED, slower
@@ -96,8 +96,11 @@ def make_package(*parts: ExportRequest) -> Contents:
     files["__init__.py"] = f"{introduction}\n{INIT}".encode()
     files["__main__.py"] = MAIN.encode()
     files |= {f"runtime/{path.name}": path.read_bytes() for path in _RUNTIME.iterdir() if path.suffix in (".py", ".h")}
-    own = (frontend, frontend.with_name(_NATIVE_FRONTEND))
-    return manifest, files | {path.name: path.read_bytes() for path in own if path.is_file()}
+    for path in (frontend, frontend.with_name(_NATIVE_FRONTEND)):
+        if path.is_file():
+            files[path.name] = path.read_bytes()
+            files |= _shared_by(kernel, path.read_text(encoding="utf-8"))
+    return manifest, files
 
 
 def with_backward(format: str, make: Callable[..., Contents]) -> Callable[..., Contents]:
@@ -186,6 +189,20 @@ def _frontend_of(kernel: Kernel) -> Path:
     if not re.search(r"^__all__ = ", path.read_text(encoding="utf-8"), re.MULTILINE):
         raise KernelError(f"{path} does not say what is public: define __all__ = [...]")
     return path
+
+
+def _shared_by(kernel: Kernel, frontend: str) -> dict[str, bytes]:
+    """What a frontend, in Python or C++, shares with others: by its text, what it imports from or includes of `_shared`,
+    which has to need nothing else of it. Raises KernelError for what is not there."""
+    names = [f"_shared/{module}.py" for module in re.findall(r"^from \._shared\.(\w+) import ", frontend, re.MULTILINE)]
+    names += re.findall(r'^#include "(_shared/[\w.]+)"', frontend, re.MULTILINE)
+    found = {}
+    for name in names:
+        path = next((p for p in (kernel.folder / name, template_root() / name) if p.is_file()), None)
+        if path is None:
+            raise KernelError(f"the frontend of kernel {kernel.name!r} needs {name}, which is not in {template_root()}")
+        found[name] = path.read_bytes()
+    return found
 
 
 # -- sources for sizes that nothing was tuned for ---------------------------------------------------------------

@@ -604,11 +604,12 @@ def _copy(kernel: Kernel, inputs: Tensors, workload: Workload) -> torch.Tensor:
 
 
 def kernel_digest(folder: Path) -> str:
-    """sha256 over what decides a search: the folder's Python files and templates, but for the export's frontend, and the
-    folders that kernels share, whose names start with an underscore. The kernel need not be loaded for that, and may lie
-    anywhere."""
+    """sha256 over what decides a search: the folder's Python files and templates, and the folders that kernels share, whose
+    names start with an underscore; but for the export's frontend, and the .py and .h in _shared, which frontends share. The
+    kernel need not be loaded for that, and may lie anywhere."""
     kept = {".py", ".j2", ".cu", ".cpp", ".cuh", ".h"}
-    files = [*folder.rglob("*"), *template_root().glob("_*/**/*")]
+    of_frontends = {*template_root().glob("_shared/*.py"), *template_root().glob("_shared/*.h")}
+    files = [*folder.rglob("*"), *(p for p in template_root().glob("_*/**/*") if p not in of_frontends)]
     digest = hashlib.sha256()
     files = [p for p in files if p.suffix in kept and p.stem != Path(FRONTEND_FILE).stem]
     for name, content in sorted((p.name, p.read_bytes()) for p in files):

@@ -15,7 +15,7 @@ import os
 import shlex
 import sys
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,7 @@ class Native:
         try:
             library = self._library(create=True)
             if not library.is_file():
-                _build(library, self._package.path(_SOURCE))
+                _build(library, self._package.path(_SOURCE), self._package.folders)
             if self.call is None:
                 self._load(library)
         except Unavailable as reason:
@@ -95,7 +95,10 @@ class Native:
         if not self._package.path(_SOURCE).is_file():
             raise Unavailable("this package has none")
         exported: dict[str, str] = self._package.manifest.get("files", {})
-        texts = [self._package.read(_SOURCE, exported.get(_SOURCE)), *((_RUNTIME / h).read_bytes() for h in _HEADERS)]
+        source = self._package.read(_SOURCE, exported.get(_SOURCE))
+        included = sorted(self._package.headers(source))
+        texts = [source, *(self._package.read(h, exported.get(h)) for h in included)]
+        texts += [(_RUNTIME / h).read_bytes() for h in _HEADERS]
         abi = getattr(torch._C, "_GLIBCXX_USE_CXX11_ABI", True)
         made_for = (torch.__version__, torch.version.git_version, str(abi), sysconfig.get_config_var("SOABI"), machine())
         return folder / f"{self._name}-{digest(*texts, *map(str, made_for), *_FLAGS)[:20]}.so"
@@ -131,8 +134,8 @@ def _table(dispatch: Dispatch) -> tuple[Any, ...]:
     return dispatch.family, dispatch.retire, dimensions
 
 
-def _build(library: Path, source: Path) -> None:
-    """Raises Unavailable."""
+def _build(library: Path, source: Path, folders: Iterable[Path]) -> None:
+    """folders: of local headers, beside the run time's. Raises Unavailable."""
     with temporary_folder(library.parent) as folder, library.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # which ends with its process, however that ends
         if library.is_file():  # another process has built it meanwhile
@@ -140,7 +143,7 @@ def _build(library: Path, source: Path) -> None:
         request = {
             "name": _MODULE,
             "sources": [str(source)],
-            "extra_include_paths": [str(_RUNTIME.parent)],  # #include "runtime/native.h"
+            "extra_include_paths": [str(_RUNTIME.parent), *map(str, folders)],  # #include "runtime/native.h"
             "extra_cflags": list(_FLAGS),
             "build_directory": str(folder),
             "with_cuda": False,

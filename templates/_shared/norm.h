@@ -1,0 +1,320 @@
+// A norm over the last dimensions as Python and PyTorch's dispatcher call it: norm.py in C++. See runtime/native.h.
+//
+// frontend.cpp includes this and defines, in an unnamed namespace, beside SCHEMA and add_kernels, which calls add_norm:
+//
+//     const char* const NAME;                                    of the operator
+//     const bool HAS_BIAS;                                       whether the function has one
+//     const double DEFAULT_EPS;                                  for none; NaN where that is not for variants
+//     const bool KEEPS_CHANNELS_LAST;                            PyTorch's result for an input of that layout has it, too
+//     const bool HAS_MEAN;                                       whether it subtracts one
+//     const std::vector<std::int64_t> PLAIN, SAVING;             the kernel's options that are compiled in, for a call without
+//                                                                and with statistics; none: it gives no statistics
+//     const bool RECOMPUTES;                                     whether calls without statistics may record gradients
+//     Tensor torchs(const AnyCall&);                             PyTorch's function
+//     Tensor dispatched(const Operator&, const AnyCall&);        the operator by way of the dispatcher
+//     Tensor with_autocast(Operator&, const AnyCall&);           what autocast makes of a call
+//     bool launch(Table&, const Answer&, const Problem&, const Memory&, std::int64_t rows, std::int64_t cols, float eps);
+//     bool launch_backward(Table&, const Answer&, const Problem&, const OfBackward&, std::int64_t rows, std::int64_t cols);
+//     Gradients torch_backward(const Saved&, const Tensor& gradient, std::array<bool, 3> wanted);    also where gradients of
+//                                                                that are recorded
+#pragma once
+
+#include <ATen/ops/empty.h>
+#include <c10/util/accumulate.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <optional>
+
+#include "runtime/native.h"
+
+namespace {
+
+using at::Tensor;
+using c10::SymIntArrayRef;
+using Optional = std::optional<Tensor>;
+
+// weight and bias may be null.
+template <class Shape>
+struct CallOf {
+    const Tensor* input;
+    Shape shape;
+    const Tensor *weight, *bias;
+    std::optional<double> eps;
+};
+using Call = CallOf<c10::IntArrayRef>;
+using AnyCall = CallOf<SymIntArrayRef>;  // as the dispatcher has it: sizes may be symbols
+
+// Addresses, of a call and of one of the backward; statistics are float, one a row, and null where they are not asked for.
+struct Memory {
+    const void *x, *weight, *bias;
+    void *y, *mean, *rstd;
+};
+struct OfBackward {
+    const void *dy, *x, *weight, *mean, *rstd;
+    void *dx, *dweight, *dbias;
+    const Workspace& workspace;
+};
+
+// What a forward pass keeps for the backward pass. weight, bias and statistics may be undefined.
+struct Saved {
+    Tensor input, weight, bias, mean, rstd;
+    std::vector<c10::SymInt> shape;
+    std::optional<double> eps;
+};
+using Gradients = std::array<Tensor, 3>;  // of input, weight and bias
+
+extern const char* const NAME;
+extern const bool HAS_BIAS, HAS_MEAN, KEEPS_CHANNELS_LAST, RECOMPUTES;
+extern const double DEFAULT_EPS;
+extern const std::vector<std::int64_t> PLAIN, SAVING;
+Tensor torchs(const AnyCall&);
+Tensor dispatched(const Operator&, const AnyCall&);
+Tensor with_autocast(Operator&, const AnyCall&);
+bool launch(Table&, const Answer&, const Problem&, const Memory&, std::int64_t, std::int64_t, float);
+bool launch_backward(Table&, const Answer&, const Problem&, const OfBackward&, std::int64_t, std::int64_t);
+Gradients torch_backward(const Saved&, const Tensor&, std::array<bool, 3>);
+
+const Py_ssize_t ARGUMENTS = HAS_BIAS ? 5 : 4;
+constexpr double LOWEST_EPS = 1e-12, HIGHEST_EPS = 1e6;  // see norm.py
+const char* const UNFIT_EPS = "eps is not a float from 1e-12 to 1e+06";
+
+inline const Tensor* pointer(const Optional& tensor) { return tensor && tensor->defined() ? &*tensor : nullptr; }
+
+inline Optional optional(const Tensor* tensor) { return tensor ? Optional(*tensor) : std::nullopt; }
+inline Optional optional(const Tensor& tensor) { return tensor.defined() ? Optional(tensor) : std::nullopt; }
+inline const void* address_of(const Tensor& tensor) { return tensor.defined() ? tensor.const_data_ptr() : nullptr; }
+inline void* output_of(const Tensor& tensor) { return tensor.defined() ? tensor.mutable_data_ptr() : nullptr; }
+
+template <class Shape>
+bool is_recorded(const CallOf<Shape>& c) {
+    return recorded({c.input, c.weight, c.bias});
+}
+
+// Why no variant can serve, whichever there are; null if one may. Does not ask whether gradients are recorded.
+inline const char* misfit(const Call& c) {
+    if (const char* reason = unfit({c.input, c.weight, c.bias})) return reason;
+    const c10::IntArrayRef sizes = c.input->sizes(), strides = c.input->strides();
+    if (c.shape.empty() || c.shape.size() > sizes.size() || !sizes.slice(sizes.size() - c.shape.size()).equals(c.shape))
+        return "normalized_shape is not the end of the input's shape";
+    const auto unlike = [&](const Tensor* t) { return t && !(t->sizes().equals(c.shape) && t->is_contiguous()); };
+    if (unlike(c.weight)) return "weight is not contiguous and of normalized_shape";
+    if (unlike(c.bias)) return "bias is not contiguous and of normalized_shape";
+    const double eps = c.eps.value_or(DEFAULT_EPS);
+    if (!(LOWEST_EPS <= eps && eps <= HIGHEST_EPS)) return UNFIT_EPS;
+    if (KEEPS_CHANNELS_LAST && (sizes.size() == 4 || sizes.size() == 5) && strides[1] <= strides.back())
+        return "the channels of the input are last in memory, and PyTorch's result has them there, too";
+    return nullptr;
+}
+
+inline Problem problem_of(const Tensor& input, c10::IntArrayRef shape, c10::IntArrayRef options) {
+    const std::int64_t cols = c10::multiply_integers(shape);
+    const at::Device device = input.device();
+    Problem found(device.is_cpu() ? -1 : device.index(), input.scalar_type(), {input.numel() / cols, cols});
+    for (const std::int64_t option : options) found.words[found.count++] = option;
+    return found;
+}
+
+// What serves a call: a variant without statistics or, where there is none and always where they are wanted, one that gives
+// them.
+inline std::pair<Problem, Answer> choose(Operator& op, const Call& c, bool saving = false) {
+    Problem problem = problem_of(*c.input, c.shape, saving ? SAVING : PLAIN);
+    Answer answer = op.table.find(problem);
+    if (saving || SAVING.empty() || answer.serves()) return {problem, answer};
+    auto other = choose(op, c, true);
+    return other.second.serves() ? other : std::pair{problem, answer};
+}
+
+struct Result {
+    Tensor output, mean, rstd;
+};
+
+// Of what was chosen; undefined where it is left to PyTorch. Records no gradient.
+inline Result run(Operator& op, const Call& c, const std::pair<Problem, Answer>& chosen) {
+    const auto& [problem, answer] = chosen;
+    if (!answer.serves()) return {};
+    const at::AutoDispatchBelowADInplaceOrView below;
+    const Tensor input = c.input->contiguous();  // PyTorch's own kernels copy it, too
+    const std::int64_t rows = problem.words[2], cols = problem.words[3];
+    Result found;
+    found.output = at::empty(input.sizes(), input.options());
+    if (!SAVING.empty() && c10::IntArrayRef(&problem.words[4], SAVING.size()).equals(SAVING)) {
+        found.rstd = at::empty({rows}, input.options().dtype(at::kFloat));
+        if (HAS_MEAN) found.mean = at::empty_like(found.rstd);
+    }
+    const Memory memory = {
+        input.const_data_ptr(), c.weight ? c.weight->const_data_ptr() : nullptr,
+        c.bias ? c.bias->const_data_ptr() : nullptr, found.output.mutable_data_ptr(), output_of(found.mean),
+        output_of(found.rstd)};
+    const float eps = static_cast<float>(c.eps.value_or(DEFAULT_EPS));
+    if (!launch(op.table, answer, problem, memory, rows, cols, eps)) return {};
+    return found;
+}
+
+inline Tensor run(Operator& op, const Call& c) { return run(op, c, choose(op, c)).output; }
+
+// The operator below autograd. Its result has the layout that _fake of norm.py promises.
+inline Tensor forward(Operator& op, const AnyCall& c) {
+    if (const auto sizes = c10::asIntArrayRefSlowOpt(c.shape)) {
+        const Call known = {c.input, *sizes, c.weight, c.bias, c.eps};
+        if (!misfit(known))
+            if (Tensor output = run(op, known); output.defined()) return output;
+    }
+    return torchs(c).contiguous();
+}
+
+// What gradients a variant of the backward gives, if one serves; else nothing.
+inline std::optional<Gradients> run_backward(
+    Operator& op, const Saved& saved, const Tensor& gradient, std::array<bool, 3> wanted) {
+    const auto shape = c10::asIntArrayRefSlowOpt(saved.shape);
+    if (!op.backward || !saved.rstd.defined() || !shape || !wanted[0]) return std::nullopt;
+    const Tensor* weight = saved.weight.defined() ? &saved.weight : nullptr;
+    if (unfit({&saved.input, &gradient, weight})) return std::nullopt;
+    std::vector<std::int64_t> options = {weight != nullptr, wanted[1], 0};  // 0: no gradient of a residual is to be added
+    if (HAS_MEAN) options.push_back(wanted[2]);
+    const Problem problem = problem_of(saved.input, *shape, options);
+    const Answer answer = op.backward->find(problem);
+    if (!answer.serves()) return std::nullopt;
+    const at::AutoDispatchBelowADInplaceOrView below;
+    const Tensor input = saved.input.contiguous(), dy = gradient.contiguous();
+    const auto sum = [&](bool asked) { return asked ? at::empty(*shape, input.options()) : Tensor(); };
+    const Gradients found = {at::empty(input.sizes(), input.options()), sum(wanted[1]), sum(wanted[2])};
+    const Workspace workspace(answer, problem, input.options());
+    const OfBackward memory = {
+        dy.const_data_ptr(), input.const_data_ptr(), address_of(saved.weight), address_of(saved.mean),
+        address_of(saved.rstd), output_of(found[0]), output_of(found[1]), output_of(found[2]), workspace};
+    if (!launch_backward(*op.backward, answer, problem, memory, problem.words[2], problem.words[3])) return std::nullopt;
+    return found;
+}
+
+// A call that records gradients. Statistics are kept where a variant gives them; without, PyTorch computes them again.
+struct Differentiable : torch::autograd::Function<Differentiable> {
+    static Tensor forward(
+        torch::autograd::AutogradContext* context, Operator* op, const Tensor& input, SymIntArrayRef shape,
+        const Optional& weight, const Optional& bias, std::optional<double> eps, bool saving) {
+        const AnyCall c = {&input, shape, pointer(weight), pointer(bias), eps};
+        Result found;
+        if (saving) {
+            const Call known = {c.input, C10_AS_INTARRAYREF_SLOW(shape), c.weight, c.bias, eps};
+            found = run(*op, known, choose(*op, known, true));
+        }
+        if (!found.output.defined()) {
+            const at::AutoDispatchBelowADInplaceOrView below;
+            found.output = dispatched(*op, c);
+        }
+        context->save_for_backward({input, weight.value_or(Tensor()), bias.value_or(Tensor()), found.mean, found.rstd});
+        context->saved_data["shape"] = shape;
+        context->saved_data["eps"] = eps;
+        context->saved_data["operator"] = reinterpret_cast<std::int64_t>(op);
+        return found.output;
+    }
+
+    static torch::autograd::variable_list backward(
+        torch::autograd::AutogradContext* context, const torch::autograd::variable_list& gradients) {
+        const auto kept = context->get_saved_variables();
+        Saved saved = {kept[0], kept[1], kept[2], kept[3], kept[4], context->saved_data["shape"].toSymIntVector(),
+                       context->saved_data["eps"].toOptional<double>()};
+        auto& op = *reinterpret_cast<Operator*>(context->saved_data["operator"].toInt());
+        size_t edge = 0;  // arguments that are no tensors, or left out, have none
+        std::array<bool, 3> wanted;
+        for (size_t i = 0; i < wanted.size(); ++i) wanted[i] = kept[i].defined() && context->needs_input_grad(edge++);
+        std::optional<Gradients> found;
+        if (!c10::GradMode::is_enabled()) found = run_backward(op, saved, gradients[0], wanted);
+        if (!found) found = torch_backward(saved, gradients[0], wanted);
+        auto& [of_input, of_weight, of_bias] = *found;
+        return {Tensor(), of_input, Tensor(), of_weight, of_bias, Tensor(), Tensor()};
+    }
+};
+
+inline Tensor with_gradients(Operator& op, const AnyCall& c) {
+    if (under_transform() || dual(c.input) || dual(c.weight) || dual(c.bias)) return torchs(c);
+    if (!is_recorded(c)) {
+        const at::AutoDispatchBelowADInplaceOrView below;
+        return dispatched(op, c);
+    }
+    bool saving = false, serves = RECOMPUTES;
+    const auto sizes = c10::asIntArrayRefSlowOpt(c.shape);
+    if (sizes && !wanted_of_dispatcher(keys_of({c.input, c.weight, c.bias}))) {
+        const Call known = {c.input, *sizes, c.weight, c.bias, c.eps};
+        if (misfit(known)) return torchs(c);
+        saving = !SAVING.empty() && choose(op, known, true).second.serves();
+        serves = saving || (RECOMPUTES && choose(op, known).second.serves());
+    }
+    // What no variant serves is PyTorch's with its own gradients, which need nothing computed twice.
+    if (!serves) return torchs(c);
+    return Differentiable::apply(&op, *c.input, c.shape, optional(c.weight), optional(c.bias), c.eps, saving);
+}
+
+// bound(function): a function of the operator's arguments that calls this one of an Operator and an AnyCall.
+template <class Bound>
+void add_norm(torch::Library& library, Bound bound) {
+    using Key = c10::DispatchKey;
+    add_kernel(library, NAME, bound(forward), {Key::CompositeExplicitAutograd});
+    add_kernel(library, NAME, bound(with_gradients), {Key::Autograd});
+    add_kernel(library, NAME, bound(with_autocast), {Key::AutocastCPU, Key::AutocastCUDA});
+    add_kernel(library, NAME, bound([](Operator&, const AnyCall& c) { return torchs(c); }), {Key::FuncTorchBatched});
+}
+
+// normalized_shape into `sizes`: at most as many as there is room for. Equal is not enough: PyTorch refuses 64.0 for 64.
+inline const char* read_shape(PyObject* object, std::array<std::int64_t, 8>& sizes, size_t& count) {
+    const bool is_list = PyList_CheckExact(object);
+    if (!is_list && !PyTuple_Check(object)) return "normalized_shape is not a tuple or list of sizes";
+    count = static_cast<size_t>(PySequence_Fast_GET_SIZE(object));
+    if (count > sizes.size()) return "normalized_shape has more than 8 dimensions";
+    for (size_t i = 0; i < count; ++i) {
+        PyObject* item = PySequence_Fast_GET_ITEM(object, static_cast<Py_ssize_t>(i));
+        if (!PyLong_CheckExact(item)) return "normalized_shape is not the end of the input's shape";
+        sizes[i] = PyLong_AsLongLong(item);
+        if (sizes[i] == -1 && PyErr_Occurred()) PyErr_Clear();
+    }
+    return nullptr;
+}
+
+// The call in Python's arguments, or why they cannot be read as one. `sizes` has to live as long as `c`.
+inline const char* read(PyObject* const* args, Call& c, std::array<std::int64_t, 8>& sizes) {
+    if (overridden()) return "a tensor subclass or a torch function mode (such as torch.set_default_device) is involved";
+    PyObject *weight = args[2], *bias = HAS_BIAS ? args[3] : Py_None, *eps = args[ARGUMENTS - 1];
+    c.input = plain_tensor(args[0]);
+    c.weight = weight == Py_None ? nullptr : plain_tensor(weight);
+    c.bias = bias == Py_None ? nullptr : plain_tensor(bias);
+    if (!c.input || (!c.weight && weight != Py_None) || (!c.bias && bias != Py_None))
+        return "an argument is no plain tensor, but a tensor subclass or something else";
+    size_t count = 0;
+    if (const char* reason = read_shape(args[1], sizes, count)) return reason;
+    c.shape = {sizes.data(), count};
+    if (PyFloat_CheckExact(eps)) c.eps = PyFloat_AS_DOUBLE(eps);
+    else if (eps != Py_None || DEFAULT_EPS != DEFAULT_EPS) return UNFIT_EPS;
+    return nullptr;
+}
+
+PyObject* call(Operator& op, PyObject* const* args) {
+    Call c;
+    std::array<std::int64_t, 8> sizes;
+    if (read(args, c, sizes)) Py_RETURN_NONE;
+    const Held held{{*c.input, c.weight ? *c.weight : Tensor(), c.bias ? *c.bias : Tensor()}};
+    Tensor output;
+    {
+        const WithoutGil gil;
+        const bool fits = !misfit(c), records = is_recorded(c);
+        if (fits && !records) {
+            EVO_RECORD(op);
+            output = run(op, c);
+        }
+        if (!output.defined()) {
+            const AnyCall any = {c.input, c10::fromIntArrayRefSlow(c.shape), c.weight, c.bias, c.eps};
+            output = fits && records && op.gradients ? with_gradients(op, any) : torchs(any);
+        }
+    }
+    return THPVariable_Wrap(std::move(output));
+}
+
+PyObject* explain(Operator& op, PyObject* const* args) {
+    Call c;
+    std::array<std::int64_t, 8> sizes;
+    const char* reason = read(args, c, sizes);
+    if (!reason) reason = misfit(c);
+    if (reason) return to_text(std::string("PyTorch: ") + reason);
+    if (is_recorded(c) && !op.gradients) return to_text("PyTorch: gradients are being recorded");
+    return to_text(choose(op, c, is_recorded(c) && !SAVING.empty()).second.in_words());
+}
+
+}  // namespace
