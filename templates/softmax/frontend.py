@@ -1,9 +1,9 @@
 """Softmax for PyTorch: `softmax` in place of torch.nn.functional.softmax, `Softmax` of torch.nn.Softmax.
 
-Every call gives what PyTorch's gives. One that a tuned variant serves (inference over the last axis of a dense tensor, without
-conversion to another dtype, on a tuned device) runs that variant; any other is left to PyTorch's own function. On a GPU the
-nearest variant is compiled for another number of columns when that is first met, unless `also_serve` says otherwise.
-`explain`, called with the same arguments, says which and why.
+Every call gives what PyTorch's gives. One that a tuned variant serves (inference over the last axis of a dense tensor, in
+its own dtype, on a tuned device) runs that variant; any other is left to PyTorch's own function. On a GPU the nearest
+variant is compiled for another number of columns when that is first met, unless `also_serve` says otherwise. `explain`,
+called with the same arguments, says which and why.
 
 `build` builds the native launcher (frontend.cpp), with which a call costs less than PyTorch's; without it, variants are
 launched from Python, which takes longer than a small kernel. It also makes the function an operator of PyTorch's
@@ -110,12 +110,12 @@ def patch(model: torch.nn.Module | None = None) -> Patch:
 def _compiled(input: Tensor, dim: int | None, dtype: torch.dtype | None) -> Tensor | None:
     """What torch.compile is to see: the operator where it may be a variant, which is looked up when it runs; None:
     PyTorch's operation."""
-    if not _in_graphs or NATIVE.operator is None or (torch.is_grad_enabled() and input.requires_grad):
-        return None
-    if _misfit(input, dim, dtype) or not PACKAGE.tuned(input.device.type, str(input.dtype)[6:], {"cols": input.shape[-1]}):
-        return None
-    output: Tensor = NATIVE.operator(input, dim)
-    return output
+    if _in_graphs and NATIVE.operator is not None and not _misfit(input, dim, dtype):
+        recorded = torch.is_grad_enabled() and input.requires_grad
+        if not recorded and PACKAGE.tuned(input.device.type, str(input.dtype)[6:], {"cols": input.shape[-1]}):
+            output: Tensor = NATIVE.operator(input, dim)
+            return output
+    return None
 
 
 def _fake(input: Tensor, dim: int) -> Tensor:

@@ -206,8 +206,9 @@ def test_scripts_have_pytorchs_function(module: ModuleType) -> None:
 
 
 def test_models_have_it_by_a_patch(module: ModuleType) -> None:
-    model, x = torch.nn.Sequential(torch.nn.Linear(8, 96), torch.nn.Softmax(dim=-1)).requires_grad_(False), torch.randn(4, 8)
-    expected, before = model(x), functional.softmax
+    model = torch.nn.Sequential(torch.nn.Linear(8, 96), torch.nn.Softmax(dim=-1)).requires_grad_(False)
+    x, before = torch.randn(4, 8), functional.softmax
+    expected = model(x)
     with module.patch(), torch.profiler.profile() as profile:
         assert functional.softmax is module.softmax
         agree(model(x), expected)
