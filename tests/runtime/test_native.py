@@ -136,13 +136,14 @@ def test_calls_have_pytorchs_results_and_gradients(
     serve(module, gradients=True)
     served = served and not (wanted and is_of("softmax", module))
     assert module.explain(*args, **options).startswith("variant" if served else "PyTorch")
-    results = [f(*args, **options) for f in (function, pytorchs)]
-    close(*results)
-    assert results[0].requires_grad is bool(wanted)
-    if wanted:
-        upstream = torch.randn_like(results[0])
-        for some in (wanted, wanted[-1:]):
-            for a, b in zip(*(torch.autograd.grad(y, some, upstream, retain_graph=True) for y in results), strict=True):
+    expected = pytorchs(*args, **options)
+    upstream = torch.randn_like(expected)
+    for result in (function(*args, **options), operator_of(module)(*args, **options)):
+        close(result, expected)
+        assert result.requires_grad is bool(wanted)
+        for some in (wanted, wanted[-1:]) if wanted else ():
+            both = (torch.autograd.grad(y, some, upstream, retain_graph=True) for y in (result, expected))
+            for a, b in zip(*both, strict=True):
                 close(a, b)
 
 
