@@ -80,12 +80,17 @@ def test_a_source_is_what_is_rendered_for_the_size_and_legal_there(module: Modul
     assert dtype == "float32" or len(launches) > 2  # the staged one needs more for more columns
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_every_number_of_columns_has_a_source(module: ModuleType, dtype: str) -> None:
-    (dimension,) = (d for d in KERNEL.dimensions if d.name == "cols")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("kernel", ["layernorm", "softmax"])
+def test_every_number_of_columns_has_a_source(
+    kernel: str, dtype: str, tmp_path: Path, use: Callable[[Path], ModuleType]
+) -> None:
+    (dimension,) = (d for d in load_kernel(kernel).dimensions if d.name == "cols")
+    out = tmp_path / f"{kernel}_in_{dtype}"
+    find_exporter("module").export(request_for("cuda", "sm_90", out, f"rows=64,cols=1024,dtype={dtype}", kernel=kernel))
+    module = use(out)
     variant = importlib.import_module(f"{module.__name__}.runtime.package").Variant
-    records = [r for r in module.PACKAGE.manifest["general"] if r["workload"]["dtype"] == dtype]
-    general = [variant(module.PACKAGE, -1, r) for r in records]
+    general = [variant(module.PACKAGE, -1, r) for r in module.PACKAGE.manifest["general"]]
     assert [n for n in range(1, dimension.high + 1) if not any(v.at(n) for v in general)] == []
 
 

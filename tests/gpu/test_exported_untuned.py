@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.gpu.conftest import Launched, agree, export
-from tests.runtime.conftest import own, theirs
+from tests.runtime.conftest import is_of, own, theirs
 
 pytestmark = pytest.mark.gpu
 
@@ -27,6 +27,11 @@ ITEMS: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "attention": [
         ("batch=2,heads=4,kv_heads=4,q_len=128,kv_len=128,head_dim=64,dtype=float16", {}),
         ("batch=2,heads=4,kv_heads=4,q_len=128,kv_len=128,head_dim=64,dtype=float16,causal=true", {}),
+    ],
+    "softmax": [
+        ("rows=4096,cols=1024,dtype=float16", {}),
+        ("rows=4096,cols=1024,dtype=float32", {"algorithm": "online", "grid": "persistent"}),
+        ("rows=4096,cols=1024,dtype=bfloat16", {"row_store": "shared"}),
     ],
 }
 
@@ -53,15 +58,13 @@ def module(request: pytest.FixtureRequest, folder: Path, kept: Path, launched: L
         yield found
 
 
-def is_layernorm(module: ModuleType) -> bool:
-    return hasattr(module, "layer_norm")
-
-
 def arguments(module: ModuleType, size: int, dtype: torch.dtype = torch.float16, rows: int = 70) -> Any:
-    if is_layernorm(module):
-        x = 2 * torch.randn(rows, size, device="cuda", dtype=dtype) + 1
-        return x, (size,), torch.randn(size, device="cuda", dtype=dtype), torch.randn(size, device="cuda", dtype=dtype)
-    return tuple(torch.randn(2, 4, rows, size, device="cuda", dtype=dtype) for _ in range(3))
+    if is_of("attention", module):
+        return tuple(torch.randn(2, 4, rows, size, device="cuda", dtype=dtype) for _ in range(3))
+    x = 2 * torch.randn(rows, size, device="cuda", dtype=dtype) + 1
+    if is_of("softmax", module):
+        return x, -1
+    return x, (size,), torch.randn(size, device="cuda", dtype=dtype), torch.randn(size, device="cuda", dtype=dtype)
 
 
 def served(module: ModuleType, args: Any, **options: Any) -> str:
@@ -73,7 +76,7 @@ def served(module: ModuleType, args: Any, **options: Any) -> str:
 
 
 def a_size(module: ModuleType) -> int:
-    return 1000 if is_layernorm(module) else 128
+    return 128 if is_of("attention", module) else 1000
 
 
 SIZES = [1, 5, 31, 64, 96, 100, 769, 1000, 1001, 1025, 1536, 2047, 4097, 5120, 8192, 12288, 16383, 20000, 50257, 65536]
@@ -81,17 +84,17 @@ SIZES = [1, 5, 31, 64, 96, 100, 769, 1000, 1001, 1025, 1536, 2047, 4097, 5120, 8
 
 def test_any_size_is_served_and_right(module: ModuleType) -> None:
     importlib.import_module(f"{module.__name__}.runtime.jit")._MOST_SIZES = 1000
-    if is_layernorm(module):
-        for dtype in (torch.float16, torch.bfloat16, torch.float32):
-            for cols in SIZES:
-                for rows in (1, 67, 700):
-                    assert "compiled here" in served(module, arguments(module, cols, dtype, rows)), (dtype, cols, rows)
-    else:
+    if is_of("attention", module):
         for dim in (32, 96, 128, 256):
             for length in (1, 65, 300):
                 for causal in (False, True):
                     args = arguments(module, dim, rows=length)
                     assert "compiled here" in served(module, args, is_causal=causal), (dim, length, causal)
+    else:
+        for dtype in (torch.float16, torch.bfloat16, torch.float32):
+            for cols in SIZES:
+                for rows in (1, 67, 700):
+                    assert "compiled here" in served(module, arguments(module, cols, dtype, rows)), (dtype, cols, rows)
 
 
 def test_it_is_on_at_first_and_may_be_turned_off(module: ModuleType) -> None:
@@ -172,7 +175,11 @@ def test_a_wrong_result_is_never_given(module: ModuleType, monkeypatch: pytest.M
     monkeypatch.setenv("EVO_KERNELS_CACHE", str(tmp_path / "empty"))
     variant = importlib.import_module(f"{module.__name__}.runtime.package").Variant
     text = variant.source
-    before, after = (b"rsqrtf(a)", b"rsqrtf(a * 1.1f)") if is_layernorm(module) else (b"1.4426950408889634f", b"1.5f")
+    before, after = {
+        "layer_norm": (b"rsqrtf(a)", b"rsqrtf(a * 1.1f)"),
+        "scaled_dot_product_attention": (b"1.4426950408889634f", b"1.5f"),
+        "softmax": (b"LOG2E = 1.44269504f", b"LOG2E = 1.5f"),
+    }[own(module).__name__]
 
     def changed(self: Any) -> bytes:
         found: bytes = text(self)

@@ -27,12 +27,59 @@ _serial = count()
 
 def own(module: ModuleType) -> Any:
     """The function that a package is for."""
-    return module.layer_norm if hasattr(module, "layer_norm") else module.scaled_dot_product_attention
+    (name,) = {"layer_norm", "scaled_dot_product_attention", "softmax"} & set(module.__all__)
+    return getattr(module, name)
 
 
 def theirs(module: ModuleType) -> Any:
     """The one of PyTorch's that it stands in for."""
-    return functional.layer_norm if hasattr(module, "layer_norm") else functional.scaled_dot_product_attention
+    return getattr(functional, own(module).__name__)
+
+
+def is_of(kernel: str, module: ModuleType) -> bool:
+    return hasattr(module, {"attention": "scaled_dot_product_attention", "softmax": "softmax"}[kernel])
+
+
+def serve(module: ModuleType, *, gradients: bool = False, compiled: bool = False) -> None:
+    """What else variants serve. Softmax leaves calls that record gradients to PyTorch."""
+    module.also_serve(compiled=compiled, **({} if is_of("softmax", module) else {"gradients": gradients}))
+
+
+def agree(own: torch.Tensor, torchs: torch.Tensor) -> None:
+    tolerance = 1e-4 if own.dtype == torch.float32 else 3e-2
+    assert (own.dtype, own.shape, own.stride(), own.device) == (
+        torchs.dtype,
+        torchs.shape,
+        torchs.stride(),
+        torchs.device,
+    )
+    torch.testing.assert_close(own, torchs, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def on_variant(module: ModuleType, *args: Any, **options: Any) -> torch.Tensor:
+    """The result of a call that a variant serves, which is compared with PyTorch's."""
+    assert module.explain(*args, **options).startswith("variant"), module.explain(*args, **options)
+    result: torch.Tensor = own(module)(*args, **options)
+    agree(result, theirs(module)(*args, **options))
+    return result
+
+
+def left_to_pytorch(module: ModuleType, reason: str, *args: Any, **options: Any) -> torch.Tensor:
+    """The result of a call that is left to PyTorch, bit for bit its own."""
+    explanation = module.explain(*args, **options)
+    assert explanation.startswith("PyTorch: ")
+    assert reason in explanation
+    result: torch.Tensor = own(module)(*args, **options)
+    assert torch.equal(torch.nan_to_num(result), torch.nan_to_num(theirs(module)(*args, **options)))
+    return result
+
+
+def refused_in_pytorchs_words(module: ModuleType, *args: Any, **options: Any) -> None:
+    with pytest.raises(Exception) as torchs:  # noqa: PT011 - whatever PyTorch raises is what is asked for
+        theirs(module)(*args, **options)
+    with pytest.raises(torchs.type) as found:
+        own(module)(*args, **options)
+    assert str(found.value) == str(torchs.value)
 
 
 def python(folder: Path, *command: str, **environment: str) -> subprocess.Popen[str]:
@@ -106,6 +153,15 @@ def exported_attention(tmp_path_factory: pytest.TempPathFactory) -> Path:
     kinds += [f"{dtype},attn_mask=true{more}" for dtype in ("float32", "bfloat16") for more in ("", ",additive=true")]
     workloads = [f"{sizes},dtype={kind}" for kind in kinds]
     find_exporter("module").export(request_for("cpu", "native", out, *workloads, kernel="attention"))
+    return out
+
+
+@pytest.fixture(scope="session")
+def exported_softmax(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A package for this CPU: float32 tuned at 96 columns, bfloat16 at 256."""
+    out = tmp_path_factory.mktemp("export") / "exported_softmax"
+    workloads = ("rows=64,cols=96,dtype=float32", "rows=64,cols=256,dtype=bfloat16")
+    find_exporter("module").export(request_for("cpu", "native", out, *workloads, kernel="softmax"))
     return out
 
 
@@ -195,6 +251,11 @@ def native(exported: Path, natively: Importer, raced: object) -> ModuleType:
 @pytest.fixture(scope="session")
 def native_attention(exported_attention: Path, natively: Importer, raced: object) -> ModuleType:
     return natively(exported_attention)
+
+
+@pytest.fixture(scope="session")
+def native_softmax(exported_softmax: Path, natively: Importer) -> ModuleType:
+    return natively(exported_softmax)
 
 
 @pytest.fixture

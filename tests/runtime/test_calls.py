@@ -17,6 +17,8 @@ from torch.autograd import forward_ad
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests.runtime.conftest import agree, left_to_pytorch, on_variant, refused_in_pytorchs_words
+
 pytestmark = pytest.mark.slow
 
 
@@ -26,35 +28,6 @@ def module(request: pytest.FixtureRequest) -> ModuleType:
     if request.param == "native":
         return request.getfixturevalue("native")
     return request.getfixturevalue("use")(request.getfixturevalue("exported"))
-
-
-def agree(own: torch.Tensor, torchs: torch.Tensor) -> None:
-    tolerance = 1e-4 if own.dtype == torch.float32 else 3e-2
-    assert (own.dtype, own.shape, own.stride(), own.device) == (
-        torchs.dtype,
-        torchs.shape,
-        torchs.stride(),
-        torchs.device,
-    )
-    torch.testing.assert_close(own, torchs, rtol=tolerance, atol=tolerance, equal_nan=True)
-
-
-def on_variant(module: ModuleType, *args: Any) -> torch.Tensor:
-    """The result of a call that a variant serves, which is compared with PyTorch's."""
-    assert module.explain(*args).startswith("variant"), module.explain(*args)
-    own = module.layer_norm(*args)
-    agree(own, functional.layer_norm(*args))
-    return own
-
-
-def left_to_pytorch(module: ModuleType, reason: str, *args: Any) -> torch.Tensor:
-    """The result of a call that is left to PyTorch, bit for bit its own."""
-    explanation = module.explain(*args)
-    assert explanation.startswith("PyTorch: ")
-    assert reason in explanation
-    own, torchs = module.layer_norm(*args), functional.layer_norm(*args)
-    assert torch.equal(torch.nan_to_num(own), torch.nan_to_num(torchs))
-    return own
 
 
 @settings(max_examples=80, deadline=None)
@@ -181,12 +154,7 @@ WRONG: list[Callable[[], tuple[Any, ...]]] = [
 def test_what_pytorch_refuses_is_refused_in_its_words(
     module: ModuleType, make: Callable[[], tuple[Any, ...]]
 ) -> None:
-    args = make()
-    with pytest.raises(Exception) as torchs:  # noqa: PT011 - whatever PyTorch raises is what is asked for
-        functional.layer_norm(*args)
-    with pytest.raises(torchs.type) as own:
-        module.layer_norm(*args)
-    assert str(own.value) == str(torchs.value)
+    refused_in_pytorchs_words(module, *make())
 
 
 def test_tensors_without_an_address_are_pytorchs(module: ModuleType) -> None:

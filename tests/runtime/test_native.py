@@ -1,4 +1,4 @@
-"""The native launcher of both kernels: an operator of PyTorch's, with gradients, in graphs, under every transform."""
+"""The native launcher of every kernel: an operator of PyTorch's, with gradients, in graphs, under every transform."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tests.runtime.conftest import flash_attentions_rule, own, theirs
+from tests.runtime.conftest import flash_attentions_rule, is_of, own, serve, theirs
 
 pytestmark = pytest.mark.slow
 
@@ -21,12 +21,12 @@ PYTORCHS_OWN = pytest.mark.filterwarnings("ignore:.*torch.jit.script:Deprecation
 """Its forward-mode rules are scripts, which it warns of."""
 
 
-@pytest.fixture(params=["layernorm", "attention"])
+@pytest.fixture(params=["layernorm", "attention", "softmax"])
 def module(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
     torch.manual_seed(0)
-    found: ModuleType = request.getfixturevalue({"layernorm": "native", "attention": "native_attention"}[request.param])
+    found: ModuleType = request.getfixturevalue("native" if request.param == "layernorm" else f"native_{request.param}")
     yield found
-    found.also_serve(gradients=False, compiled=False)
+    serve(found)
 
 
 def test_new_sizes_are_arithmetic_and_no_table_grows_with_them(
@@ -68,8 +68,9 @@ def qkv(length: int = 70, *, kv_heads: int = 4, kv_len: int = 0, dim: int = 64, 
 
 def plain(module: ModuleType) -> Args:
     """A call that a variant serves."""
-    is_attention = not hasattr(module, "layer_norm")
-    return (*qkv(grad=False), torch.randn(2, 1, 70, 70)) if is_attention else (rows(6, 96), (96,), rows(96))
+    if is_of("attention", module):
+        return *qkv(grad=False), torch.randn(2, 1, 70, 70)
+    return (rows(6, 96), -1) if is_of("softmax", module) else (rows(6, 96), (96,), rows(96))
 
 
 SERVED: list[tuple[str, Callable[[], Args], Options]] = [
@@ -87,11 +88,16 @@ SERVED: list[tuple[str, Callable[[], Args], Options]] = [
     ("attention", lambda: qkv(dtype=torch.bfloat16), {"scale": 1}),
     ("attention", lambda: (*qkv(33, kv_len=129), torch.rand(33, 129) < 0.7), {"scale": 0.3}),
     ("attention", lambda: (*qkv(kv_heads=2), torch.randn(2, 1, 1, 70)), {"enable_gqa": True}),
+    ("softmax", lambda: (rows(5, 96, grad=True), -1), {}),
+    ("softmax", lambda: (rows(5, 2, 96).transpose(0, 1), 2), {}),
+    ("softmax", lambda: (rows(7, 256, dtype=torch.bfloat16, grad=True), 1), {}),
 ]
 LEFT: list[tuple[str, Callable[[], Args], Options]] = [
     ("layernorm", lambda: (rows(5, 96, dtype=torch.float64, grad=True), (96,)), {}),
     ("attention", lambda: qkv(dtype=torch.float64), {}),
     ("attention", lambda: qkv(dim=40), {}),
+    ("softmax", lambda: (rows(5, 96, dtype=torch.float64, grad=True), -1), {}),
+    ("softmax", lambda: (rows(5, 96, grad=True), 0), {}),
 ]
 
 
@@ -108,7 +114,7 @@ def close(a: torch.Tensor, b: torch.Tensor) -> None:
     torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
 
 
-@calls([SERVED[0], SERVED[4], SERVED[6], SERVED[9], SERVED[-1], *LEFT])
+@calls([SERVED[0], SERVED[4], SERVED[6], SERVED[9], *SERVED[-4:], *LEFT])
 def test_pytorch_finds_nothing_wrong_with_the_operator(
     module: ModuleType, make: Callable[[], Args], options: Options
 ) -> None:
@@ -127,15 +133,17 @@ def test_calls_have_pytorchs_results_and_gradients(
         result, expected = function(*args, **options), pytorchs(*args, **options)
     close(result, expected)
     assert result.stride() == expected.stride()
-    module.also_serve(gradients=True)
+    serve(module, gradients=True)
+    served = served and not (wanted and is_of("softmax", module))
     assert module.explain(*args, **options).startswith("variant" if served else "PyTorch")
-    results = [f(*args, **options) for f in (function, pytorchs)]
-    close(*results)
-    assert results[0].requires_grad is bool(wanted)
-    if wanted:
-        upstream = torch.randn_like(results[0])
-        for some in (wanted, wanted[-1:]):
-            for a, b in zip(*(torch.autograd.grad(y, some, upstream, retain_graph=True) for y in results), strict=True):
+    expected = pytorchs(*args, **options)
+    upstream = torch.randn_like(expected)
+    for result in (function(*args, **options), operator_of(module)(*args, **options)):
+        close(result, expected)
+        assert result.requires_grad is bool(wanted)
+        for some in (wanted, wanted[-1:]) if wanted else ():
+            both = (torch.autograd.grad(y, some, upstream, retain_graph=True) for y in (result, expected))
+            for a, b in zip(*both, strict=True):
                 close(a, b)
 
 
@@ -172,20 +180,21 @@ def test_a_compiled_graph_has_pytorchs_operation_or_the_operator(module: ModuleT
         return own(module)(x * 2, *rest) + 1  # type: ignore[no-any-return]
 
     args, operator = plain(module), operator_of(module)
+    leaf = args[0 if is_of("softmax", module) else 2]
     expected = theirs(module)(args[0] * 2, *args[1:]) + 1
     for compiled, gradients, recorded, wanted in (
         (False, False, False, False),
         (True, False, False, True),
         (True, False, True, False),
-        (True, True, True, True),
+        (True, True, True, not is_of("softmax", module)),
     ):
-        module.also_serve(compiled=compiled, gradients=gradients)
-        args[2].requires_grad_(recorded)
+        serve(module, compiled=compiled, gradients=gradients)
+        leaf.requires_grad_(recorded)
         seen, result = graph_of(block, *args, dynamic=dynamic)
         assert (operator in seen) is wanted
         close(result, expected)
-    (grad,) = torch.autograd.grad(result.sum(), args[2])
-    close(grad, torch.autograd.grad((theirs(module)(args[0] * 2, *args[1:]) + 1).sum(), args[2])[0])
+    (grad,) = torch.autograd.grad(result.sum(), leaf)
+    close(grad, torch.autograd.grad((theirs(module)(args[0] * 2, *args[1:]) + 1).sum(), leaf)[0])
     if len(args) > 3:  # the gradient of a mask is PyTorch's
         assert operator not in graph_of(block, *args[:3], args[3].clone().requires_grad_(), dynamic=dynamic)[0]
     args = tuple(a.detach().double() if isinstance(a, torch.Tensor) else a for a in args)
@@ -199,14 +208,14 @@ def test_new_sizes_compile_nothing_anew(module: ModuleType) -> None:
     compiled = torch.compile(lambda *args: own(module)(*args), backend="aot_eager", fullgraph=True)
     x, *rest = plain(module)
     for n in range(2, 14):
-        args = (x.new_ones(n, 96), *rest) if hasattr(module, "layer_norm") else qkv(n, grad=False)
+        args = qkv(n, grad=False) if is_of("attention", module) else (x.new_ones(n, 96), *rest)
         close(compiled(*args), own(module)(*args))
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2  # of one size, and of any
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # asked for by PyTorch's own tracing
 def test_compiled_autograd_has_the_same_gradients(module: ModuleType) -> None:
-    module.also_serve(gradients=True)
+    serve(module, gradients=True)
     args = plain(module)
     x = args[0].requires_grad_()
     (expected,) = torch.autograd.grad(theirs(module)(*args).square().sum(), x)
@@ -241,9 +250,9 @@ FORWARD: list[Callable[[Callable[..., torch.Tensor], torch.Tensor], Any]] = [
 @PYTORCHS_OWN
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
 def test_transforms_are_those_of_pytorchs_function(module: ModuleType) -> None:
-    module.also_serve(gradients=True)
-    x, *rest = (rows(2, 96), (96,), rows(96)) if hasattr(module, "layer_norm") else qkv(9, grad=False)
-    for transform in [*TRANSFORMS, *(FORWARD if hasattr(module, "layer_norm") else ())]:
+    serve(module, gradients=True)
+    x, *rest = qkv(9, grad=False) if is_of("attention", module) else plain(module)
+    for transform in [*TRANSFORMS, *(() if is_of("attention", module) else FORWARD)]:
         expected = transform(lambda x: theirs(module)(x, *rest), x)
         for function in (own(module), operator_of(module)):
             close(transform(lambda x, f=function: f(x, *rest), x), expected)
@@ -252,11 +261,11 @@ def test_transforms_are_those_of_pytorchs_function(module: ModuleType) -> None:
 @pytest.mark.parametrize("count", [3, 4])  # attention without and with a mask
 def test_autocast_is_pytorchs(module: ModuleType, count: int) -> None:
     """Attention is served in the lower precision, and so are its gradients."""
-    module.also_serve(gradients=True)
+    serve(module, gradients=True)
     args = plain(module)[:count]
     args[0].requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):
-        assert ("autocast" if hasattr(module, "layer_norm") else "bfloat16") in module.explain(*args)
+        assert ("bfloat16" if is_of("attention", module) else "autocast") in module.explain(*args)
         expected = theirs(module)(*args)
         for function in (own(module), operator_of(module)):
             result = function(*args)

@@ -1,4 +1,4 @@
-"""PyTorch's own samples of the two operations, with its tolerances: eps below 0, no rows, masks, dropout, every layout."""
+"""PyTorch's own samples of each operation, with its tolerances: eps below 0, no rows, masks, dropout, every layout."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ from typing import Any
 import pytest
 import torch
 
-from tests.runtime.conftest import own, theirs
+from tests.runtime.conftest import is_of, own, serve, theirs
 
 pytestmark = pytest.mark.slow
 
 opinfo = pytest.importorskip("torch.testing._internal.common_methods_invocations", reason="needs expecttest")
 
 
-@pytest.fixture(params=["native", "native_attention"])
+@pytest.fixture(params=["native", "native_attention", "native_softmax"])
 def module(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
     found: ModuleType = request.getfixturevalue(request.param)
-    found.also_serve(gradients=True)
+    serve(found, gradients=True)
     yield found
-    found.also_serve(gradients=False)
+    serve(found)
 
 
 def samples(name: str, dtype: torch.dtype) -> Iterator[Any]:
-    (info,) = (op for op in opinfo.op_db if op.name == f"nn.functional.{name}")
     torch.manual_seed(0)
-    yield from info.sample_inputs("cpu", dtype, requires_grad=True)
+    for info in opinfo.op_db:
+        if info.name in (name, f"nn.functional.{name}"):
+            yield from info.sample_inputs("cpu", dtype, requires_grad=True)
 
 
 def widened(value: Any) -> Any:
@@ -56,14 +57,15 @@ def compare(module: ModuleType, args: list[Any], options: dict[str, Any], tolera
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_functions_agree_on_pytorchs_samples(module: ModuleType, dtype: torch.dtype) -> None:
-    served, is_attention, tolerance = 0, not hasattr(module, "layer_norm"), dict[str, float]()
-    if dtype == torch.float32 and not is_attention:  # PyTorch's own: toleranceOverride of the sample's operation
+    served, is_attention, tolerance = 0, is_of("attention", module), dict[str, float]()
+    if dtype == torch.float32 and hasattr(module, "layer_norm"):  # PyTorch's own: toleranceOverride of the operation
         tolerance = {"atol": 1e-5, "rtol": 1e-3}
     elif is_attention:  # two roundings of values up to 9, where weighted values cancel; in float32 many more
         roundings = (256 if dtype == torch.float32 else 8) * torch.finfo(dtype).eps
         tolerance = {"atol": roundings, "rtol": roundings}
     for sample in samples(theirs(module).__name__, dtype):
         args = [widened(a) if is_attention else a for a in (sample.input, *sample.args)]
-        served += module.explain(*args, **sample.kwargs).startswith("variant")
+        with torch.no_grad():
+            served += module.explain(*args, **sample.kwargs).startswith("variant")
         compare(module, args, sample.kwargs, tolerance)
     assert served >= 1 if is_attention else served >= 4

@@ -1,0 +1,106 @@
+// softmax as Python and PyTorch's dispatcher call it: frontend.py in C++. See runtime/native.h.
+//
+// What no variant serves is PyTorch's, and so is what records gradients: its softmax has its own derivative.
+#include <ATen/ops/empty.h>
+#include <ATen/ops/softmax.h>
+#include <torch/csrc/Dtype.h>
+
+#include "runtime/native.h"
+
+namespace {
+
+using at::Tensor;
+using Signature = Tensor(const Tensor&, std::int64_t);
+
+const char* const SCHEMA = "softmax(Tensor input, int dim) -> Tensor";
+const Py_ssize_t ARGUMENTS = 3;
+
+Tensor torch_softmax(const Tensor& input, std::int64_t dim) { return at::softmax(input, dim); }
+
+// Why no variant can serve, whichever there are; null if one may. Does not ask whether gradients are recorded.
+const char* misfit(const Tensor& input, std::int64_t dim) {
+    if (const char* reason = unfit({&input})) return reason;
+    const bool last = input.dim() && (dim == -1 || dim == input.dim() - 1);
+    return last ? nullptr : "dim is not the last axis";
+}
+
+Problem problem_of(const Tensor& input) {
+    const std::int64_t cols = input.sizes().back();
+    return {input.is_cpu() ? -1 : input.device().index(), input.scalar_type(), {input.numel() / cols, cols}};
+}
+
+// Undefined where it is left to PyTorch. Records no gradient.
+Tensor run(Operator& op, const Tensor& input) {
+    const Problem problem = problem_of(input);
+    const auto answer = op.table.find(problem);
+    if (!answer.serves()) return {};
+    const at::AutoDispatchBelowADInplaceOrView below;
+    const Tensor dense = input.contiguous();  // PyTorch's own kernels copy it, too
+    Tensor output = at::empty(dense.sizes(), dense.options());
+    const void* x = dense.const_data_ptr();
+    void* y = output.mutable_data_ptr();
+    const std::uintptr_t addresses = reinterpret_cast<std::uintptr_t>(x) | reinterpret_cast<std::uintptr_t>(y);
+    const std::int64_t rows = problem.words[2], cols = problem.words[3];
+    return op.run(answer, problem.device(), addresses, x, y, rows, cols) ? output : Tensor();
+}
+
+// The operator below autograd.
+Tensor forward(Operator& op, const Tensor& input, std::int64_t dim) {
+    if (!misfit(input, dim))
+        if (Tensor output = run(op, input); output.defined()) return output;
+    return torch_softmax(input, dim);
+}
+
+Tensor with_gradients(Operator& op, const Tensor& input, std::int64_t dim) {
+    if (recorded({&input}) || under_transform() || dual(&input)) return torch_softmax(input, dim);
+    const at::AutoDispatchBelowADInplaceOrView below;
+    return dispatched<Signature>(op).call(input, dim);
+}
+
+// Under autocast PyTorch's softmax is called: CUDA's casts to float32, the CPU's leaves the dtype alone.
+void add_kernels(Operator& op, torch::Library& library) {
+    const auto bound = [&op](auto function) {
+        return [&op, function](const Tensor& input, std::int64_t dim) { return function(op, input, dim); };
+    };
+    using Key = c10::DispatchKey;
+    add_kernel(library, "softmax", bound(forward), {Key::CompositeExplicitAutograd});
+    add_kernel(library, "softmax", bound(with_gradients), {Key::Autograd});
+    add_kernel(library, "softmax", torch_softmax, {Key::AutocastCPU, Key::AutocastCUDA, Key::FuncTorchBatched});
+}
+
+// The input of a call in Python's arguments (input, dim, dtype), or why no variant can serve it.
+const char* read(PyObject* const* args, const Tensor*& input) {
+    if (overridden()) return "a tensor subclass or a torch function mode (such as torch.set_default_device) is involved";
+    input = plain_tensor(args[0]);
+    if (!input) return "an argument is no plain tensor, but a tensor subclass or something else";
+    if (!PyLong_CheckExact(args[1])) return "dim is not the last axis";
+    int beyond = 0;
+    const long long dim = PyLong_AsLongLongAndOverflow(args[1], &beyond);
+    if (const char* reason = misfit(*input, beyond ? input->dim() : dim)) return reason;
+    const bool own = args[2] == Py_None ||
+        (THPDtype_Check(args[2]) && reinterpret_cast<THPDtype*>(args[2])->scalar_type == input->scalar_type());
+    return own ? nullptr : "dtype is not the input's own";
+}
+
+PyObject* call(Operator& op, PyObject* const* args) {
+    const Tensor* input;
+    if (read(args, input) || recorded({input})) Py_RETURN_NONE;
+    const Held held{{*input}};
+    Tensor output;
+    {
+        const WithoutGil gil;
+        EVO_RECORD(op);
+        output = run(op, *input);
+    }
+    if (!output.defined()) Py_RETURN_NONE;
+    return THPVariable_Wrap(std::move(output));
+}
+
+PyObject* explain(Operator& op, PyObject* const* args) {
+    const Tensor* input;
+    if (const char* reason = read(args, input)) return to_text(std::string("PyTorch: ") + reason);
+    if (recorded({input})) return to_text("PyTorch: gradients are being recorded");
+    return to_text(op.table.find(problem_of(*input)).in_words());
+}
+
+}  // namespace
