@@ -39,9 +39,8 @@ Tensor run(Operator& op, const Tensor& input) {
     Tensor output = at::empty(dense.sizes(), dense.options());
     const void* x = dense.const_data_ptr();
     void* y = output.mutable_data_ptr();
-    const std::uintptr_t addresses = reinterpret_cast<std::uintptr_t>(x) | reinterpret_cast<std::uintptr_t>(y);
     const std::int64_t rows = problem.words[2], cols = problem.words[3];
-    return op.run(answer, problem.device(), addresses, x, y, rows, cols) ? output : Tensor();
+    return op.table.run(answer, problem, x, y, rows, cols) ? output : Tensor();
 }
 
 // The operator below autograd.
