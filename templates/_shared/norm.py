@@ -6,6 +6,7 @@ It is copied into exported packages beside the frontend.py that imports it, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
 from math import prod
 from types import ModuleType
 from typing import Any
@@ -30,10 +31,11 @@ class Norm:
 
     frontend: the kernel's module, which has the function under `name`. original: PyTorch's. layer: the module, derived from
     PyTorch's. use(call): told the native launcher's function, once there is one.
-    launch(call, x, weight, bias, y, rows, cols, eps): calls with the entry point's arguments.
-    bias: whether the function has one. options: the kernel's that are compiled in, as the function has them.
+    launch(call, x, weight, bias, y, rstd, rows, cols, eps): calls with the entry point's arguments.
+    bias: whether the function has one. options: the kernel's that are compiled in, as the function has them; saving: the
+    one of them by which variants give what the backward pass takes, "" where there is none.
     default_eps: what eps=None stands for; None where that is not for variants.
-    gradients: whether frontend.cpp serves calls that record gradients.
+    recomputes: whether frontend.cpp serves calls that record gradients without that, too, if asked to.
     keeps_channels_last: PyTorch's result for an input of that layout has it, too, and a variant's would not.
     """
 
@@ -48,17 +50,22 @@ class Norm:
         *,
         bias: bool,
         options: Mapping[str, int],
+        saving: str,
         default_eps: float | None,
-        gradients: bool,
+        recomputes: bool,
         keeps_channels_last: bool,
     ) -> None:
         self._frontend, self._name, self._original, self._layer = frontend, name, original, layer
         self._use, self._launch = use, launch
         self._bias, self._options, self._values = bias, dict(options), tuple(options.values())
-        self._default_eps, self._gradients, self._keeps_channels_last = default_eps, gradients, keeps_channels_last
-        self._recording = self._in_graphs = False
-        self.dispatch = Dispatch(PACKAGE, frontend)
-        self.native = Native(self.dispatch, name, _fake, self._use_native)
+        self._saving = tuple({**options, saving: 1}.values()) if saving else None
+        self._default_eps, self._recomputes, self._keeps_channels_last = default_eps, recomputes, keeps_channels_last
+        self._in_graphs, self._saves = False, any(v.sizes.get(saving) for v in PACKAGE.variants)
+        self._recording = self._saves
+        self.dispatch, backward = Dispatch(PACKAGE, frontend), None
+        if PACKAGE.path("backward/manifest.json").is_file():
+            backward = import_module(f"{PACKAGE.name}.backward.frontend").DISPATCH
+        self.native = Native(self.dispatch, name, _fake, self._use_native, backward)
         self.variants = self.dispatch.variants
         # torch.jit.script has PyTorch's in its place.
         torch.jit._builtins._register_builtin(getattr(frontend, name), f"aten::{name}")
@@ -104,9 +111,9 @@ class Norm:
     ) -> None:
         """What else variants serve; None leaves it as it is.
 
-        gradients, off at first, with the native launcher only: calls that record gradients, of layer_norm. The forward pass
-        is a variant's, the backward pass PyTorch's, with the same gradients; but the statistics, which PyTorch's own forward
-        pass keeps for it, are computed again. Such calls of rms_norm are PyTorch's in any case.
+        gradients, with the native launcher only: calls that record gradients. On at first where variants give the statistics
+        that the backward pass takes. Else off, and for layer_norm alone: the backward pass is PyTorch's then, with the same
+        gradients, but computes the statistics again, which PyTorch's own forward pass keeps for it.
         compiled, off at first, with the native launcher only: calls within torch.compile and torch.export, where a variant
         stands as one operation that nothing is fused with, in place of code that the compiler writes.
         untuned, on at first: numbers of columns that no variant has, on a GPU. The first call with one compiles the nearest
@@ -116,7 +123,7 @@ class Norm:
         nearest variants and PyTorch, at the first such call, once a machine. Off: by the nearest variant.
         """
         if gradients is not None:
-            self._recording = gradients and self._gradients
+            self._recording = gradients and (self._saves or self._recomputes)
             self.native.serve_gradients(self._recording)
         if compiled is not None:
             self._in_graphs = compiled
@@ -173,10 +180,13 @@ class Norm:
             input = input.contiguous()
             address = input.data_ptr()
         output = _empty_like(input, memory_format=_CONTIGUOUS)
-        sizes = call.sizes
+        sizes, rstd, rstd_address = call.sizes, None, 0
+        if sizes[2:] == self._saving:
+            rstd = torch.empty(sizes[0], dtype=torch.float32, device=input.device)
+            rstd_address = rstd.data_ptr()
         # A mode that went unnoticed might have made the output something else than a plain tensor.
         if type(output) is Tensor and self._launch(
-            call, address, weight_address, bias_address, output.data_ptr(), sizes[0], sizes[1], eps
+            call, address, weight_address, bias_address, output.data_ptr(), rstd_address, sizes[0], sizes[1], eps
         ):
             return output
         return None
@@ -226,7 +236,10 @@ class Norm:
             device = -1
         else:
             return f"nothing was tuned for {input.device.type}"
-        call = table[(device, input.dtype, input.numel() // cols, cols) + self._values]  # noqa: RUF005 - faster
+        key = device, input.dtype, input.numel() // cols, cols
+        call = table[key + self._values]
+        if type(call) is str and self._saving is not None and type(other := table[key + self._saving]) is not str:
+            call = other
         return call if type(call) is str else (call, found, eps)
 
     # For `python -m PACKAGE check` and `bench`.

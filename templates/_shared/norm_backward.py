@@ -88,7 +88,7 @@ class NormBackward:
         if a.input.dtype != torch.float32:
             return original
         sizes, eps = self._by_definition(a, 1.0), torch.finfo(torch.float32).eps
-        return tuple(None if t is None or n is None else t + eps * n for t, n in zip(original, sizes, strict=True))
+        return tuple(None if t is None or n is None else t + (eps * n).float() for t, n in zip(original, sizes, strict=True))
 
     def _by_definition(self, a: _Arguments, sign: float) -> Gradients:
         """sign: of the means. 1, and every term by its size: what float32 errors are relative to."""

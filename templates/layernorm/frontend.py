@@ -82,7 +82,7 @@ def exact(
     return y + bias.double() if bias is not None else y
 
 
-def launch(call: Call, x: int, weight: int, bias: int, y: int, rows: int, cols: int, eps: float) -> bool:
+def launch(call: Call, x: int, weight: int, bias: int, y: int, rstd: int, rows: int, cols: int, eps: float) -> bool:
     return call(x, weight, bias, y, rows, cols, eps)
 
 
@@ -101,8 +101,9 @@ _NORM = Norm(
     launch,
     bias=True,
     options={},
+    saving="",
     default_eps=None,
-    gradients=True,
+    recomputes=True,
     keeps_channels_last=False,
 )
 DISPATCH, NATIVE = _NORM.dispatch, _NORM.native

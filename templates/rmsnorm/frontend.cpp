@@ -1,0 +1,75 @@
+// rms_norm as Python and PyTorch's dispatcher call it: frontend.py in C++. See _shared/norm.h.
+//
+// Calls that record gradients are PyTorch's where no variant gives the statistic that the backward pass takes.
+#include <ATen/ops/rms_norm.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/version.h>
+
+#include <limits>
+
+#include "_shared/norm.h"
+
+namespace {
+
+using Signature = Tensor(const Tensor&, SymIntArrayRef, const Optional&, std::optional<double>);
+
+const char* const NAME = "rms_norm";
+const char* const SCHEMA =
+    "rms_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, float? eps=None) -> Tensor";
+const bool HAS_BIAS = false, KEEPS_CHANNELS_LAST = true;
+const double DEFAULT_EPS = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 7  // see frontend.py
+    ? std::numeric_limits<float>::epsilon()
+    : std::numeric_limits<double>::quiet_NaN();
+const bool HAS_MEAN = false, RECOMPUTES = false;
+const std::vector<std::int64_t> PLAIN = {0, 0, 0}, SAVING = {0, 0, 1};  // residual, sum, rstd
+
+Tensor torchs(const AnyCall& c) { return at::rms_norm_symint(*c.input, c.shape, optional(c.weight), c.eps); }
+
+Tensor dispatched(const Operator& op, const AnyCall& c) {
+    return dispatched<Signature>(op).call(*c.input, c.shape, optional(c.weight), c.eps);
+}
+
+bool launch(
+    Table& table, const Answer& answer, const Problem& problem, const Memory& m, std::int64_t rows, std::int64_t cols,
+    float eps) {
+    const void* residual = nullptr;
+    void* sum = nullptr;
+    return table.run(answer, problem, m.x, residual, m.weight, m.y, sum, m.rstd, rows, cols, eps);
+}
+
+bool launch_backward(
+    Table& table, const Answer& answer, const Problem& problem, const OfBackward& m, std::int64_t rows, std::int64_t cols) {
+    const void* residual = nullptr;
+    return table.run(
+        answer, problem, m.dy, m.x, m.weight, m.rstd, residual, m.dx, m.dweight, m.workspace[0], m.workspace[1], rows, cols);
+}
+
+// By PyTorch's own function of what was kept, which has derivatives of every order.
+Gradients torch_backward(const Saved& saved, const Tensor& gradient, std::array<bool, 3> wanted) {
+    const bool further = c10::GradMode::is_enabled();
+    const at::AutoGradMode recording(true);
+    const auto leaf = [&](const Tensor& t, bool asked) {
+        return further || !t.defined() ? t : t.detach().requires_grad_(asked);
+    };
+    const Tensor input = leaf(saved.input, wanted[0]), weight = leaf(saved.weight, wanted[1]);
+    const Tensor output = at::rms_norm_symint(input, saved.shape, optional(weight), saved.eps);
+    torch::autograd::variable_list of;
+    if (wanted[0]) of.push_back(input);
+    if (wanted[1]) of.push_back(weight);
+    const auto found = torch::autograd::grad({output}, of, {gradient}, further, further);
+    return {wanted[0] ? found[0] : Tensor(), wanted[1] ? found.back() : Tensor(), Tensor()};
+}
+
+// Which precision PyTorch's autocast has it in differs from version to version.
+Tensor with_autocast(Operator&, const AnyCall& c) { return torchs(c); }
+
+void add_kernels(Operator& op, torch::Library& library) {
+    add_norm(library, [&op](auto function) {
+        return [&op, function](
+                   const Tensor& input, SymIntArrayRef shape, const Optional& weight, std::optional<double> eps) {
+            return function(op, AnyCall{&input, shape, pointer(weight), nullptr, eps});
+        };
+    });
+}
+
+}  // namespace
