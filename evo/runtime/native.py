@@ -89,7 +89,7 @@ class Native:
             raise Unavailable("this package has none")
         exported: dict[str, str] = self._package.manifest.get("files", {})
         source = self._package.read(_SOURCE, exported.get(_SOURCE))
-        included = sorted(self._package.headers(source))
+        included = sorted(h for h in self._package.headers(source) if not h.startswith("runtime/"))
         texts = [source, *(self._package.read(h, exported.get(h)) for h in included)]
         texts += [(_RUNTIME / h).read_bytes() for h in _HEADERS]
         abi = getattr(torch._C, "_GLIBCXX_USE_CXX11_ABI", True)

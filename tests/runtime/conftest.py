@@ -23,16 +23,37 @@ from tests.export.exports import request_for
 Importer = Callable[[Path], ModuleType]
 _BUILT = os.environ.get("EVO_KERNELS_CACHE")
 _serial = count()
+NORMS = ("rows=64,cols=96,dtype=float32", "rows=64,cols=1024,dtype=float32", "rows=64,cols=256,dtype=bfloat16")
+
+
+def name_of(module: ModuleType) -> str:
+    """Of the function that a package is for."""
+    return next(n for n in ("layer_norm", "rms_norm", "scaled_dot_product_attention") if hasattr(module, n))
 
 
 def own(module: ModuleType) -> Any:
     """The function that a package is for."""
-    return module.layer_norm if hasattr(module, "layer_norm") else module.scaled_dot_product_attention
+    return getattr(module, name_of(module))
 
 
 def theirs(module: ModuleType) -> Any:
     """The one of PyTorch's that it stands in for."""
-    return functional.layer_norm if hasattr(module, "layer_norm") else functional.scaled_dot_product_attention
+    return getattr(functional, name_of(module))
+
+
+def is_norm(module: ModuleType) -> bool:
+    return name_of(module) in ("layer_norm", "rms_norm")
+
+
+def layer(module: ModuleType) -> type[torch.nn.Module]:
+    """The class of modules of a norm's package, derived from PyTorch's."""
+    found: type[torch.nn.Module] = module.LayerNorm if hasattr(module, "LayerNorm") else module.RMSNorm
+    return found
+
+
+def fitting(module: ModuleType, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments of layer_norm as the function of a norm's package takes them: rms_norm has no bias."""
+    return args if hasattr(module, "layer_norm") else args[:3] + args[4:]
 
 
 def python(folder: Path, *command: str, **environment: str) -> subprocess.Popen[str]:
@@ -88,12 +109,15 @@ def not_tuned(module: ModuleType, dim: int) -> str:
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A package for this CPU: float32 tuned at 96 and 1024 columns, bfloat16 at 256."""
     out = tmp_path_factory.mktemp("export") / "exported_layernorm"
-    workloads = (
-        "rows=64,cols=96,dtype=float32",
-        "rows=64,cols=1024,dtype=float32",
-        "rows=64,cols=256,dtype=bfloat16",
-    )
-    find_exporter("module").export(request_for("cpu", "native", out, *workloads))
+    find_exporter("module").export(request_for("cpu", "native", out, *NORMS))
+    return out
+
+
+@pytest.fixture(scope="session")
+def exported_rmsnorm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same of the other norm."""
+    out = tmp_path_factory.mktemp("export") / "exported_rmsnorm"
+    find_exporter("module").export(request_for("cpu", "native", out, *NORMS, kernel="rmsnorm"))
     return out
 
 
@@ -172,16 +196,20 @@ def natively(launchers: Path, use: Importer, tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture(scope="session")
 def raced(
-    exported: Path, exported_attention: Path, launchers: Path, tmp_path_factory: pytest.TempPathFactory
+    exported: Path,
+    exported_rmsnorm: Path,
+    exported_attention: Path,
+    launchers: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> tuple[list[str], int]:
     """What two processes say that build a native launcher at once, for all tests to use; and how often it was compiled.
-    The other kernel's is built beside it: a compiler takes one core."""
+    Those of the other kernels are built beside it: a compiler takes one core."""
     folder = tmp_path_factory.mktemp("compiler")
     (folder / "log").touch()
     (folder / "compiler").write_text(f'#!/bin/sh\necho "$@" >>{folder}/log\nexec {shutil.which("g++")} "$@"\n')
     (folder / "compiler").chmod(0o755)
     environment = {"EVO_KERNELS_CACHE": str(launchers), "CXX": str(folder / "compiler")}
-    packages = (exported, exported, exported_attention)
+    packages = (exported, exported, exported_rmsnorm, exported_attention)
     processes = [python(package, "-m", package.name, "build", "--json", **environment) for package in packages]
     found = [process.communicate(timeout=280)[0] for process in processes]
     return found[:2], (folder / "log").read_text().count(f"-c {exported}")
@@ -190,6 +218,11 @@ def raced(
 @pytest.fixture(scope="session")
 def native(exported: Path, natively: Importer, raced: object) -> ModuleType:
     return natively(exported)
+
+
+@pytest.fixture(scope="session")
+def native_rmsnorm(exported_rmsnorm: Path, natively: Importer, raced: object) -> ModuleType:
+    return natively(exported_rmsnorm)
 
 
 @pytest.fixture(scope="session")

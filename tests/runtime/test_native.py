@@ -1,4 +1,4 @@
-"""The native launcher of both kernels: an operator of PyTorch's, with gradients, in graphs, under every transform."""
+"""The native launchers of all kernels: an operator of PyTorch's, with gradients, in graphs, under every transform."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tests.runtime.conftest import flash_attentions_rule, own, theirs
+from tests.runtime.conftest import flash_attentions_rule, is_norm, layer, name_of, own, theirs
 
 pytestmark = pytest.mark.slow
 
@@ -21,10 +21,13 @@ PYTORCHS_OWN = pytest.mark.filterwarnings("ignore:.*torch.jit.script:Deprecation
 """Its forward-mode rules are scripts, which it warns of."""
 
 
-@pytest.fixture(params=["layernorm", "attention"])
+NATIVE = {"layernorm": "native", "rmsnorm": "native_rmsnorm", "attention": "native_attention"}
+
+
+@pytest.fixture(params=[*NATIVE])
 def module(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
     torch.manual_seed(0)
-    found: ModuleType = request.getfixturevalue({"layernorm": "native", "attention": "native_attention"}[request.param])
+    found: ModuleType = request.getfixturevalue(NATIVE[request.param])
     yield found
     found.also_serve(gradients=False, compiled=False)
 
@@ -48,8 +51,8 @@ def test_new_sizes_are_arithmetic_and_no_table_grows_with_them(
     assert len(dispatch) == 50
 
 
-def of(kernel: str) -> Any:
-    return pytest.mark.parametrize("module", [kernel], indirect=True)
+def of(*kernels: str) -> Any:
+    return pytest.mark.parametrize("module", kernels, indirect=True)
 
 
 def operator_of(module: ModuleType) -> Any:
@@ -68,8 +71,7 @@ def qkv(length: int = 70, *, kv_heads: int = 4, kv_len: int = 0, dim: int = 64, 
 
 def plain(module: ModuleType) -> Args:
     """A call that a variant serves."""
-    is_attention = not hasattr(module, "layer_norm")
-    return (*qkv(grad=False), torch.randn(2, 1, 70, 70)) if is_attention else (rows(6, 96), (96,), rows(96))
+    return (rows(6, 96), (96,), rows(96)) if is_norm(module) else (*qkv(grad=False), torch.randn(2, 1, 70, 70))
 
 
 SERVED: list[tuple[str, Callable[[], Args], Options]] = [
@@ -79,6 +81,11 @@ SERVED: list[tuple[str, Callable[[], Args], Options]] = [
     ("layernorm", lambda: (rows(2, 3, 4, 24, grad=True), [4, 24]), {}),
     ("layernorm", lambda: (rows(96, 5).t().requires_grad_(), (96,), rows(96), rows(96)), {}),
     ("layernorm", lambda: (rows(7, 256, dtype=torch.bfloat16, grad=True), (256,)), {}),
+    ("rmsnorm", lambda: (rows(5, 96, grad=True), (96,), rows(96, grad=True)), {}),
+    ("rmsnorm", lambda: (rows(5, 96), (96,), rows(96)), {"eps": 1e-5}),
+    ("rmsnorm", lambda: (rows(2, 3, 4, 24, grad=True), [4, 24], None, 1e-3), {}),
+    ("rmsnorm", lambda: (rows(96, 5).t().requires_grad_(), (96,)), {}),
+    ("rmsnorm", lambda: (rows(7, 256, dtype=torch.bfloat16), (256,)), {}),
     ("attention", qkv, {}),
     ("attention", qkv, {"is_causal": True}),
     ("attention", lambda: qkv(33, kv_len=129), {"scale": 0.3}),
@@ -90,6 +97,7 @@ SERVED: list[tuple[str, Callable[[], Args], Options]] = [
 ]
 LEFT: list[tuple[str, Callable[[], Args], Options]] = [
     ("layernorm", lambda: (rows(5, 96, dtype=torch.float64, grad=True), (96,)), {}),
+    ("rmsnorm", lambda: (rows(5, 96, dtype=torch.float64, grad=True), (96,)), {}),
     ("attention", lambda: qkv(dtype=torch.float64), {}),
     ("attention", lambda: qkv(dim=40), {}),
 ]
@@ -108,7 +116,7 @@ def close(a: torch.Tensor, b: torch.Tensor) -> None:
     torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
 
 
-@calls([SERVED[0], SERVED[4], SERVED[6], SERVED[9], SERVED[-1], *LEFT])
+@calls([SERVED[0], SERVED[4], *SERVED[6:10], SERVED[11], SERVED[14], SERVED[-1], *LEFT])
 def test_pytorch_finds_nothing_wrong_with_the_operator(
     module: ModuleType, make: Callable[[], Args], options: Options
 ) -> None:
@@ -128,7 +136,8 @@ def test_calls_have_pytorchs_results_and_gradients(
     close(result, expected)
     assert result.stride() == expected.stride()
     module.also_serve(gradients=True)
-    assert module.explain(*args, **options).startswith("variant" if served else "PyTorch")
+    trained = served and not (name_of(module) == "rms_norm" and wanted)
+    assert module.explain(*args, **options).startswith("variant" if trained else "PyTorch")
     results = [f(*args, **options) for f in (function, pytorchs)]
     close(*results)
     assert results[0].requires_grad is bool(wanted)
@@ -139,10 +148,9 @@ def test_calls_have_pytorchs_results_and_gradients(
                 close(a, b)
 
 
-@pytest.mark.parametrize("module", ["layernorm", "attention"], indirect=True)
 def test_gradients_can_be_differentiated(module: ModuleType) -> None:
     module.also_serve(gradients=True)
-    args = (rows(3, 8, grad=True), (8,), rows(8, grad=True)) if hasattr(module, "layer_norm") else qkv(3)
+    args = (rows(3, 8, grad=True), (8,), rows(8, grad=True)) if is_norm(module) else qkv(3)
     wanted, found = tensors(args), []
     for function in (own(module), theirs(module)):
         output = function(*args) if function is own(module) else None  # with a back end chosen, it would be PyTorch's
@@ -177,7 +185,7 @@ def test_a_compiled_graph_has_pytorchs_operation_or_the_operator(module: ModuleT
         (False, False, False, False),
         (True, False, False, True),
         (True, False, True, False),
-        (True, True, True, True),
+        (True, True, True, name_of(module) != "rms_norm"),
     ):
         module.also_serve(compiled=compiled, gradients=gradients)
         args[2].requires_grad_(recorded)
@@ -199,7 +207,7 @@ def test_new_sizes_compile_nothing_anew(module: ModuleType) -> None:
     compiled = torch.compile(lambda *args: own(module)(*args), backend="aot_eager", fullgraph=True)
     x, *rest = plain(module)
     for n in range(2, 14):
-        args = (x.new_ones(n, 96), *rest) if hasattr(module, "layer_norm") else qkv(n, grad=False)
+        args = (x.new_ones(n, 96), *rest) if is_norm(module) else qkv(n, grad=False)
         close(compiled(*args), own(module)(*args))
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2  # of one size, and of any
 
@@ -217,10 +225,10 @@ def test_compiled_autograd_has_the_same_gradients(module: ModuleType) -> None:
     close(x.grad, expected)
 
 
-@of("layernorm")
+@of("layernorm", "rmsnorm")
 def test_an_exported_program_holds_the_operator(module: ModuleType) -> None:
     module.also_serve(compiled=True)
-    model = torch.nn.Sequential(torch.nn.Linear(8, 96), module.LayerNorm(96)).eval().requires_grad_(False)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 96), layer(module)(96)).eval().requires_grad_(False)
     x = rows(4, 8)
     program = torch.export.export(model, (x,), strict=True)
     assert any(node.target is operator_of(module) for node in program.graph.nodes)
@@ -242,8 +250,8 @@ FORWARD: list[Callable[[Callable[..., torch.Tensor], torch.Tensor], Any]] = [
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
 def test_transforms_are_those_of_pytorchs_function(module: ModuleType) -> None:
     module.also_serve(gradients=True)
-    x, *rest = (rows(2, 96), (96,), rows(96)) if hasattr(module, "layer_norm") else qkv(9, grad=False)
-    for transform in [*TRANSFORMS, *(FORWARD if hasattr(module, "layer_norm") else ())]:
+    x, *rest = (rows(2, 96), (96,), rows(96)) if is_norm(module) else qkv(9, grad=False)
+    for transform in [*TRANSFORMS, *(FORWARD if is_norm(module) else ())]:
         expected = transform(lambda x: theirs(module)(x, *rest), x)
         for function in (own(module), operator_of(module)):
             close(transform(lambda x, f=function: f(x, *rest), x), expected)
@@ -256,7 +264,7 @@ def test_autocast_is_pytorchs(module: ModuleType, count: int) -> None:
     args = plain(module)[:count]
     args[0].requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):
-        assert ("autocast" if hasattr(module, "layer_norm") else "bfloat16") in module.explain(*args)
+        assert ("autocast" if is_norm(module) else "bfloat16") in module.explain(*args)
         expected = theirs(module)(*args)
         for function in (own(module), operator_of(module)):
             result = function(*args)
@@ -266,11 +274,11 @@ def test_autocast_is_pytorchs(module: ModuleType, count: int) -> None:
             torch.testing.assert_close(*found, rtol=5e-2, atol=5e-2)
 
 
-@of("layernorm")
+@of("layernorm", "rmsnorm")
 def test_the_operator_takes_what_no_variant_does(module: ModuleType) -> None:
     operator = operator_of(module)
     for x in (rows(4, 96, dtype=torch.float16), rows(0, 96), torch._neg_view(rows(4, 96))):
-        close(operator(x, (96,)), functional.layer_norm(x, (96,)))
+        close(operator(x, (96,)), theirs(module)(x, (96,)))
     assert operator(torch.empty(4, 96, device="meta"), (96,)).shape == (4, 96)
     with pytest.raises(RuntimeError, match="normalized_shape"):
         operator(rows(4, 96), (95,))

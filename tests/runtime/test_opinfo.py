@@ -1,4 +1,4 @@
-"""PyTorch's own samples of the two operations, with its tolerances: eps below 0, no rows, masks, dropout, every layout."""
+"""PyTorch's own samples of the operations, with its tolerances: eps below 0, no rows, masks, dropout, every layout."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from tests.runtime.conftest import own, theirs
+from tests.runtime.conftest import is_norm, name_of, own, theirs
 
 pytestmark = pytest.mark.slow
 
 opinfo = pytest.importorskip("torch.testing._internal.common_methods_invocations", reason="needs expecttest")
 
 
-@pytest.fixture(params=["native", "native_attention"])
+@pytest.fixture(params=["native", "native_rmsnorm", "native_attention"])
 def module(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
     found: ModuleType = request.getfixturevalue(request.param)
     found.also_serve(gradients=True)
@@ -24,10 +24,10 @@ def module(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
     found.also_serve(gradients=False)
 
 
-def samples(name: str, dtype: torch.dtype) -> Iterator[Any]:
-    (info,) = (op for op in opinfo.op_db if op.name == f"nn.functional.{name}")
+def info_of(module: ModuleType) -> Any:
+    (info,) = (op for op in opinfo.op_db if op.name == f"nn.functional.{name_of(module)}")
     torch.manual_seed(0)
-    yield from info.sample_inputs("cpu", dtype, requires_grad=True)
+    return info
 
 
 def widened(value: Any) -> Any:
@@ -56,14 +56,24 @@ def compare(module: ModuleType, args: list[Any], options: dict[str, Any], tolera
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_functions_agree_on_pytorchs_samples(module: ModuleType, dtype: torch.dtype) -> None:
-    served, is_attention, tolerance = 0, not hasattr(module, "layer_norm"), dict[str, float]()
+    served, is_attention, tolerance = 0, not is_norm(module), dict[str, float]()
     if dtype == torch.float32 and not is_attention:  # PyTorch's own: toleranceOverride of the sample's operation
         tolerance = {"atol": 1e-5, "rtol": 1e-3}
     elif is_attention:  # two roundings of values up to 9, where weighted values cancel; in float32 many more
         roundings = (256 if dtype == torch.float32 else 8) * torch.finfo(dtype).eps
         tolerance = {"atol": roundings, "rtol": roundings}
-    for sample in samples(theirs(module).__name__, dtype):
+    for sample in info_of(module).sample_inputs("cpu", dtype, requires_grad=True):
         args = [widened(a) if is_attention else a for a in (sample.input, *sample.args)]
-        served += module.explain(*args, **sample.kwargs).startswith("variant")
+        with torch.set_grad_enabled(name_of(module) != "rms_norm"):  # whose calls that record gradients are PyTorch's
+            served += module.explain(*args, **sample.kwargs).startswith("variant")
         compare(module, args, sample.kwargs, tolerance)
     assert served >= 1 if is_attention else served >= 4
+
+
+def test_errors_are_pytorchs(module: ModuleType) -> None:
+    if (info := info_of(module)).error_inputs_func is None:
+        pytest.skip("PyTorch has no samples of them")
+    for error in info.error_inputs("cpu"):
+        sample = error.sample_input
+        with pytest.raises(error.error_type, match=error.error_regex):
+            own(module)(sample.input, *sample.args, **sample.kwargs)
