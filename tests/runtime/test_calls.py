@@ -31,14 +31,14 @@ def module(request: pytest.FixtureRequest) -> ModuleType:
     return request.getfixturevalue("use")(request.getfixturevalue(f"exported{kernel}"))
 
 
-def agree(result: torch.Tensor, torchs: torch.Tensor) -> None:
+def agree(result: torch.Tensor, torchs: torch.Tensor, least: int = 0) -> None:
+    """least: size of the dimensions whose strides are compared."""
     tolerance = 1e-4 if result.dtype == torch.float32 else 3e-2
-    assert (result.dtype, result.shape, result.stride(), result.device) == (
-        torchs.dtype,
-        torchs.shape,
-        torchs.stride(),
-        torchs.device,
-    )
+    forms = [
+        (t.dtype, t.shape, [stride for n, stride in zip(t.shape, t.stride(), strict=True) if n >= least], t.device)
+        for t in (result, torchs)
+    ]
+    assert forms[0] == forms[1]
     torch.testing.assert_close(result, torchs, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
@@ -47,7 +47,8 @@ def on_variant(module: ModuleType, *args: Any) -> torch.Tensor:
     args = fitting(module, args)
     assert module.explain(*args).startswith("variant"), module.explain(*args)
     result: torch.Tensor = own(module)(*args)
-    agree(result, theirs(module)(*args))
+    # What rms_norm of PyTorch has for the stride of a single element, which says nothing, depends on the input's.
+    agree(result, theirs(module)(*args), least=0 if hasattr(module, "layer_norm") else 2)
     return result
 
 
@@ -83,14 +84,13 @@ def test_any_shape_and_layout_gives_pytorchs_result(
     seed: int,
 ) -> None:
     torch.manual_seed(seed)
-    thick = 1 if hasattr(module, "layer_norm") else 2  # the stride of one element says nothing, and rms_norm's is any
     x = {
         "plain": lambda: torch.randn(rows, cols),
         "offset": lambda: torch.randn(rows * cols + 1)[1:].view(rows, cols),
         "transposed": lambda: torch.randn(cols, rows).t(),
         "strided": lambda: torch.randn(rows, 2 * cols)[:, ::2],
         "expanded": lambda: torch.randn(1, cols).expand(rows, cols),
-        "cube": lambda: torch.randn(thick, rows, cols).transpose(0, 1),
+        "cube": lambda: torch.randn(1, rows, cols).transpose(0, 1),
     }[layout]()
     x = (3 * x + 10).to(dtype)
     weight, bias = (torch.randn(cols, dtype=dtype) if wanted else None for wanted in affine)
