@@ -177,6 +177,9 @@ def test_a_kernel_without_a_usable_frontend_is_refused(tmp_path: Path) -> None:
     (folder / "frontend.py").write_text("def f(): pass\n")
     with pytest.raises(KernelError, match="__all__"):
         MODULE.export(request)
+    (folder / "frontend.py").write_text("from ._shared.nothing import f\n\n__all__ = []\n")
+    with pytest.raises(KernelError, match=r"needs _shared/nothing\.py"):
+        MODULE.export(request)
     assert not (tmp_path / "one").exists()
 
 
